@@ -242,10 +242,21 @@ impl Mover<'_> {
         self.orders
     }
 
-    fn end(&mut self, work: u8, parent: u8, children: u64) -> SharedJobResult {
-        let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
-        let (skipped, skipped_bytes) = (0, 0);
-        let end = WorkEnd { work, parent, children, files: 1, bytes: 1, failed: 0, skipped, skipped_bytes };
+    /// Ends a work item that has announced the next ones.
+    fn end(&mut self, work: u8, parent: u8, children: u8) -> SharedJobResult {
+        let id = |number| WorkId([number; 16]);
+        let end = WorkEnd {
+            work: id(work),
+            parent: id(parent),
+            pass: 1,
+            children: children.into(),
+            children_sum: (work + 1..=work + children).map(|child| id(child).number()).sum(),
+            files: 1,
+            bytes: 1,
+            failed: 0,
+            skipped: 0,
+            skipped_bytes: 0,
+        };
         self.order(SharedJobOrder::End(end))
     }
 
@@ -372,7 +383,9 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         movers[1].say(SharedJobOrder::End(WorkEnd {
             work: WorkId([2; 16]),
             parent: WorkId([1; 16]),
+            pass: 1,
             children: 0,
+            children_sum: 0,
             files: 0,
             bytes: 0,
             failed: 0,

@@ -83,10 +83,11 @@ pub enum Stop {
     #[error("no mover goes on: {0}")]
     Movers(Box<SessionEnd>),
     /// Work has not ended that no walk of the sources finds any more.
-    #[error(
-        "{0} work items have not ended, and no walk of the sources finds them: they have changed meanwhile"
-    )]
-    Missing(u64),
+    #[error("not all work has ended, and walking the sources again and again adds nothing to it")]
+    Missing,
+    /// The sources have changed each time that all was gone through, while work had to be done twice.
+    #[error("in each of {0} passes work had to be done again, and the sources had changed meanwhile")]
+    Contradictory(u32),
     /// This node sees other sources than another, and does not lead.
     #[error("this node does not see the same sources: failed to {0}")]
     Differs(String),
@@ -153,7 +154,12 @@ impl SessionEnd {
             Self::Stop(stop) => {
                 matches!(
                     stop,
-                    Stop::Fenced | Stop::Movers(_) | Stop::Missing(_) | Stop::Queue(_) | Stop::Differs(_)
+                    Stop::Fenced
+                        | Stop::Movers(_)
+                        | Stop::Missing
+                        | Stop::Contradictory(_)
+                        | Stop::Queue(_)
+                        | Stop::Differs(_)
                 )
             }
             other => other.is_no_room(),

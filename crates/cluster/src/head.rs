@@ -6,6 +6,9 @@
 //!              └─────────────────────────────────────────────────────────────────┘
 //! ```
 //!
+//! Where the journals contradict each other, since the sources have changed between two times that work was done, no
+//! walk heals that: the next one begins another pass, which goes through all and counts by itself.
+//!
 //! **Invariant:** the job has ended when the journals of the receivers say so, whatever the queue says. The queue only
 //! tells when it is worth looking.
 
@@ -126,19 +129,7 @@ impl<W: WorkQueue> Lead<W> {
             let others = Others { count: self.others.clone(), come_within: self.others_come_within };
             movers.spawn(unless_others_come(number, others, over.subscribe(), mover));
         }
-        let has_lost_sessions = Arc::clone(&events.has_lost_sessions);
-        let mut progress = Progress {
-            walks: 0,
-            ended_most: 0,
-            ended_at_last_walk: 0,
-            walks_in_vain: 0,
-            movers,
-            over,
-            needs_fence: false,
-            finishing: None,
-            ending: Ending::Unfinished,
-            has_lost_sessions,
-        };
+        let mut progress = Progress::new(movers, over, Arc::clone(&events.has_lost_sessions));
         let patient = self.patient(0, events);
         let ended = tokio::select! {
             ended = self.lead(patient, &mut progress) => ended,
@@ -270,7 +261,8 @@ impl<W: WorkQueue> Lead<W> {
         progress: &mut Progress,
     ) -> Result<SharedJobCount, Stop> {
         // an answer shows that the session has begun; what all nodes have done meanwhile counts for the head
-        let ended = count(feeder).await?.work_ended;
+        let counted = count(feeder).await?;
+        let ended = (counted.pass, counted.work_ended);
         if ended > progress.ended_most {
             progress.ended_most = ended;
             events.is_of_use();
@@ -279,7 +271,7 @@ impl<W: WorkQueue> Lead<W> {
         loop {
             if self.queue.waiting().await?.is_idle() {
                 let counted = count(feeder).await?;
-                if counted.is_finished() {
+                if counted.pass == progress.pass && counted.is_finished() {
                     return Ok(counted);
                 }
                 self.queue.put(vec![progress.walk_again(&self.job, &counted)?]).await?;
@@ -330,12 +322,14 @@ async fn unless_others_come(
 /// How far the head is.
 struct Progress {
     walks: u32,
-    /// The most work that had ended when a session began.
-    ended_most: u64,
-    /// How much work had ended when the last walk was put in.
-    ended_at_last_walk: u64,
+    /// The pass that is under way: each goes through all work once more, and only the newest one counts.
+    pass: u32,
+    /// The most work that had ended when a session began, and its pass.
+    ended_most: (u32, u64),
+    /// How much of the pass had ended before the last walk.
+    ended_before: u64,
     /// How many walks in a row have added nothing.
-    walks_in_vain: u32,
+    in_vain: u32,
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Set when all work has ended, and the queue knows that the job is over.
     over: watch::Sender<bool>,
@@ -362,24 +356,57 @@ enum Ending {
 }
 
 impl Progress {
+    fn new(
+        movers: JoinSet<Result<(), SessionEnd>>,
+        over: watch::Sender<bool>,
+        has_lost_sessions: Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            walks: 0,
+            pass: 1,
+            ended_most: (0, 0),
+            ended_before: 0,
+            in_vain: 0,
+            movers,
+            over,
+            needs_fence: false,
+            finishing: None,
+            ending: Ending::Unfinished,
+            has_lost_sessions,
+        }
+    }
+
     fn is_over(&self) -> bool {
         *self.over.borrow()
     }
 
-    /// What is to be done where nobody has anything to do, and the journals say that something is missing.
+    /// What is to be done where nobody has anything to do, and the journals say that something is missing. They
+    /// contradict each other where the sources have changed; and where no walk adds anything, work may have ended whose
+    /// parent nobody finds any more. Another pass does without what such work has told.
     ///
     /// # Errors
-    /// Something stays missing that no walk finds any more, as where the sources have changed: another job does it.
+    /// Something stays missing that no walk finds, or the sources change in each pass: another job does it.
     fn walk_again(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
-        let as_before = self.walks > 0 && self.ended_at_last_walk == count.work_ended;
-        self.ended_at_last_walk = count.work_ended;
-        self.walks_in_vain = if as_before { self.walks_in_vain + 1 } else { 0 };
-        if self.walks_in_vain >= WALKS_IN_VAIN_MAX {
-            return Err(Stop::Missing(count.missing_work().unwrap_or_default()));
+        let is_of_pass = count.pass == self.pass;
+        let ended = if is_of_pass { count.work_ended } else { 0 };
+        let as_before = self.walks > 0 && self.ended_before == ended;
+        self.ended_before = ended;
+        self.in_vain = if as_before { self.in_vain + 1 } else { 0 };
+        let is_in_vain = self.in_vain >= WALKS_IN_VAIN_MAX;
+        if is_in_vain && self.pass > 1 {
+            return Err(Stop::Missing);
+        }
+        if is_in_vain || is_of_pass && count.is_contradictory() {
+            if self.pass >= PASSES_MAX {
+                return Err(Stop::Contradictory(self.pass));
+            }
+            self.pass += 1;
+            self.in_vain = 0;
+            self.ended_before = 0;
         }
         self.walks += 1;
         let begin = WorkItem::first(job.id, Work::Begin(job.source_count()), self.walks);
-        Ok(WorkItem { marks: job.source_marks.clone(), ..begin })
+        Ok(WorkItem { marks: job.source_marks.clone(), ..begin.in_pass(job.id, self.pass) })
     }
 }
 
@@ -532,7 +559,7 @@ async fn close(feeder: &Feeder, how: SharedJobOrder) -> Result<(), Stop> {
 
 async fn count(feeder: &Feeder) -> Result<SharedJobCount, Stop> {
     match feeder.order(SharedJobOrder::Count, None).await? {
-        SharedJobResult::Counted(count) => Ok(count),
+        SharedJobResult::Counted(count) => Ok(*count),
         other => Err(refused(other)),
     }
 }
@@ -540,6 +567,8 @@ async fn count(feeder: &Feeder) -> Result<SharedJobCount, Stop> {
 /// So many walks in a row find nothing of what is missing before the job is given up: a queue that loses much does not
 /// lose the same each time.
 const WALKS_IN_VAIN_MAX: u32 = 10;
+/// So many passes find that the sources have changed, and work was done twice meanwhile, before the job is given up.
+const PASSES_MAX: u32 = 10;
 /// How long the other nodes may take to end their sessions.
 const OTHERS_END_MAX: Duration = Duration::from_secs(5);
 /// How long a job that is given up tries to tell the queue so: somebody waits for the prompt.
@@ -552,7 +581,9 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use tokio::time::Instant;
-    use zmove_wire::Refusal;
+    use zmove_engine::SenderConfig;
+    use zmove_types::SharedJobId;
+    use zmove_wire::{NodeName, Open, Refusal};
 
     use super::*;
 
@@ -566,6 +597,49 @@ mod tests {
         for code in [RefusalCode::Denied, RefusalCode::Target, RefusalCode::UnknownKey, RefusalCode::Busy] {
             assert!(!refused(code), "{code:?}");
         }
+    }
+
+    fn walks_again(count: impl Fn(&Progress) -> SharedJobCount) -> (Progress, Stop) {
+        let node = NodeName::new("head").unwrap();
+        let open = Open::new(b"t".to_vec(), [0; 16]);
+        let names = (SharedJobId([7; 16]), 1, node);
+        let job = SharedJob::new(names, Vec::new(), open, SenderConfig::default());
+        let mut progress = Progress::new(JoinSet::new(), watch::Sender::new(false), Arc::default());
+        loop {
+            let counted = count(&progress);
+            match progress.walk_again(&job, &counted) {
+                Ok(item) => assert_eq!((item.pass, item.walk), (progress.pass, progress.walks)),
+                Err(stop) => return (progress, stop),
+            }
+        }
+    }
+
+    #[test]
+    fn walks_that_add_nothing_end_the_job_after_a_second_pass() {
+        let lost = |progress: &Progress| SharedJobCount {
+            pass: progress.pass,
+            work_ended: 3,
+            work_announced: 5,
+            ..SharedJobCount::default()
+        };
+        let (progress, stop) = walks_again(lost);
+        assert!(matches!(stop, Stop::Missing), "{stop}");
+        assert_eq!((progress.pass, progress.walks), (2, 2 * WALKS_IN_VAIN_MAX + 1));
+        let nothing_of_the_second = |_: &Progress| SharedJobCount { pass: 1, ..lost(&progress) };
+        assert_eq!(walks_again(nothing_of_the_second).0.pass, 2);
+    }
+
+    #[test]
+    fn ends_that_contradict_each_other_begin_another_pass_at_once_and_are_bounded() {
+        let (progress, stop) = walks_again(|progress| SharedJobCount {
+            pass: progress.pass,
+            work_ended: 3,
+            work_announced: 5,
+            contradictions: 1,
+            ..SharedJobCount::default()
+        });
+        assert!(matches!(stop, Stop::Contradictory(PASSES_MAX)), "{stop}");
+        assert_eq!((progress.pass, progress.walks), (PASSES_MAX, PASSES_MAX - 1));
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,7 +13,8 @@
 //!
 //! **Invariant:** an item's id follows from what it says, and what it announces from that and the sources: who does an
 //! item again, after a death or because the queue has lost it, announces the same items. Where the sources have
-//! changed meanwhile, the receivers' journals contradict each other, which is counted. A large file that is at the
+//! changed meanwhile, the receivers' journals contradict each other, and the head begins another *pass*, in which each
+//! item has another id. A large file that is at the
 //! target is announced by nobody, unless it has got its name by this very job: which is asked for where an item may
 //! have been done before.
 
@@ -32,6 +33,8 @@ pub struct WorkItem {
     /// How often the head has begun to walk the sources when the item was announced: a queue that passes over what it
     /// has had takes an item of a later walk.
     pub walk: u32,
+    /// The pass of the job that the item belongs to, from 1.
+    pub pass: u32,
     /// Whether the item may have been done before, or the one that has announced it.
     pub is_repeat: bool,
     /// What the announcer has seen of the directories that the work is about, in their order; of *begin*, of the
@@ -109,15 +112,22 @@ impl WorkItem {
     /// The work with which a job begins, in the `walk` of this number.
     #[must_use]
     pub fn first(job: SharedJobId, work: Work, walk: u32) -> Self {
-        let parent = work.id(job);
-        Self { parent, walk, is_repeat: walk > 1, marks: Marks::new(), work }
+        let is_repeat = walk > 1;
+        Self { parent: WorkId([0; 16]), walk, pass: 1, is_repeat, marks: Marks::new(), work }.in_pass(job, 1)
+    }
+
+    /// The same as the first work of another pass.
+    #[must_use]
+    pub fn in_pass(self, job: SharedJobId, pass: u32) -> Self {
+        let parent = self.work.id(job, pass);
+        Self { parent, pass, ..self }
     }
 
     /// Work that this one announces.
     #[must_use]
     pub fn child(&self, job: SharedJobId, work: Work, marks: Marks) -> Self {
-        let Self { walk, is_repeat, .. } = *self;
-        Self { parent: self.id(job), walk, is_repeat, marks, work }
+        let Self { walk, pass, is_repeat, .. } = *self;
+        Self { parent: self.id(job), walk, pass, is_repeat, marks, work }
     }
 
     /// The mark of the directory of this number.
@@ -128,7 +138,7 @@ impl WorkItem {
     /// The item's id.
     #[must_use]
     pub fn id(&self, job: SharedJobId) -> WorkId {
-        self.work.id(job)
+        self.work.id(job, self.pass)
     }
 
     /// The item as bytes.
@@ -156,10 +166,11 @@ impl WorkItem {
 pub const ITEM_BYTES_MAX: usize = 512 << 10;
 
 impl Work {
-    /// The id of this work in a job.
-    fn id(&self, job: SharedJobId) -> WorkId {
+    /// The id of this work in a pass of a job.
+    fn id(&self, job: SharedJobId, pass: u32) -> WorkId {
         let mut hasher = blake3::Hasher::new_derive_key("zmove 2026-11-26 id of a work item");
         hasher.update(&job.0);
+        hasher.update(&pass.to_le_bytes());
         hasher.update(&postcard::to_stdvec(self).expect("a vector grows"));
         let mut id = [0; 16];
         hasher.finalize_xof().fill(&mut id);
@@ -302,21 +313,31 @@ mod tests {
             [Some(ctime), None].map(|above_ctime| Some(DirectoryMark { inode: 1 << 60, ctime, above_ctime }));
         for work in each() {
             let marks = [&marks[..], &[None]].concat();
-            let item = WorkItem { parent: WorkId([3; 16]), walk: 2, is_repeat: true, marks, work };
+            let item = WorkItem { parent: WorkId([3; 16]), walk: 2, pass: 3, is_repeat: true, marks, work };
             assert_eq!(WorkItem::decode(&item.encode()).unwrap(), item);
         }
     }
 
     #[test]
-    fn an_id_follows_from_job_and_work_alone() {
-        let ids: std::collections::BTreeSet<_> = each().iter().map(|work| work.id(JOB).0).collect();
+    fn an_id_follows_from_job_pass_and_work_alone() {
+        let ids: std::collections::BTreeSet<_> = each().iter().map(|work| work.id(JOB, 1).0).collect();
         assert_eq!(ids.len(), 5);
         for work in each() {
             let first = WorkItem::first(JOB, work.clone(), 1);
             assert_eq!(first.parent, first.id(JOB), "the first has announced itself");
-            let again =
-                WorkItem { parent: WorkId([1; 16]), walk: 2, is_repeat: true, marks: vec![None], work };
+            let again = WorkItem {
+                parent: WorkId([1; 16]),
+                walk: 2,
+                is_repeat: true,
+                marks: vec![None],
+                ..first.clone()
+            };
             assert_eq!(again.id(JOB), first.id(JOB));
+            let next = first.clone().in_pass(JOB, 2);
+            assert!(next.id(JOB) != first.id(JOB) && next.parent == next.id(JOB));
+            let children =
+                [&first, &next].map(|parent| parent.child(JOB, work.clone(), Marks::new()).id(JOB));
+            assert_eq!(children, [first.id(JOB), next.id(JOB)], "what it announces is of its pass");
             assert_ne!(again.id(SharedJobId([8; 16])), first.id(JOB));
         }
     }
@@ -324,7 +345,8 @@ mod tests {
     #[test]
     fn what_is_no_item_is_refused() {
         let work = each()[2].clone();
-        let item = WorkItem { parent: WorkId([3; 16]), walk: 2, is_repeat: true, marks: vec![None], work };
+        let marks = vec![None];
+        let item = WorkItem { parent: WorkId([3; 16]), walk: 2, pass: 1, is_repeat: true, marks, work };
         let bytes = item.encode();
         assert!((0..bytes.len()).all(|len| WorkItem::decode(&bytes[..len]).is_err()));
         let dots = String::from_utf8_lossy(&bytes).replace('x', ".").into_bytes();

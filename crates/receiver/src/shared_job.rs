@@ -65,7 +65,7 @@ impl SharedJobSession {
                 transfer.top_names.check_batch(&batch)?;
                 self.set_directories(transfer, directories(batch)?)
             }
-            SharedJobOrder::Count => self.count().map(SharedJobResult::Counted),
+            SharedJobOrder::Count => self.count().map(|count| SharedJobResult::Counted(Box::new(count))),
             SharedJobOrder::Close => self.close(transfer).map(|()| SharedJobResult::Done),
             SharedJobOrder::Forget => self.close(transfer).map(|()| {
                 self.forget(transfer);

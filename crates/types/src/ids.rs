@@ -36,6 +36,14 @@ impl fmt::Display for SharedJobId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkId(pub [u8; 16]);
 
+impl WorkId {
+    /// The id as a number, of which sums are made.
+    #[must_use]
+    pub const fn number(self) -> u128 {
+        u128::from_le_bytes(self.0)
+    }
+}
+
 /// The number of a data connection within its transfer, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u16);

@@ -463,3 +463,100 @@ fn the_work_of_a_receiver_that_says_nothing_more_is_done_by_others() {
     spread.remove_marks();
     spread.assert_done();
 }
+
+/// What happens to the root's walk when it is done for the first time.
+#[derive(PartialEq)]
+enum Trouble {
+    /// All that it announces is lost but the first item; and of the second time the last.
+    LosesWork,
+    /// Whoever does it comes no further than to announce.
+    LosesEnd,
+}
+
+/// A queue whose trouble with the walk of the root falls together with a change of the source, before that walk is done
+/// for the second time: all items that it announces are others.
+struct Changing {
+    queue: LocalQueue,
+    source: PathBuf,
+    trouble: Trouble,
+    roots: AtomicU64,
+}
+
+impl WorkQueue for Changing {
+    type Delivery = Lease;
+
+    async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
+        let taken = self.queue.take().await?;
+        let is_root = |taken: &Taken<Lease>| matches!(&taken.item.work, Work::Trees(places) if places.len() == 1 && places[0].path.is_root());
+        if taken.as_ref().is_some_and(is_root) && self.roots.fetch_add(1, Ordering::Relaxed) == 1 {
+            std::fs::rename(self.source.join("d01"), self.source.join("dz")).unwrap();
+        }
+        Ok(taken)
+    }
+
+    async fn put(&self, mut items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+        let is_of_root = items.len() == 11;
+        let time = self.roots.load(Ordering::Relaxed);
+        if is_of_root && self.trouble == Trouble::LosesWork && time <= 2 {
+            items.truncate(if time == 1 { 1 } else { 10 });
+        }
+        let refused = self.queue.put(items).await?;
+        if is_of_root && self.trouble == Trouble::LosesEnd && time == 1 {
+            return Err(WorkError::Over);
+        }
+        Ok(refused)
+    }
+
+    async fn keep(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
+        self.queue.keep(taken).await
+    }
+
+    async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
+        self.queue.done(taken).await
+    }
+
+    async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
+        self.queue.give_back(taken, after).await
+    }
+
+    async fn waiting(&self) -> Result<Waiting, WorkError> {
+        self.queue.waiting().await
+    }
+
+    async fn close(&self) -> Result<(), WorkError> {
+        self.queue.close().await
+    }
+}
+
+/// All that is at the source at the end has come, in two passes.
+fn assert_changed_source_comes_whole(trouble: Trouble) {
+    let spread = Spread::new(2);
+    let source = spread.source();
+    for number in 1..=33 {
+        std::fs::create_dir_all(source.join(format!("d{number:02}"))).unwrap();
+        paint(source.join(format!("d{number:02}/f")), 100);
+    }
+    // as much as one item has, so that directories are left to others
+    (0..23).for_each(|file| paint(source.join(format!("big{file}")), 1_500_000));
+    let queue = Changing { queue: LocalQueue::new(JOB), source, trouble, roots: AtomicU64::new(0) };
+    let JobEnd { count, walks } = spread.lead(&Arc::new(queue), spread.receivers());
+    assert!(count.is_finished() && (count.pass, count.failed) == (2, 0), "{count:?}");
+    assert!(walks <= 3, "{walks}");
+    assert_eq!((count.files, count.skipped), (33 + 23, 0), "{count:?}");
+    let there = spread.target_directory();
+    for directory in (2..=33).map(|number| format!("d{number:02}")).chain(["dz".to_owned()]) {
+        assert!(there.join(&directory).join("f").exists(), "{directory}");
+    }
+}
+
+/// Of both times as much has ended as the second has announced.
+#[test]
+fn work_that_is_lost_while_the_source_changes_is_missed_though_the_number_is_right() {
+    assert_changed_source_comes_whole(Trouble::LosesWork);
+}
+
+/// What it has announced ends, and nobody has announced that.
+#[test]
+fn an_item_that_is_done_again_when_the_source_has_changed_does_not_hold_up_the_job() {
+    assert_changed_source_comes_whole(Trouble::LosesEnd);
+}

@@ -84,13 +84,7 @@ pub(crate) fn tell_end(
     let ended = ended.map_err(|error| resumable(as_failure(error), args))?;
     let mut summary = summary_of(&ended, started);
     summary.failed += sources.missing;
-    if ended.count.contradictions > 0 {
-        terminal::warn("the sources have changed meanwhile: run the same command again");
-    }
-    let exit = match exit_of(&summary, args) {
-        Exit::Done if ended.count.contradictions > 0 => Exit::Partial,
-        exit => exit,
-    };
+    let exit = exit_of(&summary, args);
     if args.json || args.quiet || summary.files == 0 {
         let ending = Ending { exit, transfer, sessions: Sessions::Several };
         summary::print(&summary, args, None, &Shares::default(), &ending);

@@ -14,7 +14,7 @@ use zmove_scan::{
     walk_portion,
 };
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled, Unnamed};
-use zmove_types::{Event, GroupSpan, Name, Observer, RelPath, WorkId};
+use zmove_types::{Event, GroupSpan, Name, Observer, RelPath, SharedJobId};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
@@ -29,6 +29,8 @@ use crate::work_queue::{LEASE, WorkQueue};
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     children: u64,
+    /// The sum of their ids.
+    children_sum: u128,
     files: u64,
     bytes: u64,
     failed: u64,
@@ -41,6 +43,7 @@ impl Done {
     fn and(self, other: Self) -> Self {
         Self {
             children: self.children + other.children,
+            children_sum: self.children_sum.wrapping_add(other.children_sum),
             files: self.files + other.files,
             bytes: self.bytes + other.bytes,
             failed: self.failed + other.failed,
@@ -49,9 +52,18 @@ impl Done {
         }
     }
 
-    fn end_of(self, work: WorkId, parent: WorkId) -> WorkEnd {
-        let Self { children, files, bytes, failed, skipped, skipped_bytes } = self;
-        WorkEnd { work, parent, children, files, bytes, failed, skipped, skipped_bytes }
+    /// The end of an item that has come to this.
+    fn end_of(self, item: &WorkItem, job: SharedJobId) -> WorkEnd {
+        let Self { children, children_sum, files, bytes, failed, skipped, skipped_bytes } = self;
+        let (work, parent, pass) = (item.id(job), item.parent, item.pass);
+        WorkEnd { work, parent, pass, children, children_sum, files, bytes, failed, skipped, skipped_bytes }
+    }
+
+    /// These items have been announced.
+    fn announced(children: &[WorkItem], job: SharedJobId) -> Self {
+        let sum = |sum: u128, child: &WorkItem| sum.wrapping_add(child.id(job).number());
+        let children_sum = children.iter().fold(0, sum);
+        Self { children: children.len() as u64, children_sum, ..Self::default() }
     }
 
     /// A file of so many bytes that has got its name.
@@ -81,7 +93,7 @@ impl<W: WorkQueue> Mover<W> {
 
     /// Has the receiver record the end of an item.
     async fn record(&self, item: &WorkItem, done: Done) -> Result<(), Stop> {
-        let end = done.end_of(item.id(self.job.id), item.parent);
+        let end = done.end_of(item, self.job.id);
         match self.feeder.order(SharedJobOrder::End(end), None).await? {
             SharedJobResult::Done => Ok(()),
             other => Err(refused(other)),
@@ -125,9 +137,9 @@ impl<W: WorkQueue> Mover<W> {
     async fn announce_work(&self, item: &WorkItem, work: Vec<(Work, Marks)>) -> Result<Done, Stop> {
         let children: Vec<_> =
             work.into_iter().map(|(work, marks)| item.child(self.job.id, work, marks)).collect();
-        let count = children.len() as u64;
+        let announced = Done::announced(&children, self.job.id);
         self.announce(children).await?;
-        Ok(Done { children: count, ..Done::default() })
+        Ok(announced)
     }
 
     async fn walk(&self, item: &WorkItem, places: &[Place], progress: &Progress) -> Result<Done, Stop> {
@@ -166,8 +178,14 @@ impl<W: WorkQueue> Mover<W> {
         let sending = self.feeder.send(portion.items, ITEM.large_bytes)?;
         let (Settled { failed, files, bytes, skipped, skipped_bytes, unnamed }, large) =
             self.settle(sending, Found { item, source, marks: &portion.marks }, progress).await?;
-        let mut done =
-            announced.and(large).and(Done { children: 0, files, bytes, failed, skipped, skipped_bytes });
+        let mut done = announced.and(large).and(Done {
+            files,
+            bytes,
+            failed,
+            skipped,
+            skipped_bytes,
+            ..Done::default()
+        });
         for file in unnamed {
             done = done.and(self.commit_now(&file).await?);
         }
@@ -225,7 +243,9 @@ impl<W: WorkQueue> Mover<W> {
                 let large = item.child(self.job.id, Work::Large(file.clone()), vec![mark]);
                 self.end_ranges(&large, &file).await?;
                 self.record(&large, Done::named(file.bytes)).await?;
-                Ok(Done { children: work_of(&file).count() as u64, ..Done::default() })
+                let children: Vec<_> =
+                    work_of(&file).map(|work| item.child(self.job.id, work, Marks::new())).collect();
+                Ok(Done::announced(&children, self.job.id))
             }
             AtTarget::There => Ok(Done { skipped: 1, skipped_bytes: file.bytes, ..Done::named(file.bytes) }),
         }
@@ -429,8 +449,8 @@ impl<W: WorkQueue> Mover<W> {
     async fn end_ranges(&self, item: &WorkItem, file: &LargeFile) -> Result<(), Stop> {
         let mut ending = JoinSet::new();
         for range in work_of(file).filter(|work| matches!(work, Work::Range { .. })) {
-            let work = WorkItem { work: range, ..item.clone() }.id(self.job.id);
-            let end = Done::default().end_of(work, item.parent);
+            let range = WorkItem { work: range, ..item.clone() };
+            let end = Done::default().end_of(&range, self.job.id);
             let feeder = self.feeder.clone();
             ending.spawn(async move { feeder.order(SharedJobOrder::End(end), None).await });
         }

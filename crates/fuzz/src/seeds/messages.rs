@@ -204,7 +204,9 @@ fn job_orders() -> Vec<ToReceiver> {
         SharedJobOrder::End(WorkEnd {
             work,
             parent,
+            pass: 2,
             children: 300,
+            children_sum: 1 << 100,
             files: 2,
             bytes: 1 << 40,
             failed: 3,
@@ -242,11 +244,12 @@ fn job_answers() -> Vec<ToSender> {
         SharedJobResult::Committed { inode: 300 },
         SharedJobResult::Missing(vec![(1, 300)]),
         SharedJobResult::DirectoriesSet(vec![fault]),
-        SharedJobResult::Counted(SharedJobCount {
+        SharedJobResult::Counted(Box::new(SharedJobCount {
             work_ended: 300,
             work_announced: 299,
+            missing_sum: u128::MAX,
             ..SharedJobCount::default()
-        }),
+        })),
         SharedJobResult::Directories { head: extended_batch().encode() },
     ];
     (1..)

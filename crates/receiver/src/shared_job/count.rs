@@ -1,7 +1,13 @@
 //! How far a job is: what the journals of all its receivers say has ended, of all epochs. What has ended stays so, also
 //! where its writer was fenced off later.
+//!
+//! What is counted is conserved: each work item announces others, and each of these ends. An item may be done twice, and
+//! where the sources have changed between, it announces other work the second time; of the first time some may have
+//! ended and some be lost. Then either both ends are recorded, and they contradict each other, or work has ended that
+//! no recorded end has announced, and the sum of the ids says so. Neither heals by another walk, so the head begins
+//! another *pass*: all work once more, under ids of its own. Only the newest pass counts; of those before it is known
+//! which files they have brought, which the newest has found there.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
@@ -18,8 +24,12 @@ use crate::shared_job::journals::Journals;
 /// What has ended, each work item once.
 #[derive(Debug, Default)]
 struct Ended {
+    /// Of all passes: no two of them have an id in common.
     work: HashMap<WorkId, WorkEnd>,
+    /// The newest one.
+    pass: u32,
     repeats: u64,
+    /// Of the newest pass.
     contradictions: u64,
 }
 
@@ -27,21 +37,25 @@ struct Ended {
 const WORK_BYTES: usize = 2 * size_of::<(WorkId, WorkEnd)>();
 
 impl Ended {
-    /// Takes an end. Where two ends of one work item differ in what they have announced, the one with more of it
-    /// counts: then the job does not end before all of that has. Otherwise the one of which less has failed: what has
-    /// come once is there. What one has not found there, and another has, has come by the job.
+    /// Takes an end. Of two of one work item the one counts of which less has failed: what has come once is there.
+    /// What one has not found there, and another has, has come by the job.
     fn take(&mut self, end: WorkEnd) {
+        if end.pass > self.pass {
+            self.pass = end.pass;
+            self.contradictions = 0;
+        }
         match self.work.entry(end.work) {
             Entry::Vacant(place) => {
                 place.insert(end);
             }
             Entry::Occupied(mut before) => {
                 self.repeats += 1;
-                self.contradictions += u64::from(before.get().children != end.children);
-                let better = |end: &WorkEnd| (end.children, Reverse(end.failed));
+                let announced = |end: &WorkEnd| (end.children, end.children_sum);
+                let differ = announced(&end) != announced(before.get());
+                self.contradictions += u64::from(end.pass == self.pass && differ);
                 let skipped = before.get().skipped.min(end.skipped);
                 let skipped_bytes = before.get().skipped_bytes.min(end.skipped_bytes);
-                let counts = if better(&end) > better(before.get()) { end } else { *before.get() };
+                let counts = if end.failed < before.get().failed { end } else { *before.get() };
                 before.insert(WorkEnd { skipped, skipped_bytes, ..counts });
             }
         }
@@ -49,19 +63,28 @@ impl Ended {
 
     fn count(&self) -> SharedJobCount {
         let mut count = SharedJobCount {
+            pass: self.pass,
             repeats: self.repeats,
             contradictions: self.contradictions,
             ..SharedJobCount::default()
         };
-        for end in self.work.values() {
+        for end in self.work.values().filter(|end| end.pass == self.pass) {
             count.work_ended += 1;
             count.work_announced = count.work_announced.saturating_add(end.children);
             count.work_without_parent += u64::from(!self.work.contains_key(&end.parent));
+            // the first work item is announced by nobody
+            let own = if end.work == end.parent { 0 } else { end.work.number() };
+            count.missing_sum = count.missing_sum.wrapping_add(end.children_sum).wrapping_sub(own);
             count.files = count.files.saturating_add(end.files);
             count.bytes = count.bytes.saturating_add(end.bytes);
             count.failed = count.failed.saturating_add(end.failed);
             count.skipped = count.skipped.saturating_add(end.skipped);
             count.skipped_bytes = count.skipped_bytes.saturating_add(end.skipped_bytes);
+        }
+        for end in self.work.values().filter(|end| end.pass < self.pass) {
+            count.skipped = count.skipped.saturating_sub(end.files.saturating_sub(end.skipped));
+            let brought = end.bytes.saturating_sub(end.skipped_bytes);
+            count.skipped_bytes = count.skipped_bytes.saturating_sub(brought);
         }
         count
     }
@@ -105,9 +128,29 @@ mod tests {
     use super::*;
     use proptest::prelude::{any, proptest};
 
-    fn end(work: u8, parent: u8, children: u64) -> WorkEnd {
-        let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
-        WorkEnd { work, parent, children, files: 1, bytes: 10, failed: 0, skipped: 0, skipped_bytes: 0 }
+    /// The id of a work item of a pass.
+    fn id(pass: u32, work: u8) -> WorkId {
+        let digest = blake3::hash(&[&pass.to_le_bytes()[..], &[work]].concat());
+        WorkId(digest.as_bytes()[..16].try_into().unwrap())
+    }
+
+    fn end_in(pass: u32, work: u8, parent: u8, children: &[u8]) -> WorkEnd {
+        WorkEnd {
+            work: id(pass, work),
+            parent: id(pass, parent),
+            pass,
+            children: children.len() as u64,
+            children_sum: children.iter().fold(0, |sum, child| id(pass, *child).number().wrapping_add(sum)),
+            files: 1,
+            bytes: 10,
+            failed: 0,
+            skipped: 0,
+            skipped_bytes: 0,
+        }
+    }
+
+    fn end(work: u8, parent: u8, children: &[u8]) -> WorkEnd {
+        end_in(1, work, parent, children)
     }
 
     fn count(ends: &[WorkEnd]) -> SharedJobCount {
@@ -118,9 +161,10 @@ mod tests {
 
     #[test]
     fn work_that_has_ended_twice_counts_once() {
-        let ends = [end(1, 1, 2), end(2, 1, 0), end(3, 1, 0), end(2, 1, 0), end(1, 1, 2)];
+        let ends = [end(1, 1, &[2, 3]), end(2, 1, &[]), end(3, 1, &[]), end(2, 1, &[]), end(1, 1, &[2, 3])];
         let counted = count(&ends);
         let expected = SharedJobCount {
+            pass: 1,
             work_ended: 3,
             work_announced: 2,
             files: 3,
@@ -132,17 +176,53 @@ mod tests {
     }
 
     #[test]
-    fn of_two_ends_that_differ_the_one_that_announces_more_counts() {
-        for ends in [[end(1, 1, 1), end(1, 1, 2)], [end(1, 1, 2), end(1, 1, 1)]] {
-            let counted = count(&ends);
-            assert_eq!((counted.work_announced, counted.repeats, counted.contradictions), (2, 1, 1));
-            assert!(!counted.is_finished());
+    fn two_ends_that_announce_other_work_contradict_each_other() {
+        let has = [end(2, 1, &[]), end(3, 1, &[]), end(4, 1, &[])];
+        for (one, other) in [(&[2_u8, 3][..], &[2_u8][..]), (&[2, 3], &[3, 4])] {
+            for ends in [[one, other], [other, one]] {
+                let ends: Vec<_> = ends.into_iter().map(|children| end(1, 1, children)).chain(has).collect();
+                let counted = count(&ends);
+                assert_eq!((counted.repeats, counted.contradictions), (1, 1));
+                assert!(counted.is_contradictory() && !counted.is_finished(), "{counted:?}");
+            }
+        }
+    }
+
+    /// Of the first time that the parent was done no end is recorded, and as much is lost as makes the number right.
+    #[test]
+    fn as_much_work_as_was_announced_but_other_work_finishes_nothing() {
+        let counted = count(&[end(1, 1, &[2, 3]), end(2, 1, &[]), end(4, 1, &[])]);
+        assert_eq!((counted.missing_work(), counted.contradictions), (0, 0));
+        assert!(counted.is_contradictory() && !counted.is_finished(), "{counted:?}");
+        let more = count(&[end(1, 1, &[2, 3]), end(2, 1, &[]), end(3, 1, &[]), end(4, 1, &[])]);
+        assert!(more.is_contradictory() && !more.is_finished(), "{more:?}");
+        let less = count(&[end(1, 1, &[2, 3]), end(4, 1, &[])]);
+        assert!(less.missing_work() == 1 && !less.is_contradictory() && !less.is_finished(), "{less:?}");
+        let parentless = count(&[end(2, 1, &[]), end(3, 1, &[])]);
+        assert!(!parentless.is_contradictory(), "its parent may end yet: {parentless:?}");
+    }
+
+    /// Also where ends of an older one come late, and contradict each other.
+    #[test]
+    fn the_newest_pass_counts_alone() {
+        let old = [end(1, 1, &[2, 3]), WorkEnd { failed: 1, files: 0, bytes: 0, ..end(2, 1, &[]) }];
+        let found = |end| WorkEnd { skipped: 1, skipped_bytes: 10, ..end };
+        let new = [found(end_in(2, 1, 1, &[2])), found(end_in(2, 2, 1, &[]))];
+        let late = [end(1, 1, &[2, 4]), end(4, 1, &[])];
+        let counted = count(&[&old[..], &new[..1], &late[..]].concat());
+        assert!(counted.pass == 2 && counted.missing_work() == 1 && !counted.is_finished(), "{counted:?}");
+        for ends in [[&old[..], &late, &new], [&new[..], &old, &late]] {
+            let counted = count(&ends.concat());
+            assert!(counted.is_finished() && counted.contradictions == 0, "{counted:?}");
+            assert_eq!((counted.files, counted.failed), (2, 0), "{counted:?}");
+            // two of the older pass have come by the job
+            assert_eq!((counted.skipped, counted.skipped_bytes), (0, 0), "{counted:?}");
         }
     }
 
     #[test]
     fn what_has_come_once_has_not_failed() {
-        let (good, bad) = (end(1, 1, 0), WorkEnd { failed: 2, files: 0, ..end(1, 1, 0) });
+        let (good, bad) = (end(1, 1, &[]), WorkEnd { failed: 2, files: 0, ..end(1, 1, &[]) });
         for ends in [[good, bad], [bad, good]] {
             let counted = count(&ends);
             assert_eq!((counted.failed, counted.files, counted.contradictions), (0, 1, 0));
@@ -153,22 +233,30 @@ mod tests {
     /// By whichever of the two.
     #[test]
     fn what_was_not_there_when_work_was_done_for_the_first_time_has_come_by_the_job() {
-        let (first, again) = (end(1, 1, 0), WorkEnd { skipped: 1, skipped_bytes: 10, ..end(1, 1, 0) });
-        for more in [0, 3] {
-            let again = WorkEnd { children: more, ..again };
-            for ends in [[first, again], [again, first]] {
-                let counted = count(&ends);
-                assert_eq!((counted.files, counted.skipped, counted.skipped_bytes), (1, 0, 0));
-            }
-            assert_eq!((count(&[again]).skipped, count(&[again, again]).skipped_bytes), (1, 10));
+        let (first, again) = (end(1, 1, &[]), WorkEnd { skipped: 1, skipped_bytes: 10, ..end(1, 1, &[]) });
+        for ends in [[first, again], [again, first]] {
+            let counted = count(&ends);
+            assert_eq!((counted.files, counted.skipped, counted.skipped_bytes), (1, 0, 0));
         }
+        assert_eq!((count(&[again]).skipped, count(&[again, again]).skipped_bytes), (1, 10));
     }
 
     /// The child is told first: its number alone would do.
     #[test]
     fn work_whose_announcer_has_not_ended_finishes_nothing() {
-        let counted = count(&[end(2, 1, 0)]);
+        let counted = count(&[end(2, 1, &[])]);
         assert!(counted.work_without_parent == 1 && !counted.is_finished(), "{counted:?}");
+    }
+
+    /// The items of a random tree, each by its parent; 0 is the first.
+    fn tree(parents: &[u8]) -> Vec<u8> {
+        let above = (1..).zip(parents).map(|(item, parent)| parent % item);
+        std::iter::once(0).chain(above).collect()
+    }
+
+    fn end_of(tree: &[u8], item: u8) -> WorkEnd {
+        let children = (1..).zip(&tree[1..]).filter(|(_, parent)| **parent == item).map(|(child, _)| child);
+        end(item, tree[usize::from(item)], &children.collect::<Vec<u8>>())
     }
 
     proptest! {
@@ -179,14 +267,37 @@ mod tests {
             parents in proptest::collection::vec(any::<u8>(), 0..20),
             told in proptest::collection::vec(any::<u8>(), 0..80),
         ) {
-            let items = u8::try_from(parents.len()).unwrap() + 1;
-            let parent = |item: u8| if item == 0 { 0 } else { parents[usize::from(item) - 1] % item };
-            let children = |item: u8| (1..items).filter(|child| parent(*child) == item).count() as u64;
+            let tree = tree(&parents);
+            let items = u8::try_from(tree.len()).unwrap();
             let ends: Vec<_> = told.into_iter().map(|item| item % items).collect();
             let all = (0..items).all(|item| ends.contains(&item));
+            let counted = count(&ends.iter().map(|item| end_of(&tree, *item)).collect::<Vec<_>>());
+            assert!(counted.is_finished() == all && counted.contradictions == 0, "{counted:?}");
+        }
+
+        /// The source changes while the job runs, so each item may announce the children that either of two trees gives
+        /// it. Whatever has ended of both: it is finished only if all that is reached from the first item has ended.
+        #[test]
+        fn a_job_whose_source_changes_is_not_finished_before_each_announced_work_item_has_ended(
+            one in proptest::collection::vec(any::<u8>(), 5),
+            other in proptest::collection::vec(any::<u8>(), 5),
+            told in proptest::collection::vec((0..6_u8, any::<bool>()), 0..12),
+        ) {
+            let trees = [tree(&one), tree(&other)];
             let ends: Vec<_> =
-                ends.into_iter().map(|item| end(item, parent(item), children(item))).collect();
-            assert_eq!(count(&ends).is_finished(), all);
+                told.iter().map(|(item, changed)| end_of(&trees[usize::from(*changed)], *item)).collect();
+            let mut reached = vec![0];
+            let mut at = 0;
+            while let Some(item) = reached.get(at).copied() {
+                at += 1;
+                for (_, changed) in told.iter().filter(|(told, _)| *told == item) {
+                    let children = (1..6).filter(|child| trees[usize::from(*changed)][usize::from(*child)] == item);
+                    reached.extend(children.filter(|child| !reached.contains(child)).collect::<Vec<u8>>());
+                }
+            }
+            let all = reached.iter().all(|item| told.iter().any(|(told, _)| told == item));
+            let counted = count(&ends);
+            assert!(all || !counted.is_finished(), "{counted:?}");
         }
     }
 }

@@ -140,8 +140,12 @@ pub struct WorkEnd {
     /// The work that has announced it; that with which the job begins has announced itself.
     #[serde(with = "work")]
     pub parent: WorkId,
+    /// The pass of the job that it belongs to. Each pass goes through all work, with ids of its own.
+    pub pass: u32,
     /// How many work items it has announced.
     pub children: u64,
+    /// The sum of their ids ([`WorkId::number`]), modulo 2^128.
+    pub children_sum: u128,
     /// The files that are at the target by it.
     pub files: u64,
     /// The bytes of these files.
@@ -182,7 +186,7 @@ pub enum SharedJobResult {
     /// The directories that did not get mode or time.
     DirectoriesSet(#[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>),
     /// How far the job is.
-    Counted(SharedJobCount),
+    Counted(Box<SharedJobCount>),
     /// Directories as they have come, some perhaps several times.
     Directories {
         /// The head of a batch that holds nothing else; no bytes where all have been told.
@@ -194,26 +198,31 @@ pub enum SharedJobResult {
     },
 }
 
-/// How far a job is, by the journals of its receivers. A work item that has ended twice counts once.
+/// How far the newest pass of a job is, by the journals of its receivers. A work item that has ended twice counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedJobCount {
+    /// The newest pass of which something has ended.
+    pub pass: u32,
     /// The work items that have ended.
     pub work_ended: u64,
     /// The work items that these have announced.
     pub work_announced: u64,
     /// The ended work items whose parent has not ended.
     pub work_without_parent: u64,
+    /// The sum of the ids that have been announced less that of those that have ended, without the first work item's
+    /// own, modulo 2^128.
+    pub missing_sum: u128,
     /// The files of those that have ended.
     pub files: u64,
     /// The bytes of these files.
     pub bytes: u64,
     /// What has failed of them.
     pub failed: u64,
-    /// How often a work item has ended that had ended before.
+    /// How often a work item has ended that had ended before, in all passes.
     pub repeats: u64,
-    /// How many of the repeats differ from the first end.
+    /// How many of the newest pass's repeats announce other work than the end before.
     pub contradictions: u64,
-    /// The files that were at the target before the job.
+    /// The files that were at the target before the job; of a job of several passes perhaps fewer.
     pub skipped: u64,
     /// The bytes of these.
     pub skipped_bytes: u64,
@@ -221,21 +230,33 @@ pub struct SharedJobCount {
 
 impl SharedJobCount {
     /// Whether all work has ended: the first work item, and each that another has announced. The right number alone is
-    /// not enough: a work item may end before its parent. Of sources that change, what has been done twice may have
-    /// announced other work each time, of which only one counts.
+    /// not enough: a work item may end before its parent; and where the sources have changed between two times that an
+    /// item was done, other work may have ended than what the end that counts has announced. Ids are hashes, so two
+    /// sets of as many that differ have other sums, but for odds of 2^-128.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.work_ended > 0 && self.work_without_parent == 0 && self.missing_work() == Some(0)
+        self.work_ended > 0
+            && self.work_without_parent == 0
+            && self.missing_work() == 0
+            && self.missing_sum == 0
+            && !self.is_contradictory()
     }
 
-    /// How many work items have been announced and have not ended, as far as that is known.
+    /// How many work items have been announced and have not ended, at least.
     #[must_use]
-    pub const fn missing_work(&self) -> Option<u64> {
-        match self.work_announced.checked_sub(self.work_ended.saturating_sub(1)) {
-            Some(missing) => Some(missing),
-            None if self.contradictions > 0 => Some(0),
-            None => None,
-        }
+    pub const fn missing_work(&self) -> u64 {
+        self.work_announced.saturating_sub(self.work_ended.saturating_sub(1))
+    }
+
+    /// Whether something has ended that none of the ends which count has announced, or an item has announced other work
+    /// each time that it was done: the sources have changed meanwhile, and no walk makes these ends agree any more.
+    /// Where the end of a parent is missing as yet, its children say nothing.
+    #[must_use]
+    pub const fn is_contradictory(&self) -> bool {
+        let ended = self.work_ended.saturating_sub(1);
+        let has_strangers = ended > self.work_announced
+            || ended == self.work_announced && self.work_ended > 0 && self.missing_sum != 0;
+        self.contradictions > 0 || self.work_without_parent == 0 && has_strangers
     }
 }
 
@@ -300,7 +321,9 @@ mod tests {
         let end = WorkEnd {
             work,
             parent,
+            pass: 3,
             children: 300,
+            children_sum: 7,
             files: 2,
             bytes: 1,
             failed: 4,
@@ -308,7 +331,10 @@ mod tests {
             skipped_bytes: 6,
         };
         let ended = order(300, SharedJobOrder::End(end));
-        assert_eq!(ended, [&[16, 0xAC, 2, 0][..], &[5; 16], &[6; 16], &[0xAC, 2, 2, 1, 4, 5, 6]].concat());
+        assert_eq!(
+            ended,
+            [&[16, 0xAC, 2, 0][..], &[5; 16], &[6; 16], &[3, 0xAC, 2, 7, 2, 1, 4, 5, 6]].concat()
+        );
         let commit = SharedJobOrder::Commit { head: b"h".to_vec(), root: Some([9; 32]) };
         assert_eq!(order(1, commit), [&[16, 1, 1, 1, b'h', 1][..], &[9; 32]].concat());
         assert_eq!(order(1, SharedJobOrder::SetDirectories { head: b"h".to_vec() }), [16, 1, 2, 1, b'h']);
@@ -328,9 +354,11 @@ mod tests {
         let fault = EntryFault { entry: 3, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
         assert_eq!(answer(SharedJobResult::DirectoriesSet(vec![fault])), [27, 0xAC, 2, 4, 1, 3, 7, 0, 2]);
         let count = SharedJobCount {
+            pass: 11,
             work_ended: 1,
             work_announced: 2,
             work_without_parent: 3,
+            missing_sum: 300,
             files: 4,
             bytes: 5,
             failed: 6,
@@ -339,7 +367,10 @@ mod tests {
             skipped: 9,
             skipped_bytes: 10,
         };
-        assert_eq!(answer(SharedJobResult::Counted(count)), [27, 0xAC, 2, 5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(
+            answer(SharedJobResult::Counted(Box::new(count))),
+            [27, 0xAC, 2, 5, 11, 1, 2, 3, 0xAC, 2, 4, 5, 6, 7, 8, 9, 10]
+        );
         let directories = SharedJobResult::Directories { head: b"h".to_vec() };
         assert_eq!(answer(directories), [27, 0xAC, 2, 6, 1, b'h']);
     }

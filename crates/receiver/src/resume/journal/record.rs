@@ -179,7 +179,8 @@ fn encode_left(file: u64, ctime: Timestamp) -> Result<Vec<u8>, JournalError> {
 }
 
 fn encode_work_end(end: &WorkEnd) -> Result<Vec<u8>, JournalError> {
-    let mut body = [end.work.0, end.parent.0].concat();
+    let mut body = [end.work.0, end.parent.0, end.children_sum.to_le_bytes()].concat();
+    body.extend_from_slice(&end.pass.to_le_bytes());
     for number in [end.children, end.files, end.bytes, end.failed, end.skipped, end.skipped_bytes] {
         body.extend_from_slice(&number.to_le_bytes());
     }
@@ -266,9 +267,12 @@ impl<'a> Fields<'a> {
 
     fn work_end(&mut self) -> Option<WorkEnd> {
         let (work, parent) = (WorkId(self.array()?), WorkId(self.array()?));
+        let children_sum = self.array().map(u128::from_le_bytes)?;
         Some(WorkEnd {
             work,
             parent,
+            children_sum,
+            pass: self.u32()?,
             children: self.u64()?,
             files: self.u64()?,
             bytes: self.u64()?,

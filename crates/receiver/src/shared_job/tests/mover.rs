@@ -149,10 +149,21 @@ impl Mover {
         self.answer(number).await
     }
 
-    pub(super) async fn end(&mut self, work: u8, parent: u8, children: u64) -> SharedJobResult {
-        let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
-        let (skipped, skipped_bytes) = (0, 0);
-        let end = WorkEnd { work, parent, children, files: 1, bytes: 10, failed: 0, skipped, skipped_bytes };
+    /// Ends a work item that has announced the next ones.
+    pub(super) async fn end(&mut self, work: u8, parent: u8, children: u8) -> SharedJobResult {
+        let id = |number| WorkId([number; 16]);
+        let end = WorkEnd {
+            work: id(work),
+            parent: id(parent),
+            pass: 1,
+            children: children.into(),
+            children_sum: (work + 1..=work + children).map(|child| id(child).number()).sum(),
+            files: 1,
+            bytes: 10,
+            failed: 0,
+            skipped: 0,
+            skipped_bytes: 0,
+        };
         self.order(SharedJobOrder::End(end)).await
     }
 
@@ -163,7 +174,7 @@ impl Mover {
 
     pub(super) async fn count(&mut self) -> SharedJobCount {
         match self.order(SharedJobOrder::Count).await {
-            SharedJobResult::Counted(count) => count,
+            SharedJobResult::Counted(count) => *count,
             other => panic!("{other:?}"),
         }
     }

@@ -73,20 +73,32 @@ fn the_bytes_of_a_part_are_pinned() {
 fn the_bytes_of_the_end_of_a_work_item_are_pinned() {
     let work = WorkId([0x33; 16]);
     let parent = WorkId([0x44; 16]);
-    let end =
-        WorkEnd { work, parent, children: 1, files: 2, bytes: 3, failed: 4, skipped: 5, skipped_bytes: 6 };
+    let end = WorkEnd {
+        work,
+        parent,
+        pass: 8,
+        children: 1,
+        children_sum: 7 << 120,
+        files: 2,
+        bytes: 3,
+        failed: 4,
+        skipped: 5,
+        skipped_bytes: 6,
+    };
     let ended = [
-        "50000000",
+        "64000000",
         "08",
         "33333333333333333333333333333333", // work
         "44444444444444444444444444444444", // parent
+        "00000000000000000000000000000007", // sum of the children
+        "08000000",                         // pass
         "0100000000000000",                 // children
         "0200000000000000",                 // files
         "0300000000000000",                 // bytes
         "0400000000000000",                 // failed
         "0500000000000000",                 // skipped
         "0600000000000000",                 // bytes of these
-        "4493c5f9",
+        "c9838f80",
     ];
     assert_bytes(&Record::WorkEnded(end), &ended);
 }
