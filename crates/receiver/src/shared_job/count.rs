@@ -1,7 +1,7 @@
 //! How far a job is: what the journals of all its receivers say has ended, of all epochs. What has ended stays so, also
 //! where its writer was fenced off later.
 //!
-//! What is counted is conserved: each work item announces others, and each of these ends. An item may be done twice, and
+//! What is counted is conserved: each work item announces others, and each of these ends. An item may be done twice;
 //! where the sources have changed between, it announces other work the second time; of the first time some may have
 //! ended and some be lost. Then either both ends are recorded, and they contradict each other, or work has ended that
 //! no recorded end has announced, and the sum of the ids says so. Neither heals by another walk, so the head begins
