@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
-use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use super::versions::{Version, Versions};
 
@@ -155,12 +155,12 @@ impl Inspector {
     }
 
     fn file(&mut self, path: &Path, whole: &Path) {
-        // a FIFO may have taken its place, for whose writer an opening would wait
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        // a FIFO may have taken its place, for whose writer an opening would wait, or a link, which is no file
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW;
         let opened = rustix::fs::open(whole, flags, Mode::empty()).map(File::from);
-        let mut file = match opened.map_err(std::io::Error::from) {
+        let mut file = match opened {
             Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::NotFound => return,
+            Err(Errno::NOENT | Errno::LOOP) => return,
             Err(error) => return self.tell(format!("{path:?} cannot be opened: {error}")),
         };
         let Ok(before) = file.metadata() else { return };
