@@ -22,7 +22,7 @@ use zmove_sender::{Feeder, SessionOver};
 use zmove_types::{Escaped, Event, Name, Observer, RelPath};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, EntryFault, Fault, FaultCode, SharedJobOrder, SharedJobResult,
-    directory_heads,
+    directory_batches,
 };
 
 use crate::error::{Stop, refused};
@@ -35,8 +35,6 @@ pub(crate) struct Finishing {
     /// What is to be done, the next last.
     steps: Vec<Step>,
     found: Found,
-    /// The names at the top of the target that the push sends; `None` where they are what a directory has.
-    tops: Option<Vec<Name>>,
     /// The orders that close directories, as they were given.
     closing: Vec<Order>,
     failed: u64,
@@ -81,9 +79,10 @@ struct Order {
 }
 
 impl Order {
-    fn new(groups: &[DirectoryGroup], head: Vec<u8>) -> Self {
+    fn new(batch: &Batch) -> Self {
         let closes = |entry: &BatchEntry| entry.metadata().mode & MAY_ENTER != MAY_ENTER;
-        Self { head, closes: groups.iter().flat_map(|group| &group.entries).any(closes) }
+        let closes = batch.groups.iter().flat_map(|group| &group.entries).any(closes);
+        Self { head: batch.encode(), closes }
     }
 }
 
@@ -157,7 +156,7 @@ impl Finishing {
             Step::Walk(Unwalked { source, directory })
         };
         let steps = std::iter::once(Step::Gone).chain((0..job.source_count()).rev().map(root)).collect();
-        Self { steps, found: Found::default(), tops: job.tops(), closing: Vec::new(), failed: 0 }
+        Self { steps, found: Found::default(), closing: Vec::new(), failed: 0 }
     }
 
     /// Sets mode and time of all directories; returns how many did not get them. Failures are told.
@@ -190,7 +189,7 @@ impl Finishing {
             match step {
                 Step::Walk(first) => self.walk(job, first, feeder, events).await?,
                 Step::Set(order) => self.order(order, feeder, ordered),
-                Step::Gone => self.look_for_gone(feeder).await?,
+                Step::Gone => self.look_for_gone(job, feeder).await?,
             }
         }
         self.answered(job, ordered, events, 0).await
@@ -234,10 +233,9 @@ impl Finishing {
                     events.on(&Event::Failed { message });
                 }
             }
-            for head in feeder.directory_heads(portion.items).await? {
-                let groups = Batch::decode(&head, 0).map_err(|_own| OWN_HEAD)?.groups;
-                groups.iter().for_each(|group| self.found.add(&group.directory));
-                self.steps.push(Step::Set(Order::new(&groups, head)));
+            for batch in feeder.directory_batches(portion.items).await? {
+                batch.groups.iter().for_each(|group| self.found.add(&group.directory));
+                self.steps.push(Step::Set(Order::new(&batch)));
             }
             below.extend(portion.directories);
         }
@@ -260,8 +258,8 @@ impl Finishing {
 
     /// Notes the directories that came and were not found at the end. What closes others is set once more, since it is
     /// opened for those below.
-    async fn look_for_gone(&mut self, feeder: &Feeder) -> Result<(), Stop> {
-        let gone = match self.gone(feeder).await {
+    async fn look_for_gone(&mut self, job: &SharedJob, feeder: &Feeder) -> Result<(), Stop> {
+        let gone = match self.gone(job, feeder).await {
             Ok(gone) => gone,
             Err(stop) => {
                 self.steps.push(Step::Gone);
@@ -272,19 +270,14 @@ impl Finishing {
             return Ok(());
         }
         let again = std::mem::take(&mut self.closing).into_iter();
-        let gone = directory_heads(gone).map(|head| {
-            let groups = Batch::decode(&head, 0).map_err(|_own| OWN_HEAD)?.groups;
-            Ok(Order::new(&groups, head))
-        });
-        let mut orders = gone.collect::<Result<Vec<_>, Stop>>()?;
-        orders.extend(again);
+        let orders: Vec<_> = directory_batches(gone).map(|batch| Order::new(&batch)).chain(again).collect();
         self.steps.extend(orders.into_iter().rev().map(Step::Set));
         Ok(())
     }
 
     /// The directories that came and were not found at the end, the deepest first.
-    async fn gone(&self, feeder: &Feeder) -> Result<Vec<DirectoryGroup>, Stop> {
-        let mut gone = Gone { tops: self.tops.clone(), ..Gone::default() };
+    async fn gone(&self, job: &SharedJob, feeder: &Feeder) -> Result<Vec<DirectoryGroup>, Stop> {
+        let mut gone = Gone { tops: job.tops(), ..Gone::default() };
         let mut has_more = true;
         while has_more {
             let orders = (0..ORDERS_AT_ONCE).map(|_| feeder.order(SharedJobOrder::ListDirectories, None));
@@ -441,18 +434,21 @@ mod tests {
         if path.is_empty() { RelPath::root() } else { RelPath::from_bytes(path.as_bytes()).unwrap() }
     }
 
-    fn head_of(directories: &[&str], mode: u32) -> Vec<u8> {
+    fn batch_of(directories: &[&str], mode: u32) -> Batch {
         let metadata = || Metadata { mode, ..Metadata::default() };
         let group = |directory: &&str| DirectoryGroup {
             directory: path(directory),
             entries: vec![BatchEntry::Itself(metadata())],
         };
-        Batch { groups: directories.iter().map(group).collect() }.encode()
+        Batch { groups: directories.iter().map(group).collect() }
+    }
+
+    fn head_of(directories: &[&str], mode: u32) -> Vec<u8> {
+        batch_of(directories, mode).encode()
     }
 
     fn order_of(directory: &str, mode: u32) -> Order {
-        let head = head_of(&[directory], mode);
-        Order::new(&Batch::decode(&head, 0).unwrap().groups, head)
+        Order::new(&batch_of(&[directory], mode))
     }
 
     fn open() -> Open {
@@ -466,7 +462,7 @@ mod tests {
     }
 
     fn finishing(steps: Vec<Step>) -> Finishing {
-        Finishing { steps, found: Found::default(), tops: None, closing: Vec::new(), failed: 0 }
+        Finishing { steps, found: Found::default(), closing: Vec::new(), failed: 0 }
     }
 
     /// The directories that are to be set, or `walk`, the next first.
@@ -549,8 +545,7 @@ mod tests {
         assert!(["closed/a/b", "closed/a", "there", "there/a"].into_iter().all(has_failed));
         assert!(!["closed2", "a/closed", "a/there", ""].into_iter().any(has_failed));
         let mut finishing = finishing(Vec::new());
-        let head = head_of(&["closed/a", "later", "closed/a/b"], 0o755);
-        let order = Order::new(&[], head);
+        let order = Order::new(&batch_of(&["closed/a", "later", "closed/a/b"], 0o755));
         let code = FaultCode::Os(NO_SUCH_FILE);
         let fault = |entry| EntryFault { entry, operation: Operation::SetMetadata, code };
         let result = SharedJobResult::DirectoriesSet((0..3).map(fault).collect());

@@ -258,7 +258,7 @@ impl Running<'_> {
                 let session = Arc::clone(&self.pipeline.session);
                 // attributes are read
                 tokio::task::spawn_blocking(move || {
-                    let _nobody_waits = answer.send(session.directory_heads(&found));
+                    let _nobody_waits = answer.send(session.directory_batches(&found));
                 });
             }
             Asked::Declaration(directory, entry, answer) => {

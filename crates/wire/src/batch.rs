@@ -187,9 +187,9 @@ impl Batch {
     }
 }
 
-/// The heads of batches that have these groups in their order, each of one directory itself. None is longer than
+/// Batches that have these groups in their order, each of one directory itself. The head of none is longer than
 /// [`DIRECTORY_HEAD_BYTES`], but for one of a single directory that is by itself.
-pub fn directory_heads(groups: impl IntoIterator<Item = DirectoryGroup>) -> impl Iterator<Item = Vec<u8>> {
+pub fn directory_batches(groups: impl IntoIterator<Item = DirectoryGroup>) -> impl Iterator<Item = Batch> {
     let mut waiting = groups.into_iter().peekable();
     std::iter::from_fn(move || {
         let mut batch = Batch { groups: vec![waiting.next()?] };
@@ -200,7 +200,7 @@ pub fn directory_heads(groups: impl IntoIterator<Item = DirectoryGroup>) -> impl
             bytes += directory_bytes(&next);
             batch.groups.push(next);
         }
-        Some(batch.encode())
+        Some(batch)
     })
 }
 

@@ -24,7 +24,8 @@ pub mod session;
 mod version;
 
 pub use batch::{
-    Batch, BatchEntry, DIRECTORY_HEAD_BYTES, DirectoryGroup, FileEntry, FileHead, LinkEntry, directory_heads,
+    Batch, BatchEntry, DIRECTORY_HEAD_BYTES, DirectoryGroup, FileEntry, FileHead, LinkEntry,
+    directory_batches,
 };
 pub use error::WireError;
 pub use extensions::{Extension, Extensions};

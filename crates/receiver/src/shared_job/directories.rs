@@ -6,7 +6,7 @@
 use rustix::io::Errno;
 use zmove_types::Metadata;
 use zmove_wire::limits::BATCH_ENTRIES_MAX;
-use zmove_wire::{Batch, BatchEntry, DIRECTORY_HEAD_BYTES, DirectoryGroup, Operation, directory_heads};
+use zmove_wire::{Batch, BatchEntry, DIRECTORY_HEAD_BYTES, DirectoryGroup, Operation, directory_batches};
 
 use crate::resume::journal::Record;
 use crate::shared_job::session::SharedJobSession;
@@ -19,8 +19,8 @@ impl SharedJobSession {
     /// records nothing: neither do other work items end, the directories of which were among them.
     pub(super) fn journal_directories(&self, transfer: &Transfer) -> Result<(), Failure> {
         let groups = transfer.target.directories.take().into_iter().map(as_group);
-        for head in directory_heads(groups) {
-            let recorded = transfer.parts.record_work(|journal| journal.directories(head));
+        for batch in directory_batches(groups) {
+            let recorded = transfer.parts.record_work(|journal| journal.directories(batch.encode()));
             recorded.map_err(failed_to(Operation::Flush))?;
         }
         Ok(())

@@ -18,7 +18,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
 use zmove_types::GROUP_BYTES;
 use zmove_wire::limits::JOB_ORDERS_OUTSTANDING_MAX;
-use zmove_wire::{SharedJobOrder, SharedJobResult};
+use zmove_wire::{Batch, SharedJobOrder, SharedJobResult};
 
 use crate::push::piece::{Piece, PieceSize, Progress, Unnamed};
 
@@ -52,7 +52,7 @@ pub(crate) enum Asked {
     /// To send an order; with the bytes of the file that gets its name by it.
     Order(SharedJobOrder, Option<u64>, oneshot::Sender<SharedJobResult>),
     /// The heads of orders for modes and times of directories.
-    Directories(Vec<ScanItem>, oneshot::Sender<Vec<Vec<u8>>>),
+    Directories(Vec<ScanItem>, oneshot::Sender<Vec<Batch>>),
     /// The declaration of a large file.
     Declaration(Arc<Directory>, Box<Entry>, oneshot::Sender<Result<Unnamed, String>>),
 }
@@ -151,11 +151,11 @@ impl Feeder {
         self.ask(|answer| Asked::Declaration(directory, Box::new(entry), answer)).await
     }
 
-    /// The heads of orders by which directories get mode and time: those that a walk has found.
+    /// What orders have by which directories get mode and time: those that a walk has found.
     ///
     /// # Errors
     /// The session is over.
-    pub async fn directory_heads(&self, found: Vec<ScanItem>) -> Result<Vec<Vec<u8>>, SessionOver> {
+    pub async fn directory_batches(&self, found: Vec<ScanItem>) -> Result<Vec<Batch>, SessionOver> {
         self.ask(|answer| Asked::Directories(found, answer)).await
     }
 

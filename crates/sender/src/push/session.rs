@@ -9,7 +9,7 @@ use zmove_disk::{Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
 use zmove_types::{FileId, Observer};
 use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, ToReceiver, Version, WireError};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, ToReceiver, Version, WireError, directory_batches};
 
 use crate::account::Account;
 use crate::account::failure::FileError;
@@ -89,27 +89,10 @@ impl Session {
         Ok(Unnamed::of(&head))
     }
 
-    /// The heads of orders by which these directories get mode and time.
-    pub(crate) fn directory_heads(&self, found: &[ScanItem]) -> Vec<Vec<u8>> {
-        let groups: Vec<_> = found.iter().flat_map(|item| self.directories_of(item)).collect();
-        let mut heads = Vec::new();
-        let mut waiting: Vec<_> = groups.chunks(DIRECTORIES_AT_ONCE).rev().collect();
-        while let Some(groups) = waiting.pop() {
-            let mut batch = Batch { groups: groups.to_vec() };
-            let head = batch.encode();
-            match (head.len().checked_sub(FRAME_HEAD_BYTES_MAX), groups) {
-                (None | Some(0), _) => heads.push(head),
-                (Some(excess), [_alone]) => {
-                    let _told_when_it_was_made = leave_out_xattrs(&mut batch, excess);
-                    heads.push(batch.encode());
-                }
-                (Some(_), several) => {
-                    let (some, others) = several.split_at(several.len() / 2);
-                    waiting.extend([others, some]);
-                }
-            }
-        }
-        heads
+    /// What orders have by which these directories get mode and time.
+    pub(crate) fn directory_batches(&self, found: &[ScanItem]) -> Vec<Batch> {
+        let groups = found.iter().flat_map(|item| self.directories_of(item));
+        directory_batches(groups).map(with_fitting_attributes).collect()
     }
 
     fn directories_of(&self, item: &ScanItem) -> Vec<DirectoryGroup> {
@@ -143,5 +126,12 @@ impl Session {
     }
 }
 
-/// So few directories that their attributes, too, fit into one head as a rule.
-const DIRECTORIES_AT_ONCE: usize = 256;
+/// Without the attributes of a directory that alone is too long for an order: several are not.
+fn with_fitting_attributes(mut batch: Batch) -> Batch {
+    if let [_alone] = &*batch.groups
+        && let Some(excess) = batch.encode().len().checked_sub(FRAME_HEAD_BYTES_MAX)
+    {
+        let _told_when_it_was_made = leave_out_xattrs(&mut batch, excess);
+    }
+    batch
+}
