@@ -137,6 +137,19 @@ impl Spread {
         set_old(&source);
     }
 
+    /// Kills a push that has begun, which so cannot end its job.
+    fn kill_a_push(&self) {
+        let mut child = self.push(&[], "source").start();
+        self.daemons[1].wait_for_log("begun by sender");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// How many jobs are noted that have not ended.
+    fn noted(&self) -> usize {
+        std::fs::read_dir(self.home().join("shared-jobs")).unwrap().count()
+    }
+
     /// Removes what says that a job has ended which has lost sessions: there is one.
     fn remove_marks(&self) {
         let mut marks =
@@ -304,14 +317,10 @@ fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() 
 fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
     let spread = Spread::new(2);
     spread.paint();
-    let mut child = spread.push(&[], "source").start();
-    spread.daemons[1].wait_for_log("begun by sender");
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let noted = || std::fs::read_dir(spread.home().join("shared-jobs")).unwrap().count();
-    assert_eq!(noted(), 1);
+    spread.kill_a_push();
+    assert_eq!(spread.noted(), 1);
     spread.push(&[], "source").outcome().done();
-    assert_eq!(noted(), 0);
+    assert_eq!(spread.noted(), 0);
     spread.remove_marks();
     spread.assert_done();
 }
@@ -320,10 +329,7 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
 fn a_push_that_ends_the_job_of_a_killed_one_is_interrupted_at_once() {
     let spread = Spread::new(2);
     spread.paint();
-    let mut child = spread.push(&[], "source").start();
-    spread.daemons[1].wait_for_log("begun by sender");
-    child.kill().unwrap();
-    child.wait().unwrap();
+    spread.kill_a_push();
     spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::STOP));
     let child = spread.push(&[], "source").start();
     std::thread::sleep(Duration::from_millis(500));
@@ -336,23 +342,19 @@ fn a_push_that_ends_the_job_of_a_killed_one_is_interrupted_at_once() {
 fn the_job_of_a_push_that_was_killed_is_ended_also_where_receivers_have_refused_meanwhile() {
     let spread = Spread::new(2);
     spread.paint();
-    let mut child = spread.push(&[], "source").start();
-    spread.daemons[1].wait_for_log("begun by sender");
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let noted = || std::fs::read_dir(spread.home().join("shared-jobs")).unwrap().count();
+    spread.kill_a_push();
     let lists = [0, 1].map(|number| spread.site.path(&format!("receiver{number}/authorized_keys")));
     lists.iter().for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
     lists.iter().for_each(|list| std::fs::create_dir(list).unwrap());
     spread.push(&[], "source").outcome().expect(10).says(&["cannot read its authorized_keys"]);
-    assert_eq!(noted(), 1, "the job has not ended");
+    assert_eq!(spread.noted(), 1, "the job has not ended");
     lists.iter().for_each(|list| std::fs::remove_dir(list).unwrap());
     lists.iter().for_each(|list| std::fs::write(list, "").unwrap());
     spread.push(&[], "source").outcome().expect(5);
-    assert_eq!(noted(), 1, "the job has not ended");
+    assert_eq!(spread.noted(), 1, "the job has not ended");
     lists.iter().for_each(|list| std::fs::rename(list.with_extension("away"), list).unwrap());
     spread.push(&[], "source").outcome().done();
-    assert_eq!(noted(), 0);
+    assert_eq!(spread.noted(), 0);
     spread.remove_marks();
     spread.assert_done();
 }

@@ -108,16 +108,7 @@ impl RemoteCopy<'_> {
     /// A host cannot be reached or refuses, or the copy came to no good end. Files that failed are no such error: the
     /// summary counts them.
     pub async fn copy(&self, started: Instant, stop: impl Future<Output = ()>) -> Result<Copied, PushError> {
-        let run = CopyRun {
-            started,
-            patience: Duration::ZERO,
-            key: None,
-            id: None,
-            was_up: false,
-            fate: SessionFate::NotBegun,
-            there_most: 0,
-            told: false,
-        };
+        let run = CopyRun::begin(started);
         let Self { source: connector, timeout, busy_timeout, .. } = *self;
         let mut sessions = CopySessions { of: self, run };
         let copied = Retrying { connector, timeout, busy_timeout }.run(&mut sessions, stop).await;
@@ -315,6 +306,19 @@ impl RemoteCopy<'_> {
 }
 
 impl CopyRun {
+    fn begin(started: Instant) -> Self {
+        Self {
+            started,
+            patience: Duration::ZERO,
+            key: None,
+            id: None,
+            was_up: false,
+            fate: SessionFate::NotBegun,
+            there_most: 0,
+            told: false,
+        }
+    }
+
     /// Adds a session that has ended, in which the host has answered for so long. It has come further if the host has
     /// told that more is at the target than in each before; that its own sessions come further the host itself sees to.
     fn add(&mut self, heard: &Heard, answered: Duration) {
@@ -476,16 +480,7 @@ mod tests {
 
     #[test]
     fn a_session_that_hears_of_no_more_comes_no_further() {
-        let mut run = CopyRun {
-            started: Instant::now(),
-            patience: Duration::ZERO,
-            key: None,
-            id: None,
-            was_up: true,
-            fate: SessionFate::NotBegun,
-            there_most: 0,
-            told: false,
-        };
+        let mut run = CopyRun::begin(Instant::now());
         let mut fate = |there_most| {
             run.add(&Heard { there_most, ..Heard::default() }, Duration::ZERO);
             run.fate

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use zmove_cluster::Receiver;
-use zmove_types::SharedJobId;
+use zmove_types::{SharedJobId, from_hex};
 
 use crate::display::terminal;
 
@@ -146,7 +146,7 @@ impl Unended {
 /// Whether the name of a file is a job's id.
 fn is_name_of_note(path: &Path) -> bool {
     let name = path.file_name().map_or(&[][..], |name| name.as_bytes());
-    name.len() == 2 * size_of::<SharedJobId>() && name.iter().all(u8::is_ascii_hexdigit)
+    from_hex::<16>(name).is_some()
 }
 
 /// Makes a file and locks it. Somebody who finds it before that takes it for one that was left, and removes it.
