@@ -125,8 +125,8 @@ fn text_of(part: &NodePart) -> String {
     }
 }
 
-/// How long a broker may take to answer.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
+/// How long it may take to find whether a broker answers, or another program is in its place, which may say nothing.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// How long it is listened: all tell each second what there is, and nothing is kept that could be asked for.
 const LISTEN_FOR: Duration = Duration::from_secs(2);
 
