@@ -489,8 +489,11 @@ impl<W: WorkQueue> Patient<W> {
         (session, error): (&SessionEvents, SessionEnd),
         has_begun: bool,
     ) -> Result<(), Box<SessionEnd>> {
-        self.events.has_lost_sessions.store(true, Ordering::Relaxed);
         let fate = session.fate();
+        // one that was not let in changes nothing later
+        if fate != SessionFate::NotBegun || !error.is_refusal() {
+            self.events.has_lost_sessions.store(true, Ordering::Relaxed);
+        }
         let before = if fate == SessionFate::OfUse { 0 } else { self.refusals };
         self.refusals = if error.is_final() || !has_begun { before + 1 } else { 0 };
         if error.ends_all() || self.refusals >= self.receivers.len() {
@@ -499,17 +502,14 @@ impl<W: WorkQueue> Patient<W> {
         let Next::Retry(at, _) = self.outages.lost(fate) else { return Err(self.given_up(error)) };
         let number = session.number;
         if self.events.is_news(number, &error) {
-            let at = match &error {
-                SessionEnd::Connect(_says_where) => String::new(),
-                _ => format!("{}: ", self.receivers[number].remote),
-            };
+            let failed = failure_at(&self.receivers[number], &error);
             let next = match &*self.receivers {
                 all if self.events.none_is_of_use(all.len()) => {
                     format!("no receiver is left: trying again for up to {}", self.patience)
                 }
                 all => format!("{} is tried next", all[self.next_number()].remote),
             };
-            self.events.observer.on(&Event::Warned { message: format!("{at}{error}; {next}") });
+            self.events.observer.on(&Event::Warned { message: format!("{failed}; {next}") });
         }
         if self.outages.wait(at).await { Ok(()) } else { Err(self.given_up(error)) }
     }
@@ -527,10 +527,11 @@ impl<W: WorkQueue> Patient<W> {
 /// unfinished is removed.
 ///
 /// # Errors
-/// No receiver does so; the last one's reason.
+/// No receiver does so; the last one's reason. Those of the others are told.
 pub async fn end_abandoned(
     job: &SharedJob,
     receivers: &[Receiver],
+    observer: Arc<dyn Observer>,
     listener: Arc<dyn Listener + Send + Sync>,
 ) -> Result<(), Box<SessionEnd>> {
     let events = JobEvents::new(Arc::new(NoObserver), listener, Arc::default(), Arc::default());
@@ -544,10 +545,23 @@ pub async fn end_abandoned(
         match &ended {
             Ok(()) => break,
             Err(error) if is_closed(error) => return Ok(()),
-            Err(_) => {}
+            Err(error) => {
+                if let Some(next) = receivers.get(number + 1) {
+                    let message = format!("{}; {} is tried next", failure_at(receiver, error), next.remote);
+                    observer.on(&Event::Warned { message });
+                }
+            }
         }
     }
     ended.map_err(Box::new)
+}
+
+/// What has ended a session, and at which receiver.
+fn failure_at(receiver: &Receiver, error: &SessionEnd) -> String {
+    match error {
+        SessionEnd::Connect(_says_where) => error.to_string(),
+        _ => format!("{}: {error}", receiver.remote),
+    }
 }
 
 async fn close(feeder: &Feeder, how: SharedJobOrder) -> Result<(), Stop> {
