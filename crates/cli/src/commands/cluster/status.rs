@@ -30,7 +30,7 @@ pub(super) fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
     } else if told.nodes.is_empty() && told.jobs.is_empty() {
         terminal::say("no node is there, and no job is under way");
     } else {
-        told.as_text().for_each(terminal::say);
+        told.as_text().for_each(|line| terminal::print_lines(&line));
     }
     Ok(Exit::Done)
 }
