@@ -135,7 +135,6 @@ impl Row {
         let more = if progress.scan_ended { "" } else { "+" };
         let nodes = progress.nodes.as_ref().map(nodes::of_job);
         let by = nodes.as_ref().map(|nodes| format!(" by {}", nodes::how_many(nodes)));
-        // The end is cut off where it does not fit.
         let line = format!(
             "{} of {}{more}, {}{}, {}, {} of {}{more} files{}",
             ByteCount(progress.bytes_done),

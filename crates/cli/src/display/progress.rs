@@ -13,6 +13,7 @@ use crate::args::PushArgs;
 use crate::ceiling::Moved;
 use crate::display::dry_run;
 use crate::display::failures::{self, Failures, SCHEMA};
+use crate::display::format::whole_parts;
 use crate::display::nodes;
 use crate::display::terminal;
 use crate::display::trace::Trace;
@@ -113,8 +114,9 @@ const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a line says how far it is, where standard error is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 const IN_LINE: &str = "{wide_msg}";
-/// What is too long for the terminal is cut off at its end.
 pub(crate) const BAR: &str = "{bar:10} {percent:>3}% {wide_msg}";
+/// The columns in front of a bar's words.
+const BAR_COLUMNS: usize = "0123456789 100% ".len();
 /// A time beyond this is no more than a sign that hardly anything moves.
 const LEFT_MAX: f64 = 100.0 * 24.0 * 3600.0;
 
@@ -254,9 +256,9 @@ impl Watcher {
 
     /// Shows the bar with these words; in line there is nothing to draw, and the words are all.
     fn draw(&self, message: String) {
-        let template = if self.state().waits.is_some() { IN_LINE } else { BAR };
-        terminal::style(&self.bar, template);
-        self.bar.set_message(message);
+        let is_in_line = self.state().waits.is_some();
+        terminal::style(&self.bar, if is_in_line { IN_LINE } else { BAR });
+        self.bar.set_message(if is_in_line { message } else { beside_bar(&message) });
     }
 
     fn message(&self, done: u64, found: u64) -> String {
@@ -443,6 +445,12 @@ impl Observer for Watcher {
     }
 }
 
+/// The words beside a [bar](BAR), as far as the terminal is wide: part by part, since half a number is another one.
+pub(crate) fn beside_bar(words: &str) -> String {
+    let columns = terminal::columns(std::io::stderr()).map(|columns| columns.saturating_sub(BAR_COLUMNS));
+    columns.map_or(words, |columns| whole_parts(words, columns)).to_owned()
+}
+
 /// A limit of the rate in the words of `limited_by`, as the summary has them.
 fn limit_key(limit: &str) -> &'static str {
     match limit {
@@ -533,7 +541,7 @@ mod tests {
         let watcher = watcher(Form::Bar);
         watcher.on(&Event::Nodes(Nodes { count: 12, waiting: Some(10_000), ..Nodes::default() }));
         let message = watcher.message(1023 << 20, 1023 << 20);
-        let room = 80 - "██████████ 100% ".chars().count();
+        let room = 80 - BAR_COLUMNS;
         assert!(message[..room].contains(" by 12 nodes, "), "{message}");
         assert!(message.ends_with(" files; 10000 items waiting"), "{message}");
     }
