@@ -212,6 +212,7 @@ impl Leading<'_> {
                 message = broker.changed() => self.observer.on(&Event::Warned { message }),
             }
         };
+        participants.tell_now(Some(0), Vec::new());
         Ok((ended, participants.served(lead.served.items() > 0)))
     }
 

@@ -60,9 +60,10 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         tokio::select! {
             ended = Box::pin(lead.run(observer, Arc::new(Notices), interrupted())) => Ok(ended),
-            never = participants.tell(queue, moved) => match never {},
+            never = participants.tell(queue, &moved) => match never {},
         }
     });
+    participants.tell_now(Some(0), moved());
     display.end();
     let ended = ended?;
     if ended.is_ok() {

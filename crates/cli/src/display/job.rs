@@ -239,7 +239,8 @@ pub(super) mod tests {
             percent_of_others: Some(31),
             ..zmove_jobs::Node::default()
         };
-        let nodes = zmove_jobs::Nodes { count: 3, items_waiting: Some(12), nodes: vec![slow] };
+        let nodes =
+            zmove_jobs::Nodes { kind: "node".into(), count: 3, items_waiting: Some(12), nodes: vec![slow] };
         let progress = Progress { limited_by: "path".into(), nodes: Some(nodes), ..Progress::default() };
         let bar = Row::new(job(), Some(progress)).bar();
         assert!(bar.contains(" by 3 nodes (1 slow), path, "), "{bar}");
