@@ -181,10 +181,6 @@ impl WorkQueue for Idle {
         Ok(())
     }
 
-    async fn give_back(&self, _taken: Taken<()>, _after: Duration) -> Result<(), WorkError> {
-        Ok(())
-    }
-
     async fn waiting(&self) -> Result<Waiting, WorkError> {
         Ok(Waiting { waiting: 1, taken: 0 })
     }

@@ -319,16 +319,6 @@ impl WorkQueue for JetStream {
         self.acknowledge("take work out of the queue", delivery.as_ref(), AckKind::Ack).await
     }
 
-    async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
-        let delivery = taken.delivery.settle();
-        // the broker waits for a while even if it is told a time of nothing
-        let after = (after > Duration::ZERO).then_some(after);
-        self.acknowledge("give work back", delivery.as_ref(), AckKind::Nak(after)).await?;
-        self.broker.tell().await;
-        Ok(())
-    }
-
-    /// An item that has been given back counts as taken until its time comes.
     async fn waiting(&self) -> Result<Waiting, WorkError> {
         let mut patience = self.patience("ask how much work there is");
         loop {

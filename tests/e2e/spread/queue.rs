@@ -94,14 +94,6 @@ impl WorkQueue for Careless {
         }
     }
 
-    async fn give_back(&self, taken: Taken<Self::Delivery>, after: Duration) -> Result<(), WorkError> {
-        let Taken { item, deliveries, delivery } = taken;
-        match delivery {
-            Some(delivery) => self.queue.give_back(Taken { item, deliveries, delivery }, after).await,
-            None => Ok(()),
-        }
-    }
-
     async fn waiting(&self) -> Result<Waiting, WorkError> {
         self.queue.waiting().await
     }
@@ -182,12 +174,6 @@ impl WorkQueue for Repeating {
             self.again.lock().unwrap().append(&mut self.walks.lock().unwrap());
         }
         self.queue.done(Taken { item, deliveries, delivery }).await
-    }
-
-    async fn give_back(&self, taken: Taken<Self::Delivery>, after: Duration) -> Result<(), WorkError> {
-        let Taken { item, deliveries, delivery } = taken;
-        let delivery = delivery.expect("no session ends early");
-        self.queue.give_back(Taken { item, deliveries, delivery }, after).await
     }
 
     async fn waiting(&self) -> Result<Waiting, WorkError> {
@@ -350,10 +336,6 @@ impl WorkQueue for Swapping {
         self.queue.done(taken).await
     }
 
-    async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
-        self.queue.give_back(taken, after).await
-    }
-
     async fn waiting(&self) -> Result<Waiting, WorkError> {
         self.queue.waiting().await
     }
@@ -513,10 +495,6 @@ impl WorkQueue for Changing {
 
     async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
         self.queue.done(taken).await
-    }
-
-    async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
-        self.queue.give_back(taken, after).await
     }
 
     async fn waiting(&self) -> Result<Waiting, WorkError> {

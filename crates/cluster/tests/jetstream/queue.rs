@@ -92,31 +92,6 @@ async fn what_is_kept_stays_taken() {
     assert!(head.waiting().await.unwrap().is_idle());
 }
 
-#[tokio::test]
-async fn what_is_given_back_comes_after_its_time_and_is_not_forgotten_meanwhile() {
-    let Some(lab) = Lab::start().await else { return };
-    let head = lab.head().await;
-    put_all(&head, [data(1)]).await;
-    let taken = next(&head).await;
-    let (began, after) = (Instant::now(), Duration::from_millis(1500));
-    head.give_back(taken, after).await.unwrap();
-    assert!(!head.waiting().await.unwrap().is_idle());
-    assert_eq!(next(&head).await.deliveries, 2);
-    assert!(began.elapsed() >= after, "{:?}", began.elapsed());
-}
-
-#[tokio::test]
-async fn what_is_given_back_without_a_time_comes_at_once() {
-    let Some(lab) = Lab::start().await else { return };
-    let head = lab.open(Settings { lease: Duration::from_secs(60), ..settings(Role::Head) }).await.unwrap();
-    put_all(&head, [data(1)]).await;
-    let taken = next(&head).await;
-    let began = Instant::now();
-    head.give_back(taken, Duration::ZERO).await.unwrap();
-    assert_eq!(next(&head).await.deliveries, 2);
-    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
-}
-
 /// The session that it was to be done in has broken, say.
 #[tokio::test]
 async fn what_is_dropped_comes_at_once() {
