@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use zmove_cluster::{
-    JobEnd, Lead, Lease, LocalQueue, Receiver, SharedJob, Taken, Waiting, Work, WorkError, WorkItem,
+    Head, JobEnd, Lease, LocalQueue, Node, Receiver, SharedJob, Taken, Waiting, Work, WorkError, WorkItem,
     WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
@@ -207,9 +207,9 @@ impl Spread {
         observer: Arc<dyn Observer>,
     ) -> JobEnd {
         let movers = receivers.len();
-        let lead = Lead::new((job, Arc::clone(queue)), receivers, movers, PATIENCE);
+        let head = Head::new(Node::new(job, Arc::clone(queue), receivers, movers, PATIENCE));
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let running = lead.run(observer, Arc::new(NoListener), std::future::pending());
+        let running = head.run(observer, Arc::new(NoListener), std::future::pending());
         let ended = runtime.block_on(async { tokio::time::timeout(2 * PATIENCE, running).await });
         ended.expect("the job ends").expect("it ends well")
     }
