@@ -195,10 +195,15 @@ impl<W: WorkQueue> Lead<W> {
                 }));
                 patient.outages.watch(session).await
             };
+            // by an order the answer to which was lost
+            let was_closed = |error: &SessionEnd| progress.ending == Ending::Ordered && is_closed(error);
+            if progress.ending == Ending::Closed || ended.as_ref().is_err_and(was_closed) {
+                return Ok(JobEnd { count, walks: progress.walks });
+            }
             match ended {
                 // with the same one: it has the job's directory
-                Ok(()) if progress.ending < Ending::Closed => patient.next = number,
-                Err(error) if !(progress.ending >= Ending::Ordered && is_closed(&error)) => {
+                Ok(()) => patient.next = number,
+                Err(error) => {
                     let has_begun = *self.begun.borrow();
                     let paused = patient.pause((&events, error), has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
@@ -207,10 +212,6 @@ impl<W: WorkQueue> Lead<W> {
                         Err(error) if has_begun => JobError::Lost(Box::new(error)),
                         Err(error) => JobError::NotBegun(Box::new(error)),
                     })?;
-                }
-                // ended, or closed by an order the answer to which was lost
-                Ok(()) | Err(_) => {
-                    return Ok(JobEnd { count, walks: progress.walks });
                 }
             }
         }
@@ -245,11 +246,13 @@ impl<W: WorkQueue> Lead<W> {
             count.failed += finishing.run(&self.job, &feeder, events).await?;
             progress.ending = Ending::Finished;
         }
-        // the mark of the end is for openings of sessions that may still be on their way
-        let how = if progress.needs_fence { SharedJobOrder::Close } else { SharedJobOrder::Forget };
         progress.ending = Ending::Ordered;
-        close(&feeder, how).await?;
+        order(&feeder, SharedJobOrder::Close).await?;
         progress.ending = Ending::Closed;
+        // the mark of the end is for openings of sessions that may still be on their way
+        if !progress.needs_fence {
+            order(&feeder, SharedJobOrder::Forget).await?;
+        }
         Ok(())
     }
 
@@ -349,9 +352,9 @@ enum Ending {
     Unfinished,
     /// All directories have mode and time.
     Finished,
-    /// The receivers have been told to close the job, so that perhaps nothing is left of it.
+    /// A receiver has been told to close the job, which has perhaps been done.
     Ordered,
-    /// The job is closed at the receivers.
+    /// The job is closed, whatever becomes of the mark of its end.
     Closed,
 }
 
@@ -538,7 +541,7 @@ pub async fn end_abandoned(
     for (number, receiver) in receivers.iter().enumerate() {
         let events = events.within(number, receiver);
         ended = in_session(receiver, job, Part::Head, &events, async |feeder| {
-            close(&feeder, SharedJobOrder::Close).await
+            order(&feeder, SharedJobOrder::Close).await
         })
         .await;
         match &ended {
@@ -550,8 +553,8 @@ pub async fn end_abandoned(
     ended.map_err(Box::new)
 }
 
-async fn close(feeder: &Feeder, how: SharedJobOrder) -> Result<(), Stop> {
-    match feeder.order(how, None).await? {
+async fn order(feeder: &Feeder, what: SharedJobOrder) -> Result<(), Stop> {
+    match feeder.order(what, None).await? {
         SharedJobResult::Done => Ok(()),
         other => Err(refused(other)),
     }
