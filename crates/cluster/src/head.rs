@@ -131,10 +131,15 @@ impl<W: WorkQueue> Head<W> {
                 }));
                 sessions.outages.watch(session).await
             };
+            // by an order the answer to which was lost
+            let was_closed = |error: &SessionEnd| course.stage == Stage::Ordered && is_closed(error);
+            if course.stage == Stage::Closed || ended.as_ref().is_err_and(was_closed) {
+                return Ok(JobEnd { count: course.count, walks: course.walks.done });
+            }
             match ended {
                 // this receiver has the job's directory
-                Ok(()) if course.stage < Stage::Closed => sessions.stay_with(&events),
-                Err(error) if !(course.stage >= Stage::Ordered && is_closed(&error)) => {
+                Ok(()) => sessions.stay_with(&events),
+                Err(error) => {
                     // an order of the session that is lost may still be carried out
                     course.is_fenced |= course.stage >= Stage::Finishing;
                     let has_begun = *self.begun.borrow();
@@ -146,8 +151,6 @@ impl<W: WorkQueue> Head<W> {
                         Err(error) => JobError::NotBegun(Box::new(error)),
                     })?;
                 }
-                // ended, or closed by an order the answer to which was lost
-                Ok(()) | Err(_) => return Ok(JobEnd { count: course.count, walks: course.walks.done }),
             }
         }
     }
@@ -177,12 +180,16 @@ impl<W: WorkQueue> Head<W> {
                 }
                 Stage::Finished | Stage::Ordered => {
                     course.stage = Stage::Ordered;
-                    // the mark of the end is for openings of sessions that may still be on their way
-                    let how = if course.is_fenced { SharedJobOrder::Close } else { SharedJobOrder::Forget };
-                    close(&feeder, how).await?;
+                    order(&feeder, SharedJobOrder::Close).await?;
                     Stage::Closed
                 }
-                Stage::Closed => return Ok(()),
+                Stage::Closed => {
+                    // the mark of the end is for openings of sessions that may still be on their way
+                    if !course.is_fenced {
+                        order(&feeder, SharedJobOrder::Forget).await?;
+                    }
+                    return Ok(());
+                }
             }
         }
     }
@@ -303,9 +310,9 @@ enum Stage {
     Finishing,
     /// All directories have mode and time.
     Finished,
-    /// The receivers have been told to close the job, so that perhaps nothing is left of it.
+    /// A receiver has been told to close the job, which has perhaps been done.
     Ordered,
-    /// The job is closed at the receivers.
+    /// The job is closed, whatever becomes of the mark of its end.
     Closed,
 }
 
@@ -401,7 +408,7 @@ pub async fn end_abandoned(
     for (number, receiver) in receivers.iter().enumerate() {
         let events = events.within(number, receiver);
         ended = in_session(receiver, job, Part::Head, &events, async |feeder| {
-            close(&feeder, SharedJobOrder::Close).await
+            order(&feeder, SharedJobOrder::Close).await
         })
         .await;
         match &ended {
@@ -413,8 +420,8 @@ pub async fn end_abandoned(
     ended.map_err(Box::new)
 }
 
-async fn close(feeder: &Feeder, how: SharedJobOrder) -> Result<(), Stop> {
-    match feeder.order(how, None).await? {
+async fn order(feeder: &Feeder, what: SharedJobOrder) -> Result<(), Stop> {
+    match feeder.order(what, None).await? {
         SharedJobResult::Done => Ok(()),
         other => Err(refused(other)),
     }
