@@ -10,8 +10,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
-    JobEnd, JobError, Lead, LocalQueue, Receiver, SessionEnd, SharedJob, Taken, Waiting, WorkError, WorkItem,
-    WorkQueue, end_abandoned,
+    Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Taken, Waiting, WorkError,
+    WorkItem, WorkQueue, end_abandoned,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
@@ -83,12 +83,12 @@ impl Lab {
     }
 
     /// A node in the background, which ends with the test.
-    fn join(&self, name: &str) -> Node {
+    fn join(&self, name: &str) -> NodeProcess {
         let invitation = self.site.path("lab.toml");
         let mut command = self.zmove(name, &["cluster", "join", invitation.to_str().unwrap()]).0;
         let log = std::fs::File::create(self.home(&format!("{name}.log"))).unwrap();
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        Node { log: self.home(&format!("{name}.log")), child: command.spawn().unwrap() }
+        NodeProcess { log: self.home(&format!("{name}.log")), child: command.spawn().unwrap() }
     }
 
     /// A job into `target`, as the head or a node knows it.
@@ -128,8 +128,8 @@ impl Lab {
     ) -> Result<(), SessionEnd> {
         job.grant.renew(grant);
         let receivers = self.reached("node", transport);
-        let lead = Lead::new((job, Arc::clone(queue)), receivers, 1, PATIENCE);
-        lead.take_part(1, Arc::new(NoObserver), Arc::new(NoListener)).await
+        let node = Node::new(job, Arc::clone(queue), receivers, 1, PATIENCE);
+        node.take_part(1, Arc::new(NoObserver), Arc::new(NoListener)).await
     }
 
     /// Has the head lead a job of which all is done by others.
@@ -139,10 +139,10 @@ impl Lab {
         stop: oneshot::Receiver<()>,
     ) -> (watch::Receiver<bool>, JoinHandle<Result<JobEnd, JobError>>) {
         let receivers = self.reached("head", TransportChoice::Auto);
-        let lead = Lead::new((job, Arc::clone(queue)), receivers, 0, PATIENCE);
-        let begun = lead.begun.subscribe();
+        let head = Head::new(Node::new(job, Arc::clone(queue), receivers, 0, PATIENCE));
+        let begun = head.begun.subscribe();
         let stop = async { drop(stop.await) };
-        let leading = async move { lead.run(Arc::new(NoObserver), Arc::new(NoListener), stop).await };
+        let leading = async move { head.run(Arc::new(NoObserver), Arc::new(NoListener), stop).await };
         (begun, tokio::spawn(leading))
     }
 }
@@ -181,10 +181,6 @@ impl WorkQueue for Idle {
         Ok(())
     }
 
-    async fn give_back(&self, _taken: Taken<()>, _after: Duration) -> Result<(), WorkError> {
-        Ok(())
-    }
-
     async fn waiting(&self) -> Result<Waiting, WorkError> {
         Ok(Waiting { waiting: 1, taken: 0 })
     }
@@ -195,12 +191,12 @@ impl WorkQueue for Idle {
     }
 }
 
-struct Node {
+struct NodeProcess {
     log: PathBuf,
     child: Child,
 }
 
-impl Node {
+impl NodeProcess {
     fn wait_for(&self, part: &str) {
         let began = Instant::now();
         while !self.said().contains(part) {
@@ -214,7 +210,7 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for NodeProcess {
     fn drop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

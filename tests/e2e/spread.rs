@@ -145,6 +145,27 @@ impl Spread {
         child.wait().unwrap();
     }
 
+    /// Kills the first receiver when it has marked the end of the job of a push, before it can say so.
+    fn kill_at_the_end(&self) {
+        let job = self.wait_for_job();
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // what is made there again and again keeps the receiver at removing it
+            let busy = scope.spawn(|| {
+                for number in 0.. {
+                    let _gone_already = std::fs::create_dir_all(job.join(format!("busy/{number}")));
+                    if ended.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+            crate::jobs::wait_for("the end of the job", || job.join(END).exists());
+            self.daemons[0].signal(Signal::KILL);
+            ended.store(true, Ordering::Relaxed);
+            busy.join().unwrap();
+        });
+    }
+
     /// How many jobs are noted that have not ended.
     fn noted(&self) -> usize {
         std::fs::read_dir(self.home().join("shared-jobs")).unwrap().count()
@@ -264,30 +285,26 @@ fn of_two_sources_that_become_the_target_the_last_gives_it_mode_and_time() {
 #[test]
 fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
     let spread = Spread::new(2);
-    std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("f"), 7);
     let child = spread.push(&[], "source").start();
-    let job = spread.wait_for_job();
-    let ended = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        // what is made there again and again keeps the receiver at removing it
-        let busy = scope.spawn(|| {
-            for number in 0.. {
-                let _gone_already = std::fs::create_dir_all(job.join(format!("busy/{number}")));
-                if ended.load(Ordering::Relaxed) {
-                    break;
-                }
-            }
-        });
-        crate::jobs::wait_for("the end of the job", || job.join(END).exists());
-        spread.daemons[0].signal(Signal::KILL);
-        ended.store(true, Ordering::Relaxed);
-        busy.join().unwrap();
-    });
+    spread.kill_at_the_end();
     crate::command::finish(child).expect(0);
     spread.remove_marks();
     set_old(spread.source());
     assert_same(&spread.source(), &spread.target_directory());
+}
+
+/// Another may have left it unclosed, and the receiver that is left knows nothing of it.
+#[test]
+fn a_job_does_not_pass_for_closed_by_the_word_of_a_receiver_that_has_another_target() {
+    let mut spread = Spread::new(1);
+    std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
+    spread.start("elsewhere");
+    paint(spread.source().join("f"), 7);
+    let child = spread.push(&["--timeout", "4s"], "source").start();
+    spread.kill_at_the_end();
+    crate::command::finish(child).expect(12);
+    assert_eq!(spread.noted(), 1, "the next push ends it");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use zmove_scan::{MarkedPath, Portion};
 use zmove_types::GroupSpan;
+use zmove_wire::GroupRange;
 
 use crate::work::{LargeFile, Marks, Place, Work};
 
@@ -46,7 +47,7 @@ fn ranges(file: &LargeFile) -> impl Iterator<Item = Work> {
             None | Some(0) => (long / 8).max(2).min(groups - first),
             Some(left) => long.min(left),
         };
-        let range = Work::Range { file: file.clone(), first, groups };
+        let range = Work::Range { file: file.clone(), range: GroupRange::new(first, groups) };
         first += groups;
         (groups > 0).then_some(range)
     })
@@ -72,7 +73,7 @@ mod tests {
         let (bytes, mtime) = (groups * GROUP_BYTES, Timestamp::default());
         let file = LargeFile { directory, name, bytes, mtime };
         let range = |work| match work {
-            Work::Range { first, groups, .. } => (first, groups),
+            Work::Range { range, .. } => (range.first, range.count),
             other => panic!("{other:?}"),
         };
         ranges(&file).map(range).collect()

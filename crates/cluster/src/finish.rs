@@ -10,8 +10,7 @@
 //! **Invariant:** a directory is set after all below it where its mode takes away the right to enter it.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use futures_util::future::try_join_all;
@@ -19,7 +18,7 @@ use rustix::io::Errno;
 use tokio::task::JoinSet;
 use zmove_scan::{MarkedPath, Portion, PortionSize, ScanItem, ScanRoot, Wanted, walk_portion};
 use zmove_sender::{Feeder, SessionOver};
-use zmove_types::{Escaped, Event, Name, Observer, RelPath};
+use zmove_types::{Escaped, Event, HashOnlySet, Name, Observer, RelPath};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, EntryFault, Fault, FaultCode, SharedJobOrder, SharedJobResult,
     directory_batches,
@@ -34,7 +33,8 @@ use crate::receiver::SessionEvents;
 pub(crate) struct Finishing {
     /// What is to be done, the next last.
     steps: Vec<Step>,
-    found: Found,
+    /// The paths at the target of directories that the walk has found.
+    found: HashOnlySet,
     /// The orders that close directories, as they were given.
     closing: Vec<Order>,
     failed: u64,
@@ -86,23 +86,6 @@ impl Order {
     }
 }
 
-/// The directories that a walk has found, by the hashes of their paths at the target.
-#[derive(Debug, Default)]
-struct Found {
-    hasher: RandomState,
-    hashes: HashSet<u64>,
-}
-
-impl Found {
-    fn add(&mut self, path: &RelPath) {
-        self.hashes.insert(self.hasher.hash_one(path));
-    }
-
-    fn has(&self, path: &RelPath) -> bool {
-        self.hashes.contains(&self.hasher.hash_one(path))
-    }
-}
-
 /// Directories that came and were not found at the end, as a receiver tells of them, which may not be honest.
 #[derive(Debug, Default)]
 struct Gone {
@@ -117,14 +100,14 @@ struct Gone {
 
 impl Gone {
     /// Takes the directories of a list that were not found.
-    fn take(&mut self, head: &[u8], found: &Found) -> Result<(), Stop> {
+    fn take(&mut self, head: &[u8], found: &HashOnlySet) -> Result<(), Stop> {
         self.lists += 1;
         if self.lists > LISTS_MAX {
             return Err(ENDLESS);
         }
         for group in Batch::decode(head, 0).map_err(|_malformed| OTHER_HEAD)?.groups {
             let [BatchEntry::Itself(metadata)] = &*group.entries else { return Err(OTHER_HEAD) };
-            if found.has(&group.directory) {
+            if found.contains(&group.directory) {
                 continue;
             }
             let path = &group.directory;
@@ -156,7 +139,7 @@ impl Finishing {
             Step::Walk(Unwalked { source, directory })
         };
         let steps = std::iter::once(Step::Gone).chain((0..job.source_count()).rev().map(root)).collect();
-        Self { steps, found: Found::default(), closing: Vec::new(), failed: 0 }
+        Self { steps, found: HashOnlySet::default(), closing: Vec::new(), failed: 0 }
     }
 
     /// Sets mode and time of all directories; returns how many did not get them. Failures are told.
@@ -234,7 +217,9 @@ impl Finishing {
                 }
             }
             for batch in feeder.directory_batches(portion.items).await? {
-                batch.groups.iter().for_each(|group| self.found.add(&group.directory));
+                for group in &batch.groups {
+                    self.found.insert(&group.directory);
+                }
                 self.steps.push(Step::Set(Order::new(&batch)));
             }
             below.extend(portion.directories);
@@ -462,7 +447,7 @@ mod tests {
     }
 
     fn finishing(steps: Vec<Step>) -> Finishing {
-        Finishing { steps, found: Found::default(), closing: Vec::new(), failed: 0 }
+        Finishing { steps, found: HashOnlySet::default(), closing: Vec::new(), failed: 0 }
     }
 
     /// The directories that are to be set, or `walk`, the next first.
@@ -558,8 +543,8 @@ mod tests {
 
     #[test]
     fn what_is_kept_of_directories_that_are_gone_is_bounded_and_those_found_take_nothing() {
-        let mut found = Found::default();
-        found.add(&path("found"));
+        let mut found = HashOnlySet::default();
+        found.insert(&path("found"));
         let mut gone = Gone { bytes: GONE_BYTES_MAX - GONE_BYTES - 10, ..Gone::default() };
         for _ in 0..10 {
             gone.take(&head_of(&["found", "gone"], 0o755), &found).unwrap();
@@ -573,17 +558,17 @@ mod tests {
     fn a_receiver_whose_lists_do_not_end_misbehaves() {
         let mut gone = Gone { lists: LISTS_MAX - 1, ..Gone::default() };
         let list = head_of(&["d"], 0o755);
-        gone.take(&list, &Found::default()).unwrap();
-        let endless = gone.take(&list, &Found::default()).unwrap_err();
+        gone.take(&list, &HashOnlySet::default()).unwrap();
+        let endless = gone.take(&list, &HashOnlySet::default()).unwrap_err();
         assert_eq!(endless.to_string(), ENDLESS.to_string());
     }
 
     #[test]
     fn what_a_receiver_tells_of_directories_beside_those_of_the_push_is_refused() {
         let mut gone = Gone { tops: Some(vec![Name::from_bytes(b"mine").unwrap()]), ..Gone::default() };
-        gone.take(&head_of(&["mine", "mine/below"], 0o755), &Found::default()).unwrap();
+        gone.take(&head_of(&["mine", "mine/below"], 0o755), &HashOnlySet::default()).unwrap();
         for other in ["other", "other/mine", "mine2", ""] {
-            let refused = gone.take(&head_of(&[other], 0o777), &Found::default()).unwrap_err();
+            let refused = gone.take(&head_of(&[other], 0o777), &HashOnlySet::default()).unwrap_err();
             assert_eq!(refused.to_string(), NOT_SENT.to_string(), "{other:?}");
         }
     }
@@ -592,7 +577,7 @@ mod tests {
     fn a_list_of_anything_else_than_directories_is_refused() {
         let group = DirectoryGroup { directory: path("d"), entries: Vec::new() };
         let list = Batch { groups: vec![group] }.encode();
-        let refused = Gone::default().take(&list, &Found::default()).unwrap_err();
+        let refused = Gone::default().take(&list, &HashOnlySet::default()).unwrap_err();
         assert_eq!(refused.to_string(), OTHER_HEAD.to_string());
     }
 }

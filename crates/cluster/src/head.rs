@@ -1,9 +1,9 @@
 //! The head of a job: puts in the first item, looks how far the job is, and ends it.
 //!
 //! ```text
-//!  begin ──► queue idle? ──► count ─┬─ all has ended ──► movers end ──► directories are finished ──► close
-//!              ▲                    └─ something is missing ──► walk once more ──┐
-//!              └─────────────────────────────────────────────────────────────────┘
+//!  Working: queue idle? ──► count ─┬─ all has ended ──► Leaving ──► Finishing ──► Finished ──► Ordered ──► Closed
+//!              ▲                   └─ something is missing ──► walk once more ──┐
+//!              └────────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! Where the journals contradict each other, since the sources have changed between two times that work was done, no
@@ -20,43 +20,31 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use zmove_engine::{Listener, Next, Outages, SessionFate, Timeout};
+use zmove_engine::Listener;
 use zmove_sender::{Feeder, SessionError};
 use zmove_types::{Event, NoObserver, Observer};
 use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder, SharedJobResult};
 
 use crate::error::{SessionEnd, Stop, WorkError, refused};
 use crate::finish::Finishing;
-use crate::job::{Part, SharedJob, View};
-use crate::mover::Mover;
-use crate::receiver::{JobEvents, Receiver, Served, SessionEvents, in_session};
-use crate::told::Told;
+use crate::job::{Part, SharedJob};
+use crate::node::{Node, Sessions};
+use crate::receiver::{JobEvents, Receiver, SessionEvents, in_session};
 use crate::work::{Work, WorkItem};
 use crate::work_queue::WorkQueue;
 
-/// A job that is led from here, with movers of this process.
+/// The node that leads a job.
 #[derive(Debug)]
-pub struct Lead<W> {
-    /// The job.
-    pub job: Arc<SharedJob>,
-    /// The queue.
-    pub queue: Arc<W>,
-    /// The receivers; each mover begins with another of them, and goes on with the next where it fails.
-    pub receivers: Arc<[Receiver]>,
-    /// How many movers this process has.
-    pub movers: usize,
-    /// How long all movers but the first wait for other nodes, and do nothing where there are enough by then.
+pub struct Head<W> {
+    /// What it does as any node.
+    pub node: Node<W>,
+    /// How long all movers but the first wait for other nodes, and do nothing where there are enough by then. Default:
+    /// they do not wait.
     pub others_come_within: Duration,
-    /// How long the job goes on when no receiver does.
-    pub patience: Duration,
     /// Told when the job has begun at the target.
     pub begun: watch::Sender<bool>,
-    /// How many other nodes take part, or have ended otherwise than they should.
+    /// How many other nodes take part, or have ended otherwise than they should. Default: none.
     pub others: watch::Receiver<usize>,
-    /// What has ended in the sessions of this process.
-    pub served: Arc<Served>,
-    /// The failures that all have told, which are not counted again at the end. Default: none of others.
-    pub told: Arc<Told>,
 }
 
 /// A job that has come to its end.
@@ -88,26 +76,15 @@ pub enum JobError {
     Interrupted,
 }
 
-impl<W: WorkQueue> Lead<W> {
-    /// A job that nobody else takes part in.
+impl<W: WorkQueue> Head<W> {
+    /// The head of a job that nobody else takes part in.
     #[must_use]
-    pub fn new(
-        (job, queue): (SharedJob, Arc<W>),
-        receivers: Vec<Receiver>,
-        movers: usize,
-        patience: Duration,
-    ) -> Self {
+    pub fn new(node: Node<W>) -> Self {
         Self {
-            job: Arc::new(job),
-            queue,
-            receivers: receivers.into(),
-            movers,
+            node,
             others_come_within: Duration::ZERO,
-            patience,
             begun: watch::Sender::new(false),
             others: watch::Sender::new(0).subscribe(),
-            served: Arc::default(),
-            told: Arc::default(),
         }
     }
 
@@ -121,86 +98,52 @@ impl<W: WorkQueue> Lead<W> {
         listener: Arc<dyn Listener + Send + Sync>,
         stop: impl Future<Output = ()>,
     ) -> Result<JobEnd, JobError> {
-        let events = JobEvents::new(observer, listener, Arc::clone(&self.served), Arc::clone(&self.told));
-        let mut movers = JoinSet::new();
-        let over = watch::Sender::new(false);
-        for number in 0..self.movers {
-            let mover = self.patient(number, events.clone()).moving(self.begun.subscribe());
+        let events = self.node.events(observer, listener);
+        let mut course = Course::new(&events);
+        for number in 0..self.node.movers {
+            let mover = once_begun(self.begun.subscribe(), self.node.sessions(number, events.clone()));
             let others = Others { count: self.others.clone(), come_within: self.others_come_within };
-            movers.spawn(unless_others_come(number, others, over.subscribe(), mover));
+            let over = course.over.subscribe();
+            course.movers.spawn(unless_others_come(number, others, over, mover));
         }
-        let mut progress = Progress::new(movers, over, Arc::clone(&events.has_lost_sessions));
-        let patient = self.patient(0, events);
         let ended = tokio::select! {
-            ended = self.lead(patient, &mut progress) => ended,
+            ended = self.lead(self.node.sessions(0, events), &mut course) => ended,
             () = stop => Err(JobError::Interrupted),
         };
         if ended.is_err() {
             // where the queue does not hear it, movers find that the job is over at the receivers
-            let _best_effort = timeout(CLOSE_MAX, self.queue.close()).await;
+            let _best_effort = timeout(CLOSE_MAX, self.node.queue.close()).await;
         }
         ended
     }
 
-    /// Takes part in the job, which another node leads: `number` is that of this node.
-    ///
-    /// # Errors
-    /// No receiver goes on.
-    pub async fn take_part(
-        &self,
-        number: usize,
-        observer: Arc<dyn Observer>,
-        listener: Arc<dyn Listener + Send + Sync>,
-    ) -> Result<(), SessionEnd> {
-        let events = JobEvents::new(observer, listener, Arc::clone(&self.served), Arc::clone(&self.told));
-        self.begun.send_replace(true);
-        let mut movers = JoinSet::new();
-        for mover in 0..self.movers {
-            let patient = self.patient(number * self.movers + mover, events.clone());
-            movers.spawn(patient.moving(self.begun.subscribe()));
-        }
-        let mut ended = Ok(());
-        while let Some(mover) = movers.join_next().await {
-            ended = ended.and(mover.unwrap_or_else(|_panic| Err(Stop::Panicked("a mover panicked").into())));
-        }
-        ended
-    }
-
-    fn patient(&self, number: usize, events: JobEvents) -> Patient<W> {
-        let patience = Timeout(self.patience);
-        Patient {
-            job: Arc::clone(&self.job),
-            queue: Arc::clone(&self.queue),
-            receivers: Arc::clone(&self.receivers),
-            next: number,
-            patience,
-            outages: Outages::new(patience).with_waits_within(WAIT_MAX),
-            refusals: 0,
-            events,
-        }
-    }
-
-    async fn lead(&self, mut patient: Patient<W>, progress: &mut Progress) -> Result<JobEnd, JobError> {
-        let mut count = SharedJobCount::default();
-        let last_epoch = self.job.last_epoch();
+    /// Leads the job in sessions, one after the other.
+    async fn lead(&self, mut sessions: Sessions<W>, course: &mut Course) -> Result<JobEnd, JobError> {
+        let last_epoch = self.node.job.last_epoch();
         loop {
-            let (number, receiver) = patient.next_receiver();
-            let events = patient.events.within(number, &receiver);
-            let job = if progress.needs_fence { &last_epoch } else { &*self.job };
+            let (receiver, events) = sessions.next();
+            let job = if course.is_fenced { &last_epoch } else { &*self.node.job };
+            // what is gone is not begun once more
+            let part = if course.stage >= Stage::Ordered { Part::Mover } else { Part::Head };
             let ended = {
-                // what is gone is not begun once more
-                let part = if progress.ending >= Ending::Ordered { Part::Mover } else { Part::Head };
                 let session = pin!(in_session(&receiver, job, part, &events, |feeder| {
-                    self.lead_in(feeder, &events, progress, &mut count)
+                    self.lead_in(feeder, &events, course)
                 }));
-                patient.outages.watch(session).await
+                sessions.outages.watch(session).await
             };
+            // by an order the answer to which was lost
+            let was_closed = |error: &SessionEnd| course.stage == Stage::Ordered && is_closed(error);
+            if course.stage == Stage::Closed || ended.as_ref().is_err_and(was_closed) {
+                return Ok(JobEnd { count: course.count, walks: course.walks.done });
+            }
             match ended {
-                // with the same one: it has the job's directory
-                Ok(()) if progress.ending < Ending::Closed => patient.next = number,
-                Err(error) if !(progress.ending >= Ending::Ordered && is_closed(&error)) => {
+                // this receiver has the job's directory
+                Ok(()) => sessions.stay_with(&events),
+                Err(error) => {
+                    // an order of the session that is lost may still be carried out
+                    course.is_fenced |= course.stage >= Stage::Finishing;
                     let has_begun = *self.begun.borrow();
-                    let paused = patient.pause((&events, error), has_begun).await;
+                    let paused = sessions.pause(&events, error, has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
                         Ok(error) => JobError::Queue(error),
                         Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
@@ -208,49 +151,55 @@ impl<W: WorkQueue> Lead<W> {
                         Err(error) => JobError::NotBegun(Box::new(error)),
                     })?;
                 }
-                // ended, or closed by an order the answer to which was lost
-                Ok(()) | Err(_) => {
-                    return Ok(JobEnd { count, walks: progress.walks });
+            }
+        }
+    }
+
+    /// Leads the job for one session: to its end, or to where only the next epoch shuts out a session of another.
+    async fn lead_in(&self, feeder: Feeder, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
+        loop {
+            course.stage = match course.stage {
+                Stage::Working => {
+                    course.count = self.conduct(&feeder, events, course).await?;
+                    self.node.queue.close().await?;
+                    course.over.send_replace(true);
+                    Stage::Leaving
+                }
+                Stage::Leaving => {
+                    course.is_fenced = !self.all_have_left(course).await;
+                    if course.is_fenced {
+                        course.stage = Stage::Finishing;
+                        return Ok(());
+                    }
+                    Stage::Finishing
+                }
+                Stage::Finishing => {
+                    let finishing = course.finishing.get_or_insert_with(|| Finishing::of(&self.node.job));
+                    course.count.failed += finishing.run(&self.node.job, &feeder, events).await?;
+                    Stage::Finished
+                }
+                Stage::Finished | Stage::Ordered => {
+                    course.stage = Stage::Ordered;
+                    order(&feeder, SharedJobOrder::Close).await?;
+                    Stage::Closed
+                }
+                Stage::Closed => {
+                    // the mark of the end is for openings of sessions that may still be on their way
+                    if !course.is_fenced {
+                        order(&feeder, SharedJobOrder::Forget).await?;
+                    }
+                    return Ok(());
                 }
             }
         }
     }
 
-    /// Leads the job for one session. If another session may still be writing, it returns before directories are
-    /// finished: they are set in the next epoch, which fences that session off.
-    async fn lead_in(
-        &self,
-        feeder: Feeder,
-        events: &SessionEvents,
-        progress: &mut Progress,
-        count: &mut SharedJobCount,
-    ) -> Result<(), Stop> {
-        // a session that breaks later than this takes nothing of it back
-        if !progress.is_over() {
-            *count = self.conduct(&feeder, events, progress).await?;
-            self.queue.close().await?;
-            progress.over.send_replace(true);
-        }
-        if !progress.needs_fence {
-            while progress.movers.join_next().await.is_some() {}
-            let mut others = self.others.clone();
-            let have_ended = timeout(OTHERS_END_MAX, others.wait_for(|others| *others == 0)).await.is_ok();
-            if !have_ended || progress.has_lost_sessions.load(Ordering::Relaxed) {
-                progress.needs_fence = true;
-                return Ok(());
-            }
-        }
-        if progress.ending == Ending::Unfinished {
-            let finishing = progress.finishing.get_or_insert_with(|| Finishing::of(&self.job));
-            count.failed += finishing.run(&self.job, &feeder, events).await?;
-            progress.ending = Ending::Finished;
-        }
-        // the mark of the end is for openings of sessions that may still be on their way
-        let how = if progress.needs_fence { SharedJobOrder::Close } else { SharedJobOrder::Forget };
-        progress.ending = Ending::Ordered;
-        close(&feeder, how).await?;
-        progress.ending = Ending::Closed;
-        Ok(())
+    /// Whether all sessions but this have ended as they should, once those of this node have.
+    async fn all_have_left(&self, course: &mut Course) -> bool {
+        while course.movers.join_next().await.is_some() {}
+        let mut others = self.others.clone();
+        let others_have = timeout(OTHERS_END_MAX, others.wait_for(|others| *others == 0)).await.is_ok();
+        others_have && !course.has_lost_sessions.load(Ordering::Relaxed)
     }
 
     /// Sees to it that all work ends; returns what the journals say then.
@@ -258,28 +207,28 @@ impl<W: WorkQueue> Lead<W> {
         &self,
         feeder: &Feeder,
         events: &SessionEvents,
-        progress: &mut Progress,
+        course: &mut Course,
     ) -> Result<SharedJobCount, Stop> {
         // an answer shows that the session has begun; what all nodes have done meanwhile counts for the head
         let counted = count(feeder).await?;
         let ended = (counted.pass, counted.work_ended);
-        if ended > progress.ended_most {
-            progress.ended_most = ended;
+        if ended > course.ended_most {
+            course.ended_most = ended;
             events.is_of_use();
         }
         self.begun.send_replace(true);
         loop {
-            if self.queue.waiting().await?.is_idle() {
+            if self.node.queue.waiting().await?.is_idle() {
                 let counted = count(feeder).await?;
-                if counted.pass == progress.pass && counted.is_finished() {
+                if counted.pass == course.walks.pass && counted.is_finished() {
                     return Ok(counted);
                 }
-                self.queue.put(vec![progress.walk_again(&self.job, &counted)?]).await?;
+                self.node.queue.put(vec![course.walks.walk_again(&self.node.job, &counted)?]).await?;
             }
             tokio::select! {
                 () = sleep(LOOK_EVERY) => {}
-                Some(ended) = progress.movers.join_next() => match ended {
-                    Ok(Err(error)) if progress.movers.is_empty() => return Err(Stop::Movers(Box::new(error))),
+                Some(ended) = course.movers.join_next() => match ended {
+                    Ok(Err(error)) if course.movers.is_empty() => return Err(Stop::Movers(Box::new(error))),
                     Ok(Ok(()) | Err(_)) => {}
                     Err(_panic) => return Err(Stop::Panicked("a mover panicked")),
                 },
@@ -319,67 +268,88 @@ async fn unless_others_come(
     mover.await
 }
 
-/// How far the head is.
-struct Progress {
-    walks: u32,
-    /// The pass that is under way: each goes through all work once more, and only the newest one counts.
-    pass: u32,
+/// Runs a mover once the job has begun, if it does.
+async fn once_begun<W: WorkQueue>(
+    mut begun: watch::Receiver<bool>,
+    sessions: Sessions<W>,
+) -> Result<(), SessionEnd> {
+    match begun.wait_for(|begun| *begun).await {
+        Ok(_) => {}
+        Err(_never) => return Ok(()),
+    }
+    sessions.moving().await
+}
+
+/// How far a job is: a session that breaks takes nothing of it back.
+struct Course {
+    stage: Stage,
+    /// Whether the head's sessions are in the next epoch, which shuts out all sessions of this one.
+    is_fenced: bool,
+    /// What the journals of the receivers say, once all work has ended.
+    count: SharedJobCount,
+    walks: Walks,
     /// The most work that had ended when a session began, and its pass.
     ended_most: (u32, u64),
+    movers: JoinSet<Result<(), SessionEnd>>,
+    /// Set when all work has ended, and the queue knows that the job is over.
+    over: watch::Sender<bool>,
+    /// Whether any session has ended otherwise than it should.
+    has_lost_sessions: Arc<AtomicBool>,
+    /// How far directories have mode and time; `None` before any has.
+    finishing: Option<Finishing>,
+}
+
+/// The stages of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// Work is under way.
+    Working,
+    /// All work has ended; sessions of movers have not.
+    Leaving,
+    /// No other session writes any more, and directories get mode and time.
+    Finishing,
+    /// All directories have mode and time.
+    Finished,
+    /// A receiver has been told to close the job, which has perhaps been done.
+    Ordered,
+    /// The job is closed, whatever becomes of the mark of its end.
+    Closed,
+}
+
+impl Course {
+    fn new(events: &JobEvents) -> Self {
+        Self {
+            stage: Stage::Working,
+            is_fenced: false,
+            count: SharedJobCount::default(),
+            walks: Walks::default(),
+            ended_most: (0, 0),
+            movers: JoinSet::new(),
+            over: watch::Sender::new(false),
+            has_lost_sessions: Arc::clone(&events.has_lost_sessions),
+            finishing: None,
+        }
+    }
+}
+
+/// The walks of a job's sources.
+struct Walks {
+    done: u32,
+    /// The pass that is under way: each goes through all work once more, and only the newest one counts.
+    pass: u32,
     /// How much of the pass had ended before the last walk.
     ended_before: u64,
     /// How many walks in a row have added nothing.
     in_vain: u32,
-    movers: JoinSet<Result<(), SessionEnd>>,
-    /// Set when all work has ended, and the queue knows that the job is over.
-    over: watch::Sender<bool>,
-    /// Whether a session of another may still do something, though all work has ended.
-    needs_fence: bool,
-    /// How far directories have mode and time; `None` before any has.
-    finishing: Option<Finishing>,
-    ending: Ending,
-    /// Whether any session has ended otherwise than it should.
-    has_lost_sessions: Arc<AtomicBool>,
 }
 
-/// How far the end of a job is that has no more work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Ending {
-    /// Directories are not all set.
-    Unfinished,
-    /// All directories have mode and time.
-    Finished,
-    /// The receivers have been told to close the job, so that perhaps nothing is left of it.
-    Ordered,
-    /// The job is closed at the receivers.
-    Closed,
+impl Default for Walks {
+    fn default() -> Self {
+        Self { done: 0, pass: 1, ended_before: 0, in_vain: 0 }
+    }
 }
 
-impl Progress {
-    fn new(
-        movers: JoinSet<Result<(), SessionEnd>>,
-        over: watch::Sender<bool>,
-        has_lost_sessions: Arc<AtomicBool>,
-    ) -> Self {
-        Self {
-            walks: 0,
-            pass: 1,
-            ended_most: (0, 0),
-            ended_before: 0,
-            in_vain: 0,
-            movers,
-            over,
-            needs_fence: false,
-            finishing: None,
-            ending: Ending::Unfinished,
-            has_lost_sessions,
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        *self.over.borrow()
-    }
-
+impl Walks {
     /// What is to be done where nobody has anything to do, and the journals say that something is missing. They
     /// contradict each other where the sources have changed; and where no walk adds anything, work may have ended whose
     /// parent nobody finds any more. Another pass does without what such work has told.
@@ -389,7 +359,7 @@ impl Progress {
     fn walk_again(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
         let is_of_pass = count.pass == self.pass;
         let ended = if is_of_pass { count.work_ended } else { 0 };
-        let as_before = self.walks > 0 && self.ended_before == ended;
+        let as_before = self.done > 0 && self.ended_before == ended;
         self.ended_before = ended;
         self.in_vain = if as_before { self.in_vain + 1 } else { 0 };
         let is_in_vain = self.in_vain >= WALKS_IN_VAIN_MAX;
@@ -404,8 +374,8 @@ impl Progress {
             self.in_vain = 0;
             self.ended_before = 0;
         }
-        self.walks += 1;
-        let begin = WorkItem::first(job.id, Work::Begin(job.source_count()), self.walks);
+        self.done += 1;
+        let begin = WorkItem::first(job.id, Work::Begin(job.source_count()), self.done);
         Ok(WorkItem { marks: job.source_marks.clone(), ..begin.in_pass(job.id, self.pass) })
     }
 }
@@ -420,106 +390,6 @@ fn is_closed(error: &SessionEnd) -> bool {
         | SessionEnd::Session(_)
         | SessionEnd::NoRoom { .. }
         | SessionEnd::InVain { .. } => false,
-    }
-}
-
-/// One that goes on with the next receiver where one fails.
-struct Patient<W> {
-    job: Arc<SharedJob>,
-    queue: Arc<W>,
-    receivers: Arc<[Receiver]>,
-    next: usize,
-    patience: Timeout,
-    /// Times without a session in which work has ended. The head does none, and a mover may have none for long.
-    outages: Outages,
-    /// How many sessions have failed for good, one after the other.
-    refusals: usize,
-    events: JobEvents,
-}
-
-impl<W: WorkQueue> Patient<W> {
-    fn next_number(&self) -> usize {
-        self.next % self.receivers.len()
-    }
-
-    /// The next receiver, with its number.
-    fn next_receiver(&mut self) -> (usize, Receiver) {
-        let number = self.next_number();
-        self.next += 1;
-        (number, self.receivers[number].clone())
-    }
-
-    /// Does items in sessions, one after the other, until the job is over.
-    async fn moving(mut self, mut begun: watch::Receiver<bool>) -> Result<(), SessionEnd> {
-        if begun.wait_for(|begun| *begun).await.is_err() {
-            return Ok(());
-        }
-        let mut has_had_session = self.job.view == View::Leads;
-        loop {
-            let (number, receiver) = self.next_receiver();
-            let events = self.events.within(number, &receiver);
-            let ended = {
-                let session = pin!(in_session(&receiver, &self.job, Part::Mover, &events, |feeder| {
-                    let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
-                    Mover::new(job, queue, feeder, Arc::clone(&events)).run(|| events.has_ended())
-                }));
-                self.outages.watch(session).await
-            };
-            match ended {
-                Ok(()) => return Ok(()),
-                // the head has ended the job while something was still under way
-                Err(SessionEnd::Stop(Stop::Queue(WorkError::Over))) => {
-                    self.events.has_lost_sessions.store(true, Ordering::Relaxed);
-                    return Ok(());
-                }
-                Err(error) => {
-                    has_had_session |= events.fate() != SessionFate::NotBegun;
-                    let paused = self.pause((&events, error), has_had_session).await;
-                    paused.map_err(|error| *error)?;
-                }
-            }
-        }
-    }
-
-    /// Waits before the next session; fails when that has no use, or has lasted too long. Before the job has begun each
-    /// receiver is tried once, so that a wrong name is told at once; also by a node that has just come, which nobody
-    /// waits for then.
-    async fn pause(
-        &mut self,
-        (session, error): (&SessionEvents, SessionEnd),
-        has_begun: bool,
-    ) -> Result<(), Box<SessionEnd>> {
-        let fate = session.fate();
-        // one that was not let in changes nothing later
-        if fate != SessionFate::NotBegun || !error.is_refusal() {
-            self.events.has_lost_sessions.store(true, Ordering::Relaxed);
-        }
-        let before = if fate == SessionFate::OfUse { 0 } else { self.refusals };
-        self.refusals = if error.is_final() || !has_begun { before + 1 } else { 0 };
-        if error.ends_all() || self.refusals >= self.receivers.len() {
-            return Err(Box::new(error));
-        }
-        let Next::Retry(at, _) = self.outages.lost(fate) else { return Err(self.given_up(error)) };
-        let number = session.number;
-        if self.events.is_news(number, &error) {
-            let failed = failure_at(&self.receivers[number], &error);
-            let next = match &*self.receivers {
-                all if self.events.none_is_of_use(all.len()) => {
-                    format!("no receiver is left: trying again for up to {}", self.patience)
-                }
-                all => format!("{} is tried next", all[self.next_number()].remote),
-            };
-            self.events.observer.on(&Event::Warned { message: format!("{failed}; {next}") });
-        }
-        if self.outages.wait(at).await { Ok(()) } else { Err(self.given_up(error)) }
-    }
-
-    /// Why nobody waits any longer.
-    fn given_up(&self, last: SessionEnd) -> Box<SessionEnd> {
-        Box::new(match self.outages.in_vain() {
-            0 | 1 => last,
-            sessions => SessionEnd::InVain { sessions, last: Box::new(last) },
-        })
     }
 }
 
@@ -539,7 +409,7 @@ pub async fn end_abandoned(
     for (number, receiver) in receivers.iter().enumerate() {
         let events = events.within(number, receiver);
         ended = in_session(receiver, job, Part::Head, &events, async |feeder| {
-            close(&feeder, SharedJobOrder::Close).await
+            order(&feeder, SharedJobOrder::Close).await
         })
         .await;
         match &ended {
@@ -547,7 +417,7 @@ pub async fn end_abandoned(
             Err(error) if is_closed(error) => return Ok(()),
             Err(error) => {
                 if let Some(next) = receivers.get(number + 1) {
-                    let message = format!("{}; {} is tried next", failure_at(receiver, error), next.remote);
+                    let message = format!("{}; {} is tried next", error.at(&receiver.remote), next.remote);
                     observer.on(&Event::Warned { message });
                 }
             }
@@ -556,16 +426,8 @@ pub async fn end_abandoned(
     ended.map_err(Box::new)
 }
 
-/// What has ended a session, and at which receiver.
-fn failure_at(receiver: &Receiver, error: &SessionEnd) -> String {
-    match error {
-        SessionEnd::Connect(_says_where) => error.to_string(),
-        _ => format!("{}: {error}", receiver.remote),
-    }
-}
-
-async fn close(feeder: &Feeder, how: SharedJobOrder) -> Result<(), Stop> {
-    match feeder.order(how, None).await? {
+async fn order(feeder: &Feeder, what: SharedJobOrder) -> Result<(), Stop> {
+    match feeder.order(what, None).await? {
         SharedJobResult::Done => Ok(()),
         other => Err(refused(other)),
     }
@@ -589,8 +451,6 @@ const OTHERS_END_MAX: Duration = Duration::from_secs(5);
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// How often the queue is asked whether it is idle.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// The longest wait before the next session: mostly another receiver is there.
-const WAIT_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -613,47 +473,47 @@ mod tests {
         }
     }
 
-    fn walks_again(count: impl Fn(&Progress) -> SharedJobCount) -> (Progress, Stop) {
+    fn walks_again(count: impl Fn(&Walks) -> SharedJobCount) -> (Walks, Stop) {
         let node = NodeName::new("head").unwrap();
         let open = Open::new(b"t".to_vec(), [0; 16]);
         let names = (SharedJobId([7; 16]), 1, node);
         let job = SharedJob::new(names, Vec::new(), open, SenderConfig::default());
-        let mut progress = Progress::new(JoinSet::new(), watch::Sender::new(false), Arc::default());
+        let mut walks = Walks::default();
         loop {
-            let counted = count(&progress);
-            match progress.walk_again(&job, &counted) {
-                Ok(item) => assert_eq!((item.pass, item.walk), (progress.pass, progress.walks)),
-                Err(stop) => return (progress, stop),
+            let counted = count(&walks);
+            match walks.walk_again(&job, &counted) {
+                Ok(item) => assert_eq!((item.pass, item.walk), (walks.pass, walks.done)),
+                Err(stop) => return (walks, stop),
             }
         }
     }
 
     #[test]
     fn walks_that_add_nothing_end_the_job_after_a_second_pass() {
-        let lost = |progress: &Progress| SharedJobCount {
-            pass: progress.pass,
+        let lost = |walks: &Walks| SharedJobCount {
+            pass: walks.pass,
             work_ended: 3,
             work_announced: 5,
             ..SharedJobCount::default()
         };
-        let (progress, stop) = walks_again(lost);
+        let (walks, stop) = walks_again(lost);
         assert!(matches!(stop, Stop::Missing), "{stop}");
-        assert_eq!((progress.pass, progress.walks), (2, 2 * WALKS_IN_VAIN_MAX + 1));
-        let nothing_of_the_second = |_: &Progress| SharedJobCount { pass: 1, ..lost(&progress) };
+        assert_eq!((walks.pass, walks.done), (2, 2 * WALKS_IN_VAIN_MAX + 1));
+        let nothing_of_the_second = |_: &Walks| SharedJobCount { pass: 1, ..lost(&walks) };
         assert_eq!(walks_again(nothing_of_the_second).0.pass, 2);
     }
 
     #[test]
     fn ends_that_contradict_each_other_begin_another_pass_at_once_and_are_bounded() {
-        let (progress, stop) = walks_again(|progress| SharedJobCount {
-            pass: progress.pass,
+        let (walks, stop) = walks_again(|walks| SharedJobCount {
+            pass: walks.pass,
             work_ended: 3,
             work_announced: 5,
             contradictions: 1,
             ..SharedJobCount::default()
         });
         assert!(matches!(stop, Stop::Contradictory(PASSES_MAX)), "{stop}");
-        assert_eq!((progress.pass, progress.walks), (PASSES_MAX, PASSES_MAX - 1));
+        assert_eq!((walks.pass, walks.done), (PASSES_MAX, PASSES_MAX - 1));
     }
 
     #[tokio::test(start_paused = true)]

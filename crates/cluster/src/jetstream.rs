@@ -53,7 +53,7 @@ use std::time::Duration;
 use async_nats::Subject;
 use async_nats::jetstream::AckKind;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{Mutex, oneshot, watch};
+use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 use zmove_types::SharedJobId;
 
@@ -80,6 +80,8 @@ pub struct JetStream {
     settings: Settings,
     taker: Mutex<Taker>,
     dropped: UnboundedSender<Dropped>,
+    /// The other ends are with the leases until the broker knows what becomes of them.
+    held: watch::Sender<()>,
     unreadable: AtomicU64,
     /// Whether this process has ended the job: then it needs no record of that, which the broker may lose.
     closed: watch::Sender<bool>,
@@ -129,21 +131,20 @@ pub struct Lease {
     /// `None` once the broker is told what becomes of it.
     delivery: Option<Subject>,
     dropped: UnboundedSender<Dropped>,
+    held: watch::Receiver<()>,
 }
 
-/// What is to be told the broker of leases that were dropped.
+/// A lease that was dropped, of which the broker is to be told.
 #[derive(Debug)]
-enum Dropped {
-    /// This one was.
-    Lease(Subject),
-    /// Somebody waits until all before have been told.
-    Flush(oneshot::Sender<()>),
+struct Dropped {
+    delivery: Subject,
+    _held: watch::Receiver<()>,
 }
 
 impl Lease {
-    /// The delivery, of which the broker is told something else now than that it was dropped.
-    fn settle(mut self) -> Option<Subject> {
-        self.delivery.take()
+    /// The broker has been told something else than that this was dropped.
+    fn settle(mut self) {
+        self.delivery = None;
     }
 }
 
@@ -151,21 +152,16 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(delivery) = self.delivery.take() {
             // where nobody listens any more the lease ends by itself
-            let _best_effort = self.dropped.send(Dropped::Lease(delivery));
+            let _best_effort = self.dropped.send(Dropped { delivery, _held: self.held.clone() });
         }
     }
 }
 
 /// Gives back what was dropped, so that others need not wait for the end of its lease.
-async fn give_back_dropped(broker: Arc<Broker>, mut dropped: UnboundedReceiver<Dropped>) {
-    while let Some(dropped) = dropped.recv().await {
-        match dropped {
-            Dropped::Lease(delivery) => {
-                let _leased_for_a_while_then = broker.acknowledge(&delivery, AckKind::Nak(None)).await;
-                broker.tell().await;
-            }
-            Dropped::Flush(waits) => drop(waits),
-        }
+async fn give_back_dropped(broker: Arc<Broker>, mut all: UnboundedReceiver<Dropped>) {
+    while let Some(dropped) = all.recv().await {
+        let _leased_for_a_while_then = broker.acknowledge(&dropped.delivery, AckKind::Nak(None)).await;
+        broker.tell().await;
     }
 }
 
@@ -220,7 +216,8 @@ impl JetStream {
         let (unreadable, closed) = (AtomicU64::new(0), watch::Sender::new(false));
         let (dropped, to_be_told) = unbounded_channel();
         tokio::spawn(give_back_dropped(Arc::clone(&broker), to_be_told));
-        Ok(Self { broker, settings, taker: Mutex::default(), dropped, unreadable, closed })
+        let (taker, held) = (Mutex::default(), watch::Sender::new(()));
+        Ok(Self { broker, settings, taker, dropped, held, unreadable, closed })
     }
 
     async fn begin(&self) -> Result<(), BrokerError> {
@@ -232,12 +229,13 @@ impl JetStream {
         self.broker.make().await
     }
 
-    /// Returns when the broker knows of all leases that were dropped before: this process is about to end.
+    /// Returns when all leases have been dropped, and the broker knows of it: this process is about to end.
     pub async fn flush_dropped(&self) {
-        let (waits, told) = oneshot::channel();
-        // what is dropped without a word has been heard, too
-        let _sent_or_nobody_listens = self.dropped.send(Dropped::Flush(waits));
-        let _dropped = told.await;
+        self.held.closed().await;
+    }
+
+    fn lease(&self, delivery: Option<Subject>) -> Lease {
+        Lease { delivery, dropped: self.dropped.clone(), held: self.held.subscribe() }
     }
 
     /// Whether the broker is there, and has the job; a change is notified.
@@ -276,10 +274,10 @@ impl JetStream {
     async fn acknowledge(
         &self,
         operation: &'static str,
-        delivery: Option<&Subject>,
+        lease: &Lease,
         what: AckKind,
     ) -> Result<(), WorkError> {
-        let Some(delivery) = delivery else { return Ok(()) };
+        let Some(delivery) = &lease.delivery else { return Ok(()) };
         let mut patience = self.patience(operation);
         while let Err(error) = self.broker.acknowledge(delivery, what).await {
             patience.endure(error).await?;
@@ -311,24 +309,15 @@ impl WorkQueue for JetStream {
     }
 
     async fn keep(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
-        self.acknowledge("keep work of the queue", taken.delivery.delivery.as_ref(), AckKind::Progress).await
+        self.acknowledge("keep work of the queue", &taken.delivery, AckKind::Progress).await
     }
 
     async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
-        let delivery = taken.delivery.settle();
-        self.acknowledge("take work out of the queue", delivery.as_ref(), AckKind::Ack).await
-    }
-
-    async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
-        let delivery = taken.delivery.settle();
-        // the broker waits for a while even if it is told a time of nothing
-        let after = (after > Duration::ZERO).then_some(after);
-        self.acknowledge("give work back", delivery.as_ref(), AckKind::Nak(after)).await?;
-        self.broker.tell().await;
+        self.acknowledge("take work out of the queue", &taken.delivery, AckKind::Ack).await?;
+        taken.delivery.settle();
         Ok(())
     }
 
-    /// An item that has been given back counts as taken until its time comes.
     async fn waiting(&self) -> Result<Waiting, WorkError> {
         let mut patience = self.patience("ask how much work there is");
         loop {

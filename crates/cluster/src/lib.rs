@@ -18,15 +18,17 @@ pub mod jetstream;
 mod job;
 mod local_queue;
 mod mover;
+mod node;
 mod receiver;
 mod told;
 mod work;
 mod work_queue;
 
 pub use error::{Hindrance, SessionEnd, Stop, WorkError};
-pub use head::{JobEnd, JobError, Lead, end_abandoned};
+pub use head::{Head, JobEnd, JobError, end_abandoned};
 pub use job::{HeldGrant, SharedJob, View};
 pub use local_queue::{Lease, LocalQueue};
+pub use node::Node;
 pub use receiver::{Receiver, Served, Stored};
 pub use told::Told;
 pub use work::{ITEM_BYTES_MAX, LargeFile, Marks, Place, Work, WorkItem};

@@ -2,12 +2,10 @@
 //!
 //! **Invariant:** an item is either waiting or taken until it is done; one whose taker ends without a word waits again.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
 use zmove_types::{Lock, SharedJobId, WorkId};
 
 use crate::error::WorkError;
@@ -32,8 +30,6 @@ struct Shared {
 struct State {
     data: VecDeque<Queued>,
     walks: VecDeque<Queued>,
-    /// Items that have been given back, by the moment from which on they wait again.
-    later: BTreeMap<(Instant, u64), Queued>,
     numbers: u64,
     taken: HashMap<u64, Queued>,
     /// What has been put in, done or not.
@@ -80,17 +76,16 @@ impl State {
     }
 
     fn len(&self) -> usize {
-        self.data.len() + self.walks.len() + self.later.len()
+        self.data.len() + self.walks.len()
     }
 
-    /// The next item; or the moment from which on there may be one.
-    fn pop(&mut self, now: Instant) -> Result<Queued, Option<Instant>> {
-        while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now) {
-            let queued = entry.remove();
-            self.push_first(queued);
-        }
-        let next = self.data.pop_front().or_else(|| self.walks.pop_front());
-        next.ok_or_else(|| self.later.first_key_value().map(|((at, _), _)| *at))
+    /// Takes the next item.
+    fn take(&mut self) -> Option<(u64, Queued)> {
+        let mut queued = self.data.pop_front().or_else(|| self.walks.pop_front())?;
+        queued.deliveries += 1;
+        self.numbers += 1;
+        self.taken.insert(self.numbers, queued.clone());
+        Some((self.numbers, queued))
     }
 }
 
@@ -111,31 +106,18 @@ impl WorkQueue for LocalQueue {
             tokio::pin!(changed);
             // from here on no change is missed
             changed.as_mut().enable();
-            let popped = {
+            let taken = {
                 let mut state = self.shared.state.lock();
                 if state.closed {
                     return Ok(None);
                 }
-                match state.pop(Instant::now()) {
-                    Ok(mut queued) => {
-                        queued.deliveries += 1;
-                        let Queued { item, deliveries } = queued.clone();
-                        state.numbers += 1;
-                        let number = state.numbers;
-                        state.taken.insert(number, queued);
-                        let delivery = Lease { number, shared: Arc::clone(&self.shared) };
-                        return Ok(Some(Taken { item, deliveries, delivery }));
-                    }
-                    Err(at) => at,
-                }
+                state.take()
             };
-            match popped {
-                Some(at) => tokio::select! {
-                    () = changed => {}
-                    () = sleep_until(at) => {}
-                },
-                None => changed.await,
+            if let Some((number, Queued { item, deliveries })) = taken {
+                let delivery = Lease { number, shared: Arc::clone(&self.shared) };
+                return Ok(Some(Taken { item, deliveries, delivery }));
             }
+            changed.await;
         }
     }
 
@@ -164,16 +146,6 @@ impl WorkQueue for LocalQueue {
 
     async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
         self.shared.state.lock().taken.remove(&taken.delivery.number);
-        Ok(())
-    }
-
-    async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
-        let mut state = self.shared.state.lock();
-        if let Some(queued) = state.taken.remove(&taken.delivery.number) {
-            state.later.insert((Instant::now() + after, taken.delivery.number), queued);
-        }
-        drop(state);
-        self.shared.changed.notify_waiters();
         Ok(())
     }
 
@@ -246,18 +218,6 @@ mod tests {
         drop(next(&queue).await);
         let again = next(&queue).await;
         assert_eq!((again.deliveries, queue.waiting().await.unwrap()), (2, Waiting { waiting: 0, taken: 1 }));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_is_given_back_comes_after_its_time_and_is_not_forgotten_meanwhile() {
-        let queue = LocalQueue::new(JOB);
-        queue.put(vec![data(1)]).await.unwrap();
-        let taken = next(&queue).await;
-        let (began, after) = (Instant::now(), Duration::from_secs(3));
-        queue.give_back(taken, after).await.unwrap();
-        assert_eq!(queue.waiting().await.unwrap(), Waiting { waiting: 1, taken: 0 });
-        next(&queue).await;
-        assert_eq!(began.elapsed(), after);
     }
 
     #[tokio::test]

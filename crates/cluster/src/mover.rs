@@ -185,12 +185,8 @@ impl<W: WorkQueue> Mover<W> {
                 Ok(item)
             }
             (Ok(()), Assigned::Overflow(_)) => Ok(item),
-            (Err(stop), Assigned::Leased(taken)) => {
-                let _leased_for_a_while_then = self.queue.give_back(taken, Duration::ZERO).await;
-                Err(stop)
-            }
-            // the journals will say that it is missing
-            (Err(stop), Assigned::Overflow(_)) => Err(stop),
+            // a lease goes back to the queue when it is dropped; of overflow the journals will say that it is missing
+            (Err(stop), _) => Err(stop),
         }
     }
 

@@ -1,18 +1,14 @@
 //! What has been told of a job, so that it is told once.
 
-use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
-
-use zmove_types::Lock;
+use zmove_types::{HashOnlySet, Lock};
 
 /// The lines that have been told of a job: work that is done again, in another session or by another node, fails again
 /// in the same words.
 #[derive(Debug, Default)]
 pub struct Told {
-    hasher: RandomState,
-    lines: Lock<HashSet<u64>>,
+    lines: Lock<HashOnlySet>,
     /// What the lines are about: what they have in quotation marks.
-    named: Lock<HashSet<u64>>,
+    named: Lock<HashOnlySet>,
 }
 
 impl Told {
@@ -25,19 +21,19 @@ impl Told {
         if let (Some(first), Some(last)) = (line.find('\''), line.rfind('\''))
             && first < last
         {
-            self.named.lock().insert(self.hasher.hash_one(&line[first + 1..last]));
+            self.named.lock().insert(&line[first + 1..last]);
         }
-        lines.insert(self.hasher.hash_one(line))
+        lines.insert(line)
     }
 
     /// Whether a line has been told, as far as that is remembered.
     pub(crate) fn has(&self, line: &str) -> bool {
-        self.lines.lock().contains(&self.hasher.hash_one(line))
+        self.lines.lock().contains(line)
     }
 
     /// Whether a line has been told about this path, as it is shown.
     pub(crate) fn names(&self, path: &str) -> bool {
-        self.named.lock().contains(&self.hasher.hash_one(path))
+        self.named.lock().contains(path)
     }
 }
 

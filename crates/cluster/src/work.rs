@@ -21,6 +21,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zmove_scan::DirectoryMark;
 use zmove_types::{Name, RelPath, SharedJobId, Timestamp, WorkId};
+use zmove_wire::GroupRange;
 
 use crate::error::WorkError;
 
@@ -67,10 +68,8 @@ pub enum Work {
     Range {
         /// The file.
         file: LargeFile,
-        /// The first group.
-        first: u32,
-        /// The number of groups.
-        groups: u32,
+        /// The groups.
+        range: GroupRange,
     },
     /// To give a large file its name.
     Large(LargeFile),
@@ -301,7 +300,7 @@ mod tests {
             Work::Begin(2),
             Work::Trees(vec![place(""), place("a")]),
             Work::Names { directory: place("a"), names: vec![name("x"), name("\u{e9}y")] },
-            Work::Range { file: file.clone(), first: 3, groups: 9 },
+            Work::Range { file: file.clone(), range: GroupRange::new(3, 9) },
             Work::Large(file),
         ]
     }

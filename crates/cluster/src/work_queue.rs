@@ -14,7 +14,7 @@ pub const LEASE: Duration = Duration::from_secs(30);
 /// An item that has been taken is leased: whoever has it tells in time that it goes on ([`keep`](Self::keep)), or the
 /// item is handed out again. So an item may be done twice, and nothing may depend on that it is not.
 pub trait WorkQueue: Send + Sync + 'static {
-    /// What names one delivery of an item, which is handed out again when this is dropped before it is done.
+    /// What names one delivery of an item, which is handed out again at once when this is dropped before it is done.
     type Delivery: Send + Sync;
 
     /// Takes an item, waiting for one; data goes before walks, which bring more. `None` when the job is over.
@@ -42,16 +42,6 @@ pub trait WorkQueue: Send + Sync + 'static {
     /// # Errors
     /// The queue cannot be reached.
     fn done(&self, taken: Taken<Self::Delivery>) -> impl Future<Output = Result<(), WorkError>> + Send;
-
-    /// Gives an item back, to be handed out again after some time.
-    ///
-    /// # Errors
-    /// The queue cannot be reached.
-    fn give_back(
-        &self,
-        taken: Taken<Self::Delivery>,
-        after: Duration,
-    ) -> impl Future<Output = Result<(), WorkError>> + Send;
 
     /// How much work there is.
     ///

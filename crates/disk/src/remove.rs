@@ -7,15 +7,13 @@
 //! read again. What is mounted below stays, with the directories that it is in.
 
 use std::cell::Cell;
-use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
-use zmove_types::{FileNumber, Name, RelPath};
+use zmove_types::{FileNumber, HashOnlySet, Name, RelPath};
 
 use crate::entry::number_of;
 use crate::entry::open_own::EntryHandle;
@@ -113,9 +111,8 @@ struct Removal<'a, F> {
     /// The descriptor of the deepest of these directories.
     here: Option<OwnedFd>,
     entered: u64,
-    /// Entries that stay: hashes of the numbers of their directories and their names.
-    staying: HashSet<u64>,
-    hashes: RandomState,
+    /// Entries that stay, by the numbers of their directories and their names.
+    staying: HashOnlySet,
     removed: u64,
     budget: &'a RemovalBudget,
     failed: F,
@@ -152,8 +149,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             levels: Vec::new(),
             here: None,
             entered: 0,
-            staying: HashSet::new(),
-            hashes: RandomState::new(),
+            staying: HashOnlySet::default(),
             removed: 0,
             budget,
             failed,
@@ -248,7 +244,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             return Ok(Reading::GoesOn);
         }
         let Some(level) = self.levels.last_mut() else { return Ok(Reading::IsEnough) };
-        if !self.staying.is_empty() && self.staying.contains(&self.hashes.hash_one((level.number, &name))) {
+        if self.staying.contains(&(level.number, &name)) {
             return Ok(Reading::GoesOn);
         }
         let is_directory = match entry.file_type() {
@@ -320,7 +316,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         if let Some(level) = self.levels.last()
             && self.staying.len() < STAYING_MAX
         {
-            self.staying.insert(self.hashes.hash_one((level.number, name)));
+            self.staying.insert(&(level.number, name));
         }
     }
 

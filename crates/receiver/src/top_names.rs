@@ -9,13 +9,11 @@
 //!
 //! **Invariant:** every path that a sender names is held against these names before anything is looked at or written.
 
-use std::collections::HashSet;
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use zmove_disk::is_shared_job_name;
-use zmove_types::RelPath;
+use zmove_types::{HashOnlySet, RelPath};
 use zmove_wire::{
     Batch, BatchEntry, InquireWith, InquiredKind, OfferWith, TargetShape, ToReceiver, WireError,
 };
@@ -43,11 +41,10 @@ enum Wanted {
 }
 
 /// The paths of a list, and the directories on the way to them: what is in a directory that is listed is not. They are
-/// kept as hashes by a key that no peer knows.
+/// kept as hashes.
 #[derive(Debug, Default)]
 pub struct ListedPaths {
-    key: RandomState,
-    hashes: HashSet<u64>,
+    paths: HashOnlySet,
     itself: bool,
 }
 
@@ -61,13 +58,13 @@ impl ListedPaths {
                 way.push(b'/');
             }
             way.extend_from_slice(part);
-            self.hashes.insert(self.key.hash_one(&way));
+            self.paths.insert(way.as_slice());
         }
         self.itself |= way.is_empty() && !path.is_empty();
     }
 
     fn has(&self, path: &[u8]) -> bool {
-        self.hashes.contains(&self.key.hash_one(path))
+        self.paths.contains(path)
     }
 }
 

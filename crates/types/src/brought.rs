@@ -4,16 +4,16 @@
 //! **Invariant:** what is brought again and again, since it changes all the time or is not kept, is new in a bounded
 //! number of sessions, whatever is brought beside it.
 
-use std::collections::HashSet;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::Hash;
 use std::mem;
+
+use crate::hash_set::HashOnlySet;
 
 /// What the sessions of one run have brought: files by their paths, groups of large ones by path and number.
 #[derive(Debug, Default)]
 pub struct Brought {
-    /// Hashes of what has been brought before.
-    known: HashSet<u64>,
-    hasher: RandomState,
+    /// What has been brought before.
+    known: HashOnlySet,
     has_new: bool,
 }
 
@@ -24,7 +24,7 @@ impl Brought {
     /// Notes something that has been brought.
     pub fn note(&mut self, thing: &impl Hash) {
         if !self.has_new || self.known.len() < KNOWN_MAX {
-            self.has_new |= self.known.insert(self.hasher.hash_one(thing));
+            self.has_new |= self.known.insert(thing);
         }
     }
 

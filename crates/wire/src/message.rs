@@ -58,8 +58,8 @@ pub use relay::{
     TransferAccount,
 };
 pub use shared_job::{
-    NodeName, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder, SharedJobRequest,
-    SharedJobResult, WorkEnd,
+    GroupRange, NodeName, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
+    SharedJobRequest, SharedJobResult, WorkEnd,
 };
 pub use verify::{HashOrder, Hashed, Proof};
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use zmove_cluster::{
-    JobEnd, Lead, Lease, LocalQueue, Receiver, SharedJob, Taken, Waiting, Work, WorkError, WorkItem,
+    Head, JobEnd, Lease, LocalQueue, Node, Receiver, SharedJob, Taken, Waiting, Work, WorkError, WorkItem,
     WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
@@ -90,14 +90,6 @@ impl WorkQueue for Careless {
         let Taken { item, deliveries, delivery } = taken;
         match delivery {
             Some(delivery) => self.queue.done(Taken { item, deliveries, delivery }).await,
-            None => Ok(()),
-        }
-    }
-
-    async fn give_back(&self, taken: Taken<Self::Delivery>, after: Duration) -> Result<(), WorkError> {
-        let Taken { item, deliveries, delivery } = taken;
-        match delivery {
-            Some(delivery) => self.queue.give_back(Taken { item, deliveries, delivery }, after).await,
             None => Ok(()),
         }
     }
@@ -184,12 +176,6 @@ impl WorkQueue for Repeating {
         self.queue.done(Taken { item, deliveries, delivery }).await
     }
 
-    async fn give_back(&self, taken: Taken<Self::Delivery>, after: Duration) -> Result<(), WorkError> {
-        let Taken { item, deliveries, delivery } = taken;
-        let delivery = delivery.expect("no session ends early");
-        self.queue.give_back(Taken { item, deliveries, delivery }, after).await
-    }
-
     async fn waiting(&self) -> Result<Waiting, WorkError> {
         let Waiting { waiting, taken } = self.queue.waiting().await?;
         Ok(Waiting { waiting: waiting + self.again.lock().unwrap().len() as u64, taken })
@@ -221,9 +207,9 @@ impl Spread {
         observer: Arc<dyn Observer>,
     ) -> JobEnd {
         let movers = receivers.len();
-        let lead = Lead::new((job, Arc::clone(queue)), receivers, movers, PATIENCE);
+        let head = Head::new(Node::new(job, Arc::clone(queue), receivers, movers, PATIENCE));
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let running = lead.run(observer, Arc::new(NoListener), std::future::pending());
+        let running = head.run(observer, Arc::new(NoListener), std::future::pending());
         let ended = runtime.block_on(async { tokio::time::timeout(2 * PATIENCE, running).await });
         ended.expect("the job ends").expect("it ends well")
     }
@@ -348,10 +334,6 @@ impl WorkQueue for Swapping {
 
     async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
         self.queue.done(taken).await
-    }
-
-    async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
-        self.queue.give_back(taken, after).await
     }
 
     async fn waiting(&self) -> Result<Waiting, WorkError> {
@@ -513,10 +495,6 @@ impl WorkQueue for Changing {
 
     async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
         self.queue.done(taken).await
-    }
-
-    async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
-        self.queue.give_back(taken, after).await
     }
 
     async fn waiting(&self) -> Result<Waiting, WorkError> {

@@ -17,7 +17,7 @@ use zmove_cluster::jetstream::{
     BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered, Role, Settings,
     SharedBroker, SourceNotice, TELL_EVERY,
 };
-use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob};
+use zmove_cluster::{Head, JobEnd, JobError, Node, Receiver, SharedJob};
 use zmove_engine::DialSettings;
 use zmove_types::{Event, Observer};
 
@@ -163,15 +163,15 @@ impl Leading<'_> {
         let mut telling = Box::pin(participants.tell(Arc::clone(&queue), Vec::new));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let count = receivers.len();
-        let lead = Lead {
+        let node = Node::new(job, queue, receivers, count, patience);
+        let head = Head {
             others: participants.others(),
             others_come_within: OTHERS_COME_WITHIN,
-            told: participants.told(),
-            ..Lead::new((job, queue), receivers, count, patience)
+            ..Head::new(Node { told: participants.told(), ..node })
         };
-        let mut begun = lead.begun.subscribe();
+        let mut begun = head.begun.subscribe();
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
-        let leading = lead.run(observer, Arc::new(spread::Notices), stop);
+        let leading = head.run(observer, Arc::new(spread::Notices), stop);
         let mut leading = Box::pin(leading);
         let mut ticks = tokio::time::interval(TELL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -213,7 +213,7 @@ impl Leading<'_> {
             }
         };
         participants.tell_now(Some(0), Vec::new());
-        Ok((ended, participants.served(lead.served.items() > 0)))
+        Ok((ended, participants.served(head.node.served.items() > 0)))
     }
 
     /// Connects to the broker, where the queues that pushes have left end before that of this job begins.

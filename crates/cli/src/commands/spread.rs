@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use zmove_cluster::jetstream::NodeMoved;
 use zmove_cluster::{
-    JobEnd, JobError, Lead, LocalQueue, Receiver, SessionEnd, SharedJob, Stored, end_abandoned,
+    Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Stored, end_abandoned,
 };
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_sender::SenderConfig;
@@ -47,9 +47,10 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let names: Vec<_> = receivers.iter().map(|receiver| receiver.remote.to_string()).collect();
     let participants = Arc::new(Participants::of_receivers(names.clone(), display.observer()));
     let queue = Arc::new(LocalQueue::new(id));
-    let lead = Lead::new((job, Arc::clone(&queue)), receivers, count, args.timeout.0);
+    let head = Head::new(Node::new(job, Arc::clone(&queue), receivers, count, args.timeout.0));
+    let served = &head.node.served;
     let moved = || {
-        let stored = lead.served.by_receiver().into_iter();
+        let stored = served.by_receiver().into_iter();
         let moved = |(number, Stored { files, bytes })| {
             let name: &String = names.get(number)?;
             Some((name.clone(), NodeMoved { files, bytes, ..NodeMoved::default() }))
@@ -59,7 +60,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let ended = settings::block_on(threads(), async {
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         tokio::select! {
-            ended = Box::pin(lead.run(observer, Arc::new(Notices), interrupted())) => Ok(ended),
+            ended = Box::pin(head.run(observer, Arc::new(Notices), interrupted())) => Ok(ended),
             never = participants.tell(queue, &moved) => match never {},
         }
     });
@@ -69,7 +70,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     if ended.is_ok() {
         unended.forget()?;
     }
-    let by = format!("by {}", counted(lead.served.by_receiver().len() as u64, "receiver"));
+    let by = format!("by {}", counted(served.by_receiver().len() as u64, "receiver"));
     tell_end(ended, settings, &sources, (id, &by, started))
 }
 

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::time::timeout;
 
+use super::Lease;
 use super::connection::{ANSWER_MAX, BrokerError};
 
 /// What a consumer says.
@@ -26,17 +27,17 @@ pub(super) enum Answer {
 /// A request.
 #[derive(Debug)]
 pub(super) struct Pull {
-    client: Client,
-    /// Gone once there is an answer, which is the only one.
-    subscriber: Option<Subscriber>,
+    /// Gone once there is an answer, which is the only one; with the lease of what comes when nobody waits any more.
+    unanswered: Option<(Subscriber, Lease)>,
 }
 
 impl Pull {
-    pub(super) async fn begin(client: &Client, subject: String) -> Result<Self, BrokerError> {
+    /// Asks a consumer, with a lease of nothing yet.
+    pub(super) async fn begin(client: &Client, subject: String, lease: Lease) -> Result<Self, BrokerError> {
         let unsent = |error: &dyn std::fmt::Display| BrokerError::Unanswered(error.to_string().into());
         let inbox = Subject::from(client.new_inbox());
         let subscriber = client.subscribe(inbox.clone()).await.map_err(|error| unsent(&error))?;
-        let pull = Self { client: client.clone(), subscriber: Some(subscriber) };
+        let pull = Self { unanswered: Some((subscriber, lease)) };
         let request = Bytes::from_static(br#"{"batch":1,"no_wait":true}"#);
         client.publish_with_reply(subject, inbox, request).await.map_err(|error| unsent(&error))?;
         Ok(pull)
@@ -44,31 +45,27 @@ impl Pull {
 
     /// What the consumer says; never when it is silent.
     pub(super) async fn answer(&mut self) -> Answer {
-        let Some(subscriber) = &mut self.subscriber else { return std::future::pending().await };
+        let Some((subscriber, _)) = &mut self.unanswered else { return std::future::pending().await };
         let answer = subscriber.next().await.map_or(Answer::Gone, Answer::from);
-        self.subscriber = None;
+        self.unanswered = None;
         answer
     }
 
     /// Gives up a request that has not been answered for long: without a subscriber the broker forgets it.
     pub(super) fn forget(mut self) {
-        self.subscriber = None;
+        self.unanswered = None;
     }
 }
 
 impl Drop for Pull {
     fn drop(&mut self) {
-        let Some(mut subscriber) = self.subscriber.take() else { return };
-        let client = self.client.clone();
+        let Some((mut subscriber, mut lease)) = self.unanswered.take() else { return };
         tokio::spawn(async move {
             let answer = timeout(ANSWER_MAX, subscriber.next()).await;
-            let Ok(Some(Answer::Item(message))) = answer.map(|message| message.map(Answer::from)) else {
-                return;
-            };
-            if let Some(delivery) = message.reply {
-                // if the broker does not hear it, the lease ends by itself
-                let _best_effort = client.publish(delivery, Bytes::from_static(b"-NAK")).await;
+            if let Ok(Some(Answer::Item(message))) = answer.map(|message| message.map(Answer::from)) {
+                lease.delivery = message.reply;
             }
+            drop(lease);
         });
     }
 }

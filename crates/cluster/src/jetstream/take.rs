@@ -133,7 +133,7 @@ async fn ask(queue: &JetStream, consumers: &Consumers, order: Order) -> Result<A
     let mut is_sure = true;
     for name in names {
         let subject = queue.broker.next_subject(name);
-        let pull = Pull::begin(&queue.broker.connection.client, subject).await?;
+        let pull = Pull::begin(&queue.broker.connection.client, subject, queue.lease(None)).await?;
         match answer(queue, pull).await? {
             Answer::Item(message) => return Ok(Answer::Item(message)),
             Answer::Nothing => {}
@@ -174,8 +174,7 @@ async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
     let deliveries = message.info().ok().and_then(|info| u64::try_from(info.delivered).ok());
     let delivery = message.message.reply?;
     if let (Some(item), Some(deliveries)) = (item, deliveries) {
-        let delivery = Lease { delivery: Some(delivery), dropped: queue.dropped.clone() };
-        return Some(Taken { item, deliveries, delivery });
+        return Some(Taken { item, deliveries, delivery: queue.lease(Some(delivery)) });
     }
     queue.unreadable.fetch_add(1, Ordering::Relaxed);
     let what = match queue.settings.role {

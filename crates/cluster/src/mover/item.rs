@@ -1,7 +1,6 @@
 //! What a mover does with one work item.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +15,7 @@ use zmove_scan::{
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled, Unnamed};
 use zmove_types::{Event, GroupSpan, Name, Observer, RelPath, SharedJobId};
 use zmove_wire::limits::MISSING_RANGES_MAX;
-use zmove_wire::{FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
+use zmove_wire::{FaultCode, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
 use super::{Mover, Progress};
 use crate::cut::{rest_of, work_of};
@@ -120,10 +119,9 @@ impl<W: WorkQueue> Mover<W> {
                 Ok(Done { failed, ..done })
             }
             // A range that fails is told, and counts for nothing: its file does, once, since it gets no name.
-            Work::Range { file, first, groups } => {
-                let groups = *first..first.saturating_add(*groups);
+            Work::Range { file, range } => {
                 if let Ok(found) = self.find(file, item.mark(0)).await?
-                    && self.send_range(item, found, groups, progress).await?.failed > 0
+                    && self.send_range(item, found, *range, progress).await?.failed > 0
                 {
                     let large = WorkItem { work: Work::Large(file.clone()), ..item.clone() };
                     self.events.note_failed_range(large.id(self.job.id));
@@ -306,10 +304,10 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         item: &WorkItem,
         FoundFile { directory, entry }: FoundFile,
-        groups: Range<u32>,
+        range: GroupRange,
         progress: &Progress,
     ) -> Result<Done, Stop> {
-        let sending = self.feeder.send_range(directory, entry, groups)?;
+        let sending = self.feeder.send_range(directory, entry, range.first..range.end())?;
         let (Settled { failed, .. }, _whole) =
             self.settle(sending, Found { item, source: 0, marks: &HashMap::new() }, progress).await?;
         Ok(Done { failed, ..Done::default() })
@@ -402,17 +400,16 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Sends groups of a large file, as far as none fails: ranges of a first one and a number.
+    /// Sends groups of a large file, as far as none fails.
     async fn send_ranges(
         &self,
         item: &WorkItem,
         found: &FoundFile,
-        ranges: &[(u32, u32)],
+        ranges: &[GroupRange],
         progress: &Progress,
     ) -> Result<Done, Stop> {
-        for &(first, groups) in ranges {
-            let groups = first..first.saturating_add(groups);
-            let done = self.send_range(item, found.clone(), groups, progress).await?;
+        for &range in ranges {
+            let done = self.send_range(item, found.clone(), range, progress).await?;
             if done.failed > 0 {
                 return Ok(done);
             }
@@ -484,8 +481,8 @@ struct Awaited {
     since: Instant,
     /// How long to wait before the next look.
     pause: Duration,
-    /// The ranges of a first one and a number that have been sent from here since.
-    resent: Option<Vec<(u32, u32)>>,
+    /// The ranges that have been sent from here since.
+    resent: Option<Vec<GroupRange>>,
 }
 
 /// What is to be done about the groups that are missing.
@@ -507,7 +504,7 @@ impl Awaited {
         Self { groups, fewest: u64::MAX, since: Instant::now(), pause: LOOK_EVERY, resent: None }
     }
 
-    fn look(&mut self, missing: &[(u32, u32)], stuck_after: Duration) -> Look {
+    fn look(&mut self, missing: &[GroupRange], stuck_after: Duration) -> Look {
         let many = self.count(missing);
         let is_stuck = self.since.elapsed() >= stuck_after;
         match &self.resent {
@@ -525,29 +522,29 @@ impl Awaited {
         }
     }
 
-    fn have_resent(&mut self, missing: Vec<(u32, u32)>) {
+    fn have_resent(&mut self, missing: Vec<GroupRange>) {
         self.since = Instant::now();
         self.resent = Some(missing);
     }
 
     /// How many groups are missing, at most: of those behind the last range of a full answer nothing is known.
-    fn count(&self, missing: &[(u32, u32)]) -> u64 {
-        let told: u64 = missing.iter().map(|(_, groups)| u64::from(*groups)).sum();
+    fn count(&self, missing: &[GroupRange]) -> u64 {
+        let told: u64 = missing.iter().map(|range| u64::from(range.count)).sum();
         match missing.last() {
-            Some((first, groups)) if missing.len() >= MISSING_RANGES_MAX => {
-                told + u64::from(self.groups.saturating_sub(first.saturating_add(*groups)))
+            Some(last) if missing.len() >= MISSING_RANGES_MAX => {
+                told + u64::from(self.groups.saturating_sub(last.end()))
             }
             _ => told,
         }
     }
 }
 
-/// Whether these are ranges, of a first one and a number, of groups of a file of so many bytes: one after the other,
-/// and at least one.
-fn are_groups_of(bytes: u64, ranges: &[(u32, u32)]) -> bool {
+/// Whether these are ranges of groups of a file of so many bytes: one after the other, and at least one.
+fn are_groups_of(bytes: u64, ranges: &[GroupRange]) -> bool {
     let count = GroupSpan::count(bytes).unwrap_or(0);
-    let end = ranges.iter().try_fold(0, |end, &(first, groups)| {
-        first.checked_add(groups).filter(|next| first >= end && groups > 0 && *next <= count)
+    let end = ranges.iter().try_fold(0, |end, range| {
+        let next = range.first.checked_add(range.count)?;
+        (range.first >= end && range.count > 0 && next <= count).then_some(next)
     });
     !ranges.is_empty() && end.is_some()
 }
@@ -573,8 +570,8 @@ fn large_file(source: u32, LargeFound { directory, entry, .. }: LargeFound) -> L
 #[derive(Debug)]
 enum Committed {
     Named(Done),
-    /// These groups are missing, in ranges of a first one and a number.
-    Missing(Vec<(u32, u32)>),
+    /// These groups are missing.
+    Missing(Vec<GroupRange>),
 }
 
 const NO_GROUPS: Stop = Stop::PeerMisbehaved("the receiver lacks groups that the file does not have");
@@ -595,10 +592,14 @@ mod tests {
 
     use super::*;
 
+    fn ranges_of(ranges: &[(u32, u32)]) -> Vec<GroupRange> {
+        ranges.iter().map(|&(first, count)| GroupRange::new(first, count)).collect()
+    }
+
     #[test]
     fn what_is_said_to_be_missing_has_to_be_of_the_file() {
         let bytes = 9 * GROUP_BYTES + 1;
-        let are = |ranges: &[_]| are_groups_of(bytes, ranges);
+        let are = |ranges: &[(u32, u32)]| are_groups_of(bytes, &ranges_of(ranges));
         assert!(are(&[(0, 10)]) && are(&[(0, 1), (1, 1), (9, 1)]));
         let others: [&[(u32, u32)]; 8] = [
             &[],
@@ -620,7 +621,7 @@ mod tests {
         let mut awaited = Awaited::new(100 * GROUP_BYTES);
         let mut told = Vec::new();
         for number in 0..100 {
-            let missing = [(number, 2)];
+            let missing = [GroupRange::new(number, 2)];
             match awaited.look(&missing, STUCK_AFTER) {
                 Look::Stuck => awaited.have_resent(missing.to_vec()),
                 Look::Lost => break,
@@ -630,24 +631,25 @@ mod tests {
             advance(Duration::from_secs(1)).await;
         }
         assert_eq!(told.len(), 80);
-        assert_eq!(awaited.look(&[(7, 1)], STUCK_AFTER), Look::Fewer);
+        assert_eq!(awaited.look(&ranges_of(&[(7, 1)]), STUCK_AFTER), Look::Fewer);
     }
 
     #[tokio::test(start_paused = true)]
     async fn groups_that_are_missing_as_before_although_they_were_sent_again_are_lost() {
         let mut awaited = Awaited::new(100 * GROUP_BYTES);
-        assert_eq!(awaited.look(&[(0, 2)], STUCK_AFTER), Look::Fewer);
+        assert_eq!(awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER), Look::Fewer);
         advance(STUCK_AFTER).await;
-        assert_eq!(awaited.look(&[(0, 2)], STUCK_AFTER), Look::Stuck);
-        awaited.have_resent(vec![(0, 2)]);
-        assert_eq!(awaited.look(&[(0, 2), (5, 7)], STUCK_AFTER), Look::AsMany, "of others");
-        assert_eq!(awaited.look(&[(0, 2)], STUCK_AFTER), Look::Lost);
+        assert_eq!(awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER), Look::Stuck);
+        awaited.have_resent(ranges_of(&[(0, 2)]));
+        assert_eq!(awaited.look(&ranges_of(&[(0, 2), (5, 7)]), STUCK_AFTER), Look::AsMany, "of others");
+        assert_eq!(awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER), Look::Lost);
     }
 
     #[test]
     fn of_a_full_answer_all_counts_that_may_be_missing() {
         let mut awaited = Awaited::new(10_000 * GROUP_BYTES);
-        let every_other = |from: u32| (0..1024_u32).map(|number| (from + 2 * number, 1)).collect::<Vec<_>>();
+        let every_other =
+            |from: u32| (0..1024_u32).map(|number| GroupRange::new(from + 2 * number, 1)).collect::<Vec<_>>();
         assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::Fewer);
         assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::AsMany);
         assert_eq!(awaited.look(&every_other(2), STUCK_AFTER), Look::Fewer);

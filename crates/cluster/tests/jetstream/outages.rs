@@ -55,17 +55,13 @@ async fn what_is_done_during_an_outage_is_done_after_it() {
     let head = lab.open(Settings { lease, ..settings(Role::Head) }).await.unwrap();
     let mover = Arc::new(lab.mover().await);
     put_all(&head, [data(1), data(2)]).await;
-    let (done, back) = (next(&mover).await, next(&mover).await);
+    let done = next(&mover).await;
     lab.kill();
     until(&mover, BrokerState::Lost).await;
     let tasks = [
         tokio::spawn({
             let mover = Arc::clone(&mover);
             async move { mover.done(done).await.unwrap() }
-        }),
-        tokio::spawn({
-            let mover = Arc::clone(&mover);
-            async move { mover.give_back(back, Duration::ZERO).await.unwrap() }
         }),
         tokio::spawn({
             let mover = Arc::clone(&mover);

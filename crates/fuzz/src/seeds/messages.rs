@@ -6,16 +6,16 @@ use zmove_types::{Kinds, Metadata, Root, SharedJobId, Timestamp, WorkId};
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
     Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch,
-    Fetching, FileDone, FileHash, Finding, Findings, Finished, FoundSoFar, GrantOrder, Granted, HashOrder,
-    Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
-    JobGrant, Keep, Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NodeName,
-    NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder,
-    PathAccount, Place, Progress, Proof, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder,
-    Remove, RemoveGroup, Role, RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening,
-    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath,
-    StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState,
-    Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm, ToldKind, TopName, TransferAccount,
-    TransportOrder, Verdict, Version, WorkEnd, encode_message,
+    Fetching, FileDone, FileHash, Finding, Findings, Finished, FoundSoFar, GrantOrder, Granted, GroupRange,
+    HashOrder, Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata,
+    Inquiry, JobGrant, Keep, Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment,
+    NodeName, NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite,
+    OwnerOrder, PathAccount, Place, Progress, Proof, PublishedItem, Purpose, Refusal, RefusalCode, Relay,
+    RemovalOrder, Remove, RemoveGroup, Role, RuleText, Sampled, SharedJobAnswer, SharedJobCount,
+    SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt,
+    SourceMark, SourcePath, StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize,
+    TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm, ToldKind,
+    TopName, TransferAccount, TransportOrder, Verdict, Version, WorkEnd, encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_extensions, sample_file, whole_metadata};
@@ -242,7 +242,7 @@ fn job_answers() -> Vec<ToSender> {
         SharedJobResult::Done,
         SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced),
         SharedJobResult::Committed { inode: 300 },
-        SharedJobResult::Missing(vec![(1, 300)]),
+        SharedJobResult::Missing(vec![GroupRange::new(1, 300)]),
         SharedJobResult::DirectoriesSet(vec![fault]),
         SharedJobResult::Counted(Box::new(SharedJobCount {
             work_ended: 300,

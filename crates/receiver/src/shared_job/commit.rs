@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use zmove_disk::{FileIdentity, NewFiles, PartFound, set_file_mtime};
 use zmove_types::{GROUP_BYTES, GroupSpan, Name, RelPath, Root};
 use zmove_wire::limits::MISSING_RANGES_MAX;
-use zmove_wire::{FaultCode, FileHead, Operation, SharedJobResult};
+use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobResult};
 
 use crate::quota::Quota;
 use crate::resume::parts::shared::shared_name;
@@ -181,7 +181,7 @@ fn finish(transfer: &Transfer, (part, head): (&File, &FileHead), place: &Place) 
 
 /// The groups with data that do not count, in ranges. A file may have a thousand million groups: only those are gone
 /// through that count.
-fn missing(head: &FileHead, came: Option<&Came>) -> Vec<(u32, u32)> {
+fn missing(head: &FileHead, came: Option<&Came>) -> Vec<GroupRange> {
     let mut counted: Vec<_> = came.iter().flat_map(|came| came.values.keys()).copied().collect();
     counted.sort_unstable();
     let mut counted = counted.into_iter().peekable();
@@ -192,7 +192,7 @@ fn missing(head: &FileHead, came: Option<&Came>) -> Vec<(u32, u32)> {
             while counted.next_if(|index| *index < next).is_some() {}
             let end = counted.peek().copied().unwrap_or(wanted.end).min(wanted.end);
             if end > next {
-                ranges.push((next, end - next));
+                ranges.push(GroupRange::new(next, end - next));
             }
             next = end.saturating_add(1);
         }
@@ -233,7 +233,7 @@ mod tests {
         let head = head_of(groups, data);
         let mut came = Came::new(&Quota::default());
         counted.iter().for_each(|index| came.note(*index, Cv([0; 32])).unwrap());
-        missing(&head, Some(&came))
+        missing(&head, Some(&came)).into_iter().map(|range| (range.first, range.count)).collect()
     }
 
     #[test]

@@ -21,9 +21,10 @@ use zmove_types::{
     StageClock, Timestamp, TransferId, WorkId,
 };
 use zmove_wire::{
-    Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind, Keeping,
-    NodeName, Open, Proof, Purpose, Refusal, RefusalCode, SharedJobAnswer, SharedJobCount, SharedJobOpening,
-    SharedJobRequest, ToReceiver, ToSender, Version, decode_message, encode_message,
+    Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind,
+    GroupRange, Keeping, NodeName, Open, Proof, Purpose, Refusal, RefusalCode, SharedJobAnswer,
+    SharedJobCount, SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, Version, decode_message,
+    encode_message,
 };
 
 use self::mover::Mover;
@@ -184,7 +185,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         let (mut one, mut other) = (Mover::open(home.path(), 2).await, Mover::open(home.path(), 2).await);
         assert_eq!(
             one.commit(&head, &contents).await,
-            SharedJobResult::Missing(vec![(0, 7)]),
+            SharedJobResult::Missing(vec![GroupRange::new(0, 7)]),
             "of an older epoch"
         );
         one.declare(1, &head);
@@ -196,7 +197,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         let SharedJobResult::Missing(missing) = one.commit(&head, &contents).await else {
             panic!("committed")
         };
-        let missing = missing.into_iter().flat_map(|(first, count)| first..first + count);
+        let missing = missing.into_iter().flat_map(|range| range.first..range.end());
         assert_eq!(missing.collect::<BTreeSet<_>>(), order[4..].iter().copied().collect());
         assert!(!home.path().join("d/e/large").exists());
         order[3..].iter().for_each(|group| other.chunk(9, *group, &contents));
@@ -250,7 +251,7 @@ async fn groups_count_when_they_are_flushed() {
     let (path, source) = (head.path.clone(), source_of(&head));
     told.part(4, &Part { path, part: name, source, inode, born: Timestamp::default() }).unwrap();
     told.groups(4, 1, &[group_cv(1, &contents[contents.len() - 1..])]).unwrap();
-    assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Missing(vec![(1, 1)]));
+    assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Missing(vec![GroupRange::new(1, 1)]));
     told.flushed(told.mark()).unwrap();
     assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Committed { inode });
     assert!(std::fs::read(home.path().join("large")).unwrap() == contents);
@@ -294,7 +295,7 @@ async fn what_has_been_read_of_a_journal_is_not_read_again() {
     mover.chunk(1, 0, &contents);
     mover.stored(1).await;
     assert_eq!(mover.end(1, 1, 1).await, SharedJobResult::Done);
-    assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Missing(vec![(1, 1)]));
+    assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Missing(vec![GroupRange::new(1, 1)]));
     assert_eq!(mover.count().await.work_ended, 1);
     let [journal] = &journals_of(home.path())[..] else { panic!("one session, one journal") };
     std::fs::File::options().write(true).open(journal).unwrap().write_all_at(&[0xFF; 100], 0).unwrap();
@@ -391,7 +392,7 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
     let stray = SharedJobOpening { may_begin: false, ..part(1) };
     let refused = async |open: Open| Mover::try_open(home.path(), open).await.err().unwrap();
     let told = refused(open(Some(stray))).await;
-    assert!(told.code == RefusalCode::Ended && told.text.contains("is not under way"), "{told:?}");
+    assert!(told.code == RefusalCode::Target && told.text.contains("is not under way"), "{told:?}");
     let newer = Mover::open(home.path(), 2).await;
     let told = refused(open(Some(part(1)))).await;
     assert!(told.code == RefusalCode::Denied && told.text.contains("epoch 2"), "{told:?}");

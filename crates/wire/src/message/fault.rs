@@ -141,7 +141,7 @@ pub enum RefusalCode {
     /// The receiver has no room, not even in its queue: the sender is to try again. From
     /// [`Version::V4`](crate::Version) on; before, `Busy`.
     Full,
-    /// The job of several receivers has ended, or is not under way. To an opening of such a job alone.
+    /// The job of several receivers has ended, as the mark of its end says. To an opening of such a job alone.
     Ended,
 }
 

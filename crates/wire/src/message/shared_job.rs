@@ -168,6 +168,29 @@ pub struct SharedJobAnswer {
     pub result: SharedJobResult,
 }
 
+/// Groups of a file, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupRange {
+    /// The first.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
+impl GroupRange {
+    /// So many groups from this one on.
+    #[must_use]
+    pub const fn new(first: u32, count: u32) -> Self {
+        Self { first, count }
+    }
+
+    /// The group after the last, as far as there are numbers.
+    #[must_use]
+    pub const fn end(self) -> u32 {
+        self.first.saturating_add(self.count)
+    }
+}
+
 /// What has become of an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedJobResult {
@@ -180,9 +203,8 @@ pub enum SharedJobResult {
         /// The inode.
         inode: u64,
     },
-    /// Groups of the file have not been recorded: ranges of them, each by its first and their number. There may be more
-    /// where there are as many ranges as an answer has.
-    Missing(#[serde(deserialize_with = "list::at_most::<MISSING_RANGES_MAX, _, _>")] Vec<(u32, u32)>),
+    /// Groups of the file have not been recorded. There may be more where there are as many ranges as an answer has.
+    Missing(#[serde(deserialize_with = "list::at_most::<MISSING_RANGES_MAX, _, _>")] Vec<GroupRange>),
     /// The directories that did not get mode or time.
     DirectoriesSet(#[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>),
     /// How far the job is.
@@ -350,7 +372,10 @@ mod tests {
         let failed = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
         assert_eq!(answer(failed), [27, 0xAC, 2, 1, 5, 13]);
         assert_eq!(answer(SharedJobResult::Committed { inode: 300 }), [27, 0xAC, 2, 2, 0xAC, 2]);
-        assert_eq!(answer(SharedJobResult::Missing(vec![(300, 2)])), [27, 0xAC, 2, 3, 1, 0xAC, 2, 2]);
+        assert_eq!(
+            answer(SharedJobResult::Missing(vec![GroupRange::new(300, 2)])),
+            [27, 0xAC, 2, 3, 1, 0xAC, 2, 2]
+        );
         let fault = EntryFault { entry: 3, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
         assert_eq!(answer(SharedJobResult::DirectoriesSet(vec![fault])), [27, 0xAC, 2, 4, 1, 3, 7, 0, 2]);
         let count = SharedJobCount {
@@ -384,7 +409,7 @@ mod tests {
         };
         assert!(decoded(FRAME_HEAD_BYTES_MAX) && !decoded(FRAME_HEAD_BYTES_MAX + 1));
         let told = |ranges: usize| {
-            let result = SharedJobResult::Missing(vec![(0, 1); ranges]);
+            let result = SharedJobResult::Missing(vec![GroupRange::new(0, 1); ranges]);
             let message = encode_message(&ToSender::SharedJob(SharedJobAnswer { number: 0, result }));
             decode_message::<ToSender>(&message[4..]).is_ok()
         };

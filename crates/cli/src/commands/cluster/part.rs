@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio::task::spawn_blocking;
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeMoved, Role, Settings};
-use zmove_cluster::{HeldGrant, Lead, Receiver, Served, SharedJob, View};
+use zmove_cluster::{HeldGrant, Node, Receiver, Served, SharedJob, View};
 use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
 
@@ -62,9 +62,9 @@ impl Part {
         let number = usize::try_from(number)?;
         let seen = Arc::new(Seen::default());
         let observer = Arc::clone(&seen) as Arc<dyn Observer>;
-        let lead = Lead::new((job, Arc::clone(&queue)), receivers, SESSIONS, timeout);
-        let served = Arc::clone(&lead.served);
-        let work = async move { Ok(lead.take_part(number, observer, Arc::new(spread::Notices)).await?) };
+        let node = Node::new(job, Arc::clone(&queue), receivers, SESSIONS, timeout);
+        let served = Arc::clone(&node.served);
+        let work = async move { Ok(node.take_part(number, observer, Arc::new(spread::Notices)).await?) };
         Ok((Self { what, seen, queue, served, patience }, Box::pin(work)))
     }
 

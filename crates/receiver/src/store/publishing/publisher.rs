@@ -36,14 +36,13 @@
 //! No lock but `cycle` is held across a call to the storage.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use zmove_disk::{Staged, StagingDirectory};
-use zmove_types::{ALLOCATION_BYTES, FileId, ItemId, Metadata, Name, RelPath, Root};
+use zmove_types::{ALLOCATION_BYTES, FileId, HashOnlySet, ItemId, Metadata, Name, RelPath, Root};
 use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
@@ -78,10 +77,9 @@ struct State {
     /// directory is made, another thread has put something into the directory already.
     making: HashMap<RelPath, u64>,
     makings: u64,
-    /// Directories in which nothing of dead processes is left, by the hashes of their paths: of two with the same hash
-    /// one is left to the next transfer.
-    swept: HashSet<u64>,
-    hasher: RandomState,
+    /// Directories in which nothing of dead processes is left: of two with the same hash one is left to the next
+    /// transfer.
+    swept: HashOnlySet,
     /// Staging directories take no more files: their generation is about to be flushed.
     closing: bool,
     /// The batches that writers are placing, by numbers that ascend; some may have been reported as stored already.
@@ -571,8 +569,7 @@ impl Drop for FillingGuard<'_> {
 
 impl State {
     fn is_new_to_clean_up(&mut self, path: &RelPath) -> bool {
-        let hash = self.hasher.hash_one(path.as_bytes());
-        if self.swept.len() < SWEPT_MAX { self.swept.insert(hash) } else { !self.swept.contains(&hash) }
+        if self.swept.len() < SWEPT_MAX { self.swept.insert(path) } else { !self.swept.contains(path) }
     }
 }
 

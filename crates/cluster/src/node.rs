@@ -1,0 +1,209 @@
+//! What one node does in a job: it has movers, each of which has sessions with the receivers, one after the other.
+//!
+//! ```text
+//!  the job begins ──► session with a receiver ──┬─ the job is over ──► end
+//!                         ▲                     └─ it is lost, or refused ─┬─ no use, or too long ──► the error
+//!                         └── the next receiver, after a wait ◄────────────┘
+//! ```
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use zmove_engine::{Listener, Next, Outages, SessionFate, Timeout};
+use zmove_types::{Event, Observer};
+
+use crate::error::{SessionEnd, Stop, WorkError};
+use crate::job::{Part, SharedJob, View};
+use crate::mover::Mover;
+use crate::receiver::{JobEvents, Receiver, Served, SessionEvents, in_session};
+use crate::told::Told;
+use crate::work_queue::WorkQueue;
+
+/// A node of a job, with movers of this process.
+#[derive(Debug)]
+pub struct Node<W> {
+    /// The job.
+    pub job: Arc<SharedJob>,
+    /// The queue.
+    pub queue: Arc<W>,
+    /// The receivers; each mover begins with another of them, and goes on with the next where it fails.
+    pub receivers: Arc<[Receiver]>,
+    /// How many movers this node has.
+    pub movers: usize,
+    /// How long the node goes on when no receiver does.
+    pub patience: Duration,
+    /// What has ended in the sessions of this node.
+    pub served: Arc<Served>,
+    /// The failures that others have told, which are not told again. Default: none.
+    pub told: Arc<Told>,
+}
+
+impl<W: WorkQueue> Node<W> {
+    /// A node that has done nothing yet.
+    #[must_use]
+    pub fn new(
+        job: SharedJob,
+        queue: Arc<W>,
+        receivers: Vec<Receiver>,
+        movers: usize,
+        patience: Duration,
+    ) -> Self {
+        let (served, told) = Default::default();
+        Self { job: Arc::new(job), queue, receivers: receivers.into(), movers, patience, served, told }
+    }
+
+    /// Takes part in the job, which another node leads: `number` is that of this node.
+    ///
+    /// # Errors
+    /// No receiver goes on.
+    pub async fn take_part(
+        &self,
+        number: usize,
+        observer: Arc<dyn Observer>,
+        listener: Arc<dyn Listener + Send + Sync>,
+    ) -> Result<(), SessionEnd> {
+        let events = self.events(observer, listener);
+        let mut movers = JoinSet::new();
+        for mover in 0..self.movers {
+            movers.spawn(self.sessions(number * self.movers + mover, events.clone()).moving());
+        }
+        let mut ended = Ok(());
+        while let Some(mover) = movers.join_next().await {
+            ended = ended.and(mover.unwrap_or_else(|_panic| Err(Stop::Panicked("a mover panicked").into())));
+        }
+        ended
+    }
+
+    pub(crate) fn events(
+        &self,
+        observer: Arc<dyn Observer>,
+        listener: Arc<dyn Listener + Send + Sync>,
+    ) -> JobEvents {
+        JobEvents::new(observer, listener, Arc::clone(&self.served), Arc::clone(&self.told))
+    }
+
+    /// The sessions of one mover, or of the head; the first is with the receiver of this number.
+    pub(crate) fn sessions(&self, first: usize, events: JobEvents) -> Sessions<W> {
+        let patience = Timeout(self.patience);
+        Sessions {
+            job: Arc::clone(&self.job),
+            queue: Arc::clone(&self.queue),
+            receivers: Arc::clone(&self.receivers),
+            next: first,
+            patience,
+            outages: Outages::new(patience).with_waits_within(WAIT_MAX),
+            refusals: 0,
+            events,
+        }
+    }
+}
+
+/// Sessions one after the other: the next receiver has the next one, where one fails.
+pub(crate) struct Sessions<W> {
+    job: Arc<SharedJob>,
+    queue: Arc<W>,
+    receivers: Arc<[Receiver]>,
+    next: usize,
+    patience: Timeout,
+    /// Times without a session in which work has ended. The head does none, and a mover may have none for long.
+    pub(crate) outages: Outages,
+    /// How many sessions have failed for good, one after the other.
+    refusals: usize,
+    events: JobEvents,
+}
+
+impl<W: WorkQueue> Sessions<W> {
+    fn next_number(&self) -> usize {
+        self.next % self.receivers.len()
+    }
+
+    /// The receiver of the next session, and its events.
+    pub(crate) fn next(&mut self) -> (Receiver, Arc<SessionEvents>) {
+        let number = self.next_number();
+        self.next += 1;
+        let receiver = self.receivers[number].clone();
+        let events = self.events.within(number, &receiver);
+        (receiver, events)
+    }
+
+    /// Lets the next session be with the same receiver as that of these events.
+    pub(crate) fn stay_with(&mut self, session: &SessionEvents) {
+        self.next = session.number;
+    }
+
+    /// Does items in sessions, one after the other, until the job is over.
+    pub(crate) async fn moving(mut self) -> Result<(), SessionEnd> {
+        let mut has_had_session = self.job.view == View::Leads;
+        loop {
+            let (receiver, events) = self.next();
+            let ended = {
+                let session = pin!(in_session(&receiver, &self.job, Part::Mover, &events, |feeder| {
+                    let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
+                    Mover::new(job, queue, feeder, Arc::clone(&events)).run(|| events.has_ended())
+                }));
+                self.outages.watch(session).await
+            };
+            match ended {
+                Ok(()) => return Ok(()),
+                // the head has ended the job while something was still under way
+                Err(SessionEnd::Stop(Stop::Queue(WorkError::Over))) => {
+                    self.events.has_lost_sessions.store(true, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(error) => {
+                    has_had_session |= events.fate() != SessionFate::NotBegun;
+                    let paused = self.pause(&events, error, has_had_session).await;
+                    paused.map_err(|error| *error)?;
+                }
+            }
+        }
+    }
+
+    /// Waits before the next session; fails when that has no use, or has lasted too long. Before the job has begun each
+    /// receiver is tried once, so that a wrong name is told at once; also by a node that has just come, which nobody
+    /// waits for then.
+    pub(crate) async fn pause(
+        &mut self,
+        session: &SessionEvents,
+        error: SessionEnd,
+        has_begun: bool,
+    ) -> Result<(), Box<SessionEnd>> {
+        let fate = session.fate();
+        // one that was not let in changes nothing later
+        if fate != SessionFate::NotBegun || !error.is_refusal() {
+            self.events.has_lost_sessions.store(true, Ordering::Relaxed);
+        }
+        let before = if fate == SessionFate::OfUse { 0 } else { self.refusals };
+        self.refusals = if error.is_final() || !has_begun { before + 1 } else { 0 };
+        if error.ends_all() || self.refusals >= self.receivers.len() {
+            return Err(Box::new(error));
+        }
+        let Next::Retry(at, _) = self.outages.lost(fate) else { return Err(self.given_up(error)) };
+        let number = session.number;
+        if self.events.is_news(number, &error) {
+            let failed = error.at(&self.receivers[number].remote);
+            let next = match &*self.receivers {
+                all if self.events.none_is_of_use(all.len()) => {
+                    format!("no receiver is left: trying again for up to {}", self.patience)
+                }
+                all => format!("{} is tried next", all[self.next_number()].remote),
+            };
+            self.events.observer.on(&Event::Warned { message: format!("{failed}; {next}") });
+        }
+        if self.outages.wait(at).await { Ok(()) } else { Err(self.given_up(error)) }
+    }
+
+    /// Why nobody waits any longer.
+    fn given_up(&self, last: SessionEnd) -> Box<SessionEnd> {
+        Box::new(match self.outages.in_vain() {
+            0 | 1 => last,
+            sessions => SessionEnd::InVain { sessions, last: Box::new(last) },
+        })
+    }
+}
+
+/// The longest wait before the next session: mostly another receiver is there.
+const WAIT_MAX: Duration = Duration::from_secs(1);
