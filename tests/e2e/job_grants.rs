@@ -311,7 +311,7 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
         assert!(by_a_stranger.contains("is not let in"), "{by_a_stranger}");
         let over = JobGrant { not_before: now() - 9, not_after: now() - 1, ..granted() };
         let over = refused(lab.job("t", 2), lab.signed(over)).await;
-        assert!(over.contains("it has ended"), "{over}");
+        assert!(over.contains(": it ended "), "{over}");
         for epoch in [1, 3] {
             let refused = refused(lab.job("t", epoch), lab.signed(granted())).await;
             assert!(refused.contains("another epoch"), "{refused}");
@@ -344,7 +344,8 @@ fn a_grant_is_worth_nothing_once_its_job_has_ended() {
         end.send(()).unwrap();
         leading.await.unwrap().unwrap_err();
         let receivers = lab.reached("head", TransportChoice::Tcp);
-        end_abandoned(&lab.job("t", 1), &receivers, Arc::new(NoListener)).await.unwrap();
+        let (observer, listener) = (Arc::new(NoObserver), Arc::new(NoListener));
+        end_abandoned(&lab.job("t", 1), &receivers, observer, listener).await.unwrap();
         let grant = lab.signed(lab.grant(&lab.job("t", 1)));
         let ended = lab.take_part((lab.job("t", 1), &queue), grant, TransportChoice::Tcp).await;
         let refused = ended.unwrap_err().to_string();
@@ -372,7 +373,7 @@ fn a_node_s_session_ends_with_its_grant() {
     let grant = JobGrant { not_after: now() + 3, ..lab.grant(&lab.job("t", 1)) };
     let refused = cut_off(&lab, grant, || {});
     // and then it is not let in again
-    assert!(refused.contains("it has ended"), "{refused}");
+    assert!(refused.contains(": it ended "), "{refused}");
     let broken = lab.receivers[0].wait_for_log("broken off by node ");
     assert!(broken.contains("the grant by which this node takes part in the job has ended"), "{broken}");
 }

@@ -54,7 +54,7 @@ pub(crate) fn fault(schema: &Value, value: &Value) -> Option<String> {
 }
 
 /// The events of a command, each as the schema says; only the last has an exit code, and that is the command's.
-fn events(outcome: &Outcome, exit: u64) -> Vec<Value> {
+pub(crate) fn events(outcome: &Outcome, exit: u64) -> Vec<Value> {
     let kinds = schema("events.json")["$defs"].as_object().unwrap().clone();
     let events: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for event in &events {

@@ -363,7 +363,10 @@ fn the_job_of_a_push_that_was_killed_is_ended_also_where_receivers_have_refused_
     let lists = [0, 1].map(|number| spread.site.path(&format!("receiver{number}/authorized_keys")));
     lists.iter().for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
     lists.iter().for_each(|list| std::fs::create_dir(list).unwrap());
-    spread.push(&[], "source").outcome().expect(10).says(&["cannot read its authorized_keys"]);
+    let [first, second] = [0, 1].map(|number: usize| spread.daemons[number].address.to_string());
+    let next = format!("see its log; {second} is tried next");
+    let refused = spread.push(&[], "source").outcome().expect(10).lines(2);
+    refused.says(&[&first, "cannot read its authorized_keys", &next]);
     assert_eq!(spread.noted(), 1, "the job has not ended");
     lists.iter().for_each(|list| std::fs::remove_dir(list).unwrap());
     lists.iter().for_each(|list| std::fs::write(list, "").unwrap());
@@ -385,6 +388,8 @@ fn a_receiver_that_is_away_is_not_said_to_have_served() {
     let outcome = spread.push(&[], "source").outcome().expect(0);
     assert!(outcome.stdout.contains(", by 1 receiver\n"), "{}", outcome.stdout);
     outcome.says(&[&format!("; {first} is tried next")]);
+    // no session has begun there that may still do something
+    spread.assert_done();
 }
 
 #[test]
@@ -395,6 +400,7 @@ fn receivers_that_do_not_share_the_target_are_told() {
     spread.paint();
     spread.push(&[], "source").outcome().expect(0).says(&["is not under way at this target"]);
     assert_eq!(std::fs::read_dir(spread.site.path("elsewhere/t")).unwrap().count(), 0);
+    spread.assert_done();
 }
 
 #[test]

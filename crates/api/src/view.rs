@@ -124,6 +124,8 @@ impl Figures {
 /// The nodes that take part in a job.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 struct NodesView {
+    /// What they are: `node`s of a cluster, or `receiver`s.
+    kind: String,
     /// How many there are.
     count: u64,
     /// Items of work that nobody has taken yet, if that is known.
@@ -150,12 +152,13 @@ struct NodeView {
 }
 
 impl From<&Nodes> for NodesView {
-    fn from(Nodes { count, items_waiting, nodes }: &Nodes) -> Self {
+    fn from(Nodes { kind, count, items_waiting, nodes }: &Nodes) -> Self {
         let view = |node: &Node| {
             let Node { name, state, files, bytes, bytes_per_second, percent_of_others } = node.clone();
             NodeView { name, state, files, bytes, bytes_per_second, percent_of_others }
         };
-        Self { count: *count, items_waiting: *items_waiting, nodes: nodes.iter().map(view).collect() }
+        let (kind, nodes) = (kind.clone(), nodes.iter().map(view).collect());
+        Self { kind, count: *count, items_waiting: *items_waiting, nodes }
     }
 }
 

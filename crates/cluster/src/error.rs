@@ -184,6 +184,11 @@ impl SessionEnd {
         }
     }
 
+    /// Whether no connection has come about, or the receiver has refused the session.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Connect(_) | Self::Session(SessionError::Refused(_)))
+    }
+
     /// Whether all that this says is that the receiver is away.
     pub(crate) fn is_away(&self) -> bool {
         match self {

@@ -22,13 +22,13 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use zmove_engine::Listener;
 use zmove_sender::{Feeder, SessionError};
-use zmove_types::{NoObserver, Observer};
+use zmove_types::{Event, NoObserver, Observer};
 use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder, SharedJobResult};
 
 use crate::error::{SessionEnd, Stop, WorkError, refused};
 use crate::finish::Finishing;
 use crate::job::{Part, SharedJob};
-use crate::node::{Node, Sessions};
+use crate::node::{Node, Sessions, failure_at};
 use crate::receiver::{JobEvents, Receiver, SessionEvents, in_session};
 use crate::work::{Work, WorkItem};
 use crate::work_queue::WorkQueue;
@@ -397,10 +397,11 @@ fn is_closed(error: &SessionEnd) -> bool {
 /// unfinished is removed.
 ///
 /// # Errors
-/// No receiver does so; the last one's reason.
+/// No receiver does so; the last one's reason. Those of the others are told.
 pub async fn end_abandoned(
     job: &SharedJob,
     receivers: &[Receiver],
+    observer: Arc<dyn Observer>,
     listener: Arc<dyn Listener + Send + Sync>,
 ) -> Result<(), Box<SessionEnd>> {
     let events = JobEvents::new(Arc::new(NoObserver), listener, Arc::default(), Arc::default());
@@ -414,7 +415,12 @@ pub async fn end_abandoned(
         match &ended {
             Ok(()) => break,
             Err(error) if is_closed(error) => return Ok(()),
-            Err(_) => {}
+            Err(error) => {
+                if let Some(next) = receivers.get(number + 1) {
+                    let message = format!("{}; {} is tried next", failure_at(receiver, error), next.remote);
+                    observer.on(&Event::Warned { message });
+                }
+            }
         }
     }
     ended.map_err(Box::new)

@@ -171,8 +171,11 @@ impl<W: WorkQueue> Sessions<W> {
         error: SessionEnd,
         has_begun: bool,
     ) -> Result<(), Box<SessionEnd>> {
-        self.events.has_lost_sessions.store(true, Ordering::Relaxed);
         let fate = session.fate();
+        // one that was not let in changes nothing later
+        if fate != SessionFate::NotBegun || !error.is_refusal() {
+            self.events.has_lost_sessions.store(true, Ordering::Relaxed);
+        }
         let before = if fate == SessionFate::OfUse { 0 } else { self.refusals };
         self.refusals = if error.is_final() || !has_begun { before + 1 } else { 0 };
         if error.ends_all() || self.refusals >= self.receivers.len() {
@@ -181,17 +184,14 @@ impl<W: WorkQueue> Sessions<W> {
         let Next::Retry(at, _) = self.outages.lost(fate) else { return Err(self.given_up(error)) };
         let number = session.number;
         if self.events.is_news(number, &error) {
-            let at = match &error {
-                SessionEnd::Connect(_says_where) => String::new(),
-                _ => format!("{}: ", self.receivers[number].remote),
-            };
+            let failed = failure_at(&self.receivers[number], &error);
             let next = match &*self.receivers {
                 all if self.events.none_is_of_use(all.len()) => {
                     format!("no receiver is left: trying again for up to {}", self.patience)
                 }
                 all => format!("{} is tried next", all[self.next_number()].remote),
             };
-            self.events.observer.on(&Event::Warned { message: format!("{at}{error}; {next}") });
+            self.events.observer.on(&Event::Warned { message: format!("{failed}; {next}") });
         }
         if self.outages.wait(at).await { Ok(()) } else { Err(self.given_up(error)) }
     }
@@ -202,6 +202,14 @@ impl<W: WorkQueue> Sessions<W> {
             0 | 1 => last,
             sessions => SessionEnd::InVain { sessions, last: Box::new(last) },
         })
+    }
+}
+
+/// What has ended a session, and at which receiver.
+pub(crate) fn failure_at(receiver: &Receiver, error: &SessionEnd) -> String {
+    match error {
+        SessionEnd::Connect(_says_where) => error.to_string(),
+        _ => format!("{}: {error}", receiver.remote),
     }
 }
 

@@ -716,7 +716,7 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
              --root DIR --expires DATE"
         ),
         Denial::JobGrant { fault, .. } => {
-            format!("this key is not known here, and the grant that it shows does not count: {fault}")
+            format!("the grant by which this node comes does not count: {fault}")
         }
         Denial::Certificate { fault, .. } => format!("this key may not be used here: {fault}"),
         Denial::Authority { .. } => {

@@ -6,6 +6,7 @@
 //! **Invariant:** a grant that exists has been signed by its head, for the key that shows it, for this receiver and for
 //! now.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -38,30 +39,37 @@ impl NodeGrant {
         own: Fingerprint,
         (key, encoded): (Fingerprint, &[u8]),
         now: u64,
-    ) -> Result<Self, &'static str> {
+    ) -> Result<Self, Cow<'static, str>> {
         let signed = SignedJobGrant::decode(encoded);
         let signed = signed.map_err(|_| "it cannot be read, or is of another version of zmove")?;
         let JobGrant { node, receivers, open, extensions, not_before, not_after } = &signed.grant;
         if *node != key.0 {
-            return Err("it is for the key of another node");
+            return Err("it is for the key of another node".into());
         }
         if !receivers.contains(&own.0) {
-            return Err("it is for other receivers");
+            return Err("it is for other receivers".into());
         }
         if *not_before > now.saturating_add(AHEAD_SECS_MAX) {
-            return Err("it has not begun: the clock of this host is behind, or that of the head ahead");
+            let behind = (not_before - now) / 60;
+            let text =
+                format!("the receiver's clock is {behind} min or more behind that of the node that leads");
+            return Err(text.into());
         }
         if now >= *not_after {
-            return Err("it has ended, unless the clocks of this host and of the head differ");
+            let ago = (now - not_after) / 60;
+            return Err(format!(
+                "it ended {ago} min ago by the receiver's clock, which may be ahead of that of the node that leads"
+            )
+            .into());
         }
         if not_after.saturating_sub(*not_before) > VALID_SECS_MAX {
-            return Err("it is for longer than a day");
+            return Err("it is for longer than a day".into());
         }
         let head = job_grant_signer(&signed).ok_or("its signature is not right")?;
         let open =
             open.clone().with(extensions.clone()).map_err(|_| "it is for what this version does not know")?;
         let is_of_a_node = open.shared_job.as_ref().is_some_and(|part| !part.may_begin);
-        is_of_a_node.then_some(Self { head, open, not_after: *not_after }).ok_or("it is not for a job")
+        is_of_a_node.then_some(Self { head, open, not_after: *not_after }).ok_or("it is not for a job".into())
     }
 
     /// The key of the head.

@@ -29,7 +29,7 @@ pub(crate) fn authorize(
     let denied = |fault: String| Ok(Err(Denial::JobGrant { key: claim.key, fault }));
     let grant = match NodeGrant::check(own, (claim.key, encoded), now()) {
         Ok(grant) => grant,
-        Err(fault) => return denied(fault.to_owned()),
+        Err(fault) => return denied(fault.into_owned()),
     };
     match authorizer.authorize(grant.claim())? {
         Ok(head) if !head.may_write() => {
@@ -192,9 +192,17 @@ mod tests {
         assert!(fault.contains("for other receivers"), "{fault}");
         let at = |not_before, not_after| site.fault_of(JobGrant { not_before, not_after, ..usual() });
         let now = now();
-        assert!(at(now - 10, now).contains("it has ended"));
-        assert!(at(now - 10, 0).contains("it has ended"));
-        assert!(at(now + AHEAD_SECS_MAX + 60, now + 3600).contains("it has not begun"));
+        let ended = at(now - 3700, now - 65);
+        assert!(
+            ended.contains(": it ended 1 min ago by the receiver's clock, which may be ahead"),
+            "{ended}"
+        );
+        assert!(at(now - 10, 0).contains(": it ended "));
+        let ahead = at(now + AHEAD_SECS_MAX + 65, now + 3600);
+        assert!(
+            ahead.contains(": the receiver's clock is 11 min or more behind that of the node"),
+            "{ahead}"
+        );
         assert!(at(now - 10, now + VALID_SECS_MAX).contains("for longer than a day"));
         assert!(at(0, u64::MAX).contains("for longer than a day"));
         site.session(JobGrant { not_before: now + AHEAD_SECS_MAX - 60, ..usual() });

@@ -24,6 +24,12 @@ pub enum Party {
 }
 
 impl Party {
+    /// What is called by this word; nodes for an unknown one.
+    #[must_use]
+    pub fn of(word: &str) -> Self {
+        if word == Self::Receivers.word() { Self::Receivers } else { Self::Nodes }
+    }
+
     /// One word for one of them.
     #[must_use]
     pub const fn word(self) -> &'static str {

@@ -145,26 +145,33 @@ fn the_nodes_of_a_job_are_seen_on_the_page_in_the_api_and_in_a_terminal() {
         node("dtn1", "works", 100),
         node("dtn2", "works", 98),
     ];
-    let nodes = json!({ "count": 3, "items_waiting": 12, "nodes": nodes });
+    let nodes = json!({ "kind": "receiver", "count": 3, "items_waiting": 12, "nodes": nodes });
     let path = served.yard.place().join(format!("{id}/events-1"));
     let told = std::fs::read_to_string(&path).unwrap();
     let last = told.lines().rev().find(|line| line.contains("\"progress\"")).unwrap();
     let mut line: Value = serde_json::from_str(last).unwrap();
     assert_eq!(line["nodes"], Value::Null, "one node is none of several");
     line["nodes"] = nodes.clone();
+    line["lanes"] = 0.into();
     std::fs::write(&path, format!("{told}{line}\n")).unwrap();
     assert_eq!(served.wait_until(id, |job| !job["nodes"].is_null())["nodes"], nodes);
     let printed = served.yard.run(&["job", &id.to_string()]).done().stdout;
     let slow = "dtn3.beamline.example.org  slow: 1230 files, 31.0 GiB, 310 Mbit/s, 31 % of the others";
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        words(&printed).contains(&words(slow)) && printed.contains("3 nodes, 12 items waiting:"),
+        words(&printed).contains(&words(slow)) && printed.contains("3 receivers, 12 items waiting:"),
         "{printed}"
     );
     browser.click("#running button.name");
     browser.wait_until("document.querySelectorAll('#job-nodes tbody tr').length === 3");
     assert_eq!(browser.text("#job-nodes td.error"), "slow");
-    assert_eq!(browser.text("#job-nodes-waiting"), "3 nodes, 12 items waiting.");
+    assert_eq!(browser.text("#job-nodes-waiting"), "3 receivers, 12 items waiting.");
+    assert_eq!(
+        (browser.text("#job-nodes h3"), browser.text("#job-nodes th")),
+        ("Receivers".into(), "Receiver".into())
+    );
+    let facts = browser.text("#job-facts");
+    assert!(facts.contains("Attempt") && !facts.contains("Lanes"), "{facts}");
     for (width, mobile) in [(1200, false), (360, true)] {
         let size = json!({ "width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": mobile });
         browser.devtools("Emulation.setDeviceMetricsOverride", &size);

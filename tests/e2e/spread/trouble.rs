@@ -189,8 +189,9 @@ fn receivers_are_shown_while_they_work_and_those_that_have_stored_something_are_
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 100 << 20);
     let outcome = spread.push(&["--json", "--limit", "40MB"], "source").outcome().done();
-    let events = outcome.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let mut shown = events.filter(|event| event["event"] == "progress").map(|event| event["nodes"].clone());
+    let events = crate::schema::events(&outcome, 0);
+    let mut shown =
+        events.iter().filter(|event| event["event"] == "progress").map(|event| event["nodes"].clone());
     let names = |nodes: &Value| {
         let nodes = nodes["nodes"].as_array().unwrap().iter();
         let have_moved = nodes.filter(|node| node["bytes"].as_u64() > Some(0));
@@ -198,6 +199,10 @@ fn receivers_are_shown_while_they_work_and_those_that_have_stored_something_are_
     };
     let last = shown.rfind(|nodes| !nodes.is_null()).expect("receivers are shown");
     assert_eq!((&last["count"], names(&last).len()), (&2.into(), 2), "{last}");
+    assert_eq!(last["kind"], "receiver");
+    let took_part = events.iter().find(|event| event["event"] == "took_part").expect("it is told at the end");
+    let told = took_part["message"].as_str().unwrap();
+    assert!(told.starts_with("moved by 2 receivers: ") && told.contains("1 file, "), "{told}");
     assert!(names(&last).contains(&spread.daemons[1].address.to_string()), "{last}");
     // one has walked, perhaps, and stored nothing
     std::fs::remove_file(spread.source().join("huge")).unwrap();

@@ -81,7 +81,9 @@ function nodes(all) {
   if (!all) return;
   const waiting = all.items_waiting === null ? "" : `, ${count(all.items_waiting)} items waiting`;
   const rest = all.count > all.nodes.length ? `, of which ${all.nodes.length} are shown` : "";
-  say(byId("job-nodes-waiting"), `${count(all.count)} nodes${waiting}${rest}.`);
+  const kind = all.kind || "node";
+  byId("job-nodes").querySelectorAll(".kind").forEach((word) => say(word, kind[0].toUpperCase() + kind.slice(1)));
+  say(byId("job-nodes-waiting"), `${count(all.count)} ${kind}s${waiting}${rest}.`);
   const row = (node) => element("tr", {},
     element("td", {}, shown(node.name)),
     element("td", { class: ["slow", "silent"].includes(node.state) ? "error" : null }, shown(node.state)),

@@ -56,7 +56,8 @@ export function facts(job) {
     ["Lanes", count(job.lanes)],
     ["Attempt", count(job.attempts)],
   ];
-  if (job.state !== "running") list.splice(6, 1);
+  // Several nodes or receivers have no lanes of one transfer.
+  if (job.state !== "running" || !job.lanes) list.splice(6, 1);
   return list.filter(([name, value]) => name !== "Moved" || value !== "–");
 }
 

@@ -60,14 +60,14 @@ fn init(args: ClusterInitArgs) -> Result<Exit> {
     let known = known.collect();
     let cluster = Cluster::make(&name, known, broker, listen)?;
     terminal::say(format!("cluster {name}, broker {}", cluster.broker));
-    terminal::say(format!(
-        "for each other node: zmove cluster invite {name} -o FILE here, and zmove cluster join FILE there"
-    ));
-    terminal::say(format!("to send:             zmove push --cluster {name} SRC... PATH"));
     let key = Identity::load_or_create(&settings::home(settings::Role::Client)?)?.fingerprint();
-    terminal::say(format!(
-        "at each receiver:    zmove allow {key} --name NAME --root DIR --write, for the key of this node alone"
-    ));
+    terminal::say("at each receiver, for the key of this node alone:");
+    terminal::say(format!("  zmove allow {key} --name NAME --root DIR --write"));
+    terminal::say("for each other node, here and there:");
+    terminal::say(format!("  zmove cluster invite {name} -o FILE"));
+    terminal::say("  zmove cluster join FILE");
+    terminal::say("to send:");
+    terminal::say(format!("  zmove push --cluster {name} SRC... PATH"));
     Ok(Exit::Done)
 }
 
@@ -345,7 +345,7 @@ impl<'a> Member<'a> {
         self.looked_at.remove(&id);
         match begun {
             Ok((part, work)) => {
-                terminal::say(format!("job {id} begins"));
+                terminal::print_lines(&format!("job {id} begins: {}", part.what));
                 let task = self.running.spawn(async move { (id, work.await) });
                 self.parts.insert(id, PartAtWork { part, heard: Instant::now(), task });
                 Ok(())

@@ -66,7 +66,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     if !notice.fits() {
         return Err(usage_error(TOO_MANY_SOURCES));
     }
-    let before = spread::end_before(&job, &receivers)?;
+    let before = spread::end_before(&job, &receivers, &display)?;
     let unended = spread::note(&job, &receivers)?;
     display.start();
     let granting = Granting::new(&job, &receivers, cluster)?;
@@ -212,6 +212,7 @@ impl Leading<'_> {
                 message = broker.changed() => self.observer.on(&Event::Warned { message }),
             }
         };
+        participants.tell_now(Some(0), Vec::new());
         Ok((ended, participants.served(head.node.served.items() > 0)))
     }
 

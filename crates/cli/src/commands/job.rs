@@ -8,7 +8,7 @@ use zmove_jobs::{Answer, JobId, Moment, Place, State, Store};
 use crate::args::{JobAction, JobArgs};
 use crate::commands::submit::{ensure_runner, go_on, tell};
 use crate::display::job::{Details, Row, event, event_as_json, one};
-use crate::display::progress::{BAR, print_json};
+use crate::display::progress::{BAR, beside_bar, print_json};
 use crate::display::terminal;
 use crate::settings;
 use crate::value::exit::Exit;
@@ -136,7 +136,7 @@ fn attach(place: &Place, store: &Store, args: &JobArgs) -> Result<Exit> {
         let (done, found) = row.bytes();
         bar.set_length(found);
         bar.set_position(done);
-        bar.set_message(row.bar());
+        bar.set_message(beside_bar(&row.bar()));
     });
     bar.finish_and_clear();
     exit

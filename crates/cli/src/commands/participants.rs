@@ -169,15 +169,26 @@ impl Participants {
         let mut ticks = interval(TELL_EVERY);
         loop {
             ticks.tick().await;
-            for (name, moved) in moved() {
-                self.entries.lock().entry(name).or_default().moved = moved;
-            }
+            let mut waiting = None;
             if self.entries.lock().len() > 1 {
                 // A broker that is away is not waited for: it is not what is wanted here.
-                let waiting = timeout(TELL_EVERY, queue.waiting()).await;
-                let waiting = waiting.ok().and_then(Result::ok).map(|waiting| waiting.waiting);
-                self.observer.on(&Event::Nodes(self.look(waiting, Instant::now())));
+                let asked = timeout(TELL_EVERY, queue.waiting()).await;
+                waiting = asked.ok().and_then(Result::ok).map(|asked| asked.waiting);
             }
+            self.tell_now(waiting, moved());
+        }
+    }
+
+    /// Tells the observer how the nodes are now, if there are several.
+    pub(crate) fn tell_now(&self, waiting: Option<u64>, moved: Vec<(String, NodeMoved)>) {
+        let mut entries = self.entries.lock();
+        for (name, moved) in moved {
+            entries.entry(name).or_default().moved = moved;
+        }
+        let are_several = entries.len() > 1;
+        drop(entries);
+        if are_several {
+            self.observer.on(&Event::Nodes(self.look(waiting, Instant::now())));
         }
     }
 

@@ -39,7 +39,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let count = receivers.len();
     let id = fresh_id()?;
     let job = job(settings, &sources, (id, fresh_epoch()))?;
-    for before in end_before(&job, &receivers)? {
+    for before in end_before(&job, &receivers, &display)? {
         before.forget()?;
     }
     let unended = note(&job, &receivers)?;
@@ -61,9 +61,10 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         tokio::select! {
             ended = Box::pin(head.run(observer, Arc::new(Notices), interrupted())) => Ok(ended),
-            never = participants.tell(queue, moved) => match never {},
+            never = participants.tell(queue, &moved) => match never {},
         }
     });
+    participants.tell_now(Some(0), moved());
     display.end();
     let ended = ended?;
     if ended.is_ok() {
@@ -113,14 +114,14 @@ pub(crate) fn fresh_epoch() -> u64 {
 ///
 /// # Errors
 /// The user stops it, or no receiver ends one of them.
-pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver]) -> Result<Vec<Unended>> {
+pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver], display: &Display) -> Result<Vec<Unended>> {
     let before = Unended::of_the_same(&settings::home(Role::Client)?, receivers)?;
     if before.is_empty() {
         return Ok(before);
     }
     settings::block_on(threads(), async {
         tokio::select! {
-            ended = Box::pin(end_all(&before, job, receivers)) => ended,
+            ended = Box::pin(end_all(&before, job, receivers, display)) => ended,
             () = interrupted() => Err(as_failure(JobError::Interrupted)),
         }
     })?;
@@ -129,11 +130,16 @@ pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver]) -> Result<Vec<
 
 /// Ends jobs whose pushes were killed. Receivers that were stopped then and go on later would write what they had from
 /// the source into what this push writes. One that does not let this user in now may do so later.
-async fn end_all(before: &[Unended], job: &SharedJob, receivers: &[Receiver]) -> Result<()> {
+async fn end_all(
+    before: &[Unended],
+    job: &SharedJob,
+    receivers: &[Receiver],
+    display: &Display,
+) -> Result<()> {
     for unended in before {
         // its head may have been in the epoch in which it alone has sessions
         let old = SharedJob { id: unended.job(), epoch: unended.epoch(), ..job.clone() }.last_epoch();
-        let ended = end_abandoned(&old, receivers, Arc::new(Notices)).await;
+        let ended = end_abandoned(&old, receivers, display.observer(), Arc::new(Notices)).await;
         ended.map_err(|error| as_failure(JobError::NotBegun(error)))?;
     }
     Ok(())

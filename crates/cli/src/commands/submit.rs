@@ -242,7 +242,7 @@ pub(crate) const UMASK: &str = "ZMOVE_JOB_UMASK";
 pub(crate) const MOUNT: &str = "ZMOVE_JOB_MOUNT";
 
 /// A path as it is shown: one of this host from the root on.
-fn described(path: &OsStr, directory: &Path, count: usize) -> String {
+pub(crate) fn described(path: &OsStr, directory: &Path, count: usize) -> String {
     let is_remote = path.to_string_lossy().split('/').next().is_some_and(|head| head.contains(':'));
     let path = if is_remote { path.to_owned() } else { directory.join(path).into_os_string() };
     let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };

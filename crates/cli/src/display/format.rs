@@ -72,6 +72,13 @@ pub(crate) fn cut(text: &str, column: usize) -> String {
     text.chars().take(room - 1).chain(['…']).collect()
 }
 
+/// The first parts of a line that fit into so many columns, each whole; all of it where not even one fits.
+pub(crate) fn whole_parts(line: &str, columns: usize) -> &str {
+    let Some((end, _)) = line.char_indices().nth(columns) else { return line };
+    let part = line.match_indices([',', ';']).rfind(|(at, _)| *at <= end);
+    part.map_or(line, |(at, _)| &line[..at])
+}
+
 /// A moment in seconds since 1970, to the minute.
 pub(crate) fn minute(seconds: u64) -> String {
     let (days, within) = (seconds / DAY_SECONDS, seconds % DAY_SECONDS);
@@ -116,6 +123,22 @@ mod tests {
         assert_eq!(cut("ü", 79), "ü");
         assert_eq!(cut("üü", 79), "…");
         assert_eq!(cut(&"ü".repeat(81), 0).chars().count(), COLUMNS);
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_left_out_whole() {
+        let line = "1 MiB of 2 MiB+, 3 of 124+ files; slow: ü";
+        assert_eq!(
+            [41, 40, 32, 31, 20].map(|columns| whole_parts(line, columns)),
+            [
+                line,
+                "1 MiB of 2 MiB+, 3 of 124+ files",
+                "1 MiB of 2 MiB+, 3 of 124+ files",
+                "1 MiB of 2 MiB+",
+                "1 MiB of 2 MiB+",
+            ]
+        );
+        assert_eq!((whole_parts(line, 3), whole_parts("", 3)), (line, ""));
     }
 
     #[test]

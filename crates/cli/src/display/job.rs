@@ -135,7 +135,6 @@ impl Row {
         let more = if progress.scan_ended { "" } else { "+" };
         let nodes = progress.nodes.as_ref().map(nodes::of_job);
         let by = nodes.as_ref().map(|nodes| format!(" by {}", nodes::how_many(nodes)));
-        // The end is cut off where it does not fit.
         let line = format!(
             "{} of {}{more}, {}{}, {}, {} of {}{more} files{}",
             ByteCount(progress.bytes_done),
@@ -240,7 +239,8 @@ pub(super) mod tests {
             percent_of_others: Some(31),
             ..zmove_jobs::Node::default()
         };
-        let nodes = zmove_jobs::Nodes { count: 3, items_waiting: Some(12), nodes: vec![slow] };
+        let nodes =
+            zmove_jobs::Nodes { kind: "node".into(), count: 3, items_waiting: Some(12), nodes: vec![slow] };
         let progress = Progress { limited_by: "path".into(), nodes: Some(nodes), ..Progress::default() };
         let bar = Row::new(job(), Some(progress)).bar();
         assert!(bar.contains(" by 3 nodes (1 slow), path, "), "{bar}");

@@ -1,7 +1,7 @@
 //! The nodes of a push, as words of a line, and as an object of the stream of events.
 
 use serde_json::{Value, json};
-use zmove_types::{Node, Nodes, Pace};
+use zmove_types::{ByteCount, Node, Nodes, Pace, Party};
 
 use crate::display::format::counted;
 
@@ -42,7 +42,7 @@ fn name(Node { name, pace, percent_of_others, .. }: &Node) -> String {
 }
 
 /// The nodes of a job, as its process has told them.
-pub(crate) fn of_job(zmove_jobs::Nodes { count, items_waiting, nodes }: &zmove_jobs::Nodes) -> Nodes {
+pub(crate) fn of_job(zmove_jobs::Nodes { kind, count, items_waiting, nodes }: &zmove_jobs::Nodes) -> Nodes {
     let node = |node: &zmove_jobs::Node| Node {
         name: node.name.clone(),
         pace: Pace::of(&node.state),
@@ -52,11 +52,27 @@ pub(crate) fn of_job(zmove_jobs::Nodes { count, items_waiting, nodes }: &zmove_j
         percent_of_others: node.percent_of_others,
     };
     let nodes = nodes.iter().map(node).collect();
-    Nodes { count: *count, waiting: *items_waiting, nodes, ..Nodes::default() }
+    Nodes { party: Party::of(kind), count: *count, waiting: *items_waiting, nodes }
+}
+
+/// What each of them has moved, for the end of a push; `None` where nothing was moved.
+pub(crate) fn took_part(Nodes { party, count, nodes, .. }: &Nodes) -> Option<String> {
+    let have_moved = nodes.iter().filter(|node| node.files > 0 || node.bytes > 0);
+    let mut moved: Vec<_> = have_moved
+        .map(|Node { name, files, bytes, .. }| {
+            format!("{name} ({}, {})", counted(*files, "file"), ByteCount(*bytes))
+        })
+        .collect();
+    let untold = count.saturating_sub(nodes.len() as u64);
+    let by = counted(moved.len() as u64 + untold, party.word());
+    if untold > 0 {
+        moved.push(format!("{untold} more"));
+    }
+    (!moved.is_empty()).then(|| format!("moved by {by}: {}", moved.join(", ")))
 }
 
 /// The nodes as programs read them.
-pub(crate) fn as_json(Nodes { count, waiting, nodes, .. }: &Nodes) -> Value {
+pub(crate) fn as_json(Nodes { party, count, waiting, nodes }: &Nodes) -> Value {
     let node = |node: &Node| {
         let Node { name, pace, files, bytes, bytes_per_second, percent_of_others } = node;
         json!({
@@ -64,13 +80,13 @@ pub(crate) fn as_json(Nodes { count, waiting, nodes, .. }: &Nodes) -> Value {
             "bytes_per_second": bytes_per_second, "percent_of_others": percent_of_others,
         })
     };
-    json!({ "count": count, "items_waiting": waiting, "nodes": nodes.iter().map(node).collect::<Vec<_>>() })
+    let nodes: Vec<_> = nodes.iter().map(node).collect();
+    json!({ "kind": party.word(), "count": count, "items_waiting": waiting, "nodes": nodes })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_types::Party;
 
     #[test]
     fn who_holds_up_the_others_is_counted_and_named() {
@@ -98,6 +114,11 @@ mod tests {
         );
         let receivers = Nodes { party: Party::Receivers, nodes: Vec::new(), ..nodes.clone() };
         assert_eq!((how_many(&receivers).as_str(), which(&receivers).as_str()), ("4 receivers", ""));
+        assert_eq!(
+            took_part(&nodes).unwrap(),
+            "moved by 4 nodes: node2 (1 file, 2 B), node1 (1 file, 2 B), 2 more"
+        );
+        assert_eq!(took_part(&Nodes { count: 0, ..receivers }), None);
         let told = as_json(&nodes);
         let expected = json!({
             "name": "node2", "state": "silent", "files": 1, "bytes": 2, "bytes_per_second": 3, "percent_of_others": null,

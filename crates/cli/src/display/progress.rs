@@ -13,6 +13,7 @@ use crate::args::PushArgs;
 use crate::ceiling::Moved;
 use crate::display::dry_run;
 use crate::display::failures::{self, Failures, SCHEMA};
+use crate::display::format::whole_parts;
 use crate::display::nodes;
 use crate::display::terminal;
 use crate::display::trace::Trace;
@@ -113,8 +114,11 @@ const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a line says how far it is, where standard error is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 const IN_LINE: &str = "{wide_msg}";
-/// What is too long for the terminal is cut off at its end.
 pub(crate) const BAR: &str = "{bar:10} {percent:>3}% {wide_msg}";
+/// The columns in front of a bar's words.
+const BAR_COLUMNS: usize = "0123456789 100% ".len();
+/// The event that tells what each node of a push has moved.
+pub(crate) const TOOK_PART: &str = "took_part";
 /// A time beyond this is no more than a sign that hardly anything moves.
 const LEFT_MAX: f64 = 100.0 * 24.0 * 3600.0;
 
@@ -195,6 +199,10 @@ impl Display {
             let _display_failed = thread.join();
         }
         self.watcher.bar.finish_and_clear();
+        let took_part = self.watcher.state().nodes.as_ref().and_then(nodes::took_part);
+        if let (Form::Json, Some(message)) = (self.watcher.form, took_part) {
+            self.watcher.print(json!({ "event": TOOK_PART, "message": message }));
+        }
         if let Some(failures) = &self.watcher.failures {
             let failures = lock(failures);
             failures.unnamed().for_each(terminal::warn);
@@ -254,9 +262,9 @@ impl Watcher {
 
     /// Shows the bar with these words; in line there is nothing to draw, and the words are all.
     fn draw(&self, message: String) {
-        let template = if self.state().waits.is_some() { IN_LINE } else { BAR };
-        terminal::style(&self.bar, template);
-        self.bar.set_message(message);
+        let is_in_line = self.state().waits.is_some();
+        terminal::style(&self.bar, if is_in_line { IN_LINE } else { BAR });
+        self.bar.set_message(if is_in_line { message } else { beside_bar(&message) });
     }
 
     fn message(&self, done: u64, found: u64) -> String {
@@ -270,7 +278,7 @@ impl Watcher {
         let scan_ended = totals.scan_ended.load(Ordering::Relaxed);
         let more = if scan_ended { "" } else { "+" };
         let flushing = totals.flushing.load(Ordering::Relaxed) && done >= found;
-        let rate = self.pace.per_sec();
+        let rate = self.rate();
         let left = ByteCount(found.saturating_sub(done)).as_f64() / rate;
         let is_known = scan_ended && tells_time_left(self.moved.total().1, found);
         let left = if is_known && left > 0.0 && left < LEFT_MAX {
@@ -291,9 +299,20 @@ impl Watcher {
         )
     }
 
+    /// The present rate of what moves: the sum of those of the nodes, which are shown beside, where all are.
+    fn rate(&self) -> f64 {
+        match &self.state().nodes {
+            Some(Nodes { count, nodes, .. }) if *count == nodes.len() as u64 => {
+                ByteCount(nodes.iter().map(|node| node.bytes_per_second).sum()).as_f64()
+            }
+            _ => self.pace.per_sec(),
+        }
+    }
+
     fn as_json(&self, done: u64, found: u64) -> Value {
         let totals = &self.totals;
         let (files_moved, bytes_moved) = self.moved.total();
+        let rate = self.rate();
         let state = self.state();
         let waiting = state.waits.as_ref();
         let waiting =
@@ -308,7 +327,7 @@ impl Watcher {
             "scan_ended": totals.scan_ended.load(Ordering::Relaxed),
             "bytes_moved": bytes_moved,
             "files_moved": files_moved,
-            "bytes_per_second": self.pace.per_sec(),
+            "bytes_per_second": rate,
             "lanes": totals.lanes.load(Ordering::Relaxed),
             "limited_by": limit_key(state.limit),
             "waiting": waiting,
@@ -443,6 +462,12 @@ impl Observer for Watcher {
     }
 }
 
+/// The words beside a [bar](BAR), as far as the terminal is wide: part by part, since half a number is another one.
+pub(crate) fn beside_bar(words: &str) -> String {
+    let columns = terminal::columns(std::io::stderr()).map(|columns| columns.saturating_sub(BAR_COLUMNS));
+    columns.map_or(words, |columns| whole_parts(words, columns)).to_owned()
+}
+
 /// A limit of the rate in the words of `limited_by`, as the summary has them.
 fn limit_key(limit: &str) -> &'static str {
     match limit {
@@ -471,6 +496,8 @@ pub(crate) fn print_json(value: &Value) {
 
 #[cfg(test)]
 mod tests {
+    use zmove_types::{Node, Pace};
+
     use super::*;
 
     fn watcher(form: Form) -> Watcher {
@@ -529,11 +556,28 @@ mod tests {
     }
 
     #[test]
+    fn the_rate_is_the_sum_of_those_that_are_shown_beside_it() {
+        let node = |name: &str, bytes_per_second| Node {
+            name: name.to_owned(),
+            pace: Pace::Works,
+            files: 0,
+            bytes: 0,
+            bytes_per_second,
+            percent_of_others: None,
+        };
+        let watcher = watcher(Form::Json);
+        let nodes = vec![node("a", 1_000_000), node("b", 2_000_000)];
+        watcher.on(&Event::Nodes(Nodes { count: 2, nodes, ..Nodes::default() }));
+        assert_eq!(watcher.as_json(0, 0)["bytes_per_second"], 3e6);
+        assert!(watcher.message(0, 0).contains(" 24.0 Mbit/s by 2 nodes, "), "{}", watcher.message(0, 0));
+    }
+
+    #[test]
     fn nodes_are_seen_on_a_narrow_terminal() {
         let watcher = watcher(Form::Bar);
         watcher.on(&Event::Nodes(Nodes { count: 12, waiting: Some(10_000), ..Nodes::default() }));
         let message = watcher.message(1023 << 20, 1023 << 20);
-        let room = 80 - "██████████ 100% ".chars().count();
+        let room = 80 - BAR_COLUMNS;
         assert!(message[..room].contains(" by 12 nodes, "), "{message}");
         assert!(message.ends_with(" files; 10000 items waiting"), "{message}");
     }

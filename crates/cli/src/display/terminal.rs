@@ -3,7 +3,8 @@
 //! name that was not escaped before.
 
 use std::fmt::{self, Display, Write as _};
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{IsTerminal, Write as _};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,10 +15,14 @@ use zmove_types::{Escaped, is_unprintable};
 
 use crate::display::format::wrapped_within;
 
-/// Writes one line on standard error.
+/// Writes one line on standard error, which a terminal does not break within words.
 pub(crate) fn warn(text: impl Display) {
+    let mut line = format!("zmove: {}", Printable(text));
+    if let Some(columns) = columns(std::io::stderr()) {
+        line = wrapped_within(&line, columns);
+    }
+    line.push('\n');
     // Standard error is not buffered, and a line is one write.
-    let line = format!("zmove: {}\n", Printable(text));
     let _nobody_reads = std::io::stderr().write_all(line.as_bytes());
 }
 
@@ -29,17 +34,16 @@ pub(crate) fn print(text: impl Display) {
 
 /// Writes lines on standard output, which a terminal does not break within words; elsewhere they stay whole.
 pub(crate) fn print_lines(text: &str) {
-    let width = stdout_columns();
+    let width = columns(std::io::stdout());
     text.lines().map(|line| Printable(line).to_string()).for_each(|line| match width {
         Some(columns) => print(format_args!("{}\n", wrapped_within(&line, columns))),
         None => print(format_args!("{line}\n")),
     });
 }
 
-/// The columns of standard output, where that is a terminal.
-fn stdout_columns() -> Option<usize> {
-    let stdout = std::io::stdout();
-    let size = rustix::termios::tcgetwinsize(&stdout).ok().filter(|_| stdout.is_terminal())?;
+/// The columns of a standard stream, where that is a terminal.
+pub(crate) fn columns(stream: impl AsFd + IsTerminal) -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(&stream).ok().filter(|_| stream.is_terminal())?;
     // A terminal that does not know its size says 0.
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }

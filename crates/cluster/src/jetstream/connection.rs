@@ -112,7 +112,11 @@ impl Connection {
                     sleep(REFUSED_PAUSE).await;
                 }
                 Err(error) => {
-                    return Err(hindrance(&broker, &error).map_or_else(|| failed(error.into()), Into::into));
+                    let why = match hindrance(&broker, &error) {
+                        None => told.no_server().await,
+                        why => why,
+                    };
+                    return Err(why.map_or_else(|| failed(error.into()), Into::into));
                 }
             }
         };
@@ -186,7 +190,11 @@ impl Told {
             Event::ClientError(ClientError::Other(why)) => {
                 let is_refusal = why == ConnectErrorKind::AuthorizationViolation.to_string();
                 let refused = is_refusal.then(|| Hindrance::Refused { broker: self.broker.clone(), why });
-                *self.hindrance.lock() = self.another().await.or(refused);
+                let hindrance = match self.another().await.or(refused) {
+                    None => self.no_server().await,
+                    why => why,
+                };
+                *self.hindrance.lock() = hindrance;
             }
             Event::Disconnected | Event::Closed => drop(self.state.send_replace(BrokerState::Lost)),
             Event::ServerError(error) => *self.refusal.lock() = Some(error.to_string()),
@@ -194,13 +202,22 @@ impl Told {
         }
     }
 
-    /// What listens in place of the broker, if anything does and the broker's name is known.
+    /// What listens in place of the broker, if anything surely does and the broker's name is known.
     async fn another(&self) -> Option<Hindrance> {
         let name = self.name.as_deref()?;
+        self.in_place(|listener| listener.is_another_than(name)).await
+    }
+
+    /// What listens there and does not speak as a NATS server does, where no connection has come about.
+    async fn no_server(&self) -> Option<Hindrance> {
+        self.in_place(|listener| matches!(listener, Listener::Program(_))).await
+    }
+
+    async fn in_place(&self, is_of_no_use: impl Fn(&Listener) -> bool) -> Option<Hindrance> {
         for url in &self.urls {
             let (host, port) = (url.host(), url.port());
             let listener = Listener::at((host, port)).await;
-            if let Some(another) = listener.filter(|listener| listener.is_another_than(name)) {
+            if let Some(another) = listener.filter(&is_of_no_use) {
                 let address = url.as_url_str().trim_end_matches('/').rsplit('/').next().unwrap_or(host);
                 return Some(Hindrance::Another(another.in_place(address)));
             }
@@ -309,4 +326,30 @@ pub(super) enum BrokerError {
     Refused(jetstream::Error),
     /// The broker could not be asked, or has not answered; later it may.
     Unanswered(Box<dyn std::error::Error + Send + Sync>),
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_program_that_says_nothing_is_told_from_a_broker_that_is_not_there() {
+        let listens = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listens.local_addr().unwrap();
+        for name in [None, Some("zmove-1".to_owned())] {
+            let access = Access { urls: vec![format!("nats://{address}")], name, ..Access::default() };
+            let Err(WorkError::Hindered(silent)) = Connection::open(&access).await else {
+                panic!("it listens")
+            };
+            assert!(
+                silent.to_string().starts_with(&format!("at {address} listens another program")),
+                "{silent}"
+            );
+        }
+        drop(listens);
+        let access = Access { urls: vec![format!("nats://{address}")], ..Access::default() };
+        assert!(matches!(Connection::open(&access).await, Err(WorkError::Queue { .. })));
+    }
 }

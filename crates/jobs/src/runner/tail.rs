@@ -51,6 +51,9 @@ pub struct Progress {
 /// The nodes that take part in an attempt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Nodes {
+    /// What they are: `node`s of a cluster, or `receiver`s.
+    #[serde(default)]
+    pub kind: String,
     /// How many there are.
     pub count: u64,
     /// Items of work that nobody has taken yet, if that is known.

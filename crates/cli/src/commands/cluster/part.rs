@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use zmove_types::{Escaped, Event, Lock, Observer};
 
 use super::sources::{compare, instead_of, mount_points};
 use crate::args::{Args, Command, PushArgs};
+use crate::commands::submit::described;
 use crate::commands::{cluster_push, spread};
 use crate::display::prompt::Prompt;
 use crate::display::terminal;
@@ -24,6 +25,8 @@ use crate::settings::cluster::Cluster;
 
 /// The part of a node in a job.
 pub(super) struct Part {
+    /// What is moved where, and who leads it, for people.
+    pub(super) what: String,
     seen: Arc<Seen>,
     queue: Arc<JetStream>,
     served: Arc<Served>,
@@ -48,6 +51,7 @@ impl Part {
         notice: JobNotice,
         (number, grant): (u32, HeldGrant),
     ) -> Result<(Self, Work)> {
+        let what = what(&notice)?;
         let of_node = cluster.clone();
         let looked = spawn_blocking(move || look(&of_node, &notice, grant)).await;
         let (job, receivers, timeout) = looked.context("look at the sources")??;
@@ -61,7 +65,7 @@ impl Part {
         let node = Node::new(job, Arc::clone(&queue), receivers, SESSIONS, timeout);
         let served = Arc::clone(&node.served);
         let work = async move { Ok(node.take_part(number, observer, Arc::new(spread::Notices)).await?) };
-        Ok((Self { seen, queue, served, patience }, Box::pin(work)))
+        Ok((Self { what, seen, queue, served, patience }, Box::pin(work)))
     }
 
     /// Waits until others know of what this node has taken and does no more: its process is about to end.
@@ -159,6 +163,15 @@ fn look(
     Ok((job, cluster_push::receivers(&settings, cluster)?, settings.args.timeout.0))
 }
 
+/// What a job moves where, and who leads it.
+fn what(notice: &JobNotice) -> Result<String> {
+    let paths = words(notice)?.paths;
+    let (target, sources) = paths.split_last().expect("two are demanded");
+    let source = described(&sources[0], Path::new(""), sources.len());
+    let head = notice.head().unwrap_or_default();
+    Ok(format!("{source} -> {}, led by {head}", Escaped::path(target)))
+}
+
 /// What was typed at the head, its sources as paths that do not depend on a directory.
 fn words(notice: &JobNotice) -> Result<PushArgs> {
     let typed = notice.words.iter().cloned().map(OsString::from_vec);
@@ -182,3 +195,19 @@ const MORE: &str = "more than is told at once: the node's own output has it all"
 const FAILURES_MAX: usize = 10_000;
 /// The most warnings that are told at a time.
 const WARNINGS_MAX: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn a_node_says_what_a_job_moves_and_who_leads_it() {
+        let words = ["push", "--cluster", "lab", "run7", "/b", "t"].map(|word| word.as_bytes().to_vec());
+        let nodes = BTreeMap::from([("a".to_owned(), 0), ("other".to_owned(), 1)]);
+        let (directory, words) = (b"/data".to_vec(), words.to_vec());
+        let notice = JobNotice { nodes, directory, words, ..JobNotice::default() };
+        assert_eq!(what(&notice).unwrap(), "/data/run7 and 1 more -> t, led by a");
+    }
+}

@@ -30,7 +30,7 @@ pub(super) fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
     } else if told.nodes.is_empty() && told.jobs.is_empty() {
         terminal::say("no node is there, and no job is under way");
     } else {
-        told.as_text().for_each(terminal::say);
+        told.as_text().for_each(|line| terminal::print_lines(&line));
     }
     Ok(Exit::Done)
 }
@@ -125,8 +125,8 @@ fn text_of(part: &NodePart) -> String {
     }
 }
 
-/// How long a broker may take to answer.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
+/// How long it may take to find whether a broker answers, or another program is in its place, which may say nothing.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// How long it is listened: all tell each second what there is, and nothing is kept that could be asked for.
 const LISTEN_FOR: Duration = Duration::from_secs(2);
 

@@ -4,11 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use zmove_jobs::{AttemptEnd, Delivery, DeliveryState, Job, JobEvent, Moment, Node, Nodes, Watching, shown};
-use zmove_types::{ByteCount, ByteRate};
+use zmove_jobs::{
+    AttemptEnd, Delivery, DeliveryState, Job, JobEvent, Moment, Node, Nodes, State, Watching, shown,
+};
+use zmove_types::{ByteCount, ByteRate, Party};
 
 use super::{INDENT, Row};
 use crate::display::format::{counted, wrapped};
+use crate::display::progress::TOOK_PART;
 use crate::display::terminal::Printable;
 
 /// What is told of one job beside its row.
@@ -35,6 +38,12 @@ impl Details {
         messages.filter(move |message| Some(*message) != end).take(FAILED_SHOWN)
     }
 
+    /// What each node has moved in the last attempt, which has ended.
+    fn took_part(&self, last: u32) -> Option<String> {
+        let is_wanted = |event: &&JobEvent| event.kind == TOOK_PART && event.attempt == last;
+        self.events.iter().rfind(is_wanted)?.message.clone()
+    }
+
     /// The last attempt that has not ended well.
     fn last_error(&self) -> Option<&AttemptEnd> {
         self.ends.iter().rev().find(|end| end.message.is_some())
@@ -56,8 +65,10 @@ impl Details {
         if let Some(watch) = row.progress.as_ref().and_then(|progress| progress.watch.as_ref()) {
             lines.push(watched(watch));
         }
-        if let Some(nodes) = row.progress.as_ref().and_then(|progress| progress.nodes.as_ref()) {
-            lines.extend(taking_part(nodes));
+        let nodes = row.progress.as_ref().and_then(|progress| progress.nodes.as_ref());
+        match nodes.filter(|_| row.job.state == State::Running) {
+            Some(nodes) => lines.extend(taking_part(nodes)),
+            None => lines.extend(self.took_part(*attempt)),
         }
         if *attempt > 0 {
             let (files, bytes) = row.moved().unwrap_or_default();
@@ -114,7 +125,7 @@ fn watched(Watching { by, why, directories, ready, changing, .. }: &Watching) ->
 }
 
 /// The nodes as a small table, a line each.
-fn taking_part(Nodes { count, items_waiting, nodes }: &Nodes) -> Vec<String> {
+fn taking_part(Nodes { kind, count, items_waiting, nodes }: &Nodes) -> Vec<String> {
     let waiting =
         items_waiting.map_or_else(String::new, |items| format!(", {} waiting", counted(items, "item")));
     let width = nodes.iter().map(|node| node.name.chars().count()).max().unwrap_or_default();
@@ -125,7 +136,7 @@ fn taking_part(Nodes { count, items_waiting, nodes }: &Nodes) -> Vec<String> {
         format!("  {name:width$}  {state}: {}, {bytes}, {rate}{of_others}", counted(*files, "file"))
     };
     let more = (*count > nodes.len() as u64).then(|| format!("  and {} more", count - nodes.len() as u64));
-    let first = format!("{}{waiting}:", counted(*count, "node"));
+    let first = format!("{}{waiting}:", counted(*count, Party::of(kind).word()));
     std::iter::once(first).chain(nodes.iter().map(line)).chain(more).collect()
 }
 
@@ -166,7 +177,7 @@ const FAILED_SHOWN: usize = 5;
 
 #[cfg(test)]
 mod tests {
-    use zmove_jobs::{JobId, Moved, State};
+    use zmove_jobs::{JobId, Moved, Progress};
 
     use super::super::one;
     use super::super::tests::job;
@@ -222,5 +233,32 @@ mod tests {
         let object = details.add_to(row.as_json());
         assert_eq!((&object["files"], &object["last_error"]), (&4.into(), &"9 failed".into()));
         assert_eq!(object["ends"][0]["state"], "waiting");
+    }
+
+    #[test]
+    fn those_that_take_part_are_shown_with_their_rates_while_they_do_and_with_what_they_have_moved_later() {
+        let node = Node { name: "dtn1:1".into(), state: "works".into(), ..Node::default() };
+        let nodes = Nodes { kind: "receiver".into(), count: 2, items_waiting: None, nodes: vec![node] };
+        let progress = Progress { nodes: Some(nodes), ..Progress::default() };
+        let event = |attempt, message: &str| JobEvent {
+            number: i64::from(attempt),
+            job: JobId(12),
+            time: Moment(0),
+            kind: TOOK_PART.into(),
+            attempt,
+            message: Some(message.into()),
+        };
+        let events = vec![event(1, "an attempt before"), event(2, "moved by 2 receivers: x")];
+        let (ends, deliveries) = (Vec::new(), Vec::new());
+        let details = Details { ends, events, deliveries, log: PathBuf::new() };
+        let lines = |state, progress| details.lines(&Row::new(Job { state, ..job() }, progress));
+        let runs = lines(State::Running, Some(progress.clone()));
+        assert!(runs.contains("2 receivers:\n") && runs.contains("dtn1:1  works: "), "{runs}");
+        assert!(!runs.contains("moved by 2 receivers"), "{runs}");
+        for (state, progress) in [(State::Paused, Some(progress)), (State::Done, None)] {
+            let over = lines(state, progress);
+            assert!(over.contains("moved by 2 receivers: x\n") && !over.contains("works"), "{over}");
+            assert!(!over.contains("before"), "{over}");
+        }
     }
 }
