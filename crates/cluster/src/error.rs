@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use zmove_engine::{ConnectError, Remote};
+use zmove_engine::ConnectError;
 use zmove_sender::{SessionError, SessionOver};
 use zmove_wire::{FaultCode, Operation, Refusal, RefusalCode, SharedJobResult};
 
@@ -181,14 +181,6 @@ impl SessionEnd {
             Self::NoRoom { .. } => true,
             Self::Stop(Stop::Movers(end)) => end.is_no_room(),
             Self::Connect(_) | Self::Session(_) | Self::InVain { .. } | Self::Stop(_) => false,
-        }
-    }
-
-    /// What has ended the session, and at which receiver.
-    pub(crate) fn at(&self, receiver: &Remote) -> String {
-        match self {
-            Self::Connect(_says_where) => self.to_string(),
-            _ => format!("{receiver}: {self}"),
         }
     }
 

@@ -28,7 +28,7 @@ use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder, SharedJobResult};
 use crate::error::{SessionEnd, Stop, WorkError, refused};
 use crate::finish::Finishing;
 use crate::job::{Part, SharedJob};
-use crate::node::{Node, Sessions};
+use crate::node::{Node, Sessions, failure_at};
 use crate::receiver::{JobEvents, Receiver, SessionEvents, in_session};
 use crate::work::{Work, WorkItem};
 use crate::work_queue::WorkQueue;
@@ -417,7 +417,7 @@ pub async fn end_abandoned(
             Err(error) if is_closed(error) => return Ok(()),
             Err(error) => {
                 if let Some(next) = receivers.get(number + 1) {
-                    let message = format!("{}; {} is tried next", error.at(&receiver.remote), next.remote);
+                    let message = format!("{}; {} is tried next", failure_at(receiver, error), next.remote);
                     observer.on(&Event::Warned { message });
                 }
             }

@@ -184,7 +184,7 @@ impl<W: WorkQueue> Sessions<W> {
         let Next::Retry(at, _) = self.outages.lost(fate) else { return Err(self.given_up(error)) };
         let number = session.number;
         if self.events.is_news(number, &error) {
-            let failed = error.at(&self.receivers[number].remote);
+            let failed = failure_at(&self.receivers[number], &error);
             let next = match &*self.receivers {
                 all if self.events.none_is_of_use(all.len()) => {
                     format!("no receiver is left: trying again for up to {}", self.patience)
@@ -202,6 +202,14 @@ impl<W: WorkQueue> Sessions<W> {
             0 | 1 => last,
             sessions => SessionEnd::InVain { sessions, last: Box::new(last) },
         })
+    }
+}
+
+/// What has ended a session, and at which receiver.
+pub(crate) fn failure_at(receiver: &Receiver, error: &SessionEnd) -> String {
+    match error {
+        SessionEnd::Connect(_says_where) => error.to_string(),
+        _ => format!("{}: {error}", receiver.remote),
     }
 }
 
