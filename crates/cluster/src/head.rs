@@ -43,8 +43,17 @@ pub struct Head<W> {
     pub others_come_within: Duration,
     /// Told when the job has begun at the target.
     pub begun: watch::Sender<bool>,
-    /// How many other nodes take part, or have ended otherwise than they should. Default: none.
-    pub others: watch::Receiver<usize>,
+    /// The other nodes that have not ended as they should. Default: none.
+    pub others: watch::Receiver<OtherNodes>,
+}
+
+/// The other nodes of a job, except those that have ended as they should.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OtherNodes {
+    /// How many take part.
+    pub at_work: usize,
+    /// How many have been stopped, or have not been heard of for long: their sessions may go on at receivers.
+    pub lost: usize,
 }
 
 /// A job that has come to its end.
@@ -84,7 +93,7 @@ impl<W: WorkQueue> Head<W> {
             node,
             others_come_within: Duration::ZERO,
             begun: watch::Sender::new(false),
-            others: watch::Sender::new(0).subscribe(),
+            others: watch::Sender::default().subscribe(),
         }
     }
 
@@ -102,7 +111,7 @@ impl<W: WorkQueue> Head<W> {
         let mut course = Course::new(&events);
         for number in 0..self.node.movers {
             let mover = once_begun(self.begun.subscribe(), self.node.sessions(number, events.clone()));
-            let others = Others { count: self.others.clone(), come_within: self.others_come_within };
+            let others = Others { nodes: self.others.clone(), come_within: self.others_come_within };
             let over = course.over.subscribe();
             course.movers.spawn(unless_others_come(number, others, over, mover));
         }
@@ -198,8 +207,10 @@ impl<W: WorkQueue> Head<W> {
     async fn all_have_left(&self, course: &mut Course) -> bool {
         while course.movers.join_next().await.is_some() {}
         let mut others = self.others.clone();
-        let others_have = timeout(OTHERS_END_MAX, others.wait_for(|others| *others == 0)).await.is_ok();
-        others_have && !course.has_lost_sessions.load(Ordering::Relaxed)
+        let none_is_at_work = others.wait_for(|others| others.at_work == 0);
+        // one that is lost never says so
+        let _all_or_not = timeout(OTHERS_END_MAX, none_is_at_work).await.map(drop);
+        *self.others.borrow() == OtherNodes::default() && !course.has_lost_sessions.load(Ordering::Relaxed)
     }
 
     /// Sees to it that all work ends; returns what the journals say then.
@@ -239,7 +250,7 @@ impl<W: WorkQueue> Head<W> {
 
 /// The other nodes that take part.
 struct Others {
-    count: watch::Receiver<usize>,
+    nodes: watch::Receiver<OtherNodes>,
     /// How long they may take to come.
     come_within: Duration,
 }
@@ -256,7 +267,7 @@ async fn unless_others_come(
         let is_needed = async {
             sleep(others.come_within).await;
             // the head holds the other end
-            drop(others.count.wait_for(|others| *others < number).await);
+            drop(others.nodes.wait_for(|others| others.at_work < number).await);
         };
         tokio::select! {
             biased;
@@ -455,11 +466,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use tokio::time::Instant;
-    use zmove_engine::SenderConfig;
+    use zmove_engine::{NoListener, SenderConfig};
     use zmove_types::SharedJobId;
     use zmove_wire::{NodeName, Open, Refusal};
 
     use super::*;
+    use crate::local_queue::LocalQueue;
 
     #[test]
     fn only_the_word_that_a_job_has_ended_says_that_it_is_closed() {
@@ -473,11 +485,15 @@ mod tests {
         }
     }
 
-    fn walks_again(count: impl Fn(&Walks) -> SharedJobCount) -> (Walks, Stop) {
+    fn job() -> SharedJob {
         let node = NodeName::new("head").unwrap();
         let open = Open::new(b"t".to_vec(), [0; 16]);
         let names = (SharedJobId([7; 16]), 1, node);
-        let job = SharedJob::new(names, Vec::new(), open, SenderConfig::default());
+        SharedJob::new(names, Vec::new(), open, SenderConfig::default())
+    }
+
+    fn walks_again(count: impl Fn(&Walks) -> SharedJobCount) -> (Walks, Stop) {
+        let job = job();
         let mut walks = Walks::default();
         loop {
             let counted = count(&walks);
@@ -517,11 +533,29 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_node_that_is_lost_is_not_waited_for_at_the_end_and_may_have_sessions() {
+        let queue = Arc::new(LocalQueue::new(SharedJobId([7; 16])));
+        let node = Node::new(job(), queue, Vec::new(), 0, Duration::ZERO);
+        let (nodes, events) =
+            (watch::Sender::default(), node.events(Arc::new(NoObserver), Arc::new(NoListener)));
+        let head = Head { others: nodes.subscribe(), ..Head::new(node) };
+        let left = async |at_work, lost| {
+            nodes.send_replace(OtherNodes { at_work, lost });
+            let began = Instant::now();
+            (head.all_have_left(&mut Course::new(&events)).await, began.elapsed())
+        };
+        assert_eq!(left(0, 0).await, (true, Duration::ZERO));
+        assert_eq!(left(0, 1).await, (false, Duration::ZERO));
+        let (have_left, waited) = left(1, 0).await;
+        assert!(!have_left && waited >= OTHERS_END_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_mover_that_waits_whether_it_is_needed_does_not_hold_up_a_job_that_is_over() {
-        let count = watch::Sender::new(0);
+        let nodes = watch::Sender::default();
         let over = watch::Sender::new(false);
         let began = Instant::now();
-        let others = Others { count: count.subscribe(), come_within: Duration::from_secs(2) };
+        let others = Others { nodes: nodes.subscribe(), come_within: Duration::from_secs(2) };
         let mover = unless_others_come(1, others, over.subscribe(), std::future::pending());
         let (ended, _before) = tokio::join!(mover, async { over.send_replace(true) });
         ended.unwrap();

@@ -25,7 +25,7 @@ mod work;
 mod work_queue;
 
 pub use error::{Hindrance, SessionEnd, Stop, WorkError};
-pub use head::{Head, JobEnd, JobError, end_abandoned};
+pub use head::{Head, JobEnd, JobError, OtherNodes, end_abandoned};
 pub use job::{HeldGrant, SharedJob, View};
 pub use local_queue::{Lease, LocalQueue};
 pub use node::Node;

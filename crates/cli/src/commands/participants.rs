@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 use zmove_cluster::jetstream::{self, NodeFailure, NodeMoved, NodePart, NodeState, TELL_EVERY};
-use zmove_cluster::{LEASE, Told, WorkQueue};
+use zmove_cluster::{LEASE, OtherNodes, Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
 
 use crate::display::failures::without_places;
@@ -30,7 +30,7 @@ pub(crate) struct Participants {
     absent: Lock<BTreeSet<(String, String)>>,
     /// The failures that have been told, by whichever node.
     told: Arc<Told>,
-    others: watch::Sender<usize>,
+    others: watch::Sender<OtherNodes>,
 }
 
 /// What is known of a node.
@@ -75,12 +75,12 @@ impl Participants {
     fn new(party: Party, names: Vec<String>, head: Option<String>, observer: Arc<dyn Observer>) -> Self {
         let entries = Lock::new(names.into_iter().map(|name| (name, Entry::default())).collect());
         let (come, absent) = (Lock::default(), Lock::default());
-        let (told, others) = (Arc::default(), watch::Sender::new(0));
+        let (told, others) = (Arc::default(), watch::Sender::default());
         Self { observer, party, head, entries, come, absent, told, others }
     }
 
-    /// How many other nodes are at work, or have ended otherwise than they should.
-    pub(crate) fn others(&self) -> watch::Receiver<usize> {
+    /// The other nodes that have not ended as they should.
+    pub(crate) fn others(&self) -> watch::Receiver<OtherNodes> {
         self.others.subscribe()
     }
 
@@ -207,6 +207,7 @@ impl Participants {
                 lost.push(look.node.name.clone());
             }
         }
+        self.count(&entries);
         drop(entries);
         for node in lost {
             let after = LOST_AFTER.as_secs();
@@ -221,9 +222,10 @@ impl Participants {
     }
 
     fn count(&self, entries: &BTreeMap<String, Entry>) {
-        let is_at_work =
-            |(name, entry): &(&String, &Entry)| self.head.as_ref() != Some(name) && !entry.has_ended;
-        self.others.send_replace(entries.iter().filter(is_at_work).count());
+        let others =
+            entries.iter().filter(|(name, entry)| self.head.as_ref() != Some(name) && !entry.has_ended);
+        let (lost, at_work): (Vec<_>, Vec<_>) = others.partition(|(_, entry)| entry.is_lost());
+        self.others.send_replace(OtherNodes { at_work: at_work.len(), lost: lost.len() });
     }
 
     /// How many nodes have done any of the work, this one among them if it `has_served`.
@@ -271,6 +273,11 @@ impl Entry {
         let before = self.marks.iter().rev().find(ago(IDLE_AFTER));
         let is_moving = before.is_some_and(|(_, before)| *before < bytes);
         Look { node, is_known, is_moving, was_slow: self.was_slow }
+    }
+
+    /// Whether the user knows that it was stopped, or has not been heard of for long.
+    fn is_lost(&self) -> bool {
+        self.told_lost.is_some() && self.told_lost == self.heard
     }
 
     fn is_unheard_for(&self, span: Duration, now: Instant) -> bool {
@@ -373,7 +380,8 @@ mod tests {
         participants.hear("n2", &part(2, NodeState::Stopped));
         assert_eq!([1, 20].map(told_after), [3, 3]);
         assert!(warnings.0.lock()[2].contains("n2 was stopped"));
-        assert_eq!(*participants.others().borrow(), 1, "its sessions may go on for a moment");
+        let lost = OtherNodes { at_work: 0, lost: 1 };
+        assert_eq!(*participants.others().borrow(), lost, "nobody waits for it");
     }
 
     #[test]
@@ -489,12 +497,12 @@ mod tests {
         participants.hear("walks", &told(0, 3));
         participants.hear("stops", &told(7, 0));
         participants.hear("refused", &told(0, 0));
-        assert_eq!(*participants.others().borrow(), 3);
+        assert_eq!(participants.others().borrow().at_work, 3);
         ["stops", "refused"].into_iter().for_each(|node| participants.leave(absent(node)));
         // it begins anew, and has done nothing yet
         participants.hear("stops", &told(0, 0));
         assert_eq!((participants.served(false), participants.served(true)), (2, 3));
-        assert_eq!(*participants.others().borrow(), 2, "one that has stopped may have sessions still");
+        assert_eq!(participants.others().borrow().at_work, 2, "one that has stopped may have sessions still");
     }
 
     #[test]
