@@ -1,16 +1,18 @@
 //! The queue of a job whose movers run in the head's own process.
 //!
-//! **Invariant:** an item is either waiting or taken until it is done; one whose taker ends without a word waits again.
+//! **Invariant:** an item is either waiting or taken until it is done; one whose taker ends without a word, or does not
+//! go on with it, waits again.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
 use zmove_types::{Lock, SharedJobId, WorkId};
 
 use crate::error::WorkError;
 use crate::work::WorkItem;
-use crate::work_queue::{Taken, Waiting, WorkQueue};
+use crate::work_queue::{LEASE, Taken, Waiting, WorkQueue};
 
 /// A queue in this process.
 #[derive(Debug)]
@@ -31,7 +33,7 @@ struct State {
     data: VecDeque<Queued>,
     walks: VecDeque<Queued>,
     numbers: u64,
-    taken: HashMap<u64, Queued>,
+    taken: HashMap<u64, Leased>,
     /// What has been put in, done or not.
     known: HashSet<(WorkId, u32)>,
     closed: bool,
@@ -41,6 +43,12 @@ struct State {
 struct Queued {
     item: WorkItem,
     deliveries: u64,
+}
+
+#[derive(Debug)]
+struct Leased {
+    queued: Queued,
+    until: Instant,
 }
 
 /// One delivery. The item waits again when this is dropped before it is done.
@@ -53,8 +61,8 @@ pub struct Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
-        if let Some(queued) = state.taken.remove(&self.number) {
-            state.push_first(queued);
+        if let Some(leased) = state.taken.remove(&self.number) {
+            state.push_first(leased.queued);
             drop(state);
             self.shared.changed.notify_waiters();
         }
@@ -84,8 +92,16 @@ impl State {
         let mut queued = self.data.pop_front().or_else(|| self.walks.pop_front())?;
         queued.deliveries += 1;
         self.numbers += 1;
-        self.taken.insert(self.numbers, queued.clone());
+        self.taken.insert(self.numbers, Leased { queued: queued.clone(), until: Instant::now() + LEASE });
         Some((self.numbers, queued))
+    }
+
+    /// Lets the items wait again whose leases are over; returns when the next one is.
+    fn end_leases(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let over: Vec<_> = self.taken.extract_if(|_, leased| leased.until <= now).collect();
+        over.into_iter().for_each(|(_, leased)| self.push_first(leased.queued));
+        self.taken.values().map(|leased| leased.until).min()
     }
 }
 
@@ -106,18 +122,22 @@ impl WorkQueue for LocalQueue {
             tokio::pin!(changed);
             // from here on no change is missed
             changed.as_mut().enable();
-            let taken = {
+            let (taken, next_end) = {
                 let mut state = self.shared.state.lock();
                 if state.closed {
                     return Ok(None);
                 }
-                state.take()
+                let next_end = state.end_leases();
+                (state.take(), next_end)
             };
             if let Some((number, Queued { item, deliveries })) = taken {
                 let delivery = Lease { number, shared: Arc::clone(&self.shared) };
                 return Ok(Some(Taken { item, deliveries, delivery }));
             }
-            changed.await;
+            match next_end {
+                Some(end) => drop(timeout_at(end, changed).await),
+                None => changed.await,
+            }
         }
     }
 
@@ -139,8 +159,10 @@ impl WorkQueue for LocalQueue {
         Ok(refused)
     }
 
-    async fn keep(&self, _taken: &Taken<Lease>) -> Result<(), WorkError> {
-        // whoever has an item lives in this process
+    async fn keep(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
+        if let Some(leased) = self.shared.state.lock().taken.get_mut(&taken.delivery.number) {
+            leased.until = Instant::now() + LEASE;
+        }
         Ok(())
     }
 
@@ -168,6 +190,7 @@ const ITEMS_MAX: usize = 65_536;
 mod tests {
     use super::*;
     use crate::work::{Place, Work};
+    use tokio::time::sleep;
     use zmove_types::{Name, RelPath};
 
     const JOB: SharedJobId = SharedJobId([7; 16]);
@@ -218,6 +241,26 @@ mod tests {
         drop(next(&queue).await);
         let again = next(&queue).await;
         assert_eq!((again.deliveries, queue.waiting().await.unwrap()), (2, Waiting { waiting: 0, taken: 1 }));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_goes_on_with_comes_again_after_its_lease_and_what_is_kept_does_not() {
+        let queue = LocalQueue::new(JOB);
+        queue.put(vec![data(1), data(2)]).await.unwrap();
+        let (began, [hangs, goes_on]) = (Instant::now(), [next(&queue).await, next(&queue).await]);
+        let keeping = async {
+            loop {
+                sleep(LEASE / 3).await;
+                queue.keep(&goes_on).await.unwrap();
+            }
+        };
+        let again = tokio::select! {
+            again = next(&queue) => again,
+            () = keeping => unreachable!(),
+        };
+        assert_eq!((again.item.clone(), again.deliveries, began.elapsed()), (hangs.item.clone(), 2, LEASE));
+        queue.done(hangs).await.unwrap();
+        assert_eq!(queue.waiting().await.unwrap(), Waiting { waiting: 0, taken: 2 });
     }
 
     #[tokio::test]

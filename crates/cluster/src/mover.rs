@@ -17,7 +17,6 @@
 
 mod item;
 
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -25,10 +24,11 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 use zmove_sender::Feeder;
 use zmove_types::{Event, Lock, Observer};
 
-use crate::error::{PANICKED, Stop};
+use crate::error::{PANICKED, Stop, WorkError};
 use crate::job::SharedJob;
 use crate::receiver::SessionEvents;
 use crate::work::{Work, WorkItem};
@@ -41,7 +41,7 @@ pub(crate) struct Mover<W: WorkQueue> {
     pub(crate) feeder: Feeder,
     pub(crate) events: Arc<SessionEvents>,
     /// Items that the queue had no room for.
-    overflow: Lock<VecDeque<WorkItem>>,
+    overflow: Lock<Vec<WorkItem>>,
     /// How many items are being walked, or have more than half of their bytes to be read.
     unsent: AtomicUsize,
     /// Notified when there is one less.
@@ -114,6 +114,7 @@ impl<W: WorkQueue> Mover<W> {
         // One that has begun is polled to its end: the item that it brings may be on its way.
         let mut taking: Option<Taking<W>> = None;
         let mut over = false;
+        let mut ends_by = Instant::now();
         while !over || !doing.is_empty() {
             let has_room = doing.len() - waiting < ITEMS_AT_ONCE
                 && mover.unsent.load(Ordering::Relaxed) < UNSENT_AT_ONCE
@@ -129,7 +130,10 @@ impl<W: WorkQueue> Mover<W> {
                         mover.unsent.fetch_add(usize::from(sends), Ordering::Relaxed);
                         doing.spawn(Arc::clone(&mover).do_item(assigned));
                     }
-                    None => over = true,
+                    None => {
+                        over = true;
+                        ends_by = Instant::now() + ENDS_WITHIN;
+                    }
                 },
                 Some(done) = doing.join_next() => {
                     let item = done.map_err(|_panic| PANICKED)??;
@@ -137,6 +141,8 @@ impl<W: WorkQueue> Mover<W> {
                     ended();
                 }
                 () = mover.has_sent.notified() => {}
+                // all has been done by others; what is under way here hangs
+                () = sleep_until(ends_by), if over => return Err(Stop::Queue(WorkError::Over)),
             }
         }
         Ok(())
@@ -151,7 +157,8 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     async fn take(self: Arc<Self>) -> Result<Option<Assigned<W::Delivery>>, Stop> {
-        let overflow = self.overflow.lock().pop_front();
+        // the last first, so that a tree is gone through in depth, and little of it waits here
+        let overflow = self.overflow.lock().pop();
         if let Some(item) = overflow {
             return Ok(Some(Assigned::Overflow(item)));
         }
@@ -230,5 +237,7 @@ const ITEMS_AT_ONCE: usize = 8;
 const UNSENT_AT_ONCE: usize = 1;
 /// So many large files a mover waits for at once.
 const LARGE_AT_ONCE: usize = 32;
+/// How long a mover may take to end what it has, when all work of the job has ended.
+const ENDS_WITHIN: Duration = Duration::from_secs(3);
 /// How often the lease of an item is renewed: one renewal may be lost.
 const KEEP_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);

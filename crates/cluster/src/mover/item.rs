@@ -374,9 +374,10 @@ impl<W: WorkQueue> Mover<W> {
                 }
                 Committed::Missing(missing) => missing,
             };
+            // an answer shows that the receiver's storage does not hang
+            progress.made();
             match awaited.look(&missing, self.stuck_after(item)) {
-                Look::Fewer => progress.made(),
-                Look::AsMany => {}
+                Look::Fewer | Look::AsMany => {}
                 Look::Stuck => {
                     if self.send_ranges(item, &found, &missing, progress).await?.failed > 0 {
                         return Ok(Done::failed());
