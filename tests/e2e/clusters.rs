@@ -411,6 +411,10 @@ fn a_receiver_that_a_node_loses_is_told_at_the_head() {
     let tried_next = format!("; {} is tried next (at ", lab.daemons[0].address);
     let told = outcome.stderr.lines().filter(|line| line.contains(&tried_next)).count();
     assert_eq!(told, 1, "{}", outcome.stderr);
+    let at_target = std::fs::read_dir(lab.site.path("shared/t")).unwrap();
+    let mut names = at_target.map(|entry| entry.unwrap().file_name());
+    let has_mark = names.any(|name| name.to_string_lossy().starts_with(".zmove-job-"));
+    assert!(has_mark, "the node's session at the receiver that it has lost is shut out");
     lab.assert_done();
 }
 

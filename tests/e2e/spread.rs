@@ -403,6 +403,20 @@ fn receivers_that_do_not_share_the_target_are_told() {
     spread.assert_done();
 }
 
+/// Whoever has the job under way is away, and another has an empty directory there: nothing is begun anew in that.
+#[test]
+fn a_job_that_is_under_way_does_not_begin_where_a_receiver_has_another_directory() {
+    let mut spread = Spread::new(1);
+    std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
+    spread.start("elsewhere");
+    spread.paint();
+    let push = spread.push(&["--limit", "1MB", "--timeout", "2s"], "source").start();
+    spread.daemons[0].wait_for_logs("begun by sender", 2);
+    spread.daemons[0].signal(Signal::KILL);
+    crate::command::finish(push).expect(12);
+    assert_eq!(std::fs::read_dir(spread.site.path("elsewhere/t")).unwrap().count(), 0);
+}
+
 #[test]
 fn one_file_that_fails_stops_nothing_and_is_counted() {
     let spread = Spread::new(2);

@@ -76,6 +76,9 @@ pub enum Stop {
         /// Why it could not.
         code: FaultCode,
     },
+    /// The receiver is there, and has not done for so long what it was told to.
+    #[error("its storage hangs: an order to it has not been answered for {} s", _0.as_secs())]
+    Hangs(Duration),
     /// The queue fails, and whoever asked it has had patience.
     #[error("{0}")]
     Queue(#[from] WorkError),

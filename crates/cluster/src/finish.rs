@@ -17,7 +17,6 @@ use futures_util::future::try_join_all;
 use rustix::io::Errno;
 use tokio::task::JoinSet;
 use zmove_scan::{MarkedPath, Portion, PortionSize, ScanItem, ScanRoot, Wanted, walk_portion};
-use zmove_sender::{Feeder, SessionOver};
 use zmove_types::{Escaped, Event, HashOnlySet, Name, Observer, RelPath};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, EntryFault, Fault, FaultCode, SharedJobOrder, SharedJobResult,
@@ -26,6 +25,7 @@ use zmove_wire::{
 
 use crate::error::{Stop, refused};
 use crate::job::{ITEM, SharedJob};
+use crate::orders::Orders;
 use crate::receiver::SessionEvents;
 
 /// How far the directories of a job are finished: a session that breaks takes nothing of it back.
@@ -106,7 +106,7 @@ impl Gone {
             return Err(ENDLESS);
         }
         for group in Batch::decode(head, 0).map_err(|_malformed| OTHER_HEAD)?.groups {
-            let [BatchEntry::Itself(metadata)] = &*group.entries else { return Err(OTHER_HEAD) };
+            let [BatchEntry::Itself(_)] = &*group.entries else { return Err(OTHER_HEAD) };
             if found.contains(&group.directory) {
                 continue;
             }
@@ -116,10 +116,9 @@ impl Gone {
             if !self.tops.as_ref().is_none_or(is_sent) {
                 return Err(NOT_SENT);
             }
-            let bytes = GONE_BYTES + 2 * path.as_bytes().len() + metadata.extra_bytes();
-            if self.directories.insert((Reverse(path.depth()), path.clone()), group).is_none() {
-                self.bytes += bytes;
-            }
+            self.bytes += bytes_of(&group);
+            let before = self.directories.insert((Reverse(path.depth()), path.clone()), group);
+            self.bytes -= before.as_ref().map_or(0, bytes_of);
             if self.bytes > GONE_BYTES_MAX {
                 return Err(TOO_MANY_GONE);
             }
@@ -128,8 +127,14 @@ impl Gone {
     }
 }
 
+/// The memory that a directory takes, about.
+fn bytes_of(group: &DirectoryGroup) -> usize {
+    let extra = group.entries.iter().map(|entry| entry.metadata().extra_bytes()).sum::<usize>();
+    GONE_BYTES + 2 * group.directory.as_bytes().len() + extra
+}
+
 /// An order that was given, and what has become of it.
-type Ordered = (Order, Result<SharedJobResult, SessionOver>);
+type Ordered = (Order, Result<SharedJobResult, Stop>);
 
 impl Finishing {
     pub(crate) fn of(job: &SharedJob) -> Self {
@@ -146,11 +151,11 @@ impl Finishing {
     pub(crate) async fn run(
         &mut self,
         job: &SharedJob,
-        feeder: &Feeder,
+        orders: &Orders,
         events: &SessionEvents,
     ) -> Result<u64, Stop> {
         let mut ordered = JoinSet::new();
-        let done = self.run_steps(job, feeder, events, &mut ordered).await;
+        let done = self.run_steps(job, orders, events, &mut ordered).await;
         self.take_back(ordered).await;
         done.map(|()| self.failed)
     }
@@ -158,7 +163,7 @@ impl Finishing {
     async fn run_steps(
         &mut self,
         job: &SharedJob,
-        feeder: &Feeder,
+        orders: &Orders,
         events: &SessionEvents,
         ordered: &mut JoinSet<Ordered>,
     ) -> Result<(), Stop> {
@@ -170,9 +175,9 @@ impl Finishing {
                 return Err(stop);
             }
             match step {
-                Step::Walk(first) => self.walk(job, first, feeder, events).await?,
-                Step::Set(order) => self.order(order, feeder, ordered),
-                Step::Gone => self.look_for_gone(job, feeder).await?,
+                Step::Walk(first) => self.walk(job, first, orders, events).await?,
+                Step::Set(order) => self.order(order, orders, ordered),
+                Step::Gone => self.look_for_gone(job, orders).await?,
             }
         }
         self.answered(job, ordered, events, 0).await
@@ -183,13 +188,13 @@ impl Finishing {
         &mut self,
         job: &SharedJob,
         first: Unwalked,
-        feeder: &Feeder,
+        orders: &Orders,
         events: &SessionEvents,
     ) -> Result<(), Stop> {
         let source = first.source;
         let places = self.with_next(first);
         let waiting = self.steps.len();
-        let walked = self.walk_places(job, (source, &places), feeder, events).await;
+        let walked = self.walk_places(job, (source, &places), orders, events).await;
         if walked.is_err() {
             self.steps.truncate(waiting);
             let places = places.into_iter().rev();
@@ -202,7 +207,7 @@ impl Finishing {
         &mut self,
         job: &SharedJob,
         (source, places): (u32, &[MarkedPath]),
-        feeder: &Feeder,
+        orders: &Orders,
         events: &SessionEvents,
     ) -> Result<(), Stop> {
         let mut below = Vec::new();
@@ -216,7 +221,7 @@ impl Finishing {
                     events.on(&Event::Failed { message });
                 }
             }
-            for batch in feeder.directory_batches(portion.items).await? {
+            for batch in orders.feeder.directory_batches(portion.items).await? {
                 for group in &batch.groups {
                     self.found.insert(&group.directory);
                 }
@@ -243,8 +248,8 @@ impl Finishing {
 
     /// Notes the directories that came and were not found at the end. What closes others is set once more, since it is
     /// opened for those below.
-    async fn look_for_gone(&mut self, job: &SharedJob, feeder: &Feeder) -> Result<(), Stop> {
-        let gone = match self.gone(job, feeder).await {
+    async fn look_for_gone(&mut self, job: &SharedJob, orders: &Orders) -> Result<(), Stop> {
+        let gone = match self.gone(job, orders).await {
             Ok(gone) => gone,
             Err(stop) => {
                 self.steps.push(Step::Gone);
@@ -261,12 +266,12 @@ impl Finishing {
     }
 
     /// The directories that came and were not found at the end, the deepest first.
-    async fn gone(&self, job: &SharedJob, feeder: &Feeder) -> Result<Vec<DirectoryGroup>, Stop> {
+    async fn gone(&self, job: &SharedJob, orders: &Orders) -> Result<Vec<DirectoryGroup>, Stop> {
         let mut gone = Gone { tops: job.tops(), ..Gone::default() };
         let mut has_more = true;
         while has_more {
-            let orders = (0..ORDERS_AT_ONCE).map(|_| feeder.order(SharedJobOrder::ListDirectories, None));
-            for result in try_join_all(orders).await? {
+            let lists = (0..ORDERS_AT_ONCE).map(|_| orders.answer(SharedJobOrder::ListDirectories));
+            for result in try_join_all(lists).await? {
                 let SharedJobResult::Directories { head } = result else { return Err(refused(result)) };
                 has_more = !head.is_empty();
                 if has_more {
@@ -277,14 +282,14 @@ impl Finishing {
         Ok(gone.directories.into_values().collect())
     }
 
-    fn order(&mut self, order: Order, feeder: &Feeder, ordered: &mut JoinSet<Ordered>) {
+    fn order(&mut self, order: Order, orders: &Orders, ordered: &mut JoinSet<Ordered>) {
         if order.closes {
             self.closing.push(order.clone());
         }
-        let feeder = feeder.clone();
+        let orders = orders.clone();
         ordered.spawn(async move {
             let head = order.head.clone();
-            let result = feeder.order(SharedJobOrder::SetDirectories { head }, None).await;
+            let result = orders.answer(SharedJobOrder::SetDirectories { head }).await;
             (order, result)
         });
     }
@@ -303,7 +308,7 @@ impl Finishing {
             let (order, result) = done.map_err(|_panic| Stop::Panicked("an order panicked"))?;
             let heard = match result {
                 Ok(result) => self.hear(job, &order, result, events),
-                Err(over) => Err(over.into()),
+                Err(stop) => Err(stop),
             };
             if let Err(stop) = heard {
                 self.steps.push(Step::Set(order));
@@ -406,10 +411,11 @@ const GONE_BYTES: usize = 160;
 mod tests {
     use std::path::PathBuf;
     use std::sync::Arc;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
-    use zmove_types::{Metadata, NoObserver, SharedJobId};
+    use zmove_sender::SessionOver;
+    use zmove_types::{Extra, Metadata, NoObserver, SharedJobId, Timestamp};
     use zmove_wire::{NodeName, Open, Operation};
 
     use super::*;
@@ -471,13 +477,14 @@ mod tests {
     async fn run_without_session(finishing: &mut Finishing, unanswered: &[&str]) {
         let (push, feeder) = Push::fed(open(), SenderConfig::default(), Instant::now());
         drop(push);
+        let orders = Orders { feeder, answers_within: Duration::MAX };
         let events = session_events();
         let mut ordered = JoinSet::new();
         for directory in unanswered {
             let order = order_of(directory, 0o755);
-            ordered.spawn(async { (order, Err(SessionOver)) });
+            ordered.spawn(async { (order, Err(SessionOver.into())) });
         }
-        let done = finishing.run_steps(&job(), &feeder, &events, &mut ordered).await;
+        let done = finishing.run_steps(&job(), &orders, &events, &mut ordered).await;
         assert!(matches!(done, Err(Stop::Session(SessionOver))), "{done:?}");
         finishing.take_back(ordered).await;
     }
@@ -552,6 +559,14 @@ mod tests {
         assert_eq!((gone.directories.len(), gone.bytes), (1, GONE_BYTES_MAX - 2));
         let full = gone.take(&head_of(&["other"], 0o755), &found).unwrap_err();
         assert_eq!(full.to_string(), TOO_MANY_GONE.to_string());
+        let mut gone = Gone { bytes: GONE_BYTES_MAX - GONE_BYTES - 10, ..Gone::default() };
+        let mut grown = batch_of(&["gone"], 0o755);
+        gone.take(&grown.encode(), &found).unwrap();
+        let extra = Extra { atime: Some(Timestamp::default()), ..Extra::default() };
+        let metadata = Metadata { extra: Some(Arc::new(extra)), ..Metadata::default() };
+        grown.groups[0].entries = vec![BatchEntry::Itself(metadata)];
+        let full = gone.take(&grown.encode(), &found).unwrap_err();
+        assert_eq!(full.to_string(), TOO_MANY_GONE.to_string(), "told again with more");
     }
 
     #[test]

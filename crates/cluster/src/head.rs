@@ -14,24 +14,24 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use zmove_engine::Listener;
-use zmove_sender::{Feeder, SessionError};
+use zmove_engine::{Listener, SessionFate};
+use zmove_sender::SessionError;
 use zmove_types::{Event, NoObserver, Observer};
-use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder, SharedJobResult};
+use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder};
 
-use crate::error::{SessionEnd, Stop, WorkError, refused};
+use crate::error::{SessionEnd, Stop, WorkError};
 use crate::finish::Finishing;
 use crate::job::{Part, SharedJob};
 use crate::node::{Node, Sessions, failure_at};
+use crate::orders::Orders;
 use crate::receiver::{JobEvents, Receiver, SessionEvents, in_session};
 use crate::work::{Work, WorkItem};
-use crate::work_queue::WorkQueue;
+use crate::work_queue::{LEASE, WorkQueue};
 
 /// The node that leads a job.
 #[derive(Debug)]
@@ -43,17 +43,17 @@ pub struct Head<W> {
     pub others_come_within: Duration,
     /// Told when the job has begun at the target.
     pub begun: watch::Sender<bool>,
-    /// The other nodes that have not ended as they should. Default: none.
-    pub others: watch::Receiver<OtherNodes>,
+    /// The other nodes of the job. Default: none.
+    pub others: watch::Receiver<Others>,
 }
 
-/// The other nodes of a job, except those that have ended as they should.
+/// How many other nodes a job has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OtherNodes {
-    /// How many take part.
+pub struct Others {
+    /// The number of those that do some of the work now.
     pub at_work: usize,
-    /// How many have been stopped, or have not been heard of for long: their sessions may go on at receivers.
-    pub lost: usize,
+    /// The number of those, at work or not, of which not all sessions are known to have ended as they should.
+    pub unfinished: usize,
 }
 
 /// A job that has come to its end.
@@ -100,7 +100,7 @@ impl<W: WorkQueue> Head<W> {
     /// Leads the job to its end.
     ///
     /// # Errors
-    /// No receiver goes on, or `stop` resolves.
+    /// The job does not begin, no receiver goes on, there is no room there, the queue fails, or `stop` resolves.
     pub async fn run(
         &self,
         observer: Arc<dyn Observer>,
@@ -108,12 +108,19 @@ impl<W: WorkQueue> Head<W> {
         stop: impl Future<Output = ()>,
     ) -> Result<JobEnd, JobError> {
         let events = self.node.events(observer, listener);
-        let mut course = Course::new(&events);
+        let mut course = Course::new();
         for number in 0..self.node.movers {
-            let mover = once_begun(self.begun.subscribe(), self.node.sessions(number, events.clone()));
-            let others = Others { nodes: self.others.clone(), come_within: self.others_come_within };
-            let over = course.over.subscribe();
-            course.movers.spawn(unless_others_come(number, others, over, mover));
+            let standby = Standby {
+                number,
+                begun: self.begun.subscribe(),
+                over: course.over.subscribe(),
+                others: self.others.clone(),
+                others_come_within: self.others_come_within,
+            };
+            let sessions = self.node.sessions(number, events.clone());
+            course
+                .movers
+                .spawn(async { if standby.until_needed().await { sessions.moving().await } else { Ok(()) } });
         }
         let ended = tokio::select! {
             ended = self.lead(self.node.sessions(0, events), &mut course) => ended,
@@ -132,14 +139,16 @@ impl<W: WorkQueue> Head<W> {
         loop {
             let (receiver, events) = sessions.next();
             let job = if course.is_fenced { &last_epoch } else { &*self.node.job };
-            // what is gone is not begun once more
-            let part = if course.stage >= Stage::Ordered { Part::Mover } else { Part::Head };
+            // a job that is under way is not begun once more by a receiver that has another directory
+            let part = if course.has_opened { Part::Mover } else { Part::Head };
             let ended = {
                 let session = pin!(in_session(&receiver, job, part, &events, |feeder| {
-                    self.lead_in(feeder, &events, course)
+                    let orders = Orders { feeder, answers_within: course.answers_within };
+                    self.lead_in(orders, &events, course)
                 }));
                 sessions.outages.watch(session).await
             };
+            course.has_opened |= events.fate() != SessionFate::NotBegun;
             // by an order the answer to which was lost
             let was_closed = |error: &SessionEnd| course.stage == Stage::Ordered && is_closed(error);
             if course.stage == Stage::Closed || ended.as_ref().is_err_and(was_closed) {
@@ -151,6 +160,9 @@ impl<W: WorkQueue> Head<W> {
                 Err(error) => {
                     // an order of the session that is lost may still be carried out
                     course.is_fenced |= course.stage >= Stage::Finishing;
+                    if matches!(error, SessionEnd::Stop(Stop::Hangs(_))) {
+                        course.answers_within = course.answers_within.saturating_mul(2);
+                    }
                     let has_begun = *self.begun.borrow();
                     let paused = sessions.pause(&events, error, has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
@@ -165,11 +177,11 @@ impl<W: WorkQueue> Head<W> {
     }
 
     /// Leads the job for one session: to its end, or to where only the next epoch shuts out a session of another.
-    async fn lead_in(&self, feeder: Feeder, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
+    async fn lead_in(&self, orders: Orders, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
         loop {
             course.stage = match course.stage {
                 Stage::Working => {
-                    course.count = self.conduct(&feeder, events, course).await?;
+                    course.count = self.conduct(&orders, events, course).await?;
                     self.node.queue.close().await?;
                     course.over.send_replace(true);
                     Stage::Leaving
@@ -184,18 +196,18 @@ impl<W: WorkQueue> Head<W> {
                 }
                 Stage::Finishing => {
                     let finishing = course.finishing.get_or_insert_with(|| Finishing::of(&self.node.job));
-                    course.count.failed += finishing.run(&self.node.job, &feeder, events).await?;
+                    course.count.failed += finishing.run(&self.node.job, &orders, events).await?;
                     Stage::Finished
                 }
                 Stage::Finished | Stage::Ordered => {
                     course.stage = Stage::Ordered;
-                    order(&feeder, SharedJobOrder::Close).await?;
+                    orders.give(SharedJobOrder::Close).await?;
                     Stage::Closed
                 }
                 Stage::Closed => {
                     // the mark of the end is for openings of sessions that may still be on their way
                     if !course.is_fenced {
-                        order(&feeder, SharedJobOrder::Forget).await?;
+                        orders.give(SharedJobOrder::Forget).await?;
                     }
                     return Ok(());
                 }
@@ -205,23 +217,26 @@ impl<W: WorkQueue> Head<W> {
 
     /// Whether all sessions but this have ended as they should, once those of this node have.
     async fn all_have_left(&self, course: &mut Course) -> bool {
-        while course.movers.join_next().await.is_some() {}
+        let movers_have =
+            timeout(ENDS_MAX, async { while course.movers.join_next().await.is_some() {} }).await;
+        if movers_have.is_err() {
+            course.movers.shutdown().await;
+        }
         let mut others = self.others.clone();
-        let none_is_at_work = others.wait_for(|others| others.at_work == 0);
-        // one that is lost never says so
-        let _all_or_not = timeout(OTHERS_END_MAX, none_is_at_work).await.map(drop);
-        *self.others.borrow() == OtherNodes::default() && !course.has_lost_sessions.load(Ordering::Relaxed)
+        let none_ends_any_more = others.wait_for(|others| others.at_work == 0 || others.unfinished == 0);
+        let _waited = timeout(ENDS_MAX, none_ends_any_more).await;
+        movers_have.is_ok() && self.others.borrow().unfinished == 0 && !self.node.served.has_lost_sessions()
     }
 
     /// Sees to it that all work ends; returns what the journals say then.
     async fn conduct(
         &self,
-        feeder: &Feeder,
+        orders: &Orders,
         events: &SessionEvents,
         course: &mut Course,
     ) -> Result<SharedJobCount, Stop> {
         // an answer shows that the session has begun; what all nodes have done meanwhile counts for the head
-        let counted = count(feeder).await?;
+        let counted = orders.count().await?;
         let ended = (counted.pass, counted.work_ended);
         if ended > course.ended_most {
             course.ended_most = ended;
@@ -230,7 +245,7 @@ impl<W: WorkQueue> Head<W> {
         self.begun.send_replace(true);
         loop {
             if self.node.queue.waiting().await?.is_idle() {
-                let counted = count(feeder).await?;
+                let counted = orders.count().await?;
                 if counted.pass == course.walks.pass && counted.is_finished() {
                     return Ok(counted);
                 }
@@ -248,47 +263,39 @@ impl<W: WorkQueue> Head<W> {
     }
 }
 
-/// The other nodes that take part.
-struct Others {
-    nodes: watch::Receiver<OtherNodes>,
-    /// How long they may take to come.
-    come_within: Duration,
+/// A mover of the head that waits until it has something to do.
+struct Standby {
+    number: usize,
+    begun: watch::Receiver<bool>,
+    over: watch::Receiver<bool>,
+    others: watch::Receiver<Others>,
+    /// How long others may take to come.
+    others_come_within: Duration,
 }
 
-/// Runs mover `number` of the head once fewer than `number` other nodes take part. Each of these serves one receiver;
-/// this mover would take their work.
-async fn unless_others_come(
-    number: usize,
-    mut others: Others,
-    mut over: watch::Receiver<bool>,
-    mover: impl Future<Output = Result<(), SessionEnd>>,
-) -> Result<(), SessionEnd> {
-    if number > 0 && !others.come_within.is_zero() {
-        let is_needed = async {
-            sleep(others.come_within).await;
-            // the head holds the other end
-            drop(others.nodes.wait_for(|others| others.at_work < number).await);
+impl Standby {
+    /// Returns once the mover is needed, or with `false` if it never is. It is where the job has begun and fewer other
+    /// nodes are at work than this mover's number says: each of them serves one receiver, and this mover would take
+    /// their work.
+    async fn until_needed(mut self) -> bool {
+        if self.begun.wait_for(|begun| *begun).await.is_err() {
+            return false;
+        }
+        if self.number == 0 || self.others_come_within.is_zero() {
+            return true;
+        }
+        let are_too_few = async {
+            sleep(self.others_come_within).await;
+            // where nobody counts them any more, there are none
+            drop(self.others.wait_for(|others| others.at_work < self.number).await);
         };
         tokio::select! {
             biased;
             // a job that is over before is not held up
-            _ = over.wait_for(|over| *over) => return Ok(()),
-            () = is_needed => {}
+            _ = self.over.wait_for(|over| *over) => false,
+            () = are_too_few => true,
         }
     }
-    mover.await
-}
-
-/// Runs a mover once the job has begun, if it does.
-async fn once_begun<W: WorkQueue>(
-    mut begun: watch::Receiver<bool>,
-    sessions: Sessions<W>,
-) -> Result<(), SessionEnd> {
-    match begun.wait_for(|begun| *begun).await {
-        Ok(_) => {}
-        Err(_never) => return Ok(()),
-    }
-    sessions.moving().await
 }
 
 /// How far a job is: a session that breaks takes nothing of it back.
@@ -304,10 +311,13 @@ struct Course {
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Set when all work has ended, and the queue knows that the job is over.
     over: watch::Sender<bool>,
-    /// Whether any session has ended otherwise than it should.
-    has_lost_sessions: Arc<AtomicBool>,
     /// How far directories have mode and time; `None` before any has.
     finishing: Option<Finishing>,
+    /// Whether a session has been opened, so that the job is under way at the target.
+    has_opened: bool,
+    /// How long a receiver may take to answer an order: at first as long as a node keeps what it does not go on with,
+    /// and twice that after each that has taken longer, since there may be much to do.
+    answers_within: Duration,
 }
 
 /// The stages of a job.
@@ -328,7 +338,7 @@ enum Stage {
 }
 
 impl Course {
-    fn new(events: &JobEvents) -> Self {
+    fn new() -> Self {
         Self {
             stage: Stage::Working,
             is_fenced: false,
@@ -337,8 +347,9 @@ impl Course {
             ended_most: (0, 0),
             movers: JoinSet::new(),
             over: watch::Sender::new(false),
-            has_lost_sessions: Arc::clone(&events.has_lost_sessions),
             finishing: None,
+            has_opened: false,
+            answers_within: LEASE,
         }
     }
 }
@@ -420,7 +431,7 @@ pub async fn end_abandoned(
     for (number, receiver) in receivers.iter().enumerate() {
         let events = events.within(number, receiver);
         ended = in_session(receiver, job, Part::Head, &events, async |feeder| {
-            order(&feeder, SharedJobOrder::Close).await
+            Orders { feeder, answers_within: LEASE }.give(SharedJobOrder::Close).await
         })
         .await;
         match &ended {
@@ -437,27 +448,13 @@ pub async fn end_abandoned(
     ended.map_err(Box::new)
 }
 
-async fn order(feeder: &Feeder, what: SharedJobOrder) -> Result<(), Stop> {
-    match feeder.order(what, None).await? {
-        SharedJobResult::Done => Ok(()),
-        other => Err(refused(other)),
-    }
-}
-
-async fn count(feeder: &Feeder) -> Result<SharedJobCount, Stop> {
-    match feeder.order(SharedJobOrder::Count, None).await? {
-        SharedJobResult::Counted(count) => Ok(*count),
-        other => Err(refused(other)),
-    }
-}
-
 /// So many walks in a row find nothing of what is missing before the job is given up: a queue that loses much does not
 /// lose the same each time.
 const WALKS_IN_VAIN_MAX: u32 = 10;
 /// So many passes find that the sources have changed, and work was done twice meanwhile, before the job is given up.
 const PASSES_MAX: u32 = 10;
-/// How long the other nodes may take to end their sessions.
-const OTHERS_END_MAX: Duration = Duration::from_secs(5);
+/// How long movers, and then other nodes, may take to end their sessions when all work has ended.
+const ENDS_MAX: Duration = Duration::from_secs(5);
 /// How long a job that is given up tries to tell the queue so: somebody waits for the prompt.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// How often the queue is asked whether it is idle.
@@ -466,7 +463,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use tokio::time::Instant;
-    use zmove_engine::{NoListener, SenderConfig};
+    use zmove_engine::SenderConfig;
     use zmove_types::SharedJobId;
     use zmove_wire::{NodeName, Open, Refusal};
 
@@ -533,32 +530,61 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_is_lost_is_not_waited_for_at_the_end_and_may_have_sessions() {
+    async fn nobody_waits_at_the_end_for_sessions_that_do_not_end_and_these_may_be_at_work() {
         let queue = Arc::new(LocalQueue::new(SharedJobId([7; 16])));
+        let nodes = watch::Sender::default();
         let node = Node::new(job(), queue, Vec::new(), 0, Duration::ZERO);
-        let (nodes, events) =
-            (watch::Sender::default(), node.events(Arc::new(NoObserver), Arc::new(NoListener)));
         let head = Head { others: nodes.subscribe(), ..Head::new(node) };
-        let left = async |at_work, lost| {
-            nodes.send_replace(OtherNodes { at_work, lost });
+        let left = async |at_work, unfinished, mover: Option<Duration>| {
+            nodes.send_replace(Others { at_work, unfinished });
             let began = Instant::now();
-            (head.all_have_left(&mut Course::new(&events)).await, began.elapsed())
+            let mut course = Course::new();
+            if let Some(ends_after) = mover {
+                course.movers.spawn(async move {
+                    sleep(ends_after).await;
+                    Ok(())
+                });
+            }
+            (head.all_have_left(&mut course).await, began.elapsed())
         };
-        assert_eq!(left(0, 0).await, (true, Duration::ZERO));
-        assert_eq!(left(0, 1).await, (false, Duration::ZERO));
-        let (have_left, waited) = left(1, 0).await;
-        assert!(!have_left && waited >= OTHERS_END_MAX);
+        assert_eq!(left(0, 0, None).await, (true, Duration::ZERO));
+        assert_eq!(left(0, 1, None).await, (false, Duration::ZERO), "a node that is lost");
+        assert_eq!(left(1, 1, None).await, (false, ENDS_MAX), "a node that does not say that it has ended");
+        assert_eq!(left(0, 0, Some(ENDS_MAX / 2)).await, (true, ENDS_MAX / 2));
+        assert_eq!(left(0, 0, Some(Duration::MAX)).await, (false, ENDS_MAX), "a mover that hangs");
+        head.node.served.lose_session();
+        assert_eq!(left(0, 0, None).await, (false, Duration::ZERO));
+    }
+
+    fn standby(others: &watch::Sender<Others>, over: &watch::Sender<bool>) -> Standby {
+        Standby {
+            number: 1,
+            begun: watch::Sender::new(true).subscribe(),
+            over: over.subscribe(),
+            others: others.subscribe(),
+            others_come_within: Duration::from_secs(2),
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_mover_that_waits_whether_it_is_needed_does_not_hold_up_a_job_that_is_over() {
-        let nodes = watch::Sender::default();
-        let over = watch::Sender::new(false);
+        let (others, over) = (watch::Sender::default(), watch::Sender::new(false));
         let began = Instant::now();
-        let others = Others { nodes: nodes.subscribe(), come_within: Duration::from_secs(2) };
-        let mover = unless_others_come(1, others, over.subscribe(), std::future::pending());
-        let (ended, _before) = tokio::join!(mover, async { over.send_replace(true) });
-        ended.unwrap();
-        assert_eq!(began.elapsed(), Duration::ZERO);
+        let needed = standby(&others, &over).until_needed();
+        let (is_needed, _before) = tokio::join!(needed, async { over.send_replace(true) });
+        assert!(!is_needed && began.elapsed() == Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mover_serves_the_receiver_of_a_node_that_is_at_work_no_more() {
+        let one = Others { at_work: 1, unfinished: 1 };
+        let (others, over) = (watch::Sender::new(one), watch::Sender::new(false));
+        let began = Instant::now();
+        let needed = tokio::spawn(standby(&others, &over).until_needed());
+        sleep(Duration::from_secs(60)).await;
+        assert!(!needed.is_finished());
+        others.send_replace(Others { at_work: 0, unfinished: 1 });
+        assert!(needed.await.unwrap());
+        assert_eq!(began.elapsed(), Duration::from_secs(60));
     }
 }

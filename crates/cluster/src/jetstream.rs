@@ -106,7 +106,7 @@ pub struct Settings {
     /// The most bytes that the broker holds in files, 1 GiB if not told otherwise. The head's counts.
     pub bytes_max: u64,
     /// The most items of each line that are taken at once, 4096 if not told otherwise: more than all movers take, and
-    /// what has been given back and waits for its time. The head's counts.
+    /// what none could read and waits for its time. The head's counts.
     pub taken_max: u32,
     /// How long anything but `take` goes on to try when the broker does not answer, 60 s if not told otherwise. Longer,
     /// and a job outlives a longer outage; shorter, and whoever waits is told sooner.

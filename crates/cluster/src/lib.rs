@@ -19,13 +19,14 @@ mod job;
 mod local_queue;
 mod mover;
 mod node;
+mod orders;
 mod receiver;
 mod told;
 mod work;
 mod work_queue;
 
 pub use error::{Hindrance, SessionEnd, Stop, WorkError};
-pub use head::{Head, JobEnd, JobError, OtherNodes, end_abandoned};
+pub use head::{Head, JobEnd, JobError, Others, end_abandoned};
 pub use job::{HeldGrant, SharedJob, View};
 pub use local_queue::{Lease, LocalQueue};
 pub use node::Node;

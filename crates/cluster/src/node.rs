@@ -8,7 +8,6 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -35,9 +34,9 @@ pub struct Node<W> {
     pub movers: usize,
     /// How long the node goes on when no receiver does.
     pub patience: Duration,
-    /// What has ended in the sessions of this node.
+    /// What has become of the sessions of this node.
     pub served: Arc<Served>,
-    /// The failures that others have told, which are not told again. Default: none.
+    /// The failures that others have told, which are not counted again at the end. Default: none.
     pub told: Arc<Told>,
 }
 
@@ -150,7 +149,7 @@ impl<W: WorkQueue> Sessions<W> {
                 Ok(()) => return Ok(()),
                 // the head has ended the job while something was still under way
                 Err(SessionEnd::Stop(Stop::Queue(WorkError::Over))) => {
-                    self.events.has_lost_sessions.store(true, Ordering::Relaxed);
+                    self.events.served.lose_session();
                     return Ok(());
                 }
                 Err(error) => {
@@ -174,7 +173,7 @@ impl<W: WorkQueue> Sessions<W> {
         let fate = session.fate();
         // one that was not let in changes nothing later
         if fate != SessionFate::NotBegun || !error.is_refusal() {
-            self.events.has_lost_sessions.store(true, Ordering::Relaxed);
+            self.events.served.lose_session();
         }
         let before = if fate == SessionFate::OfUse { 0 } else { self.refusals };
         self.refusals = if error.is_final() || !has_begun { before + 1 } else { 0 };

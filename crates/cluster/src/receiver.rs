@@ -34,8 +34,6 @@ pub(crate) struct JobEvents {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) listener: Arc<dyn Listener + Send + Sync>,
     pub(crate) served: Arc<Served>,
-    /// Set when a session has ended otherwise than it should.
-    pub(crate) has_lost_sessions: Arc<AtomicBool>,
     /// The failures that have been told.
     told: Arc<Told>,
     /// The failures that others have told.
@@ -60,7 +58,6 @@ impl JobEvents {
             observer,
             listener,
             served,
-            has_lost_sessions: Arc::default(),
             told: Arc::default(),
             told_elsewhere,
             useless: Arc::default(),
@@ -189,10 +186,11 @@ impl Observer for SessionEvents {
     }
 }
 
-/// The work that has ended in the sessions of this process, and what the receivers have stored by it.
+/// The sessions of this process, the work that has ended in them, and what the receivers have stored by it.
 #[derive(Debug, Default)]
 pub struct Served {
     items: AtomicU64,
+    has_lost_sessions: AtomicBool,
     stored: Lock<BTreeMap<usize, Stored>>,
 }
 
@@ -213,6 +211,17 @@ impl Served {
             so_far.files += files;
             so_far.bytes += bytes;
         }
+    }
+
+    /// A session has ended otherwise than it should.
+    pub(crate) fn lose_session(&self) {
+        self.has_lost_sessions.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a session has ended otherwise than it should, so that it may still be at work at its receiver.
+    #[must_use]
+    pub fn has_lost_sessions(&self) -> bool {
+        self.has_lost_sessions.load(Ordering::Relaxed)
     }
 
     /// How many work items have ended.

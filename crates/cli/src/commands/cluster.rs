@@ -442,13 +442,17 @@ impl<'a> Member<'a> {
     async fn end(&mut self, id: SharedJobId, ended: Result<()>, notices: &Notices) -> Result<()> {
         let Some(PartAtWork { part, .. }) = self.parts.remove(&id) else { return Ok(()) };
         self.tell_trouble(id, &part, notices).await?;
+        let state = part.end();
+        if ended.is_ok() || state == NodeState::HasLostSessions {
+            let part = self.part(id, state, (part.moved(), part.items()));
+            notices.tell(&self.notice(Some(part))).await?;
+        }
         match ended {
             Ok(()) => {
                 terminal::say(format!("job {id} has ended"));
                 self.ended.insert(id, Instant::now());
-                let part = self.part(id, NodeState::HasEnded, (part.moved(), part.items()));
                 self.grants.remove(&id);
-                Ok(notices.tell(&self.notice(Some(part))).await?)
+                Ok(())
             }
             Err(error) => self.back_off(id, &error, notices).await,
         }

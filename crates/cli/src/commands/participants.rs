@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 use zmove_cluster::jetstream::{self, NodeFailure, NodeMoved, NodePart, NodeState, TELL_EVERY};
-use zmove_cluster::{LEASE, OtherNodes, Told, WorkQueue};
+use zmove_cluster::{LEASE, Others, Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
 
 use crate::display::failures::without_places;
@@ -30,7 +30,7 @@ pub(crate) struct Participants {
     absent: Lock<BTreeSet<(String, String)>>,
     /// The failures that have been told, by whichever node.
     told: Arc<Told>,
-    others: watch::Sender<OtherNodes>,
+    others: watch::Sender<Others>,
 }
 
 /// What is known of a node.
@@ -40,7 +40,10 @@ struct Entry {
     /// What of that it has told since it began, which it does anew after a failure.
     part: NodeMoved,
     has_served: bool,
-    has_ended: bool,
+    /// What it has told last.
+    state: Option<NodeState>,
+    /// Whether it has left a session that may still be at work at its receiver.
+    has_lost_sessions: bool,
     was_slow: bool,
     /// How often it has warned of something.
     warnings: u32,
@@ -79,8 +82,8 @@ impl Participants {
         Self { observer, party, head, entries, come, absent, told, others }
     }
 
-    /// The other nodes that have not ended as they should.
-    pub(crate) fn others(&self) -> watch::Receiver<OtherNodes> {
+    /// How many other nodes there are.
+    pub(crate) fn others(&self) -> watch::Receiver<Others> {
         self.others.subscribe()
     }
 
@@ -106,7 +109,8 @@ impl Participants {
 
     /// Takes what a node tells, which it does each second.
     pub(crate) fn hear(&self, node: &str, NodePart { state, moved, items, .. }: &NodePart) {
-        if *items == 0 && self.absent.lock().iter().any(|(absent, _)| absent == node) {
+        let is_absent = || self.absent.lock().iter().any(|(absent, _)| absent == node);
+        if *items == 0 && *state != NodeState::HasLostSessions && is_absent() {
             return;
         }
         let mut entries = self.entries.lock();
@@ -116,9 +120,11 @@ impl Participants {
         entry.moved += more;
         // one that has been stopped before its first item had ended has moved something all the same
         entry.has_served |= *items > 0 || moved.files > 0 || moved.bytes > 0;
-        entry.has_ended = *state == NodeState::HasEnded;
-        entry.heard = Some(Instant::now());
+        let begins_anew = entry.state == Some(NodeState::Works) && *state == NodeState::Offers;
         let is_stopped = *state == NodeState::Stopped;
+        entry.has_lost_sessions |= begins_anew || is_stopped || *state == NodeState::HasLostSessions;
+        entry.state = Some(*state);
+        entry.heard = Some(Instant::now());
         if is_stopped {
             entry.told_lost = entry.heard;
         }
@@ -134,8 +140,13 @@ impl Participants {
     /// Tells, once, why a node takes no part.
     pub(crate) fn leave(&self, NodeFailure { node, message, .. }: NodeFailure) {
         let mut entries = self.entries.lock();
-        if entries.get(&node).is_some_and(|entry| !entry.has_served) {
-            entries.remove(&node);
+        if let Some(entry) = entries.get_mut(&node) {
+            if entry.has_served || entry.has_lost_sessions {
+                entry.has_lost_sessions = true;
+                entry.told_lost = entry.heard;
+            } else {
+                entries.remove(&node);
+            }
             self.count(&entries);
         }
         drop(entries);
@@ -222,10 +233,11 @@ impl Participants {
     }
 
     fn count(&self, entries: &BTreeMap<String, Entry>) {
-        let others =
-            entries.iter().filter(|(name, entry)| self.head.as_ref() != Some(name) && !entry.has_ended);
-        let (lost, at_work): (Vec<_>, Vec<_>) = others.partition(|(_, entry)| entry.is_lost());
-        self.others.send_replace(OtherNodes { at_work: at_work.len(), lost: lost.len() });
+        let others = || entries.iter().filter(|(name, _)| self.head.as_ref() != Some(name));
+        let count = |is: fn(&Entry) -> bool| others().filter(|(_, entry)| is(entry)).count();
+        let counted =
+            Others { at_work: count(Entry::is_at_work), unfinished: count(|entry| !entry.is_finished()) };
+        self.others.send_if_modified(|before| std::mem::replace(before, counted) != counted);
     }
 
     /// How many nodes have done any of the work, this one among them if it `has_served`.
@@ -260,7 +272,7 @@ impl Observer for Participants {
 
 impl Entry {
     fn look(&mut self, name: &str, now: Instant) -> Look {
-        let pace = match (self.has_ended, self.is_unheard_for(SILENT_AFTER, now)) {
+        let pace = match (self.is_over(), self.is_unheard_for(SILENT_AFTER, now)) {
             (true, _) => Pace::Ended,
             (false, true) => Pace::Silent,
             (false, false) => Pace::Works,
@@ -275,9 +287,20 @@ impl Entry {
         Look { node, is_known, is_moving, was_slow: self.was_slow }
     }
 
-    /// Whether the user knows that it was stopped, or has not been heard of for long.
-    fn is_lost(&self) -> bool {
-        self.told_lost.is_some() && self.told_lost == self.heard
+    /// Whether the job is over for the node.
+    fn is_over(&self) -> bool {
+        matches!(self.state, Some(NodeState::HasEnded | NodeState::HasLostSessions))
+    }
+
+    /// Whether all of its sessions are known to have ended as they should.
+    fn is_finished(&self) -> bool {
+        self.state == Some(NodeState::HasEnded) && !self.has_lost_sessions
+    }
+
+    /// Whether it does some of the work, as far as is known.
+    fn is_at_work(&self) -> bool {
+        let is_away = self.told_lost.is_some() && self.told_lost == self.heard;
+        !self.is_over() && !is_away
     }
 
     fn is_unheard_for(&self, span: Duration, now: Instant) -> bool {
@@ -380,8 +403,8 @@ mod tests {
         participants.hear("n2", &part(2, NodeState::Stopped));
         assert_eq!([1, 20].map(told_after), [3, 3]);
         assert!(warnings.0.lock()[2].contains("n2 was stopped"));
-        let lost = OtherNodes { at_work: 0, lost: 1 };
-        assert_eq!(*participants.others().borrow(), lost, "nobody waits for it");
+        let others = Others { at_work: 0, unfinished: 1 };
+        assert_eq!(*participants.others().borrow(), others, "its sessions may go on for a moment");
     }
 
     #[test]
@@ -497,12 +520,19 @@ mod tests {
         participants.hear("walks", &told(0, 3));
         participants.hear("stops", &told(7, 0));
         participants.hear("refused", &told(0, 0));
-        assert_eq!(participants.others().borrow().at_work, 3);
+        assert_eq!(participants.others().borrow().unfinished, 3);
         ["stops", "refused"].into_iter().for_each(|node| participants.leave(absent(node)));
         // it begins anew, and has done nothing yet
         participants.hear("stops", &told(0, 0));
         assert_eq!((participants.served(false), participants.served(true)), (2, 3));
-        assert_eq!(participants.others().borrow().at_work, 2, "one that has stopped may have sessions still");
+        let others = Others { at_work: 1, unfinished: 2 };
+        assert_eq!(*participants.others().borrow(), others, "one that has left may have sessions still");
+        participants.hear("refused", &NodePart { state: NodeState::HasLostSessions, ..told(0, 0) });
+        assert_eq!(participants.others().borrow().unfinished, 3);
+        let ended = NodePart { state: NodeState::HasEnded, ..told(7, 3) };
+        ["walks", "stops", "refused"].into_iter().for_each(|node| participants.hear(node, &ended));
+        let others = Others { at_work: 0, unfinished: 2 };
+        assert_eq!(*participants.others().borrow(), others, "sessions of before stay lost");
     }
 
     #[test]

@@ -239,6 +239,8 @@ pub enum NodeState {
     HasEnded,
     /// The node's user has stopped it: what it had taken is for others.
     Stopped,
+    /// The job is over for the node, and a session of it was lost, which may still be at work at its receiver.
+    HasLostSessions,
 }
 
 /// What a node has found and moved in a job.

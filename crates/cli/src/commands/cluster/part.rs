@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tokio::task::spawn_blocking;
-use zmove_cluster::jetstream::{JetStream, JobNotice, NodeMoved, Role, Settings};
+use zmove_cluster::jetstream::{JetStream, JobNotice, NodeMoved, NodeState, Role, Settings};
 use zmove_cluster::{HeldGrant, Node, Receiver, Served, SharedJob, View};
 use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
@@ -71,6 +71,11 @@ impl Part {
     /// Waits until others know of what this node has taken and does no more: its process is about to end.
     pub(super) async fn leave(&self) {
         self.queue.flush_dropped().await;
+    }
+
+    /// How the part has ended, which is over.
+    pub(super) fn end(&self) -> NodeState {
+        if self.served.has_lost_sessions() { NodeState::HasLostSessions } else { NodeState::HasEnded }
     }
 
     /// How many work items the node has done.

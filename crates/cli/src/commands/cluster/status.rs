@@ -120,7 +120,7 @@ fn text_of(part: &NodePart) -> String {
     match part.state {
         NodeState::Offers => format!("is about to take part in job {id}"),
         NodeState::Works => format!("job {id}, {bytes} moved"),
-        NodeState::HasEnded => format!("job {id} has ended, {bytes} moved"),
+        NodeState::HasEnded | NodeState::HasLostSessions => format!("job {id} has ended, {bytes} moved"),
         NodeState::Stopped => format!("was stopped in job {id}, {bytes} moved"),
     }
 }
