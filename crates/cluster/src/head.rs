@@ -629,7 +629,22 @@ mod tests {
         assert!(matches!(stop, Stop::Missing), "{stop}");
         assert_eq!((progress.pass, progress.walks), (2, 2 * WALKS_IN_VAIN_MAX + 1));
         let nothing_of_the_second = |_: &Progress| SharedJobCount { pass: 1, ..lost(&progress) };
-        assert_eq!(walks_again(nothing_of_the_second).0.pass, 2);
+        let (progress, stop) = walks_again(nothing_of_the_second);
+        assert!(matches!(stop, Stop::Missing), "{stop}");
+        assert_eq!((progress.pass, progress.walks), (2, 2 * WALKS_IN_VAIN_MAX));
+    }
+
+    #[test]
+    fn a_queue_that_loses_much_has_as_many_walks_as_it_takes() {
+        const ADDING: u32 = 50;
+        let (progress, stop) = walks_again(|progress| SharedJobCount {
+            pass: progress.pass,
+            work_ended: progress.walks.min(ADDING).into(),
+            work_announced: 99,
+            ..SharedJobCount::default()
+        });
+        assert!(matches!(stop, Stop::Missing), "{stop}");
+        assert_eq!((progress.pass, progress.walks), (2, ADDING + 2 * WALKS_IN_VAIN_MAX + 1));
     }
 
     #[test]
@@ -643,6 +658,10 @@ mod tests {
         });
         assert!(matches!(stop, Stop::Contradictory(PASSES_MAX)), "{stop}");
         assert_eq!((progress.pass, progress.walks), (PASSES_MAX, PASSES_MAX - 1));
+        let of_the_first =
+            |_: &Progress| SharedJobCount { pass: 1, contradictions: 1, ..SharedJobCount::default() };
+        let (progress, stop) = walks_again(of_the_first);
+        assert!(matches!(stop, Stop::Missing) && progress.pass == 2, "{stop}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -652,8 +671,9 @@ mod tests {
         let began = Instant::now();
         let others = Others { count: count.subscribe(), come_within: Duration::from_secs(2) };
         let mover = unless_others_come(1, others, over.subscribe(), std::future::pending());
+        let mover = timeout(Duration::from_secs(9), mover);
         let (ended, _before) = tokio::join!(mover, async { over.send_replace(true) });
-        ended.unwrap();
+        ended.unwrap().unwrap();
         assert_eq!(began.elapsed(), Duration::ZERO);
     }
 }
