@@ -182,3 +182,21 @@ const MORE: &str = "more than is told at once: the node's own output has it all"
 const FAILURES_MAX: usize = 10_000;
 /// The most warnings that are told at a time.
 const WARNINGS_MAX: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_very_many_failures_the_head_hears_so_many_and_that_there_are_more() {
+        let seen = Seen::default();
+        for number in 0..FAILURES_MAX + 5 {
+            note(&number.to_string(), (&seen.failures, FAILURES_MAX));
+        }
+        let kept = std::mem::take(&mut *seen.failures.lock());
+        assert_eq!(kept.len(), FAILURES_MAX + 1);
+        assert_eq!(kept.last().map(String::as_str), Some(MORE));
+        note("later", (&seen.failures, FAILURES_MAX));
+        assert_eq!(*seen.failures.lock(), ["later"]);
+    }
+}
