@@ -409,10 +409,12 @@ const GONE_BYTES: usize = 160;
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::path::PathBuf;
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
+    use tokio::time::timeout;
     use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
     use zmove_sender::SessionOver;
     use zmove_types::{Extra, Metadata, NoObserver, SharedJobId, Timestamp};
@@ -473,11 +475,14 @@ mod tests {
         events.within(0, &Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() })
     }
 
+    fn orders_of_no_session() -> Orders {
+        let (_push, feeder) = Push::fed(open(), SenderConfig::default(), Instant::now());
+        Orders { feeder, answers_within: Duration::MAX }
+    }
+
     /// Runs the steps in a session that is over, in which orders of these directories have not been answered.
     async fn run_without_session(finishing: &mut Finishing, unanswered: &[&str]) {
-        let (push, feeder) = Push::fed(open(), SenderConfig::default(), Instant::now());
-        drop(push);
-        let orders = Orders { feeder, answers_within: Duration::MAX };
+        let orders = orders_of_no_session();
         let events = session_events();
         let mut ordered = JoinSet::new();
         for directory in unanswered {
@@ -508,14 +513,21 @@ mod tests {
         assert_eq!(next, ["a", "b", "c"]);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_source_is_begun_when_all_orders_of_the_one_before_have_been_answered() {
         let source = ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root());
         let mut finishing = Finishing::of(&SharedJob { sources: vec![source.clone(), source], ..job() });
         let next = finishing.steps.last().unwrap();
         assert!(matches!(next, Step::Walk(Unwalked { source: 0, .. })), "the last source wins: {next:?}");
+        let orders = orders_of_no_session();
+        let mut ordered = JoinSet::new();
+        ordered.spawn(pending());
+        let (job, events) = (job(), session_events());
+        let waiting = finishing.run_steps(&job, &orders, &events, &mut ordered);
+        assert!(timeout(Duration::from_secs(1), waiting).await.is_err(), "for the answer");
+        let mut finishing = Finishing::of(&job);
         run_without_session(&mut finishing, &["d"]).await;
-        assert_eq!(next_of(&finishing), ["d", "walk .", "walk .", "gone"]);
+        assert_eq!(next_of(&finishing), ["d", "walk .", "gone"]);
     }
 
     #[tokio::test]
@@ -524,6 +536,47 @@ mod tests {
         let mut finishing = finishing(vec![Step::Gone, Step::Walk(Unwalked { source: 0, directory })]);
         run_without_session(&mut finishing, &[]).await;
         assert_eq!(next_of(&finishing), ["walk d", "gone"]);
+    }
+
+    #[tokio::test]
+    async fn what_has_gone_is_looked_for_again_when_the_session_broke() {
+        let mut finishing = finishing(vec![Step::Gone]);
+        run_without_session(&mut finishing, &[]).await;
+        assert_eq!(next_of(&finishing), ["gone"]);
+    }
+
+    #[test]
+    fn only_directories_of_one_source_are_walked_at_once() {
+        let walk = |source, name| {
+            Step::Walk(Unwalked { source, directory: MarkedPath { path: path(name), mark: None } })
+        };
+        let mut finishing = finishing(vec![Step::Gone, walk(1, "b"), walk(0, "a"), walk(0, "c")]);
+        let first = Unwalked { source: 0, directory: MarkedPath { path: path("d"), mark: None } };
+        let places: Vec<_> =
+            finishing.with_next(first).into_iter().map(|place| place.path.to_string()).collect();
+        assert_eq!(
+            (places, next_of(&finishing)),
+            (vec!["d".into(), "c".into(), "a".into()], vec!["walk b".into(), "gone".into()])
+        );
+    }
+
+    /// Once by this node, and not at all where another has told it when it did that work.
+    #[tokio::test]
+    async fn what_cannot_be_walked_counts_once() {
+        let source = || Unwalked { source: 0, directory: MarkedPath { path: path(""), mark: None } };
+        let orders = orders_of_no_session();
+        let portions = walk(&job(), 0, &[source().directory]).await.unwrap();
+        let ScanItem::Error(error) = &portions[0].items[0] else { panic!("there is no such source") };
+        let events = session_events();
+        let mut finishing = finishing(Vec::new());
+        for _ in 0..2 {
+            finishing.walk(&job(), source(), &orders, &events).await.unwrap_err();
+            assert_eq!(finishing.failed, 1);
+        }
+        let others_have_told = session_events();
+        others_have_told.on(&Event::Failed { message: format!("sender: {error}") });
+        finishing.walk(&job(), source(), &orders, &others_have_told).await.unwrap_err();
+        assert_eq!(finishing.failed, 1);
     }
 
     #[test]
@@ -536,6 +589,9 @@ mod tests {
         let has_failed = |directory| has_failed_above(&job(), &path(directory), &events);
         assert!(["closed/a/b", "closed/a", "there", "there/a"].into_iter().all(has_failed));
         assert!(!["closed2", "a/closed", "a/there", ""].into_iter().any(has_failed));
+        let of_source = session_events();
+        of_source.on(&Event::Failed { message: "sender: open directory '/nowhere': no".into() });
+        assert!(has_failed_above(&job(), &path("a"), &of_source));
         let mut finishing = finishing(Vec::new());
         let order = Order::new(&batch_of(&["closed/a", "later", "closed/a/b"], 0o755));
         let code = FaultCode::Os(NO_SUCH_FILE);
@@ -567,6 +623,16 @@ mod tests {
         grown.groups[0].entries = vec![BatchEntry::Itself(metadata)];
         let full = gone.take(&grown.encode(), &found).unwrap_err();
         assert_eq!(full.to_string(), TOO_MANY_GONE.to_string(), "told again with more");
+    }
+
+    #[test]
+    fn directories_that_are_gone_are_set_the_deepest_first() {
+        let mut gone = Gone::default();
+        for directory in ["a", "b/c/d", "b/c", "a/e"] {
+            gone.take(&head_of(&[directory], 0o755), &HashOnlySet::default()).unwrap();
+        }
+        let order: Vec<_> = gone.directories.values().map(|group| group.directory.to_string()).collect();
+        assert_eq!(order, ["b/c/d", "a/e", "b/c", "a"]);
     }
 
     #[test]

@@ -564,6 +564,16 @@ mod tests {
         assert!(home.path().join(job_name.as_os_str()).exists());
     }
 
+    /// Nothing can be renamed into it.
+    #[test]
+    fn a_directory_on_another_file_system_than_the_job_is_refused() {
+        let (_home, root) = place();
+        let epoch = job(&root).begin(1, "a", NOT_LONG).unwrap();
+        epoch.check_device(&root).unwrap();
+        let refused = epoch.check_device(File::open("/proc").unwrap()).unwrap_err();
+        assert_eq!(Errno::from_io_error(&refused), Some(Errno::XDEV));
+    }
+
     #[test]
     fn a_part_that_has_been_given_up_is_gone_and_is_not_begun_again() {
         let (home, root) = place();

@@ -117,21 +117,24 @@ struct Repeating {
     again_when: Again,
     walks: Mutex<Vec<WorkItem>>,
     again: Mutex<Vec<WorkItem>>,
+    /// How many have been handed out once more and are not done.
+    taken_again: AtomicU64,
     repeated: AtomicU64,
 }
 
 impl Repeating {
     fn new(again_when: Again) -> Self {
         let [walks, again] = [(); 2].map(|()| Mutex::default());
-        Self { queue: LocalQueue::new(JOB), again_when, walks, again, repeated: AtomicU64::new(0) }
+        let [taken_again, repeated] = [0, 0].map(AtomicU64::new);
+        Self { queue: LocalQueue::new(JOB), again_when, walks, again, taken_again, repeated }
     }
 
-    /// A walk for whoever does not know that the job is over.
-    fn after_the_end(&self) -> Option<WorkItem> {
-        match &self.again_when {
-            Again::Named => None,
-            Again::Over => self.walks.lock().unwrap().pop(),
-        }
+    /// A walk once more: when the job is over, for whoever does not know that.
+    fn take_again(&self, walks: &Mutex<Vec<WorkItem>>) -> Option<Taken<Option<Lease>>> {
+        let mut walks = walks.lock().unwrap();
+        let item = walks.pop()?;
+        self.taken_again.fetch_add(1, Ordering::Relaxed);
+        Some(Taken { item, deliveries: 2, delivery: None })
     }
 }
 
@@ -140,14 +143,16 @@ impl WorkQueue for Repeating {
 
     async fn take(&self) -> Result<Option<Taken<Self::Delivery>>, WorkError> {
         loop {
-            if let Some(item) = self.again.lock().unwrap().pop() {
-                return Ok(Some(Taken { item, deliveries: 2, delivery: None }));
+            if let Some(taken) = self.take_again(&self.again) {
+                return Ok(Some(taken));
             }
             let taken = tokio::time::timeout(Duration::from_millis(20), self.queue.take()).await;
             let Ok(taken) = taken else { continue };
             let Some(Taken { item, deliveries, delivery }) = taken? else {
-                let again = self.after_the_end();
-                return Ok(again.map(|item| Taken { item, deliveries: 2, delivery: None }));
+                return Ok(match &self.again_when {
+                    Again::Named => None,
+                    Again::Over => self.take_again(&self.walks),
+                });
             };
             if matches!(item.work, Work::Trees(_)) {
                 self.walks.lock().unwrap().push(item.clone());
@@ -168,6 +173,7 @@ impl WorkQueue for Repeating {
         let Taken { item, deliveries, delivery } = taken;
         let Some(delivery) = delivery else {
             self.repeated.fetch_add(1, Ordering::Relaxed);
+            self.taken_again.fetch_sub(1, Ordering::Relaxed);
             return Ok(());
         };
         if matches!((&self.again_when, &item.work), (Again::Named, Work::Large(_))) {
@@ -178,7 +184,8 @@ impl WorkQueue for Repeating {
 
     async fn waiting(&self) -> Result<Waiting, WorkError> {
         let Waiting { waiting, taken } = self.queue.waiting().await?;
-        Ok(Waiting { waiting: waiting + self.again.lock().unwrap().len() as u64, taken })
+        let waiting = waiting + self.again.lock().unwrap().len() as u64;
+        Ok(Waiting { waiting, taken: taken + self.taken_again.load(Ordering::Relaxed) })
     }
 
     async fn close(&self) -> Result<(), WorkError> {
@@ -373,8 +380,11 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
 fn directories_that_go_away_after_they_were_sent_get_the_mode_and_time_that_they_came_with() {
     let Some(spread) = Spread::unprivileged(2) else { return };
     let (source, there) = (spread.source(), spread.target_directory());
-    let modes = [("closed/gone/below", 0o711), ("closed/gone", 0o2500), ("closed", 0)];
-    std::fs::create_dir_all(source.join("closed/gone/below")).unwrap();
+    let gone = [("closed/gone/below", 0o711), ("closed/gone", 0o2500), ("closed", 0)];
+    let modes = gone.into_iter().chain([("shut/below", 0o711), ("shut", 0)]);
+    for below in ["closed/gone/below", "shut/below"] {
+        std::fs::create_dir_all(source.join(below)).unwrap();
+    }
     (0..4500_u64).for_each(|file| paint(source.join(format!("wide/{file}")), 1));
     for (directory, mode) in modes {
         crate::tree::set_old(source.join(directory));
@@ -394,7 +404,8 @@ fn directories_that_go_away_after_they_were_sent_get_the_mode_and_time_that_they
     };
     let [gone, below] = ["closed/gone", "closed/gone/below"].map(look);
     assert_eq!([gone, below], [(0o2500, crate::tree::old()), (0o711, crate::tree::old())]);
-    assert_eq!(look("closed").0, 0);
+    assert_eq!(["closed", "shut"].map(|directory| look(directory).0), [0, 0]);
+    assert_eq!(look("shut/below"), (0o711, crate::tree::old()), "before the one above");
 }
 
 /// By the node that leads, which nobody else can stand in for.

@@ -358,7 +358,7 @@ impl<'a> Member<'a> {
     fn credit_pause(&mut self, stopped: Duration) {
         let now = Instant::now();
         for at_work in self.parts.values_mut() {
-            at_work.heard = now.min(at_work.heard + stopped);
+            at_work.heard = credited(at_work.heard, stopped, now);
         }
     }
 
@@ -464,6 +464,11 @@ impl<'a> Member<'a> {
     }
 }
 
+/// When a head counts as heard that was heard then, of which this process was stopped for so long since.
+fn credited(heard: Instant, stopped: Duration, now: Instant) -> Instant {
+    now.min(heard + stopped)
+}
+
 /// How often a broker that is not there is asked for.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// How long a node that is stopped may take to leave its jobs to others.
@@ -476,6 +481,14 @@ const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_for_which_a_node_was_stopped_is_no_silence_of_the_head() {
+        let heard = Instant::now();
+        let after = |seconds| heard + Duration::from_secs(seconds);
+        let counts = |stopped| credited(heard, Duration::from_secs(stopped), after(100));
+        assert_eq!([0, 70, 200].map(counts), [0, 70, 100].map(after));
+    }
 
     #[test]
     fn a_node_that_runs_for_months_forgets_the_jobs_that_are_over() {

@@ -407,6 +407,33 @@ mod tests {
         assert_eq!(*participants.others().borrow(), others, "its sessions may go on for a moment");
     }
 
+    /// What it tells until it hears that it has left is of no part.
+    #[test]
+    fn a_node_that_has_left_before_it_has_done_anything_is_not_waited_for() {
+        let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
+        let nothing = NodePart { items: 0, moved: NodeMoved::default(), ..part(0, NodeState::Works) };
+        participants.hear("n", &nothing);
+        assert_eq!(participants.others().borrow().unfinished, 1);
+        participants.leave(NodeFailure { job: [0; 16], node: "n".into(), message: "no".into() });
+        participants.hear("n", &nothing);
+        assert_eq!(participants.others().borrow().unfinished, 0);
+        participants.hear("n", &part(1, NodeState::Works));
+        assert_eq!(participants.others().borrow().unfinished, 1, "by another try");
+    }
+
+    #[test]
+    fn a_node_that_names_itself_by_thousands_of_names_is_not_listened_to_without_end() {
+        let warnings = Arc::new(Warnings::default());
+        let participants = Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
+        let come = (0..5000).filter(|name| participants.has_come(name.to_string())).count();
+        assert_eq!(come, jetstream::NODES_MAX);
+        (0..3).for_each(|_| participants.warn_of_too_many());
+        assert_eq!(warnings.0.lock().len(), 1);
+        (0..200).for_each(|name| participants.hear(&name.to_string(), &part(1, NodeState::Works)));
+        let shown = participants.look(None, Instant::now());
+        assert_eq!((shown.nodes.len(), shown.count), (NODES_MAX, 201));
+    }
+
     #[test]
     fn what_nodes_warn_of_is_told_with_their_names_and_none_floods_the_user() {
         let warnings = Arc::new(Warnings::default());

@@ -241,12 +241,7 @@ impl Broker {
     /// Sends as many of the first as may be on their way at once.
     async fn publish_some(&self, outgoing: &VecDeque<Outgoing>) -> Vec<Result<PublishAck, PublishError>> {
         let mut sent = Vec::new();
-        let mut bytes = 0;
-        for next in outgoing {
-            bytes += next.body.len();
-            if sent.len() == ITEMS_IN_FLIGHT_MAX || (bytes > BYTES_IN_FLIGHT_MAX && !sent.is_empty()) {
-                break;
-            }
+        for next in outgoing.iter().take(at_once(outgoing.iter().map(|next| next.body.len()))) {
             let message = PublishMessage::build().payload(next.body.clone().into());
             let message = message.message_id(next.id.to_string());
             sent.push(self.connection.context.send_publish(next.subject.clone(), message).await);
@@ -370,6 +365,16 @@ impl Broker {
     }
 }
 
+/// How many of the first items, of so many bytes each, may be on their way at once.
+fn at_once(items: impl Iterator<Item = usize>) -> usize {
+    let mut bytes = 0;
+    let fit = items.take(ITEMS_IN_FLIGHT_MAX).take_while(|item| {
+        bytes += item;
+        bytes <= BYTES_IN_FLIGHT_MAX
+    });
+    fit.count().max(1)
+}
+
 fn named(names: &[String], line: &str) -> Option<String> {
     names.iter().find(|name| name.strip_prefix(line).is_some_and(|rest| rest.starts_with('-'))).cloned()
 }
@@ -458,3 +463,17 @@ const NO_ROOM: [ErrorCode; 5] = [
     ErrorCode::STORAGE_RESOURCES_EXCEEDED,
     ErrorCode::MEMORY_RESOURCES_EXCEEDED,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_on_its_way_to_the_broker_than_may_be_and_one_item_always() {
+        let at_once = |items: &[usize]| at_once(items.iter().copied());
+        assert_eq!(at_once(&[1; 3]), 3);
+        assert_eq!(at_once(&[1; 1000]), ITEMS_IN_FLIGHT_MAX);
+        assert_eq!(at_once(&[BYTES_IN_FLIGHT_MAX / 4; 9]), 4);
+        assert_eq!(at_once(&[BYTES_IN_FLIGHT_MAX + 1, 1]), 1);
+    }
+}

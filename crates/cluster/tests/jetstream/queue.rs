@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zmove_cluster::jetstream::{JetStream, JobNotice, Notice, Notices, Role, Settings};
+use zmove_cluster::jetstream::{JetStream, JobNotice, NodeFailure, Notice, Notices, Role, Settings};
 use zmove_cluster::{Waiting, WorkItem, WorkQueue};
 
 use crate::lab::{Lab, data, key, next, put_all, settings, stream, walk};
@@ -260,6 +260,17 @@ async fn who_has_another_key_hears_of_no_job() {
             }
         } => {}
     }
+}
+
+#[tokio::test]
+async fn a_notice_that_is_longer_than_the_broker_takes_costs_the_others_nothing() {
+    let Some(lab) = Lab::start().await else { return };
+    let notices = Notices::open(&lab.access(), &key(1)).await.unwrap();
+    let told = |message| Notice::Warned(NodeFailure { job: crate::lab::JOB.0, node: "n".into(), message });
+    for message in ["x".repeat(2 << 20), "short".into()] {
+        notices.tell(&told(message)).await.unwrap();
+    }
+    assert_eq!(notices.hear().await.unwrap().notice, told("short".into()));
 }
 
 #[tokio::test]

@@ -125,8 +125,19 @@ impl ReadEnds {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::quota::Quotas;
+    use crate::quota::limits::Limits;
+    use crate::resume::journal::Journal;
+    use crate::resume::parts::begin;
+    use crate::shared_job::journals::name_of;
     use proptest::prelude::{any, proptest};
+    use zmove_disk::Tree;
+    use zmove_transport::Fingerprint;
+    use zmove_types::{ByteCount, TransferId};
 
     /// The id of a work item of a pass.
     fn id(pass: u32, work: u8) -> WorkId {
@@ -246,6 +257,31 @@ mod tests {
     fn work_whose_announcer_has_not_ended_finishes_nothing() {
         let counted = count(&[end(2, 1, &[])]);
         assert!(counted.work_without_parent == 1 && !counted.is_finished(), "{counted:?}");
+    }
+
+    /// Whoever may write to the job's directory can put a journal of any length there.
+    #[test]
+    fn each_work_item_is_booked_once_before_it_is_kept_and_given_back() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = Arc::new(OwnedFd::from(File::open(home.path()).unwrap()));
+        let begin = begin(TransferId([7; 16]), String::new(), &Tree::open(home.path()).unwrap());
+        let name = name_of(1, begin.transfer);
+        let journal = Journal::create_in_job(&directory, &name, &begin, u64::MAX).unwrap();
+        // there is room for less than six, and for the journal
+        let memory_per_identity = ByteCount(6 * WORK_BYTES as u64);
+        let limits = Limits { memory_per_identity, ..Limits::default() };
+        let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
+        let before = quota.memory_held();
+        let mut ends = ReadEnds::new(&quota);
+        for work in [0, 1, 2, 3, 4, 0, 1, 2, 3, 4] {
+            journal.work_ended(end(work, 0, if work == 0 { &[1, 2, 3, 4] } else { &[] })).unwrap();
+        }
+        assert!(ends.count(&directory).unwrap().is_finished());
+        journal.work_ended(end(5, 0, &[])).unwrap();
+        let told = ends.count(&directory).unwrap_err();
+        assert_eq!(Errno::from_io_error(&told), Some(Errno::NOMEM));
+        drop(ends);
+        assert_eq!(quota.memory_held(), before);
     }
 
     /// The items of a random tree, each by its parent; 0 is the first.

@@ -1,6 +1,7 @@
 //! Sessions of several receivers in one directory, over the memory transport.
 
 mod mover;
+mod orders;
 mod torn_journal;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -458,12 +459,15 @@ async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
 }
 
 fn transfer(home: &Path) -> Transfer {
+    transfer_within(home, &Quota::default())
+}
+
+fn transfer_within(home: &Path, quota: &Quota) -> Transfer {
     let id = TransferId([7; 16]);
     let open = Open { target: home.as_os_str().as_encoded_bytes().to_vec(), ..open(Some(part(1))) };
     let mut target = Target::resolve(&open, &WriteAccess::Anywhere).unwrap();
     let begin = begin(id, String::new(), &target.tree);
-    let (session, journal) =
-        SharedJobSession::begin(&target.tree, &part(1), &begin, &Quota::default()).unwrap();
+    let (session, journal) = SharedJobSession::begin(&target.tree, &part(1), &begin, quota).unwrap();
     let parts = Parts::in_job(Arc::clone(session.epoch()), journal, begin, &Quota::default());
     target.shared_job = Some(session);
     let (outcomes, _nobody) = mpsc::channel(1);

@@ -260,7 +260,6 @@ impl SharedJobCount {
         self.work_ended > 0
             && self.work_without_parent == 0
             && self.missing_work() == 0
-            && self.missing_sum == 0
             && !self.is_contradictory()
     }
 

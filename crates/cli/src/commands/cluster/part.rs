@@ -215,4 +215,17 @@ mod tests {
         let notice = JobNotice { nodes, directory, words, ..JobNotice::default() };
         assert_eq!(what(&notice).unwrap(), "/data/run7 and 1 more -> t, led by a");
     }
+
+    #[test]
+    fn of_very_many_failures_the_head_hears_so_many_and_that_there_are_more() {
+        let seen = Seen::default();
+        for number in 0..FAILURES_MAX + 5 {
+            note(&number.to_string(), (&seen.failures, FAILURES_MAX));
+        }
+        let kept = std::mem::take(&mut *seen.failures.lock());
+        assert_eq!(kept.len(), FAILURES_MAX + 1);
+        assert_eq!(kept.last().map(String::as_str), Some(MORE));
+        note("later", (&seen.failures, FAILURES_MAX));
+        assert_eq!(*seen.failures.lock(), ["later"]);
+    }
 }

@@ -387,4 +387,13 @@ mod tests {
         // one of the two may be the server of the other
         assert_eq!(told_with(|mark| mark.local = None), Ok(()));
     }
+
+    #[test]
+    fn whoever_may_read_all_says_so() {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("f");
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o000).open(&file).unwrap();
+        assert_eq!(reader().reads_all, std::fs::File::open(&file).is_ok());
+    }
 }

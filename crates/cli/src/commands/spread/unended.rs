@@ -246,4 +246,28 @@ mod tests {
         });
         first.forget().unwrap();
     }
+
+    /// Each of the two that sweep may have opened what the other removes, in whose place there is a new one.
+    #[test]
+    fn a_file_that_has_been_made_and_locked_stays() {
+        let home = tempfile::tempdir().unwrap();
+        let new = home.path().join(format!("job{NEW}"));
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        assert!(Unended::abandoned(new.clone()).is_none());
+                    }
+                });
+            }
+            let stays = |_| {
+                let _made = make_locked(&new).unwrap();
+                fs::remove_file(&new).is_ok()
+            };
+            let all = (0..5000).all(stays);
+            is_over.store(true, Ordering::Relaxed);
+            assert!(all);
+        });
+    }
 }
