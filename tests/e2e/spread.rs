@@ -373,6 +373,23 @@ fn the_job_of_a_push_that_was_killed_is_ended_where_it_is() {
     assert_eq!(crate::tree::names(&spread.site.path("elsewhere/t")), ["f"]);
 }
 
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_by_the_next_whose_target_is_written_otherwise() {
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    let push_to = |path: &str| {
+        let path = spread.shared().canonicalize().unwrap().join(path);
+        spread.push_to(spread.target(path.to_str().unwrap()), &[], "source").outcome().done();
+    };
+    push_to("other/t");
+    assert_eq!(spread.noted(), 1);
+    assert_eq!(crate::tree::names(&spread.shared().join("other/t")), ["f"]);
+    push_to("t/");
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
 /// An opening of its head may still be on its way.
 #[test]
 fn the_job_of_a_push_that_has_not_begun_does_not_begin_after_the_next() {

@@ -116,7 +116,7 @@ pub(crate) fn fresh_epoch() -> u64 {
 /// # Errors
 /// The user stops it, or no receiver ends one of them.
 pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver], display: &Display) -> Result<Vec<Unended>> {
-    let before = Unended::of_the_same(&settings::home(Role::Client)?, receivers)?;
+    let before = Unended::near(&settings::home(Role::Client)?, receivers)?;
     if before.is_empty() {
         return Ok(before);
     }
@@ -147,7 +147,7 @@ async fn end_all(
         };
         let ended = match end(Part::Mover).await? {
             // the opening that was to begin it may still be on its way
-            Abandoned::Absent => end(Part::Head).await?,
+            Abandoned::Absent if unended.is_at(receivers) => end(Part::Head).await?,
             ended => ended,
         };
         if ended == Abandoned::Ended {
