@@ -145,6 +145,16 @@ impl Spread {
         child.wait().unwrap();
     }
 
+    /// Kills a push of one file that has begun, and would take seconds.
+    fn kill_a_slow_push(&self, path: &str) {
+        paint(self.source().join("f"), 9 << 20);
+        set_old(self.source());
+        let mut child = self.push_to(self.target(path), &["--limit", "1MB"], "source").start();
+        self.wait_for_job();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
     /// Kills the first receiver when it has marked the end of the job of a push, before it can say so.
     fn kill_at_the_end(&self) {
         let job = self.wait_for_job();
@@ -340,6 +350,59 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
     assert_eq!(spread.noted(), 0);
     spread.remove_marks();
     spread.assert_done();
+}
+
+/// The next push asks first a receiver that does not have the job's directory, and then one that has.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_where_it_is() {
+    let mut spread = Spread::new(1);
+    std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
+    spread.start("elsewhere");
+    spread.kill_a_slow_push("t");
+    spread.daemons[0].kill();
+    let target = |spread: &Spread, [first, second]: [usize; 2]| {
+        let [first, second] = [first, second].map(|number| spread.daemons[number].address);
+        format!("{first},{second}:t").into()
+    };
+    spread.push_to(target(&spread, [1, 0]), &[], "source").outcome().expect(0);
+    assert_eq!(spread.noted(), 1, "the one that is away may have it");
+    spread.start("shared");
+    spread.push_to(target(&spread, [1, 2]), &[], "source").outcome().expect(0);
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    assert_eq!(crate::tree::names(&spread.site.path("elsewhere/t")), ["f"]);
+}
+
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_by_the_next_whose_target_is_written_otherwise() {
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    let push_to = |path: &str| {
+        let path = spread.shared().canonicalize().unwrap().join(path);
+        spread.push_to(spread.target(path.to_str().unwrap()), &[], "source").outcome().done();
+    };
+    push_to("other/t");
+    assert_eq!(spread.noted(), 1);
+    assert_eq!(crate::tree::names(&spread.shared().join("other/t")), ["f"]);
+    push_to("t/");
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
+/// An opening of its head may still be on its way.
+#[test]
+fn the_job_of_a_push_that_has_not_begun_does_not_begin_after_the_next() {
+    let spread = Spread::new(2);
+    paint(spread.source().join("f"), 7);
+    let lists = [0, 1].map(|number| spread.site.path(&format!("receiver{number}/authorized_keys")));
+    lists.iter().for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
+    spread.push(&[], "source").outcome().expect(5);
+    assert_eq!(spread.noted(), 1);
+    lists.iter().for_each(|list| std::fs::rename(list.with_extension("away"), list).unwrap());
+    spread.push(&[], "source").outcome().done();
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
 }
 
 #[test]

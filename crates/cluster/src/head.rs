@@ -415,37 +415,60 @@ fn is_closed(error: &SessionEnd) -> bool {
     }
 }
 
-/// Ends a job that nobody leads any more: from then on no session of it changes anything, and what it has left
-/// unfinished is removed.
+/// Whether a receiver has said that it does not have the job.
+fn is_absent(error: &SessionEnd) -> bool {
+    matches!(error, SessionEnd::Session(SessionError::Refused(refusal)) if refusal.code == RefusalCode::NotUnderWay)
+}
+
+/// What has become of a job that nobody leads any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Abandoned {
+    /// No session of it changes anything any more, and what it had left unfinished is removed.
+    Ended,
+    /// No receiver has it.
+    Absent,
+    /// Some receivers do not have it, and the others have not said so: not all may have the same directory.
+    Unknown,
+}
+
+/// Ends a job that nobody leads any more at the first receiver that has it; by [`Part::Head`], it is begun for that.
 ///
 /// # Errors
-/// No receiver does so; the last one's reason. Those of the others are told.
+/// No receiver does so, or says that it does not have the job; the last one's reason. Those of the others are told.
 pub async fn end_abandoned(
     job: &SharedJob,
+    part: Part,
     receivers: &[Receiver],
     observer: Arc<dyn Observer>,
     listener: Arc<dyn Listener + Send + Sync>,
-) -> Result<(), Box<SessionEnd>> {
+) -> Result<Abandoned, Box<SessionEnd>> {
     let events = JobEvents::new(Arc::new(NoObserver), listener, Arc::default(), Arc::default());
-    let mut ended = Ok(());
+    let mut is_absent_somewhere = false;
+    let mut failed = None;
     for (number, receiver) in receivers.iter().enumerate() {
         let events = events.within(number, receiver);
-        ended = in_session(receiver, job, Part::Head, &events, async |feeder| {
+        let ended = in_session(receiver, job, part, &events, async |feeder| {
             Orders { feeder, answers_within: LEASE }.give(SharedJobOrder::Close).await
         })
         .await;
-        match &ended {
-            Ok(()) => break,
-            Err(error) if is_closed(error) => return Ok(()),
+        match ended {
+            Ok(()) => return Ok(Abandoned::Ended),
+            Err(error) if is_closed(&error) => return Ok(Abandoned::Ended),
+            Err(error) if is_absent(&error) => is_absent_somewhere = true,
             Err(error) => {
                 if let Some(next) = receivers.get(number + 1) {
-                    let message = format!("{}; {} is tried next", failure_at(receiver, error), next.remote);
+                    let message = format!("{}; {} is tried next", failure_at(receiver, &error), next.remote);
                     observer.on(&Event::Warned { message });
                 }
+                failed = Some(error);
             }
         }
     }
-    ended.map_err(Box::new)
+    match failed {
+        None => Ok(Abandoned::Absent),
+        Some(_) if is_absent_somewhere => Ok(Abandoned::Unknown),
+        Some(error) => Err(Box::new(error)),
+    }
 }
 
 /// So many walks in a row find nothing of what is missing before the job is given up: a queue that loses much does not

@@ -160,7 +160,7 @@ impl SharedJob {
 
 /// Whether a session may begin the job at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
     /// The head's, which begins the job where it is not under way.
     Head,
     /// A mover's, which finds it under way.

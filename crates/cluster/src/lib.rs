@@ -26,8 +26,8 @@ mod work;
 mod work_queue;
 
 pub use error::{Hindrance, SessionEnd, Stop, WorkError};
-pub use head::{Head, JobEnd, JobError, Others, end_abandoned};
-pub use job::{HeldGrant, SharedJob, View};
+pub use head::{Abandoned, Head, JobEnd, JobError, Others, end_abandoned};
+pub use job::{HeldGrant, Part, SharedJob, View};
 pub use local_queue::{Lease, LocalQueue};
 pub use node::Node;
 pub use receiver::{Receiver, Served, Stored};

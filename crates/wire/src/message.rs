@@ -532,8 +532,10 @@ mod tests {
             0
         );
         assert_eq!(tag(&ToSender::Refused(Refusal { code: RefusalCode::Denied, text: String::new() })), 1);
-        let ended = Refusal { code: RefusalCode::Ended, text: String::new() };
-        assert_eq!(encode_message(&ToSender::Refused(ended))[4..], [1, 9, 0]);
+        for (number, code) in [(9, RefusalCode::Ended), (10, RefusalCode::NotUnderWay)] {
+            let refusal = Refusal { code, text: String::new() };
+            assert_eq!(encode_message(&ToSender::Refused(refusal))[4..], [1, number, 0]);
+        }
         assert_eq!(tag(&ToSender::LaneFailed), 26);
         assert_eq!(tag(&ToSender::Answer(Answer { offer: 0, verdicts: vec![] })), 2);
         assert_eq!(tag(&ToSender::Stored(Stored::default())), 3);

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use zmove_cluster::jetstream::NodeMoved;
 use zmove_cluster::{
-    Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Stored, end_abandoned,
+    Abandoned, Head, JobEnd, JobError, LocalQueue, Node, Part, Receiver, SessionEnd, SharedJob, Stored,
+    end_abandoned,
 };
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_sender::SenderConfig;
@@ -115,34 +116,45 @@ pub(crate) fn fresh_epoch() -> u64 {
 /// # Errors
 /// The user stops it, or no receiver ends one of them.
 pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver], display: &Display) -> Result<Vec<Unended>> {
-    let before = Unended::of_the_same(&settings::home(Role::Client)?, receivers)?;
+    let before = Unended::near(&settings::home(Role::Client)?, receivers)?;
     if before.is_empty() {
         return Ok(before);
     }
     settings::block_on(threads(), async {
         tokio::select! {
-            ended = Box::pin(end_all(&before, job, receivers, display)) => ended,
+            ended = Box::pin(end_all(before, job, receivers, display)) => ended,
             () = interrupted() => Err(as_failure(JobError::Interrupted)),
         }
-    })?;
-    Ok(before)
+    })
 }
 
-/// Ends jobs whose pushes were killed. Receivers that were stopped then and go on later would write what they had from
-/// the source into what this push writes. One that does not let this user in now may do so later.
+/// Ends jobs whose pushes were killed; returns those that have ended. Receivers that were stopped then and go on later
+/// would write what they had from the source into what this push writes. One that does not let this user in now may do
+/// so later.
 async fn end_all(
-    before: &[Unended],
+    before: Vec<Unended>,
     job: &SharedJob,
     receivers: &[Receiver],
     display: &Display,
-) -> Result<()> {
+) -> Result<Vec<Unended>> {
+    let mut all_ended = Vec::new();
     for unended in before {
         // its head may have been in the epoch in which it alone has sessions
         let old = SharedJob { id: unended.job(), epoch: unended.epoch(), ..job.clone() }.last_epoch();
-        let ended = end_abandoned(&old, receivers, display.observer(), Arc::new(Notices)).await;
-        ended.map_err(|error| as_failure(JobError::NotBegun(error)))?;
+        let end = async |part| {
+            let ended = end_abandoned(&old, part, receivers, display.observer(), Arc::new(Notices)).await;
+            ended.map_err(|error| as_failure(JobError::NotBegun(error)))
+        };
+        let ended = match end(Part::Mover).await? {
+            // the opening that was to begin it may still be on its way
+            Abandoned::Absent if unended.is_at(receivers) => end(Part::Head).await?,
+            ended => ended,
+        };
+        if ended == Abandoned::Ended {
+            all_ended.push(unended);
+        }
     }
-    Ok(())
+    Ok(all_ended)
 }
 
 /// Notes that a job begins.

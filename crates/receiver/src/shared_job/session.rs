@@ -96,7 +96,7 @@ impl SharedJobSession {
                     "job {job} is not under way at this target: it has ended, or this receiver has another \
                      directory there than the others (is the storage mounted that they share?)"
                 );
-                Refusal { code: RefusalCode::Target, text }
+                Refusal { code: RefusalCode::NotUnderWay, text }
             }
             error => refuse(&error),
         })?;

@@ -393,7 +393,7 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
     let stray = SharedJobOpening { may_begin: false, ..part(1) };
     let refused = async |open: Open| Mover::try_open(home.path(), open).await.err().unwrap();
     let told = refused(open(Some(stray))).await;
-    assert!(told.code == RefusalCode::Target && told.text.contains("is not under way"), "{told:?}");
+    assert!(told.code == RefusalCode::NotUnderWay && told.text.contains("is not under way"), "{told:?}");
     let newer = Mover::open(home.path(), 2).await;
     let told = refused(open(Some(part(1)))).await;
     assert!(told.code == RefusalCode::Denied && told.text.contains("epoch 2"), "{told:?}");

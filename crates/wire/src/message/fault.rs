@@ -143,6 +143,8 @@ pub enum RefusalCode {
     Full,
     /// The job of several receivers has ended, as the mark of its end says. To an opening of such a job alone.
     Ended,
+    /// The job of several receivers is not at this target, and the opening may not begin it there.
+    NotUnderWay,
 }
 
 impl FaultCode {

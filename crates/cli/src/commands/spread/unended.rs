@@ -3,11 +3,12 @@
 //!
 //! **Invariant:** the file of a job is locked as long as the push lives that leads it, also before it has its name.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -45,7 +46,25 @@ impl Note {
 
     /// Whether both have a receiver and the path in common, and so the directory.
     fn is_at(&self, other: &Self) -> bool {
-        self.path == other.path && self.hosts.iter().any(|host| other.hosts.contains(host))
+        self.has_receiver_of(other) && self.plain_path() == other.plain_path()
+    }
+
+    /// Whether both may have the directory in common: an absolute path and a relative one may lead to the same.
+    fn is_near(&self, other: &Self) -> bool {
+        let [this, that] = [self, other].map(Self::plain_path);
+        let may_lead_there = this.is_absolute() != that.is_absolute();
+        let may_lead_there = may_lead_there && (this.ends_with(&that) || that.ends_with(&this));
+        self.has_receiver_of(other) && (this == that || may_lead_there)
+    }
+
+    fn has_receiver_of(&self, other: &Self) -> bool {
+        self.hosts.iter().any(|host| other.hosts.contains(host))
+    }
+
+    /// The path without parts that lead nowhere else.
+    fn plain_path(&self) -> PathBuf {
+        let path = Path::new(OsStr::from_bytes(&self.path));
+        path.components().filter(|part| *part != Component::CurDir).collect()
     }
 }
 
@@ -71,11 +90,11 @@ impl Unended {
         Ok(Self { path, _locked: file, note })
     }
 
-    /// The jobs at the same target that no push leads any more.
+    /// The jobs that no push leads any more and that are at the same target, or may be.
     ///
     /// # Errors
     /// The files cannot be listed.
-    pub(super) fn of_the_same(home: &Path, receivers: &[Receiver]) -> Result<Vec<Self>> {
+    pub(super) fn near(home: &Path, receivers: &[Receiver]) -> Result<Vec<Self>> {
         let directory = directory(home);
         let wanted = Note::new((SharedJobId([0; 16]), 0), receivers);
         let failed = || format!("list {}", directory.display());
@@ -86,7 +105,7 @@ impl Unended {
         let mut found = Vec::new();
         for entry in entries {
             let path = entry.with_context(failed)?.path();
-            found.extend(Self::abandoned(path).filter(|unended| unended.note.is_at(&wanted)));
+            found.extend(Self::abandoned(path).filter(|unended| unended.note.is_near(&wanted)));
         }
         Ok(found)
     }
@@ -117,6 +136,11 @@ impl Unended {
                 None
             }
         }
+    }
+
+    /// Whether the job is at the target of these receivers, if anywhere.
+    pub(super) fn is_at(&self, receivers: &[Receiver]) -> bool {
+        self.note.is_at(&Note::new((self.job(), self.epoch()), receivers))
     }
 
     /// The job.
@@ -187,7 +211,7 @@ mod tests {
     fn a_job_is_found_when_its_push_has_ended_and_by_a_push_to_the_same_target_alone() {
         let home = tempfile::tempdir().unwrap();
         let job = (SharedJobId([7; 16]), 3);
-        let look = |hosts: &[&str], path| Unended::of_the_same(home.path(), &receivers(hosts, path)).unwrap();
+        let look = |hosts: &[&str], path| Unended::near(home.path(), &receivers(hosts, path)).unwrap();
         let found = |hosts: &[&str], path| {
             let found = look(hosts, path);
             found.iter().map(|unended| (unended.job(), unended.epoch())).collect::<Vec<_>>()
@@ -198,6 +222,14 @@ mod tests {
         drop(leads);
         assert_eq!(found(&["b", "c"], "t"), [job]);
         assert_eq!((found(&["c"], "t"), found(&["a"], "u")), (vec![], vec![]));
+        let is_at = |path| look(&["a"], path).iter().any(|unended| unended.is_at(&receivers(&["a"], path)));
+        for same in ["t/", "./t", "t/."] {
+            assert!(is_at(same), "{same}");
+        }
+        assert!(found(&["a"], "/data/./t/") == [job] && !is_at("/data/t"), "it may be there");
+        for other in ["", "u/t", "t/u", "../t", "/t/u", "/data/tt"] {
+            assert_eq!(found(&["a"], other), [], "{other}");
+        }
         fs::write(directory(home.path()).join("other"), "{}").unwrap();
         look(&["a"], "t").into_iter().for_each(|unended| unended.forget().unwrap());
         assert_eq!(found(&["a"], "t"), []);
@@ -212,7 +244,7 @@ mod tests {
         let [empty, other] = [empty, other].map(|name: String| directory(home.path()).join(name));
         let paths = [&led.path, &empty, &other];
         paths.iter().for_each(|path| fs::write(path, "").unwrap());
-        assert!(Unended::of_the_same(home.path(), &at).unwrap().is_empty());
+        assert!(Unended::near(home.path(), &at).unwrap().is_empty());
         assert_eq!(paths.map(|path| path.exists()), [true, false, true]);
     }
 
@@ -220,7 +252,7 @@ mod tests {
     fn what_is_left_of_notes_that_were_being_written_goes_and_nobody_loses_a_new_one() {
         let home = tempfile::tempdir().unwrap();
         let at = receivers(&["a"], "t");
-        let sweep = || drop(Unended::of_the_same(home.path(), &at).unwrap());
+        let sweep = || drop(Unended::near(home.path(), &at).unwrap());
         let first = Unended::note(home.path(), (SharedJobId([1; 16]), 1), &at).unwrap();
         let [left, written] = ["left.new", "written.new"].map(|name| directory(home.path()).join(name));
         fs::write(&left, "half").unwrap();
