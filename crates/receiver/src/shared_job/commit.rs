@@ -98,7 +98,7 @@ impl SharedJobSession {
                 Err(not_whole) => return self.unless_committed(transfer, place, Ok(not_whole)),
             };
         let Place { directory, name, .. } = place;
-        // Where its receiver was stopped before it had put the mark, nothing but that is to be done.
+        // Where its receiver was stopped before it had put the mark, that and the time are all that is to be done.
         let has_name = FileIdentity::at(directory, name).is_ok_and(|there| there.inode == inode);
         if !has_name {
             finish(transfer, (part, head), place)?;
@@ -111,9 +111,9 @@ impl SharedJobSession {
         if let Err(error) = self.epoch.publish_part((&place.part, part), (directory, name), replace) {
             return self.unless_committed(transfer, place, Err((Operation::Rename, error)));
         }
+        // who has written while the part had both names believes that it was not committed
+        set_file_mtime(part, head.metadata.mtime).map_err(failed_to(Operation::SetMetadata))?;
         if !has_name {
-            // who has written while the part had both names believes that it was not committed
-            set_file_mtime(part, head.metadata.mtime).map_err(failed_to(Operation::SetMetadata))?;
             transfer.stored(head.bytes, || Some(head.path.clone()), root);
         }
         self.committed(transfer, place, inode)

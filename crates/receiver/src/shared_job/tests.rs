@@ -1,5 +1,6 @@
 //! Sessions of several receivers in one directory, over the memory transport.
 
+mod commits;
 mod mover;
 mod orders;
 mod torn_journal;

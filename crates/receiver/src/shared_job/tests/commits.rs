@@ -1,0 +1,33 @@
+//! The commit of a large file.
+
+use super::*;
+
+/// A receiver was stopped before it had put the mark in the place of the part, and another has written to it since:
+/// it found the part there, and leaves the file's time to whoever puts the mark.
+#[test]
+fn whoever_puts_the_mark_gives_the_file_its_time() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    let contents = contents(1, 1);
+    let head = head("large", &contents);
+    transfer.files.declare(FileId(1), head.clone(), |_| None, |_| None).unwrap();
+    let file = transfer.files.find(FileId(1)).unwrap().unwrap();
+    let part = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
+    part.file().write_all_at(&contents, 0).unwrap();
+    let (first, last) = contents.split_at(contents.len() - 1);
+    for (group, data) in [(0, first), (1, last)] {
+        transfer.parts.written(FileId(1), group, group_cv(group, data)).unwrap();
+    }
+    let name = part.hidden_name().unwrap();
+    let hidden = job_directory(home.path()).join(".zmove-epoch-1").join(name.as_os_str());
+    let there = home.path().join("large");
+    std::fs::hard_link(&hidden, &there).unwrap();
+    transfer.parts.shared.as_ref().unwrap().has_written(FileId(1)).unwrap();
+    assert_ne!(there.metadata().unwrap().mtime(), 77);
+    let session = transfer.target.shared_job.as_ref().unwrap();
+    let inode = there.metadata().unwrap().ino();
+    assert_eq!(session.commit(&transfer, &head, None).unwrap(), SharedJobResult::Committed { inode });
+    assert!(hidden.is_symlink(), "the mark");
+    let found = there.metadata().unwrap();
+    assert_eq!((found.ino(), found.mtime()), (inode, 77));
+}
