@@ -25,7 +25,7 @@ use self::manifest::Known;
 use self::totals::Totals;
 use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
-use crate::read::source::{Counted, Look, SourceDirectory};
+use crate::read::source::{Counted, LargeSource, Look, SourceDirectory};
 
 /// Counts what happens to files, and reports it to the user.
 pub(crate) struct Account {
@@ -246,10 +246,14 @@ impl Account {
 
     /// A large file failed. What was counted of it is taken back: the summary is about files that are whole, and one
     /// that has no room may have brought more bytes than all of these.
-    pub(crate) fn fail_large(&self, Counted { moved, resumed }: Counted, error: &FileError) {
+    pub(crate) fn fail_large(&self, file: &LargeSource, counted: Counted, error: &FileError) {
+        let Counted { moved, resumed } = counted;
         self.totals.bytes.take_back(moved);
         self.totals.resumed.take_back(resumed);
-        self.fail(error);
+        match file.piece_of_range() {
+            Some(piece) => piece.fail_range(error.to_string()),
+            None => self.fail(error),
+        }
     }
 
     /// Counts and reports a part of the source that could not be scanned.

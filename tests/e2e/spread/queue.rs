@@ -1,5 +1,7 @@
 //! Jobs whose queue or whose sessions fail: the queue is a cache, and what it loses is found again.
 
+mod ranges;
+
 use std::collections::VecDeque;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;

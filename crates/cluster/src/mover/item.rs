@@ -118,7 +118,8 @@ impl<W: WorkQueue> Mover<W> {
                 let failed = if is_gone { done.failed.max(names.len() as u64) } else { done.failed };
                 Ok(Done { failed, ..done })
             }
-            // A range that fails is told, and counts for nothing: its file does, once, since it gets no name.
+            // A range that fails counts for nothing and is not told: whoever gives the file its name sends what is
+            // missing, and tells what fails then.
             Work::Range { file, range } => {
                 if let Ok(found) = self.find(file, item.mark(0)).await?
                     && self.send_range(item, found, *range, progress).await?.failed > 0
@@ -174,7 +175,7 @@ impl<W: WorkQueue> Mover<W> {
             return Ok(announced);
         }
         let sending = self.feeder.send(portion.items, ITEM.large_bytes)?;
-        let (Settled { failed, files, bytes, skipped, skipped_bytes, unnamed }, large) =
+        let (Settled { failed, files, bytes, skipped, skipped_bytes, unnamed, .. }, large) =
             self.settle(sending, Found { item, source, marks: &portion.marks }, progress).await?;
         let mut done = announced.and(large).and(Done {
             files,
@@ -306,11 +307,11 @@ impl<W: WorkQueue> Mover<W> {
         FoundFile { directory, entry }: FoundFile,
         range: GroupRange,
         progress: &Progress,
-    ) -> Result<Done, Stop> {
+    ) -> Result<Settled, Stop> {
         let sending = self.feeder.send_range(directory, entry, range.first..range.end())?;
-        let (Settled { failed, .. }, _whole) =
+        let (settled, _whole) =
             self.settle(sending, Found { item, source: 0, marks: &HashMap::new() }, progress).await?;
-        Ok(Done { failed, ..Done::default() })
+        Ok(settled)
     }
 
     /// A large file as it was when it was found; the inner error is why it is not there as it was.
@@ -379,8 +380,9 @@ impl<W: WorkQueue> Mover<W> {
             match awaited.look(&missing, self.stuck_after(item)) {
                 Look::Fewer | Look::AsMany => {}
                 Look::Stuck => {
-                    if self.send_ranges(item, &found, &missing, progress).await?.failed > 0 {
-                        return Ok(Done::failed());
+                    let sent = self.send_ranges(item, &found, &missing, progress).await?;
+                    if sent.failed > 0 {
+                        return Ok(sent);
                     }
                     awaited.have_resent(missing);
                     continue;
@@ -401,7 +403,7 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Sends groups of a large file, as far as none fails.
+    /// Sends groups of a large file, as far as none fails; tells why one has.
     async fn send_ranges(
         &self,
         item: &WorkItem,
@@ -410,9 +412,10 @@ impl<W: WorkQueue> Mover<W> {
         progress: &Progress,
     ) -> Result<Done, Stop> {
         for &range in ranges {
-            let done = self.send_range(item, found.clone(), range, progress).await?;
-            if done.failed > 0 {
-                return Ok(done);
+            let Settled { failed, why, .. } = self.send_range(item, found.clone(), range, progress).await?;
+            if failed > 0 {
+                why.into_iter().for_each(|why| self.tell_failure(why));
+                return Ok(Done::failed());
             }
         }
         Ok(Done::default())

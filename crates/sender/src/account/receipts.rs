@@ -264,7 +264,7 @@ impl Receipts {
             }
             Sent::Group(file, ..) => {
                 let error = FileError::Damaged { path: file.display(), times };
-                self.session.fail_large(file.id, &error);
+                self.session.fail_large(&file, &error);
             }
         }
     }
@@ -336,7 +336,7 @@ impl Receipts {
         file.close();
         if let Some((operation, code)) = done.fault {
             let fault = Fault { path: file.target.clone(), operation, code };
-            self.session.account.fail_large(file.kill(), &FileError::Receiver(fault));
+            self.session.account.fail_large(&file, file.kill(), &FileError::Receiver(fault));
             return Ok(());
         }
         self.session.account.moved(&Moved { files: 1, whole_bytes: file.data_bytes(), ..Moved::default() });
@@ -355,7 +355,8 @@ impl Receipts {
         }
         let open = self.session.in_flight.take_large();
         for file in open.into_values() {
-            self.session.account.fail_large(file.kill(), &FileError::Unconfirmed { path: file.display() });
+            let error = FileError::Unconfirmed { path: file.display() };
+            self.session.account.fail_large(&file, file.kill(), &error);
         }
         let files = self.session.account.totals.unaccounted();
         if files > 0 {

@@ -115,7 +115,8 @@ impl Feeder {
         self.begin(size, |piece| Fed::Items(piece, items))
     }
 
-    /// Sends groups of a large file, which stays without a name.
+    /// Sends groups of a large file, which stays without a name. Only the caller is told if they fail: another may send
+    /// them, and the file has not failed then.
     ///
     /// # Errors
     /// The session is over.

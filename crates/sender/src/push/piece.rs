@@ -28,6 +28,7 @@ pub(crate) struct Piece {
     skipped: AtomicU64,
     skipped_bytes: AtomicU64,
     unnamed: Lock<Vec<Unnamed>>,
+    why: Lock<Option<String>>,
 }
 
 /// What becomes of a piece that is under way.
@@ -65,6 +66,8 @@ pub struct Settled {
     pub skipped_bytes: u64,
     /// Large files all groups of which have been stored, and which get their names by an order.
     pub unnamed: Vec<Unnamed>,
+    /// Why groups of a large file have failed, which is told nobody else.
+    pub why: Option<String>,
 }
 
 /// A large file that has no name at the target yet.
@@ -121,6 +124,7 @@ impl Piece {
             skipped: AtomicU64::new(0),
             skipped_bytes: AtomicU64::new(0),
             unnamed: Lock::default(),
+            why: Lock::default(),
         };
         (Arc::new(piece), hears)
     }
@@ -201,6 +205,11 @@ impl Piece {
         self.confirm_without_data();
         self.unnamed.lock().extend(head.as_ref().map(Unnamed::of));
     }
+
+    /// Groups of a large file have failed.
+    pub(crate) fn fail_range(&self, why: String) {
+        *self.why.lock() = Some(why);
+    }
 }
 
 impl Drop for Piece {
@@ -213,6 +222,7 @@ impl Drop for Piece {
             skipped: number(&self.skipped),
             skipped_bytes: number(&self.skipped_bytes),
             unnamed: std::mem::take(self.unnamed.get_mut()),
+            why: self.why.get_mut().take(),
         };
         self.tell(Progress::Settled(settled));
     }

@@ -119,9 +119,9 @@ impl Session {
 
     /// Fails a large file on this side: nothing of it may appear at the target. A file that has come to its end stays
     /// as it was reported.
-    pub(crate) fn fail_large(&self, id: FileId, error: &FileError) {
-        if let Some(counted) = self.in_flight.abandon_large(id) {
-            self.account.fail_large(counted, error);
+    pub(crate) fn fail_large(&self, file: &LargeSource, error: &FileError) {
+        if let Some(counted) = self.in_flight.abandon_large(file.id) {
+            self.account.fail_large(file, counted, error);
         }
     }
 }

@@ -289,7 +289,7 @@ impl Reader<'_> {
             return;
         }
         if let Err(error) = self.try_read_group(file, span, None) {
-            self.session.fail_large(file.id, &error);
+            self.session.fail_large(file, &error);
         }
     }
 

@@ -229,6 +229,11 @@ impl LargeSource {
         Self { range: Some(range), state: Mutex::new(state), ..self }
     }
 
+    /// The piece of which only these groups are sent from here, where others send the rest.
+    pub(crate) fn piece_of_range(&self) -> Option<&Piece> {
+        self.directory.piece().filter(|_| self.range.is_some())
+    }
+
     /// This file as a resumed one: the target holds the groups that have a value in `held`, `bytes` in all.
     pub(crate) fn resuming(self, held: GroupValues, bytes: u64) -> Self {
         let unread = self.groups_in_all().saturating_sub(held.count());

@@ -449,7 +449,7 @@ pub(crate) mod tests {
                     std::hint::spin_loop();
                 }
                 let opened = file.open(Direct::default(), Holes::Kept, || false, |_, read| read.metadata());
-                session.fail_large(file.id, &opened.err().unwrap());
+                session.fail_large(file, &opened.err().unwrap());
             }
         };
         thread::scope(|scope| [scope.spawn(fail_all), scope.spawn(fail_all)].map(drop));
