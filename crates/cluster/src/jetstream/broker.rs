@@ -128,6 +128,7 @@ impl Broker {
             "max_bytes": self.settings.bytes_max,
             "max_consumers": -1,
             "duplicate_window": nanos(DOUBLES_WITHIN),
+            "max_age": nanos(KEPT_FOR),
         });
         match self.api(format!("STREAM.CREATE.{}", self.stream()), &stream).await {
             Ok::<Value, _>(_) => {}
@@ -325,7 +326,7 @@ impl Broker {
             "max_bytes": -1,
             "max_msgs_per_subject": 1,
             "max_consumers": -1,
-            "max_age": nanos(ENDED_FOR),
+            "max_age": nanos(KEPT_FOR),
         });
         self.api::<Value>(format!("STREAM.CREATE.{ENDED}"), &stream).await.map(drop)
     }
@@ -437,8 +438,9 @@ const NEWS: &str = "news";
 /// The stream with the ends of all jobs.
 const ENDED: &str = "zmove-ended";
 
-/// How long an end is kept, at least as long as any mover may be away and come back.
-const ENDED_FOR: std::time::Duration = std::time::Duration::from_secs(7 * 24 * 3600);
+/// How long an end is kept, at least as long as any mover may be away and come back; and an item, of which a push that
+/// was killed has left a gigabyte at the most. One that is still wanted by then is walked again.
+const KEPT_FOR: std::time::Duration = std::time::Duration::from_secs(7 * 24 * 3600);
 
 /// The most ends that are kept, about 300 bytes each.
 const ENDED_MAX: u32 = 65_536;

@@ -167,3 +167,12 @@ async fn jobs_do_not_meet() {
     streams.sort();
     assert_eq!(streams, [stream(), "zmove-ended".to_owned()], "{JOB}");
 }
+
+/// Of a push that was killed, and of which nobody knows at this broker any more.
+#[tokio::test]
+async fn what_a_queue_holds_goes_after_a_week() {
+    let Some(lab) = Lab::start().await else { return };
+    let _head = lab.head().await;
+    let stream = lab.context().await.get_stream(stream()).await.unwrap();
+    assert_eq!(stream.cached_info().config.max_age, Duration::from_secs(7 * 24 * 3600));
+}
