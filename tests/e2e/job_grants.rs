@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
-    Abandoned, Head, JobEnd, JobError, LocalQueue, Node, Part, Receiver, SessionEnd, SharedJob, Taken,
+    Abandoned, Beginning, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Taken,
     Waiting, WorkError, WorkItem, WorkQueue, end_abandoned,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
@@ -345,7 +345,8 @@ fn a_grant_is_worth_nothing_once_its_job_has_ended() {
         leading.await.unwrap().unwrap_err();
         let receivers = lab.reached("head", TransportChoice::Tcp);
         let (observer, listener) = (Arc::new(NoObserver), Arc::new(NoListener));
-        let ended = end_abandoned(&lab.job("t", 1), Part::Mover, &receivers, observer, listener).await;
+        let ended =
+            end_abandoned(&lab.job("t", 1), Beginning::UnderWay, &receivers, observer, listener).await;
         assert_eq!(ended.unwrap(), Abandoned::Ended);
         let grant = lab.signed(lab.grant(&lab.job("t", 1)));
         let ended = lab.take_part((lab.job("t", 1), &queue), grant, TransportChoice::Tcp).await;

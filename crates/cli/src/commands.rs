@@ -20,6 +20,7 @@ pub(crate) mod receive;
 pub(crate) mod runner;
 pub(crate) mod scan;
 pub(crate) mod serve;
+pub(crate) mod shared_job;
 pub(crate) mod spread;
 pub(crate) mod submit;
 pub(crate) mod sweep;

@@ -31,7 +31,7 @@ pub(crate) fn work_of(file: &LargeFile) -> impl Iterator<Item = Work> {
 /// Directories that are walked by one item each time: few where there are few, which may be large, so that all nodes
 /// get some; and not too few where there are many, which may be small.
 fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
-    let at_once = directories.len().div_ceil(ITEMS_AT_ONCE).clamp(1, DIRECTORIES_MAX);
+    let at_once = directories.len().div_ceil(ITEMS_PER_PORTION).clamp(1, DIRECTORIES_MAX);
     directories.chunks(at_once)
 }
 
@@ -54,7 +54,7 @@ fn ranges(file: &LargeFile) -> impl Iterator<Item = Work> {
 }
 
 /// How many items the directories that are left become, as long as each has few of them.
-const ITEMS_AT_ONCE: usize = 16;
+const ITEMS_PER_PORTION: usize = 16;
 /// The most directories of one item: their paths have 256 KiB at the most.
 const DIRECTORIES_MAX: usize = 64;
 /// Into so many long ranges a file is divided, within these bounds.

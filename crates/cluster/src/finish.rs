@@ -26,7 +26,7 @@ use zmove_wire::{
 use crate::error::{Stop, refused};
 use crate::job::{ITEM, SharedJob};
 use crate::orders::Orders;
-use crate::receiver::SessionEvents;
+use crate::session::SessionEvents;
 
 /// How far the directories of a job are finished: a session that breaks takes nothing of it back.
 #[derive(Debug)]
@@ -421,7 +421,7 @@ mod tests {
     use zmove_wire::{NodeName, Open, Operation};
 
     use super::*;
-    use crate::receiver::{JobEvents, Receiver};
+    use crate::session::{JobEvents, Receiver};
 
     fn path(path: &str) -> RelPath {
         if path.is_empty() { RelPath::root() } else { RelPath::from_bytes(path.as_bytes()).unwrap() }

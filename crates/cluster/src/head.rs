@@ -26,10 +26,10 @@ use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder};
 
 use crate::error::{SessionEnd, Stop, WorkError};
 use crate::finish::Finishing;
-use crate::job::{Part, SharedJob};
+use crate::job::{Beginning, SharedJob};
 use crate::node::{Node, Sessions, failure_at};
 use crate::orders::Orders;
-use crate::receiver::{JobEvents, Receiver, SessionEvents, in_session};
+use crate::session::{JobEvents, Receiver, SessionEvents, in_session};
 use crate::work::{Work, WorkItem};
 use crate::work_queue::{LEASE, WorkQueue};
 
@@ -139,23 +139,23 @@ impl<W: WorkQueue> Head<W> {
         loop {
             let (receiver, events) = sessions.next();
             let job = if course.is_fenced { &last_epoch } else { &*self.node.job };
-            // a job that is under way is not begun once more by a receiver that has another directory
-            let part = if course.has_opened { Part::Mover } else { Part::Head };
+            // A job that is under way must not begin anew in another directory, which this receiver may have.
+            let beginning = if course.has_opened { Beginning::UnderWay } else { Beginning::Allowed };
             let ended = {
-                let session = pin!(in_session(&receiver, job, part, &events, |feeder| {
+                let session = pin!(in_session(&receiver, job, beginning, &events, |feeder| {
                     let orders = Orders { feeder, answers_within: course.answers_within };
                     self.lead_in(orders, &events, course)
                 }));
                 sessions.outages.watch(session).await
             };
             course.has_opened |= events.fate() != SessionFate::NotBegun;
-            // by an order the answer to which was lost
+            // the receiver may have closed the job by the order before, and the answer was lost
             let was_closed = |error: &SessionEnd| course.stage == Stage::Ordered && is_closed(error);
             if course.stage == Stage::Closed || ended.as_ref().is_err_and(was_closed) {
                 return Ok(JobEnd { count: course.count, walks: course.walks.done });
             }
             match ended {
-                // this receiver has the job's directory
+                // the next epoch is begun where the job's directory is
                 Ok(()) => sessions.stay_with(&events),
                 Err(error) => {
                     // an order of the session that is lost may still be carried out
@@ -176,7 +176,8 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// Leads the job for one session: to its end, or to where only the next epoch shuts out a session of another.
+    /// Leads the job for one session: to its end; or, where another session may still be at work, to the point from
+    /// which on the head has to have an epoch of its own.
     async fn lead_in(&self, orders: Orders, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
         loop {
             course.stage = match course.stage {
@@ -240,7 +241,7 @@ impl<W: WorkQueue> Head<W> {
         let ended = (counted.pass, counted.work_ended);
         if ended > course.ended_most {
             course.ended_most = ended;
-            events.is_of_use();
+            events.note_use();
         }
         self.begun.send_replace(true);
         loop {
@@ -249,7 +250,7 @@ impl<W: WorkQueue> Head<W> {
                 if counted.pass == course.walks.pass && counted.is_finished() {
                     return Ok(counted);
                 }
-                self.node.queue.put(vec![course.walks.walk_again(&self.node.job, &counted)?]).await?;
+                self.node.queue.put(vec![course.walks.next_walk(&self.node.job, &counted)?]).await?;
             }
             tokio::select! {
                 () = sleep(LOOK_EVERY) => {}
@@ -378,7 +379,7 @@ impl Walks {
     ///
     /// # Errors
     /// Something stays missing that no walk finds, or the sources change in each pass: another job does it.
-    fn walk_again(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
+    fn next_walk(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
         let is_of_pass = count.pass == self.pass;
         let ended = if is_of_pass { count.work_ended } else { 0 };
         let as_before = self.done > 0 && self.ended_before == ended;
@@ -431,13 +432,14 @@ pub enum Abandoned {
     Unknown,
 }
 
-/// Ends a job that nobody leads any more at the first receiver that has it; by [`Part::Head`], it is begun for that.
+/// Ends a job that nobody leads any more at the first receiver that has it; with [`Beginning::Allowed`] it is begun
+/// for that.
 ///
 /// # Errors
 /// No receiver does so, or says that it does not have the job; the last one's reason. Those of the others are told.
 pub async fn end_abandoned(
     job: &SharedJob,
-    part: Part,
+    beginning: Beginning,
     receivers: &[Receiver],
     observer: Arc<dyn Observer>,
     listener: Arc<dyn Listener + Send + Sync>,
@@ -447,7 +449,7 @@ pub async fn end_abandoned(
     let mut failed = None;
     for (number, receiver) in receivers.iter().enumerate() {
         let events = events.within(number, receiver);
-        let ended = in_session(receiver, job, part, &events, async |feeder| {
+        let ended = in_session(receiver, job, beginning, &events, async |feeder| {
             Orders { feeder, answers_within: LEASE }.give(SharedJobOrder::Close).await
         })
         .await;
@@ -517,7 +519,7 @@ mod tests {
         let mut walks = Walks::default();
         loop {
             let counted = count(&walks);
-            match walks.walk_again(&job, &counted) {
+            match walks.next_walk(&job, &counted) {
                 Ok(item) => assert_eq!((item.pass, item.walk), (walks.pass, walks.done)),
                 Err(stop) => return (walks, stop),
             }

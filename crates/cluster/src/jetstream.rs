@@ -80,8 +80,8 @@ pub struct JetStream {
     settings: Settings,
     taker: Mutex<Taker>,
     dropped: UnboundedSender<Dropped>,
-    /// The other ends are with the leases until the broker knows what becomes of them.
-    held: watch::Sender<()>,
+    /// Each lease has a receiver of this until the broker knows what becomes of it, so that its end can be waited for.
+    leases: watch::Sender<()>,
     unreadable: AtomicU64,
     /// Whether this process has ended the job: then it needs no record of that, which the broker may lose.
     closed: watch::Sender<bool>,
@@ -216,8 +216,8 @@ impl JetStream {
         let (unreadable, closed) = (AtomicU64::new(0), watch::Sender::new(false));
         let (dropped, to_be_told) = unbounded_channel();
         tokio::spawn(give_back_dropped(Arc::clone(&broker), to_be_told));
-        let (taker, held) = (Mutex::default(), watch::Sender::new(()));
-        Ok(Self { broker, settings, taker, dropped, held, unreadable, closed })
+        let (taker, leases) = (Mutex::default(), watch::Sender::new(()));
+        Ok(Self { broker, settings, taker, dropped, leases, unreadable, closed })
     }
 
     async fn begin(&self) -> Result<(), BrokerError> {
@@ -231,11 +231,11 @@ impl JetStream {
 
     /// Returns when all leases have been dropped, and the broker knows of it: this process is about to end.
     pub async fn flush_dropped(&self) {
-        self.held.closed().await;
+        self.leases.closed().await;
     }
 
     fn lease(&self, delivery: Option<Subject>) -> Lease {
-        Lease { delivery, dropped: self.dropped.clone(), held: self.held.subscribe() }
+        Lease { delivery, dropped: self.dropped.clone(), held: self.leases.subscribe() }
     }
 
     /// Whether the broker is there, and has the job; a change is notified.

@@ -99,7 +99,7 @@ impl SharedJob {
     pub fn grant_for(&self, node: [u8; 32], receivers: Vec<[u8; 32]>, valid: Range<u64>) -> JobGrant {
         let tops = self.tops().map(|tops| tops.into_iter().map(TopName).collect());
         let grant = |tops| {
-            let open = Open { shape: TargetShape::Directory { tops }, ..self.opening(Part::Mover) };
+            let open = Open { shape: TargetShape::Directory { tops }, ..self.opening(Beginning::UnderWay) };
             let ToReceiver::OpenWith(open, extensions) = open.into_message(Version::V4) else {
                 unreachable!("this version has extensions")
             };
@@ -122,8 +122,8 @@ impl SharedJob {
     }
 
     /// The opening of a session, which may begin the job or finds it under way.
-    pub(crate) fn opening(&self, part: Part) -> Open {
-        let may_begin = part == Part::Head;
+    pub(crate) fn opening(&self, beginning: Beginning) -> Open {
+        let may_begin = beginning == Beginning::Allowed;
         let (job, epoch, node) = (self.id, self.epoch, self.node.clone());
         let shared_job = Some(Box::new(SharedJobOpening { job, epoch, may_begin, node }));
         Open { shared_job, ..self.open.clone() }
@@ -160,11 +160,11 @@ impl SharedJob {
 
 /// Whether a session may begin the job at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The head's, which begins the job where it is not under way.
-    Head,
-    /// A mover's, which finds it under way.
-    Mover,
+pub enum Beginning {
+    /// The session begins the job where that is not under way.
+    Allowed,
+    /// The session is refused where the job is not under way.
+    UnderWay,
 }
 
 const NO_SOURCE: Stop = Stop::PeerMisbehaved("a work item is about a source that the job does not have");

@@ -30,7 +30,7 @@ use zmove_types::{Event, Lock, Observer};
 
 use crate::error::{PANICKED, Stop, WorkError};
 use crate::job::SharedJob;
-use crate::receiver::SessionEvents;
+use crate::session::SessionEvents;
 use crate::work::{Work, WorkItem};
 use crate::work_queue::{LEASE, Taken, WorkQueue};
 
@@ -77,12 +77,12 @@ impl<D> Assigned<D> {
 
 /// Steps made on an item. Its lease is renewed only while they go on.
 #[derive(Debug, Default)]
-struct Progress {
+struct ItemProgress {
     steps: AtomicU64,
     is_sent: AtomicBool,
 }
 
-impl Progress {
+impl ItemProgress {
     fn made(&self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
     }
@@ -149,7 +149,7 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     /// Notes, once for each item, that so little of it is to be sent that the next may be taken.
-    fn note_sent(&self, item: &WorkItem, progress: &Progress) {
+    fn note_sent(&self, item: &WorkItem, progress: &ItemProgress) {
         if !waits(item) && !progress.is_sent.swap(true, Ordering::Relaxed) {
             self.unsent.fetch_sub(1, Ordering::Relaxed);
             self.has_sent.notify_one();
@@ -167,7 +167,7 @@ impl<W: WorkQueue> Mover<W> {
 
     async fn do_item(self: Arc<Self>, assigned: Assigned<W::Delivery>) -> Result<WorkItem, Stop> {
         let item = assigned.to_do();
-        let progress = Progress::default();
+        let progress = ItemProgress::default();
         let done = {
             let doing = self.end(&item, &progress);
             tokio::pin!(doing);

@@ -15,9 +15,9 @@ use zmove_engine::{Listener, Next, Outages, SessionFate, Timeout};
 use zmove_types::{Event, Observer};
 
 use crate::error::{SessionEnd, Stop, WorkError};
-use crate::job::{Part, SharedJob, View};
+use crate::job::{Beginning, SharedJob, View};
 use crate::mover::Mover;
-use crate::receiver::{JobEvents, Receiver, Served, SessionEvents, in_session};
+use crate::session::{JobEvents, Receiver, Served, SessionEvents, in_session};
 use crate::told::Told;
 use crate::work_queue::WorkQueue;
 
@@ -105,6 +105,7 @@ pub(crate) struct Sessions<W> {
     job: Arc<SharedJob>,
     queue: Arc<W>,
     receivers: Arc<[Receiver]>,
+    /// The number of the next session's receiver, counted on beyond the last one.
     next: usize,
     patience: Timeout,
     /// Times without a session in which work has ended. The head does none, and a mover may have none for long.
@@ -139,10 +140,11 @@ impl<W: WorkQueue> Sessions<W> {
         loop {
             let (receiver, events) = self.next();
             let ended = {
-                let session = pin!(in_session(&receiver, &self.job, Part::Mover, &events, |feeder| {
-                    let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
-                    Mover::new(job, queue, feeder, Arc::clone(&events)).run(|| events.has_ended())
-                }));
+                let session =
+                    pin!(in_session(&receiver, &self.job, Beginning::UnderWay, &events, |feeder| {
+                        let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
+                        Mover::new(job, queue, feeder, Arc::clone(&events)).run(|| events.note_ended_item())
+                    }));
                 self.outages.watch(session).await
             };
             match ended {
@@ -180,19 +182,19 @@ impl<W: WorkQueue> Sessions<W> {
         if error.ends_all() || self.refusals >= self.receivers.len() {
             return Err(Box::new(error));
         }
-        let Next::Retry(at, _) = self.outages.lost(fate) else { return Err(self.given_up(error)) };
+        let Next::Retry(retry_at, _) = self.outages.lost(fate) else { return Err(self.given_up(error)) };
         let number = session.number;
-        if self.events.is_news(number, &error) {
+        if self.events.note_useless(number, &error) {
             let failed = failure_at(&self.receivers[number], &error);
-            let next = match &*self.receivers {
+            let then = match &*self.receivers {
                 all if self.events.none_is_of_use(all.len()) => {
                     format!("no receiver is left: trying again for up to {}", self.patience)
                 }
                 all => format!("{} is tried next", all[self.next_number()].remote),
             };
-            self.events.observer.on(&Event::Warned { message: format!("{failed}; {next}") });
+            self.events.observer.on(&Event::Warned { message: format!("{failed}; {then}") });
         }
-        if self.outages.wait(at).await { Ok(()) } else { Err(self.given_up(error)) }
+        if self.outages.wait(retry_at).await { Ok(()) } else { Err(self.given_up(error)) }
     }
 
     /// Why nobody waits any longer.

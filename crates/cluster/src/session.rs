@@ -14,7 +14,7 @@ use zmove_sender::{Feeder, Link};
 use zmove_types::{Escaped, Event, Lock, Observer, WorkId};
 
 use crate::error::{SessionEnd, Stop};
-use crate::job::{Part, SharedJob};
+use crate::job::{Beginning, SharedJob};
 use crate::told::Told;
 
 /// A receiver of a job, and how it is reached.
@@ -66,7 +66,7 @@ impl JobEvents {
     }
 
     /// Whether this reason is new for this receiver. A session that was of use clears what was told.
-    pub(crate) fn is_news(&self, receiver: usize, why: &SessionEnd) -> bool {
+    pub(crate) fn note_useless(&self, receiver: usize, why: &SessionEnd) -> bool {
         self.useless.lock().insert((receiver, (!why.is_away()).then(|| why.to_string())))
     }
 
@@ -106,14 +106,14 @@ pub(crate) struct SessionEvents {
 
 impl SessionEvents {
     /// Work has ended, in this session or elsewhere since the one before.
-    pub(crate) fn is_of_use(&self) {
+    pub(crate) fn note_use(&self) {
         self.has_come_further.store(true, Ordering::Relaxed);
         self.events.useless.lock().retain(|(number, _)| *number != self.number);
     }
 
     /// A work item has ended.
-    pub(crate) fn has_ended(&self) {
-        self.is_of_use();
+    pub(crate) fn note_ended_item(&self) {
+        self.note_use();
         self.events.served.items.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -155,7 +155,7 @@ impl Observer for SessionEvents {
     fn on(&self, event: &Event) {
         match event {
             Event::Failed { message } => {
-                if !self.events.told.is_first(message) {
+                if !self.events.told.insert(message) {
                     return;
                 }
                 let is_of_receiver = message.starts_with("receiver: ");
@@ -241,7 +241,7 @@ impl Served {
 pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
     receiver: &Receiver,
     job: &SharedJob,
-    part: Part,
+    beginning: Beginning,
     events: &Arc<SessionEvents>,
     work: impl FnOnce(Feeder) -> Doing,
 ) -> Result<(), SessionEnd> {
@@ -249,11 +249,11 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
     let settings = &DialSettings { job_grant: job.grant.current(), ..settings.clone() };
     let connector = Connector { home, remote, settings, listener: &*events.events.listener };
     let reached = Box::pin(connector.connect(None)).await?;
-    let (push, feeder) = Push::fed(job.opening(part), job.config.clone(), Instant::now());
+    let (push, feeder) = Push::fed(job.opening(beginning), job.config.clone(), Instant::now());
     let mut run = Run::begin(None, Instant::now());
     let (break_off, broken_off) = oneshot::channel::<()>();
     let stop = async {
-        // resolves also when the other end is dropped, which it is when there is nothing more to do
+        // the sender is dropped when there is nothing more to do, which ends the session as well
         let _told_or_dropped = broken_off.await;
     };
     let observer = Arc::clone(events);
@@ -321,7 +321,7 @@ mod tests {
         let events = JobEvents::new(nobody, Arc::new(NoListener), Arc::default(), Arc::clone(&elsewhere));
         let session = events.within(0, &receiver());
         assert!(!session.has_told("sender: x"));
-        elsewhere.is_first("sender: x");
+        elsewhere.insert("sender: x");
         session.on(&Event::Failed { message: "sender: y".into() });
         assert!(
             session.has_told("sender: x") && session.has_told("sender: y") && !session.has_told("sender: z")
@@ -342,7 +342,7 @@ mod tests {
         session.on(&Event::Answered);
         let SessionFate::InVain { answered } = session.fate() else { panic!("it is in vain") };
         assert!(answered >= Duration::from_millis(5) && answered <= before.elapsed());
-        session.has_ended();
+        session.note_ended_item();
         assert_eq!(session.fate(), SessionFate::OfUse);
     }
 

@@ -13,7 +13,7 @@ pub struct Told {
 
 impl Told {
     /// Whether a line is told for the first time. From very many lines on all are.
-    pub fn is_first(&self, line: &str) -> bool {
+    pub fn insert(&self, line: &str) -> bool {
         let mut lines = self.lines.lock();
         if lines.len() >= LINES_MAX {
             return true;
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn a_line_is_told_once() {
         let told = Told::default();
-        assert_eq!(["a", "b", "a"].map(|line| told.is_first(line)), [true, true, false]);
+        assert_eq!(["a", "b", "a"].map(|line| told.insert(line)), [true, true, false]);
         assert!(told.has("b") && !told.has("c"));
     }
 
@@ -55,7 +55,7 @@ mod tests {
     fn a_path_is_known_that_a_line_was_about() {
         let told = Told::default();
         let lines = ["sender: list '/d/it's': no (os error 13)", "one ' alone", "none"];
-        lines.iter().for_each(|line| assert!(told.is_first(line)));
+        lines.iter().for_each(|line| assert!(told.insert(line)));
         assert!(told.names("/d/it's") && !told.names("/d/it") && !told.names(" alone"));
     }
 }

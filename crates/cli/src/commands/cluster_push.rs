@@ -24,7 +24,7 @@ use zmove_types::{Event, Observer};
 use self::granting::{Answer, Granting};
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
-use crate::commands::spread::{self, Unended, fresh_epoch, fresh_id, tell_end, threads};
+use crate::commands::shared_job::{self, Unended, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::format::counted;
 use crate::display::progress::Display;
@@ -42,7 +42,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let id = fresh_id()?;
     let epoch = fresh_epoch();
     let directory = std::env::current_dir().context("find the working directory")?;
-    let mut job = spread::job(settings, &sources, (id, epoch))?.with_marks();
+    let mut job = shared_job::job(settings, &sources, (id, epoch))?.with_marks();
     // all nodes tell of a failure in the same words, so that it is told and counted once
     for source in &mut job.sources {
         source.source = directory.join(&source.source);
@@ -66,8 +66,8 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     if !notice.fits() {
         return Err(usage_error(TOO_MANY_SOURCES));
     }
-    let before = spread::end_before(&job, &receivers, &display)?;
-    let unended = spread::note(&job, &receivers)?;
+    let before = shared_job::end_before(&job, &receivers, &display)?;
+    let unended = shared_job::note(&job, &receivers)?;
     display.start();
     let granting = Granting::new(&job, &receivers, cluster)?;
     let (trees, observer) = (Arc::new(trees), display.observer());
@@ -171,7 +171,7 @@ impl Leading<'_> {
         };
         let mut begun = head.begun.subscribe();
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
-        let leading = head.run(observer, Arc::new(spread::Notices), stop);
+        let leading = head.run(observer, Arc::new(shared_job::SessionWarnings), stop);
         let mut leading = Box::pin(leading);
         let mut ticks = tokio::time::interval(TELL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

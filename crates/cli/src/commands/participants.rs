@@ -102,7 +102,7 @@ impl Participants {
     pub(crate) fn warn_of_too_many(&self) {
         let max = jetstream::NODES_MAX;
         let message = format!("more than {max} nodes, by their names, ask for a part: the rest gets none");
-        if self.told.is_first(&message) {
+        if self.told.insert(&message) {
             self.observer.on(&Event::Warned { message });
         }
     }
@@ -257,7 +257,7 @@ impl Participants {
 impl Observer for Participants {
     fn on(&self, event: &Event) {
         match (event, &self.head) {
-            (Event::Failed { message }, _) if !self.told.is_first(without_places(message)) => return,
+            (Event::Failed { message }, _) if !self.told.insert(without_places(message)) => return,
             (Event::Stored { files, bytes }, Some(head)) => {
                 let mut entries = self.entries.lock();
                 let own = &mut entries.entry(head.clone()).or_default().moved;

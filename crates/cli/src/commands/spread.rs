@@ -1,35 +1,25 @@
 //! `zmove push SRC HOST,HOST:PATH`: a push to several receivers that share the storage of the target, each of which
 //! writes a part of it.
 
-mod unended;
-
-use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use zmove_cluster::jetstream::NodeMoved;
-use zmove_cluster::{
-    Abandoned, Head, JobEnd, JobError, LocalQueue, Node, Part, Receiver, SessionEnd, SharedJob, Stored,
-    end_abandoned,
-};
-use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
-use zmove_sender::SenderConfig;
-use zmove_transport::{DialError, KnownHosts, SharedRate};
-use zmove_types::{ByteCount, ByteRate, Kinds, Observer, SharedJobId};
-use zmove_wire::{Keeping, NodeName, Open, TargetShape, TopName};
+use zmove_cluster::{Head, LocalQueue, Node, Receiver, Stored};
+use zmove_engine::Remote;
+use zmove_transport::{DialError, KnownHosts};
+use zmove_types::Observer;
 
-pub(crate) use self::unended::Unended;
-use crate::ceiling::Shares;
 use crate::commands::participants::Participants;
-use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
+use crate::commands::shared_job::{self, SessionWarnings, fresh_epoch, fresh_id, tell_end, threads};
+use crate::commands::transfer::interrupted;
 use crate::commands::trust::get_to_know;
 use crate::display::format::counted;
 use crate::display::progress::Display;
-use crate::display::summary::{self, Ending, Sessions};
 use crate::display::terminal;
 use crate::settings::{self, PushSettings, Role};
-use crate::value::exit::{Exit, failure};
+use crate::value::exit::Exit;
 
 /// Pushes to the receivers of these settings.
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
@@ -39,11 +29,11 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let receivers = receivers(settings)?;
     let count = receivers.len();
     let id = fresh_id()?;
-    let job = job(settings, &sources, (id, fresh_epoch()))?;
-    for before in end_before(&job, &receivers, &display)? {
+    let job = shared_job::job(settings, &sources, (id, fresh_epoch()))?;
+    for before in shared_job::end_before(&job, &receivers, &display)? {
         before.forget()?;
     }
-    let unended = note(&job, &receivers)?;
+    let unended = shared_job::note(&job, &receivers)?;
     display.start();
     let names: Vec<_> = receivers.iter().map(|receiver| receiver.remote.to_string()).collect();
     let participants = Arc::new(Participants::of_receivers(names.clone(), display.observer()));
@@ -61,7 +51,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let ended = settings::block_on(threads(), async {
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         tokio::select! {
-            ended = Box::pin(head.run(observer, Arc::new(Notices), interrupted())) => Ok(ended),
+            ended = Box::pin(head.run(observer, Arc::new(SessionWarnings), interrupted())) => Ok(ended),
             never = participants.tell(queue, &moved) => match never {},
         }
     });
@@ -73,93 +63,6 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     }
     let by = format!("by {}", counted(served.by_receiver().len() as u64, "receiver"));
     tell_end(ended, settings, &sources, (id, &by, started))
-}
-
-/// Prints what has become of a job.
-pub(crate) fn tell_end(
-    ended: Result<JobEnd, JobError>,
-    settings: &PushSettings,
-    sources: &Sources,
-    (id, by, started): (SharedJobId, &str, Instant),
-) -> Result<Exit> {
-    let args = &settings.args;
-    let transfer = Some(id.to_string());
-    let ended = ended.map_err(|error| resumable(as_failure(error), args))?;
-    let mut summary = summary_of(&ended, started);
-    summary.failed += sources.missing;
-    let exit = exit_of(&summary, args);
-    if args.json || args.quiet || summary.files == 0 {
-        let ending = Ending { exit, transfer, sessions: Sessions::Several };
-        summary::print(&summary, args, None, &Shares::default(), &ending);
-    } else {
-        terminal::print_lines(&(as_text(&summary, by) + &summary::extras(&summary, args)));
-    }
-    Ok(exit)
-}
-
-pub(crate) fn threads() -> usize {
-    std::thread::available_parallelism().map_or(2, NonZeroUsize::get)
-}
-
-/// An id for a new job.
-pub(crate) fn fresh_id() -> Result<SharedJobId> {
-    Ok(SharedJobId(fresh_transfer().context("get random bytes")?.0))
-}
-
-/// The epoch of a job that begins now.
-pub(crate) fn fresh_epoch() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-/// Ends at the receivers the jobs that pushes to the same target have left; returns what was noted of them.
-///
-/// # Errors
-/// The user stops it, or no receiver ends one of them.
-pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver], display: &Display) -> Result<Vec<Unended>> {
-    let before = Unended::near(&settings::home(Role::Client)?, receivers)?;
-    if before.is_empty() {
-        return Ok(before);
-    }
-    settings::block_on(threads(), async {
-        tokio::select! {
-            ended = Box::pin(end_all(before, job, receivers, display)) => ended,
-            () = interrupted() => Err(as_failure(JobError::Interrupted)),
-        }
-    })
-}
-
-/// Ends jobs whose pushes were killed; returns those that have ended. Receivers that were stopped then and go on later
-/// would write what they had from the source into what this push writes. One that does not let this user in now may do
-/// so later.
-async fn end_all(
-    before: Vec<Unended>,
-    job: &SharedJob,
-    receivers: &[Receiver],
-    display: &Display,
-) -> Result<Vec<Unended>> {
-    let mut all_ended = Vec::new();
-    for unended in before {
-        // its head may have been in the epoch in which it alone has sessions
-        let old = SharedJob { id: unended.job(), epoch: unended.epoch(), ..job.clone() }.last_epoch();
-        let end = async |part| {
-            let ended = end_abandoned(&old, part, receivers, display.observer(), Arc::new(Notices)).await;
-            ended.map_err(|error| as_failure(JobError::NotBegun(error)))
-        };
-        let ended = match end(Part::Mover).await? {
-            // the opening that was to begin it may still be on its way
-            Abandoned::Absent if unended.is_at(receivers) => end(Part::Head).await?,
-            ended => ended,
-        };
-        if ended == Abandoned::Ended {
-            all_ended.push(unended);
-        }
-    }
-    Ok(all_ended)
-}
-
-/// Notes that a job begins.
-pub(crate) fn note(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
-    Unended::note(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
 }
 
 /// The receivers that can be used.
@@ -197,97 +100,3 @@ fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
         _ => Ok(known),
     }
 }
-
-/// The job that these settings ask for, which this node does in so many sessions at once: together they keep '--limit'.
-pub(crate) fn job(
-    settings: &PushSettings,
-    sources: &Sources,
-    (id, epoch): (SharedJobId, u64),
-) -> Result<SharedJob> {
-    let job = settings.job(sources)?;
-    let keeping = job.open.keeping.map(|keeping| {
-        if settings.args.keeping.archive && keeping.kinds.has_any(Kinds::LINKS) {
-            terminal::warn("hard links become files of their own where several receivers write");
-        }
-        Keeping { kinds: keeping.kinds.without(Kinds::LINKS), ..keeping }
-    });
-    let open = Open {
-        // one file goes into a directory of this name, too
-        shape: match job.open.shape {
-            TargetShape::Single { name } => TargetShape::Directory { tops: vec![TopName(name)] },
-            shape @ TargetShape::Directory { .. } => shape,
-        },
-        keeping,
-        delta: false,
-        ..job.open
-    };
-    let storage = settings::storage(settings.args.storage, |notice| terminal::warn(notice));
-    let config = SenderConfig {
-        file_io: storage.file_io,
-        direct: storage.direct,
-        scan: settings.scan(),
-        owners: settings.owners(),
-        zeros: settings.zeros(),
-        instead: settings.instead(),
-        // of all sessions of this process together, however many are at work
-        rate_shared: settings.args.limit().map(SharedRate::new),
-        silence_max: RECEIVER_SILENCE_MAX,
-        ..SenderConfig::default()
-    };
-    let node = NodeName::new(&own_name()).or_else(|| NodeName::new("sender")).expect("this is a name");
-    Ok(SharedJob::new((id, epoch, node), job.sources, open, config))
-}
-
-fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
-    let JobEnd { count, .. } = ended;
-    Summary {
-        files: count.files.saturating_sub(count.skipped),
-        bytes: count.bytes.saturating_sub(count.skipped_bytes),
-        skipped: count.skipped,
-        failed: count.failed,
-        elapsed: started.elapsed(),
-        measured: started.elapsed(),
-        ..Summary::default()
-    }
-}
-
-fn as_text(summary: &Summary, by: &str) -> String {
-    let rate = ByteRate::new(summary.bytes, summary.elapsed);
-    let seconds = summary.elapsed.as_secs_f64();
-    format!(
-        "{}, {} in {seconds:.2} s: {rate}, {by}\nverified (wire), flushed\n",
-        counted(summary.files, "file"),
-        ByteCount(summary.bytes),
-    )
-}
-
-fn as_failure(error: JobError) -> anyhow::Error {
-    match error {
-        JobError::Interrupted => failure(Exit::Interrupted, "interrupted"),
-        // as where all that there is no room for are files
-        JobError::NoRoom(_) => failure(Exit::Partial, error.to_string()),
-        JobError::Lost(_) | JobError::Queue(_) => failure(Exit::Broken, error.to_string()),
-        JobError::NotBegun(error) => match *error {
-            SessionEnd::Connect(error) => error.into(),
-            SessionEnd::Session(error) => error.into(),
-            error @ SessionEnd::NoRoom { .. } => failure(Exit::Partial, error.to_string()),
-            error @ SessionEnd::InVain { .. } => failure(Exit::Broken, error.to_string()),
-            SessionEnd::Stop(error) => error.into(),
-        },
-    }
-}
-
-/// What is said around the sessions: several at once.
-pub(crate) struct Notices;
-
-impl Listener for Notices {
-    fn hear(&self, notice: &Notice<'_>) {
-        if !matches!(notice, Notice::Dialling { .. } | Notice::SessionBegins { .. }) {
-            terminal::warn(notice);
-        }
-    }
-}
-
-/// How long a receiver may leave a ping without an answer, which it gives whatever its storage does: another one does
-/// its work meanwhile, and nothing is lost by that.
-const RECEIVER_SILENCE_MAX: Duration = Duration::from_secs(20);

@@ -27,7 +27,8 @@ pub(super) enum Answer {
 /// A request.
 #[derive(Debug)]
 pub(super) struct Pull {
-    /// Gone once there is an answer, which is the only one; with the lease of what comes when nobody waits any more.
+    /// `None` once there is an answer: a request has one. The lease is for an item that comes when nobody waits any
+    /// more.
     unanswered: Option<(Subscriber, Lease)>,
 }
 

@@ -17,7 +17,7 @@ use zmove_types::{Event, GroupSpan, Name, Observer, RelPath, SharedJobId};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
-use super::{Mover, Progress};
+use super::{ItemProgress, Mover};
 use crate::cut::{rest_of, work_of};
 use crate::error::{PANICKED, Stop, refused};
 use crate::job::ITEM;
@@ -78,7 +78,7 @@ impl Done {
 
 impl<W: WorkQueue> Mover<W> {
     /// Does an item, and has the receiver record its end.
-    pub(super) async fn end(&self, item: &WorkItem, progress: &Progress) -> Result<(), Stop> {
+    pub(super) async fn end(&self, item: &WorkItem, progress: &ItemProgress) -> Result<(), Stop> {
         let done = self.act(item, progress).await?;
         progress.made();
         match &item.work {
@@ -99,7 +99,7 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    async fn act(&self, item: &WorkItem, progress: &Progress) -> Result<Done, Stop> {
+    async fn act(&self, item: &WorkItem, progress: &ItemProgress) -> Result<Done, Stop> {
         match &item.work {
             Work::Begin(sources) => {
                 let marks = (0..).map(|number| item.mark(number));
@@ -141,7 +141,7 @@ impl<W: WorkQueue> Mover<W> {
         Ok(announced)
     }
 
-    async fn walk(&self, item: &WorkItem, places: &[Place], progress: &Progress) -> Result<Done, Stop> {
+    async fn walk(&self, item: &WorkItem, places: &[Place], progress: &ItemProgress) -> Result<Done, Stop> {
         let source = places.first().map_or(0, |place| place.source);
         let marks = item.marks.iter().copied().chain(std::iter::repeat(None));
         let paths: Vec<_> = places.iter().zip(marks).map(|(place, mark)| marked(place, mark)).collect();
@@ -167,7 +167,7 @@ impl<W: WorkQueue> Mover<W> {
         item: &WorkItem,
         portion: Portion,
         source: u32,
-        progress: &Progress,
+        progress: &ItemProgress,
     ) -> Result<Done, Stop> {
         let announced = self.announce_work(item, rest_of(&portion, source)).await?;
         self.tell_parts(&portion);
@@ -197,7 +197,7 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         mut sending: Sending,
         found_by: Found<'_>,
-        progress: &Progress,
+        progress: &ItemProgress,
     ) -> Result<(Settled, Done), Stop> {
         let mut before = 0;
         let mut announced = Done::default();
@@ -306,7 +306,7 @@ impl<W: WorkQueue> Mover<W> {
         item: &WorkItem,
         FoundFile { directory, entry }: FoundFile,
         range: GroupRange,
-        progress: &Progress,
+        progress: &ItemProgress,
     ) -> Result<Settled, Stop> {
         let sending = self.feeder.send_range(directory, entry, range.first..range.end())?;
         let (settled, _whole) =
@@ -353,7 +353,7 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         item: &WorkItem,
         file: &LargeFile,
-        progress: &Progress,
+        progress: &ItemProgress,
     ) -> Result<Done, Stop> {
         let found = match self.find(file, item.mark(0)).await? {
             Ok(found) => found,
@@ -409,7 +409,7 @@ impl<W: WorkQueue> Mover<W> {
         item: &WorkItem,
         found: &FoundFile,
         ranges: &[GroupRange],
-        progress: &Progress,
+        progress: &ItemProgress,
     ) -> Result<Done, Stop> {
         for &range in ranges {
             let Settled { failed, why, .. } = self.send_range(item, found.clone(), range, progress).await?;

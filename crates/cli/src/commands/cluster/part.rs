@@ -17,7 +17,7 @@ use zmove_types::{Escaped, Event, Lock, Observer};
 use super::sources::{compare, instead_of, mount_points};
 use crate::args::{Args, Command, PushArgs};
 use crate::commands::submit::described;
-use crate::commands::{cluster_push, spread};
+use crate::commands::{cluster_push, shared_job};
 use crate::display::prompt::Prompt;
 use crate::display::terminal;
 use crate::settings::PushSettings;
@@ -64,7 +64,8 @@ impl Part {
         let observer = Arc::clone(&seen) as Arc<dyn Observer>;
         let node = Node::new(job, Arc::clone(&queue), receivers, SESSIONS, timeout);
         let served = Arc::clone(&node.served);
-        let work = async move { Ok(node.take_part(number, observer, Arc::new(spread::Notices)).await?) };
+        let work =
+            async move { Ok(node.take_part(number, observer, Arc::new(shared_job::SessionWarnings)).await?) };
         Ok((Self { what, seen, queue, served, patience }, Box::pin(work)))
     }
 
@@ -161,7 +162,7 @@ fn look(
         )
     })?;
     compare(&sources, notice)?;
-    let job = spread::job(&settings, &sources, (notice.id(), notice.epoch))?;
+    let job = shared_job::job(&settings, &sources, (notice.id(), notice.epoch))?;
     let mut job = SharedJob { grant, view: View::Follows, ..job };
     job.config.scan.mounts = Some(Arc::new(mount_points(notice)));
     job.config.instead = instead_of(notice.instead);

@@ -1,0 +1,209 @@
+//! What pushes have in common in which several sessions share one job, by several receivers or nodes: the job that the
+//! settings ask for, those of before that have to be ended first, and what is told at the end.
+
+mod unended;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use zmove_cluster::{Abandoned, Beginning, JobEnd, JobError, Receiver, SessionEnd, SharedJob, end_abandoned};
+use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
+use zmove_sender::SenderConfig;
+use zmove_transport::SharedRate;
+use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
+use zmove_wire::{Keeping, NodeName, Open, TargetShape, TopName};
+
+pub(crate) use self::unended::Unended;
+use crate::ceiling::Shares;
+use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
+use crate::display::format::counted;
+use crate::display::progress::Display;
+use crate::display::summary::{self, Ending, Sessions};
+use crate::display::terminal;
+use crate::settings::{self, PushSettings, Role};
+use crate::value::exit::{Exit, failure};
+
+/// Prints what has become of a job.
+pub(crate) fn tell_end(
+    ended: Result<JobEnd, JobError>,
+    settings: &PushSettings,
+    sources: &Sources,
+    (id, by, started): (SharedJobId, &str, Instant),
+) -> Result<Exit> {
+    let args = &settings.args;
+    let transfer = Some(id.to_string());
+    let ended = ended.map_err(|error| resumable(as_failure(error), args))?;
+    let mut summary = summary_of(&ended, started);
+    summary.failed += sources.missing;
+    let exit = exit_of(&summary, args);
+    if args.json || args.quiet || summary.files == 0 {
+        let ending = Ending { exit, transfer, sessions: Sessions::Several };
+        summary::print(&summary, args, None, &Shares::default(), &ending);
+    } else {
+        terminal::print_lines(&(as_text(&summary, by) + &summary::extras(&summary, args)));
+    }
+    Ok(exit)
+}
+
+pub(crate) fn threads() -> usize {
+    std::thread::available_parallelism().map_or(2, NonZeroUsize::get)
+}
+
+/// An id for a new job.
+pub(crate) fn fresh_id() -> Result<SharedJobId> {
+    Ok(SharedJobId(fresh_transfer().context("get random bytes")?.0))
+}
+
+/// The epoch of a job that begins now.
+pub(crate) fn fresh_epoch() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Ends at the receivers the jobs that pushes to the same target have left; returns what was noted of them.
+///
+/// # Errors
+/// The user stops it, or no receiver ends one of them.
+pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver], display: &Display) -> Result<Vec<Unended>> {
+    let before = Unended::near(&settings::home(Role::Client)?, receivers)?;
+    if before.is_empty() {
+        return Ok(before);
+    }
+    settings::block_on(threads(), async {
+        tokio::select! {
+            ended = Box::pin(end_all(before, job, receivers, display)) => ended,
+            () = interrupted() => Err(as_failure(JobError::Interrupted)),
+        }
+    })
+}
+
+/// Ends jobs whose pushes were killed; returns those that have ended. Receivers that were stopped then and go on later
+/// would write what they had from the source into what this push writes. One that does not let this user in now may do
+/// so later.
+async fn end_all(
+    before: Vec<Unended>,
+    job: &SharedJob,
+    receivers: &[Receiver],
+    display: &Display,
+) -> Result<Vec<Unended>> {
+    let mut all_ended = Vec::new();
+    for unended in before {
+        // its head may have been in the epoch in which it alone has sessions
+        let old = SharedJob { id: unended.job(), epoch: unended.epoch(), ..job.clone() }.last_epoch();
+        let end = async |beginning| {
+            let ended =
+                end_abandoned(&old, beginning, receivers, display.observer(), Arc::new(SessionWarnings))
+                    .await;
+            ended.map_err(|error| as_failure(JobError::NotBegun(error)))
+        };
+        let ended = match end(Beginning::UnderWay).await? {
+            // the opening that was to begin it may still be on its way
+            Abandoned::Absent if unended.is_at(receivers) => end(Beginning::Allowed).await?,
+            ended => ended,
+        };
+        if ended == Abandoned::Ended {
+            all_ended.push(unended);
+        }
+    }
+    Ok(all_ended)
+}
+
+/// Notes that a job begins.
+pub(crate) fn note(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
+    Unended::note(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
+}
+
+/// The job that these settings ask for, which this node does in so many sessions at once: together they keep '--limit'.
+pub(crate) fn job(
+    settings: &PushSettings,
+    sources: &Sources,
+    (id, epoch): (SharedJobId, u64),
+) -> Result<SharedJob> {
+    let job = settings.job(sources)?;
+    let keeping = job.open.keeping.map(|keeping| {
+        if settings.args.keeping.archive && keeping.kinds.has_any(Kinds::LINKS) {
+            terminal::warn("hard links become files of their own where several receivers write");
+        }
+        Keeping { kinds: keeping.kinds.without(Kinds::LINKS), ..keeping }
+    });
+    let open = Open {
+        // one file goes into a directory of this name, too
+        shape: match job.open.shape {
+            TargetShape::Single { name } => TargetShape::Directory { tops: vec![TopName(name)] },
+            shape @ TargetShape::Directory { .. } => shape,
+        },
+        keeping,
+        delta: false,
+        ..job.open
+    };
+    let storage = settings::storage(settings.args.storage, |notice| terminal::warn(notice));
+    let config = SenderConfig {
+        file_io: storage.file_io,
+        direct: storage.direct,
+        scan: settings.scan(),
+        owners: settings.owners(),
+        zeros: settings.zeros(),
+        instead: settings.instead(),
+        // of all sessions of this process together, however many are at work
+        rate_shared: settings.args.limit().map(SharedRate::new),
+        silence_max: RECEIVER_SILENCE_MAX,
+        ..SenderConfig::default()
+    };
+    let node = NodeName::new(&own_name()).or_else(|| NodeName::new("sender")).expect("this is a name");
+    Ok(SharedJob::new((id, epoch, node), job.sources, open, config))
+}
+
+fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
+    let JobEnd { count, .. } = ended;
+    Summary {
+        files: count.files.saturating_sub(count.skipped),
+        bytes: count.bytes.saturating_sub(count.skipped_bytes),
+        skipped: count.skipped,
+        failed: count.failed,
+        elapsed: started.elapsed(),
+        measured: started.elapsed(),
+        ..Summary::default()
+    }
+}
+
+fn as_text(summary: &Summary, by: &str) -> String {
+    let rate = ByteRate::new(summary.bytes, summary.elapsed);
+    let seconds = summary.elapsed.as_secs_f64();
+    format!(
+        "{}, {} in {seconds:.2} s: {rate}, {by}\nverified (wire), flushed\n",
+        counted(summary.files, "file"),
+        ByteCount(summary.bytes),
+    )
+}
+
+fn as_failure(error: JobError) -> anyhow::Error {
+    match error {
+        JobError::Interrupted => failure(Exit::Interrupted, "interrupted"),
+        // as where all that there is no room for are files
+        JobError::NoRoom(_) => failure(Exit::Partial, error.to_string()),
+        JobError::Lost(_) | JobError::Queue(_) => failure(Exit::Broken, error.to_string()),
+        JobError::NotBegun(error) => match *error {
+            SessionEnd::Connect(error) => error.into(),
+            SessionEnd::Session(error) => error.into(),
+            error @ SessionEnd::NoRoom { .. } => failure(Exit::Partial, error.to_string()),
+            error @ SessionEnd::InVain { .. } => failure(Exit::Broken, error.to_string()),
+            SessionEnd::Stop(error) => error.into(),
+        },
+    }
+}
+
+/// What is said around the sessions: several at once.
+pub(crate) struct SessionWarnings;
+
+impl Listener for SessionWarnings {
+    fn hear(&self, notice: &Notice<'_>) {
+        if !matches!(notice, Notice::Dialling { .. } | Notice::SessionBegins { .. }) {
+            terminal::warn(notice);
+        }
+    }
+}
+
+/// How long a receiver may leave a ping without an answer, which it gives whatever its storage does: another one does
+/// its work meanwhile, and nothing is lost by that.
+const RECEIVER_SILENCE_MAX: Duration = Duration::from_secs(20);
