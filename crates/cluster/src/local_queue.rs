@@ -96,6 +96,17 @@ impl State {
         Some((self.numbers, queued))
     }
 
+    /// Takes an item out that has been done; one whose lease had ended, from where it is by now. On a storage that takes
+    /// longer than a lease for each flush there would else always be somebody who does it again.
+    fn end(&mut self, done: &Taken<Lease>) {
+        if self.taken.remove(&done.delivery.number).is_none() {
+            let is_other = |queued: &Queued| queued.item != done.item;
+            self.taken.retain(|_, leased| is_other(&leased.queued));
+            self.data.retain(is_other);
+            self.walks.retain(is_other);
+        }
+    }
+
     /// Lets the items wait again whose leases are over; returns when the next one is.
     fn end_leases(&mut self) -> Option<Instant> {
         let now = Instant::now();
@@ -167,7 +178,7 @@ impl WorkQueue for LocalQueue {
     }
 
     async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
-        self.shared.state.lock().taken.remove(&taken.delivery.number);
+        self.shared.state.lock().end(&taken);
         Ok(())
     }
 
@@ -259,8 +270,12 @@ mod tests {
             () = keeping => unreachable!(),
         };
         assert_eq!((again.item.clone(), again.deliveries, began.elapsed()), (hangs.item.clone(), 2, LEASE));
-        queue.done(hangs).await.unwrap();
         assert_eq!(queue.waiting().await.unwrap(), Waiting { waiting: 0, taken: 2 });
+        queue.done(hangs).await.unwrap();
+        assert_eq!(queue.waiting().await.unwrap(), Waiting { waiting: 0, taken: 1 }, "whoever does it again");
+        drop(again);
+        queue.done(goes_on).await.unwrap();
+        assert!(queue.waiting().await.unwrap().is_idle(), "it has been done");
     }
 
     #[tokio::test]
