@@ -316,8 +316,8 @@ struct Course {
     finishing: Option<Finishing>,
     /// Whether a session has been opened, so that the job is under way at the target.
     has_opened: bool,
-    /// How long a receiver may take to answer an order: at first as long as a node keeps what it does not go on with,
-    /// and twice that after each that has taken longer, since there may be much to do.
+    /// How long a receiver may take to answer an order: twice as long after each that has taken longer, since there
+    /// may be much to do.
     answers_within: Duration,
 }
 
@@ -350,7 +350,7 @@ impl Course {
             over: watch::Sender::new(false),
             finishing: None,
             has_opened: false,
-            answers_within: LEASE,
+            answers_within: ORDER_MAX,
         }
     }
 }
@@ -450,7 +450,7 @@ pub async fn end_abandoned(
     for (number, receiver) in receivers.iter().enumerate() {
         let events = events.within(number, receiver);
         let ended = in_session(receiver, job, beginning, &events, async |feeder| {
-            Orders { feeder, answers_within: LEASE }.give(SharedJobOrder::Close).await
+            Orders { feeder, answers_within: ORDER_MAX }.give(SharedJobOrder::Close).await
         })
         .await;
         match ended {
@@ -482,6 +482,9 @@ const PASSES_MAX: u32 = 10;
 const ENDS_MAX: Duration = Duration::from_secs(5);
 /// How long a job that is given up tries to tell the queue so: somebody waits for the prompt.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
+/// How long a receiver may take to answer an order at first: twice as long as a node keeps what it does not go on with,
+/// since what was left there is flushed before.
+const ORDER_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// How often the queue is asked whether it is idle.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 

@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
@@ -51,6 +52,12 @@ struct Leased {
     until: Instant,
 }
 
+/// How long an item is leased that is handed out for this time: twice as long as the time before, since a storage may
+/// need longer for a flush than the first lease, in which no step is made.
+fn lease(deliveries: u64) -> Duration {
+    LEASE * (1 << deliveries.saturating_sub(1).min(LEASES_DOUBLED_MAX))
+}
+
 /// One delivery. The item waits again when this is dropped before it is done.
 #[derive(Debug)]
 pub struct Lease {
@@ -92,7 +99,8 @@ impl State {
         let mut queued = self.data.pop_front().or_else(|| self.walks.pop_front())?;
         queued.deliveries += 1;
         self.numbers += 1;
-        self.taken.insert(self.numbers, Leased { queued: queued.clone(), until: Instant::now() + LEASE });
+        let until = Instant::now() + lease(queued.deliveries);
+        self.taken.insert(self.numbers, Leased { queued: queued.clone(), until });
         Some((self.numbers, queued))
     }
 
@@ -172,7 +180,7 @@ impl WorkQueue for LocalQueue {
 
     async fn keep(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
         if let Some(leased) = self.shared.state.lock().taken.get_mut(&taken.delivery.number) {
-            leased.until = Instant::now() + LEASE;
+            leased.until = Instant::now() + lease(taken.deliveries);
         }
         Ok(())
     }
@@ -194,6 +202,8 @@ impl WorkQueue for LocalQueue {
     }
 }
 
+/// How often a lease is twice the one before: an hour is long enough for any flush.
+const LEASES_DOUBLED_MAX: u64 = 7;
 /// The most items that wait. Memory of each: as a rule a hundred bytes, and at worst 256 KiB (1000 names, 64 paths).
 const ITEMS_MAX: usize = 65_536;
 

@@ -129,19 +129,22 @@ impl SharedJobSession {
         transfer: &Transfer,
         mut directories: Vec<Directory>,
     ) -> Result<SharedJobResult, Failure> {
-        self.check(Operation::SetMetadata)?;
         directories.sort_by_key(|directory| Reverse(directory.path.depth()));
         let target = &transfer.target;
-        let set = |Directory { entry, path, metadata }: &Directory| {
+        let mut faults = Vec::new();
+        for Directory { entry, path, metadata } in &directories {
+            // an order that takes long may outlive its session, and the job
+            self.check(Operation::SetMetadata)?;
             let directory = target.tree.open_own_directory(path);
             let set = directory.and_then(|directory| {
                 target.set_whole(&*directory, metadata, At(path, None))?;
                 target.flush_if_each(&directory)
             });
-            let (operation, code) = failure(Operation::SetMetadata, &set.err()?);
-            Some(EntryFault { entry: *entry, operation, code })
-        };
-        let faults = directories.iter().filter_map(set).collect();
+            if let Err(error) = set {
+                let (operation, code) = failure(Operation::SetMetadata, &error);
+                faults.push(EntryFault { entry: *entry, operation, code });
+            }
+        }
         flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
         Ok(SharedJobResult::DirectoriesSet(faults))
     }

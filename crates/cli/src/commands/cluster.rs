@@ -381,8 +381,11 @@ impl<'a> Member<'a> {
         let is_silent = |at_work: &PartAtWork| at_work.heard.elapsed() > at_work.part.silence_max();
         let silent = self.parts.iter().filter(|(_, at_work)| is_silent(at_work)).map(|(id, _)| *id);
         for id in silent.collect::<Vec<_>>() {
-            if let Some(at_work) = self.parts.remove(&id) {
-                at_work.task.abort();
+            if let Some(PartAtWork { part, task, .. }) = self.parts.remove(&id) {
+                task.abort();
+                // its sessions may go on for a moment
+                let part = self.part(id, NodeState::HasLostSessions, (part.moved(), part.items()));
+                notices.tell(&self.notice(Some(part))).await?;
             }
             let why = failure(Exit::Broken, "the node that leads it has not been heard of for too long");
             self.back_off(id, &why, notices).await?;

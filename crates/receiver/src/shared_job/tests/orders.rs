@@ -1,5 +1,7 @@
 //! Orders that are not done, or not at once.
 
+use std::time::Instant;
+
 use zmove_wire::Overwrite;
 use zmove_wire::limits::BATCH_ENTRIES_MAX;
 
@@ -100,4 +102,33 @@ fn orders_about_names_that_the_sender_may_not_bring_are_refused() {
     for other in ["other", "other/mine", &format!("mine/.zmove-job-{JOB}/f")] {
         assert!(!commit(other) && !set(other), "{other}");
     }
+}
+
+/// Its session is over, the job as well, and somebody has set the directories otherwise since.
+#[test]
+fn an_order_that_takes_long_sets_no_directory_when_another_epoch_has_begun() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    let entries = || vec![BatchEntry::Itself(Metadata::new(0o750, Timestamp::default()))];
+    let group = |number: usize| DirectoryGroup { directory: path(&format!("d{number}")), entries: entries() };
+    let groups: Vec<_> = (0..BATCH_ENTRIES_MAX).map(group).collect();
+    let paths: Vec<_> = (0..groups.len()).map(|number| home.path().join(format!("d{number}"))).collect();
+    paths.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+    let are_set = || paths.iter().filter(|path| path.metadata().unwrap().mode() & 0o777 == 0o750).count();
+    let order = SharedJobOrder::SetDirectories { head: Batch { groups }.encode() };
+    std::thread::scope(|scope| {
+        let setting = scope.spawn(|| {
+            let session = transfer.target.shared_job.as_ref().unwrap();
+            let result = session.obey(&transfer, order).unwrap();
+            (result, Instant::now())
+        });
+        while are_set() == 0 {}
+        let root = Arc::new(OwnedFd::from(std::fs::File::open(home.path()).unwrap()));
+        let job = SharedJobDirectory::open(&root, JOB, Beginning::Before).unwrap();
+        let _newer = job.begin(2, "n", PATIENCE).unwrap();
+        let begun = Instant::now();
+        let (result, at) = setting.join().unwrap();
+        let is_fenced = result == SharedJobResult::Failed(Operation::SetMetadata, FaultCode::Fenced);
+        assert!(is_fenced && are_set() < BATCH_ENTRIES_MAX || at <= begun, "{result:?}");
+    });
 }
