@@ -104,8 +104,8 @@ impl State {
         Some((self.numbers, queued))
     }
 
-    /// Takes an item out that has been done; one whose lease had ended, from where it is by now. On a storage that takes
-    /// longer than a lease for each flush there would else always be somebody who does it again.
+    /// Takes an item out that has been done; one whose lease had ended, from where it is by now. On a storage that
+    /// takes longer than a lease for each flush there would else always be somebody who does it again.
     fn end(&mut self, done: &Taken<Lease>) {
         if self.taken.remove(&done.delivery.number).is_none() {
             let is_other = |queued: &Queued| queued.item != done.item;

@@ -104,7 +104,7 @@ fn orders_about_names_that_the_sender_may_not_bring_are_refused() {
     }
 }
 
-/// Its session is over, the job as well, and somebody has set the directories otherwise since.
+/// The session is over, the job as well, and somebody has set the directories otherwise since.
 #[test]
 fn an_order_that_takes_long_sets_no_directory_when_another_epoch_has_begun() {
     let home = tempfile::tempdir().unwrap();
