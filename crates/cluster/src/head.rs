@@ -71,6 +71,9 @@ pub enum JobError {
     /// The job has not begun: no receiver takes it, or can be reached.
     #[error(transparent)]
     NotBegun(Box<SessionEnd>),
+    /// No receiver has opened a session of the job: nothing is left of it anywhere.
+    #[error(transparent)]
+    NotOpened(Box<SessionEnd>),
     /// No receiver goes on with it.
     #[error("no receiver goes on: {0}; run the same command again")]
     Lost(#[source] Box<SessionEnd>),
@@ -169,6 +172,9 @@ impl<W: WorkQueue> Head<W> {
                         Ok(error) => JobError::Queue(error),
                         Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
                         Err(error) if has_begun => JobError::Lost(Box::new(error)),
+                        Err(error) if !course.has_opened && !self.node.served.has_lost_sessions() => {
+                            JobError::NotOpened(Box::new(error))
+                        }
                         Err(error) => JobError::NotBegun(Box::new(error)),
                     })?;
                 }

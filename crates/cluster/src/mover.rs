@@ -171,13 +171,17 @@ impl<W: WorkQueue> Mover<W> {
         let done = {
             let doing = self.end(&item, &progress);
             tokio::pin!(doing);
-            let mut before = u64::MAX;
+            let (mut before, mut stands_for) = (u64::MAX, Duration::ZERO);
             loop {
                 tokio::select! {
                     done = &mut doing => break done,
                     () = tokio::time::sleep(KEEP_EVERY) => {
                         let now = progress.steps.load(Ordering::Relaxed);
                         let has_moved = std::mem::replace(&mut before, now) != now;
+                        stands_for = if has_moved { Duration::ZERO } else { stands_for + KEEP_EVERY };
+                        if stands_for == LEASE {
+                            self.events.warn_of_a_stop();
+                        }
                         if let Assigned::Leased(taken) = &assigned && has_moved {
                             self.queue.keep(taken).await?;
                         }

@@ -16,6 +16,7 @@ use zmove_types::{Escaped, Event, Lock, Observer, WorkId};
 use crate::error::{SessionEnd, Stop};
 use crate::job::{Beginning, SharedJob};
 use crate::told::Told;
+use crate::work_queue::LEASE;
 
 /// A receiver of a job, and how it is reached.
 #[derive(Clone, Debug)]
@@ -86,6 +87,7 @@ impl JobEvents {
             answered: OnceLock::new(),
             has_come_further: AtomicBool::new(false),
             has_stored: AtomicBool::new(false),
+            has_warned: AtomicBool::new(false),
         })
     }
 }
@@ -102,6 +104,8 @@ pub(crate) struct SessionEvents {
     has_come_further: AtomicBool,
     /// Whether anything was stored since it was told what limits the session.
     has_stored: AtomicBool,
+    /// Whether the user knows that work stands still here.
+    has_warned: AtomicBool,
 }
 
 impl SessionEvents {
@@ -115,6 +119,18 @@ impl SessionEvents {
     pub(crate) fn note_ended_item(&self) {
         self.note_use();
         self.events.served.items.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Warns, once, that some work has not gone on for as long as it is leased.
+    pub(crate) fn warn_of_a_stop(&self) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            let (receiver, seconds) = (&self.receiver, LEASE.as_secs());
+            let message = format!(
+                "{receiver}: some work there has stood still for {seconds} s (does its storage hang?) and is \
+                 handed out again"
+            );
+            self.on(&Event::Warned { message });
+        }
     }
 
     /// What the session has come to, which is over: it was of use if work has ended.
@@ -344,6 +360,24 @@ mod tests {
         assert!(answered >= Duration::from_millis(5) && answered <= before.elapsed());
         session.note_ended_item();
         assert_eq!(session.fate(), SessionFate::OfUse);
+    }
+
+    #[test]
+    fn of_work_that_stands_still_a_session_warns_once_with_its_receiver() {
+        #[derive(Default)]
+        struct Warnings(Lock<Vec<String>>);
+        impl Observer for Warnings {
+            fn on(&self, event: &Event) {
+                if let Event::Warned { message } = event {
+                    self.0.lock().push(message.clone());
+                }
+            }
+        }
+        let warnings = Arc::new(Warnings::default());
+        let session = job_events(Arc::clone(&warnings) as Arc<dyn Observer>).within(0, &receiver());
+        (0..2).for_each(|_| session.warn_of_a_stop());
+        let told = warnings.0.lock();
+        assert!(told.len() == 1 && told[0].starts_with("h:1: "), "{told:?}");
     }
 
     #[test]

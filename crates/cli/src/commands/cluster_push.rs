@@ -76,7 +76,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
     display.end();
     let (ended, nodes) = ended?;
-    if ended.is_ok() {
+    if shared_job::leaves_nothing(&ended) {
         unended.forget()?;
     }
     tell_end(ended, settings, &sources, (id, &format!("by {}", counted(nodes as u64, "node")), started))

@@ -109,6 +109,11 @@ async fn end_all(
     Ok(all_ended)
 }
 
+/// Whether a push that has come to this leaves nothing that the next one would have to end.
+pub(crate) fn leaves_nothing(ended: &Result<JobEnd, JobError>) -> bool {
+    matches!(ended, Ok(_) | Err(JobError::NotOpened(_)))
+}
+
 /// Notes that a job begins.
 pub(crate) fn note(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
     Unended::note(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
@@ -183,7 +188,7 @@ fn as_failure(error: JobError) -> anyhow::Error {
         // as where all that there is no room for are files
         JobError::NoRoom(_) => failure(Exit::Partial, error.to_string()),
         JobError::Lost(_) | JobError::Queue(_) => failure(Exit::Broken, error.to_string()),
-        JobError::NotBegun(error) => match *error {
+        JobError::NotBegun(error) | JobError::NotOpened(error) => match *error {
             SessionEnd::Connect(error) => error.into(),
             SessionEnd::Session(error) => error.into(),
             error @ SessionEnd::NoRoom { .. } => failure(Exit::Partial, error.to_string()),

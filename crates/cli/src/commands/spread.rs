@@ -58,7 +58,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     participants.tell_now(Some(0), moved());
     display.end();
     let ended = ended?;
-    if ended.is_ok() {
+    if shared_job::leaves_nothing(&ended) {
         unended.forget()?;
     }
     let by = format!("by {}", counted(served.by_receiver().len() as u64, "receiver"));
