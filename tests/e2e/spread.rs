@@ -178,7 +178,8 @@ impl Spread {
 
     /// How many jobs are noted that have not ended.
     fn noted(&self) -> usize {
-        std::fs::read_dir(self.home().join("shared-jobs")).unwrap().count()
+        let notes = std::fs::read_dir(self.home().join("shared-jobs")).unwrap();
+        notes.filter(|note| !note.as_ref().unwrap().path().to_string_lossy().ends_with(".new")).count()
     }
 
     /// Removes what says that a job has ended which has lost sessions: there is one.
@@ -395,14 +396,32 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_the_next_whose_target_is_writte
 fn the_job_of_a_push_that_has_not_begun_does_not_begin_after_the_next() {
     let spread = Spread::new(2);
     paint(spread.source().join("f"), 7);
-    let lists = [0, 1].map(|number| spread.site.path(&format!("receiver{number}/authorized_keys")));
-    lists.iter().for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
-    spread.push(&[], "source").outcome().expect(5);
-    assert_eq!(spread.noted(), 1);
-    lists.iter().for_each(|list| std::fs::rename(list.with_extension("away"), list).unwrap());
+    // the keys are known from here on
+    spread.push(&[], "source").outcome().done();
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::STOP));
+    let mut child = spread.push(&[], "source").start();
+    while spread.noted() == 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::CONT));
     spread.push(&[], "source").outcome().done();
     assert_eq!(spread.noted(), 0);
     spread.remove_marks();
+}
+
+#[test]
+fn of_a_push_that_no_receiver_lets_begin_nothing_is_left_to_be_ended() {
+    let spread = Spread::new(2);
+    paint(spread.source().join("f"), 7);
+    let lists = [0, 1].map(|number| spread.site.path(&format!("receiver{number}/authorized_keys")));
+    lists.iter().for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
+    spread.push(&[], "source").outcome().expect(5);
+    assert_eq!(spread.noted(), 0);
+    lists.iter().for_each(|list| std::fs::rename(list.with_extension("away"), list).unwrap());
+    spread.push(&[], "source").outcome().done();
+    spread.assert_done();
 }
 
 #[test]
@@ -439,6 +458,21 @@ fn the_job_of_a_push_that_was_killed_is_ended_also_where_receivers_have_refused_
     spread.push(&[], "source").outcome().done();
     assert_eq!(spread.noted(), 0);
     spread.remove_marks();
+    spread.assert_done();
+}
+
+/// The storage is not mounted, say, in which that directory is. No session has begun there that may still do
+/// something, so no mark of the job stays.
+#[test]
+fn a_receiver_whose_root_is_not_there_is_passed_over_and_says_why() {
+    let mut spread = Spread::new(1);
+    std::fs::create_dir(spread.site.path("gone")).unwrap();
+    spread.start("gone");
+    std::fs::remove_dir(spread.site.path("gone")).unwrap();
+    spread.paint();
+    let outcome = spread.push(&[], "source").outcome().expect(0);
+    let outcome = outcome.says(&["open root '", "/gone': No such file or directory"]);
+    assert!(!outcome.stderr.contains("the session with the receiver has ended"), "{}", outcome.stderr);
     spread.assert_done();
 }
 

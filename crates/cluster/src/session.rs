@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run, SessionFate};
 use zmove_sender::{Feeder, Link};
 use zmove_types::{Escaped, Event, Lock, Observer, WorkId};
@@ -284,9 +285,20 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
             done = work(feeder) => match done {
                 Ok(()) => session.await.map(drop).map_err(SessionEnd::from),
                 Err(stop) => {
-                    drop(break_off);
-                    let _interrupted = session.await;
-                    Err(stop.into())
+                    // whoever waits for the session may hear that it is over before it says why
+                    let why = match &stop {
+                        Stop::Session(_) => timeout(SAYS_WHY_WITHIN, &mut session).await.ok(),
+                        _ => None,
+                    };
+                    match why {
+                        Some(Err(error)) => Err(error.into()),
+                        Some(Ok(_)) => Err(stop.into()),
+                        None => {
+                            drop(break_off);
+                            let _interrupted = session.await;
+                            Err(stop.into())
+                        }
+                    }
                 }
             },
         }
@@ -304,6 +316,9 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
         None => end,
     })
 }
+
+/// How long a session may take to say why it is over.
+const SAYS_WHY_WITHIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
