@@ -112,10 +112,7 @@ impl Connection {
                     sleep(REFUSED_PAUSE).await;
                 }
                 Err(error) => {
-                    let why = match hindrance(&broker, &error) {
-                        None => told.no_server().await,
-                        why => why,
-                    };
+                    let why = told.or_no_server(hindrance(&broker, &error)).await;
                     return Err(why.map_or_else(|| failed(error.into()), Into::into));
                 }
             }
@@ -190,10 +187,7 @@ impl Told {
             Event::ClientError(ClientError::Other(why)) => {
                 let is_refusal = why == ConnectErrorKind::AuthorizationViolation.to_string();
                 let refused = is_refusal.then(|| Hindrance::Refused { broker: self.broker.clone(), why });
-                let hindrance = match self.another().await.or(refused) {
-                    None => self.no_server().await,
-                    why => why,
-                };
+                let hindrance = self.or_no_server(self.another().await.or(refused)).await;
                 *self.hindrance.lock() = hindrance;
             }
             Event::Disconnected | Event::Closed => drop(self.state.send_replace(BrokerState::Lost)),
@@ -208,8 +202,12 @@ impl Told {
         self.in_place(|listener| listener.is_another_than(name)).await
     }
 
-    /// What listens there and does not speak as a NATS server does, where no connection has come about.
-    async fn no_server(&self) -> Option<Hindrance> {
+    /// What is known to hinder; else, as no connection has come about, what listens there and does not speak as a NATS
+    /// server does.
+    async fn or_no_server(&self, known: Option<Hindrance>) -> Option<Hindrance> {
+        if known.is_some() {
+            return known;
+        }
         self.in_place(|listener| matches!(listener, Listener::Program(_))).await
     }
 
