@@ -326,12 +326,17 @@ mod tests {
     use zmove_engine::NoListener;
 
     #[derive(Default)]
-    struct Limits(Lock<Vec<&'static str>>);
+    struct Heard {
+        limits: Lock<Vec<&'static str>>,
+        warnings: Lock<Vec<String>>,
+    }
 
-    impl Observer for Limits {
+    impl Observer for Heard {
         fn on(&self, event: &Event) {
-            if let Event::Limited { by } = event {
-                self.0.lock().push(by);
+            match event {
+                Event::Limited { by } => self.limits.lock().push(by),
+                Event::Warned { message } => self.warnings.lock().push(message.clone()),
+                _ => {}
             }
         }
     }
@@ -379,26 +384,17 @@ mod tests {
 
     #[test]
     fn of_work_that_stands_still_a_session_warns_once_with_its_receiver() {
-        #[derive(Default)]
-        struct Warnings(Lock<Vec<String>>);
-        impl Observer for Warnings {
-            fn on(&self, event: &Event) {
-                if let Event::Warned { message } = event {
-                    self.0.lock().push(message.clone());
-                }
-            }
-        }
-        let warnings = Arc::new(Warnings::default());
-        let session = job_events(Arc::clone(&warnings) as Arc<dyn Observer>).within(0, &receiver());
+        let heard = Arc::new(Heard::default());
+        let session = job_events(Arc::clone(&heard) as Arc<dyn Observer>).within(0, &receiver());
         (0..2).for_each(|_| session.warn_of_a_stop());
-        let told = warnings.0.lock();
+        let told = heard.warnings.lock();
         assert!(told.len() == 1 && told[0].starts_with("h:1: "), "{told:?}");
     }
 
     #[test]
     fn a_session_that_moves_nothing_does_not_say_what_limits_the_job() {
-        let limits = Arc::new(Limits::default());
-        let events = job_events(Arc::clone(&limits) as Arc<dyn Observer>);
+        let heard = Arc::new(Heard::default());
+        let events = job_events(Arc::clone(&heard) as Arc<dyn Observer>);
         let [idle, busy] = [0, 1].map(|number| events.within(number, &receiver()));
         for by in ["path", "target"] {
             busy.on(&Event::Stored { files: 0, bytes: 9 });
@@ -406,6 +402,6 @@ mod tests {
             busy.on(&Event::Limited { by });
         }
         busy.on(&Event::Limited { by: "waiting for replies" });
-        assert_eq!(*limits.0.lock(), ["path", "target"]);
+        assert_eq!(*heard.limits.lock(), ["path", "target"]);
     }
 }
