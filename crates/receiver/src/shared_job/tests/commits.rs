@@ -1,6 +1,21 @@
 //! The commit of a large file.
 
+use zmove_disk::Staged;
+
 use super::*;
+
+/// The part of a file of two groups, all of which has been written to it.
+fn write_part(transfer: &Transfer, head: &FileHead, contents: &[u8]) -> Arc<Staged> {
+    transfer.files.declare(FileId(1), head.clone(), |_| None, |_| None).unwrap();
+    let file = transfer.files.find(FileId(1)).unwrap().unwrap();
+    let part = open_staged(transfer, &mut Placer::new(transfer), &file).unwrap();
+    part.file().write_all_at(contents, 0).unwrap();
+    let (first, last) = contents.split_at(contents.len() - 1);
+    for (group, data) in [(0, first), (1, last)] {
+        transfer.parts.written(FileId(1), group, group_cv(group, data)).unwrap();
+    }
+    part
+}
 
 /// A receiver was stopped before it had put the mark in the place of the part, and another has written to it since:
 /// it found the part there, and leaves the file's time to whoever puts the mark.
@@ -10,14 +25,7 @@ fn whoever_puts_the_mark_gives_the_file_its_time() {
     let transfer = transfer(home.path());
     let contents = contents(1, 1);
     let head = head("large", &contents);
-    transfer.files.declare(FileId(1), head.clone(), |_| None, |_| None).unwrap();
-    let file = transfer.files.find(FileId(1)).unwrap().unwrap();
-    let part = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
-    part.file().write_all_at(&contents, 0).unwrap();
-    let (first, last) = contents.split_at(contents.len() - 1);
-    for (group, data) in [(0, first), (1, last)] {
-        transfer.parts.written(FileId(1), group, group_cv(group, data)).unwrap();
-    }
+    let part = write_part(&transfer, &head, &contents);
     let name = part.hidden_name().unwrap();
     let hidden = job_directory(home.path()).join(".zmove-epoch-1").join(name.as_os_str());
     let there = home.path().join("large");
@@ -30,4 +38,22 @@ fn whoever_puts_the_mark_gives_the_file_its_time() {
     assert!(hidden.is_symlink(), "the mark");
     let found = there.metadata().unwrap();
     assert_eq!((found.ino(), found.mtime()), (inode, 77));
+}
+
+/// A push of many large files would else keep in memory what nobody asks for again.
+#[test]
+fn the_groups_of_a_file_that_has_its_name_are_forgotten() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    let contents = contents(1, 1);
+    let head = head("large", &contents);
+    let part = write_part(&transfer, &head, &contents);
+    let session = transfer.target.shared_job.as_ref().unwrap();
+    let inode = part.file().metadata().unwrap().ino();
+    let key = (part.hidden_name().unwrap().clone(), inode);
+    session.flush_parts(&transfer).unwrap();
+    session.groups.lock().read_on(session.directory.fd(), &session.epoch).unwrap();
+    assert!(session.groups.lock().of(&key).is_some());
+    assert_eq!(session.commit(&transfer, &head, None).unwrap(), SharedJobResult::Committed { inode });
+    assert!(session.groups.lock().of(&key).is_none());
 }
