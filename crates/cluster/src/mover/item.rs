@@ -281,9 +281,15 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     async fn commit(&self, file: &Unnamed) -> Result<Committed, Stop> {
-        let path = &file.path;
         let order = SharedJobOrder::Commit { head: file.head.clone(), root: None };
-        Ok(match self.feeder.order(order, Some(file.bytes)).await? {
+        let answer = self.feeder.order(order, Some(file.bytes)).await?;
+        self.committed(file, answer)
+    }
+
+    /// What the answer to the order says that has become of it.
+    fn committed(&self, file: &Unnamed, answer: SharedJobResult) -> Result<Committed, Stop> {
+        let path = &file.path;
+        Ok(match answer {
             SharedJobResult::Committed { .. } => Committed::Named(Done::named(file.bytes)),
             SharedJobResult::Missing(ranges) if are_groups_of(file.bytes, &ranges) => {
                 Committed::Missing(ranges)
@@ -592,9 +598,39 @@ const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use tokio::time::advance;
-    use zmove_types::GROUP_BYTES;
+    use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
+    use zmove_types::{GROUP_BYTES, NoObserver};
+    use zmove_wire::{NodeName, Open};
 
     use super::*;
+    use crate::job::{Beginning, SharedJob};
+    use crate::local_queue::LocalQueue;
+    use crate::session::{JobEvents, Receiver};
+
+    /// A mover whose session has not begun.
+    fn mover() -> Mover<LocalQueue> {
+        let id = SharedJobId([7; 16]);
+        let names = (id, 1, NodeName::new("n").unwrap());
+        let job =
+            SharedJob::new(names, Vec::new(), Open::new(b"t".to_vec(), [0; 16]), SenderConfig::default());
+        let (_push, feeder) =
+            Push::fed(job.opening(Beginning::Allowed), SenderConfig::default(), std::time::Instant::now());
+        let events =
+            JobEvents::new(Arc::new(NoObserver), Arc::new(NoListener), Arc::default(), Arc::default());
+        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
+        let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
+        let events = events.within(0, &receiver);
+        Mover::new(Arc::new(job), Arc::new(LocalQueue::new(id)), feeder, events)
+    }
+
+    #[test]
+    fn a_receiver_that_lacks_groups_that_the_file_does_not_have_is_not_heeded() {
+        let file = Unnamed { head: Vec::new(), path: PathBuf::from("f"), bytes: 2 * GROUP_BYTES };
+        let answer =
+            |ranges: &[(u32, u32)]| mover().committed(&file, SharedJobResult::Missing(ranges_of(ranges)));
+        assert!(matches!(answer(&[(1, 1)]).unwrap(), Committed::Missing(missing) if missing.len() == 1));
+        assert!(matches!(answer(&[(1, 2)]).unwrap_err(), Stop::PeerMisbehaved(_)));
+    }
 
     fn ranges_of(ranges: &[(u32, u32)]) -> Vec<GroupRange> {
         ranges.iter().map(|&(first, count)| GroupRange::new(first, count)).collect()
