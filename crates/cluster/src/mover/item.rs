@@ -632,6 +632,20 @@ mod tests {
         assert!(matches!(answer(&[(1, 2)]).unwrap_err(), Stop::PeerMisbehaved(_)));
     }
 
+    #[test]
+    fn a_file_of_which_a_range_has_failed_here_is_not_waited_for_as_long() {
+        let mover = mover();
+        let place = Place { source: 0, path: RelPath::root() };
+        let [failed, other] = [b"failed", b"other."].map(|name| {
+            let name = Name::from_bytes(name).unwrap();
+            let mtime = zmove_types::Timestamp::default();
+            let file = LargeFile { directory: place.clone(), name, bytes: GROUP_BYTES, mtime };
+            WorkItem::first(mover.job.id, Work::Large(file), 1)
+        });
+        mover.events.note_failed_range(failed.id(mover.job.id));
+        assert_eq!([failed, other].map(|file| mover.stuck_after(&file)), [FAILED_RANGE_AFTER, STUCK_AFTER]);
+    }
+
     fn ranges_of(ranges: &[(u32, u32)]) -> Vec<GroupRange> {
         ranges.iter().map(|&(first, count)| GroupRange::new(first, count)).collect()
     }
