@@ -216,3 +216,47 @@ pub(crate) fn failure_at(receiver: &Receiver, error: &SessionEnd) -> String {
 
 /// The longest wait before the next session: mostly another receiver is there.
 const WAIT_MAX: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
+    use zmove_types::{NoObserver, SharedJobId};
+    use zmove_wire::{NodeName, Open};
+
+    use super::*;
+    use crate::local_queue::LocalQueue;
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_that_begin_and_are_lost_are_counted_when_nobody_waits_any_longer() {
+        let id = SharedJobId([7; 16]);
+        let open = Open::new(b"t".to_vec(), [0; 16]);
+        let names = (id, 1, NodeName::new("head").unwrap());
+        let job = SharedJob::new(names, Vec::new(), open, SenderConfig::default());
+        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
+        let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
+        let patience = Duration::from_secs(5);
+        let node = Node::new(job, Arc::new(LocalQueue::new(id)), vec![receiver; 2], 1, patience);
+        let given_up = async |begins: bool| {
+            let mut sessions = node.sessions(0, node.events(Arc::new(NoObserver), Arc::new(NoListener)));
+            for number in 1_u32.. {
+                let (_receiver, session) = sessions.next();
+                if begins {
+                    session.on(&Event::Answered);
+                }
+                let lost = Stop::Hangs(patience).into();
+                if let Err(end) = sessions.pause(&session, lost, true).await {
+                    return (number, *end);
+                }
+            }
+            unreachable!("the patience has an end")
+        };
+        let (number, end) = given_up(true).await;
+        let SessionEnd::InVain { sessions, last } = end else { panic!("{end}") };
+        assert!(number > 1 && sessions == number, "{sessions} of {number}");
+        assert!(matches!(*last, SessionEnd::Stop(Stop::Hangs(_))), "{last}");
+        let (_, end) = given_up(false).await;
+        assert!(matches!(end, SessionEnd::Stop(Stop::Hangs(_))), "{end}");
+    }
+}
