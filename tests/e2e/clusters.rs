@@ -135,12 +135,15 @@ impl Lab {
     }
 
     fn allow_below(&self, node: &str, root: &str) {
-        let identity = Identity::load_or_create(&self.site.path(node)).unwrap();
-        for number in 0..self.daemons.len() {
-            let roots = vec![self.site.path(root).canonicalize().unwrap()];
-            let grant = Grant::new(identity.fingerprint(), node, roots, Access::ReadWrite);
-            AuthorizedKeys::allow(&self.receiver_home(number), grant).unwrap();
-        }
+        (0..self.daemons.len()).for_each(|number| self.allow_at(number, node, root));
+    }
+
+    fn allow_at(&self, number: usize, node: &str, root: &str) {
+        let key = Identity::load_or_create(&self.site.path(node)).unwrap().fingerprint();
+        let roots = vec![self.site.path(root).canonicalize().unwrap()];
+        let (home, grant) = (self.receiver_home(number), Grant::new(key, node, roots, Access::ReadWrite));
+        AuthorizedKeys::remove(&home, node).unwrap();
+        AuthorizedKeys::allow(&home, grant).unwrap();
     }
 
     fn zmove(&self, node: &str, words: &[&str]) -> Zmove {

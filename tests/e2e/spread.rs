@@ -77,6 +77,32 @@ impl Spread {
         self.daemons.push(daemon);
     }
 
+    /// Two receivers, of which the second has the mount point of what they share, on which nothing is mounted; `None`
+    /// where that is not possible.
+    fn with_mount_point() -> Option<Self> {
+        let mut spread = Self::within(1, |_shared| Namespace::with_binds(&[]).map(Some))?;
+        std::fs::create_dir_all(spread.mount_point()).unwrap();
+        spread.start("mounted");
+        Some(spread)
+    }
+
+    fn mount_point(&self) -> PathBuf {
+        self.site.path("mounted")
+    }
+
+    fn mount(&self) {
+        let (from, to) = (self.site.path("shared"), self.mount_point());
+        let words = ["mount".as_ref(), "--bind".as_ref(), from.as_os_str(), to.as_os_str()];
+        assert!(self.runner.namespace.as_ref().unwrap().run(&words));
+    }
+
+    /// Takes the storage from the second receiver, which sees the mount point from then on.
+    fn unmount(&self) {
+        let at = self.mount_point();
+        let words = ["umount".as_ref(), "--lazy".as_ref(), at.as_os_str()];
+        assert!(self.runner.namespace.as_ref().unwrap().run(&words));
+    }
+
     /// The target of all receivers.
     fn target(&self, path: &str) -> OsString {
         let hosts: Vec<_> = self.daemons.iter().map(|daemon| daemon.address.to_string()).collect();
@@ -307,12 +333,13 @@ fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
 
 /// Another may have left it unclosed, and the receiver that is left knows nothing of it.
 #[test]
-fn a_job_does_not_pass_for_closed_by_the_word_of_a_receiver_that_has_another_target() {
-    let mut spread = Spread::new(1);
-    std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
-    spread.start("elsewhere");
-    paint(spread.source().join("f"), 7);
-    let child = spread.push(&["--timeout", "4s"], "source").start();
+fn a_job_does_not_pass_for_closed_by_the_word_of_a_receiver_that_has_lost_the_storage() {
+    let Some(spread) = Spread::with_mount_point() else { return };
+    spread.mount();
+    paint(spread.source().join("f"), 3 << 20);
+    let child = spread.push(&["--limit", "1MB", "--timeout", "4s"], "source").start();
+    spread.daemons[1].wait_for_log("begun by sender");
+    spread.unmount();
     spread.kill_at_the_end();
     crate::command::finish(child).expect(12);
     assert_eq!(spread.noted(), 1, "the next push ends it");
@@ -367,11 +394,11 @@ fn the_job_of_a_push_that_was_killed_is_ended_where_it_is() {
     };
     spread.push_to(target(&spread, [1, 0]), &[], "source").outcome().expect(0);
     assert_eq!(spread.noted(), 1, "the one that is away may have it");
-    spread.start("shared");
-    spread.push_to(target(&spread, [1, 2]), &[], "source").outcome().expect(0);
-    assert_eq!(spread.noted(), 0);
-    spread.remove_marks();
     assert_eq!(crate::tree::names(&spread.site.path("elsewhere/t")), ["f"]);
+    spread.start("shared");
+    spread.push_to(target(&spread, [1, 2]), &["--timeout", "1s"], "source").outcome().expect(3);
+    assert_eq!(spread.noted(), 1, "its own");
+    spread.remove_marks();
 }
 
 #[test]
@@ -490,28 +517,50 @@ fn a_receiver_that_is_away_is_not_said_to_have_served() {
 }
 
 #[test]
-fn receivers_that_do_not_share_the_target_are_told() {
+fn receivers_that_do_not_share_the_target_end_the_push() {
     let mut spread = Spread::new(1);
     std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
     spread.start("elsewhere");
     spread.paint();
-    spread.push(&[], "source").outcome().expect(0).says(&["is not under way at this target"]);
+    let [there, elsewhere] = [0, 1].map(|number: usize| spread.daemons[number].address.to_string());
+    let outcome = spread.push(&["--timeout", "3s"], "source").outcome().expect(3);
+    outcome.says(&[&format!("{elsewhere} does not see the push that is under way at {there}")]);
     assert_eq!(std::fs::read_dir(spread.site.path("elsewhere/t")).unwrap().count(), 0);
-    spread.assert_done();
+    assert_eq!(spread.noted(), 1, "the next push ends it");
+    // also where no mover comes there before all is done
+    let small = ["--timeout", "1s", "--include", "empty/", "--exclude", "*"];
+    spread.push(&small, "source").outcome().expect(3);
+}
+
+/// A client of NFS may take its word for a minute that a directory is not there.
+#[test]
+fn a_receiver_that_sees_the_target_late_takes_part() {
+    let Some(spread) = Spread::with_mount_point() else { return };
+    paint(spread.source().join("f"), 7);
+    set_old(spread.source());
+    let push = spread.push(&[], "source").start();
+    spread.daemons[1].wait_for_log("is not under way");
+    spread.mount();
+    crate::command::finish(push).expect(0).says(&["is not under way at this target"]);
+    assert_same(&spread.source(), &spread.target_directory());
 }
 
 /// Whoever has the job under way is away, and another has an empty directory there: nothing is begun anew in that.
 #[test]
-fn a_job_that_is_under_way_does_not_begin_where_a_receiver_has_another_directory() {
-    let mut spread = Spread::new(1);
-    std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
-    spread.start("elsewhere");
+fn a_job_that_is_under_way_does_not_begin_where_a_receiver_has_lost_the_storage() {
+    let Some(spread) = Spread::with_mount_point() else { return };
+    spread.mount();
     spread.paint();
     let push = spread.push(&["--limit", "1MB", "--timeout", "2s"], "source").start();
     spread.daemons[0].wait_for_logs("begun by sender", 2);
+    spread.daemons[1].wait_for_log("begun by sender");
+    spread.unmount();
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::STOP));
     spread.daemons[0].signal(Signal::KILL);
+    spread.daemons[1].signal(Signal::CONT);
     crate::command::finish(push).expect(12);
-    assert_eq!(std::fs::read_dir(spread.site.path("elsewhere/t")).unwrap().count(), 0);
+    let left = std::fs::read_dir(spread.mount_point().join("t")).into_iter().flatten();
+    assert_eq!(left.count(), 0);
 }
 
 #[test]

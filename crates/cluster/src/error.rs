@@ -91,6 +91,19 @@ pub enum Stop {
     /// The sources have changed each time that all was gone through, while work had to be done twice.
     #[error("in each of {0} passes work had to be done again, and the sources had changed meanwhile")]
     Contradictory(u32),
+    /// A receiver does not see the job that another has begun.
+    #[error(
+        "{unseen_at} does not see the push that is under way at {seen_at}: all receivers must have one directory '{target}' \
+         (is its storage mounted at each?)"
+    )]
+    NotShared {
+        /// The receiver that does not.
+        unseen_at: String,
+        /// One that does.
+        seen_at: String,
+        /// The target, as all are asked for it.
+        target: String,
+    },
     /// This node sees other sources than another, and does not lead.
     #[error("this node does not see the same sources: failed to {0}")]
     Differs(String),
@@ -162,6 +175,7 @@ impl SessionEnd {
                         | Stop::Missing
                         | Stop::Contradictory(_)
                         | Stop::Queue(_)
+                        | Stop::NotShared { .. }
                         | Stop::Differs(_)
                 )
             }
@@ -190,6 +204,11 @@ impl SessionEnd {
     /// Whether no connection has come about, or the receiver has refused the session.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::Session(SessionError::Refused(_)))
+    }
+
+    /// Whether a receiver has said that it does not have the job.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(self, Self::Session(SessionError::Refused(refusal)) if refusal.code == RefusalCode::NotUnderWay)
     }
 
     /// Whether all that this says is that the receiver is away.

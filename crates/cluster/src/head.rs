@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 use zmove_engine::{Listener, SessionFate};
 use zmove_sender::SessionError;
@@ -28,6 +28,7 @@ use crate::error::{SessionEnd, Stop, WorkError};
 use crate::finish::Finishing;
 use crate::job::{Beginning, SharedJob};
 use crate::node::{Node, Sessions, failure_at};
+use crate::one_target::Witness;
 use crate::orders::Orders;
 use crate::session::{JobEvents, Receiver, SessionEvents, in_session};
 use crate::work::{Work, WorkItem};
@@ -80,6 +81,9 @@ pub enum JobError {
     /// There is no room at the target, not even for what tells how far the job is.
     #[error("{0}; what is whole stays: make room, and run the same command again")]
     NoRoom(#[source] Box<SessionEnd>),
+    /// Not all receivers have one directory at the target.
+    #[error(transparent)]
+    NotShared(Box<SessionEnd>),
     /// The queue fails: its broker is away, or refuses.
     #[error("{0}; run the same command again")]
     Queue(#[source] WorkError),
@@ -124,6 +128,18 @@ impl<W: WorkQueue> Head<W> {
             course
                 .movers
                 .spawn(async { if standby.until_needed().await { sessions.moving().await } else { Ok(()) } });
+        }
+        for (number, receiver) in self.node.receivers.iter().enumerate() {
+            let witness = Witness {
+                job: Arc::clone(&self.node.job),
+                receiver: receiver.clone(),
+                number,
+                events: events.clone(),
+                begun: self.begun.subscribe(),
+                movers_left: course.movers_left.subscribe(),
+                patience: self.node.patience,
+            };
+            course.witnesses.spawn(witness.sees_job());
         }
         let ended = tokio::select! {
             ended = self.lead(self.node.sessions(0, events), &mut course) => ended,
@@ -171,6 +187,9 @@ impl<W: WorkQueue> Head<W> {
                     paused.map_err(|error| match error.into_queue_failure() {
                         Ok(error) => JobError::Queue(error),
                         Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
+                        Err(error @ SessionEnd::Stop(Stop::NotShared { .. })) => {
+                            JobError::NotShared(Box::new(error))
+                        }
                         Err(error) if has_begun => JobError::Lost(Box::new(error)),
                         Err(error) if !course.has_opened && !self.node.served.has_lost_sessions() => {
                             JobError::NotOpened(Box::new(error))
@@ -194,7 +213,7 @@ impl<W: WorkQueue> Head<W> {
                     Stage::Leaving
                 }
                 Stage::Leaving => {
-                    course.is_fenced = !self.all_have_left(course).await;
+                    course.is_fenced = !self.all_have_left(events, course).await?;
                     if course.is_fenced {
                         course.stage = Stage::Finishing;
                         return Ok(());
@@ -223,16 +242,40 @@ impl<W: WorkQueue> Head<W> {
     }
 
     /// Whether all sessions but this have ended as they should, once those of this node have.
-    async fn all_have_left(&self, course: &mut Course) -> bool {
+    ///
+    /// # Errors
+    /// A receiver does not see the job.
+    async fn all_have_left(&self, events: &SessionEvents, course: &mut Course) -> Result<bool, Stop> {
         let movers_have =
             timeout(ENDS_MAX, async { while course.movers.join_next().await.is_some() {} }).await;
         if movers_have.is_err() {
             course.movers.shutdown().await;
         }
+        course.movers_left.send_replace(true);
+        while let Some(witness) = course.witnesses.join_next().await {
+            self.has_seen_job(witness, events)?;
+        }
         let mut others = self.others.clone();
         let none_ends_any_more = others.wait_for(|others| others.at_work == 0 || others.unfinished == 0);
         let _waited = timeout(ENDS_MAX, none_ends_any_more).await;
-        movers_have.is_ok() && self.others.borrow().unfinished == 0 && !self.node.served.has_lost_sessions()
+        let all_others_have = self.others.borrow().unfinished == 0;
+        Ok(movers_have.is_ok() && all_others_have && !self.node.served.has_lost_sessions())
+    }
+
+    /// Whether a receiver has seen the job, which is under way at that of these events.
+    fn has_seen_job(
+        &self,
+        witness: Result<Result<(), String>, JoinError>,
+        events: &SessionEvents,
+    ) -> Result<(), Stop> {
+        match witness {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(unseen_at)) => {
+                let (seen_at, target) = (events.receiver.clone(), self.node.job.target());
+                Err(Stop::NotShared { unseen_at, seen_at, target })
+            }
+            Err(_panic) => Err(Stop::Panicked("a witness panicked")),
+        }
     }
 
     /// Sees to it that all work ends; returns what the journals say then.
@@ -260,6 +303,7 @@ impl<W: WorkQueue> Head<W> {
             }
             tokio::select! {
                 () = sleep(LOOK_EVERY) => {}
+                Some(witness) = course.witnesses.join_next() => self.has_seen_job(witness, events)?,
                 Some(ended) = course.movers.join_next() => match ended {
                     Ok(Err(error)) if course.movers.is_empty() => return Err(Stop::Movers(Box::new(error))),
                     Ok(Ok(()) | Err(_)) => {}
@@ -316,6 +360,10 @@ struct Course {
     /// The most work that had ended when a session began, and its pass.
     ended_most: (u32, u64),
     movers: JoinSet<Result<(), SessionEnd>>,
+    /// Set when they have ended their sessions, or taken too long to.
+    movers_left: watch::Sender<bool>,
+    /// The receivers that have not yet been found to see the job.
+    witnesses: JoinSet<Result<(), String>>,
     /// Set when all work has ended, and the queue knows that the job is over.
     over: watch::Sender<bool>,
     /// How far directories have mode and time; `None` before any has.
@@ -353,6 +401,8 @@ impl Course {
             walks: Walks::default(),
             ended_most: (0, 0),
             movers: JoinSet::new(),
+            movers_left: watch::Sender::new(false),
+            witnesses: JoinSet::new(),
             over: watch::Sender::new(false),
             finishing: None,
             has_opened: false,
@@ -422,11 +472,6 @@ fn is_closed(error: &SessionEnd) -> bool {
     }
 }
 
-/// Whether a receiver has said that it does not have the job.
-fn is_absent(error: &SessionEnd) -> bool {
-    matches!(error, SessionEnd::Session(SessionError::Refused(refusal)) if refusal.code == RefusalCode::NotUnderWay)
-}
-
 /// What has become of a job that nobody leads any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Abandoned {
@@ -462,7 +507,7 @@ pub async fn end_abandoned(
         match ended {
             Ok(()) => return Ok(Abandoned::Ended),
             Err(error) if is_closed(&error) => return Ok(Abandoned::Ended),
-            Err(error) if is_absent(&error) => is_absent_somewhere = true,
+            Err(error) if error.is_absent() => is_absent_somewhere = true,
             Err(error) => {
                 if let Some(next) = receivers.get(number + 1) {
                     let message = format!("{}; {} is tried next", failure_at(receiver, &error), next.remote);
@@ -496,8 +541,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use tokio::time::Instant;
-    use zmove_engine::SenderConfig;
+    use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
     use zmove_types::SharedJobId;
     use zmove_wire::{NodeName, Open, Refusal};
 
@@ -521,6 +568,12 @@ mod tests {
         let open = Open::new(b"t".to_vec(), [0; 16]);
         let names = (SharedJobId([7; 16]), 1, node);
         SharedJob::new(names, Vec::new(), open, SenderConfig::default())
+    }
+
+    fn session(head: &Head<LocalQueue>) -> Arc<SessionEvents> {
+        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
+        let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
+        head.node.events(Arc::new(NoObserver), Arc::new(NoListener)).within(0, &receiver)
     }
 
     fn walks_again(count: impl Fn(&Walks) -> SharedJobCount) -> (Walks, Stop) {
@@ -588,6 +641,7 @@ mod tests {
         let nodes = watch::Sender::default();
         let node = Node::new(job(), queue, Vec::new(), 0, Duration::ZERO);
         let head = Head { others: nodes.subscribe(), ..Head::new(node) };
+        let session = session(&head);
         let left = async |at_work, unfinished, mover: Option<Duration>| {
             nodes.send_replace(Others { at_work, unfinished });
             let began = Instant::now();
@@ -598,7 +652,7 @@ mod tests {
                     Ok(())
                 });
             }
-            (head.all_have_left(&mut course).await, began.elapsed())
+            (head.all_have_left(&session, &mut course).await.unwrap(), began.elapsed())
         };
         assert_eq!(left(0, 0, None).await, (true, Duration::ZERO));
         assert_eq!(left(0, 1, None).await, (false, Duration::ZERO), "a node that is lost");
@@ -607,6 +661,21 @@ mod tests {
         assert_eq!(left(0, 0, Some(Duration::MAX)).await, (false, ENDS_MAX), "a mover that hangs");
         head.node.served.lose_session();
         assert_eq!(left(0, 0, None).await, (false, Duration::ZERO));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_receiver_that_does_not_see_the_job_ends_it_also_when_all_work_has_ended() {
+        let queue = Arc::new(LocalQueue::new(SharedJobId([7; 16])));
+        let head = Head::new(Node::new(job(), queue, Vec::new(), 0, Duration::ZERO));
+        let mut course = Course::new();
+        let mut movers_left = course.movers_left.subscribe();
+        course.witnesses.spawn(async move {
+            movers_left.wait_for(|left| *left).await.unwrap();
+            Err("elsewhere".to_owned())
+        });
+        let ended = head.all_have_left(&session(&head), &mut course).await;
+        let Err(Stop::NotShared { unseen_at, seen_at, target }) = ended else { panic!("{ended:?}") };
+        assert_eq!((&*unseen_at, &*seen_at, &*target), ("elsewhere", "h:1", "t"));
     }
 
     fn standby(others: &watch::Sender<Others>, over: &watch::Sender<bool>) -> Standby {

@@ -1,12 +1,14 @@
 //! A job of many nodes, as each of its movers knows it.
 
+use std::ffi::OsStr;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
 use zmove_engine::SenderConfig;
 use zmove_scan::{Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root};
-use zmove_types::{GROUP_BYTES, Lock, Name, SharedJobId};
+use zmove_types::{Escaped, GROUP_BYTES, Lock, Name, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
 use zmove_wire::{
     JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName, Version,
@@ -127,6 +129,11 @@ impl SharedJob {
         let (job, epoch, node) = (self.id, self.epoch, self.node.clone());
         let shared_job = Some(Box::new(SharedJobOpening { job, epoch, may_begin, node }));
         Open { shared_job, ..self.open.clone() }
+    }
+
+    /// The target, as it is told.
+    pub(crate) fn target(&self) -> String {
+        Escaped::path(OsStr::from_bytes(&self.open.target)).to_string()
     }
 
     /// The source of this number.

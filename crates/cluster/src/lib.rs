@@ -19,6 +19,7 @@ mod job;
 mod local_queue;
 mod mover;
 mod node;
+mod one_target;
 mod orders;
 mod session;
 mod told;

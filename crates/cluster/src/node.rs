@@ -173,10 +173,7 @@ impl<W: WorkQueue> Sessions<W> {
         has_begun: bool,
     ) -> Result<(), Box<SessionEnd>> {
         let fate = session.fate();
-        // one that was not let in changes nothing later
-        if fate != SessionFate::NotBegun || !error.is_refusal() {
-            self.events.served.lose_session();
-        }
+        session.note_lost(&error);
         let before = if fate == SessionFate::OfUse { 0 } else { self.refusals };
         self.refusals = if error.is_final() || !has_begun { before + 1 } else { 0 };
         if error.ends_all() || self.refusals >= self.receivers.len() {

@@ -1,8 +1,6 @@
 //! Sessions with the receivers of a job.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run, SessionFate};
 use zmove_sender::{Feeder, Link};
-use zmove_types::{Escaped, Event, Lock, Observer, WorkId};
+use zmove_types::{Event, Lock, Observer, WorkId};
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::{Beginning, SharedJob};
@@ -44,6 +42,8 @@ pub(crate) struct JobEvents {
     useless: Arc<Lock<BTreeSet<Useless>>>,
     /// The large files of which a range has failed, by the items that give them their names.
     failed_ranges: Arc<Lock<HashSet<WorkId>>>,
+    /// The numbers of the receivers at which a session of the job has been opened.
+    seen_by: Arc<Lock<BTreeSet<usize>>>,
 }
 
 /// A receiver's number, and why it is of no use.
@@ -64,6 +64,7 @@ impl JobEvents {
             told_elsewhere,
             useless: Arc::default(),
             failed_ranges: Arc::default(),
+            seen_by: Arc::default(),
         }
     }
 
@@ -76,6 +77,11 @@ impl JobEvents {
     pub(crate) fn none_is_of_use(&self, receivers: usize) -> bool {
         let useless = self.useless.lock();
         (0..receivers).all(|number| useless.range((number, None)..(number + 1, None)).next().is_some())
+    }
+
+    /// Whether this receiver sees the job: it has answered in a session of it.
+    pub(crate) fn has_seen_job(&self, receiver: usize) -> bool {
+        self.seen_by.lock().contains(&receiver)
     }
 
     /// The events for a session with a receiver of this number.
@@ -98,7 +104,7 @@ pub(crate) struct SessionEvents {
     events: JobEvents,
     /// The receiver's number.
     pub(crate) number: usize,
-    receiver: String,
+    pub(crate) receiver: String,
     has_begun: AtomicBool,
     /// When the receiver has first answered.
     answered: OnceLock<Instant>,
@@ -144,6 +150,13 @@ impl SessionEvents {
             Some(first) => SessionFate::InVain { answered: first.elapsed() },
             None if is(&self.has_begun) => SessionFate::InVain { answered: Duration::ZERO },
             None => SessionFate::NotBegun,
+        }
+    }
+
+    /// The session has ended otherwise than it should; one that was not let in changes nothing later.
+    pub(crate) fn note_lost(&self, error: &SessionEnd) {
+        if self.fate() != SessionFate::NotBegun || !error.is_refusal() {
+            self.events.served.lose_session();
         }
     }
 
@@ -193,6 +206,7 @@ impl Observer for SessionEvents {
             | Event::Limited { .. } => {}
             Event::Answered => {
                 self.answered.get_or_init(Instant::now);
+                self.events.seen_by.lock().insert(self.number);
                 return;
             }
             // These are of the session alone. `ScanEnded` too: a session's feed ends with the job, so nobody knows
@@ -310,7 +324,7 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
     }
     ended.map_err(|end| match end.found_no_room() {
         Some((operation, code)) => {
-            let target = Escaped::path(OsStr::from_bytes(&job.open.target)).to_string();
+            let target = job.target();
             SessionEnd::NoRoom { receiver: events.receiver.clone(), target, operation, code }
         }
         None => end,

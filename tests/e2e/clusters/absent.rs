@@ -24,6 +24,22 @@ fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted()
     lab.assert_done();
 }
 
+/// No mover of the head comes to the second receiver, which another node serves.
+#[test]
+fn receivers_that_do_not_share_the_target_end_the_push() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint();
+    std::fs::create_dir(lab.site.path("elsewhere")).unwrap();
+    lab.allow_at(1, "head", "elsewhere");
+    let node = lab.join("other", &[]);
+    node.wait_for("waiting for it");
+    let outcome = lab.push(&["--timeout", "3s"]).outcome().expect(3);
+    let [there, elsewhere] = [0, 1].map(|number: usize| lab.daemons[number].address.to_string());
+    outcome
+        .says(&[&format!("{elsewhere} does not see the push that is under way at {there}: all receivers")]);
+}
+
 /// The head would else wait for it at the end, and take its sessions for lost ones.
 #[test]
 fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {

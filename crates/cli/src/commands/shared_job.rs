@@ -187,6 +187,7 @@ fn as_failure(error: JobError) -> anyhow::Error {
         JobError::Interrupted => failure(Exit::Interrupted, "interrupted"),
         // as where all that there is no room for are files
         JobError::NoRoom(_) => failure(Exit::Partial, error.to_string()),
+        JobError::NotShared(_) => failure(Exit::Target, error.to_string()),
         JobError::Lost(_) | JobError::Queue(_) => failure(Exit::Broken, error.to_string()),
         JobError::NotBegun(error) | JobError::NotOpened(error) => match *error {
             SessionEnd::Connect(error) => error.into(),
