@@ -30,7 +30,7 @@ use crate::job::{Beginning, SharedJob};
 use crate::node::{Node, Sessions, failure_at};
 use crate::one_target::Witness;
 use crate::orders::Orders;
-use crate::session::{JobEvents, Receiver, SessionEvents, in_session};
+use crate::session::{ENDS_WITHIN, JobEvents, Receiver, SessionEvents, in_session};
 use crate::work::{Work, WorkItem};
 use crate::work_queue::{LEASE, WorkQueue};
 
@@ -241,13 +241,14 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// Whether all sessions but this have ended as they should, once those of this node have.
+    /// Whether all sessions but this have ended as they should, once those of this node have. Movers have [`ENDS_WITHIN`]
+    /// for that, and then other nodes.
     ///
     /// # Errors
     /// A receiver does not see the job.
     async fn all_have_left(&self, events: &SessionEvents, course: &mut Course) -> Result<bool, Stop> {
         let movers_have =
-            timeout(ENDS_MAX, async { while course.movers.join_next().await.is_some() {} }).await;
+            timeout(ENDS_WITHIN, async { while course.movers.join_next().await.is_some() {} }).await;
         if movers_have.is_err() {
             course.movers.shutdown().await;
         }
@@ -257,7 +258,7 @@ impl<W: WorkQueue> Head<W> {
         }
         let mut others = self.others.clone();
         let none_ends_any_more = others.wait_for(|others| others.at_work == 0 || others.unfinished == 0);
-        let _waited = timeout(ENDS_MAX, none_ends_any_more).await;
+        let _waited = timeout(ENDS_WITHIN, none_ends_any_more).await;
         let all_others_have = self.others.borrow().unfinished == 0;
         Ok(movers_have.is_ok() && all_others_have && !self.node.served.has_lost_sessions())
     }
@@ -529,8 +530,6 @@ pub async fn end_abandoned(
 const WALKS_IN_VAIN_MAX: u32 = 10;
 /// So many passes find that the sources have changed, and work was done twice meanwhile, before the job is given up.
 const PASSES_MAX: u32 = 10;
-/// How long movers, and then other nodes, may take to end their sessions when all work has ended.
-const ENDS_MAX: Duration = Duration::from_secs(5);
 /// How long a job that is given up tries to tell the queue so: somebody waits for the prompt.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// How long a receiver may take to answer an order at first: twice as long as a node keeps what it does not go on with,
@@ -656,9 +655,13 @@ mod tests {
         };
         assert_eq!(left(0, 0, None).await, (true, Duration::ZERO));
         assert_eq!(left(0, 1, None).await, (false, Duration::ZERO), "a node that is lost");
-        assert_eq!(left(1, 1, None).await, (false, ENDS_MAX), "a node that does not say that it has ended");
-        assert_eq!(left(0, 0, Some(ENDS_MAX / 2)).await, (true, ENDS_MAX / 2));
-        assert_eq!(left(0, 0, Some(Duration::MAX)).await, (false, ENDS_MAX), "a mover that hangs");
+        assert_eq!(
+            left(1, 1, None).await,
+            (false, ENDS_WITHIN),
+            "a node that does not say that it has ended"
+        );
+        assert_eq!(left(0, 0, Some(ENDS_WITHIN / 2)).await, (true, ENDS_WITHIN / 2));
+        assert_eq!(left(0, 0, Some(Duration::MAX)).await, (false, ENDS_WITHIN), "a mover that hangs");
         head.node.served.lose_session();
         assert_eq!(left(0, 0, None).await, (false, Duration::ZERO));
     }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::{Beginning, SharedJob};
-use crate::session::{JobEvents, Receiver, in_session};
+use crate::session::{ENDS_WITHIN, JobEvents, Receiver, in_session};
 
 /// A receiver that has to see the job, by a mover's session or one that is there to ask it.
 pub(crate) struct Witness {
@@ -66,11 +66,11 @@ impl Witness {
         let session = self.events.within(self.number, &self.receiver);
         let at_end = async {
             drop(self.movers_left.wait_for(|left| *left).await);
-            sleep(ANSWERS_AT_END_WITHIN).await;
+            sleep(ENDS_WITHIN).await;
         };
         let asked = tokio::select! {
             asked = in_session(&self.receiver, &self.job, Beginning::UnderWay, &session, async |_feeder| Ok(())) => asked,
-            () = at_end => Err(Stop::Hangs(ANSWERS_AT_END_WITHIN).into()),
+            () = at_end => Err(Stop::Hangs(ENDS_WITHIN).into()),
         };
         asked.inspect_err(|error| session.note_lost(error))
     }
@@ -83,5 +83,3 @@ const MOVERS_COME_WITHIN: Duration = Duration::from_secs(1);
 const SHOWS_WITHIN: Duration = Duration::from_secs(70);
 const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(5);
-/// How long a receiver may take to answer when all else is done.
-const ANSWERS_AT_END_WITHIN: Duration = Duration::from_secs(5);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run, SessionFate};
-use zmove_sender::{Feeder, Link};
+use zmove_sender::{Feeder, Link, SessionError};
 use zmove_types::{Event, Lock, Observer, WorkId};
 
 use crate::error::{SessionEnd, Stop};
@@ -297,7 +297,7 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
                 Err(error) => Err(SessionEnd::from(error)),
             },
             done = work(feeder) => match done {
-                Ok(()) => session.await.map(drop).map_err(SessionEnd::from),
+                Ok(()) => end(session, break_off, &events.events.served).await,
                 Err(stop) => {
                     // whoever waits for the session may hear that it is over before it says why
                     let why = match &stop {
@@ -331,6 +331,24 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
     })
 }
 
+/// Waits for the end of a session in which nothing is to be done any more. One that takes long, as where its storage
+/// hangs, is broken off: what was done in it has been flushed by orders, so that nothing depends on its end.
+async fn end<S>(
+    mut session: impl Future<Output = Result<S, SessionError>> + Unpin,
+    break_off: oneshot::Sender<()>,
+    served: &Served,
+) -> Result<(), SessionEnd> {
+    if let Ok(ended) = timeout(ENDS_WITHIN, &mut session).await {
+        return Ok(ended.map(drop)?);
+    }
+    drop(break_off);
+    let _interrupted = session.await;
+    served.lose_session();
+    Ok(())
+}
+
+/// How long a session may take to end in which nothing is to be done any more.
+pub(crate) const ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// How long a session may take to say why it is over.
 const SAYS_WHY_WITHIN: Duration = Duration::from_secs(1);
 
@@ -394,6 +412,23 @@ mod tests {
         assert!(answered >= Duration::from_millis(5) && answered <= before.elapsed());
         session.note_ended_item();
         assert_eq!(session.fate(), SessionFate::OfUse);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_that_does_not_end_when_all_is_done_is_broken_off_and_lost() {
+        let served = Served::default();
+        let ends = async |within| {
+            let (break_off, broken_off) = oneshot::channel();
+            let session = Box::pin(async {
+                let _broken_off = timeout(within, broken_off).await;
+                Ok(())
+            });
+            let began = tokio::time::Instant::now();
+            end(session, break_off, &served).await.unwrap();
+            (began.elapsed(), served.has_lost_sessions())
+        };
+        assert_eq!(ends(ENDS_WITHIN / 2).await, (ENDS_WITHIN / 2, false));
+        assert_eq!(ends(Duration::MAX).await, (ENDS_WITHIN, true));
     }
 
     #[test]
