@@ -241,8 +241,8 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// Whether all sessions but this have ended as they should, once those of this node have. Movers have [`ENDS_WITHIN`]
-    /// for that, and then other nodes.
+    /// Whether all sessions but this have ended as they should, once those of this node have. Movers have
+    /// [`ENDS_WITHIN`] for that, and then other nodes.
     ///
     /// # Errors
     /// A receiver does not see the job.
