@@ -578,6 +578,20 @@ fn one_file_that_fails_stops_nothing_and_is_counted() {
     spread.assert_done();
 }
 
+/// What says that a job is under way lies in the target, whose mode is set before it goes.
+#[test]
+fn nothing_is_left_in_a_target_that_its_owner_may_not_change() {
+    let Some(spread) = Spread::unprivileged(2) else { return };
+    paint(spread.source().join("d/f"), 7);
+    set_mode(spread.source(), 0o555);
+    set_old(spread.source());
+    for _ in 0..2 {
+        spread.push(&[], "source").outcome().done();
+        spread.assert_done();
+    }
+    set_mode(spread.source(), 0o755);
+}
+
 #[test]
 fn one_large_file_is_written_by_several_receivers() {
     let spread = Spread::new(2);

@@ -43,7 +43,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, Dir, Mode};
+use rustix::fs::{Access, AtFlags, Dir, Mode};
 use rustix::io::Errno;
 use thiserror::Error;
 use zmove_types::{Name, RelPath, SharedJobId};
@@ -95,7 +95,7 @@ pub enum EpochError {
         source: io::Error,
     },
     /// A system call failed.
-    #[error("open '.zmove-job-…', the directory of the job at the target: {0}")]
+    #[error("{0}")]
     Io(#[from] io::Error),
 }
 
@@ -247,7 +247,8 @@ impl SharedJobDirectory {
         self.clear(patience)
     }
 
-    /// Removes the mark of a job's end from its target, which keeps its time: where no session can come late.
+    /// Removes the mark of a job's end from its target, which keeps its time and its mode: where no session can come
+    /// late.
     ///
     /// # Errors
     /// The system's error; `ENOTEMPTY` where the job has not ended, or something of it has come since.
@@ -263,8 +264,18 @@ impl SharedJobDirectory {
         let remove = |directory: &OwnedFd, name: Name| {
             gone(rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::REMOVEDIR))
         };
-        remove(&self.directory, epoch_name(END))?;
-        remove(root, name_of(job))?;
+        // the mode of the target is set by now, and may forbid its owner to change what is in it
+        let mode = Mode::from_raw_mode(rustix::fs::fstat(root)?.st_mode);
+        let access = rustix::fs::accessat(root, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+        let is_closed = access == Err(Errno::ACCESS);
+        if is_closed {
+            rustix::fs::fchmod(root, mode | Mode::RWXU)?;
+        }
+        let removed = remove(&self.directory, epoch_name(END)).and_then(|()| remove(root, name_of(job)));
+        if is_closed {
+            rustix::fs::fchmod(root, mode)?;
+        }
+        removed?;
         let _best_effort = set_file_mtime(root, before.mtime);
         Ok(())
     }

@@ -63,12 +63,18 @@ pub(crate) fn not_in_a_job(what: &str) -> Refusal {
     Refusal { code: RefusalCode::Protocol, text }
 }
 
-fn refuse(error: &EpochError) -> Refusal {
-    let hint = match error {
-        EpochError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            " (all receivers of a push have to run as one user)"
+fn refuse(job: SharedJobId, error: &EpochError) -> Refusal {
+    let text = match error {
+        EpochError::Io(error) => {
+            let hint = if error.kind() == io::ErrorKind::PermissionDenied {
+                " (all receivers of a push run as one user, also those that end it when it was killed; where that user \
+                 is gone, remove it)"
+            } else {
+                ""
+            };
+            format!("open '.zmove-job-{job}' at the target: {error}{hint}")
         }
-        _ => "",
+        error => error.to_string(),
     };
     let code = match error {
         EpochError::Ended => RefusalCode::Ended,
@@ -76,7 +82,7 @@ fn refuse(error: &EpochError) -> Refusal {
         EpochError::Older { .. } => RefusalCode::Busy,
         _ => RefusalCode::Target,
     };
-    Refusal { code, text: format!("{error}{hint}") }
+    Refusal { code, text }
 }
 
 impl SharedJobSession {
@@ -98,10 +104,10 @@ impl SharedJobSession {
                 );
                 Refusal { code: RefusalCode::NotUnderWay, text }
             }
-            error => refuse(&error),
+            error => refuse(job, &error),
         })?;
         let own = begin.transfer.to_string();
-        let epoch = directory.begin(number, &own, PATIENCE).map_err(|error| refuse(&error))?;
+        let epoch = directory.begin(number, &own, PATIENCE).map_err(|error| refuse(job, &error))?;
         let epoch = Arc::new(epoch);
         let name = journals::name_of(number, begin.transfer);
         let journal = Journal::create_in_job(directory.fd(), &name, begin, quota.room().bytes);
