@@ -380,6 +380,23 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
     spread.assert_done();
 }
 
+/// What a receiver that was stopped still has of it would be written over what the next push has written.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_by_a_push_to_one_of_its_receivers() {
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    let to_one = |options: &[&str]| {
+        let target = format!("{}:t", spread.daemons[1].address);
+        spread.push_to(target.into(), options, "source").outcome().done();
+    };
+    to_one(&["--dry-run"]);
+    assert_eq!(spread.noted(), 1);
+    to_one(&["--inplace", "--durability", "none"]);
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
 /// The next push asks first a receiver that does not have the job's directory, and then one that has.
 #[test]
 fn the_job_of_a_push_that_was_killed_is_ended_where_it_is() {

@@ -66,7 +66,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     if !notice.fits() {
         return Err(usage_error(TOO_MANY_SOURCES));
     }
-    let before = shared_job::end_before(&job, &receivers, &display)?;
+    let before = shared_job::end_before(&job.open, &receivers, &display)?;
     let unended = shared_job::note(&job, &receivers)?;
     display.start();
     let granting = Granting::new(&job, &receivers, cluster)?;

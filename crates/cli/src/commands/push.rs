@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use zmove_cluster::Receiver;
 use zmove_disk::{StorageMemory, StorageWork};
 use zmove_engine::{
     Connector, LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig, Sources,
@@ -19,6 +20,7 @@ use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
 use crate::commands::cluster_push;
 use crate::commands::scan::tell_unmatched;
+use crate::commands::shared_job::{self, Unended};
 use crate::commands::spread;
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::display::progress::Display;
@@ -53,6 +55,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let display = Display::new(args, trace);
     let sources = settings.look_at_sources(&display)?;
     let manifest = manifest(args, (host, proofs(args)))?;
+    end_jobs_of_several(settings, &sources, &display)?;
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let memory = storage_memory();
@@ -119,6 +122,20 @@ pub(crate) fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Disp
     let change = |path| Change { kind: ChangeKind::Removed, path, form: EntryForm::File };
     display.observer().on(&Event::Listed { changes: missing.into_iter().map(change).collect() });
     Ok(())
+}
+
+/// Ends at a daemon the jobs that pushes of several have left at the target: what their receivers still had would be
+/// written into that of this push. A receiver that ssh starts has no name in common with those.
+fn end_jobs_of_several(settings: &PushSettings, sources: &Sources, display: &Display) -> Result<()> {
+    let Location::Remote(remote) = &settings.location else { return Ok(()) };
+    if remote.login.is_some() || settings.args.dry_run || settings.args.verify {
+        return Ok(());
+    }
+    let (home, remote, open) =
+        (settings::home(Role::Client)?, remote.clone(), sources.job(remote.path.clone()).open);
+    let receiver = Receiver { home, settings: settings.dial_to(&remote)?, remote };
+    let ended = shared_job::end_before(&open, &[receiver], display)?;
+    ended.into_iter().try_for_each(Unended::forget)
 }
 
 /// Runs the sending role, and reconnects when connections are lost.

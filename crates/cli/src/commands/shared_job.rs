@@ -13,7 +13,7 @@ use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
 use zmove_sender::SenderConfig;
 use zmove_transport::SharedRate;
 use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
-use zmove_wire::{Keeping, NodeName, Open, TargetShape, TopName};
+use zmove_wire::{Durability, Keeping, NodeName, Open, TargetShape, TopName};
 
 pub(crate) use self::unended::Unended;
 use crate::ceiling::Shares;
@@ -61,18 +61,19 @@ pub(crate) fn fresh_epoch() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Ends at the receivers the jobs that pushes to the same target have left; returns what was noted of them.
+/// Ends at the receivers the jobs that pushes of several have left at the target that is to be opened so; returns what
+/// was noted of them.
 ///
 /// # Errors
 /// The user stops it, or no receiver ends one of them.
-pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver], display: &Display) -> Result<Vec<Unended>> {
+pub(crate) fn end_before(open: &Open, receivers: &[Receiver], display: &Display) -> Result<Vec<Unended>> {
     let before = Unended::near(&settings::home(Role::Client)?, receivers)?;
     if before.is_empty() {
         return Ok(before);
     }
     settings::block_on(threads(), async {
         tokio::select! {
-            ended = Box::pin(end_all(before, job, receivers, display)) => ended,
+            ended = Box::pin(end_all(before, open, receivers, display)) => ended,
             () = interrupted() => Err(as_failure(JobError::Interrupted)),
         }
     })
@@ -83,14 +84,21 @@ pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver], display: &Disp
 /// so later.
 async fn end_all(
     before: Vec<Unended>,
-    job: &SharedJob,
+    open: &Open,
     receivers: &[Receiver],
     display: &Display,
 ) -> Result<Vec<Unended>> {
+    let config = SenderConfig { silence_max: RECEIVER_SILENCE_MAX, ..SenderConfig::default() };
     let mut all_ended = Vec::new();
     for unended in before {
+        let open = Open {
+            shape: of_several(open.shape.clone()),
+            durability: Durability::End,
+            ..Open::new(open.target.clone(), open.run)
+        };
+        let names = (unended.job(), unended.epoch(), own_node());
         // its head may have been in the epoch in which it alone has sessions
-        let old = SharedJob { id: unended.job(), epoch: unended.epoch(), ..job.clone() }.last_epoch();
+        let old = SharedJob::new(names, Vec::new(), open, config.clone()).last_epoch();
         let end = async |beginning| {
             let ended =
                 end_abandoned(&old, beginning, receivers, display.observer(), Arc::new(SessionWarnings))
@@ -132,16 +140,7 @@ pub(crate) fn job(
         }
         Keeping { kinds: keeping.kinds.without(Kinds::LINKS), ..keeping }
     });
-    let open = Open {
-        // one file goes into a directory of this name, too
-        shape: match job.open.shape {
-            TargetShape::Single { name } => TargetShape::Directory { tops: vec![TopName(name)] },
-            shape @ TargetShape::Directory { .. } => shape,
-        },
-        keeping,
-        delta: false,
-        ..job.open
-    };
+    let open = Open { shape: of_several(job.open.shape), keeping, delta: false, ..job.open };
     let storage = settings::storage(settings.args.storage, |notice| terminal::warn(notice));
     let config = SenderConfig {
         file_io: storage.file_io,
@@ -155,8 +154,19 @@ pub(crate) fn job(
         silence_max: RECEIVER_SILENCE_MAX,
         ..SenderConfig::default()
     };
-    let node = NodeName::new(&own_name()).or_else(|| NodeName::new("sender")).expect("this is a name");
-    Ok(SharedJob::new((id, epoch, node), job.sources, open, config))
+    Ok(SharedJob::new((id, epoch, own_node()), job.sources, open, config))
+}
+
+fn own_node() -> NodeName {
+    NodeName::new(&own_name()).or_else(|| NodeName::new("sender")).expect("this is a name")
+}
+
+/// The shape of a target of several: one file goes into a directory of this name, too.
+fn of_several(shape: TargetShape) -> TargetShape {
+    match shape {
+        TargetShape::Single { name } => TargetShape::Directory { tops: vec![TopName(name)] },
+        shape @ TargetShape::Directory { .. } => shape,
+    }
 }
 
 fn summary_of(ended: &JobEnd, started: Instant) -> Summary {

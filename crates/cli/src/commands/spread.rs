@@ -30,7 +30,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let count = receivers.len();
     let id = fresh_id()?;
     let job = shared_job::job(settings, &sources, (id, fresh_epoch()))?;
-    for before in shared_job::end_before(&job, &receivers, &display)? {
+    for before in shared_job::end_before(&job.open, &receivers, &display)? {
         before.forget()?;
     }
     let unended = shared_job::note(&job, &receivers)?;
