@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run, SessionFate};
 use zmove_sender::{Feeder, Link};
 use zmove_types::{Escaped, Event, Lock, Observer, WorkId};
+use zmove_wire::FaultCode;
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::{Beginning, SharedJob};
@@ -172,6 +173,10 @@ impl Observer for SessionEvents {
     fn on(&self, event: &Event) {
         match event {
             Event::Failed { message } => {
+                // the session is shut out, and others do all of it: nothing is wrong with the file
+                if message.ends_with(&FaultCode::Fenced.to_string()) {
+                    return;
+                }
                 if !self.events.told.insert(message) {
                     return;
                 }
@@ -329,6 +334,7 @@ mod tests {
     struct Heard {
         limits: Lock<Vec<&'static str>>,
         warnings: Lock<Vec<String>>,
+        failures: Lock<Vec<String>>,
     }
 
     impl Observer for Heard {
@@ -336,6 +342,7 @@ mod tests {
             match event {
                 Event::Limited { by } => self.limits.lock().push(by),
                 Event::Warned { message } => self.warnings.lock().push(message.clone()),
+                Event::Failed { message } => self.failures.lock().push(message.clone()),
                 _ => {}
             }
         }
@@ -389,6 +396,18 @@ mod tests {
         (0..2).for_each(|_| session.warn_of_a_stop());
         let told = heard.warnings.lock();
         assert!(told.len() == 1 && told[0].starts_with("h:1: "), "{told:?}");
+    }
+
+    #[test]
+    fn a_session_that_is_shut_out_tells_of_no_file_that_it_has_failed() {
+        let heard = Arc::new(Heard::default());
+        let session = job_events(Arc::clone(&heard) as Arc<dyn Observer>).within(0, &receiver());
+        for (file, why) in [("x", FaultCode::Fenced), ("y", FaultCode::Os(28))] {
+            session.on(&Event::Failed { message: format!("receiver: name '{file}': {why}") });
+        }
+        let told = heard.failures.lock();
+        assert!(told.len() == 1 && told[0].starts_with("receiver: name 'y': "), "{told:?}");
+        assert!(!session.has_failed("x"));
     }
 
     #[test]
