@@ -24,7 +24,7 @@ use zmove_types::{Event, Observer};
 use self::granting::{Answer, Granting};
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{self, Unended, fresh_epoch, fresh_id, tell_end, threads};
+use crate::commands::shared_job::{self, By, Unended, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::format::counted;
 use crate::display::progress::Display;
@@ -74,12 +74,13 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let leading = Leading { cluster, trees, observer, notice, mountinfo, granting };
     let patience = settings.args.timeout.0;
     let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
-    display.end();
+    let took_part = display.end();
     let (ended, nodes) = ended?;
     if shared_job::leaves_nothing(&ended) {
         unended.forget()?;
     }
-    tell_end(ended, settings, &sources, (id, &format!("by {}", counted(nodes as u64, "node")), started))
+    let by = By { count: counted(nodes as u64, "node"), took_part };
+    tell_end(ended, settings, &sources, (id, &by, started))
 }
 
 /// The receivers of a cluster, with the keys that its file names.

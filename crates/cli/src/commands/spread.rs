@@ -12,7 +12,7 @@ use zmove_transport::{DialError, KnownHosts};
 use zmove_types::Observer;
 
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{self, SessionWarnings, fresh_epoch, fresh_id, tell_end, threads};
+use crate::commands::shared_job::{self, By, SessionWarnings, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::interrupted;
 use crate::commands::trust::get_to_know;
 use crate::display::format::counted;
@@ -56,12 +56,12 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         }
     });
     participants.tell_now(Some(0), moved());
-    display.end();
+    let took_part = display.end();
     let ended = ended?;
     if shared_job::leaves_nothing(&ended) {
         unended.forget()?;
     }
-    let by = format!("by {}", counted(served.by_receiver().len() as u64, "receiver"));
+    let by = By { count: counted(served.by_receiver().len() as u64, "receiver"), took_part };
     tell_end(ended, settings, &sources, (id, &by, started))
 }
 

@@ -204,8 +204,8 @@ impl Display {
         self.watcher.state().transfer.clone()
     }
 
-    /// Removes the progress bar from the terminal.
-    pub(crate) fn end(self) {
+    /// Removes the progress bar from the terminal. Returns what each has moved, where several take part.
+    pub(crate) fn end(self) -> Option<String> {
         if let Some(Ticker { end, thread }) = self.ticker.into_inner() {
             drop(end);
             // A display that failed is no failure of the transfer.
@@ -213,7 +213,7 @@ impl Display {
         }
         self.watcher.bar.finish_and_clear();
         let took_part = self.watcher.state().nodes.as_ref().and_then(nodes::took_part);
-        if let (Form::Json, Some(message)) = (self.watcher.form, took_part) {
+        if let (Form::Json, Some(message)) = (self.watcher.form, &took_part) {
             self.watcher.print(json!({ "event": TOOK_PART, "message": message }));
         }
         if let Some(failures) = &self.watcher.failures {
@@ -221,6 +221,7 @@ impl Display {
             failures.unnamed().for_each(terminal::warn);
             failures.advice().into_iter().for_each(terminal::warn);
         }
+        took_part
     }
 }
 
