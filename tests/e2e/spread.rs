@@ -270,6 +270,13 @@ fn a_receiver_that_is_away_and_not_known_is_left_out() {
     assert_eq!(KnownHosts::open(&spread.home()).unwrap().lookup(&host, port), None);
     spread.assert_done();
     spread.push(&["--strict"], "source").outcome().expect(5);
+    let nameless = format!("{},nowhere.invalid:u", spread.daemons[0].address);
+    let left_out = [
+        "nowhere.invalid:5870 is away",
+        "left out (find the address of 'nowhere.invalid' (is the name right?)",
+    ];
+    spread.push_to(nameless.into(), &[], "source").outcome().expect(0).says(&left_out).lines(1);
+    assert!(spread.shared().join("u/f").exists());
     let none_else = format!("{address},localhost:{port}:t");
     spread.push_to(none_else.into(), &[], "source").outcome().expect(10);
 }

@@ -79,15 +79,15 @@ fn receivers(settings: &PushSettings) -> Result<Vec<Receiver>> {
     remotes.into_iter().map(receiver).collect()
 }
 
-/// The receivers, the keys of which are known from here on: several sessions would ask at once. One that is away and
-/// has an unknown key is left out, since nobody could be asked when it comes back.
+/// The receivers, the keys of which are known from here on: several sessions would ask at once. One that is away, or
+/// whose name has no address, and has an unknown key is left out, since nobody could be asked when it comes back.
 fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
     let dial = &settings.args.dial;
     let (mut known, mut away) = (Vec::new(), None);
     for remote in settings.receivers() {
         match if dial.accept_new { Ok(()) } else { get_to_know(remote, dial.strict) } {
             Ok(()) => known.push(remote),
-            Err(error) if error.downcast_ref().is_some_and(DialError::retryable) => {
+            Err(error) if error.downcast_ref().is_some_and(is_away) => {
                 let why = terminal::causes(&error).to_string();
                 terminal::warn(format_args!("{remote} is away, and its key not known yet: left out ({why})"));
                 away.get_or_insert(error);
@@ -99,4 +99,9 @@ fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
         Some(error) if known.is_empty() => Err(error),
         _ => Ok(known),
     }
+}
+
+/// Whether the receiver cannot be reached now. An outage takes the resolution of names down as well.
+fn is_away(error: &DialError) -> bool {
+    error.retryable() || matches!(error, DialError::Resolve { .. })
 }
