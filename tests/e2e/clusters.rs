@@ -432,6 +432,8 @@ fn what_else_listens_at_the_broker_s_address_is_named() {
     let broker = lab.start_broker();
     lab.push(&[]).outcome().expect(10).says(&[&at, "a NATS server that is not of this cluster"]);
     drop(broker);
+    let left = ["head/shared-jobs", "shared/t"].map(|left| lab.site.path(left).exists());
+    assert_eq!(left, [false; 2], "nothing that the next push would end, which makes the target for that");
     lab.push(&[]).outcome().expect(0);
 }
 

@@ -67,7 +67,6 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         return Err(usage_error(TOO_MANY_SOURCES));
     }
     let before = shared_job::end_before(&job, &receivers, &display)?;
-    let unended = shared_job::note(&job, &receivers)?;
     display.start();
     let granting = Granting::new(&job, &receivers, cluster)?;
     let (trees, observer) = (Arc::new(trees), display.observer());
@@ -76,9 +75,6 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
     let took_part = display.end();
     let (ended, nodes) = ended?;
-    if shared_job::leaves_nothing(&ended) {
-        unended.forget()?;
-    }
     let by = By { count: counted(nodes as u64, "node"), took_part };
     tell_end(ended, settings, &sources, (id, &by, started))
 }
@@ -154,8 +150,8 @@ impl Leading<'_> {
         before: Vec<Unended>,
         mut stop: Stop,
     ) -> Result<Led> {
-        let (notices, queue) = tokio::select! {
-            opened = self.open(&job, patience, before) => opened?,
+        let (notices, queue, unended) = tokio::select! {
+            opened = self.open(&job, &receivers, patience, before) => opened?,
             () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
@@ -214,16 +210,21 @@ impl Leading<'_> {
             }
         };
         participants.tell_now(Some(0), Vec::new());
+        if shared_job::leaves_nothing(&ended) {
+            unended.forget()?;
+        }
         Ok((ended, participants.served(head.node.served.items() > 0)))
     }
 
-    /// Connects to the broker, where the queues that pushes have left end before that of this job begins.
+    /// Connects to the broker, where the queues that pushes have left end before that of this job begins; of which
+    /// nothing is noted where there is no broker.
     async fn open(
         &self,
         job: &SharedJob,
+        receivers: &[Receiver],
         patience: Duration,
         before: Vec<Unended>,
-    ) -> Result<(Notices, JetStream)> {
+    ) -> Result<(Notices, JetStream, Unended)> {
         let (access, key) = (self.cluster.access()?, self.cluster.key()?);
         let head_of = |job, epoch| Settings {
             patience: broker_patience(patience),
@@ -236,7 +237,9 @@ impl Leading<'_> {
             JetStream::end_abandoned(&access, abandoned).await.map_err(no_broker)?;
             before.forget()?;
         }
-        Ok((notices, JetStream::open(&access, head_of(job.id, job.epoch)).await.map_err(no_broker)?))
+        let unended = shared_job::note(job, receivers)?;
+        let queue = JetStream::open(&access, head_of(job.id, job.epoch)).await.map_err(no_broker)?;
+        Ok((notices, queue, unended))
     }
 
     /// The broker of this node, which other pushes may have started.
