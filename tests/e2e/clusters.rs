@@ -592,9 +592,10 @@ fn where_all_refuse_nothing_is_said_of_another() {
     lab.zmove("one", &init).outcome().done();
     push("one").lines(1);
     lab.zmove("two", &[&init[..], &[&second]].concat()).outcome().done();
-    let next = format!("; {second} is tried next");
+    let refusals = [format!(" (at {first}); {second} is tried next"), format!(" (at {second})")];
     let outcome = push("two").lines(2);
-    assert!(outcome.stderr.lines().next().is_some_and(|line| line.ends_with(&next)), "{}", outcome.stderr);
+    let mut told = outcome.stderr.lines().zip(refusals);
+    assert!(told.all(|(line, refusal)| line.ends_with(&refusal)), "each is told by whom: {}", outcome.stderr);
 }
 
 /// The node would else go on alone, and wait for ever where nobody ends the queue.

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run, SessionFate};
-use zmove_sender::{Feeder, Link};
+use zmove_sender::{Feeder, Link, SessionError};
 use zmove_types::{Escaped, Event, Lock, Observer, WorkId};
-use zmove_wire::FaultCode;
+use zmove_wire::{FaultCode, Refusal};
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::{Beginning, SharedJob};
@@ -313,13 +313,21 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
     if let Some(ssh) = reached.ssh {
         ssh.end().await;
     }
-    ended.map_err(|end| match end.found_no_room() {
-        Some((operation, code)) => {
-            let target = Escaped::path(OsStr::from_bytes(&job.open.target)).to_string();
-            SessionEnd::NoRoom { receiver: events.receiver.clone(), target, operation, code }
+    ended.map_err(|end| with_receiver(end, &events.receiver, &job.open.target))
+}
+
+/// The end of a session, with the receiver where that has no room, or refuses it: several may, each for its own reason.
+fn with_receiver(end: SessionEnd, receiver: &str, target: &[u8]) -> SessionEnd {
+    if let Some((operation, code)) = end.found_no_room() {
+        let target = Escaped::path(OsStr::from_bytes(target)).to_string();
+        return SessionEnd::NoRoom { receiver: receiver.to_owned(), target, operation, code };
+    }
+    match end {
+        SessionEnd::Session(SessionError::Refused(Refusal { code, text })) => {
+            SessionError::Refused(Refusal { code, text: format!("{text} (at {receiver})") }).into()
         }
-        None => end,
-    })
+        end => end,
+    }
 }
 
 /// How long a session may take to say why it is over.
