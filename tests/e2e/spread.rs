@@ -16,7 +16,7 @@ use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
 
 use crate::command::{Runner, Zmove};
 use crate::daemon::Daemon;
-use crate::harness::Site;
+use crate::harness::{Site, is_root, skip};
 use crate::namespace::Namespace;
 use crate::proxy::Proxy;
 use crate::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old};
@@ -466,6 +466,24 @@ fn the_job_of_a_push_that_was_killed_is_ended_also_where_receivers_have_refused_
     assert_eq!(spread.noted(), 0);
     spread.remove_marks();
     spread.assert_done();
+}
+
+/// Receivers have become another user's since, say.
+#[test]
+fn the_job_of_a_push_that_was_killed_and_is_of_another_user_is_told_as_such() {
+    if !is_root() {
+        return skip("to give a directory to another user needs root");
+    }
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    let job = spread.wait_for_job();
+    std::os::unix::fs::chown(&job, Some(4711), None).unwrap();
+    let name = job.file_name().unwrap().to_str().unwrap();
+    let why = format!("receiver: '{name}' at the target belongs to another user than this receiver's: ");
+    let outcome = spread.push(&[], "source").outcome().expect(3);
+    assert_eq!(outcome.stderr.matches(&why).count(), 2, "{}", outcome.stderr);
+    std::os::unix::fs::chown(&job, Some(0), None).unwrap();
+    spread.push(&[], "source").outcome().done();
 }
 
 /// The storage is not mounted, say, in which that directory is. No session has begun there that may still do

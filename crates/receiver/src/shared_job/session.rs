@@ -64,19 +64,13 @@ pub(crate) fn not_in_a_job(what: &str) -> Refusal {
 }
 
 fn refuse(error: &EpochError) -> Refusal {
-    let hint = match error {
-        EpochError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            " (all receivers of a push have to run as one user)"
-        }
-        _ => "",
-    };
     let code = match error {
         EpochError::Ended => RefusalCode::Ended,
         EpochError::Fenced { .. } => RefusalCode::Denied,
         EpochError::Older { .. } => RefusalCode::Busy,
         _ => RefusalCode::Target,
     };
-    Refusal { code, text: format!("{error}{hint}") }
+    Refusal { code, text: error.to_string() }
 }
 
 impl SharedJobSession {
@@ -88,17 +82,24 @@ impl SharedJobSession {
         quota: &Quota,
     ) -> Result<(Self, Journal), Refusal> {
         let beginning = if may_begin { Beginning::Allowed } else { Beginning::Before };
-        let root = target.open_directory(&RelPath::root()).map_err(EpochError::from);
-        let opened = root.and_then(|root| Ok(SharedJobDirectory::open(&root, job, beginning)?));
-        let directory = opened.map_err(|error| match error {
-            EpochError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
+        let root = target.open_directory(&RelPath::root()).map_err(|error| refuse(&error.into()))?;
+        let opened = SharedJobDirectory::open(&root, job, beginning);
+        let directory = opened.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
                 let text = format!(
                     "job {job} is not under way at this target: it has ended, or this receiver has another \
                      directory there than the others (is the storage mounted that they share?)"
                 );
                 Refusal { code: RefusalCode::NotUnderWay, text }
             }
-            error => refuse(&error),
+            io::ErrorKind::PermissionDenied if SharedJobDirectory::is_of_another_user(&root, job) => {
+                let text = format!(
+                    "'.zmove-job-{job}' at the target belongs to another user than this receiver's: all receivers \
+                     of a push run as one user, and so do those of the next one where it was killed"
+                );
+                Refusal { code: RefusalCode::Target, text }
+            }
+            _ => refuse(&error.into()),
         })?;
         let own = begin.transfer.to_string();
         let epoch = directory.begin(number, &own, PATIENCE).map_err(|error| refuse(&error))?;
