@@ -435,6 +435,8 @@ fn what_else_listens_at_the_broker_s_address_is_named() {
     let broker = lab.start_broker();
     lab.push(&[]).outcome().expect(10).says(&[&at, "a NATS server that is not of this cluster"]);
     drop(broker);
+    let left = ["head/shared-jobs", "shared/t"].map(|left| lab.site.path(left).exists());
+    assert_eq!(left, [false; 2], "nothing that the next push would end, which makes the target for that");
     lab.push(&[]).outcome().expect(0);
 }
 
@@ -593,9 +595,10 @@ fn where_all_refuse_nothing_is_said_of_another() {
     lab.zmove("one", &init).outcome().done();
     push("one").lines(1);
     lab.zmove("two", &[&init[..], &[&second]].concat()).outcome().done();
-    let next = format!("; {second} is tried next");
+    let refusals = [format!(" (at {first}); {second} is tried next"), format!(" (at {second})")];
     let outcome = push("two").lines(2);
-    assert!(outcome.stderr.lines().next().is_some_and(|line| line.ends_with(&next)), "{}", outcome.stderr);
+    let mut told = outcome.stderr.lines().zip(refusals);
+    assert!(told.all(|(line, refusal)| line.ends_with(&refusal)), "each is told by whom: {}", outcome.stderr);
 }
 
 /// The node would else go on alone, and wait for ever where nobody ends the queue.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use zmove_engine::{Listener, Next, Outages, SessionFate, Timeout};
+use zmove_sender::SessionError;
 use zmove_types::{Event, Observer};
 
 use crate::error::{SessionEnd, Stop, WorkError};
@@ -203,10 +204,10 @@ impl<W: WorkQueue> Sessions<W> {
     }
 }
 
-/// What has ended a session, and at which receiver.
+/// What has ended a session, and at which receiver, which some errors say themselves.
 pub(crate) fn failure_at(receiver: &Receiver, error: &SessionEnd) -> String {
     match error {
-        SessionEnd::Connect(_says_where) => error.to_string(),
+        SessionEnd::Connect(_) | SessionEnd::Session(SessionError::Refused(_)) => error.to_string(),
         _ => format!("{}: {error}", receiver.remote),
     }
 }

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run, SessionFate};
 use zmove_sender::{Feeder, Link, SessionError};
 use zmove_types::{Event, Lock, Observer, WorkId};
+use zmove_wire::{FaultCode, Refusal};
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::{Beginning, SharedJob};
@@ -185,6 +186,10 @@ impl Observer for SessionEvents {
     fn on(&self, event: &Event) {
         match event {
             Event::Failed { message } => {
+                // the session is shut out, and others do all of it: nothing is wrong with the file
+                if message.ends_with(&FaultCode::Fenced.to_string()) {
+                    return;
+                }
                 if !self.events.told.insert(message) {
                     return;
                 }
@@ -322,13 +327,20 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
     if let Some(ssh) = reached.ssh {
         ssh.end().await;
     }
-    ended.map_err(|end| match end.found_no_room() {
-        Some((operation, code)) => {
-            let target = job.target();
-            SessionEnd::NoRoom { receiver: events.receiver.clone(), target, operation, code }
+    ended.map_err(|end| with_receiver(end, &events.receiver, job))
+}
+
+/// The end of a session, with the receiver where that has no room, or refuses it: several may, each for its own reason.
+fn with_receiver(end: SessionEnd, receiver: &str, job: &SharedJob) -> SessionEnd {
+    if let Some((operation, code)) = end.found_no_room() {
+        return SessionEnd::NoRoom { receiver: receiver.to_owned(), target: job.target(), operation, code };
+    }
+    match end {
+        SessionEnd::Session(SessionError::Refused(Refusal { code, text })) => {
+            SessionError::Refused(Refusal { code, text: format!("{text} (at {receiver})") }).into()
         }
-        None => end,
-    })
+        end => end,
+    }
 }
 
 /// Waits for the end of a session in which nothing is to be done any more. One that takes long, as where its storage
@@ -361,6 +373,7 @@ mod tests {
     struct Heard {
         limits: Lock<Vec<&'static str>>,
         warnings: Lock<Vec<String>>,
+        failures: Lock<Vec<String>>,
     }
 
     impl Observer for Heard {
@@ -368,6 +381,7 @@ mod tests {
             match event {
                 Event::Limited { by } => self.limits.lock().push(by),
                 Event::Warned { message } => self.warnings.lock().push(message.clone()),
+                Event::Failed { message } => self.failures.lock().push(message.clone()),
                 _ => {}
             }
         }
@@ -438,6 +452,18 @@ mod tests {
         (0..2).for_each(|_| session.warn_of_a_stop());
         let told = heard.warnings.lock();
         assert!(told.len() == 1 && told[0].starts_with("h:1: "), "{told:?}");
+    }
+
+    #[test]
+    fn a_session_that_is_shut_out_tells_of_no_file_that_it_has_failed() {
+        let heard = Arc::new(Heard::default());
+        let session = job_events(Arc::clone(&heard) as Arc<dyn Observer>).within(0, &receiver());
+        for (file, why) in [("x", FaultCode::Fenced), ("y", FaultCode::Os(28))] {
+            session.on(&Event::Failed { message: format!("receiver: name '{file}': {why}") });
+        }
+        let told = heard.failures.lock();
+        assert!(told.len() == 1 && told[0].starts_with("receiver: name 'y': "), "{told:?}");
+        assert!(!session.has_failed("x"));
     }
 
     #[test]

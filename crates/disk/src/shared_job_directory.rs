@@ -162,6 +162,13 @@ impl SharedJobDirectory {
         Ok(Self { directory: Arc::new(directory) })
     }
 
+    /// Whether a target has a directory of a job that belongs to another user.
+    #[must_use]
+    pub fn is_of_another_user(root: &OwnedFd, job: SharedJobId) -> bool {
+        let found = rustix::fs::statat(root, name_of(job).as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| found.st_uid != rustix::process::geteuid().as_raw())
+    }
+
     /// The directory.
     #[must_use]
     pub fn fd(&self) -> &Arc<OwnedFd> {

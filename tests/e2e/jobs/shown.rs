@@ -2,6 +2,8 @@
 //! job that they name.
 
 use super::*;
+use crate::command::Zmove;
+use crate::harness::{has_program, skip};
 
 #[test]
 fn a_job_that_is_held_shows_how_far_it_has_come() {
@@ -95,6 +97,28 @@ fn a_job_that_has_failed_says_by_what() {
     for line in shown.lines().chain(list.lines()) {
         // a path stays whole
         assert!(line.chars().count() <= 80 || line.trim().split(' ').count() <= 2, "{line}");
+    }
+}
+
+#[test]
+fn a_terminal_does_not_break_the_words_of_a_log() {
+    if !has_program("script") {
+        return skip("there is no 'script'");
+    }
+    let yard = Yard::local();
+    std::fs::create_dir_all(yard.site.target().join("f/x")).unwrap();
+    paint(yard.site.source().join("f"), 1000);
+    let id = yard.submit(&[], "");
+    yard.wait(&id).expect(30);
+    let plain = yard.site.zmove(&["job", &id, "log"]);
+    let words = format!("stty cols 30; '{}' job {id} log", plain.0.get_program().display());
+    let mut at_terminal = std::process::Command::new("script");
+    at_terminal.args(["-qec", &words, "/dev/null"]);
+    at_terminal.envs(plain.0.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let told = Zmove(at_terminal).outcome().expect(0).stdout.replace("\r\n", "\n");
+    assert!(told.lines().count() > plain.outcome().expect(0).stdout.lines().count(), "{told}");
+    for line in told.lines() {
+        assert!(line.chars().count() <= 30 || line.trim().split(' ').count() == 1, "{line}");
     }
 }
 

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::Spread;
 use crate::command::{Outcome, finish};
+use crate::daemon::Daemon;
 use crate::namespace::{Image, Namespace};
 use crate::proxy::Proxy;
 use crate::tree::{assert_part_of, names, paint};
@@ -208,5 +209,9 @@ fn receivers_are_shown_while_they_work_and_those_that_have_stored_something_are_
     std::fs::remove_file(spread.source().join("huge")).unwrap();
     paint(spread.source().join("one"), 7);
     let outcome = spread.push(&[], "source").outcome().done();
-    assert!(outcome.stdout.contains(", by 1 receiver\n"), "{}", outcome.stdout);
+    let lines: Vec<_> = outcome.stdout.lines().collect();
+    assert!(lines[0].ends_with(", by 1 receiver"), "{lines:?}");
+    let took_part = lines[1].strip_prefix("moved by 1 receiver: ").expect("it is told which");
+    let is_told = |daemon: &Daemon| took_part == format!("{} (1 file, 7 B)", daemon.address);
+    assert!(spread.daemons.iter().any(is_told), "{lines:?}");
 }

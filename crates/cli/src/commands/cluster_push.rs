@@ -24,7 +24,7 @@ use zmove_types::{Event, Observer};
 use self::granting::{Answer, Granting};
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{self, Unended, fresh_epoch, fresh_id, tell_end, threads};
+use crate::commands::shared_job::{self, By, Unended, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::format::counted;
 use crate::display::progress::Display;
@@ -67,19 +67,16 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         return Err(usage_error(TOO_MANY_SOURCES));
     }
     let before = shared_job::end_before(&job.open, &receivers, &display)?;
-    let unended = shared_job::note(&job, &receivers)?;
     display.start();
     let granting = Granting::new(&job, &receivers, cluster)?;
     let (trees, observer) = (Arc::new(trees), display.observer());
     let leading = Leading { cluster, trees, observer, notice, mountinfo, granting };
     let patience = settings.args.timeout.0;
     let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
-    display.end();
+    let took_part = display.end();
     let (ended, nodes) = ended?;
-    if shared_job::leaves_nothing(&ended) {
-        unended.forget()?;
-    }
-    tell_end(ended, settings, &sources, (id, &format!("by {}", counted(nodes as u64, "node")), started))
+    let by = By { count: counted(nodes as u64, "node"), took_part };
+    tell_end(ended, settings, &sources, (id, &by, started))
 }
 
 /// The receivers of a cluster, with the keys that its file names.
@@ -153,8 +150,8 @@ impl Leading<'_> {
         before: Vec<Unended>,
         mut stop: Stop,
     ) -> Result<Led> {
-        let (notices, queue) = tokio::select! {
-            opened = self.open(&job, patience, before) => opened?,
+        let (notices, queue, unended) = tokio::select! {
+            opened = self.open(&job, &receivers, patience, before) => opened?,
             () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
@@ -213,16 +210,21 @@ impl Leading<'_> {
             }
         };
         participants.tell_now(Some(0), Vec::new());
+        if shared_job::leaves_nothing(&ended) {
+            unended.forget()?;
+        }
         Ok((ended, participants.served(head.node.served.items() > 0)))
     }
 
-    /// Connects to the broker, where the queues that pushes have left end before that of this job begins.
+    /// Connects to the broker, where the queues that pushes have left end before that of this job begins; of which
+    /// nothing is noted where there is no broker.
     async fn open(
         &self,
         job: &SharedJob,
+        receivers: &[Receiver],
         patience: Duration,
         before: Vec<Unended>,
-    ) -> Result<(Notices, JetStream)> {
+    ) -> Result<(Notices, JetStream, Unended)> {
         let (access, key) = (self.cluster.access()?, self.cluster.key()?);
         let head_of = |job, epoch| Settings {
             patience: broker_patience(patience),
@@ -235,7 +237,9 @@ impl Leading<'_> {
             JetStream::end_abandoned(&access, abandoned).await.map_err(no_broker)?;
             before.forget()?;
         }
-        Ok((notices, JetStream::open(&access, head_of(job.id, job.epoch)).await.map_err(no_broker)?))
+        let unended = shared_job::note(job, receivers)?;
+        let queue = JetStream::open(&access, head_of(job.id, job.epoch)).await.map_err(no_broker)?;
+        Ok((notices, queue, unended))
     }
 
     /// The broker of this node, which other pushes may have started.

@@ -71,9 +71,9 @@ fn log(place: &Place, store: &Store, id: JobId, json: bool) -> Result<()> {
         events.iter().for_each(|event| print_json(&event_as_json(event)));
         return Ok(());
     }
-    events.iter().map(event).for_each(terminal::say);
+    events.iter().for_each(|told| terminal::print_lines(&event(told)));
     let said = std::fs::read(place.log(id)).unwrap_or_default();
-    String::from_utf8_lossy(&said).lines().for_each(terminal::say);
+    terminal::print_lines(&String::from_utf8_lossy(&said));
     Ok(())
 }
 

@@ -289,7 +289,7 @@ impl Entry {
 
     /// Whether the job is over for the node.
     fn is_over(&self) -> bool {
-        matches!(self.state, Some(NodeState::HasEnded | NodeState::HasLostSessions))
+        matches!(self.state, Some(NodeState::HasEnded | NodeState::HasLostSessions | NodeState::Stopped))
     }
 
     /// Whether all of its sessions are known to have ended as they should.
@@ -513,14 +513,17 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_says_nothing_is_silent_unless_it_has_ended() {
+    fn a_node_that_says_nothing_is_silent_unless_it_has_ended_or_was_stopped() {
         let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
         let began = Instant::now();
         participants.hear("n1", &part(10, NodeState::Works));
         participants.hear("n2", &part(10, NodeState::HasEnded));
+        participants.hear("n3", &part(10, NodeState::Stopped));
         assert_eq!(participants.look(None, began).nodes[1].pace, Pace::Works);
         let later = participants.look(None, began + SILENT_AFTER + Duration::from_secs(2));
-        assert_eq!(paces(&later), [("n1", Pace::Silent), ("head", Pace::Works), ("n2", Pace::Ended)]);
+        let expected =
+            [("n1", Pace::Silent), ("head", Pace::Works), ("n2", Pace::Ended), ("n3", Pace::Ended)];
+        assert_eq!(paces(&later), expected);
     }
 
     #[derive(Default)]

@@ -25,12 +25,20 @@ use crate::display::terminal;
 use crate::settings::{self, PushSettings, Role};
 use crate::value::exit::{Exit, failure};
 
+/// The nodes, or receivers, that have done a job.
+pub(crate) struct By {
+    /// How many took part.
+    pub(crate) count: String,
+    /// What each has moved, where there were several.
+    pub(crate) took_part: Option<String>,
+}
+
 /// Prints what has become of a job.
 pub(crate) fn tell_end(
     ended: Result<JobEnd, JobError>,
     settings: &PushSettings,
     sources: &Sources,
-    (id, by, started): (SharedJobId, &str, Instant),
+    (id, by, started): (SharedJobId, &By, Instant),
 ) -> Result<Exit> {
     let args = &settings.args;
     let transfer = Some(id.to_string());
@@ -182,13 +190,15 @@ fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
     }
 }
 
-fn as_text(summary: &Summary, by: &str) -> String {
+fn as_text(summary: &Summary, By { count, took_part }: &By) -> String {
     let rate = ByteRate::new(summary.bytes, summary.elapsed);
     let seconds = summary.elapsed.as_secs_f64();
+    let took_part = took_part.as_ref().map(|took_part| format!("{took_part}\n"));
     format!(
-        "{}, {} in {seconds:.2} s: {rate}, {by}\nverified (wire), flushed\n",
+        "{}, {} in {seconds:.2} s: {rate}, by {count}\n{}verified (wire), flushed\n",
         counted(summary.files, "file"),
         ByteCount(summary.bytes),
+        took_part.unwrap_or_default(),
     )
 }
 

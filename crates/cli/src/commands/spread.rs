@@ -12,7 +12,7 @@ use zmove_transport::{DialError, KnownHosts};
 use zmove_types::Observer;
 
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{self, SessionWarnings, fresh_epoch, fresh_id, tell_end, threads};
+use crate::commands::shared_job::{self, By, SessionWarnings, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::interrupted;
 use crate::commands::trust::get_to_know;
 use crate::display::format::counted;
@@ -56,12 +56,12 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         }
     });
     participants.tell_now(Some(0), moved());
-    display.end();
+    let took_part = display.end();
     let ended = ended?;
     if shared_job::leaves_nothing(&ended) {
         unended.forget()?;
     }
-    let by = format!("by {}", counted(served.by_receiver().len() as u64, "receiver"));
+    let by = By { count: counted(served.by_receiver().len() as u64, "receiver"), took_part };
     tell_end(ended, settings, &sources, (id, &by, started))
 }
 
@@ -79,15 +79,15 @@ fn receivers(settings: &PushSettings) -> Result<Vec<Receiver>> {
     remotes.into_iter().map(receiver).collect()
 }
 
-/// The receivers, the keys of which are known from here on: several sessions would ask at once. One that is away and
-/// has an unknown key is left out, since nobody could be asked when it comes back.
+/// The receivers, the keys of which are known from here on: several sessions would ask at once. One that is away, or
+/// whose name has no address, and has an unknown key is left out, since nobody could be asked when it comes back.
 fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
     let dial = &settings.args.dial;
     let (mut known, mut away) = (Vec::new(), None);
     for remote in settings.receivers() {
         match if dial.accept_new { Ok(()) } else { get_to_know(remote, dial.strict) } {
             Ok(()) => known.push(remote),
-            Err(error) if error.downcast_ref().is_some_and(DialError::retryable) => {
+            Err(error) if error.downcast_ref().is_some_and(is_away) => {
                 let why = terminal::causes(&error).to_string();
                 terminal::warn(format_args!("{remote} is away, and its key not known yet: left out ({why})"));
                 away.get_or_insert(error);
@@ -99,4 +99,9 @@ fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
         Some(error) if known.is_empty() => Err(error),
         _ => Ok(known),
     }
+}
+
+/// Whether the receiver cannot be reached now. An outage takes the resolution of names down as well.
+fn is_away(error: &DialError) -> bool {
+    error.retryable() || matches!(error, DialError::Resolve { .. })
 }

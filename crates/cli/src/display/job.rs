@@ -126,26 +126,22 @@ impl Row {
         Printable(format!("job {id} ({label}) {}{moved}{why}", state.phrase())).to_string()
     }
 
-    /// How far it is, behind a bar.
+    /// How far it is, behind a bar. Of one that does not run nobody moves anything.
     pub(crate) fn bar(&self) -> String {
-        let Some(progress) = &self.progress else {
-            let message = self.job.message.as_ref().map(|message| format!(": {message}"));
-            return Printable(format!("{}{}", self.job.state, message.unwrap_or_default())).to_string();
+        let message = self.job.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+        let line = match &self.progress {
+            None => format!("{}{message}", self.job.state),
+            Some(progress) => {
+                let Progress { bytes_done, bytes_found, files_done, files_found, .. } = progress;
+                let more = if progress.scan_ended { "" } else { "+" };
+                let bytes = format!("{} of {}{more}", ByteCount(*bytes_done), ByteCount(*bytes_found));
+                let files = format!("{files_done} of {files_found}{more} files");
+                match self.job.state {
+                    State::Running => running(progress, &bytes, &files),
+                    state => format!("{state}, {bytes}, {files}{message}"),
+                }
+            }
         };
-        let more = if progress.scan_ended { "" } else { "+" };
-        let nodes = progress.nodes.as_ref().map(nodes::of_job);
-        let by = nodes.as_ref().map(|nodes| format!(" by {}", nodes::how_many(nodes)));
-        let line = format!(
-            "{} of {}{more}, {}{}, {}, {} of {}{more} files{}",
-            ByteCount(progress.bytes_done),
-            ByteCount(progress.bytes_found),
-            ByteRate(progress.bytes_per_second),
-            by.unwrap_or_default(),
-            progress.limited_by.replace('_', " "),
-            progress.files_done,
-            progress.files_found,
-            nodes.as_ref().map(nodes::which).unwrap_or_default(),
-        );
         Printable(line).to_string()
     }
 
@@ -158,6 +154,15 @@ impl Row {
     pub(crate) fn state(&self) -> State {
         self.job.state
     }
+}
+
+/// How far a job that runs is, how fast, and who does it.
+fn running(progress: &Progress, bytes: &str, files: &str) -> String {
+    let nodes = progress.nodes.as_ref().map(nodes::of_job);
+    let by = nodes.as_ref().map(|nodes| format!(" by {}", nodes::how_many(nodes)));
+    let (rate, limit) = (ByteRate(progress.bytes_per_second), progress.limited_by.replace('_', " "));
+    let which = nodes.as_ref().map(nodes::which);
+    format!("{bytes}, {rate}{}, {limit}, {files}{}", by.unwrap_or_default(), which.unwrap_or_default())
 }
 
 /// Where the error of a job's last attempt is told.
@@ -242,9 +247,16 @@ pub(super) mod tests {
         let nodes =
             zmove_jobs::Nodes { kind: "node".into(), count: 3, items_waiting: Some(12), nodes: vec![slow] };
         let progress = Progress { limited_by: "path".into(), nodes: Some(nodes), ..Progress::default() };
-        let bar = Row::new(job(), Some(progress)).bar();
+        let bar = Row::new(job(), Some(progress.clone())).bar();
         assert!(bar.contains(" by 3 nodes (1 slow), path, "), "{bar}");
         assert!(bar.ends_with(" files; 12 items waiting; slow: node3 (0.3 of the median)"), "{bar}");
+        let progress = Progress { files_found: 9, ..progress };
+        let held = |message: Option<&str>| {
+            let job = Job { state: State::Paused, message: message.map(str::to_owned), ..job() };
+            Row::new(job, Some(progress.clone())).bar()
+        };
+        assert_eq!(held(None), "paused, 0 B of 0 B+, 0 of 9+ files", "nobody moves anything");
+        assert!(held(Some("why")).ends_with(" files: why"));
     }
 
     #[test]

@@ -109,6 +109,19 @@ struct State {
     nodes: Option<Nodes>,
 }
 
+impl State {
+    /// Takes how the nodes are. Where all of them have come to move nothing, no session says any more what limits it.
+    fn take_nodes(&mut self, nodes: Nodes) {
+        let all = || nodes.nodes.iter();
+        let are_all_here = nodes.count == nodes.nodes.len() as u64;
+        let stand_still = all().all(|node| node.bytes_per_second == 0) && all().any(|node| node.bytes > 0);
+        if are_all_here && stand_still {
+            self.limit = "waiting for replies";
+        }
+        self.nodes = Some(nodes);
+    }
+}
+
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a line says how far it is, where standard error is no terminal.
@@ -191,8 +204,8 @@ impl Display {
         self.watcher.state().transfer.clone()
     }
 
-    /// Removes the progress bar from the terminal.
-    pub(crate) fn end(self) {
+    /// Removes the progress bar from the terminal. Returns what each has moved, where several take part.
+    pub(crate) fn end(self) -> Option<String> {
         if let Some(Ticker { end, thread }) = self.ticker.into_inner() {
             drop(end);
             // A display that failed is no failure of the transfer.
@@ -200,7 +213,7 @@ impl Display {
         }
         self.watcher.bar.finish_and_clear();
         let took_part = self.watcher.state().nodes.as_ref().and_then(nodes::took_part);
-        if let (Form::Json, Some(message)) = (self.watcher.form, took_part) {
+        if let (Form::Json, Some(message)) = (self.watcher.form, &took_part) {
             self.watcher.print(json!({ "event": TOOK_PART, "message": message }));
         }
         if let Some(failures) = &self.watcher.failures {
@@ -208,6 +221,7 @@ impl Display {
             failures.unnamed().for_each(terminal::warn);
             failures.advice().into_iter().for_each(terminal::warn);
         }
+        took_part
     }
 }
 
@@ -443,7 +457,7 @@ impl Observer for Watcher {
             }
             Event::Flushing => totals.flushing.store(true, Ordering::Relaxed),
             Event::Limited { by } => self.state().limit = by,
-            Event::Nodes(nodes) => self.state().nodes = Some(nodes.clone()),
+            Event::Nodes(nodes) => self.state().take_nodes(nodes.clone()),
             Event::Failed { message } => self.fail(message),
             Event::Listed { changes } => self.list(changes),
             Event::NotKept { message } => {
@@ -570,6 +584,29 @@ mod tests {
         watcher.on(&Event::Nodes(Nodes { count: 2, nodes, ..Nodes::default() }));
         assert_eq!(watcher.as_json(0, 0)["bytes_per_second"], 3e6);
         assert!(watcher.message(0, 0).contains(" 24.0 Mbit/s by 2 nodes, "), "{}", watcher.message(0, 0));
+    }
+
+    #[test]
+    fn where_none_moves_anything_any_more_what_has_limited_it_is_not_shown() {
+        let node = |bytes, bytes_per_second| Node {
+            name: "a".to_owned(),
+            pace: Pace::Works,
+            files: 0,
+            bytes,
+            bytes_per_second,
+            percent_of_others: None,
+        };
+        let shown = |nodes: [(u64, u64); 2]| {
+            let watcher = watcher(Form::Bar);
+            watcher.on(&Event::Limited { by: "rate limit" });
+            let nodes = nodes.map(|(bytes, rate)| node(bytes, rate)).to_vec();
+            watcher.on(&Event::Nodes(Nodes { count: 2, nodes, ..Nodes::default() }));
+            watcher.message(0, 0)
+        };
+        assert!(shown([(9, 0), (0, 0)]).contains(" by 2 nodes, waiting for replies, "), "one hangs");
+        for moves in [[(9, 0), (9, 1)], [(0, 0), (0, 0)]] {
+            assert!(shown(moves).contains(" by 2 nodes, rate limit, "), "{moves:?}");
+        }
     }
 
     #[test]

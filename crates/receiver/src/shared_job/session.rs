@@ -65,15 +65,7 @@ pub(crate) fn not_in_a_job(what: &str) -> Refusal {
 
 fn refuse(job: SharedJobId, error: &EpochError) -> Refusal {
     let text = match error {
-        EpochError::Io(error) => {
-            let hint = if error.kind() == io::ErrorKind::PermissionDenied {
-                " (all receivers of a push run as one user, also those that end it when it was killed; where that user \
-                 is gone, remove it)"
-            } else {
-                ""
-            };
-            format!("open '.zmove-job-{job}' at the target: {error}{hint}")
-        }
+        EpochError::Io(error) => format!("open '.zmove-job-{job}' at the target: {error}"),
         error => error.to_string(),
     };
     let code = match error {
@@ -94,17 +86,24 @@ impl SharedJobSession {
         quota: &Quota,
     ) -> Result<(Self, Journal), Refusal> {
         let beginning = if may_begin { Beginning::Allowed } else { Beginning::Before };
-        let root = target.open_directory(&RelPath::root()).map_err(EpochError::from);
-        let opened = root.and_then(|root| Ok(SharedJobDirectory::open(&root, job, beginning)?));
-        let directory = opened.map_err(|error| match error {
-            EpochError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
+        let root = target.open_directory(&RelPath::root()).map_err(|error| refuse(job, &error.into()))?;
+        let opened = SharedJobDirectory::open(&root, job, beginning);
+        let directory = opened.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
                 let text = format!(
                     "job {job} is not under way at this target: it has ended, or this receiver has another \
                      directory there than the others (is the storage mounted that they share?)"
                 );
                 Refusal { code: RefusalCode::NotUnderWay, text }
             }
-            error => refuse(job, &error),
+            io::ErrorKind::PermissionDenied if SharedJobDirectory::is_of_another_user(&root, job) => {
+                let text = format!(
+                    "'.zmove-job-{job}' at the target belongs to another user than this receiver's: all receivers \
+                     of a push run as one user, and so do those of the next one where it was killed"
+                );
+                Refusal { code: RefusalCode::Target, text }
+            }
+            _ => refuse(job, &error.into()),
         })?;
         let own = begin.transfer.to_string();
         let epoch = directory.begin(number, &own, PATIENCE).map_err(|error| refuse(job, &error))?;

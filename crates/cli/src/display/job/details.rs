@@ -38,10 +38,11 @@ impl Details {
         messages.filter(move |message| Some(*message) != end).take(FAILED_SHOWN)
     }
 
-    /// What each node has moved in the last attempt, which has ended.
+    /// What each node has moved in the last attempt, which has ended: not all that the job has, if there are more.
     fn took_part(&self, last: u32) -> Option<String> {
         let is_wanted = |event: &&JobEvent| event.kind == TOOK_PART && event.attempt == last;
-        self.events.iter().rfind(is_wanted)?.message.clone()
+        let message = self.events.iter().rfind(is_wanted)?.message.clone()?;
+        Some(if last > 1 { format!("attempt {last}: {message}") } else { message })
     }
 
     /// The last attempt that has not ended well.
@@ -257,8 +258,13 @@ mod tests {
         assert!(!runs.contains("moved by 2 receivers"), "{runs}");
         for (state, progress) in [(State::Paused, Some(progress)), (State::Done, None)] {
             let over = lines(state, progress);
-            assert!(over.contains("moved by 2 receivers: x\n") && !over.contains("works"), "{over}");
+            assert!(
+                over.contains(" attempt 2: moved by 2 receivers: x\n") && !over.contains("works"),
+                "{over}"
+            );
             assert!(!over.contains("before"), "{over}");
         }
+        let first = details.lines(&Row::new(Job { state: State::Done, attempt: 1, ..job() }, None));
+        assert!(first.contains("       an attempt before\n"), "{first}");
     }
 }
