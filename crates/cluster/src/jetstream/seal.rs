@@ -99,7 +99,7 @@ impl Seal {
     /// The item in a message of this name; `None` if none was sealed under it.
     pub(super) fn open(&self, id: &str, body: &[u8]) -> Option<WorkItem> {
         let id = MessageId(from_hex(id.as_bytes())?);
-        let item = WorkItem::decode(&open(&self.bodies, &self.associated_data(id), body)?).ok()?;
+        let item = WorkItem::decode(&open(&self.bodies, &self.associated_data(id), body)?)?;
         (self.message_id(&item) == id).then_some(item)
     }
 
