@@ -275,8 +275,7 @@ mod timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const JOB: SharedJobId = SharedJobId([7; 16]);
+    use crate::lab::JOB;
 
     fn place(path: &str) -> Place {
         Place { source: 1, path: RelPath::from_bytes(path.as_bytes()).unwrap() }

@@ -144,10 +144,9 @@ pub(super) fn open(key: &RandomizedNonceKey, associated_data: &[u8], body: &[u8]
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lab::JOB;
     use crate::work::{Place, Work};
     use zmove_types::{Name, RelPath};
-
-    const JOB: SharedJobId = SharedJobId([7; 16]);
 
     fn seal_of(key: u8, job: SharedJobId, epoch: u64) -> Seal {
         Seal::new(&JobKey::new([key; JobKey::BYTES]), job, epoch)
