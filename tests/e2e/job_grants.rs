@@ -7,24 +7,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Runtime;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
-    Abandoned, Beginning, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Taken,
-    Waiting, WorkError, WorkItem, WorkQueue, end_abandoned,
+    Abandoned, Beginning, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Waiting,
+    WorkError, WorkItem, WorkQueue, end_abandoned,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, Reach, TransportChoice};
-use zmove_types::{NoObserver, RelPath, SharedJobId};
+use zmove_types::{NoObserver, RelPath};
 use zmove_wire::{Durability, JobGrant, NodeName, Open, SignedJobGrant};
 
 use crate::command::{Outcome, Runner, Zmove};
 use crate::daemon::Daemon;
 use crate::harness::{PATIENCE, Site, has_program, skip};
+use crate::hooked_queue::{HookedQueue, Hooks, JOB};
 use crate::tree::{assert_same, paint, set_old};
-
-const JOB: SharedJobId = SharedJobId([5; 16]);
 
 /// Two receivers that share a directory, and know the key of the head.
 struct Lab {
@@ -156,38 +155,15 @@ fn now() -> u64 {
 }
 
 /// A queue of a job that goes on, in which there is nothing to do at the moment.
-#[derive(Default)]
-struct Idle {
-    closed: Notify,
-}
+struct Idle;
 
-impl WorkQueue for Idle {
-    type Delivery = ();
-
-    async fn take(&self) -> Result<Option<Taken<()>>, WorkError> {
-        self.closed.notified().await;
-        Ok(None)
-    }
-
-    async fn put(&self, _items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+impl Hooks for Idle {
+    async fn put(&self, _queue: &LocalQueue, _items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
         Ok(Vec::new())
     }
 
-    async fn keep(&self, _taken: &Taken<()>) -> Result<(), WorkError> {
-        Ok(())
-    }
-
-    async fn done(&self, _taken: Taken<()>) -> Result<(), WorkError> {
-        Ok(())
-    }
-
-    async fn waiting(&self) -> Result<Waiting, WorkError> {
-        Ok(Waiting { waiting: 1, taken: 0 })
-    }
-
-    async fn close(&self) -> Result<(), WorkError> {
-        self.closed.notify_waiters();
-        Ok(())
+    fn waiting(&self, _none: Waiting) -> Waiting {
+        Waiting { waiting: 1, taken: 0 }
     }
 }
 
@@ -294,7 +270,7 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
     let lab = Lab::new(1);
     paint(lab.site.source().join("f"), 10);
     runtime().block_on(async {
-        let queue = Arc::new(Idle::default());
+        let queue = HookedQueue::new(Idle);
         let (end, stop) = oneshot::channel();
         let (mut begun, leading) = lab.lead((lab.job("t", 2), &queue), stop);
         begun.wait_for(|begun| *begun).await.unwrap();
@@ -337,7 +313,7 @@ fn a_grant_is_worth_nothing_once_its_job_has_ended() {
     let lab = Lab::new(1);
     paint(lab.site.source().join("f"), 10);
     runtime().block_on(async {
-        let queue = Arc::new(Idle::default());
+        let queue = HookedQueue::new(Idle);
         let (end, stop) = oneshot::channel();
         let (mut begun, leading) = lab.lead((lab.job("t", 1), &queue), stop);
         begun.wait_for(|begun| *begun).await.unwrap();
@@ -358,7 +334,7 @@ fn a_grant_is_worth_nothing_once_its_job_has_ended() {
 /// Has a node take part for as long as it may; returns why it may no longer.
 fn cut_off(lab: &Lab, grant: JobGrant, meanwhile: impl FnOnce() + Send + 'static) -> String {
     runtime().block_on(async {
-        let queue = Arc::new(Idle::default());
+        let queue = HookedQueue::new(Idle);
         let (_go_on, stop) = oneshot::channel();
         let (mut begun, _leading) = lab.lead((lab.job("t", 1), &queue), stop);
         begun.wait_for(|begun| *begun).await.unwrap();
@@ -409,7 +385,7 @@ fn a_node_without_a_line_and_with_nonsense_for_a_grant_is_a_stranger() {
     let lab = Lab::new(1);
     let mut signed = lab.signed(lab.grant(&lab.job("t", 1)));
     signed.text.truncate(40);
-    let queue = Arc::new(Idle::default());
+    let queue = HookedQueue::new(Idle);
     let ended = runtime().block_on(lab.take_part((lab.job("t", 1), &queue), signed, TransportChoice::Tcp));
     let refused = ended.unwrap_err().to_string();
     assert!(refused.contains("it cannot be read"), "{refused}");

@@ -10,6 +10,7 @@ mod command;
 mod daemon;
 mod deceiver;
 mod harness;
+mod hooked_queue;
 mod hooks;
 mod inprocess;
 mod intruder;

@@ -253,9 +253,7 @@ impl Mover<'_> {
             children_sum: (work + 1..=work + children).map(|child| id(child).number()).sum(),
             files: 1,
             bytes: 1,
-            failed: 0,
-            skipped: 0,
-            skipped_bytes: 0,
+            ..WorkEnd::default()
         };
         self.order(SharedJobOrder::End(end))
     }
@@ -380,18 +378,8 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         movers.iter_mut().for_each(|mover| mover.stored(3));
         assert_eq!(movers[0].end(1, 1, 1), SharedJobResult::Done);
         // the rest of its work is under way
-        movers[1].say(SharedJobOrder::End(WorkEnd {
-            work: WorkId([2; 16]),
-            parent: WorkId([1; 16]),
-            pass: 1,
-            children: 0,
-            children_sum: 0,
-            files: 0,
-            bytes: 0,
-            failed: 0,
-            skipped: 0,
-            skipped_bytes: 0,
-        }));
+        let [parent, work] = [1, 2].map(|number| WorkId([number; 16]));
+        movers[1].say(SharedJobOrder::End(WorkEnd { work, parent, pass: 1, ..WorkEnd::default() }));
         other.0.signal(Signal::KILL);
         drop(movers);
         assert!(!cluster.root().join("d/large").exists());

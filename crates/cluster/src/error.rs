@@ -9,12 +9,6 @@ use zmove_wire::{FaultCode, Operation, Refusal, RefusalCode, SharedJobResult};
 /// Why work cannot be had, or told of.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
-    /// What the queue holds is no work item of this job.
-    #[error("read a work item: {0}")]
-    Item(#[from] postcard::Error),
-    /// A work item breaks a bound.
-    #[error("read a work item: {0}")]
-    Malformed(&'static str),
     /// The job has ended, or another epoch of it has begun.
     #[error("the push has ended, or a later one has taken its place")]
     Over,
@@ -66,7 +60,7 @@ pub enum Stop {
     #[error(transparent)]
     Session(#[from] SessionOver),
     /// A newer epoch of the job has begun, or the job has been closed.
-    #[error("the push has ended, or a later one has taken its place")]
+    #[error("{}", WorkError::Over)]
     Fenced,
     /// The receiver could not do what it was told to: nothing that it has not recorded counts.
     #[error("the receiver failed to {operation}: {code}")]
@@ -117,6 +111,7 @@ pub enum Stop {
 
 /// What a work item has come to that has panicked.
 pub(crate) const PANICKED: Stop = Stop::Panicked("a work item panicked");
+pub(crate) const MOVER_PANICKED: Stop = Stop::Panicked("a mover panicked");
 
 /// Why a session has ended before its work has.
 #[derive(Debug, thiserror::Error)]

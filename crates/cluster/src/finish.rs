@@ -412,16 +412,15 @@ mod tests {
     use std::future::pending;
     use std::path::PathBuf;
     use std::sync::Arc;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use tokio::time::timeout;
-    use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
     use zmove_sender::SessionOver;
-    use zmove_types::{Extra, Metadata, NoObserver, SharedJobId, Timestamp};
-    use zmove_wire::{NodeName, Open, Operation};
+    use zmove_types::{Extra, Metadata, Timestamp};
+    use zmove_wire::Operation;
 
     use super::*;
-    use crate::session::{JobEvents, Receiver};
+    use crate::lab::{self, feeder, session_events};
 
     fn path(path: &str) -> RelPath {
         if path.is_empty() { RelPath::root() } else { RelPath::from_bytes(path.as_bytes()).unwrap() }
@@ -444,14 +443,9 @@ mod tests {
         Order::new(&batch_of(&[directory], mode))
     }
 
-    fn open() -> Open {
-        Open::new(b"t".to_vec(), [0; 16])
-    }
-
     fn job() -> SharedJob {
         let source = ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root());
-        let (id, node) = (SharedJobId([7; 16]), NodeName::new("n").unwrap());
-        SharedJob::new((id, 1, node), vec![source], open(), SenderConfig::default())
+        SharedJob { sources: vec![source], ..lab::job() }
     }
 
     fn finishing(steps: Vec<Step>) -> Finishing {
@@ -468,16 +462,8 @@ mod tests {
         finishing.steps.iter().rev().map(name).collect()
     }
 
-    fn session_events() -> Arc<SessionEvents> {
-        let events =
-            JobEvents::new(Arc::new(NoObserver), Arc::new(NoListener), Arc::default(), Arc::default());
-        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
-        events.within(0, &Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() })
-    }
-
     fn orders_of_no_session() -> Orders {
-        let (_push, feeder) = Push::fed(open(), SenderConfig::default(), Instant::now());
-        Orders { feeder, answers_within: Duration::MAX }
+        Orders { feeder: feeder(), answers_within: Duration::MAX }
     }
 
     /// Runs the steps in a session that is over, in which orders of these directories have not been answered.

@@ -24,7 +24,7 @@ use zmove_sender::SessionError;
 use zmove_types::{Event, NoObserver, Observer};
 use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder};
 
-use crate::error::{SessionEnd, Stop, WorkError};
+use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::finish::Finishing;
 use crate::job::{Beginning, SharedJob};
 use crate::node::{Node, Sessions, failure_at};
@@ -308,7 +308,7 @@ impl<W: WorkQueue> Head<W> {
                 Some(ended) = course.movers.join_next() => match ended {
                     Ok(Err(error)) if course.movers.is_empty() => return Err(Stop::Movers(Box::new(error))),
                     Ok(Ok(()) | Err(_)) => {}
-                    Err(_panic) => return Err(Stop::Panicked("a mover panicked")),
+                    Err(_panic) => return Err(MOVER_PANICKED),
                 },
             }
         }

@@ -16,6 +16,8 @@ mod finish;
 mod head;
 pub mod jetstream;
 mod job;
+#[cfg(test)]
+mod lab;
 mod local_queue;
 mod mover;
 mod node;

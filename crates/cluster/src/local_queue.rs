@@ -210,11 +210,10 @@ const ITEMS_MAX: usize = 65_536;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lab::JOB;
     use crate::work::{Place, Work};
     use tokio::time::sleep;
     use zmove_types::{Name, RelPath};
-
-    const JOB: SharedJobId = SharedJobId([7; 16]);
 
     fn walk(number: u32) -> WorkItem {
         WorkItem::first(JOB, Work::Trees(vec![Place { source: number, path: RelPath::root() }]), 1)

@@ -15,7 +15,7 @@ use zmove_engine::{Listener, Next, Outages, SessionFate, Timeout};
 use zmove_sender::SessionError;
 use zmove_types::{Event, Observer};
 
-use crate::error::{SessionEnd, Stop, WorkError};
+use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::job::{Beginning, SharedJob, View};
 use crate::mover::Mover;
 use crate::session::{JobEvents, Receiver, Served, SessionEvents, in_session};
@@ -72,7 +72,7 @@ impl<W: WorkQueue> Node<W> {
         }
         let mut ended = Ok(());
         while let Some(mover) = movers.join_next().await {
-            ended = ended.and(mover.unwrap_or_else(|_panic| Err(Stop::Panicked("a mover panicked").into())));
+            ended = ended.and(mover.unwrap_or_else(|_panic| Err(MOVER_PANICKED.into())));
         }
         ended
     }

@@ -367,7 +367,9 @@ const SAYS_WHY_WITHIN: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_engine::NoListener;
+    use zmove_types::NoObserver;
+
+    use crate::lab::{job_events, receiver, session_events};
 
     #[derive(Default)]
     struct Heard {
@@ -387,20 +389,11 @@ mod tests {
         }
     }
 
-    fn receiver() -> Receiver {
-        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
-        Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() }
-    }
-
-    fn job_events(observer: Arc<dyn Observer>) -> JobEvents {
-        JobEvents::new(observer, Arc::new(NoListener), Arc::default(), Arc::default())
-    }
-
     #[test]
     fn what_another_node_has_told_has_been_told() {
         let elsewhere = Arc::new(Told::default());
-        let nobody = Arc::new(zmove_types::NoObserver);
-        let events = JobEvents::new(nobody, Arc::new(NoListener), Arc::default(), Arc::clone(&elsewhere));
+        let told_elsewhere = Arc::clone(&elsewhere);
+        let events = JobEvents { told_elsewhere, ..job_events(Arc::new(NoObserver)) };
         let session = events.within(0, &receiver());
         assert!(!session.has_told("sender: x"));
         elsewhere.insert("sender: x");
@@ -412,8 +405,7 @@ mod tests {
 
     #[test]
     fn a_session_is_of_use_if_work_has_ended_and_else_its_receiver_has_answered_since_it_first_did() {
-        let events = job_events(Arc::new(zmove_types::NoObserver));
-        let session = events.within(0, &receiver());
+        let session = session_events();
         assert_eq!(session.fate(), SessionFate::NotBegun);
         session.has_begun.store(true, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(30));

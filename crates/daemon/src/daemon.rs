@@ -43,7 +43,7 @@ use crate::node_grant::NodeGrant;
 use crate::node_session::{self, NodeSession};
 use crate::pending_handshakes::PendingHandshakes;
 use crate::rate_limits::Rates;
-use crate::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
+use crate::refusals::{REFUSAL_TIMEOUT, denied, refuse, refuse_peer, rights_unreadable, say_and_close};
 use crate::registry::{Found, LanesIn, Registered, Registry};
 use crate::sending::{self, SendingSession, Sent};
 use crate::transfers::{Cut, Direction, Live, Transfers, Who};
@@ -275,7 +275,7 @@ impl Shared {
             }
             Err(error) => {
                 self.reject(Rejection::KeyList, address, with_causes(&error));
-                refuse(channel, busy("the receiver cannot read its authorized_keys; see its log")).await;
+                refuse(channel, rights_unreadable()).await;
                 None
             }
         }
@@ -720,7 +720,9 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
         }
         Denial::Certificate { fault, .. } => format!("this key may not be used here: {fault}"),
         Denial::Authority { .. } => {
-            return busy("the receiver cannot read what its site's authority has issued; see its log");
+            let text =
+                "the receiver cannot read what its site's authority has issued; see its log".to_owned();
+            return Refusal { code: RefusalCode::Busy, text };
         }
         _ => format!(
             "this key is not known here. On the receiving host, run: zmove allow {peer} --name NAME --root DIR --write"
@@ -752,10 +754,6 @@ const CLEAR_LANES: &str = "this receiver takes nothing in clear: leave out '--ci
                            'zmove serve --allow-clear'";
 const CLEAR_QUIC: &str = "QUIC is always encrypted: leave out '--cipher none', or use '--transport tcp'";
 
-fn denied(text: &str) -> Refusal {
-    Refusal { code: RefusalCode::Denied, text: text.to_owned() }
-}
-
 fn crowded_out(max: usize) -> String {
     format!("it made room for others: {max} connections had not proved a key (limits.unproven)")
 }
@@ -771,10 +769,6 @@ fn moved(meter: &TransferMeter, elapsed: Duration) -> Moved {
         elapsed,
         failures: meter.failures(),
     }
-}
-
-fn busy(text: &str) -> Refusal {
-    Refusal { code: RefusalCode::Busy, text: text.to_owned() }
 }
 
 impl fmt::Debug for Daemon {

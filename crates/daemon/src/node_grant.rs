@@ -13,7 +13,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use zmove_receiver::TopNames;
 use zmove_transport::{Claim, Fingerprint, job_grant_signer};
-use zmove_wire::{JobGrant, Open, Refusal, RefusalCode, SharedJobOpening, SignedJobGrant, TargetShape};
+use zmove_wire::{JobGrant, Open, Refusal, SharedJobOpening, SignedJobGrant, TargetShape};
+
+use crate::refusals::{denied, granted_otherwise};
 
 /// A grant that has been found good.
 pub(crate) struct NodeGrant {
@@ -102,7 +104,7 @@ impl NodeGrant {
         };
         let (run, shared_job) = (self.open.run, self.open.shared_job.clone());
         if self.open != (Open { run, shape, shared_job, ..open.clone() }) {
-            return Err(denied("the grant is for another target, or for other options"));
+            return Err(granted_otherwise());
         }
         Ok(())
     }
@@ -121,10 +123,6 @@ impl NodeGrant {
             }
         }
     }
-}
-
-fn denied(text: &str) -> Refusal {
-    Refusal { code: RefusalCode::Denied, text: text.to_owned() }
 }
 
 impl fmt::Debug for NodeGrant {

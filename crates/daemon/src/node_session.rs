@@ -10,12 +10,13 @@ use std::sync::Arc;
 use zmove_disk::RemovalBudget;
 use zmove_receiver::{Grants, Stored, TakenUp};
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint};
-use zmove_wire::{Open, Refusal, RefusalCode, SignedReceipt};
+use zmove_wire::{Open, Refusal, SignedReceipt};
 
 use crate::authorizer::{Authorized, Authorizer};
 use crate::copies::grants::Around;
 use crate::copies::now;
 use crate::node_grant::NodeGrant;
+use crate::refusals::{denied, rights_unreadable};
 
 /// What a peer may do by the grant that it shows to this receiver, whose key is `own`. May block on files.
 ///
@@ -54,13 +55,9 @@ impl Grants for NodeSession {
 
     fn take_up(&self, open: &Open) -> Result<TakenUp, Refusal> {
         self.grant.check_opening(open)?;
-        let refusal = |code, text: &str| Refusal { code, text: text.to_owned() };
-        let unreadable = "the receiver cannot read its authorized_keys; see its log";
-        let head = self.authorizer.authorize(self.grant.claim());
-        let head = head.map_err(|_| refusal(RefusalCode::Busy, unreadable))?;
-        let over = "the key of the job's head may not write here any more";
+        let head = self.authorizer.authorize(self.grant.claim()).map_err(|_| rights_unreadable())?;
         let head = head.ok().filter(Authorized::may_write);
-        let head = head.ok_or_else(|| refusal(RefusalCode::Denied, over))?;
+        let head = head.ok_or_else(|| denied("the key of the job's head may not write here any more"))?;
         let Around { rate, rates, quotas, limits } = &self.around;
         let key = self.grant.head();
         if let Some(limit) = head.max_rate {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use zmove_transport::Channel;
 use zmove_types::TransferId;
-use zmove_wire::{Greeting, Refusal, Role, ToSender, encode_message};
+use zmove_wire::{Greeting, Refusal, RefusalCode, Role, ToSender, encode_message};
 
 use crate::admission::Admissions;
 
@@ -17,6 +17,22 @@ use crate::admission::Admissions;
 pub(crate) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most bytes that a refused peer may still send before it is cut off.
 const DRAIN_BYTES_MAX: u64 = 64 << 10;
+
+/// The refusal of what a peer may not do.
+pub(crate) fn denied(text: impl Into<String>) -> Refusal {
+    Refusal { code: RefusalCode::Denied, text: text.into() }
+}
+
+/// The refusal of an opening that is not the one that was granted.
+pub(crate) fn granted_otherwise() -> Refusal {
+    denied("the grant is for another target, or for other options")
+}
+
+/// The refusal of a peer whose rights cannot be read.
+pub(crate) fn rights_unreadable() -> Refusal {
+    let text = "the receiver cannot read its authorized_keys; see its log".to_owned();
+    Refusal { code: RefusalCode::Busy, text }
+}
 
 /// Refuses a peer whose key is authorized, without looking at what it sends.
 pub(crate) async fn refuse_peer(admissions: &Admissions, channel: Channel, refusal: Refusal) {

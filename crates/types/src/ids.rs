@@ -33,7 +33,7 @@ impl fmt::Display for SharedJobId {
 }
 
 /// A work item of such a job. Work that is handed out again has the same id, so that it counts once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkId(pub [u8; 16]);
 
 impl WorkId {

@@ -2,7 +2,6 @@
 
 mod ranges;
 
-use std::collections::VecDeque;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,41 +9,29 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use zmove_cluster::{
-    Head, JobEnd, Lease, LocalQueue, Node, Receiver, SharedJob, Taken, Waiting, Work, WorkError, WorkItem,
-    WorkQueue,
+    Head, JobEnd, LocalQueue, Node, Receiver, SharedJob, Work, WorkError, WorkItem, WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
-use zmove_types::{NoObserver, Observer, RelPath, SharedJobId};
+use zmove_types::{NoObserver, Observer, RelPath};
 use zmove_wire::{Durability, NodeName, Open};
 
 use super::Spread;
 use crate::deceiver::Failures;
 use crate::harness::PATIENCE;
+use crate::hooked_queue::{HookedQueue, Hooks, JOB, Now};
 use crate::proxy::Proxy;
 use crate::tree::paint;
 
-const JOB: SharedJobId = SharedJobId([5; 16]);
-
 /// A queue that loses a third of what is put in, and hands out a fifth of the rest twice.
 struct Careless {
-    queue: LocalQueue,
-    again: Mutex<VecDeque<WorkItem>>,
     seed: AtomicU64,
     lost: AtomicU64,
-    repeated: AtomicU64,
 }
 
 impl Careless {
-    fn new(seed: u64) -> Self {
-        let [lost, repeated] = [0, 0].map(AtomicU64::new);
-        Self {
-            queue: LocalQueue::new(JOB),
-            again: Mutex::default(),
-            seed: AtomicU64::new(seed),
-            lost,
-            repeated,
-        }
+    fn queue(seed: u64) -> Arc<HookedQueue<Self>> {
+        HookedQueue::new(Self { seed: AtomicU64::new(seed), lost: AtomicU64::new(0) })
     }
 
     /// A number below `count` (splitmix64).
@@ -56,142 +43,58 @@ impl Careless {
         (mixed ^ (mixed >> 31)) % count
     }
 
-    fn counts(&self) -> (u64, u64) {
-        (self.lost.load(Ordering::Relaxed), self.repeated.load(Ordering::Relaxed))
+    fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
     }
 }
 
-impl WorkQueue for Careless {
-    /// `None` of an item that somebody else has as well.
-    type Delivery = Option<Lease>;
-
-    async fn take(&self) -> Result<Option<Taken<Self::Delivery>>, WorkError> {
-        if let Some(item) = self.again.lock().unwrap().pop_front() {
-            return Ok(Some(Taken { item, deliveries: 2, delivery: None }));
+impl Hooks for Careless {
+    fn again(&self, now: Now<'_>) -> Vec<WorkItem> {
+        match now {
+            Now::Taken(item) if self.draw(5) == 0 => vec![item.clone()],
+            _ => Vec::new(),
         }
-        let Some(Taken { item, deliveries, delivery }) = self.queue.take().await? else { return Ok(None) };
-        if self.draw(5) == 0 {
-            self.repeated.fetch_add(1, Ordering::Relaxed);
-            self.again.lock().unwrap().push_back(item.clone());
-        }
-        Ok(Some(Taken { item, deliveries, delivery: Some(delivery) }))
     }
 
-    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+    async fn put(&self, queue: &LocalQueue, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
         let all = items.len();
         let kept: Vec<_> = items.into_iter().filter(|_| self.draw(3) > 0).collect();
         self.lost.fetch_add((all - kept.len()) as u64, Ordering::Relaxed);
-        self.queue.put(kept).await
-    }
-
-    async fn keep(&self, _taken: &Taken<Self::Delivery>) -> Result<(), WorkError> {
-        Ok(())
-    }
-
-    async fn done(&self, taken: Taken<Self::Delivery>) -> Result<(), WorkError> {
-        let Taken { item, deliveries, delivery } = taken;
-        match delivery {
-            Some(delivery) => self.queue.done(Taken { item, deliveries, delivery }).await,
-            None => Ok(()),
-        }
-    }
-
-    async fn waiting(&self) -> Result<Waiting, WorkError> {
-        self.queue.waiting().await
-    }
-
-    async fn close(&self) -> Result<(), WorkError> {
-        self.queue.close().await
+        queue.put(kept).await
     }
 }
 
-/// When a queue hands out walks once more, as after the death of who had them.
+/// When a queue hands out walks once more.
 enum Again {
     /// When a large file has its name.
     Named,
-    /// When the job is over.
+    /// When the job is over, for whoever does not know that.
     Over,
 }
 
 /// A queue that hands out walks once more.
 struct Repeating {
-    queue: LocalQueue,
     again_when: Again,
     walks: Mutex<Vec<WorkItem>>,
-    again: Mutex<Vec<WorkItem>>,
-    /// How many have been handed out once more and are not done.
-    taken_again: AtomicU64,
-    repeated: AtomicU64,
 }
 
 impl Repeating {
-    fn new(again_when: Again) -> Self {
-        let [walks, again] = [(); 2].map(|()| Mutex::default());
-        let [taken_again, repeated] = [0, 0].map(AtomicU64::new);
-        Self { queue: LocalQueue::new(JOB), again_when, walks, again, taken_again, repeated }
-    }
-
-    /// A walk once more: when the job is over, for whoever does not know that.
-    fn take_again(&self, walks: &Mutex<Vec<WorkItem>>) -> Option<Taken<Option<Lease>>> {
-        let mut walks = walks.lock().unwrap();
-        let item = walks.pop()?;
-        self.taken_again.fetch_add(1, Ordering::Relaxed);
-        Some(Taken { item, deliveries: 2, delivery: None })
+    fn queue(again_when: Again) -> Arc<HookedQueue<Self>> {
+        HookedQueue::new(Self { again_when, walks: Mutex::default() })
     }
 }
 
-impl WorkQueue for Repeating {
-    type Delivery = Option<Lease>;
-
-    async fn take(&self) -> Result<Option<Taken<Self::Delivery>>, WorkError> {
-        loop {
-            if let Some(taken) = self.take_again(&self.again) {
-                return Ok(Some(taken));
+impl Hooks for Repeating {
+    fn again(&self, now: Now<'_>) -> Vec<WorkItem> {
+        let mut walks = self.walks.lock().unwrap();
+        match (now, &self.again_when) {
+            (Now::Taken(item), _) if matches!(item.work, Work::Trees(_)) => walks.push(item.clone()),
+            (Now::Done(WorkItem { work: Work::Large(_), .. }), Again::Named) | (Now::Closed, Again::Over) => {
+                return std::mem::take(&mut *walks);
             }
-            let taken = tokio::time::timeout(Duration::from_millis(20), self.queue.take()).await;
-            let Ok(taken) = taken else { continue };
-            let Some(Taken { item, deliveries, delivery }) = taken? else {
-                return Ok(match &self.again_when {
-                    Again::Named => None,
-                    Again::Over => self.take_again(&self.walks),
-                });
-            };
-            if matches!(item.work, Work::Trees(_)) {
-                self.walks.lock().unwrap().push(item.clone());
-            }
-            return Ok(Some(Taken { item, deliveries, delivery: Some(delivery) }));
+            _ => {}
         }
-    }
-
-    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
-        self.queue.put(items).await
-    }
-
-    async fn keep(&self, _taken: &Taken<Self::Delivery>) -> Result<(), WorkError> {
-        Ok(())
-    }
-
-    async fn done(&self, taken: Taken<Self::Delivery>) -> Result<(), WorkError> {
-        let Taken { item, deliveries, delivery } = taken;
-        let Some(delivery) = delivery else {
-            self.repeated.fetch_add(1, Ordering::Relaxed);
-            self.taken_again.fetch_sub(1, Ordering::Relaxed);
-            return Ok(());
-        };
-        if matches!((&self.again_when, &item.work), (Again::Named, Work::Large(_))) {
-            self.again.lock().unwrap().append(&mut self.walks.lock().unwrap());
-        }
-        self.queue.done(Taken { item, deliveries, delivery }).await
-    }
-
-    async fn waiting(&self) -> Result<Waiting, WorkError> {
-        let Waiting { waiting, taken } = self.queue.waiting().await?;
-        let waiting = waiting + self.again.lock().unwrap().len() as u64;
-        Ok(Waiting { waiting, taken: taken + self.taken_again.load(Ordering::Relaxed) })
-    }
-
-    async fn close(&self) -> Result<(), WorkError> {
-        self.queue.close().await
+        Vec::new()
     }
 }
 
@@ -245,9 +148,9 @@ fn a_queue_that_loses_and_repeats_work_costs_walks_and_nothing_else() {
         // no ranges, which are waited for when they are lost
         std::fs::remove_file(spread.source().join("large")).unwrap();
         crate::tree::set_old(spread.source());
-        let queue = Arc::new(Careless::new(seed));
+        let queue = Careless::queue(seed);
         let JobEnd { count, walks, .. } = spread.lead(&queue, spread.receivers());
-        let (lost, repeated) = queue.counts();
+        let (lost, repeated) = (queue.hooks.lost(), queue.repeated());
         assert!(lost > 0 && repeated > 0 && walks > 1, "seed {seed}: {lost} {repeated} {walks}");
         assert_eq!((count.failed, count.contradictions), (0, 0), "seed {seed}");
         assert!(count.is_finished() && count.repeats > 0, "seed {seed}: {count:?}");
@@ -262,9 +165,9 @@ fn ranges_of_a_large_file_that_the_queue_loses_are_sent_all_the_same() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 300 << 20);
-    let queue = Arc::new(Careless::new(7));
+    let queue = Careless::queue(7);
     let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
-    assert!(queue.counts().0 > 0);
+    assert!(queue.hooks.lost() > 0);
     assert_eq!((count.failed, count.files), (0, 1));
     spread.assert_done();
 }
@@ -279,9 +182,9 @@ fn a_walk_that_is_done_again_announces_a_large_file_that_has_got_its_name_meanwh
     paint(spread.source().join("small"), 7);
     // of an empty target nothing is asked
     std::fs::create_dir_all(spread.target_directory().join("other")).unwrap();
-    let queue = Arc::new(Repeating::new(Again::Named));
+    let queue = Repeating::queue(Again::Named);
     let JobEnd { count, walks, .. } = spread.lead(&queue, spread.receivers());
-    assert!(queue.repeated.load(Ordering::Relaxed) > 0 && count.repeats > 0, "{count:?}");
+    assert!(queue.repeated() > 0 && count.repeats > 0, "{count:?}");
     assert_eq!((walks, count.contradictions, count.failed, count.files), (1, 0, 0, 2), "{count:?}");
     std::fs::remove_dir(spread.target_directory().join("other")).unwrap();
     crate::tree::set_old(spread.source());
@@ -301,28 +204,25 @@ fn what_is_done_again_after_the_end_takes_no_directory_its_time_or_mode() {
     }
     ["d/e", "d", ""].into_iter().for_each(|directory| crate::tree::set_old(source.join(directory)));
     crate::tree::set_mode(source.join("d/e"), 0);
-    let queue = Arc::new(Repeating::new(Again::Over));
+    let queue = Repeating::queue(Again::Over);
     let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
-    assert!(queue.repeated.load(Ordering::Relaxed) > 0 && count.failed == 0, "{count:?}");
+    assert!(queue.repeated() > 0 && count.failed == 0, "{count:?}");
     let mode = spread.target_directory().join("d/e").metadata().unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0);
     spread.assert_done();
 }
 
-/// A queue before which a directory is replaced by a link when entries of it are taken.
+/// A directory that is replaced by a link when entries of it are taken from the queue.
 struct Swapping {
-    queue: LocalQueue,
     directory: PathBuf,
     elsewhere: PathBuf,
 }
 
-impl WorkQueue for Swapping {
-    type Delivery = Lease;
-
-    async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
-        let taken = self.queue.take().await?;
-        let is_names = |taken: &Taken<Lease>| matches!(taken.item.work, Work::Names { .. });
-        if taken.as_ref().is_some_and(is_names) && !self.directory.is_symlink() {
+impl Hooks for Swapping {
+    fn again(&self, now: Now<'_>) -> Vec<WorkItem> {
+        if matches!(now, Now::Taken(WorkItem { work: Work::Names { .. }, .. }))
+            && !self.directory.is_symlink()
+        {
             let above = self.directory.parent().unwrap();
             let mode = above.metadata().unwrap().permissions().mode();
             [above, &self.directory].into_iter().for_each(|closed| crate::tree::set_mode(closed, 0o700));
@@ -330,27 +230,7 @@ impl WorkQueue for Swapping {
             std::os::unix::fs::symlink("/", &self.directory).unwrap();
             crate::tree::set_mode(above, mode);
         }
-        Ok(taken)
-    }
-
-    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
-        self.queue.put(items).await
-    }
-
-    async fn keep(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
-        self.queue.keep(taken).await
-    }
-
-    async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
-        self.queue.done(taken).await
-    }
-
-    async fn waiting(&self) -> Result<Waiting, WorkError> {
-        self.queue.waiting().await
-    }
-
-    async fn close(&self) -> Result<(), WorkError> {
-        self.queue.close().await
+        Vec::new()
     }
 }
 
@@ -362,7 +242,7 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
     (0..4500_u64).for_each(|file| paint(wide.join(file.to_string()), 1));
     let failures = Arc::new(Failures::default());
     let elsewhere = spread.site.path("elsewhere");
-    let queue = Arc::new(Swapping { queue: LocalQueue::new(JOB), directory: wide, elsewhere });
+    let queue = HookedQueue::new(Swapping { directory: wide, elsewhere });
     let JobEnd { count, .. } = Spread::lead_job(
         spread.job(),
         &queue,
@@ -392,14 +272,11 @@ fn directories_that_go_away_after_they_were_sent_get_the_mode_and_time_that_they
         crate::tree::set_old(source.join(directory));
         crate::tree::set_mode(source.join(directory), mode);
     }
-    let queue = Arc::new(Swapping {
-        queue: LocalQueue::new(JOB),
-        directory: source.join("closed/gone"),
-        elsewhere: spread.site.path("elsewhere"),
-    });
+    let (directory, elsewhere) = (source.join("closed/gone"), spread.site.path("elsewhere"));
+    let queue = HookedQueue::new(Swapping { directory, elsewhere });
     let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
     assert_eq!((count.files, count.failed), (4500, 0));
-    assert!(queue.directory.is_symlink());
+    assert!(queue.hooks.directory.is_symlink());
     let look = |directory: &str| {
         let found = there.join(directory).metadata().unwrap();
         (found.permissions().mode() & 0o7777, found.modified().unwrap())
@@ -471,51 +348,34 @@ enum Trouble {
 /// A queue whose trouble with the walk of the root falls together with a change of the source, before that walk is done
 /// for the second time: all items that it announces are others.
 struct Changing {
-    queue: LocalQueue,
     source: PathBuf,
     trouble: Trouble,
     roots: AtomicU64,
 }
 
-impl WorkQueue for Changing {
-    type Delivery = Lease;
-
-    async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
-        let taken = self.queue.take().await?;
-        let is_root = |taken: &Taken<Lease>| matches!(&taken.item.work, Work::Trees(places) if places.len() == 1 && places[0].path.is_root());
-        if taken.as_ref().is_some_and(is_root) && self.roots.fetch_add(1, Ordering::Relaxed) == 1 {
+impl Hooks for Changing {
+    fn again(&self, now: Now<'_>) -> Vec<WorkItem> {
+        if let Now::Taken(WorkItem { work: Work::Trees(places), .. }) = now
+            && let [place] = &**places
+            && place.path.is_root()
+            && self.roots.fetch_add(1, Ordering::Relaxed) == 1
+        {
             std::fs::rename(self.source.join("d01"), self.source.join("dz")).unwrap();
         }
-        Ok(taken)
+        Vec::new()
     }
 
-    async fn put(&self, mut items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+    async fn put(&self, queue: &LocalQueue, mut items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
         let is_of_root = items.len() == 11;
         let time = self.roots.load(Ordering::Relaxed);
         if is_of_root && self.trouble == Trouble::LosesWork && time <= 2 {
             items.truncate(if time == 1 { 1 } else { 10 });
         }
-        let refused = self.queue.put(items).await?;
+        let refused = queue.put(items).await?;
         if is_of_root && self.trouble == Trouble::LosesEnd && time == 1 {
             return Err(WorkError::Over);
         }
         Ok(refused)
-    }
-
-    async fn keep(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
-        self.queue.keep(taken).await
-    }
-
-    async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
-        self.queue.done(taken).await
-    }
-
-    async fn waiting(&self) -> Result<Waiting, WorkError> {
-        self.queue.waiting().await
-    }
-
-    async fn close(&self) -> Result<(), WorkError> {
-        self.queue.close().await
     }
 }
 
@@ -529,8 +389,8 @@ fn assert_changed_source_comes_whole(trouble: Trouble) {
     }
     // as much as one item has, so that directories are left to others
     (0..23).for_each(|file| paint(source.join(format!("big{file}")), 1_500_000));
-    let queue = Changing { queue: LocalQueue::new(JOB), source, trouble, roots: AtomicU64::new(0) };
-    let JobEnd { count, walks } = spread.lead(&Arc::new(queue), spread.receivers());
+    let queue = HookedQueue::new(Changing { source, trouble, roots: AtomicU64::new(0) });
+    let JobEnd { count, walks } = spread.lead(&queue, spread.receivers());
     assert!(count.is_finished() && (count.pass, count.failed) == (2, 0), "{count:?}");
     assert!(walks <= 3, "{walks}");
     assert_eq!((count.files, count.skipped), (33 + 23, 0), "{count:?}");

@@ -40,18 +40,46 @@ struct Entry {
     /// What of that it has told since it began, which it does anew after a failure.
     part: NodeMoved,
     has_served: bool,
-    /// What it has told last.
-    state: Option<NodeState>,
+    presence: Presence,
     /// Whether it has left a session that may still be at work at its receiver.
     has_lost_sessions: bool,
     was_slow: bool,
     /// How often it has warned of something.
     warnings: u32,
     heard: Option<Instant>,
-    /// The last moment at which it was heard of, where the user knows that it was the last.
-    told_lost: Option<Instant>,
     /// How many bytes there were, at moments of the last seconds.
     marks: VecDeque<(Instant, u64)>,
+}
+
+/// Whether a node is there, as far as the user knows; what it tells is true from any of these on.
+///
+/// ```text
+///  Unheard ──► Offers ──► Works ──► Ended
+///                 └──┬──────┘
+///                    ├─ nothing is heard of it ──────► Silent ──┐
+///                    └─ it leaves, or was stopped ───► Away ────┴──► as it tells when it is back
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Presence {
+    /// The head, or a receiver: neither tells anything itself.
+    #[default]
+    Unheard,
+    Offers,
+    Works,
+    Silent {
+        has_begun: bool,
+    },
+    Away,
+    Ended,
+}
+
+/// What shows that a node is there, or is not.
+#[derive(Clone, Copy, Debug)]
+enum Sign {
+    Tells(NodeState),
+    Leaves,
+    /// Nothing has been heard of it for [`LOST_AFTER`].
+    Silence,
 }
 
 /// A node as it is at one moment.
@@ -120,18 +148,12 @@ impl Participants {
         entry.moved += more;
         // one that has been stopped before its first item had ended has moved something all the same
         entry.has_served |= *items > 0 || moved.files > 0 || moved.bytes > 0;
-        let begins_anew = entry.state == Some(NodeState::Works) && *state == NodeState::Offers;
-        let is_stopped = *state == NodeState::Stopped;
-        entry.has_lost_sessions |= begins_anew || is_stopped || *state == NodeState::HasLostSessions;
-        entry.state = Some(*state);
+        entry.take(Sign::Tells(*state));
         entry.heard = Some(Instant::now());
-        if is_stopped {
-            entry.told_lost = entry.heard;
-        }
         self.count(&entries);
         drop(entries);
         more.events().for_each(|event| self.observer.on(&event));
-        if is_stopped {
+        if *state == NodeState::Stopped {
             let message = format!("{node} was stopped: {BY_OTHERS}");
             self.observer.on(&Event::Warned { message });
         }
@@ -142,8 +164,7 @@ impl Participants {
         let mut entries = self.entries.lock();
         if let Some(entry) = entries.get_mut(&node) {
             if entry.has_served || entry.has_lost_sessions {
-                entry.has_lost_sessions = true;
-                entry.told_lost = entry.heard;
+                entry.take(Sign::Leaves);
             } else {
                 entries.remove(&node);
             }
@@ -212,9 +233,11 @@ impl Participants {
         let mut lost = Vec::new();
         for (entry, look) in entries.values_mut().zip(&looks) {
             entry.was_slow = look.node.pace == Pace::Slow;
-            let is_lost = look.node.pace == Pace::Silent && entry.is_unheard_for(LOST_AFTER, now);
-            if is_lost && entry.told_lost != entry.heard {
-                entry.told_lost = entry.heard;
+            let before = entry.presence;
+            if entry.is_unheard_for(LOST_AFTER, now) {
+                entry.take(Sign::Silence);
+            }
+            if entry.presence != before {
                 lost.push(look.node.name.clone());
             }
         }
@@ -272,7 +295,8 @@ impl Observer for Participants {
 
 impl Entry {
     fn look(&mut self, name: &str, now: Instant) -> Look {
-        let pace = match (self.is_over(), self.is_unheard_for(SILENT_AFTER, now)) {
+        let is_over = matches!(self.presence, Presence::Ended | Presence::Away);
+        let pace = match (is_over, self.is_unheard_for(SILENT_AFTER, now)) {
             (true, _) => Pace::Ended,
             (false, true) => Pace::Silent,
             (false, false) => Pace::Works,
@@ -287,20 +311,20 @@ impl Entry {
         Look { node, is_known, is_moving, was_slow: self.was_slow }
     }
 
-    /// Whether the job is over for the node.
-    fn is_over(&self) -> bool {
-        matches!(self.state, Some(NodeState::HasEnded | NodeState::HasLostSessions | NodeState::Stopped))
+    fn take(&mut self, sign: Sign) {
+        let (presence, loses_sessions) = self.presence.after(sign);
+        self.presence = presence;
+        self.has_lost_sessions |= loses_sessions;
     }
 
     /// Whether all of its sessions are known to have ended as they should.
     fn is_finished(&self) -> bool {
-        self.state == Some(NodeState::HasEnded) && !self.has_lost_sessions
+        self.presence == Presence::Ended && !self.has_lost_sessions
     }
 
     /// Whether it does some of the work, as far as is known.
     fn is_at_work(&self) -> bool {
-        let is_away = self.told_lost.is_some() && self.told_lost == self.heard;
-        !self.is_over() && !is_away
+        matches!(self.presence, Presence::Unheard | Presence::Offers | Presence::Works)
     }
 
     fn is_unheard_for(&self, span: Duration, now: Instant) -> bool {
@@ -316,6 +340,26 @@ impl Entry {
         let (since, before) = self.marks[0];
         let millis = u64::try_from(now.duration_since(since).as_millis()).unwrap_or(u64::MAX);
         self.moved.bytes.saturating_sub(before).saturating_mul(1000).checked_div(millis).unwrap_or_default()
+    }
+}
+
+impl Presence {
+    /// What follows from a sign, and whether a session of the node may be lost by it.
+    fn after(self, sign: Sign) -> (Self, bool) {
+        let has_begun = matches!(self, Self::Works | Self::Silent { has_begun: true });
+        match sign {
+            // it has begun anew
+            Sign::Tells(NodeState::Offers) => (Self::Offers, has_begun),
+            Sign::Tells(NodeState::Works) => (Self::Works, false),
+            Sign::Tells(NodeState::HasEnded) => (Self::Ended, false),
+            Sign::Tells(NodeState::HasLostSessions) => (Self::Ended, true),
+            Sign::Leaves if self == Self::Ended => (Self::Ended, true),
+            Sign::Tells(NodeState::Stopped) | Sign::Leaves => (Self::Away, true),
+            Sign::Silence if matches!(self, Self::Offers | Self::Works) => {
+                (Self::Silent { has_begun }, false)
+            }
+            Sign::Silence => (self, false),
+        }
     }
 }
 
@@ -383,6 +427,36 @@ mod tests {
                 self.0.lock().push(message.clone());
             }
         }
+    }
+
+    #[test]
+    fn each_sign_of_a_node_leads_to_one_presence_and_may_show_that_sessions_are_lost() {
+        use NodeState::{HasEnded, HasLostSessions, Offers as ToOffer, Stopped, Works as ToWork};
+        use Presence::{Away, Ended, Offers, Silent, Unheard, Works};
+        let begun = Silent { has_begun: true };
+        let not_begun = Silent { has_begun: false };
+        let all = [Unheard, Offers, Works, not_begun, begun, Away, Ended];
+        for before in all {
+            let is_lost = [Works, begun].contains(&before);
+            let told = [
+                (ToOffer, (Offers, is_lost)),
+                (ToWork, (Works, false)),
+                (HasEnded, (Ended, false)),
+                (HasLostSessions, (Ended, true)),
+                (Stopped, (Away, true)),
+            ];
+            for (state, after) in told {
+                assert_eq!(before.after(Sign::Tells(state)), after, "{before:?}, {state:?}");
+            }
+        }
+        let after = |sign| all.map(|before| before.after(sign));
+        let lost = |presence| (presence, true);
+        assert_eq!(after(Sign::Leaves), [Away, Away, Away, Away, Away, Away, Ended].map(lost));
+        let kept = |presence| (presence, false);
+        assert_eq!(
+            after(Sign::Silence),
+            [Unheard, not_begun, begun, not_begun, begun, Away, Ended].map(kept)
+        );
     }
 
     #[test]

@@ -204,7 +204,7 @@ fn as_text(summary: &Summary, By { count, took_part }: &By) -> String {
 
 fn as_failure(error: JobError) -> anyhow::Error {
     match error {
-        JobError::Interrupted => failure(Exit::Interrupted, "interrupted"),
+        JobError::Interrupted => failure(Exit::Interrupted, error.to_string()),
         // as where all that there is no room for are files
         JobError::NoRoom(_) => failure(Exit::Partial, error.to_string()),
         JobError::NotShared(_) => failure(Exit::Target, error.to_string()),

@@ -334,7 +334,7 @@ impl Notices {
         if self.connection.is_lost() {
             return Ok(());
         }
-        let body = seal(&self.key, ASSOCIATED_DATA, postcard::to_stdvec(notice)?);
+        let body = seal(&self.key, ASSOCIATED_DATA, postcard::to_stdvec(notice).expect("a vector grows"));
         let subject = self.connection.nkey.as_deref().map_or_else(|| SUBJECT.to_owned(), subject_of);
         let told = self.connection.client.publish(subject, body.into()).await;
         match told {

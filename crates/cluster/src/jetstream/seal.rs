@@ -99,7 +99,7 @@ impl Seal {
     /// The item in a message of this name; `None` if none was sealed under it.
     pub(super) fn open(&self, id: &str, body: &[u8]) -> Option<WorkItem> {
         let id = MessageId(from_hex(id.as_bytes())?);
-        let item = WorkItem::decode(&open(&self.bodies, &self.associated_data(id), body)?).ok()?;
+        let item = WorkItem::decode(&open(&self.bodies, &self.associated_data(id), body)?)?;
         (self.message_id(&item) == id).then_some(item)
     }
 
@@ -144,10 +144,9 @@ pub(super) fn open(key: &RandomizedNonceKey, associated_data: &[u8], body: &[u8]
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lab::JOB;
     use crate::work::{Place, Work};
     use zmove_types::{Name, RelPath};
-
-    const JOB: SharedJobId = SharedJobId([7; 16]);
 
     fn seal_of(key: u8, job: SharedJobId, epoch: u64) -> Seal {
         Seal::new(&JobKey::new([key; JobKey::BYTES]), job, epoch)

@@ -598,29 +598,15 @@ const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use tokio::time::advance;
-    use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
-    use zmove_types::{GROUP_BYTES, NoObserver};
-    use zmove_wire::{NodeName, Open};
+    use zmove_types::GROUP_BYTES;
 
     use super::*;
-    use crate::job::{Beginning, SharedJob};
+    use crate::lab::{JOB, feeder, job, session_events};
     use crate::local_queue::LocalQueue;
-    use crate::session::{JobEvents, Receiver};
 
     /// A mover whose session has not begun.
     fn mover() -> Mover<LocalQueue> {
-        let id = SharedJobId([7; 16]);
-        let names = (id, 1, NodeName::new("n").unwrap());
-        let job =
-            SharedJob::new(names, Vec::new(), Open::new(b"t".to_vec(), [0; 16]), SenderConfig::default());
-        let (_push, feeder) =
-            Push::fed(job.opening(Beginning::Allowed), SenderConfig::default(), std::time::Instant::now());
-        let events =
-            JobEvents::new(Arc::new(NoObserver), Arc::new(NoListener), Arc::default(), Arc::default());
-        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
-        let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
-        let events = events.within(0, &receiver);
-        Mover::new(Arc::new(job), Arc::new(LocalQueue::new(id)), feeder, events)
+        Mover::new(Arc::new(job()), Arc::new(LocalQueue::new(JOB)), feeder(), session_events())
     }
 
     #[test]

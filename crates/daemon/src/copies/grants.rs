@@ -31,6 +31,7 @@ use super::tallies::{Counts, Tallies, Tally};
 use super::{KEPT_FOR, now};
 use crate::authorizer::{Authorized, Authorizer, Granter};
 use crate::rate_limits::Rates;
+use crate::refusals::{denied, granted_otherwise, rights_unreadable};
 
 /// The grants of one daemon.
 pub(crate) struct GrantBook {
@@ -123,10 +124,6 @@ impl Kept {
     }
 }
 
-fn denied(text: impl Into<String>) -> Refusal {
-    Refusal { code: RefusalCode::Denied, text: text.into() }
-}
-
 fn failed(error: &io::Error) -> Refusal {
     Refusal { code: RefusalCode::Failed, text: format!("keep a grant: {error}") }
 }
@@ -160,7 +157,7 @@ impl GrantBook {
         }
         if encode_message(&order).len() > ORDER_BYTES_MAX {
             let text = format!("an order of more than {ORDER_BYTES_MAX} bytes: name fewer sources");
-            return Err(Refusal { code: RefusalCode::Denied, text });
+            return Err(denied(text));
         }
         let random = || fresh_transfer().map_err(|error| failed(&error));
         let token = [random()?.0, random()?.0].concat().try_into().expect("twice 16 bytes");
@@ -353,11 +350,7 @@ fn too_many(whose: &str) -> Refusal {
 /// What the client of a grant may do now.
 fn current_rights(kept: &Kept, authorizer: &Authorizer) -> Result<Authorized, Refusal> {
     let claim = Claim::again(Fingerprint(kept.client), kept.certificates.clone());
-    let busy = || Refusal {
-        code: RefusalCode::Busy,
-        text: "the receiver cannot read its authorized_keys; see its log".to_owned(),
-    };
-    let authorized = authorizer.authorize(&claim).map_err(|_| busy())?;
+    let authorized = authorizer.authorize(&claim).map_err(|_| rights_unreadable())?;
     let authorized =
         authorized.map_err(|_| denied("the key of the client that had this grant is not let in any more"))?;
     let may_write = authorized.may_write();
@@ -370,11 +363,7 @@ fn check_opening(order: &GrantOrder, open: &Open) -> Result<(), Refusal> {
     let granted = granted.map_err(|_| denied("the grant cannot be understood"))?;
     let shape = granted.shape.clone();
     let asked = Open { run: granted.run, shape, grant: None, ..open.clone() };
-    if asked == granted {
-        Ok(())
-    } else {
-        Err(denied("the grant is for another target, or for other options"))
-    }
+    if asked == granted { Ok(()) } else { Err(granted_otherwise()) }
 }
 
 /// The names that may come to the top of the target; those that the opening tells must be among them.

@@ -154,9 +154,7 @@ mod tests {
             children_sum: children.iter().fold(0, |sum, child| id(pass, *child).number().wrapping_add(sum)),
             files: 1,
             bytes: 10,
-            failed: 0,
-            skipped: 0,
-            skipped_bytes: 0,
+            ..WorkEnd::default()
         }
     }
 

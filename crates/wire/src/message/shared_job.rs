@@ -132,7 +132,7 @@ pub enum SharedJobOrder {
 }
 
 /// The end of a work item.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkEnd {
     /// The work.
     #[serde(with = "work")]

@@ -14,7 +14,7 @@ use zmove_cluster::{HeldGrant, Node, Receiver, Served, SharedJob, View};
 use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
 
-use super::sources::{compare, instead_of, mount_points};
+use super::sources::{compare, instead_of, mount_points, not_as_there};
 use crate::args::{Args, Command, PushArgs};
 use crate::commands::submit::described;
 use crate::commands::{cluster_push, shared_job};
@@ -156,10 +156,7 @@ fn look(
     let looked = settings.look_at_sources(&NoListener);
     let sources = looked.with_context(|| {
         let first = notice.sources.first().map_or(&[][..], |first| &first.path);
-        format!(
-            "the source '{}' is not here as at the node that sends",
-            Escaped::path(OsStr::from_bytes(first))
-        )
+        not_as_there(Path::new(OsStr::from_bytes(first)))
     })?;
     compare(&sources, notice)?;
     let job = shared_job::job(&settings, &sources, (notice.id(), notice.epoch))?;

@@ -141,12 +141,17 @@ fn compare_readers(here: &Reader, head: &Reader) -> Result<()> {
     Ok(())
 }
 
+/// What is said of a source that is not the same here.
+pub(super) fn not_as_there(path: &Path) -> String {
+    format!("the source '{}' is not here as at the node that sends", Escaped::path(&path))
+}
+
 fn compare_as(reader: &Reader, here: &Sources, head: &JobNotice) -> Result<()> {
     let mut paths = here.paths();
     for SourceNotice { path, .. } in &head.sources {
         let path = Path::new(OsStr::from_bytes(path));
         if paths.next() != Some(path) {
-            bail!("the source '{}' is not here, or not as at the node that sends", Escaped::path(&path));
+            bail!(not_as_there(path));
         }
     }
     if let Some(more) = paths.next() {

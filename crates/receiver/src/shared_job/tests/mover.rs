@@ -160,9 +160,7 @@ impl Mover {
             children_sum: (work + 1..=work + children).map(|child| id(child).number()).sum(),
             files: 1,
             bytes: 10,
-            failed: 0,
-            skipped: 0,
-            skipped_bytes: 0,
+            ..WorkEnd::default()
         };
         self.order(SharedJobOrder::End(end)).await
     }

@@ -39,19 +39,7 @@ fn no_work_ends_after_directories_that_cannot_be_recorded() {
     let transfer = transfer_within(home.path(), &Quotas::default().of(Fingerprint([1; 32]), &limits));
     let end = || {
         let work = WorkId([1; 16]);
-        let (children, children_sum, files, bytes, failed, skipped, skipped_bytes) = Default::default();
-        let end = WorkEnd {
-            work,
-            parent: work,
-            pass: 1,
-            children,
-            children_sum,
-            files,
-            bytes,
-            failed,
-            skipped,
-            skipped_bytes,
-        };
+        let end = WorkEnd { work, parent: work, pass: 1, ..WorkEnd::default() };
         transfer.target.shared_job.as_ref().unwrap().end(&transfer, end)
     };
     end().unwrap();

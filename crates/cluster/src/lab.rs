@@ -1,0 +1,41 @@
+//! What the tests of this crate begin with: a job, a receiver that nobody is at, and sessions that do not begin.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
+use zmove_sender::Feeder;
+use zmove_types::{NoObserver, Observer, SharedJobId};
+use zmove_wire::{NodeName, Open};
+
+use crate::job::{Beginning, SharedJob};
+use crate::session::{JobEvents, Receiver, SessionEvents};
+
+pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
+
+/// A job without sources.
+pub(crate) fn job() -> SharedJob {
+    let names = (JOB, 1, NodeName::new("head").unwrap());
+    SharedJob::new(names, Vec::new(), Open::new(b"t".to_vec(), [0; 16]), SenderConfig::default())
+}
+
+pub(crate) fn receiver() -> Receiver {
+    let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
+    Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() }
+}
+
+pub(crate) fn job_events(observer: Arc<dyn Observer>) -> JobEvents {
+    JobEvents::new(observer, Arc::new(NoListener), Arc::default(), Arc::default())
+}
+
+pub(crate) fn session_events() -> Arc<SessionEvents> {
+    job_events(Arc::new(NoObserver)).within(0, &receiver())
+}
+
+/// What feeds a session that is over.
+pub(crate) fn feeder() -> Feeder {
+    let (_push, feeder) =
+        Push::fed(job().opening(Beginning::Allowed), SenderConfig::default(), Instant::now());
+    feeder
+}

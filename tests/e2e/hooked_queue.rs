@@ -1,0 +1,120 @@
+//! The queue of a job within a process, with something that happens to what goes through it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::timeout;
+use zmove_cluster::{Lease, LocalQueue, Taken, Waiting, WorkError, WorkItem, WorkQueue};
+use zmove_types::SharedJobId;
+
+pub(crate) const JOB: SharedJobId = SharedJobId([5; 16]);
+
+/// What happens to a queue.
+pub(crate) trait Hooks: Send + Sync + 'static {
+    /// The items that are handed out once more from now on, as after the death of whoever had them.
+    fn again(&self, _now: Now<'_>) -> Vec<WorkItem> {
+        Vec::new()
+    }
+
+    fn put(
+        &self,
+        queue: &LocalQueue,
+        items: Vec<WorkItem>,
+    ) -> impl Future<Output = Result<Vec<WorkItem>, WorkError>> + Send {
+        queue.put(items)
+    }
+
+    fn waiting(&self, waiting: Waiting) -> Waiting {
+        waiting
+    }
+}
+
+/// What a queue has just come to.
+pub(crate) enum Now<'a> {
+    Taken(&'a WorkItem),
+    Done(&'a WorkItem),
+    Closed,
+}
+
+/// A queue to which something happens.
+pub(crate) struct HookedQueue<H> {
+    queue: LocalQueue,
+    pub(crate) hooks: H,
+    again: Mutex<VecDeque<WorkItem>>,
+    /// How many have been handed out once more and are not done.
+    taken_again: AtomicU64,
+    /// How many have been done that were handed out once more.
+    repeated: AtomicU64,
+}
+
+impl<H: Hooks> HookedQueue<H> {
+    pub(crate) fn new(hooks: H) -> Arc<Self> {
+        let [taken_again, repeated] = [0, 0].map(AtomicU64::new);
+        Arc::new(Self { queue: LocalQueue::new(JOB), hooks, again: Mutex::default(), taken_again, repeated })
+    }
+
+    pub(crate) fn repeated(&self) -> u64 {
+        self.repeated.load(Ordering::Relaxed)
+    }
+
+    fn take_again(&self) -> Option<Taken<Option<Lease>>> {
+        let mut again = self.again.lock().unwrap();
+        let item = again.pop_front()?;
+        self.taken_again.fetch_add(1, Ordering::Relaxed);
+        Some(Taken { item, deliveries: 2, delivery: None })
+    }
+
+    fn note(&self, now: Now<'_>) {
+        self.again.lock().unwrap().extend(self.hooks.again(now));
+    }
+}
+
+impl<H: Hooks> WorkQueue for HookedQueue<H> {
+    /// `None` of an item that somebody else has had as well.
+    type Delivery = Option<Lease>;
+
+    async fn take(&self) -> Result<Option<Taken<Self::Delivery>>, WorkError> {
+        loop {
+            if let Some(taken) = self.take_again() {
+                return Ok(Some(taken));
+            }
+            let Ok(taken) = timeout(Duration::from_millis(20), self.queue.take()).await else { continue };
+            let Some(Taken { item, deliveries, delivery }) = taken? else { return Ok(self.take_again()) };
+            self.note(Now::Taken(&item));
+            return Ok(Some(Taken { item, deliveries, delivery: Some(delivery) }));
+        }
+    }
+
+    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+        self.hooks.put(&self.queue, items).await
+    }
+
+    async fn keep(&self, _taken: &Taken<Self::Delivery>) -> Result<(), WorkError> {
+        Ok(())
+    }
+
+    async fn done(&self, taken: Taken<Self::Delivery>) -> Result<(), WorkError> {
+        let Taken { item, deliveries, delivery } = taken;
+        let Some(delivery) = delivery else {
+            self.repeated.fetch_add(1, Ordering::Relaxed);
+            self.taken_again.fetch_sub(1, Ordering::Relaxed);
+            return Ok(());
+        };
+        self.note(Now::Done(&item));
+        self.queue.done(Taken { item, deliveries, delivery }).await
+    }
+
+    async fn waiting(&self) -> Result<Waiting, WorkError> {
+        let Waiting { waiting, taken } = self.queue.waiting().await?;
+        let again = self.again.lock().unwrap();
+        let taken = taken + self.taken_again.load(Ordering::Relaxed);
+        Ok(self.hooks.waiting(Waiting { waiting: waiting + again.len() as u64, taken }))
+    }
+
+    async fn close(&self) -> Result<(), WorkError> {
+        self.note(Now::Closed);
+        self.queue.close().await
+    }
+}
