@@ -404,6 +404,27 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_a_push_to_one_of_its_receivers(
     spread.assert_done();
 }
 
+/// The note of a killed push does not make a directory of the place that a file is to have.
+#[test]
+fn a_push_of_one_file_to_where_a_killed_push_had_its_target_goes_there() {
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    let file = spread.site.path("file");
+    let push = |number: u64, to: &str| {
+        paint(file.clone(), number);
+        let mut zmove = Runner::default().zmove(&spread.home());
+        zmove.0.arg("push").arg(&file).arg(format!("{}:t", spread.daemons[1].address));
+        zmove.outcome().done();
+        assert_eq!(spread.shared().join(to).metadata().unwrap().len(), number);
+    };
+    std::fs::remove_dir_all(spread.target_directory()).unwrap();
+    (1..3).for_each(|number| push(number, "t"));
+    assert_eq!(spread.noted(), 1, "who makes the directory again may find it");
+    std::fs::remove_file(spread.target_directory()).unwrap();
+    std::fs::create_dir(spread.target_directory()).unwrap();
+    push(3, "t/file");
+}
+
 /// The next push asks first a receiver that does not have the job's directory, and then one that has.
 #[test]
 fn the_job_of_a_push_that_was_killed_is_ended_where_it_is() {

@@ -99,23 +99,25 @@ async fn end_all(
     let config = SenderConfig { silence_max: RECEIVER_SILENCE_MAX, ..SenderConfig::default() };
     let mut all_ended = Vec::new();
     for unended in before {
-        let open = Open {
-            shape: of_several(open.shape.clone()),
+        let old_open = Open {
+            shape: open.shape.clone(),
             durability: Durability::End,
             ..Open::new(open.target.clone(), open.run)
         };
         let names = (unended.job(), unended.epoch(), own_node());
         // its head may have been in the epoch in which it alone has sessions
-        let old = SharedJob::new(names, Vec::new(), open, config.clone()).last_epoch();
+        let old = SharedJob::new(names, Vec::new(), old_open, config.clone()).last_epoch();
         let end = async |beginning| {
             let ended =
                 end_abandoned(&old, beginning, receivers, display.observer(), Arc::new(SessionWarnings))
                     .await;
             ended.map_err(|error| as_failure(JobError::NotBegun(error)))
         };
+        // one file may go to the very place of a directory that is there no more
+        let may_begin = matches!(open.shape, TargetShape::Directory { .. }) && unended.is_at(receivers);
         let ended = match end(Beginning::UnderWay).await? {
             // the opening that was to begin it may still be on its way
-            Abandoned::Absent if unended.is_at(receivers) => end(Beginning::Allowed).await?,
+            Abandoned::Absent if may_begin => end(Beginning::Allowed).await?,
             ended => ended,
         };
         if ended == Abandoned::Ended {
