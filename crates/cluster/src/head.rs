@@ -235,6 +235,7 @@ impl<W: WorkQueue> Head<W> {
                     if !course.is_fenced {
                         orders.give(SharedJobOrder::Forget).await?;
                     }
+                    events.await_end();
                     return Ok(());
                 }
             }
@@ -502,7 +503,9 @@ pub async fn end_abandoned(
     for (number, receiver) in receivers.iter().enumerate() {
         let events = events.within(number, receiver);
         let ended = in_session(receiver, job, beginning, &events, async |feeder| {
-            Orders { feeder, answers_within: ORDER_MAX }.give(SharedJobOrder::Close).await
+            Orders { feeder, answers_within: ORDER_MAX }.give(SharedJobOrder::Close).await?;
+            events.await_end();
+            Ok(())
         })
         .await;
         match ended {

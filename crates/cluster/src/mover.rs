@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use zmove_sender::Feeder;
@@ -46,6 +46,17 @@ pub(crate) struct Mover<W: WorkQueue> {
     unsent: AtomicUsize,
     /// Notified when there is one less.
     has_sent: Notify,
+    /// How many items have made no step for a lease.
+    standing: AtomicUsize,
+}
+
+/// What has ended a mover's session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MoverEnd {
+    /// All work of the job has ended.
+    Over,
+    /// The mover was called away.
+    Left,
 }
 
 /// An item that is being taken.
@@ -103,27 +114,41 @@ impl<W: WorkQueue> Mover<W> {
             overflow: Lock::default(),
             unsent: AtomicUsize::new(0),
             has_sent: Notify::new(),
+            standing: AtomicUsize::new(0),
         }
     }
 
-    /// Does items until the job is over; calls `ended` after each.
-    pub(crate) async fn run(self, mut ended: impl FnMut()) -> Result<(), Stop> {
+    /// Does items until the job is over, or the mover is called away; calls `ended` after each. What waits for others
+    /// then goes back to the queue, and what does not end within [`LEAVES_WITHIN`] also.
+    ///
+    /// # Errors
+    /// The session or the queue fails, or what is under way hangs.
+    pub(crate) async fn run(
+        self,
+        mut called_away: watch::Receiver<bool>,
+        mut ended: impl FnMut(),
+    ) -> Result<MoverEnd, Stop> {
         let mover = Arc::new(self);
         let mut doing = JoinSet::new();
         let mut waiting = 0;
         // One that has begun is polled to its end: the item that it brings may be on its way.
         let mut taking: Option<Taking<W>> = None;
-        let mut over = false;
+        let (mut over, mut leaves) = (false, false);
         let mut ends_by = Instant::now();
         while !over || !doing.is_empty() {
+            if leaves && taking.is_none() && doing.len() == waiting {
+                return Ok(MoverEnd::Left);
+            }
             let has_room = doing.len() - waiting < ITEMS_AT_ONCE
                 && mover.unsent.load(Ordering::Relaxed) < UNSENT_AT_ONCE
                 && waiting < LARGE_AT_ONCE;
-            if !over && has_room && taking.is_none() {
+            if !over && !leaves && has_room && taking.is_none() {
                 taking = Some(Box::pin(Arc::clone(&mover).take()));
             }
             tokio::select! {
                 assigned = taken(&mut taking) => match assigned? {
+                    // it goes back to the queue: others are there for it
+                    Some(Assigned::Leased(taken)) if leaves || mover.stands() => drop(taken),
                     Some(assigned) => {
                         let sends = !waits(assigned.item());
                         waiting += usize::from(!sends);
@@ -141,11 +166,18 @@ impl<W: WorkQueue> Mover<W> {
                     ended();
                 }
                 () = mover.has_sent.notified() => {}
+                Ok(_called) = called_away.wait_for(|called| *called), if !over && !leaves => {
+                    leaves = true;
+                    ends_by = Instant::now() + LEAVES_WITHIN;
+                }
                 // all has been done by others; what is under way here hangs
                 () = sleep_until(ends_by), if over => return Err(Stop::Queue(WorkError::Over)),
+                () = sleep_until(ends_by), if leaves && doing.len() > waiting => {
+                    return Err(Stop::Hangs(LEAVES_WITHIN));
+                }
             }
         }
-        Ok(())
+        Ok(MoverEnd::Over)
     }
 
     /// Notes, once for each item, that so little of it is to be sent that the next may be taken.
@@ -156,9 +188,18 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
+    /// Whether something stands still here. Where the storage hangs, so would all else; and what is handed out again
+    /// for that reason would come here again.
+    fn stands(&self) -> bool {
+        self.standing.load(Ordering::Relaxed) > 0
+    }
+
     async fn take(self: Arc<Self>) -> Result<Option<Assigned<W::Delivery>>, Stop> {
+        if self.stands() {
+            tokio::time::sleep(KEEP_EVERY).await;
+        }
         // the last first, so that a tree is gone through in depth, and little of it waits here
-        let overflow = self.overflow.lock().pop();
+        let overflow = self.overflow.lock().pop_if(|_| !self.stands());
         if let Some(item) = overflow {
             return Ok(Some(Assigned::Overflow(item)));
         }
@@ -174,12 +215,21 @@ impl<W: WorkQueue> Mover<W> {
             let (mut before, mut stands_for) = (u64::MAX, Duration::ZERO);
             loop {
                 tokio::select! {
-                    done = &mut doing => break done,
+                    done = &mut doing => {
+                        if stands_for >= LEASE {
+                            self.standing.fetch_sub(1, Ordering::Relaxed);
+                        }
+                        break done;
+                    }
                     () = tokio::time::sleep(KEEP_EVERY) => {
                         let now = progress.steps.load(Ordering::Relaxed);
                         let has_moved = std::mem::replace(&mut before, now) != now;
+                        if has_moved && stands_for >= LEASE {
+                            self.standing.fetch_sub(1, Ordering::Relaxed);
+                        }
                         stands_for = if has_moved { Duration::ZERO } else { stands_for + KEEP_EVERY };
                         if stands_for == LEASE {
+                            self.standing.fetch_add(1, Ordering::Relaxed);
                             self.events.warn_of_a_stop();
                         }
                         if let Assigned::Leased(taken) = &assigned && has_moved {
@@ -243,5 +293,7 @@ const UNSENT_AT_ONCE: usize = 1;
 const LARGE_AT_ONCE: usize = 32;
 /// How long a mover may take to end what it has, when all work of the job has ended.
 const ENDS_WITHIN: Duration = Duration::from_secs(3);
+/// How long what is under way may take to end where a mover is called away.
+const LEAVES_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// How often the lease of an item is renewed: one renewal may be lost.
 const KEEP_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);

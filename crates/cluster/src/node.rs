@@ -10,15 +10,17 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use zmove_engine::{Listener, Next, Outages, SessionFate, Timeout};
 use zmove_sender::SessionError;
 use zmove_types::{Event, Observer};
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::job::{Beginning, SharedJob, View};
-use crate::mover::Mover;
-use crate::session::{JobEvents, Receiver, Served, SessionEvents, in_session};
+use crate::mover::{Mover, MoverEnd};
+use crate::session::{JobEvents, Receiver, Served, SessionEvents, ask, in_session};
 use crate::told::Told;
 use crate::work_queue::WorkQueue;
 
@@ -135,21 +137,34 @@ impl<W: WorkQueue> Sessions<W> {
         self.next = session.number;
     }
 
-    /// Does items in sessions, one after the other, until the job is over.
+    /// Does items in sessions, one after the other, until the job is over. Each mover has a receiver of its own, to
+    /// which it comes back: else all end up at one, and are lost with it.
     pub(crate) async fn moving(mut self) -> Result<(), SessionEnd> {
         let mut has_had_session = self.job.view == View::Leads;
+        let own = self.next_number();
         loop {
             let (receiver, events) = self.next();
+            let (call, called_away) = watch::channel(false);
+            let own_is_well = self.is_well(own);
             let ended = {
                 let session =
                     pin!(in_session(&receiver, &self.job, Beginning::UnderWay, &events, |feeder| {
                         let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
-                        Mover::new(job, queue, feeder, Arc::clone(&events)).run(|| events.note_ended_item())
+                        let mover = Mover::new(job, queue, feeder, Arc::clone(&events));
+                        mover.run(called_away, || events.note_ended_item())
                     }));
-                self.outages.watch(session).await
+                let mut session = pin!(self.outages.watch(session));
+                tokio::select! {
+                    ended = &mut session => ended,
+                    () = own_is_well, if events.number != own => {
+                        call.send_replace(true);
+                        session.await
+                    }
+                }
             };
             match ended {
-                Ok(()) => return Ok(()),
+                Ok(MoverEnd::Over) => return Ok(()),
+                Ok(MoverEnd::Left) => (self.next, self.refusals) = (own, 0),
                 // the head has ended the job while something was still under way
                 Err(SessionEnd::Stop(Stop::Queue(WorkError::Over))) => {
                     self.events.served.lose_session();
@@ -160,6 +175,22 @@ impl<W: WorkQueue> Sessions<W> {
                     let paused = self.pause(&events, error, has_had_session).await;
                     paused.map_err(|error| *error)?;
                 }
+            }
+        }
+    }
+
+    /// Resolves when a receiver that was left takes sessions again.
+    fn is_well(&self, number: usize) -> impl Future<Output = ()> + use<W> {
+        let (receiver, job) = (self.receivers[number].clone(), Arc::clone(&self.job));
+        let events = self.events.clone();
+        async move {
+            let mut wait = BACK_AFTER;
+            loop {
+                sleep(wait).await;
+                if ask(&receiver, &job, &events.within(number, &receiver)).await.is_ok() {
+                    break;
+                }
+                wait = (wait * 2).min(BACK_AFTER_MAX);
             }
         }
     }
@@ -212,6 +243,9 @@ pub(crate) fn failure_at(receiver: &Receiver, error: &SessionEnd) -> String {
     }
 }
 
+/// How long a mover stays away from its own receiver before that is asked, and twice as long each time, up to the most.
+const BACK_AFTER: Duration = Duration::from_secs(10);
+const BACK_AFTER_MAX: Duration = Duration::from_secs(300);
 /// The longest wait before the next session: mostly another receiver is there.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 

@@ -10,8 +10,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{SessionEnd, Stop};
-use crate::job::{Beginning, SharedJob};
-use crate::session::{ENDS_WITHIN, JobEvents, Receiver, in_session};
+use crate::job::SharedJob;
+use crate::session::{ENDS_WITHIN, JobEvents, Receiver, ask};
 
 /// A receiver that has to see the job, by a mover's session or one that is there to ask it.
 pub(crate) struct Witness {
@@ -61,18 +61,17 @@ impl Witness {
         drop(timeout(time, self.movers_left.wait_for(|left| *left)).await);
     }
 
-    /// Has a session in which nothing is done; one that hangs is not waited for at the end of the job.
+    /// Asks once; a session that hangs is not waited for at the end of the job.
     async fn ask(&mut self) -> Result<(), SessionEnd> {
         let session = self.events.within(self.number, &self.receiver);
         let at_end = async {
             drop(self.movers_left.wait_for(|left| *left).await);
             sleep(ENDS_WITHIN).await;
         };
-        let asked = tokio::select! {
-            asked = in_session(&self.receiver, &self.job, Beginning::UnderWay, &session, async |_feeder| Ok(())) => asked,
+        tokio::select! {
+            asked = ask(&self.receiver, &self.job, &session) => asked,
             () = at_end => Err(Stop::Hangs(ENDS_WITHIN).into()),
-        };
-        asked.inspect_err(|error| session.note_lost(error))
+        }
     }
 }
 

@@ -96,6 +96,7 @@ impl JobEvents {
             has_come_further: AtomicBool::new(false),
             has_stored: AtomicBool::new(false),
             has_warned: AtomicBool::new(false),
+            is_awaited: AtomicBool::new(false),
         })
     }
 }
@@ -114,6 +115,8 @@ pub(crate) struct SessionEvents {
     has_stored: AtomicBool,
     /// Whether the user knows that work stands still here.
     has_warned: AtomicBool,
+    /// Whether somebody waits for the end of the session who has all that was wanted of it.
+    is_awaited: AtomicBool,
 }
 
 impl SessionEvents {
@@ -121,6 +124,11 @@ impl SessionEvents {
     pub(crate) fn note_use(&self) {
         self.has_come_further.store(true, Ordering::Relaxed);
         self.events.useless.lock().retain(|(number, _)| *number != self.number);
+    }
+
+    /// All that was wanted of the session has been done, and the user waits for its end.
+    pub(crate) fn await_end(&self) {
+        self.is_awaited.store(true, Ordering::Relaxed);
     }
 
     /// A work item has ended.
@@ -274,13 +282,13 @@ impl Served {
 }
 
 /// Does some work in a session with a receiver.
-pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
+pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     receiver: &Receiver,
     job: &SharedJob,
     beginning: Beginning,
     events: &Arc<SessionEvents>,
     work: impl FnOnce(Feeder) -> Doing,
-) -> Result<(), SessionEnd> {
+) -> Result<T, SessionEnd> {
     let Receiver { home, remote, settings } = receiver;
     let settings = &DialSettings { job_grant: job.grant.current(), ..settings.clone() };
     let connector = Connector { home, remote, settings, listener: &*events.events.listener };
@@ -302,7 +310,7 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
                 Err(error) => Err(SessionEnd::from(error)),
             },
             done = work(feeder) => match done {
-                Ok(()) => end(session, break_off, &events.events.served).await,
+                Ok(done) => end(session, break_off, events).await.map(|()| done),
                 Err(stop) => {
                     // whoever waits for the session may hear that it is over before it says why
                     let why = match &stop {
@@ -343,24 +351,48 @@ fn with_receiver(end: SessionEnd, receiver: &str, job: &SharedJob) -> SessionEnd
     }
 }
 
+/// Has a session in which nothing is done: whether the receiver sees the job, and takes sessions.
+pub(crate) async fn ask(
+    receiver: &Receiver,
+    job: &SharedJob,
+    events: &Arc<SessionEvents>,
+) -> Result<(), SessionEnd> {
+    let mut asking = Asking(Some(events));
+    let asked = in_session(receiver, job, Beginning::UnderWay, events, async |_feeder| Ok(())).await;
+    asking.0 = None;
+    asked.inspect_err(|error| events.note_lost(error))
+}
+
+/// A session in which a receiver is asked: lost where nobody waits for its end.
+struct Asking<'a>(Option<&'a SessionEvents>);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|session| session.events.served.lose_session());
+    }
+}
+
 /// Waits for the end of a session in which nothing is to be done any more. One that takes long, as where its storage
 /// hangs, is broken off: what was done in it has been flushed by orders, so that nothing depends on its end.
 async fn end<S>(
     mut session: impl Future<Output = Result<S, SessionError>> + Unpin,
     break_off: oneshot::Sender<()>,
-    served: &Served,
+    events: &SessionEvents,
 ) -> Result<(), SessionEnd> {
-    if let Ok(ended) = timeout(ENDS_WITHIN, &mut session).await {
+    let is_awaited = events.is_awaited.load(Ordering::Relaxed);
+    if let Ok(ended) = timeout(if is_awaited { ENDS_WITHIN } else { ENDS_MAX }, &mut session).await {
         return Ok(ended.map(drop)?);
     }
     drop(break_off);
     let _interrupted = session.await;
-    served.lose_session();
+    events.events.served.lose_session();
     Ok(())
 }
 
-/// How long a session may take to end in which nothing is to be done any more.
+/// How long a session may take to end for which somebody waits.
 pub(crate) const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// How long any may take, which may have much to flush.
+const ENDS_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// How long a session may take to say why it is over.
 const SAYS_WHY_WITHIN: Duration = Duration::from_secs(1);
 
@@ -422,19 +454,24 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_session_that_does_not_end_when_all_is_done_is_broken_off_and_lost() {
-        let served = Served::default();
-        let ends = async |within| {
+        let ends = async |is_awaited: bool, within| {
+            let session_events = session_events();
+            if is_awaited {
+                session_events.await_end();
+            }
             let (break_off, broken_off) = oneshot::channel();
             let session = Box::pin(async {
                 let _broken_off = timeout(within, broken_off).await;
                 Ok(())
             });
             let began = tokio::time::Instant::now();
-            end(session, break_off, &served).await.unwrap();
-            (began.elapsed(), served.has_lost_sessions())
+            end(session, break_off, &session_events).await.unwrap();
+            (began.elapsed(), session_events.events.served.has_lost_sessions())
         };
-        assert_eq!(ends(ENDS_WITHIN / 2).await, (ENDS_WITHIN / 2, false));
-        assert_eq!(ends(Duration::MAX).await, (ENDS_WITHIN, true));
+        assert_eq!(ends(true, ENDS_WITHIN / 2).await, (ENDS_WITHIN / 2, false));
+        assert_eq!(ends(true, Duration::MAX).await, (ENDS_WITHIN, true));
+        assert_eq!(ends(false, ENDS_MAX / 2).await, (ENDS_MAX / 2, false));
+        assert_eq!(ends(false, Duration::MAX).await, (ENDS_MAX, true));
     }
 
     #[test]

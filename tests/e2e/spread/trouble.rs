@@ -11,12 +11,32 @@ use crate::command::{Outcome, finish};
 use crate::daemon::Daemon;
 use crate::namespace::{Image, Namespace};
 use crate::proxy::Proxy;
-use crate::tree::{assert_part_of, names, paint};
+use crate::tree::{assert_part_of, names, paint, set_old};
 
 const EXT4: Image = Image { bytes: 96 << 20, make: "mkfs.ext4 -q -F", options: "loop" };
 const NO_ROOM: &str = "No space left on device (os error 28)";
 /// What the same files need by a receiver that waits for nothing.
 const SOON: Duration = Duration::from_secs(40);
+
+/// All movers end up at one receiver else, and when that hangs the push does.
+#[test]
+fn a_receiver_that_comes_back_is_used_again() {
+    let mut spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    (0..40).for_each(|file| paint(spread.source().join(format!("f{file}")), 1 << 20));
+    set_old(spread.source());
+    let push = spread.push(&["--limit", "2MB"], "source").start();
+    spread.daemons.iter().for_each(|daemon| drop(daemon.wait_for_log("begun by sender")));
+    let address = spread.daemons[1].address.to_string();
+    spread.daemons[1].kill();
+    let home = spread.site.path("receiver1");
+    spread.daemons[1] = Daemon::start_with(&home, &["--listen", &address], &spread.runner);
+    // one session asks, and the other is of the mover
+    spread.daemons[1].wait_for_logs("begun by sender", 2);
+    finish(push).expect(0).says(&["is tried next"]);
+    spread.remove_marks();
+    spread.assert_done();
+}
 
 /// Each line says what was done to which path, that there is no room, and at which receiver.
 #[track_caller]

@@ -597,9 +597,11 @@ const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::advance;
+    use tokio::sync::watch;
+    use tokio::time::{advance, sleep};
     use zmove_types::GROUP_BYTES;
 
+    use super::super::{KEEP_EVERY, MoverEnd};
     use super::*;
     use crate::lab::{JOB, feeder, job, session_events};
     use crate::local_queue::LocalQueue;
@@ -607,6 +609,39 @@ mod tests {
     /// A mover whose session has not begun.
     fn mover() -> Mover<LocalQueue> {
         Mover::new(Arc::new(job()), Arc::new(LocalQueue::new(JOB)), feeder(), session_events())
+    }
+
+    fn item() -> WorkItem {
+        WorkItem::first(JOB, Work::Begin(1), 1)
+    }
+
+    /// An item that it begins ends it, since its session is over.
+    #[tokio::test(start_paused = true)]
+    async fn a_mover_at_which_something_stands_still_leaves_the_rest_to_others() {
+        let mover = mover();
+        mover.standing.store(1, Ordering::Relaxed);
+        let queue = Arc::clone(&mover.queue);
+        queue.put(vec![item()]).await.unwrap();
+        let (_call, called_away) = watch::channel(false);
+        let running = tokio::spawn(mover.run(called_away, || ()));
+        sleep(2 * KEEP_EVERY).await;
+        let taken = queue.take().await.unwrap().expect("it is there for others");
+        assert!(taken.deliveries > 1 && !running.is_finished(), "{taken:?}");
+        queue.close().await.unwrap();
+        assert_eq!(running.await.unwrap().unwrap(), MoverEnd::Over);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mover_that_is_called_away_leaves_what_it_has_not_begun() {
+        let mover = mover();
+        let queue = Arc::clone(&mover.queue);
+        let (call, called_away) = watch::channel(true);
+        let running = tokio::spawn(mover.run(called_away, || ()));
+        sleep(KEEP_EVERY).await;
+        queue.put(vec![item()]).await.unwrap();
+        assert_eq!(running.await.unwrap().unwrap(), MoverEnd::Left);
+        assert!(queue.take().await.unwrap().is_some());
+        drop(call);
     }
 
     #[test]
