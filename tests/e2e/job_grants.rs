@@ -10,13 +10,13 @@ use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
-    Abandoned, Beginning, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Waiting,
-    WorkError, WorkItem, WorkQueue, end_abandoned,
+    Abandoned, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Waiting, WorkError,
+    WorkItem, WorkQueue, end_abandoned,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, Reach, TransportChoice};
-use zmove_types::{NoObserver, RelPath};
+use zmove_types::{Beginning, NoObserver, RelPath};
 use zmove_wire::{Durability, JobGrant, NodeName, Open, SignedJobGrant};
 
 use crate::command::{Outcome, Runner, Zmove};

@@ -16,7 +16,7 @@ use zmove_transport::{
     Reach, TransportChoice, control_pair,
 };
 use zmove_types::{
-    FileId, GROUP_BYTES, ItemId, LaneId, SharedJobId, StageClock, Timestamp, TransferId, WorkId,
+    Beginning, FileId, GROUP_BYTES, ItemId, LaneId, SharedJobId, StageClock, Timestamp, TransferId, WorkId,
 };
 use zmove_wire::{
     Batch, BatchEntry, Cipher, DirectoryGroup, Durability, FaultCode, FileEntry, FileHead, FrameHeader,
@@ -98,8 +98,12 @@ impl Cluster {
         self.sessions.set(self.sessions.get() + 1);
         let run = [self.sessions.get(); 16];
         let transfer = TransferId(run);
-        let job =
-            SharedJobOpening { job: JOB, epoch, may_begin: true, node: NodeName::new("mover").unwrap() };
+        let job = SharedJobOpening {
+            job: JOB,
+            epoch,
+            beginning: Beginning::Allowed,
+            node: NodeName::new("mover").unwrap(),
+        };
         let open = Open {
             durability: Durability::End,
             shared_job: Some(Box::new(job)),

@@ -21,12 +21,12 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 use zmove_engine::{Listener, SessionFate};
 use zmove_sender::SessionError;
-use zmove_types::{Event, NoObserver, Observer};
+use zmove_types::{Beginning, Event, NoObserver, Observer};
 use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder};
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::finish::Finishing;
-use crate::job::{Beginning, SharedJob};
+use crate::job::SharedJob;
 use crate::node::{Node, Sessions, failure_at};
 use crate::one_target::Witness;
 use crate::orders::Orders;

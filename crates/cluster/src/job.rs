@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::task::spawn_blocking;
 use zmove_engine::SenderConfig;
 use zmove_scan::{Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root};
-use zmove_types::{Escaped, GROUP_BYTES, Lock, Name, SharedJobId};
+use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
 use zmove_wire::{
     JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName, Version,
@@ -125,9 +125,8 @@ impl SharedJob {
 
     /// The opening of a session, which may begin the job or finds it under way.
     pub(crate) fn opening(&self, beginning: Beginning) -> Open {
-        let may_begin = beginning == Beginning::Allowed;
         let (job, epoch, node) = (self.id, self.epoch, self.node.clone());
-        let shared_job = Some(Box::new(SharedJobOpening { job, epoch, may_begin, node }));
+        let shared_job = Some(Box::new(SharedJobOpening { job, epoch, beginning, node }));
         Open { shared_job, ..self.open.clone() }
     }
 
@@ -163,15 +162,6 @@ impl SharedJob {
     pub(crate) fn source_count(&self) -> u32 {
         u32::try_from(self.sources.len()).unwrap_or(u32::MAX)
     }
-}
-
-/// Whether a session may begin the job at the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beginning {
-    /// The session begins the job where that is not under way.
-    Allowed,
-    /// The session is refused where the job is not under way.
-    UnderWay,
 }
 
 const NO_SOURCE: Stop = Stop::PeerMisbehaved("a work item is about a source that the job does not have");

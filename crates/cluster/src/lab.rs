@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
 use zmove_sender::Feeder;
-use zmove_types::{NoObserver, Observer, SharedJobId};
+use zmove_types::{Beginning, NoObserver, Observer, SharedJobId};
 use zmove_wire::{NodeName, Open};
 
-use crate::job::{Beginning, SharedJob};
+use crate::job::SharedJob;
 use crate::session::{JobEvents, Receiver, SessionEvents};
 
 pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);

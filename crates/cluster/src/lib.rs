@@ -30,7 +30,7 @@ mod work_queue;
 
 pub use error::{Hindrance, SessionEnd, Stop, WorkError};
 pub use head::{Abandoned, Head, JobEnd, JobError, Others, end_abandoned};
-pub use job::{Beginning, HeldGrant, SharedJob, View};
+pub use job::{HeldGrant, SharedJob, View};
 pub use local_queue::{Lease, LocalQueue};
 pub use node::Node;
 pub use session::{Receiver, Served, Stored};

@@ -15,10 +15,10 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use zmove_engine::{Listener, Next, Outages, SessionFate, Timeout};
 use zmove_sender::SessionError;
-use zmove_types::{Event, Observer};
+use zmove_types::{Beginning, Event, Observer};
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
-use crate::job::{Beginning, SharedJob, View};
+use crate::job::{SharedJob, View};
 use crate::mover::{Mover, MoverEnd};
 use crate::session::{JobEvents, Receiver, Served, SessionEvents, ask, in_session};
 use crate::told::Told;

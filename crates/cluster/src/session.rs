@@ -10,11 +10,11 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run, SessionFate};
 use zmove_sender::{Feeder, Link, SessionError};
-use zmove_types::{Event, Lock, Observer, WorkId};
+use zmove_types::{Beginning, Event, Lock, Observer, WorkId};
 use zmove_wire::{FaultCode, Refusal};
 
 use crate::error::{SessionEnd, Stop};
-use crate::job::{Beginning, SharedJob};
+use crate::job::SharedJob;
 use crate::told::Told;
 use crate::work_queue::LEASE;
 

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use zmove_receiver::TopNames;
 use zmove_transport::{Claim, Fingerprint, job_grant_signer};
+use zmove_types::Beginning;
 use zmove_wire::{JobGrant, Open, Refusal, SharedJobOpening, SignedJobGrant, TargetShape};
 
 use crate::refusals::{denied, granted_otherwise};
@@ -70,7 +71,7 @@ impl NodeGrant {
         let head = job_grant_signer(&signed).ok_or("its signature is not right")?;
         let open =
             open.clone().with(extensions.clone()).map_err(|_| "it is for what this version does not know")?;
-        let is_of_a_node = open.shared_job.as_ref().is_some_and(|part| !part.may_begin);
+        let is_of_a_node = open.shared_job.as_ref().is_some_and(|part| part.beginning == Beginning::UnderWay);
         is_of_a_node.then_some(Self { head, open, not_after: *not_after }).ok_or("it is not for a job".into())
     }
 

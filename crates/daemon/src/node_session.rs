@@ -88,7 +88,7 @@ mod tests {
     use crate::node_grant::{AHEAD_SECS_MAX, VALID_SECS_MAX};
     use zmove_receiver::Limits;
     use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KeyList};
-    use zmove_types::{Name, SharedJobId};
+    use zmove_types::{Beginning, Name, SharedJobId};
     use zmove_wire::{
         Extensions, JobGrant, NodeName, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName,
         Version,
@@ -106,7 +106,8 @@ mod tests {
 
     fn opening(target: &str, job: u8, epoch: u64) -> Open {
         let node = NodeName::new("b").unwrap();
-        let part = SharedJobOpening { job: SharedJobId([job; 16]), epoch, may_begin: false, node };
+        let part =
+            SharedJobOpening { job: SharedJobId([job; 16]), epoch, beginning: Beginning::UnderWay, node };
         Open { shared_job: Some(Box::new(part)), ..Open::new(target.into(), [0; 16]) }
     }
 
@@ -258,7 +259,7 @@ mod tests {
             assert!(refused(opening("t", job, epoch)).contains("another job"));
         }
         let mut begins = opening("t", 7, 3);
-        begins.shared_job.as_mut().unwrap().may_begin = true;
+        begins.shared_job.as_mut().unwrap().beginning = Beginning::Allowed;
         assert!(refused(begins).contains("another job"), "the head begins it");
         for target in ["", "..", "t/../u", "t/..", "u", "t/u", "/t"] {
             assert!(refused(opening(target, 7, 3)).contains("another target"), "{target}");
@@ -280,7 +281,7 @@ mod tests {
         let plain = granted(Open { shared_job: None, ..opening("t", 7, 3) });
         assert!(site.fault_of(plain).contains("not for a job"));
         let mut begins = opening("t", 7, 3);
-        begins.shared_job.as_mut().unwrap().may_begin = true;
+        begins.shared_job.as_mut().unwrap().beginning = Beginning::Allowed;
         assert!(site.fault_of(granted(begins)).contains("not for a job"));
         let unknown = zmove_wire::Extension { number: 999, critical: true, bytes: Box::default() };
         let extensions = Extensions::default().with(unknown);

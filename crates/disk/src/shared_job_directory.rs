@@ -46,7 +46,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use rustix::fs::{Access, AtFlags, Dir, Mode};
 use rustix::io::Errno;
 use thiserror::Error;
-use zmove_types::{Name, RelPath, SharedJobId};
+use zmove_types::{Beginning, Name, RelPath, SharedJobId};
 
 use self::epoch_session::{epoch_name, epochs_in, is_dead};
 use crate::entry::{FileIdentity, number_at, set_file_mtime};
@@ -64,15 +64,6 @@ pub struct SharedJobDirectory {
     directory: Arc<OwnedFd>,
 }
 
-/// Whether a job may begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beginning {
-    /// The directory is made where there is none.
-    Allowed,
-    /// The job is under way.
-    Before,
-}
-
 /// Why a session cannot have a part in an epoch.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -86,6 +77,12 @@ pub enum EpochError {
     /// The job has ended.
     #[error("the job has ended")]
     Ended,
+    /// The job has no directory here, and may not begin.
+    #[error("the job is not under way")]
+    NotUnderWay,
+    /// The directory belongs to another user.
+    #[error("the directory of the job belongs to another user")]
+    OfAnotherUser,
     /// What an older epoch has made cannot be removed.
     #[error("remove what epoch {epoch} has left: {source}")]
     Older {
@@ -139,34 +136,40 @@ fn open(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
     Ok(directory)
 }
 
+fn is_of_another_user(parent: &OwnedFd, name: &Name) -> bool {
+    let found = rustix::fs::statat(parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+    found.is_ok_and(|found| found.st_uid != rustix::process::geteuid().as_raw())
+}
+
 impl SharedJobDirectory {
     /// Opens the directory of a job in a target.
     ///
     /// # Errors
-    /// The system's error: `ENOENT` where there is none and none may be made, `EPERM` where it belongs to another user.
-    pub fn open(root: &Arc<OwnedFd>, job: SharedJobId, beginning: Beginning) -> io::Result<Self> {
+    /// See [`EpochError`].
+    pub fn open(root: &Arc<OwnedFd>, job: SharedJobId, beginning: Beginning) -> Result<Self, EpochError> {
         let name = name_of(job);
         let began = Instant::now();
         let directory = loop {
             let opened = match beginning {
                 Beginning::Allowed => make(root, &name),
-                Beginning::Before => open(root, &name),
+                Beginning::UnderWay => open(root, &name),
             };
             match opened {
-                Err(error) if error.kind() == io::ErrorKind::NotFound && began.elapsed() < UNSEEN_MAX => {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    if began.elapsed() >= UNSEEN_MAX {
+                        return Err(EpochError::NotUnderWay);
+                    }
                     std::thread::sleep(PAUSE);
+                }
+                Err(error)
+                    if error.kind() == io::ErrorKind::PermissionDenied && is_of_another_user(root, &name) =>
+                {
+                    return Err(EpochError::OfAnotherUser);
                 }
                 opened => break opened?,
             }
         };
         Ok(Self { directory: Arc::new(directory) })
-    }
-
-    /// Whether a target has a directory of a job that belongs to another user.
-    #[must_use]
-    pub fn is_of_another_user(root: &OwnedFd, job: SharedJobId) -> bool {
-        let found = rustix::fs::statat(root, name_of(job).as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
-        found.is_ok_and(|found| found.st_uid != rustix::process::geteuid().as_raw())
     }
 
     /// The directory.
@@ -196,15 +199,14 @@ impl SharedJobDirectory {
     /// Looks for newer epochs, then removes older ones. To be called when the directory of this one has been made.
     fn fence(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
         let epochs = self.epochs()?;
-        if let Some(&newest) = epochs.iter().max().filter(|newest| **newest > number) {
+        if let Err(over) = goes_on(number, &epochs) {
             let _of_nothing =
                 rustix::fs::unlinkat(&self.directory, epoch_name(number).as_os_str(), AtFlags::REMOVEDIR);
-            if newest < END {
-                return Err(EpochError::Fenced { newest });
+            if matches!(over, EpochError::Ended) {
+                // whoever has ended it may have been killed before it had removed all
+                let _best_effort = self.clear(patience);
             }
-            // whoever has ended it may have been killed before it had removed all
-            let _best_effort = self.clear(patience);
-            return Err(EpochError::Ended);
+            return Err(over);
         }
         let mut older = epochs.into_iter().filter(|epoch| *epoch < number);
         older.try_for_each(|epoch| {
@@ -217,10 +219,7 @@ impl SharedJobDirectory {
     fn why(&self, failed: EpochError, number: u64) -> EpochError {
         match failed {
             EpochError::Io(error) if is_dead(&error) => match self.epochs() {
-                Ok(epochs) => match epochs.into_iter().max() {
-                    Some(newest) if newest > number && newest < END => EpochError::Fenced { newest },
-                    _ => EpochError::Ended,
-                },
+                Ok(epochs) => goes_on(number, &epochs).err().unwrap_or(EpochError::Ended),
                 Err(error) if is_dead(&error) => EpochError::Ended,
                 Err(error) => EpochError::Io(error),
             },
@@ -243,10 +242,9 @@ impl SharedJobDirectory {
     }
 
     fn try_to_close(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
-        let newer = |newest: &u64| *newest > number && *newest < END;
-        if let Some(newest) = self.epochs()?.into_iter().filter(newer).max() {
-            return Err(EpochError::Fenced { newest });
-        }
+        let mut epochs = self.epochs()?;
+        epochs.retain(|epoch| *epoch != END);
+        goes_on(number, &epochs)?;
         // nobody begins, or goes on, from here
         make(&self.directory, &epoch_name(END))?;
         // it is to be there after a crash if anything of the job is missing
@@ -298,6 +296,15 @@ impl SharedJobDirectory {
             }
         }
         Ok(rustix::fs::fsync(&self.directory)?)
+    }
+}
+
+/// Whether a session of an epoch goes on where these have begun.
+fn goes_on(number: u64, epochs: &[u64]) -> Result<(), EpochError> {
+    match epochs.iter().copied().filter(|epoch| *epoch > number).max() {
+        None => Ok(()),
+        Some(END) => Err(EpochError::Ended),
+        Some(newest) => Err(EpochError::Fenced { newest }),
     }
 }
 
@@ -412,8 +419,8 @@ mod tests {
         let refused = directory.begin(1, "b", NOT_LONG);
         assert!(matches!(refused, Err(EpochError::Fenced { newest: 2 })), "{refused:?}");
         assert!(matches!(directory.close(1, NOT_LONG), Err(EpochError::Fenced { newest: 2 })));
-        let unknown = SharedJobDirectory::open(&root, SharedJobId([8; 16]), Beginning::Before);
-        assert_eq!(unknown.unwrap_err().kind(), io::ErrorKind::NotFound);
+        let unknown = SharedJobDirectory::open(&root, SharedJobId([8; 16]), Beginning::UnderWay);
+        assert!(matches!(unknown, Err(EpochError::NotUnderWay)), "{unknown:?}");
     }
 
     /// A session that may begin the job comes when it has ended, perhaps from a queue of connections.

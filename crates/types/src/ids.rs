@@ -32,6 +32,15 @@ impl fmt::Display for SharedJobId {
     }
 }
 
+/// Whether a session may begin such a job at the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// The session begins the job where that is not under way.
+    Allowed,
+    /// The session is refused where the job is not under way.
+    UnderWay,
+}
+
 /// A work item of such a job. Work that is handed out again has the same id, so that it counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkId(pub [u8; 16]);

@@ -36,7 +36,7 @@ pub use escaped::{Escaped, is_unprintable, printable};
 pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
 pub use hash_set::HashOnlySet;
 pub use hex::{Hex, from_hex};
-pub use ids::{FileId, ItemId, LaneId, SharedJobId, TransferId, WorkId};
+pub use ids::{Beginning, FileId, ItemId, LaneId, SharedJobId, TransferId, WorkId};
 pub use kinds::Kinds;
 pub use lock::Lock;
 pub use metadata::{

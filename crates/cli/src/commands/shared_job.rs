@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use zmove_cluster::{Abandoned, Beginning, JobEnd, JobError, Receiver, SessionEnd, SharedJob, end_abandoned};
+use zmove_cluster::{Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
 use zmove_sender::SenderConfig;
 use zmove_transport::SharedRate;
-use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
+use zmove_types::{Beginning, ByteCount, ByteRate, Kinds, SharedJobId};
 use zmove_wire::{Durability, Keeping, NodeName, Open, TargetShape, TopName};
 
 pub(crate) use self::unended::Unended;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use std::sync::Arc;
-use zmove_types::{Kinds, Metadata, Root, SharedJobId, Timestamp, WorkId};
+use zmove_types::{Beginning, Kinds, Metadata, Root, SharedJobId, Timestamp, WorkId};
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
     Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch,
@@ -42,7 +42,7 @@ pub(crate) fn to_source() -> Vec<Vec<u8>> {
 
 pub(crate) fn job_grant() -> Vec<Vec<u8>> {
     let node = NodeName::new("b").expect("it is a name");
-    let part = SharedJobOpening { job: SharedJobId([9; 16]), epoch: 3, may_begin: false, node };
+    let part = SharedJobOpening { job: SharedJobId([9; 16]), epoch: 3, beginning: Beginning::UnderWay, node };
     let tops = vec![TopName(name("run7"))];
     let granted = Open { shared_job: Some(Box::new(part)), ..open(TargetShape::Directory { tops }) };
     let ToReceiver::OpenWith(open, extensions) = granted.into_message(Version::V4) else {
@@ -230,8 +230,12 @@ fn job_orders() -> Vec<ToReceiver> {
 /// An opening with a part in a job.
 fn in_a_job() -> Open {
     let node = NodeName::new("dtn1").expect("it is a name");
-    let shared_job =
-        Some(Box::new(SharedJobOpening { job: SharedJobId([3; 16]), epoch: 7, may_begin: true, node }));
+    let shared_job = Some(Box::new(SharedJobOpening {
+        job: SharedJobId([3; 16]),
+        epoch: 7,
+        beginning: Beginning::Allowed,
+        node,
+    }));
     Open { shared_job, ..Open::new(b"t".to_vec(), [3; 16]) }
 }
 

@@ -1,11 +1,10 @@
 //! The part of a session in a job, and how it begins.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use zmove_disk::{Beginning, EpochError, EpochSession, SharedJobDirectory, StagingPlace, Tree};
+use zmove_disk::{EpochError, EpochSession, SharedJobDirectory, StagingPlace, Tree};
 use zmove_types::{Lock, RelPath, SharedJobId};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Proof, Refusal, RefusalCode, SharedJobOpening};
 
@@ -66,12 +65,21 @@ pub(crate) fn not_in_a_job(what: &str) -> Refusal {
 fn refuse(job: SharedJobId, error: &EpochError) -> Refusal {
     let text = match error {
         EpochError::Io(error) => format!("open '.zmove-job-{job}' at the target: {error}"),
+        EpochError::NotUnderWay => format!(
+            "job {job} is not under way at this target: it has ended, or this receiver has another directory there \
+             than the others (is the storage mounted that they share?)"
+        ),
+        EpochError::OfAnotherUser => format!(
+            "'.zmove-job-{job}' at the target belongs to another user than this receiver's: all receivers of a push \
+             run as one user, and so do those of the next one where it was killed"
+        ),
         error => error.to_string(),
     };
     let code = match error {
         EpochError::Ended => RefusalCode::Ended,
         EpochError::Fenced { .. } => RefusalCode::Denied,
         EpochError::Older { .. } => RefusalCode::Busy,
+        EpochError::NotUnderWay => RefusalCode::NotUnderWay,
         _ => RefusalCode::Target,
     };
     Refusal { code, text }
@@ -81,33 +89,17 @@ impl SharedJobSession {
     /// Begins the part of a session in a job, with its journal: older epochs end here.
     pub(crate) fn begin(
         target: &Tree,
-        &SharedJobOpening { job, epoch: number, may_begin, .. }: &SharedJobOpening,
+        &SharedJobOpening { job, epoch: number, beginning, .. }: &SharedJobOpening,
         begin: &Begin,
         quota: &Quota,
     ) -> Result<(Self, Journal), Refusal> {
-        let beginning = if may_begin { Beginning::Allowed } else { Beginning::Before };
-        let root = target.open_directory(&RelPath::root()).map_err(|error| refuse(job, &error.into()))?;
-        let opened = SharedJobDirectory::open(&root, job, beginning);
-        let directory = opened.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => {
-                let text = format!(
-                    "job {job} is not under way at this target: it has ended, or this receiver has another \
-                     directory there than the others (is the storage mounted that they share?)"
-                );
-                Refusal { code: RefusalCode::NotUnderWay, text }
-            }
-            io::ErrorKind::PermissionDenied if SharedJobDirectory::is_of_another_user(&root, job) => {
-                let text = format!(
-                    "'.zmove-job-{job}' at the target belongs to another user than this receiver's: all receivers \
-                     of a push run as one user, and so do those of the next one where it was killed"
-                );
-                Refusal { code: RefusalCode::Target, text }
-            }
-            _ => refuse(job, &error.into()),
-        })?;
-        let own = begin.transfer.to_string();
-        let epoch = directory.begin(number, &own, PATIENCE).map_err(|error| refuse(job, &error))?;
-        let epoch = Arc::new(epoch);
+        let begun = || {
+            let root = target.open_directory(&RelPath::root())?;
+            let directory = SharedJobDirectory::open(&root, job, beginning)?;
+            let epoch = directory.begin(number, &begin.transfer.to_string(), PATIENCE)?;
+            Ok((directory, Arc::new(epoch)))
+        };
+        let (directory, epoch) = begun().map_err(|error| refuse(job, &error))?;
         let name = journals::name_of(number, begin.transfer);
         let journal = Journal::create_in_job(directory.fd(), &name, begin, quota.room().bytes);
         let journal = journal.map_err(|error| Refusal {

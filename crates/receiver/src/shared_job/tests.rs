@@ -16,11 +16,11 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_chunk::{file_root, group_cv, seal};
-use zmove_disk::{Beginning, Direct, Replace, SharedJobDirectory, Tree};
+use zmove_disk::{Direct, Replace, SharedJobDirectory, Tree};
 use zmove_transport::{ControlWriter, Fingerprint, Frame, Inbox, LaneSink, memory_control, memory_lane};
 use zmove_types::{
-    Account, Buffer, BufferPool, ByteCount, Cv, Extra, FileId, GROUP_BYTES, ItemId, Kinds, Name, SharedJobId,
-    StageClock, Timestamp, TransferId, WorkId,
+    Account, Beginning, Buffer, BufferPool, ByteCount, Cv, Extra, FileId, GROUP_BYTES, ItemId, Kinds, Name,
+    SharedJobId, StageClock, Timestamp, TransferId, WorkId,
 };
 use zmove_wire::{
     Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind,
@@ -66,7 +66,7 @@ fn path(text: &str) -> RelPath {
 }
 
 fn part(epoch: u64) -> SharedJobOpening {
-    SharedJobOpening { job: JOB, epoch, may_begin: true, node: NodeName::new("n").unwrap() }
+    SharedJobOpening { job: JOB, epoch, beginning: Beginning::Allowed, node: NodeName::new("n").unwrap() }
 }
 
 fn open(job: Option<SharedJobOpening>) -> Open {
@@ -391,7 +391,7 @@ async fn a_receiver_that_was_fenced_off_names_nothing_and_ends_no_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
     let home = tempfile::tempdir().unwrap();
-    let stray = SharedJobOpening { may_begin: false, ..part(1) };
+    let stray = SharedJobOpening { beginning: Beginning::UnderWay, ..part(1) };
     let refused = async |open: Open| Mover::try_open(home.path(), open).await.err().unwrap();
     let told = refused(open(Some(stray))).await;
     assert!(told.code == RefusalCode::NotUnderWay && told.text.contains("is not under way"), "{told:?}");
@@ -459,6 +459,48 @@ async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
     other.finish().await;
 }
 
+fn root(home: &Path) -> Arc<OwnedFd> {
+    Arc::new(std::fs::File::open(home).unwrap().into())
+}
+
+/// The directory of the job, which is made where there is none.
+fn job(root: &Arc<OwnedFd>) -> SharedJobDirectory {
+    SharedJobDirectory::open(root, JOB, Beginning::Allowed).unwrap()
+}
+
+/// The answers to an opening of epoch 2 that may begin the job, and to one that finds it under way.
+fn answers(before: impl Fn(&Arc<OwnedFd>)) -> [Option<RefusalCode>; 2] {
+    [Beginning::Allowed, Beginning::UnderWay].map(|beginning| {
+        let home = tempfile::tempdir().unwrap();
+        let root = root(home.path());
+        before(&root);
+        let tree = Tree::at(root);
+        let begin = begin(TransferId([7; 16]), String::new(), &tree);
+        let opening = SharedJobOpening { beginning, ..part(2) };
+        let opened = SharedJobSession::begin(&tree, &opening, &begin, &Quota::default());
+        opened.err().map(|refusal| refusal.code)
+    })
+}
+
+#[test]
+fn the_answer_to_an_opening_depends_on_what_there_is_of_the_job_and_on_whether_it_may_begin() {
+    let in_epoch = |epoch| move |root: &Arc<OwnedFd>| drop(job(root).begin(epoch, "a", PATIENCE).unwrap());
+    let ended = |root: &Arc<OwnedFd>| job(root).close(2, PATIENCE).unwrap();
+    let [absent, fenced, over] =
+        [RefusalCode::NotUnderWay, RefusalCode::Denied, RefusalCode::Ended].map(Some);
+    assert_eq!(answers(|_| ()), [None, absent]);
+    assert_eq!(answers(|root| drop(job(root))), [None, None], "its directory, which has just been made");
+    assert_eq!(answers(in_epoch(1)), [None, None], "an older epoch");
+    assert_eq!(answers(in_epoch(2)), [None, None], "this epoch");
+    assert_eq!(answers(in_epoch(3)), [fenced, fenced], "a newer epoch");
+    assert_eq!(answers(ended), [over, over], "the mark of its end");
+    let forgotten = |root: &Arc<OwnedFd>| {
+        ended(root);
+        job(root).forget(root, JOB).unwrap();
+    };
+    assert_eq!(answers(forgotten), [None, absent], "no mark either");
+}
+
 fn transfer(home: &Path) -> Transfer {
     transfer_within(home, &Quota::default())
 }
@@ -486,8 +528,7 @@ fn what_has_no_name_when_the_next_epoch_begins_gets_none() {
     assert_eq!(hidden, 20, "all wait for their names");
     let before = tree(home.path());
     assert!(before.values().all(|(.., contents, _)| contents.is_empty()), "{before:?}");
-    let root = Arc::new(OwnedFd::from(std::fs::File::open(home.path()).unwrap()));
-    let job = SharedJobDirectory::open(&root, JOB, Beginning::Before).unwrap();
+    let job = job(&root(home.path()));
     let _newer = job.begin(2, "n", PATIENCE).unwrap();
     publish_all(&transfer);
     let fenced = batch.faults().into_iter().filter(|fault| fault.code == FaultCode::Fenced);
@@ -511,8 +552,7 @@ fn a_receiver_that_was_fenced_off_opens_no_directory_up() {
     assert_eq!(put("d", "f"), []);
     assert_eq!(mode(), 0o755, "it takes files in this epoch");
     set(0o555);
-    let root = Arc::new(OwnedFd::from(std::fs::File::open(home.path()).unwrap()));
-    let job = SharedJobDirectory::open(&root, JOB, Beginning::Before).unwrap();
+    let job = job(&root(home.path()));
     let _newer = job.begin(2, "n", PATIENCE).unwrap();
     for directory in ["d", "d/e", "d/new"] {
         let faults = put(directory, "g");
@@ -602,8 +642,8 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
 fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() {
     const GROUPS: usize = 80;
     let home = tempfile::tempdir().unwrap();
-    let root = Arc::new(OwnedFd::from(std::fs::File::open(home.path()).unwrap()));
-    let job = SharedJobDirectory::open(&root, JOB, Beginning::Allowed).unwrap();
+    let root = root(home.path());
+    let job = job(&root);
     let epoch = job.begin(1, "n", PATIENCE).unwrap();
     let begin = begin(TransferId([7; 16]), String::new(), &Tree::open(home.path()).unwrap());
     let journal =
@@ -626,7 +666,7 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
     let (second, second_key) = write(2);
     assert!(groups.read_on(job.fd(), &epoch).is_err(), "no memory is left");
     assert!(groups.of(&first_key).is_some(), "its commit may be asked for");
-    epoch.publish_part((&first_key.0, first.file()), (&*root, &name("f")), Replace::Existing).unwrap();
+    epoch.publish_part((&first_key.0, first.file()), (&root, &name("f")), Replace::Existing).unwrap();
     groups.read_on(job.fd(), &epoch).unwrap();
     assert_eq!(groups.of(&second_key).unwrap().values.len(), GROUPS);
     epoch.give_up_part(&second_key.0, second.file(), Errno::NOSPC).unwrap();

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use zmove_types::{SharedJobId, WorkId};
+use zmove_types::{Beginning, SharedJobId, WorkId};
 
 use super::{EntryFault, FaultCode, Operation, bytes, list};
 use crate::error::WireError;
@@ -25,8 +25,8 @@ pub struct SharedJobOpening {
     pub job: SharedJobId,
     /// The epoch of the job: no receiver of an older one changes anything once a session of this one has begun.
     pub epoch: u64,
-    /// Whether the job may begin with this session; otherwise it has to be under way at the target.
-    pub may_begin: bool,
+    /// Whether the job may begin with this session.
+    pub beginning: Beginning,
     /// The sender's node.
     pub node: NodeName,
 }
@@ -57,7 +57,7 @@ impl SharedJobOpening {
     pub(super) fn extension(&self) -> Extension {
         let mut bytes = self.job.0.to_vec();
         bytes.extend(self.epoch.to_le_bytes());
-        bytes.push(u8::from(self.may_begin));
+        bytes.push(u8::from(self.beginning == Beginning::Allowed));
         bytes.extend(self.node.0.as_bytes());
         Extension { number: SHARED_JOB, critical: true, bytes: bytes.into() }
     }
@@ -68,15 +68,15 @@ impl SharedJobOpening {
             let (fixed, node) = bytes.split_at_checked(FIXED_BYTES).ok_or(WireError::Message)?;
             let mut reader = Reader::new(fixed);
             let (job, epoch) = (SharedJobId(reader.array()?), reader.u64()?);
-            let may_begin = match reader.u8()? {
-                0 => false,
-                1 => true,
+            let beginning = match reader.u8()? {
+                0 => Beginning::UnderWay,
+                1 => Beginning::Allowed,
                 tag => return Err(WireError::UnknownTag { what: "part in a job", tag }),
             };
             // the last number stands for a job that has ended
             within("epoch", epoch, u64::MAX - 1)?;
             let node = std::str::from_utf8(node).ok().and_then(NodeName::new).ok_or(WireError::Message)?;
-            Ok(Self { job, epoch, may_begin, node })
+            Ok(Self { job, epoch, beginning, node })
         };
         extensions.get(SHARED_JOB).map(read).transpose()
     }
@@ -302,7 +302,7 @@ mod tests {
 
     fn part() -> SharedJobOpening {
         let node = NodeName::new("dtn-1.example").unwrap();
-        SharedJobOpening { job: SharedJobId([7; 16]), epoch: 258, may_begin: true, node }
+        SharedJobOpening { job: SharedJobId([7; 16]), epoch: 258, beginning: Beginning::Allowed, node }
     }
 
     #[test]

@@ -111,8 +111,7 @@ fn an_order_that_takes_long_sets_no_directory_when_another_epoch_has_begun() {
             (result, Instant::now())
         });
         while are_set() == 0 {}
-        let root = Arc::new(OwnedFd::from(std::fs::File::open(home.path()).unwrap()));
-        let job = SharedJobDirectory::open(&root, JOB, Beginning::Before).unwrap();
+        let job = job(&root(home.path()));
         let _newer = job.begin(2, "n", PATIENCE).unwrap();
         let begun = Instant::now();
         let (result, at) = setting.join().unwrap();
