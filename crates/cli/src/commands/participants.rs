@@ -54,10 +54,10 @@ struct Entry {
 /// Whether a node is there, as far as the user knows; what it tells is true from any of these on.
 ///
 /// ```text
-///  Unheard ──► Offers ──► Works ──► Ended
-///                 └──┬──────┘
-///                    ├─ nothing is heard of it ──────► Silent ──┐
-///                    └─ it leaves, or was stopped ───► Away ────┴──► as it tells when it is back
+///             ┌──► Offers ──┐
+///  Unheard ───┤      ▼      ├─ nothing is heard of it ──► Silent
+///             └──► Works ───┤
+///                           └─ all is done, or it leaves, or is stopped ──► Ended
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Presence {
@@ -69,7 +69,6 @@ enum Presence {
     Silent {
         has_begun: bool,
     },
-    Away,
     Ended,
 }
 
@@ -295,8 +294,7 @@ impl Observer for Participants {
 
 impl Entry {
     fn look(&mut self, name: &str, now: Instant) -> Look {
-        let is_over = matches!(self.presence, Presence::Ended | Presence::Away);
-        let pace = match (is_over, self.is_unheard_for(SILENT_AFTER, now)) {
+        let pace = match (self.presence == Presence::Ended, self.is_unheard_for(SILENT_AFTER, now)) {
             (true, _) => Pace::Ended,
             (false, true) => Pace::Silent,
             (false, false) => Pace::Works,
@@ -352,9 +350,9 @@ impl Presence {
             Sign::Tells(NodeState::Offers) => (Self::Offers, has_begun),
             Sign::Tells(NodeState::Works) => (Self::Works, false),
             Sign::Tells(NodeState::HasEnded) => (Self::Ended, false),
-            Sign::Tells(NodeState::HasLostSessions) => (Self::Ended, true),
-            Sign::Leaves if self == Self::Ended => (Self::Ended, true),
-            Sign::Tells(NodeState::Stopped) | Sign::Leaves => (Self::Away, true),
+            Sign::Tells(NodeState::HasLostSessions | NodeState::Stopped) | Sign::Leaves => {
+                (Self::Ended, true)
+            }
             Sign::Silence if matches!(self, Self::Offers | Self::Works) => {
                 (Self::Silent { has_begun }, false)
             }
@@ -432,10 +430,10 @@ mod tests {
     #[test]
     fn each_sign_of_a_node_leads_to_one_presence_and_may_show_that_sessions_are_lost() {
         use NodeState::{HasEnded, HasLostSessions, Offers as ToOffer, Stopped, Works as ToWork};
-        use Presence::{Away, Ended, Offers, Silent, Unheard, Works};
+        use Presence::{Ended, Offers, Silent, Unheard, Works};
         let begun = Silent { has_begun: true };
         let not_begun = Silent { has_begun: false };
-        let all = [Unheard, Offers, Works, not_begun, begun, Away, Ended];
+        let all = [Unheard, Offers, Works, not_begun, begun, Ended];
         for before in all {
             let is_lost = [Works, begun].contains(&before);
             let told = [
@@ -443,20 +441,16 @@ mod tests {
                 (ToWork, (Works, false)),
                 (HasEnded, (Ended, false)),
                 (HasLostSessions, (Ended, true)),
-                (Stopped, (Away, true)),
+                (Stopped, (Ended, true)),
             ];
             for (state, after) in told {
                 assert_eq!(before.after(Sign::Tells(state)), after, "{before:?}, {state:?}");
             }
         }
         let after = |sign| all.map(|before| before.after(sign));
-        let lost = |presence| (presence, true);
-        assert_eq!(after(Sign::Leaves), [Away, Away, Away, Away, Away, Away, Ended].map(lost));
+        assert_eq!(after(Sign::Leaves), [(Ended, true); 6]);
         let kept = |presence| (presence, false);
-        assert_eq!(
-            after(Sign::Silence),
-            [Unheard, not_begun, begun, not_begun, begun, Away, Ended].map(kept)
-        );
+        assert_eq!(after(Sign::Silence), [Unheard, not_begun, begun, not_begun, begun, Ended].map(kept));
     }
 
     #[test]
