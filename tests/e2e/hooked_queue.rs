@@ -91,7 +91,7 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
         self.hooks.put(&self.queue, items).await
     }
 
-    async fn keep(&self, _taken: &Taken<Self::Delivery>) -> Result<(), WorkError> {
+    async fn renew(&self, _taken: &Taken<Self::Delivery>) -> Result<(), WorkError> {
         Ok(())
     }
 

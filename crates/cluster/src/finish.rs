@@ -36,7 +36,7 @@ pub(crate) struct Finishing {
     /// The paths at the target of directories that the walk has found.
     found: HashOnlySet,
     /// The orders that close directories, as they were given.
-    closing: Vec<Order>,
+    closing: Vec<DirectoryOrder>,
     failed: u64,
 }
 
@@ -45,7 +45,7 @@ enum Step {
     /// To look for directories below this one.
     Walk(Unwalked),
     /// To have directories set.
-    Set(Order),
+    Set(DirectoryOrder),
     /// To look among those that came for directories which have gone since.
     Gone,
 }
@@ -72,13 +72,13 @@ struct Unwalked {
 
 /// Directories that are to be set.
 #[derive(Clone, Debug)]
-struct Order {
+struct DirectoryOrder {
     head: Vec<u8>,
     /// Whether one of them may not be entered by its owner when it has its mode.
     closes: bool,
 }
 
-impl Order {
+impl DirectoryOrder {
     fn new(batch: &Batch) -> Self {
         let closes = |entry: &BatchEntry| entry.metadata().mode & MAY_ENTER != MAY_ENTER;
         let closes = batch.groups.iter().flat_map(|group| &group.entries).any(closes);
@@ -134,7 +134,7 @@ fn bytes_of(group: &DirectoryGroup) -> usize {
 }
 
 /// An order that was given, and what has become of it.
-type Ordered = (Order, Result<SharedJobResult, Stop>);
+type DirectoryOrdered = (DirectoryOrder, Result<SharedJobResult, Stop>);
 
 impl Finishing {
     pub(crate) fn of(job: &SharedJob) -> Self {
@@ -165,7 +165,7 @@ impl Finishing {
         job: &SharedJob,
         orders: &Orders,
         events: &SessionEvents,
-        ordered: &mut JoinSet<Ordered>,
+        ordered: &mut JoinSet<DirectoryOrdered>,
     ) -> Result<(), Stop> {
         while let Some(step) = self.steps.pop() {
             let waiting = self.steps.len();
@@ -225,7 +225,7 @@ impl Finishing {
                 for group in &batch.groups {
                     self.found.insert(&group.directory);
                 }
-                self.steps.push(Step::Set(Order::new(&batch)));
+                self.steps.push(Step::Set(DirectoryOrder::new(&batch)));
             }
             below.extend(portion.directories);
         }
@@ -260,7 +260,8 @@ impl Finishing {
             return Ok(());
         }
         let again = std::mem::take(&mut self.closing).into_iter();
-        let orders: Vec<_> = directory_batches(gone).map(|batch| Order::new(&batch)).chain(again).collect();
+        let orders: Vec<_> =
+            directory_batches(gone).map(|batch| DirectoryOrder::new(&batch)).chain(again).collect();
         self.steps.extend(orders.into_iter().rev().map(Step::Set));
         Ok(())
     }
@@ -282,7 +283,7 @@ impl Finishing {
         Ok(gone.directories.into_values().collect())
     }
 
-    fn order(&mut self, order: Order, orders: &Orders, ordered: &mut JoinSet<Ordered>) {
+    fn order(&mut self, order: DirectoryOrder, orders: &Orders, ordered: &mut JoinSet<DirectoryOrdered>) {
         if order.closes {
             self.closing.push(order.clone());
         }
@@ -298,7 +299,7 @@ impl Finishing {
     async fn answered(
         &mut self,
         job: &SharedJob,
-        ordered: &mut JoinSet<Ordered>,
+        ordered: &mut JoinSet<DirectoryOrdered>,
         events: &SessionEvents,
         most: usize,
     ) -> Result<(), Stop> {
@@ -319,7 +320,7 @@ impl Finishing {
     }
 
     /// Notes what has not been answered as still to be done.
-    async fn take_back(&mut self, mut ordered: JoinSet<Ordered>) {
+    async fn take_back(&mut self, mut ordered: JoinSet<DirectoryOrdered>) {
         while let Some(done) = ordered.join_next().await {
             self.steps.extend(done.ok().map(|(order, _)| Step::Set(order)));
         }
@@ -329,7 +330,7 @@ impl Finishing {
     fn hear(
         &mut self,
         job: &SharedJob,
-        order: &Order,
+        order: &DirectoryOrder,
         result: SharedJobResult,
         events: &SessionEvents,
     ) -> Result<(), Stop> {
@@ -439,8 +440,8 @@ mod tests {
         batch_of(directories, mode).encode()
     }
 
-    fn order_of(directory: &str, mode: u32) -> Order {
-        Order::new(&batch_of(&[directory], mode))
+    fn order_of(directory: &str, mode: u32) -> DirectoryOrder {
+        DirectoryOrder::new(&batch_of(&[directory], mode))
     }
 
     fn job() -> SharedJob {
@@ -579,7 +580,7 @@ mod tests {
         of_source.on(&Event::Failed { message: "sender: open directory '/nowhere': no".into() });
         assert!(has_failed_above(&job(), &path("a"), &of_source));
         let mut finishing = finishing(Vec::new());
-        let order = Order::new(&batch_of(&["closed/a", "later", "closed/a/b"], 0o755));
+        let order = DirectoryOrder::new(&batch_of(&["closed/a", "later", "closed/a/b"], 0o755));
         let code = FaultCode::Os(NO_SUCH_FILE);
         let fault = |entry| EntryFault { entry, operation: Operation::SetMetadata, code };
         let result = SharedJobResult::DirectoriesSet((0..3).map(fault).collect());

@@ -69,12 +69,12 @@ pub struct JobEnd {
 /// Why a job has not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// The job has not begun: no receiver takes it, or can be reached.
+    /// No receiver has opened a session of the job, or can be reached: nothing is left of it anywhere.
     #[error(transparent)]
     NotBegun(Box<SessionEnd>),
-    /// No receiver has opened a session of the job: nothing is left of it anywhere.
+    /// No receiver goes on with the job, of which something may have begun at one.
     #[error(transparent)]
-    NotOpened(Box<SessionEnd>),
+    PerhapsBegun(Box<SessionEnd>),
     /// No receiver goes on with it.
     #[error("no receiver goes on: {0}; run the same command again")]
     Lost(#[source] Box<SessionEnd>),
@@ -192,9 +192,9 @@ impl<W: WorkQueue> Head<W> {
                         }
                         Err(error) if has_begun => JobError::Lost(Box::new(error)),
                         Err(error) if !course.has_opened && !self.node.served.has_lost_sessions() => {
-                            JobError::NotOpened(Box::new(error))
+                            JobError::NotBegun(Box::new(error))
                         }
-                        Err(error) => JobError::NotBegun(Box::new(error)),
+                        Err(error) => JobError::PerhapsBegun(Box::new(error)),
                     })?;
                 }
             }

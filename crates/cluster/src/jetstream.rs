@@ -125,7 +125,7 @@ pub enum Role {
     Mover,
 }
 
-/// One delivery. The item comes again when it is not kept, and at once when this is dropped before it is done.
+/// One delivery. The item comes again when it is not renewed, and at once when this is dropped before it is done.
 #[derive(Debug)]
 pub struct Lease {
     /// `None` once the broker is told what becomes of it.
@@ -308,8 +308,8 @@ impl WorkQueue for JetStream {
         Ok(refused)
     }
 
-    async fn keep(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
-        self.acknowledge("keep work of the queue", &taken.delivery, AckKind::Progress).await
+    async fn renew(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
+        self.acknowledge("renew the lease of work", &taken.delivery, AckKind::Progress).await
     }
 
     async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {

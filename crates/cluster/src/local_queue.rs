@@ -178,7 +178,7 @@ impl WorkQueue for LocalQueue {
         Ok(refused)
     }
 
-    async fn keep(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
+    async fn renew(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
         if let Some(leased) = self.shared.state.lock().taken.get_mut(&taken.delivery.number) {
             leased.until = Instant::now() + lease(taken.deliveries);
         }
@@ -264,19 +264,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_nobody_goes_on_with_comes_again_after_its_lease_and_what_is_kept_does_not() {
+    async fn what_nobody_goes_on_with_comes_again_after_its_lease_and_what_is_renewed_does_not() {
         let queue = LocalQueue::new(JOB);
         queue.put(vec![data(1), data(2)]).await.unwrap();
         let (began, [hangs, goes_on]) = (Instant::now(), [next(&queue).await, next(&queue).await]);
-        let keeping = async {
+        let renewing = async {
             loop {
                 sleep(LEASE / 3).await;
-                queue.keep(&goes_on).await.unwrap();
+                queue.renew(&goes_on).await.unwrap();
             }
         };
         let again = tokio::select! {
             again = next(&queue) => again,
-            () = keeping => unreachable!(),
+            () = renewing => unreachable!(),
         };
         assert_eq!((again.item.clone(), again.deliveries, began.elapsed()), (hangs.item.clone(), 2, LEASE));
         assert_eq!(queue.waiting().await.unwrap(), Waiting { waiting: 0, taken: 2 });

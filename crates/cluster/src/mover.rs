@@ -157,7 +157,7 @@ impl<W: WorkQueue> Mover<W> {
                     }
                     None => {
                         over = true;
-                        ends_by = Instant::now() + ENDS_WITHIN;
+                        ends_by = Instant::now() + ITEMS_END_WITHIN;
                     }
                 },
                 Some(done) = doing.join_next() => {
@@ -196,7 +196,7 @@ impl<W: WorkQueue> Mover<W> {
 
     async fn take(self: Arc<Self>) -> Result<Option<Assigned<W::Delivery>>, Stop> {
         if self.stands() {
-            tokio::time::sleep(KEEP_EVERY).await;
+            tokio::time::sleep(RENEW_EVERY).await;
         }
         // the last first, so that a tree is gone through in depth, and little of it waits here
         let overflow = self.overflow.lock().pop_if(|_| !self.stands());
@@ -221,19 +221,19 @@ impl<W: WorkQueue> Mover<W> {
                         }
                         break done;
                     }
-                    () = tokio::time::sleep(KEEP_EVERY) => {
+                    () = tokio::time::sleep(RENEW_EVERY) => {
                         let now = progress.steps.load(Ordering::Relaxed);
                         let has_moved = std::mem::replace(&mut before, now) != now;
                         if has_moved && stands_for >= LEASE {
                             self.standing.fetch_sub(1, Ordering::Relaxed);
                         }
-                        stands_for = if has_moved { Duration::ZERO } else { stands_for + KEEP_EVERY };
+                        stands_for = if has_moved { Duration::ZERO } else { stands_for + RENEW_EVERY };
                         if stands_for == LEASE {
                             self.standing.fetch_add(1, Ordering::Relaxed);
                             self.events.warn_of_a_stop();
                         }
                         if let Assigned::Leased(taken) = &assigned && has_moved {
-                            self.queue.keep(taken).await?;
+                            self.queue.renew(taken).await?;
                         }
                     }
                 }
@@ -292,8 +292,8 @@ const UNSENT_AT_ONCE: usize = 1;
 /// So many large files a mover waits for at once.
 const LARGE_AT_ONCE: usize = 32;
 /// How long a mover may take to end what it has, when all work of the job has ended.
-const ENDS_WITHIN: Duration = Duration::from_secs(3);
+const ITEMS_END_WITHIN: Duration = Duration::from_secs(3);
 /// How long what is under way may take to end where a mover is called away.
 const LEAVES_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// How often the lease of an item is renewed: one renewal may be lost.
-const KEEP_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);
+const RENEW_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);

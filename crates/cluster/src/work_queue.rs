@@ -11,7 +11,7 @@ pub const LEASE: Duration = Duration::from_secs(30);
 
 /// A queue of work items, for movers that take and the head that looks after it.
 ///
-/// An item that has been taken is leased: whoever has it tells in time that it goes on ([`keep`](Self::keep)), or the
+/// An item that has been taken is leased: whoever has it tells in time that it goes on ([`renew`](Self::renew)), or the
 /// item is handed out again. So an item may be done twice, and nothing may depend on that it is not.
 pub trait WorkQueue: Send + Sync + 'static {
     /// What names one delivery of an item, which is handed out again at once when this is dropped before it is done.
@@ -31,11 +31,11 @@ pub trait WorkQueue: Send + Sync + 'static {
     /// The queue cannot be reached, or the job is over.
     fn put(&self, items: Vec<WorkItem>) -> impl Future<Output = Result<Vec<WorkItem>, WorkError>> + Send;
 
-    /// Prolongs the lease of an item, which has made progress.
+    /// Renews the lease of an item, which has made progress.
     ///
     /// # Errors
     /// The queue cannot be reached.
-    fn keep(&self, taken: &Taken<Self::Delivery>) -> impl Future<Output = Result<(), WorkError>> + Send;
+    fn renew(&self, taken: &Taken<Self::Delivery>) -> impl Future<Output = Result<(), WorkError>> + Send;
 
     /// Takes an item out of the queue: it has ended, as a journal says. A queue that has a fall may bring it again.
     ///

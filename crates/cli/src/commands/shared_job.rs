@@ -111,7 +111,7 @@ async fn end_all(
             let ended =
                 end_abandoned(&old, beginning, receivers, display.observer(), Arc::new(SessionWarnings))
                     .await;
-            ended.map_err(|error| as_failure(JobError::NotBegun(error)))
+            ended.map_err(|error| as_failure(JobError::PerhapsBegun(error)))
         };
         // one file may go to the very place of a directory that is there no more
         let may_begin = matches!(open.shape, TargetShape::Directory { .. }) && unended.is_at(receivers);
@@ -129,7 +129,7 @@ async fn end_all(
 
 /// Whether a push that has come to this leaves nothing that the next one would have to end.
 pub(crate) fn leaves_nothing(ended: &Result<JobEnd, JobError>) -> bool {
-    matches!(ended, Ok(_) | Err(JobError::NotOpened(_)))
+    matches!(ended, Ok(_) | Err(JobError::NotBegun(_)))
 }
 
 /// Notes that a job begins.
@@ -211,7 +211,7 @@ fn as_failure(error: JobError) -> anyhow::Error {
         JobError::NoRoom(_) => failure(Exit::Partial, error.to_string()),
         JobError::NotShared(_) => failure(Exit::Target, error.to_string()),
         JobError::Lost(_) | JobError::Queue(_) => failure(Exit::Broken, error.to_string()),
-        JobError::NotBegun(error) | JobError::NotOpened(error) => match *error {
+        JobError::NotBegun(error) | JobError::PerhapsBegun(error) => match *error {
             SessionEnd::Connect(error) => error.into(),
             SessionEnd::Session(error) => error.into(),
             error @ SessionEnd::NoRoom { .. } => failure(Exit::Partial, error.to_string()),

@@ -63,12 +63,12 @@ pub(super) struct Connection {
     pub(super) broker: String,
     /// The public part of this node's nkey.
     pub(super) nkey: Option<String>,
-    told: Arc<Told>,
+    told: Arc<BrokerNews>,
 }
 
 /// What has been told of the broker.
 #[derive(Debug)]
-struct Told {
+struct BrokerNews {
     urls: Vec<ServerAddr>,
     name: Option<String>,
     broker: String,
@@ -83,7 +83,7 @@ impl Connection {
         let urls: Result<Vec<ServerAddr>, _> = access.urls.iter().map(|url| url.parse()).collect();
         let urls = urls.map_err(|error| failed(error.into()))?;
         let broker = access.urls.join(", ");
-        let told = Arc::new(Told {
+        let told = Arc::new(BrokerNews {
             urls: urls.clone(),
             name: access.name.clone(),
             broker: broker.clone(),
@@ -173,7 +173,7 @@ impl Connection {
     }
 }
 
-impl Told {
+impl BrokerNews {
     async fn hear(&self, event: Event) {
         match event {
             Event::Connected => {

@@ -30,9 +30,9 @@ pub(super) struct Taker {
 
 /// Which line is asked for first.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
-    DataFirst,
-    WalksFirst,
+enum FirstLine {
+    Data,
+    Walks,
 }
 
 impl Taker {
@@ -82,7 +82,7 @@ impl Taker {
         queue.broker.connection.tell(BrokerState::Ready);
         state.mark_unchanged();
         let walks_are_due = self.takes.is_multiple_of(WALKS_FIRST_EVERY);
-        let order = if walks_are_due { Order::WalksFirst } else { Order::DataFirst };
+        let first = if walks_are_due { FirstLine::Walks } else { FirstLine::Data };
         let news = match &mut self.news {
             Some(news) => news,
             none => none.insert(queue.broker.news().await?),
@@ -91,7 +91,7 @@ impl Taker {
         while news.next().now_or_never().flatten().is_some() {}
         let answer = tokio::select! {
             biased;
-            answer = ask(queue, &consumers, order) => answer?,
+            answer = ask(queue, &consumers, first) => answer?,
             // what was asked before a connection was lost is never answered
             _ = state.changed() => return Ok(None),
         };
@@ -125,9 +125,9 @@ impl Taker {
 }
 
 /// Asks both consumers for an item.
-async fn ask(queue: &JetStream, consumers: &Consumers, order: Order) -> Result<Answer, BrokerError> {
+async fn ask(queue: &JetStream, consumers: &Consumers, first: FirstLine) -> Result<Answer, BrokerError> {
     let mut names = [&consumers.data, &consumers.walks];
-    if order == Order::WalksFirst {
+    if first == FirstLine::Walks {
         names.reverse();
     }
     let mut is_sure = true;

@@ -601,7 +601,7 @@ mod tests {
     use tokio::time::{advance, sleep};
     use zmove_types::GROUP_BYTES;
 
-    use super::super::{KEEP_EVERY, MoverEnd};
+    use super::super::{MoverEnd, RENEW_EVERY};
     use super::*;
     use crate::lab::{JOB, feeder, job, session_events};
     use crate::local_queue::LocalQueue;
@@ -624,7 +624,7 @@ mod tests {
         queue.put(vec![item()]).await.unwrap();
         let (_call, called_away) = watch::channel(false);
         let running = tokio::spawn(mover.run(called_away, || ()));
-        sleep(2 * KEEP_EVERY).await;
+        sleep(2 * RENEW_EVERY).await;
         let taken = queue.take().await.unwrap().expect("it is there for others");
         assert!(taken.deliveries > 1 && !running.is_finished(), "{taken:?}");
         queue.close().await.unwrap();
@@ -637,7 +637,7 @@ mod tests {
         let queue = Arc::clone(&mover.queue);
         let (call, called_away) = watch::channel(true);
         let running = tokio::spawn(mover.run(called_away, || ()));
-        sleep(KEEP_EVERY).await;
+        sleep(RENEW_EVERY).await;
         queue.put(vec![item()]).await.unwrap();
         assert_eq!(running.await.unwrap().unwrap(), MoverEnd::Left);
         assert!(queue.take().await.unwrap().is_some());

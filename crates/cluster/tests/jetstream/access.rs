@@ -41,7 +41,7 @@ async fn each_node_may_do_what_its_role_needs() {
     let queue = JetStream::open(&with(&mover.0), settings(Role::Mover)).await.unwrap();
     put_all(&queue, [data(1)]).await;
     let taken = next(&queue).await;
-    queue.keep(&taken).await.unwrap();
+    queue.renew(&taken).await.unwrap();
     drop(taken);
     let taken = next(&queue).await;
     queue.done(taken).await.unwrap();

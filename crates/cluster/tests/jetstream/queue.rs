@@ -65,19 +65,19 @@ async fn an_item_comes_once_in_a_walk_and_again_in_the_next() {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_comes_again_after_its_lease() {
+async fn what_is_not_renewed_comes_again_after_its_lease() {
     let Some(lab) = Lab::start().await else { return };
     let head = lab.head().await;
     put_all(&head, [data(1)]).await;
     let began = Instant::now();
-    let _not_kept = next(&head).await;
+    let _not_renewed = next(&head).await;
     let again = next(&head).await;
     assert_eq!((again.deliveries, head.waiting().await.unwrap()), (2, Waiting { waiting: 0, taken: 1 }));
     assert!(began.elapsed() >= settings(Role::Head).lease);
 }
 
 #[tokio::test]
-async fn what_is_kept_stays_taken() {
+async fn what_is_renewed_stays_taken() {
     let Some(lab) = Lab::start().await else { return };
     let head = lab.head().await;
     put_all(&head, [data(1)]).await;
@@ -86,7 +86,7 @@ async fn what_is_kept_stays_taken() {
     for _ in 0..8 {
         let nothing = tokio::time::timeout(lease / 4, head.take()).await;
         assert!(nothing.is_err(), "{nothing:?}");
-        head.keep(&taken).await.unwrap();
+        head.renew(&taken).await.unwrap();
     }
     head.done(taken).await.unwrap();
     assert!(head.waiting().await.unwrap().is_idle());
