@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
@@ -425,6 +425,25 @@ fn a_push_of_one_file_to_where_a_killed_push_had_its_target_goes_there() {
     push(3, "t/file");
 }
 
+/// The one that is asked may have lost the storage, and another may have the job.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_not_forgotten_on_the_word_of_some_of_its_receivers() {
+    let Some(spread) = Spread::with_mount_point() else { return };
+    spread.mount();
+    spread.kill_a_slow_push("t");
+    spread.unmount();
+    let to_one = |number: usize| {
+        let target = format!("{}:t", spread.daemons[number].address);
+        spread.push_to(target.into(), &[], "source").outcome().done();
+    };
+    to_one(1);
+    assert_eq!(spread.noted(), 1);
+    to_one(0);
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
 /// The next push asks first a receiver that does not have the job's directory, and then one that has.
 #[test]
 fn the_job_of_a_push_that_was_killed_is_ended_where_it_is() {
@@ -586,7 +605,10 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
     spread.start("elsewhere");
     spread.paint();
     let [there, elsewhere] = [0, 1].map(|number: usize| spread.daemons[number].address.to_string());
-    let outcome = spread.push(&["--timeout", "3s"], "source").outcome().expect(3);
+    let began = Instant::now();
+    // it takes more than a minute
+    let outcome = spread.push(&["--timeout", "3s", "--limit", "1MB"], "source").outcome().expect(3);
+    assert!(began.elapsed() < Duration::from_secs(45), "{:?}", began.elapsed());
     outcome.says(&[&format!("{elsewhere} does not see the push that is under way at {there}")]);
     assert_eq!(std::fs::read_dir(spread.site.path("elsewhere/t")).unwrap().count(), 0);
     assert_eq!(spread.noted(), 1, "the next push ends it");

@@ -24,7 +24,7 @@ pub(crate) struct Witness {
     pub(crate) begun: watch::Receiver<bool>,
     /// Set when the movers of this process have left, of which none comes to the receiver any more.
     pub(crate) movers_left: watch::Receiver<bool>,
-    /// How long a receiver may say that it does not see the job.
+    /// How long a receiver may say that it does not see the job, if that is less than [`SHOWS_WITHIN`].
     pub(crate) patience: Duration,
 }
 
@@ -38,19 +38,21 @@ impl Witness {
             return Ok(());
         }
         self.pause(MOVERS_COME_WITHIN).await;
-        let mut unseen_since = None;
+        let (mut unseen_since, mut is_away) = (None, false);
         while !self.events.has_seen_job(self.number) {
-            match self.ask().await {
-                Ok(()) => break,
-                Err(error) if error.is_absent() => {
-                    let since = *unseen_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= SHOWS_WITHIN.min(self.patience) {
-                        return Err(self.receiver.remote.to_string());
-                    }
-                    sleep(ASKED_AGAIN_AFTER).await;
+            let Err(error) = self.ask(is_away).await else { break };
+            is_away = error.is_away();
+            if self.events.has_missed_job(self.number) {
+                let since = *unseen_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= SHOWS_WITHIN.min(self.patience) {
+                    return Err(self.receiver.remote.to_string());
                 }
-                Err(_told_by_movers) if *self.movers_left.borrow() => break,
-                Err(_told_by_movers) => self.pause(TRIED_AGAIN_AFTER).await,
+                sleep(ASKED_AGAIN_AFTER).await;
+            } else if *self.movers_left.borrow() {
+                // movers have told why
+                break;
+            } else {
+                self.pause(TRIED_AGAIN_AFTER).await;
             }
         }
         Ok(())
@@ -61,16 +63,19 @@ impl Witness {
         drop(timeout(time, self.movers_left.wait_for(|left| *left)).await);
     }
 
-    /// Asks once; a session that hangs is not waited for at the end of the job.
-    async fn ask(&mut self) -> Result<(), SessionEnd> {
+    /// Asks once. At the end of the job one that was away is not waited for, nor for long one that hangs; unless a mover
+    /// was told that the job is not there.
+    async fn ask(&mut self, is_away: bool) -> Result<(), SessionEnd> {
         let session = self.events.within(self.number, &self.receiver);
+        let patience = if is_away { Duration::ZERO } else { ENDS_WITHIN };
         let at_end = async {
             drop(self.movers_left.wait_for(|left| *left).await);
-            sleep(ENDS_WITHIN).await;
+            sleep(patience).await;
         };
+        let has_missed_job = self.events.has_missed_job(self.number);
         tokio::select! {
             asked = ask(&self.receiver, &self.job, &session) => asked,
-            () = at_end => Err(Stop::Hangs(ENDS_WITHIN).into()),
+            () = at_end, if !has_missed_job => Err(Stop::Hangs(patience).into()),
         }
     }
 }

@@ -11,10 +11,11 @@ use tokio::time::timeout;
 use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run, SessionFate};
 use zmove_sender::{Feeder, Link, SessionError};
 use zmove_types::{Beginning, Event, Lock, Observer, WorkId};
-use zmove_wire::{FaultCode, Refusal};
+use zmove_wire::{FaultCode, Refusal, SharedJobOrder};
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::SharedJob;
+use crate::orders::Orders;
 use crate::told::Told;
 use crate::work_queue::LEASE;
 
@@ -45,6 +46,8 @@ pub(crate) struct JobEvents {
     failed_ranges: Arc<Lock<HashSet<WorkId>>>,
     /// The numbers of the receivers at which a session of the job has been opened.
     seen_by: Arc<Lock<BTreeSet<usize>>>,
+    /// Those that have said that it is not under way there.
+    missed_by: Arc<Lock<BTreeSet<usize>>>,
 }
 
 /// A receiver's number, and why it is of no use.
@@ -66,6 +69,7 @@ impl JobEvents {
             useless: Arc::default(),
             failed_ranges: Arc::default(),
             seen_by: Arc::default(),
+            missed_by: Arc::default(),
         }
     }
 
@@ -83,6 +87,11 @@ impl JobEvents {
     /// Whether this receiver sees the job: it has answered in a session of it.
     pub(crate) fn has_seen_job(&self, receiver: usize) -> bool {
         self.seen_by.lock().contains(&receiver)
+    }
+
+    /// Whether this receiver has said that the job is not under way there.
+    pub(crate) fn has_missed_job(&self, receiver: usize) -> bool {
+        self.missed_by.lock().contains(&receiver)
     }
 
     /// The events for a session with a receiver of this number.
@@ -164,6 +173,9 @@ impl SessionEvents {
 
     /// The session has ended otherwise than it should; one that was not let in changes nothing later.
     pub(crate) fn note_lost(&self, error: &SessionEnd) {
+        if error.is_absent() {
+            self.events.missed_by.lock().insert(self.number);
+        }
         if self.fate() != SessionFate::NotBegun || !error.is_refusal() {
             self.events.served.lose_session();
         }
@@ -293,6 +305,7 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     let settings = &DialSettings { job_grant: job.grant.current(), ..settings.clone() };
     let connector = Connector { home, remote, settings, listener: &*events.events.listener };
     let reached = Box::pin(connector.connect(None)).await?;
+    let mut up = Up(Some(events));
     let (push, feeder) = Push::fed(job.opening(beginning), job.config.clone(), Instant::now());
     let mut run = Run::begin(None, Instant::now());
     let (break_off, broken_off) = oneshot::channel::<()>();
@@ -331,6 +344,7 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
         }
     };
     events.has_begun.store(run.was_up(), Ordering::Relaxed);
+    up.0 = None;
     reached.dialler.close().await;
     if let Some(ssh) = reached.ssh {
         ssh.end().await;
@@ -351,22 +365,22 @@ fn with_receiver(end: SessionEnd, receiver: &str, job: &SharedJob) -> SessionEnd
     }
 }
 
-/// Has a session in which nothing is done: whether the receiver sees the job, and takes sessions.
+/// Asks a receiver in a session whether it sees the job, and takes sessions.
 pub(crate) async fn ask(
     receiver: &Receiver,
     job: &SharedJob,
     events: &Arc<SessionEvents>,
 ) -> Result<(), SessionEnd> {
-    let mut asking = Asking(Some(events));
-    let asked = in_session(receiver, job, Beginning::UnderWay, events, async |_feeder| Ok(())).await;
-    asking.0 = None;
-    asked.inspect_err(|error| events.note_lost(error))
+    let asked = in_session(receiver, job, Beginning::UnderWay, events, async |feeder| {
+        Orders { feeder, answers_within: ENDS_MAX }.give(SharedJobOrder::Ping).await
+    });
+    asked.await.inspect_err(|error| events.note_lost(error))
 }
 
-/// A session in which a receiver is asked: lost where nobody waits for its end.
-struct Asking<'a>(Option<&'a SessionEvents>);
+/// A session that is up: lost where nobody waits for its end.
+struct Up<'a>(Option<&'a SessionEvents>);
 
-impl Drop for Asking<'_> {
+impl Drop for Up<'_> {
     fn drop(&mut self) {
         self.0.iter().for_each(|session| session.events.served.lose_session());
     }

@@ -44,9 +44,9 @@ impl Note {
         Self { job: job.0, epoch, hosts: hosts.collect(), path }
     }
 
-    /// Whether both have a receiver and the path in common, and so the directory.
+    /// Whether the other has all its receivers, and the path: where none of them has the job, there is none.
     fn is_at(&self, other: &Self) -> bool {
-        self.has_receiver_of(other) && self.plain_path() == other.plain_path()
+        self.hosts.iter().all(|host| other.hosts.contains(host)) && self.plain_path() == other.plain_path()
     }
 
     /// Whether both may have the directory in common: an absolute path and a relative one may lead to the same.
@@ -138,7 +138,7 @@ impl Unended {
         }
     }
 
-    /// Whether the job is at the target of these receivers, if anywhere.
+    /// Whether the job is at one of these receivers, if anywhere.
     pub(super) fn is_at(&self, receivers: &[Receiver]) -> bool {
         self.note.is_at(&Note::new((self.job(), self.epoch()), receivers))
     }
@@ -222,7 +222,11 @@ mod tests {
         drop(leads);
         assert_eq!(found(&["b", "c"], "t"), [job]);
         assert_eq!((found(&["c"], "t"), found(&["a"], "u")), (vec![], vec![]));
-        let is_at = |path| look(&["a"], path).iter().any(|unended| unended.is_at(&receivers(&["a"], path)));
+        let is_at = |hosts: &[&str], path| {
+            look(hosts, path).iter().any(|unended| unended.is_at(&receivers(hosts, path)))
+        };
+        assert!(!is_at(&["a"], "t"), "it may be at the other one");
+        let is_at = |path| is_at(&["c", "b", "a"], path);
         for same in ["t/", "./t", "t/."] {
             assert!(is_at(same), "{same}");
         }
