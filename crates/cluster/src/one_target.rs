@@ -63,8 +63,8 @@ impl Witness {
         drop(timeout(time, self.movers_left.wait_for(|left| *left)).await);
     }
 
-    /// Asks once. At the end of the job one that was away is not waited for, nor for long one that hangs; unless a mover
-    /// was told that the job is not there.
+    /// Asks once. At the end of the job one that was away is not waited for, nor for long one that hangs, unless it has
+    /// said that the job is not there.
     async fn ask(&mut self, is_away: bool) -> Result<(), SessionEnd> {
         let session = self.events.within(self.number, &self.receiver);
         let patience = if is_away { Duration::ZERO } else { ENDS_WITHIN };

@@ -46,7 +46,7 @@ pub(crate) struct JobEvents {
     failed_ranges: Arc<Lock<HashSet<WorkId>>>,
     /// The numbers of the receivers at which a session of the job has been opened.
     seen_by: Arc<Lock<BTreeSet<usize>>>,
-    /// Those that have said that it is not under way there.
+    /// The numbers of those that have said that it is not under way there.
     missed_by: Arc<Lock<BTreeSet<usize>>>,
 }
 
