@@ -397,7 +397,14 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_a_push_to_one_of_its_receivers(
         spread.push_to(target.into(), options, "source").outcome().done();
     };
     to_one(&["--dry-run"]);
-    assert_eq!(spread.noted(), 1);
+    let mut verify = Runner::default().zmove(&spread.home());
+    verify
+        .0
+        .arg("verify")
+        .arg(spread.site.path("source").join(""))
+        .arg(format!("{}:t", spread.daemons[1].address));
+    verify.outcome().expect(6);
+    assert_eq!(spread.noted(), 1, "nothing has been changed");
     to_one(&["--inplace", "--durability", "none"]);
     assert_eq!(spread.noted(), 0);
     spread.remove_marks();

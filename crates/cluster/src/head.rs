@@ -242,8 +242,9 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// Whether all sessions but this have ended as they should, once those of this node have. Movers have
-    /// [`ENDS_WITHIN`] for that, and then other nodes.
+    /// Whether all sessions but this have ended as they should, once those of this node have: first of its movers,
+    /// which have [`ENDS_WITHIN`] for that, then of the witnesses, each of which has a limit of its own, then of other
+    /// nodes, which have as long as movers.
     ///
     /// # Errors
     /// A receiver does not see the job.
@@ -255,7 +256,7 @@ impl<W: WorkQueue> Head<W> {
         }
         course.movers_left.send_replace(true);
         while let Some(witness) = course.witnesses.join_next().await {
-            self.has_seen_job(witness, events)?;
+            self.check_one_target(witness, events)?;
         }
         let mut others = self.others.clone();
         let none_ends_any_more = others.wait_for(|others| others.at_work == 0 || others.unfinished == 0);
@@ -264,8 +265,9 @@ impl<W: WorkQueue> Head<W> {
         Ok(movers_have.is_ok() && all_others_have && !self.node.served.has_lost_sessions())
     }
 
-    /// Whether a receiver has seen the job, which is under way at that of these events.
-    fn has_seen_job(
+    /// Checks, by what a witness says, that its receiver has the directory in which the job is under way: that of the
+    /// receiver of these events.
+    fn check_one_target(
         &self,
         witness: Result<Result<(), String>, JoinError>,
         events: &SessionEvents,
@@ -305,7 +307,7 @@ impl<W: WorkQueue> Head<W> {
             }
             tokio::select! {
                 () = sleep(LOOK_EVERY) => {}
-                Some(witness) = course.witnesses.join_next() => self.has_seen_job(witness, events)?,
+                Some(witness) = course.witnesses.join_next() => self.check_one_target(witness, events)?,
                 Some(ended) = course.movers.join_next() => match ended {
                     Ok(Err(error)) if course.movers.is_empty() => return Err(Stop::Movers(Box::new(error))),
                     Ok(Ok(()) | Err(_)) => {}

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::SharedJob;
-use crate::session::{ENDS_WITHIN, JobEvents, Receiver, ask};
+use crate::session::{ENDS_WITHIN, JobEvents, Receiver, SessionEvents, ask};
 
 /// A receiver that has to see the job, by a mover's session or one that is there to ask it.
 pub(crate) struct Witness {
@@ -33,14 +33,26 @@ impl Witness {
     ///
     /// # Errors
     /// It does not see the job: the receiver's name.
-    pub(crate) async fn sees_job(mut self) -> Result<(), String> {
+    pub(crate) async fn sees_job(self) -> Result<(), String> {
+        let asked = (self.receiver.clone(), Arc::clone(&self.job));
+        let ask = move |session| {
+            let (receiver, job) = asked.clone();
+            async move { ask(&receiver, &job, &session).await }
+        };
+        self.sees_job_when_asked(ask).await
+    }
+
+    async fn sees_job_when_asked<Asking: Future<Output = Result<(), SessionEnd>>>(
+        mut self,
+        ask: impl Fn(Arc<SessionEvents>) -> Asking,
+    ) -> Result<(), String> {
         if self.begun.wait_for(|begun| *begun).await.is_err() {
             return Ok(());
         }
         self.pause(MOVERS_COME_WITHIN).await;
         let (mut unseen_since, mut is_away) = (None, false);
         while !self.events.has_seen_job(self.number) {
-            let Err(error) = self.ask(is_away).await else { break };
+            let Err(error) = self.ask_once(&ask, is_away).await else { break };
             is_away = error.is_away();
             if self.events.has_missed_job(self.number) {
                 let since = *unseen_since.get_or_insert_with(Instant::now);
@@ -65,7 +77,11 @@ impl Witness {
 
     /// Asks once. At the end of the job one that was away is not waited for, nor for long one that hangs, unless it has
     /// said that the job is not there.
-    async fn ask(&mut self, is_away: bool) -> Result<(), SessionEnd> {
+    async fn ask_once<Asking: Future<Output = Result<(), SessionEnd>>>(
+        &mut self,
+        ask: impl Fn(Arc<SessionEvents>) -> Asking,
+        is_away: bool,
+    ) -> Result<(), SessionEnd> {
         let session = self.events.within(self.number, &self.receiver);
         let patience = if is_away { Duration::ZERO } else { ENDS_WITHIN };
         let at_end = async {
@@ -74,7 +90,7 @@ impl Witness {
         };
         let has_missed_job = self.events.has_missed_job(self.number);
         tokio::select! {
-            asked = ask(&self.receiver, &self.job, &session) => asked,
+            asked = ask(session) => asked,
             () = at_end, if !has_missed_job => Err(Stop::Hangs(patience).into()),
         }
     }
@@ -87,3 +103,101 @@ const MOVERS_COME_WITHIN: Duration = Duration::from_secs(1);
 const SHOWS_WITHIN: Duration = Duration::from_secs(70);
 const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use zmove_sender::{SessionError, SessionOver};
+    use zmove_types::NoObserver;
+    use zmove_wire::{Refusal, RefusalCode};
+
+    use super::*;
+    use crate::lab::{job, job_events, receiver};
+
+    /// What a witness says, and after how long, where its receiver answers so each time that it is asked; `leave` is
+    /// how long the movers stay.
+    async fn said(
+        patience: Duration,
+        leave: Duration,
+        answers: impl AsyncFn(u32, &SessionEvents) -> Result<(), SessionEnd>,
+    ) -> (Result<(), String>, Duration) {
+        let movers_left = watch::Sender::new(false);
+        let witness = Witness {
+            job: Arc::new(job()),
+            receiver: receiver(),
+            number: 0,
+            events: job_events(Arc::new(NoObserver)),
+            begun: watch::Sender::new(true).subscribe(),
+            movers_left: movers_left.subscribe(),
+            patience,
+        };
+        let asked = AtomicU32::new(0);
+        let began = Instant::now();
+        let (answers, asked) = (&answers, &asked);
+        let ask = |events: Arc<SessionEvents>| async move {
+            let answered = answers(asked.fetch_add(1, Ordering::Relaxed), &events).await;
+            answered.inspect_err(|error| events.note_lost(error))
+        };
+        let said = witness.sees_job_when_asked(ask);
+        let leaving = async {
+            sleep(leave).await;
+            movers_left.send_replace(true);
+            std::future::pending().await
+        };
+        let said = tokio::select! {
+            said = said => said,
+            () = leaving => unreachable!("it is pending"),
+        };
+        (said, began.elapsed())
+    }
+
+    fn absent() -> SessionEnd {
+        let refusal = Refusal { code: RefusalCode::NotUnderWay, text: String::new() };
+        SessionError::Refused(refusal).into()
+    }
+
+    fn away() -> SessionEnd {
+        Stop::Session(SessionOver).into()
+    }
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_receiver_that_says_that_the_job_is_not_there_may_do_so_for_as_long_as_a_directory_stays_unseen()
+     {
+        let never = async |_, _: &SessionEvents| Err(absent());
+        let within = |(said, took): (Result<(), String>, Duration), time: Duration| {
+            assert_eq!(said, Err("h:1".to_owned()));
+            let begins = MOVERS_COME_WITHIN + time;
+            assert!(took >= begins && took <= begins + ASKED_AGAIN_AFTER, "{took:?}");
+        };
+        within(said(LONG, LONG, never).await, SHOWS_WITHIN);
+        within(said(Duration::from_secs(9), LONG, never).await, Duration::from_secs(9));
+        // also where all work has ended meanwhile
+        let begins = SHOWS_WITHIN.saturating_sub(MOVERS_COME_WITHIN);
+        within(said(LONG, Duration::ZERO, never).await, begins);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_receiver_that_was_away_is_asked_again_and_ends_nothing() {
+        let back_later = async |asked, _: &SessionEvents| if asked < 3 { Err(away()) } else { Ok(()) };
+        let begins = MOVERS_COME_WITHIN + 3 * TRIED_AGAIN_AFTER;
+        assert_eq!(said(Duration::ZERO, LONG, back_later).await, (Ok(()), begins));
+        let away_and_absent = async |asked, _: &SessionEvents| Err(if asked < 3 { away() } else { absent() });
+        let (said, _) = said(Duration::ZERO, LONG, away_and_absent).await;
+        assert!(said.is_err(), "it is back, and does not see the job");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_at_the_end_for_a_receiver_that_is_away_or_hangs() {
+        let hangs = async |_, _: &SessionEvents| std::future::pending().await;
+        assert_eq!(said(LONG, Duration::ZERO, hangs).await, (Ok(()), ENDS_WITHIN));
+        assert_eq!(said(LONG, LONG / 4, hangs).await, (Ok(()), LONG / 4 + ENDS_WITHIN));
+        let away = async |asked, _: &SessionEvents| {
+            if asked > 0 { std::future::pending().await } else { Err(away()) }
+        };
+        let leave = MOVERS_COME_WITHIN + TRIED_AGAIN_AFTER * 2;
+        assert_eq!(said(LONG, leave, away).await, (Ok(()), leave));
+    }
+}

@@ -237,8 +237,9 @@ impl Leading<'_> {
             JetStream::end_abandoned(&access, abandoned).await.map_err(no_broker)?;
             before.forget()?;
         }
-        let unended = shared_job::note(job, receivers)?;
         let queue = JetStream::open(&access, head_of(job.id, job.epoch)).await.map_err(no_broker)?;
+        // last: a note stays of whatever ends this, and the next push begins its job to end it
+        let unended = shared_job::note(job, receivers)?;
         Ok((notices, queue, unended))
     }
 
