@@ -222,7 +222,7 @@ impl Lab {
         paint(self.source().join("large"), (20 << 20) + 1);
     }
 
-    /// Something for each of several nodes: one takes some 64 MiB at a time.
+    /// Something for each of several nodes: one takes some 32 MiB at a time.
     fn paint_more(&self) {
         self.paint();
         (0..6).for_each(|number| paint(self.source().join(format!("larger{number}")), 48 << 20));
@@ -339,6 +339,11 @@ fn two_nodes_do_one_job_and_the_broker_ends_with_it() {
     node.wait_for("has ended");
     lab.assert_done();
     lab.assert_no_broker();
+    assert_eq!(
+        std::fs::read_dir(lab.site.path("head/shared-jobs")).unwrap().count(),
+        0,
+        "nothing is left to be ended"
+    );
     let summary = lab.push(&["--json"]).outcome().expect(0).summary();
     assert_eq!(fault(&schema("events.json")["$defs"]["summary"], &summary), None);
     let of_one_session = ["lanes", "limited_by", "limited_percent", "shares_percent", "flush_seconds"];

@@ -166,7 +166,7 @@ impl SharedJob {
 
 const NO_SOURCE: Stop = Stop::PeerMisbehaved("a work item is about a source that the job does not have");
 
-/// How much one work item has: what a node of 400 Mbit/s moves in a second, and little beside the flush that
-/// ends it on a node of 10 Gbit/s.
+/// How much one work item has: little enough that no node is long at work after the others, a third of a second at
+/// 400 Mbit/s.
 pub(crate) const ITEM: PortionSize =
-    PortionSize { entries: 1000, bytes: 8 * GROUP_BYTES, large_bytes: 16 * GROUP_BYTES, wanted: Wanted::All };
+    PortionSize { entries: 1000, bytes: 4 * GROUP_BYTES, large_bytes: 16 * GROUP_BYTES, wanted: Wanted::All };

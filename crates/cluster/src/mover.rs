@@ -284,8 +284,8 @@ fn waits(item: &WorkItem) -> bool {
 }
 
 /// So many items are under way at once, beside those that wait for others: most of them are on a long path, or wait for
-/// the flush at their end.
-const ITEMS_AT_ONCE: usize = 8;
+/// the flush at their end. Together they have 256 MiB, which is 10 Gbit/s for 0.2 s.
+const ITEMS_AT_ONCE: usize = 16;
 /// At most so many items are being walked or have most of their bytes unread: an item taken early would keep this node
 /// at work after all others have ended.
 const UNSENT_AT_ONCE: usize = 1;
