@@ -66,7 +66,8 @@ impl Push {
         if self.open.purpose == Purpose::Preview {
             return preview::run(self, run, link, observer, stop).await;
         }
-        let (fed, asked) = self.feed.map(|Feed { fed, asked }| (fed, asked)).unzip();
+        let known_rate = self.feed.as_ref().map(|feed| Arc::clone(&feed.rate));
+        let (fed, asked) = self.feed.map(|Feed { fed, asked, .. }| (fed, asked)).unzip();
         let task = Task::of(&self.open, self.mirror, fed);
         let keeping = self.open.keeping;
         let overwrite = self.open.overwrite;
@@ -82,6 +83,7 @@ impl Push {
             Extras::new(keeping, config.owners.clone(), version).adapting(config.zeros, config.instead);
         let (receipts, replies, outgoing) =
             Receipts::begin(observer, (version, extras), self.started, quota.clone());
+        known_rate.iter().for_each(|known| drop(known.set(receipts.session.rate.shared.clone())));
         let totals = &receipts.session.account.totals;
         totals.scan_errors.set(self.sources_missing);
         totals.extraneous.set(run.earlier.extraneous);

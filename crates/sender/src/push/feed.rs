@@ -11,11 +11,13 @@
 //! **Invariant:** what is asked of a push that has ended fails, and is not waited for.
 
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
+use zmove_transport::SharedRate;
 use zmove_types::GROUP_BYTES;
 use zmove_wire::limits::JOB_ORDERS_OUTSTANDING_MAX;
 use zmove_wire::{Batch, SharedJobOrder, SharedJobResult};
@@ -28,6 +30,7 @@ pub struct Feeder {
     fed: Sender<Fed>,
     asked: mpsc::UnboundedSender<Asked>,
     orders: Arc<Semaphore>,
+    rate: Arc<OnceLock<SharedRate>>,
 }
 
 /// The push has ended, so that nothing is done any more.
@@ -62,6 +65,8 @@ pub(crate) enum Asked {
 pub(crate) struct Feed {
     pub(crate) fed: Receiver<Fed>,
     pub(crate) asked: mpsc::UnboundedReceiver<Asked>,
+    /// What the lanes keep, once there is a session.
+    pub(crate) rate: Arc<OnceLock<SharedRate>>,
 }
 
 /// A piece that is under way.
@@ -92,7 +97,14 @@ impl Feeder {
         let (fed_in, fed) = unbounded();
         let (asked_in, asked) = mpsc::unbounded_channel();
         let orders = Arc::new(Semaphore::new(JOB_ORDERS_OUTSTANDING_MAX));
-        (Self { fed: fed_in, asked: asked_in, orders }, Feed { fed, asked })
+        let rate = Arc::default();
+        (Self { fed: fed_in, asked: asked_in, orders, rate: Arc::clone(&rate) }, Feed { fed, asked, rate })
+    }
+
+    /// Whether there is a rate that the session keeps, and all of it is used: then pieces wait for their turn.
+    #[must_use]
+    pub fn is_at_rate(&self) -> bool {
+        self.rate.get().is_some_and(|rate| rate.is_spent(Instant::now()))
     }
 
     /// Sends what a walk has found; files of so many bytes that the receiver needs are only told.
