@@ -29,6 +29,8 @@ struct State {
     cuts_after: Option<u64>,
     /// What may still come down, and what may after all connections have been closed for it.
     down: Option<(u64, u64)>,
+    /// What ends all connections once, if something comes down then.
+    cuts_when: Option<Box<dyn Fn() -> bool + Send>>,
     strike: Option<Strike>,
     open: Vec<TcpStream>,
     /// What each pair of these has carried upstream.
@@ -65,6 +67,16 @@ impl Proxy {
         proxy
     }
 
+    /// A relay to `upstream` that closes all connections once when something comes from there and this has happened.
+    pub(crate) fn cutting_when(
+        upstream: SocketAddr,
+        has_happened: impl Fn() -> bool + Send + 'static,
+    ) -> Self {
+        let proxy = Self::start(upstream, u64::MAX);
+        proxy.shared.state.lock().unwrap().cuts_when = Some(Box::new(has_happened));
+        proxy
+    }
+
     /// A relay to `upstream` that strikes once.
     pub(crate) fn striking(upstream: SocketAddr, strike: Strike) -> Self {
         Self::start_with(upstream, (u64::MAX, None), Some(strike))
@@ -82,6 +94,7 @@ impl Proxy {
             bytes_left,
             cuts_after,
             down: None,
+            cuts_when: None,
             strike,
             open: Vec::new(),
             carried: Vec::new(),
@@ -263,6 +276,10 @@ impl Shared {
 
     fn may_come_down(&self, bytes: u64) -> bool {
         let mut state = self.state.lock().unwrap();
+        if state.cuts_when.take_if(|has_happened| has_happened()).is_some() {
+            state.cut();
+            return false;
+        }
         let Some((left, each)) = &mut state.down else { return true };
         if *left >= bytes {
             *left -= bytes;

@@ -129,6 +129,20 @@ impl Spread {
         format!("{}:t", hosts.join(",")).into()
     }
 
+    /// The target, where the first receiver begins a job, and its connections end before it can say so.
+    fn target_that_loses_the_beginning(&self) -> OsString {
+        let there = self.target_directory();
+        let has_job = move || {
+            let mut entries = std::fs::read_dir(&there).into_iter().flatten().flatten();
+            entries.any(|entry| entry.file_name().to_string_lossy().contains(".zmove-job-"))
+        };
+        let relays = self.daemons.iter().enumerate().map(|(number, daemon)| match number {
+            0 => Proxy::cutting_when(daemon.address, has_job.clone()),
+            _ => Proxy::start(daemon.address, u64::MAX),
+        });
+        self.target_by(&relays.collect::<Vec<_>>())
+    }
+
     fn source(&self) -> PathBuf {
         self.site.path("source")
     }
@@ -622,6 +636,31 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
     // also where no mover comes there before all is done
     let small = ["--timeout", "1s", "--include", "empty/", "--exclude", "*"];
     spread.push(&small, "source").outcome().expect(3);
+}
+
+/// The first receiver has begun it, and its answer is lost; it is under way at the second also.
+#[test]
+fn a_job_that_may_have_begun_goes_on_where_another_receiver_sees_it() {
+    let spread = Spread::new(2);
+    spread.paint();
+    spread.push_to(spread.target_that_loses_the_beginning(), &[], "source").outcome().expect(0);
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
+/// Were the same job begun at the second, each of them would have a directory of it, and nobody would see that they are
+/// two.
+#[test]
+fn a_job_that_may_have_begun_does_not_begin_again_elsewhere() {
+    let mut spread = Spread::new(1);
+    std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
+    spread.start("elsewhere");
+    spread.paint();
+    let target = spread.target_that_loses_the_beginning();
+    let outcome = spread.push_to(target, &["--timeout", "3s", "--limit", "1MB"], "source").outcome();
+    outcome.expect(3).says(&["does not see the push that is under way"]);
+    assert_eq!(spread.noted(), 2, "the next push ends both");
 }
 
 /// A client of NFS may take its word for a minute that a directory is not there.

@@ -39,6 +39,8 @@ use crate::work_queue::{LEASE, WorkQueue};
 pub struct Head<W> {
     /// What it does as any node.
     pub node: Node<W>,
+    /// The number of the receiver that is asked first to begin the job. Default: the first.
+    pub begins_at: usize,
     /// How long all movers but the first wait for other nodes, and do nothing where there are enough by then. Default:
     /// they do not wait.
     pub others_come_within: Duration,
@@ -73,8 +75,15 @@ pub enum JobError {
     #[error(transparent)]
     NotBegun(Box<SessionEnd>),
     /// No receiver goes on with the job, of which something may have begun at one.
-    #[error(transparent)]
-    PerhapsBegun(Box<SessionEnd>),
+    #[error("{error}")]
+    PerhapsBegun {
+        /// Why the last one does not.
+        #[source]
+        error: Box<SessionEnd>,
+        /// The number of a receiver that does not have it. Another job may begin there; this one may not, since what
+        /// goes to whoever has it would go to another directory where they do not share one.
+        absent_at: Option<usize>,
+    },
     /// No receiver goes on with it.
     #[error("no receiver goes on: {0}; run the same command again")]
     Lost(#[source] Box<SessionEnd>),
@@ -98,6 +107,7 @@ impl<W: WorkQueue> Head<W> {
     pub fn new(node: Node<W>) -> Self {
         Self {
             node,
+            begins_at: 0,
             others_come_within: Duration::ZERO,
             begun: watch::Sender::new(false),
             others: watch::Sender::default().subscribe(),
@@ -142,7 +152,7 @@ impl<W: WorkQueue> Head<W> {
             course.witnesses.spawn(witness.sees_job());
         }
         let ended = tokio::select! {
-            ended = self.lead(self.node.sessions(0, events), &mut course) => ended,
+            ended = self.lead(self.node.sessions(self.begins_at, events), &mut course) => ended,
             () = stop => Err(JobError::Interrupted),
         };
         if ended.is_err() {
@@ -158,8 +168,10 @@ impl<W: WorkQueue> Head<W> {
         loop {
             let (receiver, events) = sessions.next();
             let job = if course.is_fenced { &last_epoch } else { &*self.node.job };
-            // A job that is under way must not begin anew in another directory, which this receiver may have.
-            let beginning = if course.has_opened { Beginning::UnderWay } else { Beginning::Allowed };
+            // A job that is under way, or may be, must not begin anew in another directory, which this receiver may
+            // have: two would pass for one.
+            let may_be_under_way = course.has_opened || self.node.served.has_lost_sessions();
+            let beginning = if may_be_under_way { Beginning::UnderWay } else { Beginning::Allowed };
             let ended = {
                 let session = pin!(in_session(&receiver, job, beginning, &events, |feeder| {
                     let orders = Orders { feeder, answers_within: course.answers_within };
@@ -177,6 +189,9 @@ impl<W: WorkQueue> Head<W> {
                 // the next epoch is begun where the job's directory is
                 Ok(()) => sessions.stay_with(&events),
                 Err(error) => {
+                    if error.is_absent() {
+                        course.absent_at.get_or_insert(events.number);
+                    }
                     // an order of the session that is lost may still be carried out
                     course.is_fenced |= course.stage >= Stage::Finishing;
                     if matches!(error, SessionEnd::Stop(Stop::Hangs(_))) {
@@ -194,7 +209,10 @@ impl<W: WorkQueue> Head<W> {
                         Err(error) if !course.has_opened && !self.node.served.has_lost_sessions() => {
                             JobError::NotBegun(Box::new(error))
                         }
-                        Err(error) => JobError::PerhapsBegun(Box::new(error)),
+                        Err(error) => {
+                            let absent_at = course.absent_at.filter(|_| !course.has_opened);
+                            JobError::PerhapsBegun { error: Box::new(error), absent_at }
+                        }
                     })?;
                 }
             }
@@ -374,6 +392,8 @@ struct Course {
     finishing: Option<Finishing>,
     /// Whether a session has been opened, so that the job is under way at the target.
     has_opened: bool,
+    /// The number of the first receiver that has said that it does not have the job.
+    absent_at: Option<usize>,
     /// How long a receiver may take to answer an order: twice as long after each that has taken longer, since there
     /// may be much to do.
     answers_within: Duration,
@@ -410,6 +430,7 @@ impl Course {
             over: watch::Sender::new(false),
             finishing: None,
             has_opened: false,
+            absent_at: None,
             answers_within: ORDER_MAX,
         }
     }

@@ -178,6 +178,19 @@ impl SharedJobDirectory {
         &self.directory
     }
 
+    /// Takes back what the beginning of a job has made that has failed then: nobody is to find it under way.
+    pub fn take_back(root: &OwnedFd, job: SharedJobId, number: u64) {
+        let remove = |parent: &OwnedFd, name: &Name| {
+            // what others have something in stays
+            let _best_effort = rustix::fs::unlinkat(parent, name.as_os_str(), AtFlags::REMOVEDIR);
+        };
+        let name = name_of(job);
+        if let Ok(directory) = open(root, &name) {
+            remove(&directory, &epoch_name(number));
+            remove(root, &name);
+        }
+    }
+
     /// Begins a session's part in an epoch: from now on no older one changes anything. `own` tells the session apart
     /// from all others that there ever are. Gives up on what an older epoch goes on making after `patience`.
     ///
@@ -660,5 +673,21 @@ mod tests {
         drop((one, other));
         assert!(matches!(epoch.find_part(&name("p")), Ok(PartFound::Part(_))));
         assert!(matches!(epoch.find_part(&name("q")), Ok(PartFound::Nothing)));
+    }
+
+    #[test]
+    fn what_a_beginning_has_made_is_taken_back_unless_somebody_has_something_in_it() {
+        let (home, root) = place();
+        let has_job = || home.path().join(name_of(JOB).as_os_str()).exists();
+        make(job(&root).fd(), &epoch_name(3)).unwrap();
+        SharedJobDirectory::take_back(&root, JOB, 3);
+        assert!(!has_job());
+        let session = job(&root).begin(3, "a", NOT_LONG).unwrap();
+        SharedJobDirectory::take_back(&root, JOB, 3);
+        assert!(has_job(), "another session has begun");
+        drop(session);
+        job(&root).close(3, NOT_LONG).unwrap();
+        SharedJobDirectory::take_back(&root, JOB, 3);
+        assert!(has_job(), "the mark of its end");
     }
 }

@@ -24,7 +24,7 @@ use zmove_types::{Event, Observer};
 use self::granting::{Answer, Granting};
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{self, By, Unended, fresh_epoch, fresh_id, tell_end, threads};
+use crate::commands::shared_job::{self, By, Unended, fresh, lead_again, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::format::counted;
 use crate::display::progress::Display;
@@ -39,19 +39,17 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let sources = settings.look_at_sources(&display)?;
     let receivers = receivers(settings, cluster)?;
     cluster.refuse_to_lead()?;
-    let id = fresh_id()?;
-    let epoch = fresh_epoch();
     let directory = std::env::current_dir().context("find the working directory")?;
-    let mut job = shared_job::job(settings, &sources, (id, epoch))?.with_marks();
+    let mut job = shared_job::job(settings, &sources, fresh()?)?.with_marks();
     // all nodes tell of a failure in the same words, so that it is told and counted once
     for source in &mut job.sources {
         source.source = directory.join(&source.source);
     }
     let mountinfo = node_sources::mountinfo();
-    let trees = Trees::new(directory.clone(), &job);
+    let trees = Arc::new(Trees::new(directory.clone(), &job));
     let notice = JobNotice {
-        job: id.0,
-        epoch,
+        job: job.id.0,
+        epoch: job.epoch,
         version: VERSION.clone(),
         sources: node_sources::notices(&mountinfo, &directory, &sources),
         mounts: trees.mounts(&mountinfo),
@@ -66,15 +64,27 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     if !notice.fits() {
         return Err(usage_error(TOO_MANY_SOURCES));
     }
-    let before = shared_job::end_before(&job.open, &receivers, &display)?;
+    let mut before = shared_job::end_before(&job.open, &receivers, &display)?;
     display.start();
-    let granting = Granting::new(&job, &receivers, cluster)?;
-    let (trees, observer) = (Arc::new(trees), display.observer());
-    let leading = Leading { cluster, trees, observer, notice, mountinfo, granting };
-    let patience = settings.args.timeout.0;
-    let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
+    let led = lead_again(receivers.len(), |begins_at| {
+        let job = shared_job::anew(&job)?;
+        let id = job.id;
+        let leading = Leading {
+            cluster,
+            trees: Arc::clone(&trees),
+            observer: display.observer(),
+            notice: JobNotice { job: id.0, epoch: job.epoch, ..notice.clone() },
+            mountinfo: mountinfo.clone(),
+            granting: Granting::new(&job, &receivers, cluster)?,
+            patience: settings.args.timeout.0,
+            begins_at,
+        };
+        let leading = leading.lead(job, receivers.clone(), std::mem::take(&mut before));
+        let (ended, nodes) = settings::block_on(threads(), Box::pin(leading))?;
+        Ok((ended, (id, nodes)))
+    });
     let took_part = display.end();
-    let (ended, nodes) = ended?;
+    let (ended, (id, nodes)) = led?;
     let by = By { count: counted(nodes as u64, "node"), took_part };
     tell_end(ended, settings, &sources, (id, &by, started))
 }
@@ -104,6 +114,9 @@ struct Leading<'a> {
     /// What was mounted where when the notice's mounts were listed.
     mountinfo: Vec<u8>,
     granting: Granting,
+    patience: Duration,
+    /// The number of the receiver that is asked first to begin the job.
+    begins_at: usize,
 }
 
 /// What is mounted where, and the mounts below the sources if that is not what it was.
@@ -114,13 +127,7 @@ type Led = (Result<JobEnd, JobError>, usize);
 
 impl Leading<'_> {
     /// Leads the job to its end, with a broker of this node's where none is there.
-    async fn lead(
-        mut self,
-        job: SharedJob,
-        receivers: Vec<Receiver>,
-        patience: Duration,
-        before: Vec<Unended>,
-    ) -> Result<Led> {
+    async fn lead(mut self, job: SharedJob, receivers: Vec<Receiver>, before: Vec<Unended>) -> Result<Led> {
         let mut stop: Stop = Box::pin(interrupted());
         let mut broker = match self.cluster.server()? {
             Some(_of_this_node) => Some(tokio::select! {
@@ -137,7 +144,7 @@ impl Leading<'_> {
             }
         };
         tokio::select! {
-            led = self.lead_by_broker(job, receivers, patience, before, stop) => led,
+            led = self.lead_by_broker(job, receivers, before, stop) => led,
             never = keeping => match never {},
         }
     }
@@ -146,12 +153,11 @@ impl Leading<'_> {
         &mut self,
         job: SharedJob,
         receivers: Vec<Receiver>,
-        patience: Duration,
         before: Vec<Unended>,
         mut stop: Stop,
     ) -> Result<Led> {
         let (notices, queue, unended) = tokio::select! {
-            opened = self.open(&job, &receivers, patience, before) => opened?,
+            opened = self.open(&job, &receivers, before) => opened?,
             () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
@@ -160,8 +166,9 @@ impl Leading<'_> {
         let mut telling = Box::pin(participants.tell(Arc::clone(&queue), Vec::new));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let count = receivers.len();
-        let node = Node::new(job, queue, receivers, count, patience);
+        let node = Node::new(job, queue, receivers, count, self.patience);
         let head = Head {
+            begins_at: self.begins_at,
             others: participants.others(),
             others_come_within: OTHERS_COME_WITHIN,
             ..Head::new(Node { told: participants.told(), ..node })
@@ -222,12 +229,11 @@ impl Leading<'_> {
         &self,
         job: &SharedJob,
         receivers: &[Receiver],
-        patience: Duration,
         before: Vec<Unended>,
     ) -> Result<(Notices, JetStream, Unended)> {
         let (access, key) = (self.cluster.access()?, self.cluster.key()?);
         let head_of = |job, epoch| Settings {
-            patience: broker_patience(patience),
+            patience: broker_patience(self.patience),
             ..Settings::new(Role::Head, job, epoch, key.of_job(job))
         };
         let no_broker = |error| self.cluster.no_broker(&error);

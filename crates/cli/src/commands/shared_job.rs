@@ -59,14 +59,16 @@ pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(2, NonZeroUsize::get)
 }
 
-/// An id for a new job.
-pub(crate) fn fresh_id() -> Result<SharedJobId> {
-    Ok(SharedJobId(fresh_transfer().context("get random bytes")?.0))
+/// The id and the epoch of a job that begins now.
+pub(crate) fn fresh() -> Result<(SharedJobId, u64)> {
+    let id = SharedJobId(fresh_transfer().context("get random bytes")?.0);
+    Ok((id, SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()))
 }
 
-/// The epoch of a job that begins now.
-pub(crate) fn fresh_epoch() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+/// The same work as another job, which begins now.
+pub(crate) fn anew(job: &SharedJob) -> Result<SharedJob> {
+    let (id, epoch) = fresh()?;
+    Ok(SharedJob { id, epoch, ..job.clone() })
 }
 
 /// Ends at the receivers the jobs that pushes of several have left at the target that is to be opened so; returns what
@@ -111,7 +113,7 @@ async fn end_all(
             let ended =
                 end_abandoned(&old, beginning, receivers, display.observer(), Arc::new(SessionWarnings))
                     .await;
-            ended.map_err(|error| as_failure(JobError::PerhapsBegun(error)))
+            ended.map_err(|error| as_failure(JobError::PerhapsBegun { error, absent_at: None }))
         };
         // one file may go to the very place of a directory that is there no more
         let may_begin = matches!(open.shape, TargetShape::Directory { .. }) && unended.is_at(receivers);
@@ -130,6 +132,21 @@ async fn end_all(
 /// Whether a push that has come to this leaves nothing that the next one would have to end.
 pub(crate) fn leaves_nothing(ended: &Result<JobEnd, JobError>) -> bool {
     matches!(ended, Ok(_) | Err(JobError::NotBegun(_)))
+}
+
+/// Leads a job that begins at the first of so many receivers. Where it comes to nothing because a receiver was lost
+/// which may have begun it, another job takes its place, which begins at a receiver that does not have the first.
+pub(crate) fn lead_again<Led>(
+    receivers: usize,
+    mut lead: impl FnMut(usize) -> Result<(Result<JobEnd, JobError>, Led)>,
+) -> Result<(Result<JobEnd, JobError>, Led)> {
+    let mut begins_at = 0;
+    for _ in 1..receivers {
+        let led = lead(begins_at)?;
+        let Err(JobError::PerhapsBegun { absent_at: Some(at), .. }) = led.0 else { return Ok(led) };
+        begins_at = at;
+    }
+    lead(begins_at)
 }
 
 /// Notes that a job begins.
@@ -211,7 +228,7 @@ fn as_failure(error: JobError) -> anyhow::Error {
         JobError::NoRoom(_) => failure(Exit::Partial, error.to_string()),
         JobError::NotShared(_) => failure(Exit::Target, error.to_string()),
         JobError::Lost(_) | JobError::Queue(_) => failure(Exit::Broken, error.to_string()),
-        JobError::NotBegun(error) | JobError::PerhapsBegun(error) => match *error {
+        JobError::NotBegun(error) | JobError::PerhapsBegun { error, .. } => match *error {
             SessionEnd::Connect(error) => error.into(),
             SessionEnd::Session(error) => error.into(),
             error @ SessionEnd::NoRoom { .. } => failure(Exit::Partial, error.to_string()),

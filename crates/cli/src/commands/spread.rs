@@ -2,17 +2,17 @@
 //! writes a part of it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use zmove_cluster::jetstream::NodeMoved;
-use zmove_cluster::{Head, LocalQueue, Node, Receiver, Stored};
+use zmove_cluster::{Head, JobEnd, JobError, LocalQueue, Node, Receiver, SharedJob, Stored};
 use zmove_engine::Remote;
 use zmove_transport::{DialError, KnownHosts};
-use zmove_types::Observer;
+use zmove_types::{Observer, SharedJobId};
 
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{self, By, SessionWarnings, fresh_epoch, fresh_id, tell_end, threads};
+use crate::commands::shared_job::{self, By, SessionWarnings, fresh, lead_again, tell_end, threads};
 use crate::commands::transfer::interrupted;
 use crate::commands::trust::get_to_know;
 use crate::display::format::counted;
@@ -27,18 +27,35 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let display = Display::new(args, None);
     let sources = settings.look_at_sources(&display)?;
     let receivers = receivers(settings)?;
-    let count = receivers.len();
-    let id = fresh_id()?;
-    let job = shared_job::job(settings, &sources, (id, fresh_epoch()))?;
+    let job = shared_job::job(settings, &sources, fresh()?)?;
     for before in shared_job::end_before(&job.open, &receivers, &display)? {
         before.forget()?;
     }
-    let unended = shared_job::note(&job, &receivers)?;
     display.start();
+    let led = lead_again(receivers.len(), |begins_at| {
+        lead(shared_job::anew(&job)?, receivers.clone(), begins_at, settings.args.timeout.0, &display)
+    });
+    let took_part = display.end();
+    let (ended, (id, served)) = led?;
+    let by = By { count: counted(served as u64, "receiver"), took_part };
+    tell_end(ended, settings, &sources, (id, &by, started))
+}
+
+/// Leads a job to its end; returns its id, and how many receivers have served.
+fn lead(
+    job: SharedJob,
+    receivers: Vec<Receiver>,
+    begins_at: usize,
+    patience: Duration,
+    display: &Display,
+) -> Result<(Result<JobEnd, JobError>, (SharedJobId, usize))> {
+    let unended = shared_job::note(&job, &receivers)?;
     let names: Vec<_> = receivers.iter().map(|receiver| receiver.remote.to_string()).collect();
     let participants = Arc::new(Participants::of_receivers(names.clone(), display.observer()));
+    let (id, count) = (job.id, receivers.len());
     let queue = Arc::new(LocalQueue::new(id));
-    let head = Head::new(Node::new(job, Arc::clone(&queue), receivers, count, args.timeout.0));
+    let node = Node::new(job, Arc::clone(&queue), receivers, count, patience);
+    let head = Head { begins_at, ..Head::new(node) };
     let served = &head.node.served;
     let moved = || {
         let stored = served.by_receiver().into_iter();
@@ -56,13 +73,11 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         }
     });
     participants.tell_now(Some(0), moved());
-    let took_part = display.end();
     let ended = ended?;
     if shared_job::leaves_nothing(&ended) {
         unended.forget()?;
     }
-    let by = By { count: counted(served.by_receiver().len() as u64, "receiver"), took_part };
-    tell_end(ended, settings, &sources, (id, &by, started))
+    Ok((ended, (id, served.by_receiver().len())))
 }
 
 /// The receivers that can be used.

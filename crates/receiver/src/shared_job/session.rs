@@ -1,11 +1,12 @@
 //! The part of a session in a job, and how it begins.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use zmove_disk::{EpochError, EpochSession, SharedJobDirectory, StagingPlace, Tree};
-use zmove_types::{Lock, RelPath, SharedJobId};
+use zmove_types::{Beginning, Lock, RelPath, SharedJobId};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Proof, Refusal, RefusalCode, SharedJobOpening};
 
 use crate::quota::Quota;
@@ -86,16 +87,31 @@ fn refuse(job: SharedJobId, error: &EpochError) -> Refusal {
 }
 
 impl SharedJobSession {
-    /// Begins the part of a session in a job, with its journal: older epochs end here.
+    /// Begins the part of a session in a job, with its journal: older epochs end here. Of a job that this refuses to
+    /// begin nothing is left: its head begins it elsewhere.
     pub(crate) fn begin(
         target: &Tree,
+        opening: &SharedJobOpening,
+        begin: &Begin,
+        quota: &Quota,
+    ) -> Result<(Self, Journal), Refusal> {
+        let &SharedJobOpening { job, epoch, beginning, .. } = opening;
+        let root = target.open_directory(&RelPath::root()).map_err(|error| refuse(job, &error.into()))?;
+        let begun = Self::begin_in(&root, opening, begin, quota);
+        if begun.is_err() && beginning == Beginning::Allowed {
+            SharedJobDirectory::take_back(&root, job, epoch);
+        }
+        begun
+    }
+
+    fn begin_in(
+        root: &Arc<OwnedFd>,
         &SharedJobOpening { job, epoch: number, beginning, .. }: &SharedJobOpening,
         begin: &Begin,
         quota: &Quota,
     ) -> Result<(Self, Journal), Refusal> {
         let begun = || {
-            let root = target.open_directory(&RelPath::root())?;
-            let directory = SharedJobDirectory::open(&root, job, beginning)?;
+            let directory = SharedJobDirectory::open(root, job, beginning)?;
             let epoch = directory.begin(number, &begin.transfer.to_string(), PATIENCE)?;
             Ok((directory, Arc::new(epoch)))
         };

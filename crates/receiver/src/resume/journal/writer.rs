@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use zmove_types::{Cv, Name, Timestamp};
 use zmove_wire::WorkEnd;
 
@@ -139,7 +139,11 @@ impl Journal {
         let made = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR);
         let file = made.map_err(|error| JournalError::io("create", &path)(error.into()))?;
         let mut state = State { compact_at: u64::MAX, room_until: 0, ..State::new(file.into()) };
-        state.append(&Record::Begin(begin.clone(), BootId::current()).encode()?, &path)?;
+        let begun = state.append(&Record::Begin(begin.clone(), BootId::current()).encode()?, &path);
+        if begun.is_err() {
+            let _best_effort = rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::empty());
+        }
+        begun?;
         Ok(Self { place: Place::Job(Arc::clone(directory)), path, state: Lock::new(state), bytes_max })
     }
 
