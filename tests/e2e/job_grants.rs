@@ -303,7 +303,7 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
             assert!(!refused.contains("the grant"), "{target}: {refused}");
         }
         end.send(()).unwrap();
-        assert!(matches!(leading.await.unwrap(), Err(JobError::Interrupted)));
+        assert!(matches!(leading.await.unwrap(), Err(JobError::Interrupted { .. })));
     });
     assert_eq!(crate::tree::names(&lab.site.path("shared")), ["t"]);
 }

@@ -537,6 +537,18 @@ fn of_a_push_that_no_receiver_lets_begin_nothing_is_left_to_be_ended() {
 }
 
 #[test]
+fn of_a_push_that_is_interrupted_before_a_receiver_has_answered_nothing_is_left_to_be_ended() {
+    let spread = Spread::new(2);
+    paint(spread.source().join("f"), 7);
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::STOP));
+    let relays: Vec<_> = spread.daemons.iter().map(|daemon| Proxy::start(daemon.address, u64::MAX)).collect();
+    let child = spread.push_to(spread.target_by(&relays), &[], "source").start();
+    relays[0].wait_for_connections(1);
+    crate::breakage::interrupt(child).expect(20);
+    assert_eq!(spread.noted(), 0);
+}
+
+#[test]
 fn a_push_that_ends_the_job_of_a_killed_one_is_interrupted_at_once() {
     let spread = Spread::new(2);
     spread.paint();

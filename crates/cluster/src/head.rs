@@ -98,7 +98,10 @@ pub enum JobError {
     Queue(#[source] WorkError),
     /// The user has ended it.
     #[error("interrupted")]
-    Interrupted,
+    Interrupted {
+        /// Whether something of it may have begun at a receiver.
+        may_have_begun: bool,
+    },
 }
 
 impl<W: WorkQueue> Head<W> {
@@ -152,9 +155,13 @@ impl<W: WorkQueue> Head<W> {
             course.witnesses.spawn(witness.sees_job());
         }
         let ended = tokio::select! {
-            ended = self.lead(self.node.sessions(self.begins_at, events), &mut course) => ended,
-            () = stop => Err(JobError::Interrupted),
+            ended = self.lead(self.node.sessions(self.begins_at, events), &mut course) => Some(ended),
+            () = stop => None,
         };
+        let ended = ended.unwrap_or_else(|| {
+            let may_have_begun = course.has_opened || self.node.served.has_lost_sessions();
+            Err(JobError::Interrupted { may_have_begun })
+        });
         if ended.is_err() {
             // where the queue does not hear it, movers find that the job is over at the receivers
             let _best_effort = timeout(CLOSE_MAX, self.node.queue.close()).await;
@@ -270,6 +277,7 @@ impl<W: WorkQueue> Head<W> {
         let movers_have =
             timeout(ENDS_WITHIN, async { while course.movers.join_next().await.is_some() {} }).await;
         if movers_have.is_err() {
+            events.warn_of_other_sessions();
             course.movers.shutdown().await;
         }
         course.movers_left.send_replace(true);
@@ -278,7 +286,13 @@ impl<W: WorkQueue> Head<W> {
         }
         let mut others = self.others.clone();
         let none_ends_any_more = others.wait_for(|others| others.at_work == 0 || others.unfinished == 0);
-        let _waited = timeout(ENDS_WITHIN, none_ends_any_more).await;
+        if timeout(ENDS_WITHIN, none_ends_any_more).await.is_err() {
+            let message = format!(
+                "nodes have not said for {} s that their part has ended: nobody waits for them any longer",
+                ENDS_WITHIN.as_secs()
+            );
+            events.on(&Event::Warned { message });
+        }
         let all_others_have = self.others.borrow().unfinished == 0;
         Ok(movers_have.is_ok() && all_others_have && !self.node.served.has_lost_sessions())
     }

@@ -54,18 +54,21 @@ impl Witness {
         while !self.events.has_seen_job(self.number) {
             let Err(error) = self.ask_once(&ask, is_away).await else { break };
             is_away = error.is_away();
-            if self.events.has_missed_job(self.number) {
+            if error.is_absent() {
                 let since = *unseen_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= SHOWS_WITHIN.min(self.patience) {
                     return Err(self.receiver.remote.to_string());
                 }
                 sleep(ASKED_AGAIN_AFTER).await;
-            } else if *self.movers_left.borrow() {
+                continue;
+            }
+            // one that comes back may have its storage by then, and as much time to see the job
+            unseen_since = None;
+            if *self.movers_left.borrow() {
                 // movers have told why
                 break;
-            } else {
-                self.pause(TRIED_AGAIN_AFTER).await;
             }
+            self.pause(TRIED_AGAIN_AFTER).await;
         }
         Ok(())
     }
@@ -75,8 +78,8 @@ impl Witness {
         drop(timeout(time, self.movers_left.wait_for(|left| *left)).await);
     }
 
-    /// Asks once. At the end of the job one that was away is not waited for, nor for long one that hangs, unless it has
-    /// said that the job is not there.
+    /// Asks once. At the end of the job one that was away is not waited for, nor for long one that hangs; as long as it
+    /// takes one that has said that the job is not there.
     async fn ask_once<Asking: Future<Output = Result<(), SessionEnd>>>(
         &mut self,
         ask: impl Fn(Arc<SessionEvents>) -> Asking,
@@ -91,7 +94,7 @@ impl Witness {
         let has_missed_job = self.events.has_missed_job(self.number);
         tokio::select! {
             asked = ask(session) => asked,
-            () = at_end, if !has_missed_job => Err(Stop::Hangs(patience).into()),
+            () = at_end, if is_away || !has_missed_job => Err(Stop::Hangs(patience).into()),
         }
     }
 }
@@ -187,6 +190,22 @@ mod tests {
         let away_and_absent = async |asked, _: &SessionEvents| Err(if asked < 3 { away() } else { absent() });
         let (said, _) = said(Duration::ZERO, LONG, away_and_absent).await;
         assert!(said.is_err(), "it is back, and does not see the job");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_receiver_that_has_not_seen_the_job_and_is_away_then_ends_nothing() {
+        let dies = async |asked, _: &SessionEvents| Err(if asked < 3 { absent() } else { away() });
+        let leave = 2 * SHOWS_WITHIN;
+        assert_eq!(said(LONG, leave, dies).await, (Ok(()), leave));
+        // longer than a directory may stay unseen
+        let away_until = 20;
+        let mounts_late = async |asked, _: &SessionEvents| match asked {
+            0 => Err(absent()),
+            asked if asked < away_until => Err(away()),
+            asked if asked < away_until + 30 => Err(absent()),
+            _ => Ok(()),
+        };
+        assert_eq!(said(LONG, LONG, mounts_late).await.0, Ok(()));
     }
 
     #[tokio::test(start_paused = true)]

@@ -48,6 +48,10 @@ pub(crate) struct JobEvents {
     seen_by: Arc<Lock<BTreeSet<usize>>>,
     /// The numbers of those that have said that it is not under way there.
     missed_by: Arc<Lock<BTreeSet<usize>>>,
+    /// What lost sessions had found and not settled: others find it again.
+    unsettled: Arc<Lock<Stored>>,
+    /// The receivers of the sessions that are up.
+    up_at: Arc<Lock<Vec<String>>>,
 }
 
 /// A receiver's number, and why it is of no use.
@@ -70,6 +74,8 @@ impl JobEvents {
             failed_ranges: Arc::default(),
             seen_by: Arc::default(),
             missed_by: Arc::default(),
+            unsettled: Arc::default(),
+            up_at: Arc::default(),
         }
     }
 
@@ -106,6 +112,7 @@ impl JobEvents {
             has_stored: AtomicBool::new(false),
             has_warned: AtomicBool::new(false),
             is_awaited: AtomicBool::new(false),
+            unsettled: Lock::default(),
         })
     }
 }
@@ -126,6 +133,8 @@ pub(crate) struct SessionEvents {
     has_warned: AtomicBool,
     /// Whether somebody waits for the end of the session who has all that was wanted of it.
     is_awaited: AtomicBool,
+    /// What it has found that is not settled yet.
+    unsettled: Lock<Stored>,
 }
 
 impl SessionEvents {
@@ -158,6 +167,24 @@ impl SessionEvents {
         }
     }
 
+    /// Warns of receivers with whom sessions other than this are up, for which nobody waits any longer.
+    pub(crate) fn warn_of_other_sessions(&self) {
+        let mut others = self.events.up_at.lock().clone();
+        others.sort_unstable();
+        if let Ok(own) = others.binary_search(&self.receiver) {
+            others.remove(own);
+        }
+        others.dedup();
+        for receiver in others {
+            let seconds = ENDS_WITHIN.as_secs();
+            let message = format!(
+                "{receiver}: a session does not end, in which all is done: after {seconds} s nobody waits for it any \
+                 longer (does the receiver stand still, or its storage?)"
+            );
+            self.on(&Event::Warned { message });
+        }
+    }
+
     /// What the session has come to, which is over: it was of use if work has ended.
     pub(crate) fn fate(&self) -> SessionFate {
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
@@ -176,6 +203,7 @@ impl SessionEvents {
         if error.is_absent() {
             self.events.missed_by.lock().insert(self.number);
         }
+        self.events.unsettled.lock().add(std::mem::take(&mut *self.unsettled.lock()));
         if self.fate() != SessionFate::NotBegun || !error.is_refusal() {
             self.events.served.lose_session();
         }
@@ -217,18 +245,24 @@ impl Observer for SessionEvents {
                 let at = if is_of_receiver { format!(" (at {})", self.receiver) } else { String::new() };
                 return self.events.observer.on(&Event::Failed { message: format!("{message}{at}") });
             }
+            Event::Found { files, bytes } => {
+                let found = Stored { files: *files, bytes: *bytes };
+                self.unsettled.lock().add(found);
+                let Stored { files, bytes } = self.events.unsettled.lock().found_again(found);
+                return self.events.observer.on(&Event::Found { files, bytes });
+            }
             Event::Stored { files, bytes } => {
                 self.has_stored.store(true, Ordering::Relaxed);
-                self.events.served.add(self.number, Stored { files: *files, bytes: *bytes });
+                let stored = Stored { files: *files, bytes: *bytes };
+                self.unsettled.lock().take(stored);
+                self.events.served.add(self.number, stored);
+            }
+            Event::Skipped { files, bytes } => {
+                self.unsettled.lock().take(Stored { files: *files, bytes: *bytes });
             }
             // a session that has nothing to do waits for work, which is no limit of those that have
             Event::Limited { .. } if !self.has_stored.swap(false, Ordering::Relaxed) => return,
-            Event::Found { .. }
-            | Event::Skipped { .. }
-            | Event::Resent { .. }
-            | Event::NotKept { .. }
-            | Event::Warned { .. }
-            | Event::Limited { .. } => {}
+            Event::Resent { .. } | Event::NotKept { .. } | Event::Warned { .. } | Event::Limited { .. } => {}
             Event::Answered => {
                 self.answered.get_or_init(Instant::now);
                 self.events.seen_by.lock().insert(self.number);
@@ -259,13 +293,32 @@ pub struct Stored {
     pub bytes: u64,
 }
 
+impl Stored {
+    fn add(&mut self, more: Self) {
+        self.files += more.files;
+        self.bytes += more.bytes;
+    }
+
+    /// Takes so much away, if there is as much.
+    fn take(&mut self, less: Self) {
+        self.files = self.files.saturating_sub(less.files);
+        self.bytes = self.bytes.saturating_sub(less.bytes);
+    }
+
+    /// Takes away what has been found, which has been here; returns the rest of it, which is new.
+    fn found_again(&mut self, found: Self) -> Self {
+        let before = *self;
+        self.take(found);
+        let mut new = found;
+        new.take(before);
+        new
+    }
+}
+
 impl Served {
-    fn add(&self, receiver: usize, Stored { files, bytes }: Stored) {
-        if files > 0 || bytes > 0 {
-            let mut stored = self.stored.lock();
-            let so_far = stored.entry(receiver).or_default();
-            so_far.files += files;
-            so_far.bytes += bytes;
+    fn add(&self, receiver: usize, stored: Stored) {
+        if stored.files > 0 || stored.bytes > 0 {
+            self.stored.lock().entry(receiver).or_default().add(stored);
         }
     }
 
@@ -305,7 +358,7 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     let settings = &DialSettings { job_grant: job.grant.current(), ..settings.clone() };
     let connector = Connector { home, remote, settings, listener: &*events.events.listener };
     let reached = Box::pin(connector.connect(None)).await?;
-    let mut up = Up(Some(events));
+    let mut up = Up::new(events);
     let (push, feeder) = Push::fed(job.opening(beginning), job.config.clone(), Instant::now());
     let mut run = Run::begin(None, Instant::now());
     let (break_off, broken_off) = oneshot::channel::<()>();
@@ -344,7 +397,8 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
         }
     };
     events.has_begun.store(run.was_up(), Ordering::Relaxed);
-    up.0 = None;
+    up.has_ended = true;
+    drop(up);
     reached.dialler.close().await;
     if let Some(ssh) = reached.ssh {
         ssh.end().await;
@@ -378,11 +432,29 @@ pub(crate) async fn ask(
 }
 
 /// A session that is up: lost where nobody waits for its end.
-struct Up<'a>(Option<&'a SessionEvents>);
+struct Up<'a> {
+    session: &'a SessionEvents,
+    has_ended: bool,
+}
+
+impl<'a> Up<'a> {
+    fn new(session: &'a SessionEvents) -> Self {
+        session.events.up_at.lock().push(session.receiver.clone());
+        Self { session, has_ended: false }
+    }
+}
 
 impl Drop for Up<'_> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|session| session.events.served.lose_session());
+        let Self { session, has_ended } = self;
+        let mut up_at = session.events.up_at.lock();
+        if let Some(own) = up_at.iter().position(|receiver| *receiver == session.receiver) {
+            up_at.swap_remove(own);
+        }
+        drop(up_at);
+        if !*has_ended {
+            session.events.served.lose_session();
+        }
     }
 }
 
@@ -422,6 +494,7 @@ mod tests {
         limits: Lock<Vec<&'static str>>,
         warnings: Lock<Vec<String>>,
         failures: Lock<Vec<String>>,
+        found: Lock<Vec<(u64, u64)>>,
     }
 
     impl Observer for Heard {
@@ -430,6 +503,7 @@ mod tests {
                 Event::Limited { by } => self.limits.lock().push(by),
                 Event::Warned { message } => self.warnings.lock().push(message.clone()),
                 Event::Failed { message } => self.failures.lock().push(message.clone()),
+                Event::Found { files, bytes } => self.found.lock().push((*files, *bytes)),
                 _ => {}
             }
         }
@@ -495,6 +569,43 @@ mod tests {
         (0..2).for_each(|_| session.warn_of_a_stop());
         let told = heard.warnings.lock();
         assert!(told.len() == 1 && told[0].starts_with("h:1: "), "{told:?}");
+    }
+
+    #[test]
+    fn what_a_lost_session_has_found_and_not_settled_is_no_more_when_another_finds_it() {
+        let heard = Arc::new(Heard::default());
+        let events = job_events(Arc::clone(&heard) as Arc<dyn Observer>);
+        let [lost, next] = [0, 1].map(|number| events.within(number, &receiver()));
+        lost.on(&Event::Found { files: 9, bytes: 900 });
+        lost.on(&Event::Stored { files: 2, bytes: 200 });
+        lost.on(&Event::Skipped { files: 1, bytes: 100 });
+        (0..2).for_each(|_| lost.note_lost(&Stop::Hangs(LEASE).into()));
+        next.on(&Event::Found { files: 4, bytes: 400 });
+        next.on(&Event::Found { files: 4, bytes: 400 });
+        let found = heard.found.lock();
+        assert_eq!(
+            found.iter().fold((0, 0), |sum, (files, bytes)| (sum.0 + files, sum.1 + bytes)),
+            (11, 1100)
+        );
+    }
+
+    #[test]
+    fn of_sessions_that_do_not_end_the_receivers_are_told_and_not_that_of_the_head() {
+        let heard = Arc::new(Heard::default());
+        let events = job_events(Arc::clone(&heard) as Arc<dyn Observer>);
+        let at = |host: &str| {
+            let mut receiver = receiver();
+            receiver.remote.host = host.into();
+            events.within(0, &receiver)
+        };
+        let [head, ended, a, b] = ["a", "b", "a", "b"].map(at);
+        let _up: Vec<_> = [&head, &a, &b].map(|session| Up::new(session)).into();
+        Up::new(&ended).has_ended = true;
+        assert!(!events.served.has_lost_sessions());
+        head.warn_of_other_sessions();
+        let told = heard.warnings.lock();
+        let begin: Vec<_> = told.iter().map(|told| &told[..5]).collect();
+        assert_eq!(begin, ["a:1: ", "b:1: "]);
     }
 
     #[test]

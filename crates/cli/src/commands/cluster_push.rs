@@ -132,7 +132,7 @@ impl Leading<'_> {
         let mut broker = match self.cluster.server()? {
             Some(_of_this_node) => Some(tokio::select! {
                 started = self.own_broker() => started?,
-                () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
+                () = &mut stop => return Ok((Err(NOT_BEGUN), 0)),
             }),
             None => None,
         };
@@ -158,7 +158,7 @@ impl Leading<'_> {
     ) -> Result<Led> {
         let (notices, queue, unended) = tokio::select! {
             opened = self.open(&job, &receivers, before) => opened?,
-            () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
+            () = &mut stop => return Ok((Err(NOT_BEGUN), 0)),
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let queue = Arc::new(queue);
@@ -351,6 +351,8 @@ impl BrokerWatch {
     }
 }
 
+/// What a job has come to that the user ends before any receiver has been asked.
+const NOT_BEGUN: JobError = JobError::Interrupted { may_have_begun: false };
 const TOO_MANY_SOURCES: &str =
     "there are more sources than the other nodes can be told of: push the directory that they are in";
 const NO_BROKER: &str = "start a broker for the cluster";

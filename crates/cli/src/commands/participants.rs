@@ -136,8 +136,10 @@ impl Participants {
 
     /// Takes what a node tells, which it does each second.
     pub(crate) fn hear(&self, node: &str, NodePart { state, moved, items, .. }: &NodePart) {
+        // one that takes no part tries again from time to time
         let is_absent = || self.absent.lock().iter().any(|(absent, _)| absent == node);
-        if *items == 0 && *state != NodeState::HasLostSessions && is_absent() {
+        let has_done_nothing = *items == 0 && *moved == NodeMoved::default();
+        if has_done_nothing && *state != NodeState::HasLostSessions && is_absent() {
             return;
         }
         let mut entries = self.entries.lock();
@@ -485,7 +487,8 @@ mod tests {
         participants.leave(NodeFailure { job: [0; 16], node: "n".into(), message: "no".into() });
         participants.hear("n", &nothing);
         assert_eq!(participants.others().borrow().unfinished, 0);
-        participants.hear("n", &part(1, NodeState::Works));
+        let found = NodeMoved { found_files: 1, ..NodeMoved::default() };
+        participants.hear("n", &NodePart { moved: found, ..nothing });
         assert_eq!(participants.others().borrow().unfinished, 1, "by another try");
     }
 

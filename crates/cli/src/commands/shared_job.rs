@@ -84,7 +84,7 @@ pub(crate) fn end_before(open: &Open, receivers: &[Receiver], display: &Display)
     settings::block_on(threads(), async {
         tokio::select! {
             ended = Box::pin(end_all(before, open, receivers, display)) => ended,
-            () = interrupted() => Err(as_failure(JobError::Interrupted)),
+            () = interrupted() => Err(as_failure(JobError::Interrupted { may_have_begun: true })),
         }
     })
 }
@@ -131,7 +131,7 @@ async fn end_all(
 
 /// Whether a push that has come to this leaves nothing that the next one would have to end.
 pub(crate) fn leaves_nothing(ended: &Result<JobEnd, JobError>) -> bool {
-    matches!(ended, Ok(_) | Err(JobError::NotBegun(_)))
+    matches!(ended, Ok(_) | Err(JobError::NotBegun(_) | JobError::Interrupted { may_have_begun: false }))
 }
 
 /// Leads a job that begins at the first of so many receivers. Where it comes to nothing because a receiver was lost
@@ -223,7 +223,7 @@ fn as_text(summary: &Summary, By { count, took_part }: &By) -> String {
 
 fn as_failure(error: JobError) -> anyhow::Error {
     match error {
-        JobError::Interrupted => failure(Exit::Interrupted, error.to_string()),
+        JobError::Interrupted { .. } => failure(Exit::Interrupted, error.to_string()),
         // as where all that there is no room for are files
         JobError::NoRoom(_) => failure(Exit::Partial, error.to_string()),
         JobError::NotShared(_) => failure(Exit::Target, error.to_string()),

@@ -1,5 +1,6 @@
 //! A node without its broker: what it tells of that, and when it gives up.
 
+use std::error::Error;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -46,8 +47,9 @@ impl BrokerLook {
             }
             error => {
                 self.refused = None;
+                let why = innermost(error);
                 let yet =
-                    format!("no broker at {broker} yet, which a push may start: waiting for it ({error})");
+                    format!("no broker at {broker} yet, which a push may start: waiting for it ({why})");
                 (NoBroker::Away, yet)
             }
         };
@@ -57,6 +59,15 @@ impl BrokerLook {
         }
         Ok(())
     }
+}
+
+/// What lies below all that says where an error has happened.
+pub(super) fn innermost(error: &WorkError) -> String {
+    let mut innermost: &dyn Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
 }
 
 /// How long a broker may refuse a node: one that runs takes a moment to hear of an invitation.

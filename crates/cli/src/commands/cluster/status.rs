@@ -10,6 +10,7 @@ use zmove_cluster::WorkError;
 use zmove_cluster::jetstream::{JobNotice, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices};
 use zmove_types::{ByteCount, SharedJobId};
 
+use crate::commands::cluster::broker::innermost;
 use crate::display::terminal;
 use crate::settings;
 use crate::settings::cluster::Cluster;
@@ -46,7 +47,7 @@ impl Told {
         };
         let notices = match timeout(ANSWERS_WITHIN, Notices::open(&access, &key)).await {
             Ok(Err(error @ WorkError::Hindered(_))) => return Err(cluster.no_broker(&error)),
-            Ok(opened) => opened.map_err(|error| no_broker(&error.to_string()))?,
+            Ok(opened) => opened.map_err(|error| no_broker(&innermost(&error)))?,
             Err(_elapsed) => return Err(no_broker("it does not answer")),
         };
         let mut told = Self::default();
