@@ -44,6 +44,8 @@ struct State {
 struct Queued {
     item: WorkItem,
     deliveries: u64,
+    /// How many of its leases have run out. What is given back was perhaps not begun.
+    lapses: u32,
 }
 
 #[derive(Debug)]
@@ -52,10 +54,10 @@ struct Leased {
     until: Instant,
 }
 
-/// How long an item is leased that is handed out for this time: twice as long as the time before, since a storage may
-/// need longer for a flush than the first lease, in which no step is made.
-fn lease(deliveries: u64) -> Duration {
-    LEASE * (1 << deliveries.saturating_sub(1).min(LEASES_DOUBLED_MAX))
+/// How long an item is leased of which so many leases have run out: twice as long each time, since a storage may need
+/// longer for a flush than the first lease, in which no step is made.
+fn lease(lapses: u32) -> Duration {
+    LEASE * (1 << lapses.min(LEASES_DOUBLED_MAX))
 }
 
 /// One delivery. The item waits again when this is dropped before it is done.
@@ -99,7 +101,7 @@ impl State {
         let mut queued = self.data.pop_front().or_else(|| self.walks.pop_front())?;
         queued.deliveries += 1;
         self.numbers += 1;
-        let until = Instant::now() + lease(queued.deliveries);
+        let until = Instant::now() + lease(queued.lapses);
         self.taken.insert(self.numbers, Leased { queued: queued.clone(), until });
         Some((self.numbers, queued))
     }
@@ -119,7 +121,10 @@ impl State {
     fn end_leases(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let over: Vec<_> = self.taken.extract_if(|_, leased| leased.until <= now).collect();
-        over.into_iter().for_each(|(_, leased)| self.push_first(leased.queued));
+        for (_, Leased { mut queued, .. }) in over {
+            queued.lapses += 1;
+            self.push_first(queued);
+        }
         self.taken.values().map(|leased| leased.until).min()
     }
 }
@@ -149,7 +154,7 @@ impl WorkQueue for LocalQueue {
                 let next_end = state.end_leases();
                 (state.take(), next_end)
             };
-            if let Some((number, Queued { item, deliveries })) = taken {
+            if let Some((number, Queued { item, deliveries, .. })) = taken {
                 let delivery = Lease { number, shared: Arc::clone(&self.shared) };
                 return Ok(Some(Taken { item, deliveries, delivery }));
             }
@@ -170,7 +175,7 @@ impl WorkQueue for LocalQueue {
             if state.len() >= ITEMS_MAX {
                 refused.push(item);
             } else if state.known.insert((item.id(self.job), item.walk)) {
-                state.push(Queued { item, deliveries: 0 });
+                state.push(Queued { item, deliveries: 0, lapses: 0 });
             }
         }
         drop(state);
@@ -180,7 +185,7 @@ impl WorkQueue for LocalQueue {
 
     async fn renew(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
         if let Some(leased) = self.shared.state.lock().taken.get_mut(&taken.delivery.number) {
-            leased.until = Instant::now() + lease(taken.deliveries);
+            leased.until = Instant::now() + lease(leased.queued.lapses);
         }
         Ok(())
     }
@@ -203,7 +208,7 @@ impl WorkQueue for LocalQueue {
 }
 
 /// How often a lease is twice the one before: an hour is long enough for any flush.
-const LEASES_DOUBLED_MAX: u64 = 7;
+const LEASES_DOUBLED_MAX: u32 = 7;
 /// The most items that wait. Memory of each: as a rule a hundred bytes, and at worst 256 KiB (1000 names, 64 paths).
 const ITEMS_MAX: usize = 65_536;
 
@@ -285,6 +290,18 @@ mod tests {
         drop(again);
         queue.done(goes_on).await.unwrap();
         assert!(queue.waiting().await.unwrap().is_idle(), "it has been done");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_twice_as_long_when_one_has_run_out_and_not_when_the_item_is_given_back() {
+        let queue = LocalQueue::new(JOB);
+        queue.put(vec![data(1)]).await.unwrap();
+        for _ in 0..5 {
+            drop(next(&queue).await);
+        }
+        let began = Instant::now();
+        let _three_in_turn = [next(&queue).await, next(&queue).await, next(&queue).await];
+        assert_eq!(began.elapsed(), LEASE + 2 * LEASE);
     }
 
     #[tokio::test]

@@ -9,6 +9,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
+use zmove_types::Event;
+
 use crate::error::{SessionEnd, Stop};
 use crate::job::SharedJob;
 use crate::session::{ENDS_WITHIN, JobEvents, Receiver, SessionEvents, ask};
@@ -50,14 +52,22 @@ impl Witness {
             return Ok(());
         }
         self.pause(MOVERS_COME_WITHIN).await;
-        let (mut unseen_since, mut is_away) = (None, false);
+        let (mut unseen_since, mut is_away, mut has_warned) = (None, false, false);
         while !self.events.has_seen_job(self.number) {
             let Err(error) = self.ask_once(&ask, is_away).await else { break };
             is_away = error.is_away();
             if error.is_absent() {
                 let since = *unseen_since.get_or_insert_with(Instant::now);
-                if since.elapsed() >= SHOWS_WITHIN.min(self.patience) {
+                let patience = SHOWS_WITHIN.min(self.patience);
+                if since.elapsed() >= patience {
                     return Err(self.receiver.remote.to_string());
+                }
+                if *self.movers_left.borrow() && !std::mem::replace(&mut has_warned, true) {
+                    let (receiver, seconds) = (&self.receiver.remote, patience.as_secs());
+                    let message = format!(
+                        "{receiver} does not see yet what has been moved: it is asked for {seconds} s"
+                    );
+                    self.events.observer.on(&Event::Warned { message });
                 }
                 sleep(ASKED_AGAIN_AFTER).await;
                 continue;

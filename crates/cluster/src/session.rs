@@ -167,20 +167,26 @@ impl SessionEvents {
         }
     }
 
-    /// Warns of receivers with whom sessions other than this are up, for which nobody waits any longer.
-    pub(crate) fn warn_of_other_sessions(&self) {
-        let mut others = self.events.up_at.lock().clone();
-        others.sort_unstable();
-        if let Ok(own) = others.binary_search(&self.receiver) {
-            others.remove(own);
+    /// Warns, when all is done, of those of the receivers for whose sessions nobody waits any longer: they have not
+    /// answered at all, or a session other than this is up.
+    pub(crate) fn warn_of_hanging(&self, receivers: &[Receiver]) {
+        let mut up_at = self.events.up_at.lock().clone();
+        if let Some(own) = up_at.iter().position(|receiver| *receiver == self.receiver) {
+            up_at.swap_remove(own);
         }
-        others.dedup();
-        for receiver in others {
-            let seconds = ENDS_WITHIN.as_secs();
-            let message = format!(
-                "{receiver}: a session does not end, in which all is done: after {seconds} s nobody waits for it any \
-                 longer (does the receiver stand still, or its storage?)"
-            );
+        for (number, receiver) in receivers.iter().enumerate() {
+            let receiver = receiver.remote.to_string();
+            let message = match () {
+                () if up_at.contains(&receiver) => format!(
+                    "{receiver}: a session in which all is done has not ended within {} s (does its storage hang?): it is \
+                     broken off",
+                    ENDS_WITHIN.as_secs()
+                ),
+                () if !self.events.has_seen_job(number) => {
+                    format!("{receiver}: the receiver has not answered; others have done all")
+                }
+                () => continue,
+            };
             self.on(&Event::Warned { message });
         }
     }
@@ -294,19 +300,21 @@ pub struct Stored {
 }
 
 impl Stored {
-    fn add(&mut self, more: Self) {
+    /// Adds so much.
+    pub const fn add(&mut self, more: Self) {
         self.files += more.files;
         self.bytes += more.bytes;
     }
 
     /// Takes so much away, if there is as much.
-    fn take(&mut self, less: Self) {
+    pub const fn take(&mut self, less: Self) {
         self.files = self.files.saturating_sub(less.files);
         self.bytes = self.bytes.saturating_sub(less.bytes);
     }
 
     /// Takes away what has been found, which has been here; returns the rest of it, which is new.
-    fn found_again(&mut self, found: Self) -> Self {
+    #[must_use]
+    pub const fn found_again(&mut self, found: Self) -> Self {
         let before = *self;
         self.take(found);
         let mut new = found;
@@ -593,19 +601,23 @@ mod tests {
     fn of_sessions_that_do_not_end_the_receivers_are_told_and_not_that_of_the_head() {
         let heard = Arc::new(Heard::default());
         let events = job_events(Arc::clone(&heard) as Arc<dyn Observer>);
-        let at = |host: &str| {
+        let receivers = ["a", "b", "c", "d"].map(|host| {
             let mut receiver = receiver();
             receiver.remote.host = host.into();
-            events.within(0, &receiver)
-        };
-        let [head, ended, a, b] = ["a", "b", "a", "b"].map(at);
-        let _up: Vec<_> = [&head, &a, &b].map(|session| Up::new(session)).into();
+            receiver
+        });
+        let at = |number: usize| events.within(number, &receivers[number]);
+        let [head, ended, hangs] = [0, 1, 2].map(at);
+        [&head, &ended, &hangs].into_iter().for_each(|session| session.on(&Event::Answered));
+        let _up = [&head, &hangs].map(|session| Up::new(session));
         Up::new(&ended).has_ended = true;
         assert!(!events.served.has_lost_sessions());
-        head.warn_of_other_sessions();
+        head.warn_of_hanging(&receivers);
         let told = heard.warnings.lock();
-        let begin: Vec<_> = told.iter().map(|told| &told[..5]).collect();
-        assert_eq!(begin, ["a:1: ", "b:1: "]);
+        assert!(
+            told.len() == 2 && told[0].starts_with("c:1: a session") && told[1].starts_with("d:1: the"),
+            "{told:?}"
+        );
     }
 
     #[test]

@@ -163,7 +163,8 @@ impl Running<'_> {
         let (inbox, Permission { opened, said }) = self.await_permission(reader).await?;
         let Session { account, extras, .. } = &*self.pipeline.session;
         account.not_kept(&extras.learn(said.kinds));
-        if let Some(bytes) = said.free_bytes {
+        // a session that is fed does not know what others send there
+        if let Some(bytes) = said.free_bytes.filter(|_| self.asked.is_none()) {
             account.target_has_free(bytes);
         }
         self.inbox = Some(inbox);

@@ -19,7 +19,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use zmove_cluster::HeldGrant;
 use zmove_cluster::jetstream::{
-    GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
+    GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices, Server,
     TELL_EVERY, check_address,
 };
 use zmove_engine::Remote;
@@ -54,6 +54,11 @@ fn init(args: ClusterInitArgs) -> Result<Exit> {
     settings::refuse_twice(receivers.iter())?;
     let keys = receivers.iter().map(|remote| key_of(remote, accept_new)).collect::<Result<Vec<_>>>()?;
     settings::refuse_same_key(receivers.iter().zip(keys.iter().copied()))?;
+    if listen.is_some() && !Server::is_installed() {
+        terminal::warn(
+            "'nats-server' is not here: install it (Debian's package of that name) before the first push",
+        );
+    }
     let known = receivers.into_iter().zip(keys);
     let known =
         known.map(|(Remote { host, port, .. }, key)| ClusterReceiver { host, port, key: key.to_string() });

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 use zmove_cluster::jetstream::{self, NodeFailure, NodeMoved, NodePart, NodeState, TELL_EVERY};
-use zmove_cluster::{LEASE, Others, Told, WorkQueue};
+use zmove_cluster::{LEASE, Others, Stored, Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
 
 use crate::display::failures::without_places;
@@ -31,6 +31,8 @@ pub(crate) struct Participants {
     /// The failures that have been told, by whichever node.
     told: Arc<Told>,
     others: watch::Sender<Others>,
+    /// What nodes had found that have ended, or say nothing, and not brought: others find it again.
+    unsettled: Lock<Stored>,
 }
 
 /// What is known of a node.
@@ -105,8 +107,8 @@ impl Participants {
     fn new(party: Party, names: Vec<String>, head: Option<String>, observer: Arc<dyn Observer>) -> Self {
         let entries = Lock::new(names.into_iter().map(|name| (name, Entry::default())).collect());
         let (come, absent) = (Lock::default(), Lock::default());
-        let (told, others) = (Arc::default(), watch::Sender::default());
-        Self { observer, party, head, entries, come, absent, told, others }
+        let (told, others, unsettled) = Default::default();
+        Self { observer, party, head, entries, come, absent, told, others, unsettled }
     }
 
     /// How many other nodes there are.
@@ -149,11 +151,14 @@ impl Participants {
         entry.moved += more;
         // one that has been stopped before its first item had ended has moved something all the same
         entry.has_served |= *items > 0 || moved.files > 0 || moved.bytes > 0;
-        entry.take(Sign::Tells(*state));
+        let unsettled = entry.take(Sign::Tells(*state));
         entry.heard = Some(Instant::now());
         self.count(&entries);
         drop(entries);
-        more.events().for_each(|event| self.observer.on(&event));
+        for event in more.events() {
+            self.observer.on(&self.without_found_again(event));
+        }
+        self.unsettled.lock().add(unsettled);
         if *state == NodeState::Stopped {
             let message = format!("{node} was stopped: {BY_OTHERS}");
             self.observer.on(&Event::Warned { message });
@@ -164,11 +169,12 @@ impl Participants {
     pub(crate) fn leave(&self, NodeFailure { node, message, .. }: NodeFailure) {
         let mut entries = self.entries.lock();
         if let Some(entry) = entries.get_mut(&node) {
-            if entry.has_served || entry.has_lost_sessions {
-                entry.take(Sign::Leaves);
-            } else {
+            let has_lost_sessions = entry.has_lost_sessions;
+            let unsettled = entry.take(Sign::Leaves);
+            if !entry.has_served && !has_lost_sessions {
                 entries.remove(&node);
             }
+            self.unsettled.lock().add(unsettled);
             self.count(&entries);
         }
         drop(entries);
@@ -236,7 +242,7 @@ impl Participants {
             entry.was_slow = look.node.pace == Pace::Slow;
             let before = entry.presence;
             if entry.is_unheard_for(LOST_AFTER, now) {
-                entry.take(Sign::Silence);
+                self.unsettled.lock().add(entry.take(Sign::Silence));
             }
             if entry.presence != before {
                 lost.push(look.node.name.clone());
@@ -254,6 +260,16 @@ impl Participants {
         nodes.sort_by_key(|node| Reverse(matches!(node.pace, Pace::Slow | Pace::Silent)));
         nodes.truncate(NODES_MAX);
         Nodes { party: self.party, count, waiting, nodes }
+    }
+
+    fn without_found_again(&self, event: Event) -> Event {
+        match event {
+            Event::Found { files, bytes } => {
+                let Stored { files, bytes } = self.unsettled.lock().found_again(Stored { files, bytes });
+                Event::Found { files, bytes }
+            }
+            other => other,
+        }
     }
 
     fn count(&self, entries: &BTreeMap<String, Entry>) {
@@ -311,10 +327,22 @@ impl Entry {
         Look { node, is_known, is_moving, was_slow: self.was_slow }
     }
 
-    fn take(&mut self, sign: Sign) {
+    /// Takes a sign; returns what the node had found and not brought, if others are to do that now.
+    fn take(&mut self, sign: Sign) -> Stored {
         let (presence, loses_sessions) = self.presence.after(sign);
         self.presence = presence;
         self.has_lost_sessions |= loses_sessions;
+        let mut unsettled = Stored::default();
+        if matches!(presence, Presence::Silent { .. } | Presence::Ended) {
+            let part = &mut self.part;
+            unsettled.add(Stored { files: part.found_files, bytes: part.found_bytes });
+            unsettled.take(Stored { files: part.files, bytes: part.bytes });
+            unsettled.take(Stored { files: part.skipped_files, bytes: part.skipped_bytes });
+            // where the node goes on, it finds that again
+            part.found_files -= unsettled.files;
+            part.found_bytes -= unsettled.bytes;
+        }
+        unsettled
     }
 
     /// Whether all of its sessions are known to have ended as they should.
@@ -634,6 +662,31 @@ mod tests {
         ["walks", "stops", "refused"].into_iter().for_each(|node| participants.hear(node, &ended));
         let others = Others { at_work: 0, unfinished: 2 };
         assert_eq!(*participants.others().borrow(), others, "sessions of before stay lost");
+    }
+
+    #[test]
+    fn what_a_node_had_found_that_has_gone_is_no_more_when_another_finds_it_or_the_node_is_back() {
+        let heard = Arc::new(Heard::default());
+        let participants = Participants::of_nodes("head".into(), Arc::clone(&heard) as Arc<dyn Observer>);
+        let told = |found_files, files| NodePart {
+            moved: NodeMoved { found_files, files, ..NodeMoved::default() },
+            ..part(1, NodeState::Works)
+        };
+        let found = || {
+            let heard = heard.0.lock();
+            let found =
+                heard.iter().map(|event| if let Event::Found { files, .. } = event { *files } else { 0 });
+            found.sum::<u64>()
+        };
+        participants.hear("a", &told(9, 2));
+        participants.hear("a", &NodePart { state: NodeState::Stopped, ..told(10, 3) });
+        participants.hear("b", &told(7, 0));
+        assert_eq!(found(), 10, "of the other");
+        participants.hear("b", &told(8, 0));
+        assert_eq!(found(), 11);
+        participants.look(None, Instant::now() + LOST_AFTER * 2);
+        participants.hear("b", &told(9, 9));
+        assert_eq!(found(), 12, "it is back, and has found one more");
     }
 
     #[test]

@@ -264,6 +264,15 @@ fn wait_for(mut child: Child) -> io::Result<ExitStatus> {
     }
 }
 
+impl Server {
+    /// Whether there is a `nats-server` on this host.
+    #[must_use]
+    pub fn is_installed() -> bool {
+        let asked = Command::new(program()).arg("--version").stdin(Stdio::null()).output();
+        !asked.is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    }
+}
+
 /// Debian has it where only root looks for programs.
 fn program() -> PathBuf {
     let debian = PathBuf::from("/usr/sbin/nats-server");
