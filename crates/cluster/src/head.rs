@@ -199,11 +199,7 @@ impl<W: WorkQueue> Head<W> {
                     if error.is_absent() {
                         course.absent_at.get_or_insert(events.number);
                     }
-                    // an order of the session that is lost may still be carried out
-                    course.is_fenced |= course.stage >= Stage::Finishing;
-                    if matches!(error, SessionEnd::Stop(Stop::Hangs(_))) {
-                        course.answers_within = course.answers_within.saturating_mul(2);
-                    }
+                    course.lose_session(&error);
                     let has_begun = *self.begun.borrow();
                     let paused = sessions.pause(&events, error, has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
@@ -435,6 +431,15 @@ enum Stage {
 }
 
 impl Course {
+    /// A session has been lost by this.
+    fn lose_session(&mut self, error: &SessionEnd) {
+        // an order of it may still be carried out
+        self.is_fenced |= self.stage >= Stage::Finishing;
+        if matches!(error, SessionEnd::Stop(Stop::Hangs(_))) {
+            self.answers_within = self.answers_within.saturating_mul(2);
+        }
+    }
+
     fn new() -> Self {
         Self {
             stage: Stage::Working,
@@ -587,6 +592,7 @@ mod tests {
     use std::path::PathBuf;
 
     use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
+    use zmove_sender::SessionOver;
     use zmove_types::SharedJobId;
     use zmove_wire::{NodeName, Open, Refusal};
 
@@ -722,6 +728,23 @@ mod tests {
         let ended = head.all_have_left(&session(&head), &mut course).await;
         let Err(Stop::NotShared { unseen_at, seen_at, target }) = ended else { panic!("{ended:?}") };
         assert_eq!((&*unseen_at, &*seen_at, &*target), ("elsewhere", "h:1", "t"));
+    }
+
+    #[test]
+    fn the_head_shuts_out_a_lost_session_that_may_carry_out_an_order_for_directories_and_waits_longer() {
+        let after = |stage, error: Stop| {
+            let mut course = Course { stage, ..Course::new() };
+            course.lose_session(&error.into());
+            (course.is_fenced, course.answers_within)
+        };
+        let is_over = || Stop::Session(SessionOver);
+        for stage in [Stage::Working, Stage::Leaving] {
+            assert_eq!(after(stage, is_over()), (false, ORDER_MAX));
+        }
+        for stage in [Stage::Finishing, Stage::Finished, Stage::Ordered] {
+            assert_eq!(after(stage, is_over()), (true, ORDER_MAX));
+        }
+        assert_eq!(after(Stage::Working, Stop::Hangs(ORDER_MAX)), (false, 2 * ORDER_MAX));
     }
 
     fn standby(others: &watch::Sender<Others>, over: &watch::Sender<bool>) -> Standby {

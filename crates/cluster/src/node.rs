@@ -251,25 +251,39 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
-    use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
-    use zmove_types::{NoObserver, SharedJobId};
-    use zmove_wire::{NodeName, Open};
+    use zmove_engine::NoListener;
+    use zmove_types::NoObserver;
+    use zmove_wire::{Refusal, RefusalCode};
 
     use super::*;
+    use crate::lab::{JOB, job, receiver};
     use crate::local_queue::LocalQueue;
+
+    fn node(receivers: usize, patience: Duration) -> Node<LocalQueue> {
+        Node::new(job(), Arc::new(LocalQueue::new(JOB)), vec![receiver(); receivers], 1, patience)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_end_a_mover_when_all_receivers_have_refused_in_a_row() {
+        let node = node(2, Duration::from_secs(600));
+        let mut sessions = node.sessions(0, node.events(Arc::new(NoObserver), Arc::new(NoListener)));
+        let mut goes_on = async |is_of_use: bool| {
+            let (_receiver, session) = sessions.next();
+            if is_of_use {
+                session.note_ended_item();
+            }
+            let refusal = Refusal { code: RefusalCode::Denied, text: String::new() };
+            let refused = SessionEnd::Session(SessionError::Refused(refusal));
+            sessions.pause(&session, refused, true).await.is_ok()
+        };
+        assert!(goes_on(false).await && goes_on(true).await, "the second one has been of use before");
+        assert!(!goes_on(false).await);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn sessions_that_begin_and_are_lost_are_counted_when_nobody_waits_any_longer() {
-        let id = SharedJobId([7; 16]);
-        let open = Open::new(b"t".to_vec(), [0; 16]);
-        let names = (id, 1, NodeName::new("head").unwrap());
-        let job = SharedJob::new(names, Vec::new(), open, SenderConfig::default());
-        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
-        let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
         let patience = Duration::from_secs(5);
-        let node = Node::new(job, Arc::new(LocalQueue::new(id)), vec![receiver; 2], 1, patience);
+        let node = node(2, patience);
         let given_up = async |begins: bool| {
             let mut sessions = node.sessions(0, node.events(Arc::new(NoObserver), Arc::new(NoListener)));
             for number in 1_u32.. {

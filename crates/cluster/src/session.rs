@@ -609,10 +609,12 @@ mod tests {
         let at = |number: usize| events.within(number, &receivers[number]);
         let [head, ended, hangs] = [0, 1, 2].map(at);
         [&head, &ended, &hangs].into_iter().for_each(|session| session.on(&Event::Answered));
-        let _up = [&head, &hangs].map(|session| Up::new(session));
+        let up = [&head, &hangs].map(|session| Up::new(session));
         Up::new(&ended).has_ended = true;
         assert!(!events.served.has_lost_sessions());
         head.warn_of_hanging(&receivers);
+        drop(up);
+        assert!(events.served.has_lost_sessions() && events.up_at.lock().is_empty());
         let told = heard.warnings.lock();
         assert!(
             told.len() == 2 && told[0].starts_with("c:1: a session") && told[1].starts_with("d:1: the"),
