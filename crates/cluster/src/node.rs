@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  the job begins ──► session with a receiver ──┬─ the job is over ──► end
-//!                         ▲                     └─ it is lost, or refused ─┬─ no use, or too long ──► the error
+//!                         ▲                     ├─ its own receiver is back ──► the next session is with that
+//!                         │                     └─ it is lost, or refused ─┬─ no use, or too long ──► the error
 //!                         └── the next receiver, after a wait ◄────────────┘
 //! ```
 
