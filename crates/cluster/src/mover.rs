@@ -119,8 +119,8 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     /// Does items until the job is over, or the mover is called away; calls `ended` after each. What waits for others
-    /// then goes back to the queue, and what does not end within [`LEAVES_WITHIN`] also; what the queue had no room for is
-    /// found by another walk. A mover that has nothing to do leaves when the next item comes.
+    /// then goes back to the queue, and what does not end within [`LEAVES_WITHIN`] also; what the queue had no room for
+    /// is found by another walk. A mover that has nothing to do leaves when the next item comes.
     ///
     /// # Errors
     /// The session or the queue fails, or what is under way hangs.
