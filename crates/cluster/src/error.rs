@@ -196,9 +196,16 @@ impl SessionEnd {
         }
     }
 
-    /// Whether no connection has come about, or the receiver has refused the session.
+    /// Whether no connection has come about, or the receiver has refused the session before it did anything.
     pub(crate) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::Session(SessionError::Refused(_)))
+        use RefusalCode::{Broken, Failed, Stopping};
+        match self {
+            Self::Connect(_) => true,
+            Self::Session(SessionError::Refused(refusal)) => {
+                !matches!(refusal.code, Broken | Failed | Stopping)
+            }
+            _ => false,
+        }
     }
 
     /// Whether a receiver has said that it does not have the job.

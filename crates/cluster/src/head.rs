@@ -294,7 +294,8 @@ impl<W: WorkQueue> Head<W> {
             events.on(&Event::Warned { message });
         }
         let all_others_have = self.others.borrow().unfinished == 0;
-        Ok(movers_have.is_ok() && all_others_have && !self.node.served.has_lost_sessions())
+        // those are lost that movers had when they were ended
+        Ok(all_others_have && !self.node.served.has_lost_sessions())
     }
 
     /// Checks, by what a witness says, that its receiver has the directory in which the job is under way: that of the
@@ -598,6 +599,22 @@ mod tests {
 
     use super::*;
     use crate::local_queue::LocalQueue;
+    use crate::session::Up;
+
+    #[test]
+    fn a_refusal_by_whoever_may_have_begun_the_job_counts_as_a_lost_session() {
+        let head =
+            Head::new(Node::new(job(), Arc::new(LocalQueue::new(job().id)), Vec::new(), 0, Duration::ZERO));
+        let is_lost = |code| {
+            let refusal = Refusal { code, text: String::new() };
+            session(&head).note_lost(&SessionError::Refused(refusal).into());
+            head.node.served.has_lost_sessions()
+        };
+        for code in [RefusalCode::Denied, RefusalCode::Target, RefusalCode::NotUnderWay, RefusalCode::Full] {
+            assert!(!is_lost(code), "{code:?}");
+        }
+        assert!(is_lost(RefusalCode::Failed));
+    }
 
     #[test]
     fn only_the_word_that_a_job_has_ended_says_that_it_is_closed() {
@@ -690,12 +707,14 @@ mod tests {
         let node = Node::new(job(), queue, Vec::new(), 0, Duration::ZERO);
         let head = Head { others: nodes.subscribe(), ..Head::new(node) };
         let session = session(&head);
-        let left = async |at_work, unfinished, mover: Option<Duration>| {
+        let left = async |at_work, unfinished, mover: Option<(Duration, bool)>| {
             nodes.send_replace(Others { at_work, unfinished });
             let began = Instant::now();
             let mut course = Course::new();
-            if let Some(ends_after) = mover {
+            if let Some((ends_after, is_up)) = mover {
+                let session = Arc::clone(&session);
                 course.movers.spawn(async move {
+                    let _up = is_up.then(|| Up::new(&session));
                     sleep(ends_after).await;
                     Ok(())
                 });
@@ -709,10 +728,12 @@ mod tests {
             (false, ENDS_WITHIN),
             "a node that does not say that it has ended"
         );
-        assert_eq!(left(0, 0, Some(ENDS_WITHIN / 2)).await, (true, ENDS_WITHIN / 2));
-        assert_eq!(left(0, 0, Some(Duration::MAX)).await, (false, ENDS_WITHIN), "a mover that hangs");
-        head.node.served.lose_session();
-        assert_eq!(left(0, 0, None).await, (false, Duration::ZERO));
+        assert_eq!(left(0, 0, Some((ENDS_WITHIN / 2, false))).await, (true, ENDS_WITHIN / 2));
+        let connects = Some((Duration::MAX, false));
+        assert_eq!(left(0, 0, connects).await, (true, ENDS_WITHIN), "a mover that no receiver answers");
+        let hangs = Some((Duration::MAX, true));
+        assert_eq!(left(0, 0, hangs).await, (false, ENDS_WITHIN), "a mover that hangs in a session");
+        assert_eq!(left(0, 0, None).await, (false, Duration::ZERO), "it stays lost");
     }
 
     #[tokio::test(start_paused = true)]

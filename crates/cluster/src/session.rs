@@ -440,13 +440,13 @@ pub(crate) async fn ask(
 }
 
 /// A session that is up: lost where nobody waits for its end.
-struct Up<'a> {
+pub(crate) struct Up<'a> {
     session: &'a SessionEvents,
     has_ended: bool,
 }
 
 impl<'a> Up<'a> {
-    fn new(session: &'a SessionEvents) -> Self {
+    pub(crate) fn new(session: &'a SessionEvents) -> Self {
         session.events.up_at.lock().push(session.receiver.clone());
         Self { session, has_ended: false }
     }

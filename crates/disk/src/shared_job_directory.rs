@@ -40,6 +40,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -111,6 +112,11 @@ const UNSEEN_MAX: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long the mark of a job's end stays at least: longer than a host hangs and then goes on.
 const ENDED_AGE_MIN: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+
+fn own_name(own: &str) -> String {
+    format!("{OWN_PREFIX}{}-{own}", own_process())
+}
+
 fn name_of(job: SharedJobId) -> Name {
     Name::from_bytes(format!("{JOB_PREFIX}{job}").as_bytes()).expect("an id is short")
 }
@@ -178,17 +184,17 @@ impl SharedJobDirectory {
         &self.directory
     }
 
-    /// Takes back what the beginning of a job has made that has failed then: nobody is to find it under way.
-    pub fn take_back(root: &OwnedFd, job: SharedJobId, number: u64) {
-        let remove = |parent: &OwnedFd, name: &Name| {
-            // what others have something in stays
-            let _best_effort = rustix::fs::unlinkat(parent, name.as_os_str(), AtFlags::REMOVEDIR);
-        };
+    /// Takes back what a session has made that was to begin a job and has failed: nobody is to find that under way.
+    /// Returns whether nothing is left of the job. Nothing is opened, which may be what has failed.
+    pub fn take_back(root: &OwnedFd, job: SharedJobId, number: u64, own: &str) -> bool {
         let name = name_of(job);
-        if let Ok(directory) = open(root, &name) {
-            remove(&directory, &epoch_name(number));
-            remove(root, &name);
+        let epoch = Path::new(name.as_os_str()).join(epoch_name(number).as_os_str());
+        for directory in [&epoch.join(own_name(own)), &epoch, Path::new(name.as_os_str())] {
+            // what others have something in stays
+            let _best_effort = rustix::fs::unlinkat(root, directory, AtFlags::REMOVEDIR);
         }
+        let left = rustix::fs::statat(root, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+        left.is_err_and(|error| error == Errno::NOENT)
     }
 
     /// Begins a session's part in an epoch: from now on no older one changes anything. `own` tells the session apart
@@ -203,8 +209,7 @@ impl SharedJobDirectory {
     fn try_to_begin(&self, number: u64, own: &str, patience: Duration) -> Result<EpochSession, EpochError> {
         let directory = make(&self.directory, &epoch_name(number))?;
         self.fence(number, patience)?;
-        let own_name = format!("{OWN_PREFIX}{}-{own}", own_process());
-        let own_name = Name::from_bytes(own_name.as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
+        let own_name = Name::from_bytes(own_name(own).as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
         let own = make(&directory, &own_name)?;
         Ok(EpochSession::new((Arc::clone(&self.directory), number), directory, (own_name, own))?)
     }
@@ -679,15 +684,14 @@ mod tests {
     fn what_a_beginning_has_made_is_taken_back_unless_somebody_has_something_in_it() {
         let (home, root) = place();
         let has_job = || home.path().join(name_of(JOB).as_os_str()).exists();
-        make(job(&root).fd(), &epoch_name(3)).unwrap();
-        SharedJobDirectory::take_back(&root, JOB, 3);
-        assert!(!has_job());
-        let session = job(&root).begin(3, "a", NOT_LONG).unwrap();
-        SharedJobDirectory::take_back(&root, JOB, 3);
-        assert!(has_job(), "another session has begun");
+        let epoch = make(job(&root).fd(), &epoch_name(3)).unwrap();
+        rustix::fs::mkdirat(&epoch, own_name("a"), Mode::RWXU).unwrap();
+        assert!(SharedJobDirectory::take_back(&root, JOB, 3, "a") && !has_job());
+        let session = job(&root).begin(3, "b", NOT_LONG).unwrap();
+        assert!(!SharedJobDirectory::take_back(&root, JOB, 3, "a") && has_job(), "another session has begun");
         drop(session);
         job(&root).close(3, NOT_LONG).unwrap();
-        SharedJobDirectory::take_back(&root, JOB, 3);
+        assert!(!SharedJobDirectory::take_back(&root, JOB, 3, "a"));
         assert!(has_job(), "the mark of its end");
     }
 }

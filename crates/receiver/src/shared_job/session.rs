@@ -88,7 +88,7 @@ fn refuse(job: SharedJobId, error: &EpochError) -> Refusal {
 
 impl SharedJobSession {
     /// Begins the part of a session in a job, with its journal: older epochs end here. Of a job that this refuses to
-    /// begin nothing is left: its head begins it elsewhere.
+    /// begin nothing is left, since its head begins it elsewhere; or the refusal says that it has begun and failed.
     pub(crate) fn begin(
         target: &Tree,
         opening: &SharedJobOpening,
@@ -97,11 +97,12 @@ impl SharedJobSession {
     ) -> Result<(Self, Journal), Refusal> {
         let &SharedJobOpening { job, epoch, beginning, .. } = opening;
         let root = target.open_directory(&RelPath::root()).map_err(|error| refuse(job, &error.into()))?;
-        let begun = Self::begin_in(&root, opening, begin, quota);
-        if begun.is_err() && beginning == Beginning::Allowed {
-            SharedJobDirectory::take_back(&root, job, epoch);
-        }
-        begun
+        Self::begin_in(&root, opening, begin, quota).map_err(|refusal| {
+            let may_have_begun = beginning == Beginning::Allowed && refusal.code == RefusalCode::Target;
+            let is_left = may_have_begun
+                && !SharedJobDirectory::take_back(&root, job, epoch, &begin.transfer.to_string());
+            if is_left { Refusal { code: RefusalCode::Failed, ..refusal } } else { refusal }
+        })
     }
 
     fn begin_in(
