@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use zmove_engine::{Listener, SessionFate};
 use zmove_sender::SessionError;
 use zmove_types::{Beginning, Event, NoObserver, Observer};
@@ -159,7 +159,8 @@ impl<W: WorkQueue> Head<W> {
             () = stop => None,
         };
         let ended = ended.unwrap_or_else(|| {
-            let may_have_begun = course.has_opened || self.node.served.has_lost_sessions();
+            let has_begun = course.has_opened || *self.begun.borrow();
+            let may_have_begun = has_begun || self.node.served.has_lost_sessions();
             Err(JobError::Interrupted { may_have_begun })
         });
         if ended.is_err() {
@@ -270,19 +271,15 @@ impl<W: WorkQueue> Head<W> {
     /// # Errors
     /// A receiver does not see the job.
     async fn all_have_left(&self, events: &SessionEvents, course: &mut Course) -> Result<bool, Stop> {
-        let began = Instant::now();
         let movers_have =
             timeout(ENDS_WITHIN, async { while course.movers.join_next().await.is_some() {} }).await;
         if movers_have.is_err() {
-            events.warn_of_hanging(&self.node.receivers);
+            events.warn_of_hanging();
             course.movers.shutdown().await;
         }
         course.movers_left.send_replace(true);
         while let Some(witness) = course.witnesses.join_next().await {
             self.check_one_target(witness, events)?;
-        }
-        if movers_have.is_ok() && began.elapsed() >= ENDS_WITHIN {
-            events.warn_of_hanging(&self.node.receivers);
         }
         let mut others = self.others.clone();
         let none_ends_any_more = others.wait_for(|others| others.at_work == 0 || others.unfinished == 0);
@@ -592,6 +589,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 mod tests {
     use std::path::PathBuf;
 
+    use tokio::time::Instant;
     use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
     use zmove_sender::SessionOver;
     use zmove_types::SharedJobId;

@@ -225,7 +225,8 @@ impl<W: WorkQueue> Mover<W> {
                     () = tokio::time::sleep(RENEW_EVERY) => {
                         let now = progress.steps.load(Ordering::Relaxed);
                         // what waits for its turn within a rate does not stand still
-                        let has_moved = std::mem::replace(&mut before, now) != now || self.feeder.is_at_rate();
+                        let has_moved = std::mem::replace(&mut before, now) != now
+                            || self.feeder.has_used_rate_within(RENEW_EVERY);
                         if has_moved && stands_for >= LEASE {
                             self.standing.fetch_sub(1, Ordering::Relaxed);
                         }

@@ -56,16 +56,18 @@ impl Witness {
         while !self.events.has_seen_job(self.number) {
             let Err(error) = self.ask_once(&ask, is_away).await else { break };
             is_away = error.is_away();
-            if error.is_absent() {
+            // one that refuses for another reason then does not see the job either
+            if error.is_absent() || unseen_since.is_some() && !is_away {
                 let since = *unseen_since.get_or_insert_with(Instant::now);
                 let patience = SHOWS_WITHIN.min(self.patience);
                 if since.elapsed() >= patience {
                     return Err(self.receiver.remote.to_string());
                 }
                 if *self.movers_left.borrow() && !std::mem::replace(&mut has_warned, true) {
-                    let (receiver, seconds) = (&self.receiver.remote, patience.as_secs());
+                    let seconds = patience.saturating_sub(since.elapsed()).as_secs();
+                    let receiver = &self.receiver.remote;
                     let message = format!(
-                        "{receiver} does not see yet what has been moved: it is asked for {seconds} s"
+                        "{receiver} does not see yet what has been moved: it is asked for {seconds} s more"
                     );
                     self.events.observer.on(&Event::Warned { message });
                 }
@@ -216,6 +218,15 @@ mod tests {
             _ => Ok(()),
         };
         assert_eq!(said(LONG, LONG, mounts_late).await.0, Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_receiver_that_has_not_seen_the_job_and_refuses_then_ends_it() {
+        let refuses = async |asked, _: &SessionEvents| {
+            let refusal = Refusal { code: RefusalCode::Target, text: String::new() };
+            Err(if asked == 0 { absent() } else { SessionError::Refused(refusal).into() })
+        };
+        assert!(said(Duration::from_secs(9), Duration::ZERO, refuses).await.0.is_err());
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,14 +1,15 @@
 //! Sessions with the receivers of a job.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use tokio::time::timeout;
-use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run, SessionFate};
+use tokio::time::{sleep, timeout};
+use zmove_engine::{Connector, DIAL_TIMEOUT, DialSettings, Listener, Push, Remote, Run, SessionFate};
 use zmove_sender::{Feeder, Link, SessionError};
 use zmove_types::{Beginning, Event, Lock, Observer, WorkId};
 use zmove_wire::{FaultCode, Refusal, SharedJobOrder};
@@ -52,6 +53,8 @@ pub(crate) struct JobEvents {
     unsettled: Arc<Lock<Stored>>,
     /// The receivers of the sessions that are up.
     up_at: Arc<Lock<Vec<String>>>,
+    /// The numbers of the receivers of which it has been told that they do not answer.
+    unanswered: Arc<Lock<BTreeSet<usize>>>,
 }
 
 /// A receiver's number, and why it is of no use.
@@ -76,6 +79,7 @@ impl JobEvents {
             missed_by: Arc::default(),
             unsettled: Arc::default(),
             up_at: Arc::default(),
+            unanswered: Arc::default(),
         }
     }
 
@@ -167,26 +171,40 @@ impl SessionEvents {
         }
     }
 
-    /// Warns, when all is done, of those of the receivers for whose sessions nobody waits any longer: they have not
-    /// answered at all, or a session other than this is up.
-    pub(crate) fn warn_of_hanging(&self, receivers: &[Receiver]) {
+    /// Warns, once for each receiver, that it lets a connection wait.
+    fn warn_of_no_answer(&self) {
+        if self.events.unanswered.lock().insert(self.number) {
+            let (receiver, seconds) = (&self.receiver, ANSWERS_WITHIN.as_secs());
+            let message =
+                format!("{receiver}: no answer for {seconds} s; it is waited for up to {DIAL_TIMEOUT:?}");
+            self.on(&Event::Warned { message });
+        }
+    }
+
+    /// Warns, for ever, that the receiver has not opened the target.
+    async fn warn_of_no_opening(&self) -> Infallible {
+        sleep(OPENS_WITHIN).await;
+        if self.answered.get().is_none() {
+            let (receiver, seconds) = (&self.receiver, OPENS_WITHIN.as_secs());
+            let message =
+                format!("{receiver}: it has not opened the target for {seconds} s (does its storage hang?)");
+            self.on(&Event::Warned { message });
+        }
+        std::future::pending().await
+    }
+
+    /// Warns, when all is done, of the receivers with whom sessions other than this are up, which are broken off.
+    pub(crate) fn warn_of_hanging(&self) {
         let mut up_at = self.events.up_at.lock().clone();
         if let Some(own) = up_at.iter().position(|receiver| *receiver == self.receiver) {
             up_at.swap_remove(own);
         }
-        for (number, receiver) in receivers.iter().enumerate() {
-            let receiver = receiver.remote.to_string();
-            let message = match () {
-                () if up_at.contains(&receiver) => format!(
-                    "{receiver}: a session in which all is done has not ended within {} s (does its storage hang?): it is \
-                     broken off",
-                    ENDS_WITHIN.as_secs()
-                ),
-                () if !self.events.has_seen_job(number) => {
-                    format!("{receiver}: the receiver has not answered; others have done all")
-                }
-                () => continue,
-            };
+        for receiver in BTreeSet::from_iter(up_at) {
+            let seconds = ENDS_WITHIN.as_secs();
+            let message = format!(
+                "{receiver}: a session in which all is done has not ended within {seconds} s (does its storage hang?): it is \
+                 broken off"
+            );
             self.on(&Event::Warned { message });
         }
     }
@@ -365,7 +383,14 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     let Receiver { home, remote, settings } = receiver;
     let settings = &DialSettings { job_grant: job.grant.current(), ..settings.clone() };
     let connector = Connector { home, remote, settings, listener: &*events.events.listener };
-    let reached = Box::pin(connector.connect(None)).await?;
+    let mut connecting = Box::pin(connector.connect(None));
+    let reached = match timeout(ANSWERS_WITHIN, &mut connecting).await {
+        Ok(reached) => reached,
+        Err(_elapsed) => {
+            events.warn_of_no_answer();
+            connecting.await
+        }
+    }?;
     let mut up = Up::new(events);
     let (push, feeder) = Push::fed(job.opening(beginning), job.config.clone(), Instant::now());
     let mut run = Run::begin(None, Instant::now());
@@ -383,6 +408,7 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
                 Ok(_summary) => Err(Stop::PeerMisbehaved("the receiver has ended the session early").into()),
                 Err(error) => Err(SessionEnd::from(error)),
             },
+            never = events.warn_of_no_opening() => match never {},
             done = work(feeder) => match done {
                 Ok(done) => end(session, break_off, events).await.map(|()| done),
                 Err(stop) => {
@@ -405,12 +431,13 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
         }
     };
     events.has_begun.store(run.was_up(), Ordering::Relaxed);
-    up.has_ended = true;
-    drop(up);
     reached.dialler.close().await;
     if let Some(ssh) = reached.ssh {
         ssh.end().await;
     }
+    // only now nobody can drop this before it is known what the session has come to
+    up.has_ended = true;
+    drop(up);
     ended.map_err(|end| with_receiver(end, &events.receiver, job))
 }
 
@@ -485,6 +512,10 @@ async fn end<S>(
 
 /// How long a session may take to end for which somebody waits.
 pub(crate) const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// How long a receiver may take to answer a connection before the user hears of it.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// How long it may take to open the target before the user hears of it.
+const OPENS_WITHIN: Duration = Duration::from_secs(10);
 /// How long any may take, which may have much to flush.
 const ENDS_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// How long a session may take to say why it is over.
@@ -571,12 +602,14 @@ mod tests {
     }
 
     #[test]
-    fn of_work_that_stands_still_a_session_warns_once_with_its_receiver() {
-        let heard = Arc::new(Heard::default());
-        let session = job_events(Arc::clone(&heard) as Arc<dyn Observer>).within(0, &receiver());
-        (0..2).for_each(|_| session.warn_of_a_stop());
-        let told = heard.warnings.lock();
-        assert!(told.len() == 1 && told[0].starts_with("h:1: "), "{told:?}");
+    fn of_work_that_stands_still_and_of_no_answer_a_session_warns_once_with_its_receiver() {
+        for warn in [SessionEvents::warn_of_a_stop, SessionEvents::warn_of_no_answer] {
+            let heard = Arc::new(Heard::default());
+            let session = job_events(Arc::clone(&heard) as Arc<dyn Observer>).within(0, &receiver());
+            (0..2).for_each(|_| warn(&session));
+            let told = heard.warnings.lock();
+            assert!(told.len() == 1 && told[0].starts_with("h:1: "), "{told:?}");
+        }
     }
 
     #[test]
@@ -601,25 +634,20 @@ mod tests {
     fn of_sessions_that_do_not_end_the_receivers_are_told_and_not_that_of_the_head() {
         let heard = Arc::new(Heard::default());
         let events = job_events(Arc::clone(&heard) as Arc<dyn Observer>);
-        let receivers = ["a", "b", "c", "d"].map(|host| {
+        let at = |host: &str| {
             let mut receiver = receiver();
             receiver.remote.host = host.into();
-            receiver
-        });
-        let at = |number: usize| events.within(number, &receivers[number]);
-        let [head, ended, hangs] = [0, 1, 2].map(at);
-        [&head, &ended, &hangs].into_iter().for_each(|session| session.on(&Event::Answered));
-        let up = [&head, &hangs].map(|session| Up::new(session));
+            events.within(0, &receiver)
+        };
+        let [head, ended, hangs, hangs_too] = ["a", "b", "c", "c"].map(at);
+        let up = [&head, &hangs, &hangs_too].map(|session| Up::new(session));
         Up::new(&ended).has_ended = true;
         assert!(!events.served.has_lost_sessions());
-        head.warn_of_hanging(&receivers);
+        head.warn_of_hanging();
+        let told = heard.warnings.lock();
+        assert!(told.len() == 1 && told[0].starts_with("c:1: a session"), "{told:?}");
         drop(up);
         assert!(events.served.has_lost_sessions() && events.up_at.lock().is_empty());
-        let told = heard.warnings.lock();
-        assert!(
-            told.len() == 2 && told[0].starts_with("c:1: a session") && told[1].starts_with("d:1: the"),
-            "{told:?}"
-        );
     }
 
     #[test]

@@ -121,8 +121,13 @@ impl Participants {
         Arc::clone(&self.told)
     }
 
-    /// A node has nothing to do; returns whether this is the first time.
+    /// A node has nothing to do, or nothing yet; returns whether this is the first time.
     pub(crate) fn has_come(&self, node: String) -> bool {
+        if let Some(entry) = self.entries.lock().get_mut(&node)
+            && entry.presence == Presence::Offers
+        {
+            entry.heard = Some(Instant::now());
+        }
         let mut come = self.come.lock();
         come.len() < jetstream::NODES_MAX && come.insert(node)
     }
@@ -304,6 +309,7 @@ impl Observer for Participants {
                 own.files += files;
                 own.bytes += bytes;
             }
+            (Event::Found { .. }, _) => return self.observer.on(&self.without_found_again(event.clone())),
             _ => {}
         }
         self.observer.on(event);
@@ -498,6 +504,11 @@ mod tests {
         assert_eq!([1, 20].map(told_after), [1, 2]);
         participants.hear("n1", &part(2, NodeState::HasEnded));
         assert_eq!([1, 20].map(told_after), [2, 2]);
+        participants.hear("n3", &part(0, NodeState::Offers));
+        let heard = participants.entries.lock()["n3"].heard;
+        participants.has_come("n3".into());
+        assert!(participants.entries.lock()["n3"].heard > heard, "it waits for the job to begin");
+        participants.hear("n3", &part(0, NodeState::HasEnded));
         participants.hear("n2", &part(2, NodeState::Stopped));
         assert_eq!([1, 20].map(told_after), [3, 3]);
         assert!(warnings.0.lock()[2].contains("n2 was stopped"));
@@ -687,6 +698,10 @@ mod tests {
         participants.look(None, Instant::now() + LOST_AFTER * 2);
         participants.hear("b", &told(9, 9));
         assert_eq!(found(), 12, "it is back, and has found one more");
+        participants.hear("b", &told(12, 9));
+        participants.look(None, Instant::now() + LOST_AFTER * 2);
+        participants.on(&Event::Found { files: 4, bytes: 0 });
+        assert_eq!(found(), 16, "this node has found three of them and one more");
     }
 
     #[test]

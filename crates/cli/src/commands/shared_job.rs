@@ -252,3 +252,28 @@ impl Listener for SessionWarnings {
 /// How long a receiver may leave a ping without an answer, which it gives whatever its storage does: another one does
 /// its work meanwhile, and nothing is lost by that.
 const RECEIVER_SILENCE_MAX: Duration = Duration::from_secs(20);
+
+#[cfg(test)]
+mod tests {
+    use zmove_cluster::Stop;
+
+    use super::*;
+
+    #[test]
+    fn another_job_begins_where_the_first_is_not_and_as_often_as_there_are_receivers() {
+        let lead = |absent_at: &[Option<usize>]| {
+            let mut begun_at = Vec::new();
+            let led = lead_again(3, |begins_at| {
+                begun_at.push(begins_at);
+                let absent_at = absent_at[begun_at.len() - 1];
+                let error = Box::new(SessionEnd::from(Stop::Missing));
+                Ok((Err(JobError::PerhapsBegun { error, absent_at }), ()))
+            });
+            assert!(matches!(led.unwrap().0, Err(JobError::PerhapsBegun { .. })));
+            begun_at
+        };
+        assert_eq!(lead(&[None]), [0], "nobody has said that it is not there");
+        assert_eq!(lead(&[Some(2), None]), [0, 2]);
+        assert_eq!(lead(&[Some(1), Some(2), Some(0)]), [0, 1, 2]);
+    }
+}

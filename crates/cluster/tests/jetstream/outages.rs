@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use zmove_cluster::WorkQueue;
 use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings, SharedBroker};
 
@@ -262,6 +262,7 @@ async fn all_has_been_given_back_when_the_broker_has_answered_and_not_before() {
     let taken = next(&head).await;
     let pid = Pid::from_raw(i32::try_from(lab.server.id()).unwrap()).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
+    waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().expect("it has stopped");
     drop(taken);
     let told = tokio::time::timeout(Duration::from_millis(500), head.flush_dropped()).await;
     assert!(told.is_err(), "nobody knows it");

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -101,10 +101,11 @@ impl Feeder {
         (Self { fed: fed_in, asked: asked_in, orders, rate: Arc::clone(&rate) }, Feed { fed, asked, rate })
     }
 
-    /// Whether there is a rate that the session keeps, and all of it is used: then pieces wait for their turn.
+    /// Whether there is a rate that the session keeps, and it has sent something within this time: then pieces wait for
+    /// their turn.
     #[must_use]
-    pub fn is_at_rate(&self) -> bool {
-        self.rate.get().is_some_and(|rate| rate.is_spent(Instant::now()))
+    pub fn has_used_rate_within(&self, span: Duration) -> bool {
+        self.rate.get().is_some_and(|rate| rate.is_used_within(span, Instant::now()))
     }
 
     /// Sends what a walk has found; files of so many bytes that the receiver needs are only told.

@@ -35,6 +35,8 @@ struct Moments {
     due: Option<Instant>,
     /// When somebody last began something new.
     begun: Option<Instant>,
+    /// When somebody last took something, also where only the whole has a rate.
+    taken: Option<Instant>,
 }
 
 impl SharedRate {
@@ -97,6 +99,12 @@ impl SharedRate {
         self.is_set() && own || self.0.whole.get().is_some_and(|whole| whole.is_spent(now))
     }
 
+    /// Whether there is a rate, and somebody who keeps this one has used some of it within this time.
+    #[must_use]
+    pub fn is_used_within(&self, span: Duration, now: Instant) -> bool {
+        self.is_set() && self.moments().taken.is_some_and(|taken| now.saturating_duration_since(taken) < span)
+    }
+
     /// What a lane takes in one turn, where there is a rate: so little that the turns of a slow one are short.
     pub(crate) fn piece_bytes(&self) -> Option<usize> {
         let rate = self.lowest()?;
@@ -107,6 +115,7 @@ impl SharedRate {
     /// Books `bytes` against the rate; returns the moment from which they are within it.
     fn spend(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let of_whole = self.0.whole.get().and_then(|whole| whole.spend(bytes, now));
+        self.moments().taken = Some(now);
         self.spend_own(bytes, now).max(of_whole)
     }
 
@@ -230,6 +239,20 @@ mod tests {
         let rate = SharedRate::default();
         rate.0.bytes_per_second.store(bytes_per_second, Ordering::Relaxed);
         rate
+    }
+
+    #[test]
+    fn who_keeps_a_rate_with_others_is_known_to_have_used_it_or_not() {
+        let (whole, now) = (rate(1000), Instant::now());
+        let [sends, hangs] = [SharedRate::default(), SharedRate::default()];
+        [&sends, &hangs].into_iter().for_each(|part| part.keep_within(whole.clone()));
+        sends.spend(5000, now);
+        let is_used = |part: &SharedRate, after| part.is_used_within(Duration::from_secs(10), now + after);
+        assert!(is_used(&sends, Duration::from_secs(9)) && !is_used(&sends, Duration::from_secs(10)));
+        assert!(whole.is_spent(now) && !is_used(&hangs, Duration::ZERO));
+        let free = SharedRate::default();
+        free.spend(5000, now);
+        assert!(!is_used(&free, Duration::ZERO), "there is no rate");
     }
 
     #[test]
