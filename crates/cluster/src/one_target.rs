@@ -56,8 +56,8 @@ impl Witness {
         while !self.events.has_seen_job(self.number) {
             let Err(error) = self.ask_once(&ask, is_away).await else { break };
             is_away = error.is_away();
-            // one that refuses for another reason then does not see the job either
-            if error.is_absent() || unseen_since.is_some() && !is_away {
+            // one that has said so to a mover, and refuses for another reason now, does not see the job either
+            if error.is_absent() || !is_away && self.events.has_missed_job(self.number) {
                 let since = *unseen_since.get_or_insert_with(Instant::now);
                 let patience = SHOWS_WITHIN.min(self.patience);
                 if since.elapsed() >= patience {
@@ -227,6 +227,11 @@ mod tests {
             Err(if asked == 0 { absent() } else { SessionError::Refused(refusal).into() })
         };
         assert!(said(Duration::from_secs(9), Duration::ZERO, refuses).await.0.is_err());
+        let has_told_a_mover = async |asked, events: &SessionEvents| {
+            events.note_lost(&absent());
+            refuses(asked + 1, events).await
+        };
+        assert!(said(Duration::from_secs(9), Duration::ZERO, has_told_a_mover).await.0.is_err());
     }
 
     #[tokio::test(start_paused = true)]
