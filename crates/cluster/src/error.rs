@@ -198,12 +198,10 @@ impl SessionEnd {
 
     /// Whether no connection has come about, or the receiver has refused the session before it did anything.
     pub(crate) fn is_refusal(&self) -> bool {
-        use RefusalCode::{Broken, Failed, Stopping};
+        use RefusalCode::{Broken, Failed};
         match self {
             Self::Connect(_) => true,
-            Self::Session(SessionError::Refused(refusal)) => {
-                !matches!(refusal.code, Broken | Failed | Stopping)
-            }
+            Self::Session(SessionError::Refused(refusal)) => !matches!(refusal.code, Broken | Failed),
             _ => false,
         }
     }

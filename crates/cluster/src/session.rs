@@ -53,8 +53,8 @@ pub(crate) struct JobEvents {
     unsettled: Arc<Lock<Stored>>,
     /// The receivers of the sessions that are up.
     up_at: Arc<Lock<Vec<String>>>,
-    /// The numbers of the receivers of which it has been told that they do not answer.
-    unanswered: Arc<Lock<BTreeSet<usize>>>,
+    /// What has been warned of receivers that let a session wait.
+    waits_told: Arc<Lock<BTreeSet<String>>>,
 }
 
 /// A receiver's number, and why it is of no use.
@@ -79,7 +79,7 @@ impl JobEvents {
             missed_by: Arc::default(),
             unsettled: Arc::default(),
             up_at: Arc::default(),
-            unanswered: Arc::default(),
+            waits_told: Arc::default(),
         }
     }
 
@@ -173,24 +173,27 @@ impl SessionEvents {
 
     /// Warns, once for each receiver, that it lets a connection wait.
     fn warn_of_no_answer(&self) {
-        if self.events.unanswered.lock().insert(self.number) {
-            let (receiver, seconds) = (&self.receiver, ANSWERS_WITHIN.as_secs());
-            let message =
-                format!("{receiver}: no answer for {seconds} s; it is waited for up to {DIAL_TIMEOUT:?}");
-            self.on(&Event::Warned { message });
-        }
+        let seconds = ANSWERS_WITHIN.as_secs();
+        self.warn_of_wait(&format!("no answer for {seconds} s; it is waited for up to {DIAL_TIMEOUT:?}"));
     }
 
-    /// Warns, for ever, that the receiver has not opened the target.
+    /// Warns, once for each receiver and for ever, that it has not opened the target.
     async fn warn_of_no_opening(&self) -> Infallible {
         sleep(OPENS_WITHIN).await;
         if self.answered.get().is_none() {
-            let (receiver, seconds) = (&self.receiver, OPENS_WITHIN.as_secs());
-            let message =
-                format!("{receiver}: it has not opened the target for {seconds} s (does its storage hang?)");
-            self.on(&Event::Warned { message });
+            let seconds = OPENS_WITHIN.as_secs();
+            self.warn_of_wait(&format!(
+                "it has not opened the target for {seconds} s (does its storage hang?)"
+            ));
         }
         std::future::pending().await
+    }
+
+    fn warn_of_wait(&self, what: &str) {
+        let message = format!("{}: {what}", self.receiver);
+        if self.events.waits_told.lock().insert(message.clone()) {
+            self.on(&Event::Warned { message });
+        }
     }
 
     /// Warns, when all is done, of the receivers with whom sessions other than this are up, which are broken off.
