@@ -62,6 +62,14 @@ impl Spread {
         self.site.path("sender")
     }
 
+    /// Two receivers, of which the second has another directory.
+    fn with_one_elsewhere() -> Self {
+        let mut spread = Self::new(1);
+        std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
+        spread.start("elsewhere");
+        spread
+    }
+
     /// Starts another receiver, which has `directory`.
     fn start(&mut self, directory: &str) {
         let identity = Identity::load_or_create(&self.home()).unwrap();
@@ -132,10 +140,7 @@ impl Spread {
     /// The target, where the first receiver begins a job, and its connections end before it can say so.
     fn target_that_loses_the_beginning(&self) -> OsString {
         let there = self.target_directory();
-        let has_job = move || {
-            let mut entries = std::fs::read_dir(&there).into_iter().flatten().flatten();
-            entries.any(|entry| entry.file_name().to_string_lossy().contains(".zmove-job-"))
-        };
+        let has_job = move || job_in(&there).is_some();
         let relays = self.daemons.iter().enumerate().map(|(number, daemon)| match number {
             0 => Proxy::cutting_when(daemon.address, has_job.clone()),
             _ => Proxy::start(daemon.address, u64::MAX),
@@ -235,11 +240,7 @@ impl Spread {
 
     /// The directory of a job, once one has begun.
     fn wait_for_job(&self) -> PathBuf {
-        let find = || {
-            let entries = std::fs::read_dir(self.target_directory()).into_iter().flatten().flatten();
-            let mut paths = entries.map(|entry| entry.path());
-            paths.find(|path| path.to_string_lossy().contains(".zmove-job-"))
-        };
+        let find = || job_in(&self.target_directory());
         crate::jobs::wait_for("the beginning of a job", || find().is_some());
         find().expect("it has just been there")
     }
@@ -266,6 +267,13 @@ impl Spread {
             .collect();
         assert!(left.is_empty(), "{left:?}");
     }
+}
+
+/// The directory of a job in a target, if there is one.
+fn job_in(target: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(target).into_iter().flatten().flatten();
+    let mut paths = entries.map(|entry| entry.path());
+    paths.find(|path| path.to_string_lossy().contains(".zmove-job-"))
 }
 
 #[test]
@@ -468,9 +476,7 @@ fn the_job_of_a_push_that_was_killed_is_not_forgotten_on_the_word_of_some_of_its
 /// The next push asks first a receiver that does not have the job's directory, and then one that has.
 #[test]
 fn the_job_of_a_push_that_was_killed_is_ended_where_it_is() {
-    let mut spread = Spread::new(1);
-    std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
-    spread.start("elsewhere");
+    let mut spread = Spread::with_one_elsewhere();
     spread.kill_a_slow_push("t");
     spread.daemons[0].kill();
     let target = |spread: &Spread, [first, second]: [usize; 2]| {
@@ -633,9 +639,7 @@ fn a_receiver_that_is_away_is_not_said_to_have_served() {
 
 #[test]
 fn receivers_that_do_not_share_the_target_end_the_push() {
-    let mut spread = Spread::new(1);
-    std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
-    spread.start("elsewhere");
+    let spread = Spread::with_one_elsewhere();
     spread.paint();
     let [there, elsewhere] = [0, 1].map(|number: usize| spread.daemons[number].address.to_string());
     let began = Instant::now();
@@ -665,9 +669,7 @@ fn a_job_that_may_have_begun_goes_on_where_another_receiver_sees_it() {
 /// two.
 #[test]
 fn a_job_that_may_have_begun_does_not_begin_again_elsewhere() {
-    let mut spread = Spread::new(1);
-    std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
-    spread.start("elsewhere");
+    let spread = Spread::with_one_elsewhere();
     spread.paint();
     let target = spread.target_that_loses_the_beginning();
     let outcome = spread.push_to(target, &["--timeout", "3s", "--limit", "1MB"], "source").outcome();

@@ -587,22 +587,19 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use tokio::time::Instant;
-    use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
+    use zmove_engine::NoListener;
     use zmove_sender::SessionOver;
-    use zmove_types::SharedJobId;
-    use zmove_wire::{NodeName, Open, Refusal};
+    use zmove_wire::Refusal;
 
     use super::*;
+    use crate::lab::{JOB, job, receiver};
     use crate::local_queue::LocalQueue;
     use crate::session::Up;
 
     #[test]
     fn a_refusal_by_whoever_may_have_begun_the_job_counts_as_a_lost_session() {
-        let head =
-            Head::new(Node::new(job(), Arc::new(LocalQueue::new(job().id)), Vec::new(), 0, Duration::ZERO));
+        let head = head();
         let is_lost = |code| {
             let refusal = Refusal { code, text: String::new() };
             session(&head).note_lost(&SessionError::Refused(refusal).into());
@@ -626,17 +623,12 @@ mod tests {
         }
     }
 
-    fn job() -> SharedJob {
-        let node = NodeName::new("head").unwrap();
-        let open = Open::new(b"t".to_vec(), [0; 16]);
-        let names = (SharedJobId([7; 16]), 1, node);
-        SharedJob::new(names, Vec::new(), open, SenderConfig::default())
+    fn head() -> Head<LocalQueue> {
+        Head::new(Node::new(job(), Arc::new(LocalQueue::new(JOB)), Vec::new(), 0, Duration::ZERO))
     }
 
     fn session(head: &Head<LocalQueue>) -> Arc<SessionEvents> {
-        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
-        let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
-        head.node.events(Arc::new(NoObserver), Arc::new(NoListener)).within(0, &receiver)
+        head.node.events(Arc::new(NoObserver), Arc::new(NoListener)).within(0, &receiver())
     }
 
     fn walks_again(count: impl Fn(&Walks) -> SharedJobCount) -> (Walks, Stop) {
@@ -700,10 +692,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_at_the_end_for_sessions_that_do_not_end_and_these_may_be_at_work() {
-        let queue = Arc::new(LocalQueue::new(SharedJobId([7; 16])));
         let nodes = watch::Sender::default();
-        let node = Node::new(job(), queue, Vec::new(), 0, Duration::ZERO);
-        let head = Head { others: nodes.subscribe(), ..Head::new(node) };
+        let head = Head { others: nodes.subscribe(), ..head() };
         let session = session(&head);
         let left = async |at_work, unfinished, mover: Option<(Duration, bool)>| {
             nodes.send_replace(Others { at_work, unfinished });
@@ -736,8 +726,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_receiver_that_does_not_see_the_job_ends_it_also_when_all_work_has_ended() {
-        let queue = Arc::new(LocalQueue::new(SharedJobId([7; 16])));
-        let head = Head::new(Node::new(job(), queue, Vec::new(), 0, Duration::ZERO));
+        let head = head();
         let mut course = Course::new();
         let mut movers_left = course.movers_left.subscribe();
         course.witnesses.spawn(async move {

@@ -1,9 +1,8 @@
 //! A node without its broker: what it tells of that, and when it gives up.
 
-use std::error::Error;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Chain, Result};
 use tokio::time::Instant;
 use zmove_cluster::{Hindrance, WorkError};
 
@@ -63,11 +62,7 @@ impl BrokerLook {
 
 /// What lies below all that says where an error has happened.
 pub(super) fn innermost(error: &WorkError) -> String {
-    let mut innermost: &dyn Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string()
+    Chain::new(error).last().map_or_else(String::new, ToString::to_string)
 }
 
 /// How long a broker may refuse a node: one that runs takes a moment to hear of an invitation.
