@@ -158,16 +158,18 @@ impl<W: WorkQueue> Head<W> {
             ended = self.lead(self.node.sessions(self.begins_at, events), &mut course) => Some(ended),
             () = stop => None,
         };
-        let ended = ended.unwrap_or_else(|| {
-            let has_begun = course.has_opened || *self.begun.borrow();
-            let may_have_begun = has_begun || self.node.served.has_lost_sessions();
-            Err(JobError::Interrupted { may_have_begun })
-        });
+        let ended = ended
+            .unwrap_or_else(|| Err(JobError::Interrupted { may_have_begun: self.may_have_begun(&course) }));
         if ended.is_err() {
             // where the queue does not hear it, movers find that the job is over at the receivers
             let _best_effort = timeout(CLOSE_MAX, self.node.queue.close()).await;
         }
         ended
+    }
+
+    /// Whether something of the job may have begun at a receiver: an opening that was lost may have been carried out.
+    fn may_have_begun(&self, course: &Course) -> bool {
+        course.has_opened || *self.begun.borrow() || self.node.served.has_lost_sessions()
     }
 
     /// Leads the job in sessions, one after the other.
@@ -178,8 +180,8 @@ impl<W: WorkQueue> Head<W> {
             let job = if course.is_fenced { &last_epoch } else { &*self.node.job };
             // A job that is under way, or may be, must not begin anew in another directory, which this receiver may
             // have: two would pass for one.
-            let may_be_under_way = course.has_opened || self.node.served.has_lost_sessions();
-            let beginning = if may_be_under_way { Beginning::UnderWay } else { Beginning::Allowed };
+            let beginning =
+                if self.may_have_begun(course) { Beginning::UnderWay } else { Beginning::Allowed };
             let ended = {
                 let session = pin!(in_session(&receiver, job, beginning, &events, |feeder| {
                     let orders = Orders { feeder, answers_within: course.answers_within };
@@ -210,9 +212,7 @@ impl<W: WorkQueue> Head<W> {
                             JobError::NotShared(Box::new(error))
                         }
                         Err(error) if has_begun => JobError::Lost(Box::new(error)),
-                        Err(error) if !course.has_opened && !self.node.served.has_lost_sessions() => {
-                            JobError::NotBegun(Box::new(error))
-                        }
+                        Err(error) if !self.may_have_begun(course) => JobError::NotBegun(Box::new(error)),
                         Err(error) => {
                             let absent_at = course.absent_at.filter(|_| !course.has_opened);
                             JobError::PerhapsBegun { error: Box::new(error), absent_at }
