@@ -33,7 +33,7 @@ pub use head::{Abandoned, Head, JobEnd, JobError, Others, end_abandoned};
 pub use job::{HeldGrant, SharedJob, View};
 pub use local_queue::{Lease, LocalQueue};
 pub use node::Node;
-pub use session::{Receiver, Served, Stored};
+pub use session::{Amount, Receiver, Served};
 pub use told::Told;
 pub use work::{ITEM_BYTES_MAX, LargeFile, Marks, Place, Work, WorkItem};
 pub use work_queue::{LEASE, Taken, Waiting, WorkQueue};

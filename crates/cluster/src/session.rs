@@ -50,7 +50,7 @@ pub(crate) struct JobEvents {
     /// The numbers of those that have said that it is not under way there.
     missed_by: Arc<Lock<BTreeSet<usize>>>,
     /// What lost sessions had found and not settled: others find it again.
-    unsettled: Arc<Lock<Stored>>,
+    unsettled: Arc<Lock<Amount>>,
     /// The receivers of the sessions that are up.
     up_at: Arc<Lock<Vec<String>>>,
     /// What has been warned of receivers that let a session wait.
@@ -138,7 +138,7 @@ pub(crate) struct SessionEvents {
     /// Whether somebody waits for the end of the session who has all that was wanted of it.
     is_awaited: AtomicBool,
     /// What it has found that is not settled yet.
-    unsettled: Lock<Stored>,
+    unsettled: Lock<Amount>,
 }
 
 impl SessionEvents {
@@ -273,19 +273,19 @@ impl Observer for SessionEvents {
                 return self.events.observer.on(&Event::Failed { message: format!("{message}{at}") });
             }
             Event::Found { files, bytes } => {
-                let found = Stored { files: *files, bytes: *bytes };
+                let found = Amount { files: *files, bytes: *bytes };
                 self.unsettled.lock().add(found);
-                let Stored { files, bytes } = self.events.unsettled.lock().found_again(found);
+                let Amount { files, bytes } = self.events.unsettled.lock().found_again(found);
                 return self.events.observer.on(&Event::Found { files, bytes });
             }
             Event::Stored { files, bytes } => {
                 self.has_stored.store(true, Ordering::Relaxed);
-                let stored = Stored { files: *files, bytes: *bytes };
+                let stored = Amount { files: *files, bytes: *bytes };
                 self.unsettled.lock().take(stored);
                 self.events.served.add(self.number, stored);
             }
             Event::Skipped { files, bytes } => {
-                self.unsettled.lock().take(Stored { files: *files, bytes: *bytes });
+                self.unsettled.lock().take(Amount { files: *files, bytes: *bytes });
             }
             // a session that has nothing to do waits for work, which is no limit of those that have
             Event::Limited { .. } if !self.has_stored.swap(false, Ordering::Relaxed) => return,
@@ -308,19 +308,19 @@ impl Observer for SessionEvents {
 pub struct Served {
     items: AtomicU64,
     has_lost_sessions: AtomicBool,
-    stored: Lock<BTreeMap<usize, Stored>>,
+    stored: Lock<BTreeMap<usize, Amount>>,
 }
 
-/// What a receiver has stored.
+/// So many files and bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Stored {
+pub struct Amount {
     /// How many files.
     pub files: u64,
     /// How many bytes.
     pub bytes: u64,
 }
 
-impl Stored {
+impl Amount {
     /// Adds so much.
     pub const fn add(&mut self, more: Self) {
         self.files += more.files;
@@ -345,7 +345,7 @@ impl Stored {
 }
 
 impl Served {
-    fn add(&self, receiver: usize, stored: Stored) {
+    fn add(&self, receiver: usize, stored: Amount) {
         if stored.files > 0 || stored.bytes > 0 {
             self.stored.lock().entry(receiver).or_default().add(stored);
         }
@@ -370,7 +370,7 @@ impl Served {
 
     /// What each receiver has stored, by its number; one that has stored nothing is left out.
     #[must_use]
-    pub fn by_receiver(&self) -> BTreeMap<usize, Stored> {
+    pub fn by_receiver(&self) -> BTreeMap<usize, Amount> {
         self.stored.lock().clone()
     }
 }

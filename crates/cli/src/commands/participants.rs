@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 use zmove_cluster::jetstream::{self, NodeFailure, NodeMoved, NodePart, NodeState, TELL_EVERY};
-use zmove_cluster::{LEASE, Others, Stored, Told, WorkQueue};
+use zmove_cluster::{Amount, LEASE, Others, Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
 
 use crate::display::failures::without_places;
@@ -32,7 +32,7 @@ pub(crate) struct Participants {
     told: Arc<Told>,
     others: watch::Sender<Others>,
     /// What nodes had found that have ended, or say nothing, and not brought: others find it again.
-    unsettled: Lock<Stored>,
+    unsettled: Lock<Amount>,
 }
 
 /// What is known of a node.
@@ -270,7 +270,7 @@ impl Participants {
     fn without_found_again(&self, event: Event) -> Event {
         match event {
             Event::Found { files, bytes } => {
-                let Stored { files, bytes } = self.unsettled.lock().found_again(Stored { files, bytes });
+                let Amount { files, bytes } = self.unsettled.lock().found_again(Amount { files, bytes });
                 Event::Found { files, bytes }
             }
             other => other,
@@ -334,16 +334,16 @@ impl Entry {
     }
 
     /// Takes a sign; returns what the node had found and not brought, if others are to do that now.
-    fn take(&mut self, sign: Sign) -> Stored {
+    fn take(&mut self, sign: Sign) -> Amount {
         let (presence, loses_sessions) = self.presence.after(sign);
         self.presence = presence;
         self.has_lost_sessions |= loses_sessions;
-        let mut unsettled = Stored::default();
+        let mut unsettled = Amount::default();
         if matches!(presence, Presence::Silent { .. } | Presence::Ended) {
             let part = &mut self.part;
-            unsettled.add(Stored { files: part.found_files, bytes: part.found_bytes });
-            unsettled.take(Stored { files: part.files, bytes: part.bytes });
-            unsettled.take(Stored { files: part.skipped_files, bytes: part.skipped_bytes });
+            unsettled.add(Amount { files: part.found_files, bytes: part.found_bytes });
+            unsettled.take(Amount { files: part.files, bytes: part.bytes });
+            unsettled.take(Amount { files: part.skipped_files, bytes: part.skipped_bytes });
             // where the node goes on, it finds that again
             part.found_files -= unsettled.files;
             part.found_bytes -= unsettled.bytes;

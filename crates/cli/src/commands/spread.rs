@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use zmove_cluster::jetstream::NodeMoved;
-use zmove_cluster::{Head, JobEnd, JobError, LocalQueue, Node, Receiver, SharedJob, Stored};
+use zmove_cluster::{Amount, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SharedJob};
 use zmove_engine::Remote;
 use zmove_transport::{DialError, KnownHosts};
 use zmove_types::{Observer, SharedJobId};
@@ -59,7 +59,7 @@ fn lead(
     let served = &head.node.served;
     let moved = || {
         let stored = served.by_receiver().into_iter();
-        let moved = |(number, Stored { files, bytes })| {
+        let moved = |(number, Amount { files, bytes })| {
             let name: &String = names.get(number)?;
             Some((name.clone(), NodeMoved { files, bytes, ..NodeMoved::default() }))
         };
