@@ -98,6 +98,7 @@ impl<W: WorkQueue> Node<W> {
             next: first,
             patience,
             outages: Outages::new(patience).with_waits_within(WAIT_MAX),
+            is_under_way: false,
             refusals: 0,
             events,
         }
@@ -114,7 +115,10 @@ pub(crate) struct Sessions<W> {
     patience: Timeout,
     /// Times without a session in which work has ended. The head does none, and a mover may have none for long.
     pub(crate) outages: Outages,
-    /// How many sessions have failed for good, one after the other.
+    /// Whether the job is known to be under way. Before, each receiver is tried once, so that a wrong name is told at
+    /// once; also by a node that has just come, which nobody waits for then.
+    pub(crate) is_under_way: bool,
+    /// How many sessions in a row have failed for good, or, before the job was known to be under way, at all.
     refusals: usize,
     events: JobEvents,
 }
@@ -141,7 +145,7 @@ impl<W: WorkQueue> Sessions<W> {
     /// Does items in sessions, one after the other, until the job is over. Each mover has a receiver of its own, to
     /// which it comes back: else all end up at one, and are lost with it.
     pub(crate) async fn moving(mut self) -> Result<(), SessionEnd> {
-        let mut has_had_session = self.job.view == View::Leads;
+        self.is_under_way = self.job.view == View::Leads;
         let own = self.next_number();
         loop {
             let (receiver, events) = self.next();
@@ -172,9 +176,8 @@ impl<W: WorkQueue> Sessions<W> {
                     return Ok(());
                 }
                 Err(error) => {
-                    has_had_session |= events.fate() != SessionFate::NotBegun;
-                    let paused = self.pause(&events, error, has_had_session).await;
-                    paused.map_err(|error| *error)?;
+                    self.is_under_way |= events.fate() != SessionFate::NotBegun;
+                    self.pause(&events, error).await.map_err(|error| *error)?;
                 }
             }
         }
@@ -196,19 +199,16 @@ impl<W: WorkQueue> Sessions<W> {
         }
     }
 
-    /// Waits before the next session; fails when that has no use, or has lasted too long. Before the job has begun each
-    /// receiver is tried once, so that a wrong name is told at once; also by a node that has just come, which nobody
-    /// waits for then.
+    /// Waits before the next session; fails when that has no use, or has lasted too long.
     pub(crate) async fn pause(
         &mut self,
         session: &SessionEvents,
         error: SessionEnd,
-        has_begun: bool,
     ) -> Result<(), Box<SessionEnd>> {
         let fate = session.fate();
         session.note_lost(&error);
         let before = if fate == SessionFate::OfUse { 0 } else { self.refusals };
-        self.refusals = if error.is_final() || !has_begun { before + 1 } else { 0 };
+        self.refusals = if error.is_final() || !self.is_under_way { before + 1 } else { 0 };
         if error.ends_all() || self.refusals >= self.receivers.len() {
             return Err(Box::new(error));
         }
@@ -264,10 +264,16 @@ mod tests {
         Node::new(job(), Arc::new(LocalQueue::new(JOB)), vec![receiver(); receivers], 1, patience)
     }
 
+    fn under_way(node: &Node<LocalQueue>) -> Sessions<LocalQueue> {
+        let mut sessions = node.sessions(0, node.events(Arc::new(NoObserver), Arc::new(NoListener)));
+        sessions.is_under_way = true;
+        sessions
+    }
+
     #[tokio::test(start_paused = true)]
     async fn refusals_end_a_mover_when_all_receivers_have_refused_in_a_row() {
         let node = node(2, Duration::from_secs(600));
-        let mut sessions = node.sessions(0, node.events(Arc::new(NoObserver), Arc::new(NoListener)));
+        let mut sessions = under_way(&node);
         let mut goes_on = async |is_of_use: bool| {
             let (_receiver, session) = sessions.next();
             if is_of_use {
@@ -275,7 +281,7 @@ mod tests {
             }
             let refusal = Refusal { code: RefusalCode::Denied, text: String::new() };
             let refused = SessionEnd::Session(SessionError::Refused(refusal));
-            sessions.pause(&session, refused, true).await.is_ok()
+            sessions.pause(&session, refused).await.is_ok()
         };
         assert!(goes_on(false).await && goes_on(true).await, "the second one has been of use before");
         assert!(!goes_on(false).await);
@@ -286,14 +292,14 @@ mod tests {
         let patience = Duration::from_secs(5);
         let node = node(2, patience);
         let given_up = async |begins: bool| {
-            let mut sessions = node.sessions(0, node.events(Arc::new(NoObserver), Arc::new(NoListener)));
+            let mut sessions = under_way(&node);
             for number in 1_u32.. {
                 let (_receiver, session) = sessions.next();
                 if begins {
                     session.on(&Event::Answered);
                 }
                 let lost = Stop::Hangs(patience).into();
-                if let Err(end) = sessions.pause(&session, lost, true).await {
+                if let Err(end) = sessions.pause(&session, lost).await {
                     return (number, *end);
                 }
             }
