@@ -196,11 +196,12 @@ impl SessionEnd {
         }
     }
 
-    /// Whether no connection has come about, or the receiver has refused the session before it did anything.
+    /// Whether a session that was never up leaves nothing: no connection has come about, or the receiver has refused
+    /// the session before it did anything.
     pub(crate) fn is_refusal(&self) -> bool {
         use RefusalCode::{Broken, Failed};
         match self {
-            Self::Connect(_) => true,
+            Self::Connect(_) | Self::NoRoom { .. } => true,
             Self::Session(SessionError::Refused(refusal)) => !matches!(refusal.code, Broken | Failed),
             _ => false,
         }

@@ -21,16 +21,16 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 use zmove_engine::{Listener, SessionFate};
 use zmove_sender::SessionError;
-use zmove_types::{Beginning, Event, NoObserver, Observer};
+use zmove_types::{Beginning, Event, Observer};
 use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder};
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::finish::Finishing;
 use crate::job::SharedJob;
-use crate::node::{Node, Sessions, failure_at};
+use crate::node::{Node, Sessions};
 use crate::one_target::Witness;
 use crate::orders::Orders;
-use crate::session::{ENDS_WITHIN, JobEvents, Receiver, SessionEvents, in_session};
+use crate::session::{ENDS_WITHIN, SessionEvents, in_session};
 use crate::work::{Work, WorkItem};
 use crate::work_queue::{LEASE, WorkQueue};
 
@@ -172,6 +172,21 @@ impl<W: WorkQueue> Head<W> {
         course.has_opened || *self.begun.borrow() || self.node.served.has_lost_sessions()
     }
 
+    /// Why the job has not come to its end, where no session is tried any more after this.
+    fn failure(&self, error: SessionEnd, course: &Course) -> JobError {
+        match error.into_queue_failure() {
+            Ok(error) => JobError::Queue(error),
+            Err(error) if !self.may_have_begun(course) => JobError::NotBegun(Box::new(error)),
+            Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
+            Err(error @ SessionEnd::Stop(Stop::NotShared { .. })) => JobError::NotShared(Box::new(error)),
+            Err(error) if *self.begun.borrow() => JobError::Lost(Box::new(error)),
+            Err(error) => {
+                let absent_at = course.absent_at.filter(|_| !course.has_opened);
+                JobError::PerhapsBegun { error: Box::new(error), absent_at }
+            }
+        }
+    }
+
     /// Leads the job in sessions, one after the other.
     async fn lead(&self, mut sessions: Sessions<W>, course: &mut Course) -> Result<JobEnd, JobError> {
         let last_epoch = self.node.job.last_epoch();
@@ -203,21 +218,9 @@ impl<W: WorkQueue> Head<W> {
                         course.absent_at.get_or_insert(events.number);
                     }
                     course.lose_session(&error);
-                    let has_begun = *self.begun.borrow();
-                    let paused = sessions.pause(&events, error, has_begun).await;
-                    paused.map_err(|error| match error.into_queue_failure() {
-                        Ok(error) => JobError::Queue(error),
-                        Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
-                        Err(error @ SessionEnd::Stop(Stop::NotShared { .. })) => {
-                            JobError::NotShared(Box::new(error))
-                        }
-                        Err(error) if has_begun => JobError::Lost(Box::new(error)),
-                        Err(error) if !self.may_have_begun(course) => JobError::NotBegun(Box::new(error)),
-                        Err(error) => {
-                            let absent_at = course.absent_at.filter(|_| !course.has_opened);
-                            JobError::PerhapsBegun { error: Box::new(error), absent_at }
-                        }
-                    })?;
+                    sessions.is_under_way = *self.begun.borrow();
+                    let paused = sessions.pause(&events, error).await;
+                    paused.map_err(|error| self.failure(*error, course))?;
                 }
             }
         }
@@ -506,7 +509,7 @@ impl Walks {
 }
 
 /// Whether a session that was to close a job has failed because the job is closed.
-fn is_closed(error: &SessionEnd) -> bool {
+pub(crate) fn is_closed(error: &SessionEnd) -> bool {
     match error {
         SessionEnd::Session(SessionError::Refused(refusal)) => refusal.code == RefusalCode::Ended,
         // nobody begins a newer epoch of a job but its head, and who closes what that has left
@@ -515,60 +518,6 @@ fn is_closed(error: &SessionEnd) -> bool {
         | SessionEnd::Session(_)
         | SessionEnd::NoRoom { .. }
         | SessionEnd::InVain { .. } => false,
-    }
-}
-
-/// What has become of a job that nobody leads any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Abandoned {
-    /// No session of it changes anything any more, and what it had left unfinished is removed.
-    Ended,
-    /// No receiver has it.
-    Absent,
-    /// Some receivers do not have it, and the others have not said so: not all may have the same directory.
-    Unknown,
-}
-
-/// Ends a job that nobody leads any more at the first receiver that has it; with [`Beginning::Allowed`] it is begun
-/// for that.
-///
-/// # Errors
-/// No receiver does so, or says that it does not have the job; the last one's reason. Those of the others are told.
-pub async fn end_abandoned(
-    job: &SharedJob,
-    beginning: Beginning,
-    receivers: &[Receiver],
-    observer: Arc<dyn Observer>,
-    listener: Arc<dyn Listener + Send + Sync>,
-) -> Result<Abandoned, Box<SessionEnd>> {
-    let events = JobEvents::new(Arc::new(NoObserver), listener, Arc::default(), Arc::default());
-    let mut is_absent_somewhere = false;
-    let mut failed = None;
-    for (number, receiver) in receivers.iter().enumerate() {
-        let events = events.within(number, receiver);
-        let ended = in_session(receiver, job, beginning, &events, async |feeder| {
-            Orders { feeder, answers_within: ORDER_MAX }.give(SharedJobOrder::Close).await?;
-            events.await_end();
-            Ok(())
-        })
-        .await;
-        match ended {
-            Ok(()) => return Ok(Abandoned::Ended),
-            Err(error) if is_closed(&error) => return Ok(Abandoned::Ended),
-            Err(error) if error.is_absent() => is_absent_somewhere = true,
-            Err(error) => {
-                if let Some(next) = receivers.get(number + 1) {
-                    let message = format!("{}; {} is tried next", failure_at(receiver, &error), next.remote);
-                    observer.on(&Event::Warned { message });
-                }
-                failed = Some(error);
-            }
-        }
-    }
-    match failed {
-        None => Ok(Abandoned::Absent),
-        Some(_) if is_absent_somewhere => Ok(Abandoned::Unknown),
-        Some(error) => Err(Box::new(error)),
     }
 }
 
@@ -581,7 +530,7 @@ const PASSES_MAX: u32 = 10;
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// How long a receiver may take to answer an order at first: twice as long as a node keeps what it does not go on with,
 /// since what was left there is flushed before.
-const ORDER_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
+pub(crate) const ORDER_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// How often the queue is asked whether it is idle.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -590,7 +539,8 @@ mod tests {
     use tokio::time::Instant;
     use zmove_engine::NoListener;
     use zmove_sender::SessionOver;
-    use zmove_wire::Refusal;
+    use zmove_types::NoObserver;
+    use zmove_wire::{FaultCode, Operation, Refusal};
 
     use super::*;
     use crate::lab::{JOB, job, receiver};
@@ -621,6 +571,24 @@ mod tests {
         for code in [RefusalCode::Denied, RefusalCode::Target, RefusalCode::UnknownKey, RefusalCode::Busy] {
             assert!(!refused(code), "{code:?}");
         }
+    }
+
+    #[test]
+    fn what_a_job_has_come_to_tells_what_may_be_left_of_it() {
+        let head = head();
+        let mut course = Course { absent_at: Some(1), ..Course::new() };
+        let failure = |course: &Course, error| head.failure(error, course);
+        let over = || Stop::Session(SessionOver).into();
+        let (operation, code) = (Operation::Write, FaultCode::Os(28));
+        let no_room = || SessionEnd::NoRoom { receiver: "h:1".into(), target: "t".into(), operation, code };
+        assert!(matches!(failure(&course, no_room()), JobError::NotBegun(_)));
+        head.node.served.lose_session();
+        assert!(matches!(failure(&course, over()), JobError::PerhapsBegun { absent_at: Some(1), .. }));
+        course.has_opened = true;
+        assert!(matches!(failure(&course, over()), JobError::PerhapsBegun { absent_at: None, .. }));
+        head.begun.send_replace(true);
+        assert!(matches!(failure(&course, no_room()), JobError::NoRoom(_)));
+        assert!(matches!(failure(&course, over()), JobError::Lost(_)));
     }
 
     fn head() -> Head<LocalQueue> {

@@ -239,7 +239,9 @@ impl<W: WorkQueue> Sessions<W> {
 /// What has ended a session, and at which receiver, which some errors say themselves.
 pub(crate) fn failure_at(receiver: &Receiver, error: &SessionEnd) -> String {
     match error {
-        SessionEnd::Connect(_) | SessionEnd::Session(SessionError::Refused(_)) => error.to_string(),
+        SessionEnd::Connect(_)
+        | SessionEnd::Session(SessionError::Refused(_))
+        | SessionEnd::NoRoom { .. } => error.to_string(),
         _ => format!("{}: {error}", receiver.remote),
     }
 }

@@ -110,7 +110,7 @@ impl JobEvents {
             events: self.clone(),
             number,
             receiver: receiver.remote.to_string(),
-            has_begun: AtomicBool::new(false),
+            was_up: AtomicBool::new(false),
             answered: OnceLock::new(),
             has_come_further: AtomicBool::new(false),
             has_stored: AtomicBool::new(false),
@@ -127,7 +127,8 @@ pub(crate) struct SessionEvents {
     /// The receiver's number.
     pub(crate) number: usize,
     pub(crate) receiver: String,
-    has_begun: AtomicBool,
+    /// Whether the target was opened, as is known when the session is over.
+    was_up: AtomicBool,
     /// When the receiver has first answered.
     answered: OnceLock<Instant>,
     has_come_further: AtomicBool,
@@ -220,7 +221,7 @@ impl SessionEvents {
         }
         match self.answered.get() {
             Some(first) => SessionFate::InVain { answered: first.elapsed() },
-            None if is(&self.has_begun) => SessionFate::InVain { answered: Duration::ZERO },
+            None if is(&self.was_up) => SessionFate::InVain { answered: Duration::ZERO },
             None => SessionFate::NotBegun,
         }
     }
@@ -433,12 +434,12 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
             },
         }
     };
-    events.has_begun.store(run.was_up(), Ordering::Relaxed);
+    events.was_up.store(run.was_up(), Ordering::Relaxed);
     reached.dialler.close().await;
     if let Some(ssh) = reached.ssh {
         ssh.end().await;
     }
-    // only now nobody can drop this before it is known what the session has come to
+    // the last thing that is waited for: who is dropped while he waits leaves a session of which nobody knows the end
     up.has_ended = true;
     drop(up);
     ended.map_err(|end| with_receiver(end, &events.receiver, job))
@@ -569,7 +570,7 @@ mod tests {
     fn a_session_is_of_use_if_work_has_ended_and_else_its_receiver_has_answered_since_it_first_did() {
         let session = session_events();
         assert_eq!(session.fate(), SessionFate::NotBegun);
-        session.has_begun.store(true, Ordering::Relaxed);
+        session.was_up.store(true, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!(session.fate(), SessionFate::InVain { answered: Duration::ZERO });
         let before = Instant::now();
