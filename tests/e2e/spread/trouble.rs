@@ -11,12 +11,29 @@ use crate::command::{Outcome, finish};
 use crate::daemon::Daemon;
 use crate::namespace::{Image, Namespace};
 use crate::proxy::Proxy;
-use crate::tree::{assert_part_of, names, paint, set_old};
+use crate::tree::{assert_part_of, names, paint, set_mode, set_old};
 
 const EXT4: Image = Image { bytes: 96 << 20, make: "mkfs.ext4 -q -F", options: "loop" };
 const NO_ROOM: &str = "No space left on device (os error 28)";
 /// What the same files need by a receiver that waits for nothing.
 const SOON: Duration = Duration::from_secs(40);
+
+/// Also those that a session has tried to read before it knew whether they are there: no work waits for them.
+#[test]
+fn files_that_may_not_be_read_hold_up_nothing() {
+    let Some(spread) = Spread::unprivileged(2) else { return };
+    let files: Vec<_> = (0..40).map(|file| spread.source().join(format!("d{}/f{file}", file / 2))).collect();
+    files.iter().for_each(|file| paint(file, 20_000));
+    spread.site.give_away();
+    files.iter().step_by(2).for_each(|file| set_mode(file, 0));
+    for run in 0..4 {
+        let mut push = spread.site.runner.zmove(&spread.home());
+        push.0.args(["push", "--json"]).arg(spread.source().join("")).arg(spread.target(&format!("t{run}")));
+        let outcome = push.outcome().expect(23).lines(20);
+        let summary = outcome.summary();
+        assert_eq!((&summary["files"], &summary["failed"]), (&20.into(), &20.into()), "{summary}");
+    }
+}
 
 /// All movers end up at one receiver else, and when that hangs the push does.
 #[test]
@@ -170,6 +187,7 @@ fn a_storage_without_any_room_is_told_in_one_line_and_ends_with_the_same_code() 
         (&"ENOSPC".into(), &23.into(), &"t".into()),
         "{end}"
     );
+    assert_eq!(spread.noted(), 0, "nothing is left to be ended");
     std::fs::remove_file(filler).unwrap();
     spread.push(&[], "source").outcome().expect(0);
     assert!(spread.target_directory().join("f").exists());

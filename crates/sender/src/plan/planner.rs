@@ -60,7 +60,7 @@ pub(crate) fn plan_all(session: &Session, packer: Packer, scan: &Scan, replies: 
         unlisted: Unlisted::default(),
         needed_bytes: 0,
     };
-    planner.take_scan(scan, replies);
+    planner.take_scan(scan, replies, &unread);
     planner.take_unread(&unread);
     planner.take_last_replies(&replies.offers);
     planner.flush_pack();
@@ -125,15 +125,19 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
+    fn take_scan(&mut self, scan: &Scan, replies: &Replies, unread: &Receiver<Unread>) {
         let (items, nothing, known) = (scan.receiver(), never(), never());
-        let not_fed = never();
+        let (not_fed, none_unread) = (never(), never());
+        let mut unread = unread;
         let mut ended = false;
         while !self.session.in_flight.is_stopping() && (!ended || self.guess.is_some()) {
             let pauses = ended || self.is_full();
             let items = if pauses { &nothing } else { items };
             let fed = self.task.fed.as_ref().filter(|_| !pauses).unwrap_or(&not_fed);
-            let state = if self.guess.is_some() { &replies.state } else { &known };
+            let (state, put_back) = match self.guess {
+                Some(_) => (&replies.state, &none_unread),
+                None => (&known, unread),
+            };
             select! {
                 recv(items) -> item => match item {
                     Ok(item) => self.take_item(item, None),
@@ -146,6 +150,11 @@ impl Planner<'_> {
                 recv(state) -> state => match state {
                     Ok(state) => self.learn(state),
                     Err(_) => break,
+                },
+                // whoever feeds the push may wait for these before it feeds more
+                recv(put_back) -> file => match file {
+                    Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
+                    Err(_) => unread = &none_unread,
                 },
                 recv(replies.offers) -> reply => match reply {
                     Ok(reply) => self.take_reply(reply),
