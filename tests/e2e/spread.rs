@@ -500,13 +500,31 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_the_next_whose_target_is_writte
         let path = spread.shared().canonicalize().unwrap().join(path);
         spread.push_to(spread.target(path.to_str().unwrap()), &[], "source").outcome().done();
     };
-    push_to("other/t");
-    assert_eq!(spread.noted(), 1);
-    assert_eq!(crate::tree::names(&spread.shared().join("other/t")), ["f"]);
     push_to("t/");
     assert_eq!(spread.noted(), 0);
     spread.remove_marks();
     spread.assert_done();
+}
+
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_by_the_next_that_writes_to_some_of_its_directories() {
+    for path in ["", "t/d"] {
+        let spread = Spread::new(2);
+        spread.kill_a_slow_push("t");
+        spread.push_to(spread.target(path), &[], "source").outcome().done();
+        assert_eq!(spread.noted(), 0, "{path}");
+    }
+}
+
+#[test]
+fn the_target_of_a_push_that_was_killed_may_be_no_directory_any_more() {
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    std::fs::remove_dir_all(spread.target_directory()).unwrap();
+    paint(spread.target_directory(), 7);
+    let outcome = spread.push_to(spread.target(""), &[], "source").outcome().expect(0);
+    outcome.says(&["what a push that was killed has left at 't' there cannot be ended"]);
+    assert!(spread.shared().join("f").exists() && spread.noted() == 1);
 }
 
 /// An opening of its head may still be on its way.

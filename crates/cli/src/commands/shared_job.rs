@@ -10,10 +10,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use zmove_cluster::{Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
-use zmove_sender::SenderConfig;
+use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::SharedRate;
 use zmove_types::{Beginning, ByteCount, ByteRate, Kinds, SharedJobId};
-use zmove_wire::{Durability, Keeping, NodeName, Open, TargetShape, TopName};
+use zmove_wire::{Durability, Keeping, NodeName, Open, RefusalCode, TargetShape, TopName};
 
 pub(crate) use self::unended::Unended;
 use crate::ceiling::Shares;
@@ -101,32 +101,44 @@ async fn end_all(
     let config = SenderConfig { silence_max: RECEIVER_SILENCE_MAX, ..SenderConfig::default() };
     let mut all_ended = Vec::new();
     for unended in before {
-        let old_open = Open {
-            shape: open.shape.clone(),
-            durability: Durability::End,
-            ..Open::new(open.target.clone(), open.run)
-        };
+        let is_at_target = unended.is_exactly_at(receivers);
+        // one file may go to the very place of a directory that is there no more
+        let shape =
+            if is_at_target { open.shape.clone() } else { TargetShape::Directory { tops: Vec::new() } };
+        let may_begin = matches!(shape, TargetShape::Directory { .. }) && unended.is_at(receivers);
+        let durability = Durability::End;
+        let old_open = Open { shape, durability, ..Open::new(unended.path().to_vec(), open.run) };
         let names = (unended.job(), unended.epoch(), own_node());
         // its head may have been in the epoch in which it alone has sessions
         let old = SharedJob::new(names, Vec::new(), old_open, config.clone()).last_epoch();
-        let end = async |beginning| {
-            let ended =
-                end_abandoned(&old, beginning, receivers, display.observer(), Arc::new(SessionWarnings))
-                    .await;
-            ended.map_err(|error| as_failure(JobError::PerhapsBegun { error, absent_at: None }))
+        let end = |beginning| {
+            end_abandoned(&old, beginning, receivers, display.observer(), Arc::new(SessionWarnings))
         };
-        // one file may go to the very place of a directory that is there no more
-        let may_begin = matches!(open.shape, TargetShape::Directory { .. }) && unended.is_at(receivers);
-        let ended = match end(Beginning::UnderWay).await? {
+        let ended = match end(Beginning::UnderWay).await {
             // the opening that was to begin it may still be on its way
-            Abandoned::Absent if may_begin => end(Beginning::Allowed).await?,
+            Ok(Abandoned::Absent) if may_begin => end(Beginning::Allowed).await,
             ended => ended,
         };
-        if ended == Abandoned::Ended {
-            all_ended.push(unended);
+        match ended {
+            Ok(Abandoned::Ended) => all_ended.push(unended),
+            Ok(Abandoned::Absent | Abandoned::Unknown) => {}
+            // this push does not depend on what may be done there
+            Err(refused) if !is_at_target && is_not_opened(&refused) => {
+                let path = String::from_utf8_lossy(unended.path());
+                terminal::warn(format_args!(
+                    "{refused}; what a push that was killed has left at '{path}' there cannot be ended"
+                ));
+            }
+            Err(error) => return Err(as_failure(JobError::PerhapsBegun { error, absent_at: None })),
         }
     }
     Ok(all_ended)
+}
+
+/// Whether a receiver does not open the target, for this user or at all.
+fn is_not_opened(error: &SessionEnd) -> bool {
+    use RefusalCode::{Denied, Target};
+    matches!(error, SessionEnd::Session(SessionError::Refused(refusal)) if matches!(refusal.code, Denied | Target))
 }
 
 /// Whether a push that has come to this leaves nothing that the next one would have to end.

@@ -44,17 +44,26 @@ impl Note {
         Self { job: job.0, epoch, hosts: hosts.collect(), path }
     }
 
-    /// Whether the other has all its receivers, and the path: where none of them has the job, there is none.
+    /// Whether the other has all its receivers, so that there is no such job where none of them has it, and is at its
+    /// path or below.
     fn is_at(&self, other: &Self) -> bool {
-        self.hosts.iter().all(|host| other.hosts.contains(host)) && self.plain_path() == other.plain_path()
+        self.hosts.iter().all(|host| other.hosts.contains(host)) && self.is_at_or_above(other)
     }
 
-    /// Whether both may have the directory in common: an absolute path and a relative one may lead to the same.
+    /// Whether one is at or below the other, or may be: nobody here knows where a relative path leads.
     fn is_near(&self, other: &Self) -> bool {
-        let [this, that] = [self, other].map(Self::plain_path);
-        let may_lead_there = this.is_absolute() != that.is_absolute();
-        let may_lead_there = may_lead_there && (this.ends_with(&that) || that.ends_with(&this));
-        self.has_receiver_of(other) && (this == that || may_lead_there)
+        let may_meet = self.is_absolute() != other.is_absolute()
+            || self.is_at_or_above(other)
+            || other.is_at_or_above(self);
+        may_meet && self.has_receiver_of(other)
+    }
+
+    fn is_at_or_above(&self, other: &Self) -> bool {
+        self.is_absolute() == other.is_absolute() && other.plain_path().starts_with(self.plain_path())
+    }
+
+    fn is_absolute(&self) -> bool {
+        self.path.starts_with(b"/")
     }
 
     fn has_receiver_of(&self, other: &Self) -> bool {
@@ -90,7 +99,7 @@ impl Unended {
         Ok(Self { path, _locked: file, note })
     }
 
-    /// The jobs that no push leads any more and that are at the same target, or may be.
+    /// The jobs that no push leads any more and that are at the same target, above it or below it, or may be.
     ///
     /// # Errors
     /// The files cannot be listed.
@@ -138,7 +147,7 @@ impl Unended {
         }
     }
 
-    /// Whether the job is at one of these receivers, if anywhere.
+    /// Whether the job is at one of these receivers, if anywhere, and at their path or above.
     pub(super) fn is_at(&self, receivers: &[Receiver]) -> bool {
         self.note.is_at(&Note::new((self.job(), self.epoch()), receivers))
     }
@@ -146,6 +155,16 @@ impl Unended {
     /// The job.
     pub(crate) fn job(&self) -> SharedJobId {
         SharedJobId(self.note.job)
+    }
+
+    /// Whether its target is theirs.
+    pub(super) fn is_exactly_at(&self, receivers: &[Receiver]) -> bool {
+        self.note.plain_path() == Note::new((self.job(), self.epoch()), receivers).plain_path()
+    }
+
+    /// The path of its target.
+    pub(crate) fn path(&self) -> &[u8] {
+        &self.note.path
     }
 
     /// The epoch.
@@ -208,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_found_when_its_push_has_ended_and_by_a_push_to_the_same_target_alone() {
+    fn a_job_is_found_when_its_push_has_ended_and_by_a_push_whose_target_it_may_have_entries_of() {
         let home = tempfile::tempdir().unwrap();
         let job = (SharedJobId([7; 16]), 3);
         let look = |hosts: &[&str], path| Unended::near(home.path(), &receivers(hosts, path)).unwrap();
@@ -230,8 +249,11 @@ mod tests {
         for same in ["t/", "./t", "t/."] {
             assert!(is_at(same), "{same}");
         }
-        assert!(found(&["a"], "/data/./t/") == [job] && !is_at("/data/t"), "it may be there");
-        for other in ["", "u/t", "t/u", "../t", "/t/u", "/data/tt"] {
+        assert!(is_at("t/u"), "it writes there too");
+        for may_meet in ["", ".", "/data/./t/", "/t/u"] {
+            assert!(found(&["a"], may_meet) == [job] && !is_at(may_meet), "{may_meet}");
+        }
+        for other in ["u/t", "u", "tt"] {
             assert_eq!(found(&["a"], other), [], "{other}");
         }
         fs::write(directory(home.path()).join("other"), "{}").unwrap();
