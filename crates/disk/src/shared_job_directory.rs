@@ -362,6 +362,7 @@ fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::entry::{FileIdentity, set_file_mtime};
     use crate::file_io::data_file::Direct;
     use crate::new_files::NewFiles;
     use crate::publish::Replace;
@@ -421,6 +422,13 @@ mod tests {
             (Replace::Existing, GroupOfNew::Own),
             |(directory, name)| Ok(rustix::fs::symlinkat("x", directory, name.as_os_str())?),
         ));
+        let time = || FileIdentity::of(&root).unwrap().mtime;
+        let [before, of_old, of_new] = [0, 1, 2].map(|nanos| Timestamp { nanos, ..time() });
+        for (epoch, given, kept) in [(&old, of_old, before), (&new, of_new, of_new)] {
+            set_file_mtime(&root, before).unwrap();
+            epoch.give_back_time(&root, given);
+            assert_eq!(time(), kept);
+        }
         assert!(old.is_fenced() && !new.is_fenced());
         drop((old, part));
         let hidden = create(&new, &root).unwrap();

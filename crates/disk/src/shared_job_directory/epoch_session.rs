@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use rustix::fs::{AtFlags, CWD, Dev, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_types::{FileNumber, Name, RelPath};
+use zmove_types::{FileNumber, Name, RelPath, Timestamp};
 
 use crate::entry::{FileIdentity, number_at, number_of, set_file_mtime};
 use crate::file_io::data_file::Direct;
@@ -160,9 +160,21 @@ impl EpochSession {
         let before = is_there.then(|| FileIdentity::of(directory)).transpose()?;
         let moved = move_to((&self.own, hidden), place, replace);
         moved.or_else(|error| self.look_after_failure((staged, hidden), place, error))?;
-        // who may not set it gives no directory its time
-        let _best_effort = before.map(|before| set_file_mtime(directory, before.mtime));
+        if let Some(before) = before {
+            self.give_back_time(directory, before.mtime);
+        }
         Ok(())
+    }
+
+    /// Gives a directory back its time, in which something has been replaced. A session that wakes up after its epoch
+    /// leaves the time that a newer one has given.
+    pub(super) fn give_back_time(&self, directory: &OwnedFd, time: Timestamp) {
+        // the first thing that a newer epoch removes
+        let is_there = rustix::fs::fstat(&self.own).is_ok_and(|own| own.st_nlink > 0);
+        if is_there {
+            // who may not set it gives no directory its time
+            let _best_effort = set_file_mtime(directory, time);
+        }
     }
 
     /// Whether an entry has its final name although the call has failed that was to give it: where an answer is lost,
