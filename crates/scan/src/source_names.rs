@@ -10,6 +10,7 @@ use std::io;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, RawDir, StatxFlags, statx};
+use zmove_disk::is_shared_job_name;
 use zmove_types::{Name, RelPath};
 
 use crate::config::{ScanConfig, ScanRoot};
@@ -176,7 +177,8 @@ impl Found {
         name: &CStr,
         kind: FileType,
     ) -> Result<(), ScanError> {
-        if matches!(name.to_bytes(), b"." | b"..") {
+        // a job's directory is nobody's to name, and a mirror spares those that it finds
+        if matches!(name.to_bytes(), b"." | b"..") || is_shared_job_name(name.to_bytes()) {
             return Ok(());
         }
         let refused = |source| ScanError::Path { path: directory.full_path(), source };
@@ -279,9 +281,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_named_and_not_looked_into() {
+    fn what_is_left_out_is_named_and_not_looked_into_but_for_jobs() {
         let home = tempfile::tempdir().unwrap();
-        for path in ["a/skip/x", "a/d/skip", "skip/y"] {
+        for path in ["a/skip/x", "a/d/skip", "skip/y", &format!("a/.zmove-job-{}/x", "7".repeat(32))] {
             let path = home.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
