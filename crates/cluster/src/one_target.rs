@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
-
+use zmove_sender::SessionOver;
 use zmove_types::Event;
 
 use crate::error::{SessionEnd, Stop};
@@ -54,7 +54,14 @@ impl Witness {
         self.pause(MOVERS_COME_WITHIN).await;
         let (mut unseen_since, mut is_away, mut has_warned) = (None, false, false);
         while !self.events.has_seen_job(self.number) {
-            let Err(error) = self.ask_once(&ask, is_away).await else { break };
+            // at the end of the job one that was away is not waited for, nor for long one that hangs; as long as it takes
+            // one that has said that the job is not there
+            let at_end_within = match (is_away, self.events.has_missed_job(self.number)) {
+                (true, _) => Some(Duration::ZERO),
+                (false, true) => None,
+                (false, false) => Some(ENDS_WITHIN),
+            };
+            let Err(error) = self.ask_once(&ask, at_end_within).await else { break };
             is_away = error.is_away();
             // one that has said so to a mover, and refuses for another reason now, does not see the job either
             if error.is_absent() || !is_away && self.events.has_missed_job(self.number) {
@@ -90,23 +97,23 @@ impl Witness {
         drop(timeout(time, self.movers_left.wait_for(|left| *left)).await);
     }
 
-    /// Asks once. At the end of the job one that was away is not waited for, nor for long one that hangs; as long as it
-    /// takes one that has said that the job is not there.
+    /// Asks once. At the end of the job one that has not answered within so long counts as away.
     async fn ask_once<Asking: Future<Output = Result<(), SessionEnd>>>(
         &mut self,
         ask: impl Fn(Arc<SessionEvents>) -> Asking,
-        is_away: bool,
+        at_end_within: Option<Duration>,
     ) -> Result<(), SessionEnd> {
         let session = self.events.within(self.number, &self.receiver);
-        let patience = if is_away { Duration::ZERO } else { ENDS_WITHIN };
         let at_end = async {
             drop(self.movers_left.wait_for(|left| *left).await);
-            sleep(patience).await;
+            match at_end_within {
+                Some(time) => sleep(time).await,
+                None => std::future::pending().await,
+            }
         };
-        let has_missed_job = self.events.has_missed_job(self.number);
         tokio::select! {
             asked = ask(session) => asked,
-            () = at_end, if is_away || !has_missed_job => Err(Stop::Hangs(patience).into()),
+            () = at_end => Err(Stop::Session(SessionOver).into()),
         }
     }
 }
@@ -123,7 +130,7 @@ const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(5);
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use zmove_sender::{SessionError, SessionOver};
+    use zmove_sender::SessionError;
     use zmove_types::NoObserver;
     use zmove_wire::{Refusal, RefusalCode};
 
