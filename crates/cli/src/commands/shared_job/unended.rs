@@ -2,6 +2,7 @@
 //! to the same target does.
 //!
 //! **Invariant:** the file of a job is locked as long as the push lives that leads it, also before it has its name.
+//! Several pushes may end the same job at once: none passes over it because another does so.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -18,7 +19,7 @@ use zmove_types::{SharedJobId, from_hex};
 
 use crate::display::terminal;
 
-/// A job, by its file, which this process has locked.
+/// A job, by its file, which this process has locked: alone, where it leads the job.
 #[derive(Debug)]
 pub(crate) struct Unended {
     path: PathBuf,
@@ -123,8 +124,10 @@ impl Unended {
     /// a push that was killed while it wrote one goes, and so does a note that tells nothing.
     fn abandoned(path: PathBuf) -> Option<Self> {
         let file = File::open(&path).ok()?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
-        if path.to_string_lossy().ends_with(NEW) {
+        let is_new = path.to_string_lossy().ends_with(NEW);
+        let alone = FlockOperation::NonBlockingLockExclusive;
+        flock(&file, if is_new { alone } else { FlockOperation::NonBlockingLockShared }).ok()?;
+        if is_new {
             // one that another has removed may have a successor by now
             if file.metadata().ok()?.nlink() > 0 {
                 let _best_effort = fs::remove_file(&path);
@@ -239,7 +242,9 @@ mod tests {
         let leads = Unended::note(home.path(), job, &receivers(&["a", "b"], "t")).unwrap();
         assert_eq!(found(&["a", "b"], "t"), [], "it is led");
         drop(leads);
-        assert_eq!(found(&["b", "c"], "t"), [job]);
+        let ending = look(&["a", "b"], "t");
+        assert_eq!(found(&["b", "c"], "t"), [job], "also while another ends it");
+        drop(ending);
         assert_eq!((found(&["c"], "t"), found(&["a"], "u")), (vec![], vec![]));
         let is_at = |hosts: &[&str], path| {
             look(hosts, path).iter().any(|unended| unended.is_at(&receivers(hosts, path)))
