@@ -107,9 +107,10 @@ impl From<Errno> for EpochError {
 const OWN_PREFIX: &str = ".zmove-";
 /// The epoch that stands for the end of a job.
 const END: u64 = u64::MAX;
-/// How long the directory of a job that has just been made on another host may take to be seen here.
-const UNSEEN_MAX: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(10);
+/// How long a directory that has just been made on another host may take to be seen here.
+pub const UNSEEN_MAX: Duration = Duration::from_secs(2);
+/// How soon one looks again for it.
+pub const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 /// How long the mark of a job's end stays at least: longer than a host hangs and then goes on.
 const ENDED_AGE_MIN: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
@@ -165,7 +166,7 @@ impl SharedJobDirectory {
                     if began.elapsed() >= UNSEEN_MAX {
                         return Err(EpochError::NotUnderWay);
                     }
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(LOOK_AGAIN_AFTER);
                 }
                 Err(error)
                     if error.kind() == io::ErrorKind::PermissionDenied && is_of_another_user(root, &name) =>
@@ -353,7 +354,7 @@ fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io
         match number_at(parent, name.as_os_str()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
-            Ok(_) if began.elapsed() < patience => std::thread::sleep(PAUSE),
+            Ok(_) if began.elapsed() < patience => std::thread::sleep(LOOK_AGAIN_AFTER),
             Ok(_) => return Err(failed.unwrap_or_else(|| Errno::NOTEMPTY.into())),
         }
     }

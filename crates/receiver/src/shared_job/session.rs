@@ -63,6 +63,11 @@ pub(crate) fn not_in_a_job(what: &str) -> Refusal {
     Refusal { code: RefusalCode::Protocol, text }
 }
 
+/// The refusal of a session of a job that is not at this target.
+pub(crate) fn not_under_way(job: SharedJobId) -> Refusal {
+    refuse(job, &EpochError::NotUnderWay)
+}
+
 fn refuse(job: SharedJobId, error: &EpochError) -> Refusal {
     let text = match error {
         EpochError::Io(error) => format!("open '.zmove-job-{job}' at the target: {error}"),

@@ -21,13 +21,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use rustix::fs::{Access, AtFlags};
-use zmove_disk::{Tree, is_shared_job_name};
-use zmove_types::{Escaped, Name, RelPath};
+use zmove_disk::{LOOK_AGAIN_AFTER, Tree, UNSEEN_MAX, is_shared_job_name};
+use zmove_types::{Beginning, Escaped, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
-use crate::shared_job::session::SharedJobSession;
+use crate::shared_job::session::{SharedJobSession, not_under_way};
 
 /// Where a client may write.
 #[derive(Clone, Debug)]
@@ -101,8 +102,19 @@ impl<'a> Place<'a> {
 }
 
 impl Target {
-    /// Opens the target, making directories that are missing.
+    /// Opens the target, making directories that are missing. For a job that is under way nothing is made, and no mode
+    /// is changed: the head may have set it for good.
     pub(crate) fn resolve(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
+        if let Some(part) = open.shared_job.as_ref().filter(|part| part.beginning == Beginning::UnderWay) {
+            let began = Instant::now();
+            loop {
+                match Self::find(open, access)? {
+                    Some(found) => return Ok(found),
+                    None if began.elapsed() >= UNSEEN_MAX => return Err(not_under_way(part.job)),
+                    None => std::thread::sleep(LOOK_AGAIN_AFTER),
+                }
+            }
+        }
         let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Made)?;
         let tree = tree.expect("it was made");
         let tops: Vec<_> = match (&open.shape, &rename) {
@@ -135,6 +147,25 @@ impl Target {
             may_write.map_err(|errno| cannot("write into directory", shown, &errno.into()))?;
         }
         Ok(Self { tree: Tree::at(fd), rename, state, is_closed, shared_job: None })
+    }
+
+    /// Opens a target that is there; only one that its owner could not open otherwise is opened up.
+    fn find(open: &Open, access: &WriteAccess) -> Result<Option<Self>, Refusal> {
+        let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Left)?;
+        let Some(tree) = tree else { return Ok(None) };
+        let fd = match tree.open_own_directory(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(|error| {
+                let way = || in_the_way::beneath(&tree, &whole_path(&path, rename.as_ref()), shown);
+                cannot_enter("open directory", shown, &error, way)
+            })?,
+        };
+        let tops: Vec<_> = match &open.shape {
+            TargetShape::Directory { tops } => tops.iter().map(|top| &top.0).collect(),
+            TargetShape::Single { name } => vec![name],
+        };
+        let state = state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
+        Ok(Some(Self { tree: Tree::at(fd), rename, state, is_closed: false, shared_job: None }))
     }
 }
 

@@ -2,6 +2,33 @@
 
 use super::*;
 
+#[test]
+fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let home = tempfile::tempdir().unwrap();
+    let target = home.path().join("a/t");
+    let resolve = |beginning| {
+        let part = SharedJobOpening { beginning, ..part(2) };
+        let open = Open { target: target.to_str().unwrap().into(), ..open(Some(part)) };
+        Target::resolve(&open, &WriteAccess::Anywhere).map_err(|refusal| refusal.code)
+    };
+    let of_one = || WriteAccess::Beneath(vec![home.path().to_path_buf()]);
+    let part = SharedJobOpening { beginning: Beginning::UnderWay, ..part(2) };
+    let relative = Open { target: b"a/t".to_vec(), ..open(Some(part)) };
+    assert_eq!(resolve(Beginning::UnderWay).err(), Some(RefusalCode::NotUnderWay));
+    assert_eq!(Target::resolve(&relative, &of_one()).unwrap_err().code, RefusalCode::NotUnderWay);
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    resolve(Beginning::Allowed).unwrap();
+    std::fs::set_permissions(&target, std::fs::Permissions::from_mode(0o555)).unwrap();
+    let mode = || target.metadata().unwrap().permissions().mode() & 0o777;
+    resolve(Beginning::UnderWay).unwrap();
+    Target::resolve(&relative, &of_one()).unwrap();
+    assert_eq!(mode(), 0o555);
+    Target::resolve(&Open { shared_job: None, ..relative }, &of_one()).unwrap();
+    assert_eq!(mode(), 0o755, "another transfer sets it at its end");
+}
+
 /// The answers to an opening of epoch 2 that may begin the job, and to one that finds it under way.
 fn answers(before: impl Fn(&Arc<OwnedFd>)) -> [Option<RefusalCode>; 2] {
     [Beginning::Allowed, Beginning::UnderWay].map(|beginning| {
