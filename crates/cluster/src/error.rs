@@ -73,6 +73,9 @@ pub enum Stop {
     /// The receiver is there, and has not done for so long what it was told to.
     #[error("its storage hangs: an order to it has not been answered for {} s", _0.as_secs())]
     Hangs(Duration),
+    /// The receiver is there, and work that was to end within so long has not: a mover leaves it to others.
+    #[error("its storage hangs: work there has not ended within {} s", _0.as_secs())]
+    StandsStill(Duration),
     /// The queue fails, and whoever asked it has had patience.
     #[error("{0}")]
     Queue(#[from] WorkError),
@@ -210,6 +213,11 @@ impl SessionEnd {
     /// Whether a receiver has said that it does not have the job.
     pub(crate) fn is_absent(&self) -> bool {
         matches!(self, Self::Session(SessionError::Refused(refusal)) if refusal.code == RefusalCode::NotUnderWay)
+    }
+
+    /// Whether the receiver has no room for another session.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self, Self::Session(error) if error.is_busy())
     }
 
     /// Whether all that this says is that the receiver is away.

@@ -35,7 +35,10 @@ pub(crate) fn session_events() -> Arc<SessionEvents> {
 
 /// What feeds a session that is over.
 pub(crate) fn feeder() -> Feeder {
-    let (_push, feeder) =
-        Push::fed(job().opening(Beginning::Allowed), SenderConfig::default(), Instant::now());
-    feeder
+    pushed().1
+}
+
+/// A session that has not begun, and what feeds it.
+pub(crate) fn pushed() -> (Push, Feeder) {
+    Push::fed(job().opening(Beginning::Allowed), SenderConfig::default(), Instant::now())
 }

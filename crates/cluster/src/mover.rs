@@ -174,7 +174,11 @@ impl<W: WorkQueue> Mover<W> {
                 // all has been done by others; what is under way here hangs
                 () = sleep_until(ends_by), if over => return Err(Stop::Queue(WorkError::Over)),
                 () = sleep_until(ends_by), if leaves && doing.len() > waiting => {
-                    return Err(Stop::Hangs(LEAVES_WITHIN));
+                    // what waits for its turn within a rate does not hang
+                    if !mover.feeder.has_used_rate_within(RENEW_EVERY) {
+                        return Err(Stop::StandsStill(LEAVES_WITHIN));
+                    }
+                    ends_by += RENEW_EVERY;
                 }
             }
         }
@@ -217,7 +221,7 @@ impl<W: WorkQueue> Mover<W> {
             loop {
                 tokio::select! {
                     done = &mut doing => {
-                        if stands_for >= LEASE {
+                        if stands_for >= STANDS_AFTER {
                             self.standing.fetch_sub(1, Ordering::Relaxed);
                         }
                         break done;
@@ -227,12 +231,14 @@ impl<W: WorkQueue> Mover<W> {
                         // what waits for its turn within a rate does not stand still
                         let has_moved = std::mem::replace(&mut before, now) != now
                             || self.feeder.has_used_rate_within(RENEW_EVERY);
-                        if has_moved && stands_for >= LEASE {
+                        if has_moved && stands_for >= STANDS_AFTER {
                             self.standing.fetch_sub(1, Ordering::Relaxed);
                         }
                         stands_for = if has_moved { Duration::ZERO } else { stands_for + RENEW_EVERY };
-                        if stands_for == LEASE {
+                        if stands_for == STANDS_AFTER {
                             self.standing.fetch_add(1, Ordering::Relaxed);
+                        }
+                        if stands_for == LEASE {
                             self.events.warn_of_a_stop();
                         }
                         if let Assigned::Leased(taken) = &assigned && has_moved {
@@ -298,5 +304,7 @@ const LARGE_AT_ONCE: usize = 32;
 const ITEMS_END_WITHIN: Duration = Duration::from_secs(3);
 /// How long what is under way may take to end where a mover is called away.
 const LEAVES_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs());
+/// After how long without a step an item stands still here: before its lease is over, since it would come here again.
+const STANDS_AFTER: Duration = LEASE.saturating_sub(RENEW_EVERY);
 /// How often the lease of an item is renewed: one renewal may be lost.
 const RENEW_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);

@@ -601,9 +601,9 @@ mod tests {
     use tokio::time::{advance, sleep};
     use zmove_types::GROUP_BYTES;
 
-    use super::super::{MoverEnd, RENEW_EVERY};
+    use super::super::{Assigned, MoverEnd, RENEW_EVERY};
     use super::*;
-    use crate::lab::{JOB, feeder, job, session_events};
+    use crate::lab::{JOB, feeder, job, pushed, session_events};
     use crate::local_queue::LocalQueue;
 
     /// A mover whose session has not begun.
@@ -629,6 +629,21 @@ mod tests {
         assert!(taken.deliveries > 1 && !running.is_finished(), "{taken:?}");
         queue.close().await.unwrap();
         assert_eq!(running.await.unwrap().unwrap(), MoverEnd::Over);
+    }
+
+    /// Whoever waits for work may be the first to hear that a lease is over, also that of what stands still there.
+    #[tokio::test(start_paused = true)]
+    async fn something_stands_still_before_its_lease_is_over() {
+        // it never runs, and answers no order
+        let (_push, feeder) = pushed();
+        let mover = Arc::new(Mover { feeder, ..mover() });
+        mover.queue.put(vec![WorkItem::first(JOB, Work::Begin(0), 1)]).await.unwrap();
+        let taken = mover.queue.take().await.unwrap().unwrap();
+        let doing = tokio::spawn(Arc::clone(&mover).do_item(Assigned::Leased(taken)));
+        // that it has begun counts as a step
+        let over_after = RENEW_EVERY + LEASE;
+        sleep(over_after.saturating_sub(Duration::from_secs(1))).await;
+        assert!(mover.stands() && !doing.is_finished());
     }
 
     #[tokio::test(start_paused = true)]
