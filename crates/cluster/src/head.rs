@@ -149,6 +149,7 @@ impl<W: WorkQueue> Head<W> {
                 number,
                 events: events.clone(),
                 begun: self.begun.subscribe(),
+                over: course.over.subscribe(),
                 movers_left: course.movers_left.subscribe(),
                 patience: self.node.patience,
             };

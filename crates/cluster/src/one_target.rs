@@ -24,6 +24,8 @@ pub(crate) struct Witness {
     pub(crate) events: JobEvents,
     /// Set when the job has begun.
     pub(crate) begun: watch::Receiver<bool>,
+    /// Set when all work has ended.
+    pub(crate) over: watch::Receiver<bool>,
     /// Set when the movers of this process have left, of which none comes to the receiver any more.
     pub(crate) movers_left: watch::Receiver<bool>,
     /// How long a receiver may say that it does not see the job, if that is less than [`SHOWS_WITHIN`].
@@ -105,7 +107,7 @@ impl Witness {
     ) -> Result<(), SessionEnd> {
         let session = self.events.within(self.number, &self.receiver);
         let at_end = async {
-            drop(self.movers_left.wait_for(|left| *left).await);
+            drop(self.over.wait_for(|over| *over).await);
             match at_end_within {
                 Some(time) => sleep(time).await,
                 None => std::future::pending().await,
@@ -151,6 +153,7 @@ mod tests {
             number: 0,
             events: job_events(Arc::new(NoObserver)),
             begun: watch::Sender::new(true).subscribe(),
+            over: movers_left.subscribe(),
             movers_left: movers_left.subscribe(),
             patience,
         };
