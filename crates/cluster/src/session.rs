@@ -175,7 +175,8 @@ impl SessionEvents {
     /// Warns, once for each receiver, that it lets a connection wait.
     fn warn_of_no_answer(&self) {
         let seconds = ANSWERS_WITHIN.as_secs();
-        self.warn_of_wait(&format!("no answer for {seconds} s; it is waited for up to {DIAL_TIMEOUT:?}"));
+        let most = DIAL_TIMEOUT.as_secs();
+        self.warn_of_wait(&format!("no answer for {seconds} s; it is waited for up to {most} s"));
     }
 
     /// Warns, once for each receiver and for ever, that it has not opened the target.
@@ -290,6 +291,13 @@ impl Observer for SessionEvents {
             }
             // a session that has nothing to do waits for work, which is no limit of those that have
             Event::Limited { .. } if !self.has_stored.swap(false, Ordering::Relaxed) => return,
+            Event::Warned { message } if message.starts_with("receiver: ") => {
+                let message = format!("{message} (at {})", self.receiver);
+                if !self.events.waits_told.lock().insert(message.clone()) {
+                    return;
+                }
+                return self.events.observer.on(&Event::Warned { message });
+            }
             Event::Resent { .. } | Event::NotKept { .. } | Event::Warned { .. } | Event::Limited { .. } => {}
             Event::Answered => {
                 self.answered.get_or_init(Instant::now);

@@ -243,6 +243,15 @@ impl Running<'_> {
             && answer.try_recv() == Err(TryRecvError::Empty)
         {
             *missed += 1;
+            if *missed == PINGS_MISSED_TOLD {
+                let most = self.pipeline.config.silence_max;
+                let message = format!(
+                    "receiver: no answer for {} s; it is waited for up to {} s",
+                    (most * PINGS_MISSED_TOLD / PINGS_MISSED_MAX).as_secs(),
+                    most.as_secs()
+                );
+                self.pipeline.session.account.observer.on(&Event::Warned { message });
+            }
             return if *missed < PINGS_MISSED_MAX { Ok(()) } else { Err(SessionError::Silent) };
         }
         // a session that is about to end is asked nothing more
@@ -536,6 +545,8 @@ fn ping_interval(silence_max: Duration) -> tokio::time::Interval {
     ticks
 }
 
+/// So many ticks after its ping the user hears that a receiver has not answered.
+const PINGS_MISSED_TOLD: u32 = 2;
 /// So many ticks after its ping a receiver that has not answered counts as away.
 const PINGS_MISSED_MAX: u32 = 6;
 

@@ -4,7 +4,7 @@
 //! reach. Messages are fragments that fit "failed to …" and advise the user. **Invariant:** an error that a later
 //! attempt may cure, and only such a one, is `retryable`.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{fmt, io, net::SocketAddr, time::Duration};
 
 use crate::endpoint::Endpoint;
 use crate::trust::{CertificateFault, Fingerprint};
@@ -62,6 +62,15 @@ pub enum DialStage {
     Connecting,
     /// Waiting for the TLS handshake.
     Handshaking,
+}
+
+impl fmt::Display for DialStage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Connecting => "no connection (does a firewall drop this port?)",
+            Self::Handshaking => "no answer (does a firewall drop this port, or does the receiver hang?)",
+        })
+    }
 }
 
 /// Why a client could not connect to a host.
@@ -190,7 +199,7 @@ pub enum DialError {
         quic: Box<Self>,
     },
     /// The deadline passed.
-    #[error("connect to {host} within {waited:?} (still {stage:?}); does a firewall drop this port?")]
+    #[error("connect to {host}: {stage} within {} s", waited.as_secs_f64())]
     TimedOut {
         /// The host that was dialled.
         host: Endpoint,
