@@ -32,11 +32,14 @@ pub(crate) fn own_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Resolves when the user stops the command.
-pub(crate) async fn interrupted() {
-    match EndSignals::listen_at_terminal() {
-        Ok(mut signals) => signals.next().await,
-        // Without a handler a signal ends the process by itself.
-        Err(_) => std::future::pending().await,
+/// Resolves when the user stops the command, from the call on: also before it is polled.
+pub(crate) fn interrupted() -> impl Future<Output = ()> {
+    let signals = EndSignals::listen_at_terminal();
+    async {
+        match signals {
+            Ok(mut signals) => signals.next().await,
+            // Without a handler a signal ends the process by itself.
+            Err(_) => std::future::pending().await,
+        }
     }
 }
