@@ -298,7 +298,8 @@ fn a_receiver_that_is_killed_costs_time_and_nothing_else() {
     spread.daemons[1].wait_for_log("begun by sender");
     spread.daemons[1].signal(Signal::KILL);
     let summary = crate::command::finish(child).expect(0).summary();
-    assert!(summary["files"].as_u64() > Some(5300), "{summary}");
+    // what it had stored was there when another came to it, and was moved all the same
+    assert!(summary["files"].as_u64() > Some(5300) && summary["skipped"] == 0, "{summary}");
     spread.remove_marks();
     spread.assert_done();
     spread.daemons.remove(1);
@@ -594,9 +595,10 @@ fn the_job_of_a_push_that_was_killed_is_ended_also_where_receivers_have_refused_
     lists.iter().for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
     lists.iter().for_each(|list| std::fs::create_dir(list).unwrap());
     let [first, second] = [0, 1].map(|number: usize| spread.daemons[number].address.to_string());
-    let next = format!("see its log (at {first}); {second} is tried next");
     let refused = spread.push(&[], "source").outcome().expect(10).lines(2);
-    refused.says(&["cannot read its authorized_keys", &next]);
+    [first, second].iter().fold(refused, |refused, address| {
+        refused.says(&["cannot read its authorized_keys", &format!("see its log (at {address})")])
+    });
     assert_eq!(spread.noted(), 1, "the job has not ended");
     lists.iter().for_each(|list| std::fs::remove_dir(list).unwrap());
     lists.iter().for_each(|list| std::fs::write(list, "").unwrap());
@@ -665,7 +667,7 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
     let outcome = spread.push(&["--timeout", "3s", "--limit", "1MB"], "source").outcome().expect(3);
     assert!(began.elapsed() < Duration::from_secs(45), "{:?}", began.elapsed());
     outcome.says(&[&format!("{elsewhere} does not see the push that is under way at {there}")]);
-    assert_eq!(std::fs::read_dir(spread.site.path("elsewhere/t")).unwrap().count(), 0);
+    assert!(!spread.site.path("elsewhere/t").exists());
     assert_eq!(spread.noted(), 1, "the next push ends it");
     // also where no mover comes there before all is done
     let small = ["--timeout", "1s", "--include", "empty/", "--exclude", "*"];

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use tokio::task::JoinSet;
 use zmove_engine::Listener;
 use zmove_types::{Beginning, Event, NoObserver, Observer};
 use zmove_wire::SharedJobOrder;
 
-use crate::error::SessionEnd;
+use crate::error::{SessionEnd, Stop};
 use crate::head::{ORDER_MAX, is_closed};
 use crate::job::SharedJob;
 use crate::node::failure_at;
@@ -24,8 +25,8 @@ pub enum Abandoned {
     Unknown,
 }
 
-/// Ends a job that nobody leads any more at the first receiver that has it; with [`Beginning::Allowed`] it is begun
-/// for that.
+/// Ends a job that nobody leads any more: all receivers are asked at once, and the first that ends it is enough. With
+/// [`Beginning::Allowed`] it is begun for that.
 ///
 /// # Errors
 /// No receiver does so, or says that it does not have the job; the reason of one that may do so later, if there is one.
@@ -38,33 +39,40 @@ pub async fn end_abandoned(
     listener: Arc<dyn Listener + Send + Sync>,
 ) -> Result<Abandoned, Box<SessionEnd>> {
     let events = JobEvents::new(Arc::new(NoObserver), listener, Arc::default(), Arc::default());
+    let job = Arc::new(job.clone());
+    let mut asked = JoinSet::new();
+    for (number, receiver) in receivers.iter().cloned().enumerate() {
+        let (job, session) = (Arc::clone(&job), events.within(number, &receiver));
+        asked.spawn(async move {
+            let ended = in_session(&receiver, &job, beginning, &session, async |feeder| {
+                Orders { feeder, answers_within: ORDER_MAX }.give(SharedJobOrder::Close).await?;
+                session.await_end();
+                Ok(())
+            });
+            (ended.await, receiver)
+        });
+    }
     let mut is_absent_somewhere = false;
-    let mut failed = None;
-    for (number, receiver) in receivers.iter().enumerate() {
-        let events = events.within(number, receiver);
-        let ended = in_session(receiver, job, beginning, &events, async |feeder| {
-            Orders { feeder, answers_within: ORDER_MAX }.give(SharedJobOrder::Close).await?;
-            events.await_end();
-            Ok(())
-        })
-        .await;
-        match ended {
-            Ok(()) => return Ok(Abandoned::Ended),
-            Err(error) if is_closed(&error) => return Ok(Abandoned::Ended),
-            Err(error) if error.is_absent() => is_absent_somewhere = true,
-            Err(error) => {
-                if let Some(next) = receivers.get(number + 1) {
-                    let message = format!("{}; {} is tried next", failure_at(receiver, &error), next.remote);
-                    observer.on(&Event::Warned { message });
-                }
-                // one that may do so later is the reason rather than one that never does
-                failed = failed.filter(|before: &SessionEnd| !before.is_final()).or(Some(error));
-            }
+    let mut failed: Vec<(SessionEnd, Receiver)> = Vec::new();
+    while let Some(ended) = asked.join_next().await {
+        match ended.map_err(|_panic| Box::new(SessionEnd::from(END_PANICKED)))? {
+            (Ok(()), _) => return Ok(Abandoned::Ended),
+            (Err(error), _) if is_closed(&error) => return Ok(Abandoned::Ended),
+            (Err(error), _) if error.is_absent() => is_absent_somewhere = true,
+            (Err(error), receiver) => failed.push((error, receiver)),
         }
     }
-    match failed {
-        None => Ok(Abandoned::Absent),
-        Some(_) if is_absent_somewhere => Ok(Abandoned::Unknown),
-        Some(error) => Err(Box::new(error)),
+    // one that may do so later is the reason rather than one that never does
+    failed.sort_by_key(|(error, _)| !error.is_final());
+    let reason = if is_absent_somewhere { None } else { failed.pop() };
+    for (error, receiver) in &failed {
+        observer.on(&Event::Warned { message: failure_at(receiver, error) });
+    }
+    match reason {
+        Some((error, _)) => Err(Box::new(error)),
+        None if failed.is_empty() => Ok(Abandoned::Absent),
+        None => Ok(Abandoned::Unknown),
     }
 }
+
+const END_PANICKED: Stop = Stop::Panicked("the end of a job panicked");

@@ -17,7 +17,7 @@ use zmove_cluster::jetstream::{
     BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered, Role, Settings,
     SharedBroker, SourceNotice, TELL_EVERY,
 };
-use zmove_cluster::{Head, JobEnd, JobError, Node, Receiver, SharedJob};
+use zmove_cluster::{Amount, Head, JobEnd, JobError, Node, Receiver, SharedJob};
 use zmove_engine::DialSettings;
 use zmove_types::{Event, Observer};
 
@@ -77,15 +77,16 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
             mountinfo: mountinfo.clone(),
             granting: Granting::new(&job, &receivers, cluster)?,
             patience: settings.args.timeout.0,
+            waits_in_line: !settings.args.busy_timeout().0.is_zero(),
             begins_at,
         };
         let leading = leading.lead(job, receivers.clone(), std::mem::take(&mut before));
-        let (ended, nodes) = settings::block_on(threads(), Box::pin(leading))?;
-        Ok((ended, (id, nodes)))
+        let (ended, nodes, moved) = settings::block_on(threads(), Box::pin(leading))?;
+        Ok((ended, (id, nodes, moved)))
     });
     let took_part = display.end();
-    let (ended, (id, nodes)) = led?;
-    let by = By { count: counted(nodes as u64, "node"), took_part };
+    let (ended, (id, nodes, moved)) = led?;
+    let by = By { count: counted(nodes as u64, "node"), moved, took_part };
     tell_end(ended, settings, &sources, (id, &by, started))
 }
 
@@ -115,6 +116,8 @@ struct Leading<'a> {
     mountinfo: Vec<u8>,
     granting: Granting,
     patience: Duration,
+    /// Whether receivers are waited for that have no room.
+    waits_in_line: bool,
     /// The number of the receiver that is asked first to begin the job.
     begins_at: usize,
 }
@@ -122,8 +125,8 @@ struct Leading<'a> {
 /// What is mounted where, and the mounts below the sources if that is not what it was.
 type Mounted = (Vec<u8>, Option<Vec<SourceNotice>>);
 
-/// How a job has ended, and how many nodes have taken part.
-type Led = (Result<JobEnd, JobError>, usize);
+/// How a job has ended, how many nodes have taken part, and what they have moved.
+type Led = (Result<JobEnd, JobError>, usize, Amount);
 
 impl Leading<'_> {
     /// Leads the job to its end, with a broker of this node's where none is there.
@@ -132,7 +135,7 @@ impl Leading<'_> {
         let mut broker = match self.cluster.server()? {
             Some(_of_this_node) => Some(tokio::select! {
                 started = self.own_broker() => started?,
-                () = &mut stop => return Ok((Err(NOT_BEGUN), 0)),
+                () = &mut stop => return Ok(NOT_BEGUN),
             }),
             None => None,
         };
@@ -158,7 +161,7 @@ impl Leading<'_> {
     ) -> Result<Led> {
         let (notices, queue, unended) = tokio::select! {
             opened = self.open(&job, &receivers, before) => opened?,
-            () = &mut stop => return Ok((Err(NOT_BEGUN), 0)),
+            () = &mut stop => return Ok(NOT_BEGUN),
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let queue = Arc::new(queue);
@@ -166,7 +169,10 @@ impl Leading<'_> {
         let mut telling = Box::pin(participants.tell(Arc::clone(&queue), Vec::new));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let count = receivers.len();
-        let node = Node::new(job, queue, receivers, count, self.patience);
+        let node = Node {
+            waits_in_line: self.waits_in_line,
+            ..Node::new(job, queue, receivers, count, self.patience)
+        };
         let head = Head {
             begins_at: self.begins_at,
             others: participants.others(),
@@ -220,7 +226,8 @@ impl Leading<'_> {
         if shared_job::leaves_nothing(&ended) {
             unended.forget()?;
         }
-        Ok((ended, participants.served(head.node.served.items() > 0)))
+        let served = participants.served(head.node.served.items() > 0);
+        Ok((ended, served, participants.moved()))
     }
 
     /// Connects to the broker, where the queues that pushes have left end before that of this job begins; of which
@@ -352,7 +359,8 @@ impl BrokerWatch {
 }
 
 /// What a job has come to that the user ends before any receiver has been asked.
-const NOT_BEGUN: JobError = JobError::Interrupted { may_have_begun: false };
+const NOT_BEGUN: Led =
+    (Err(JobError::Interrupted { may_have_begun: false }), 0, Amount { files: 0, bytes: 0 });
 const TOO_MANY_SOURCES: &str =
     "there are more sources than the other nodes can be told of: push the directory that they are in";
 const NO_BROKER: &str = "start a broker for the cluster";

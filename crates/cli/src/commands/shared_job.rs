@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use zmove_cluster::{Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob, end_abandoned};
+use zmove_cluster::{Abandoned, Amount, JobEnd, JobError, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::SharedRate;
@@ -29,6 +29,8 @@ use crate::value::exit::{Exit, failure};
 pub(crate) struct By {
     /// How many took part.
     pub(crate) count: String,
+    /// What they have moved.
+    pub(crate) moved: Amount,
     /// What each has moved, where there were several.
     pub(crate) took_part: Option<String>,
 }
@@ -43,7 +45,7 @@ pub(crate) fn tell_end(
     let args = &settings.args;
     let transfer = Some(id.to_string());
     let ended = ended.map_err(|error| resumable(as_failure(error), args))?;
-    let mut summary = summary_of(&ended, started);
+    let mut summary = summary_of(&ended, by.moved, started);
     summary.failed += sources.missing;
     let exit = exit_of(&summary, args);
     if args.json || args.quiet || summary.files == 0 {
@@ -82,8 +84,14 @@ pub(crate) fn end_before(open: &Open, receivers: &[Receiver], display: &Display)
         return Ok(before);
     }
     settings::block_on(threads(), async {
+        let telling = async {
+            tokio::time::sleep(TOLD_AFTER).await;
+            terminal::warn("first the job of a push that was killed is ended, by any receiver that has it");
+            std::future::pending().await
+        };
         tokio::select! {
             ended = Box::pin(end_all(before, open, receivers, display)) => ended,
+            never = telling => match never {},
             () = interrupted() => Err(as_failure(JobError::Interrupted { may_have_begun: true })),
         }
     })
@@ -208,12 +216,15 @@ fn of_several(shape: TargetShape) -> TargetShape {
     }
 }
 
-fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
+/// What a job has come to. What a lost session had stored is equal when another comes to it, and was moved all the same.
+fn summary_of(ended: &JobEnd, moved: Amount, started: Instant) -> Summary {
     let JobEnd { count, .. } = ended;
+    let of = |moved: u64, all: u64, skipped| moved.clamp(all.saturating_sub(skipped), all);
+    let files = of(moved.files, count.files, count.skipped);
     Summary {
-        files: count.files.saturating_sub(count.skipped),
-        bytes: count.bytes.saturating_sub(count.skipped_bytes),
-        skipped: count.skipped,
+        files,
+        bytes: of(moved.bytes, count.bytes, count.skipped_bytes),
+        skipped: count.files - files,
         failed: count.failed,
         elapsed: started.elapsed(),
         measured: started.elapsed(),
@@ -221,7 +232,7 @@ fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
     }
 }
 
-fn as_text(summary: &Summary, By { count, took_part }: &By) -> String {
+fn as_text(summary: &Summary, By { count, took_part, .. }: &By) -> String {
     let rate = ByteRate::new(summary.bytes, summary.elapsed);
     let seconds = summary.elapsed.as_secs_f64();
     let took_part = took_part.as_ref().map(|took_part| format!("{took_part}\n"));
@@ -243,7 +254,9 @@ fn as_failure(error: JobError) -> anyhow::Error {
         JobError::NotBegun(error) | JobError::PerhapsBegun { error, .. } => match *error {
             SessionEnd::Connect(error) => error.into(),
             SessionEnd::Session(error) => error.into(),
-            error @ SessionEnd::NoRoom { .. } => failure(Exit::Partial, error.to_string()),
+            error @ SessionEnd::NoRoom { .. } => {
+                failure(Exit::Partial, format!("{error}; make room, and run the same command again"))
+            }
             error @ SessionEnd::InVain { .. } => failure(Exit::Broken, error.to_string()),
             SessionEnd::Stop(error) => error.into(),
         },
@@ -261,6 +274,8 @@ impl Listener for SessionWarnings {
     }
 }
 
+/// How long a push may end what another one has left before the user hears of it.
+const TOLD_AFTER: Duration = Duration::from_secs(3);
 /// How long a receiver may leave a ping without an answer, which it gives whatever its storage does: another one does
 /// its work meanwhile, and nothing is lost by that.
 const RECEIVER_SILENCE_MAX: Duration = Duration::from_secs(20);

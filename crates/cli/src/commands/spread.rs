@@ -2,7 +2,7 @@
 //! writes a part of it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use zmove_cluster::jetstream::NodeMoved;
@@ -33,28 +33,30 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     }
     display.start();
     let led = lead_again(receivers.len(), |begins_at| {
-        lead(shared_job::anew(&job)?, receivers.clone(), begins_at, settings.args.timeout.0, &display)
+        lead(shared_job::anew(&job)?, receivers.clone(), begins_at, settings, &display)
     });
     let took_part = display.end();
-    let (ended, (id, served)) = led?;
-    let by = By { count: counted(served as u64, "receiver"), took_part };
+    let (ended, (id, served, moved)) = led?;
+    let by = By { count: counted(served as u64, "receiver"), moved, took_part };
     tell_end(ended, settings, &sources, (id, &by, started))
 }
 
-/// Leads a job to its end; returns its id, and how many receivers have served.
+/// Leads a job to its end; returns its id, how many receivers have served, and what they have stored.
 fn lead(
     job: SharedJob,
     receivers: Vec<Receiver>,
     begins_at: usize,
-    patience: Duration,
+    settings: &PushSettings,
     display: &Display,
-) -> Result<(Result<JobEnd, JobError>, (SharedJobId, usize))> {
+) -> Result<(Result<JobEnd, JobError>, (SharedJobId, usize, Amount))> {
     let unended = shared_job::note(&job, &receivers)?;
     let names: Vec<_> = receivers.iter().map(|receiver| receiver.remote.to_string()).collect();
     let participants = Arc::new(Participants::of_receivers(names.clone(), display.observer()));
     let (id, count) = (job.id, receivers.len());
     let queue = Arc::new(LocalQueue::new(id));
-    let node = Node::new(job, Arc::clone(&queue), receivers, count, patience);
+    let args = &settings.args;
+    let node = Node::new(job, Arc::clone(&queue), receivers, count, args.timeout.0);
+    let node = Node { waits_in_line: !args.busy_timeout().0.is_zero(), ..node };
     let head = Head { begins_at, ..Head::new(node) };
     let served = &head.node.served;
     let moved = || {
@@ -77,7 +79,7 @@ fn lead(
     if shared_job::leaves_nothing(&ended) {
         unended.forget()?;
     }
-    Ok((ended, (id, served.by_receiver().len())))
+    Ok((ended, (id, served.by_receiver().len(), participants.moved())))
 }
 
 /// The receivers that can be used.
