@@ -120,8 +120,8 @@ pub(crate) struct Sessions<W> {
     waits_in_line: bool,
     /// Times without a session in which work has ended. The head does none, and a mover may have none for long.
     pub(crate) outages: Outages,
-    /// Whether the job is known to be under way. Before, each receiver that has room is tried once, so that a wrong name
-    /// is told at once; also by a node that has just come, which nobody waits for then.
+    /// Whether the job is known to be under way. Before, each receiver that has room is tried once, so that a wrong
+    /// name is told at once; also by a node that has just come, which nobody waits for then.
     pub(crate) is_under_way: bool,
     /// How many sessions in a row have failed for good, or, before the job was known to be under way, at all.
     refusals: usize,

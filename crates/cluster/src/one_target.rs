@@ -56,8 +56,8 @@ impl Witness {
         self.pause(MOVERS_COME_WITHIN).await;
         let (mut unseen_since, mut is_away, mut has_warned) = (None, false, false);
         while !self.events.has_seen_job(self.number) {
-            // at the end of the job one that was away is not waited for, nor for long one that hangs; as long as it takes
-            // one that has said that the job is not there
+            // at the end of the job one that was away is not waited for, nor for long one that hangs; one that has said
+            // that the job is not there is, as long as it takes
             let at_end_within = match (is_away, self.events.has_missed_job(self.number)) {
                 (true, _) => Some(Duration::ZERO),
                 (false, true) => None,

@@ -170,15 +170,12 @@ impl Leading<'_> {
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let count = receivers.len();
         let node = Node {
+            told: participants.told(),
             waits_in_line: self.waits_in_line,
             ..Node::new(job, queue, receivers, count, self.patience)
         };
-        let head = Head {
-            begins_at: self.begins_at,
-            others: participants.others(),
-            others_come_within: OTHERS_COME_WITHIN,
-            ..Head::new(Node { told: participants.told(), ..node })
-        };
+        let (begins_at, others) = (self.begins_at, participants.others());
+        let head = Head { begins_at, others, others_come_within: OTHERS_COME_WITHIN, ..Head::new(node) };
         let mut begun = head.begun.subscribe();
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         let leading = head.run(observer, Arc::new(shared_job::SessionWarnings), stop);

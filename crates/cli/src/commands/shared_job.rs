@@ -216,7 +216,8 @@ fn of_several(shape: TargetShape) -> TargetShape {
     }
 }
 
-/// What a job has come to. What a lost session had stored is equal when another comes to it, and was moved all the same.
+/// What a job has come to. What a lost session had stored is equal when another comes to it, and was moved all the
+/// same.
 fn summary_of(ended: &JobEnd, moved: Amount, started: Instant) -> Summary {
     let JobEnd { count, .. } = ended;
     let of = |moved: u64, all: u64, skipped| moved.clamp(all.saturating_sub(skipped), all);

@@ -41,14 +41,17 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     tell_end(ended, settings, &sources, (id, &by, started))
 }
 
-/// Leads a job to its end; returns its id, how many receivers have served, and what they have stored.
+/// A job's id, how many receivers have served, and what they have stored.
+type Led = (SharedJobId, usize, Amount);
+
+/// Leads a job to its end.
 fn lead(
     job: SharedJob,
     receivers: Vec<Receiver>,
     begins_at: usize,
     settings: &PushSettings,
     display: &Display,
-) -> Result<(Result<JobEnd, JobError>, (SharedJobId, usize, Amount))> {
+) -> Result<(Result<JobEnd, JobError>, Led)> {
     let unended = shared_job::note(&job, &receivers)?;
     let names: Vec<_> = receivers.iter().map(|receiver| receiver.remote.to_string()).collect();
     let participants = Arc::new(Participants::of_receivers(names.clone(), display.observer()));

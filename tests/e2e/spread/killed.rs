@@ -1,0 +1,210 @@
+//! Jobs of pushes that were killed: the next push ends them, and no receiver of them goes on later.
+
+use super::*;
+
+/// The push cannot end its job itself, and what a receiver still had of it would be written into that of the next.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
+    let spread = Spread::new(2);
+    spread.paint();
+    spread.kill_a_push();
+    assert_eq!(spread.noted(), 1);
+    spread.push(&[], "source").outcome().done();
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
+/// What a receiver that was stopped still has of it would be written over what the next push has written.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_by_a_push_to_one_of_its_receivers() {
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    let to_one = |options: &[&str]| {
+        let target = format!("{}:t", spread.daemons[1].address);
+        spread.push_to(target.into(), options, "source").outcome().done();
+    };
+    to_one(&["--dry-run"]);
+    let mut verify = Runner::default().zmove(&spread.home());
+    verify
+        .0
+        .arg("verify")
+        .arg(spread.site.path("source").join(""))
+        .arg(format!("{}:t", spread.daemons[1].address));
+    verify.outcome().expect(6);
+    assert_eq!(spread.noted(), 1, "nothing has been changed");
+    to_one(&["--inplace", "--durability", "none"]);
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
+/// The note of a killed push does not make a directory of the place that a file is to have.
+#[test]
+fn a_push_of_one_file_to_where_a_killed_push_had_its_target_goes_there() {
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    let file = spread.site.path("file");
+    let push = |number: u64, to: &str| {
+        paint(file.clone(), number);
+        let mut zmove = Runner::default().zmove(&spread.home());
+        zmove.0.arg("push").arg(&file).arg(format!("{}:t", spread.daemons[1].address));
+        zmove.outcome().done();
+        assert_eq!(spread.shared().join(to).metadata().unwrap().len(), number);
+    };
+    std::fs::remove_dir_all(spread.target_directory()).unwrap();
+    (1..3).for_each(|number| push(number, "t"));
+    assert_eq!(spread.noted(), 1, "who makes the directory again may find it");
+    std::fs::remove_file(spread.target_directory()).unwrap();
+    std::fs::create_dir(spread.target_directory()).unwrap();
+    push(3, "t/file");
+}
+
+/// The one that is asked may have lost the storage, and another may have the job.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_not_forgotten_on_the_word_of_some_of_its_receivers() {
+    let Some(spread) = Spread::with_mount_point() else { return };
+    spread.mount();
+    spread.kill_a_slow_push("t");
+    spread.unmount();
+    let to_one = |number: usize| {
+        let target = format!("{}:t", spread.daemons[number].address);
+        spread.push_to(target.into(), &[], "source").outcome().done();
+    };
+    to_one(1);
+    assert_eq!(spread.noted(), 1);
+    to_one(0);
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
+/// The next push asks first a receiver that does not have the job's directory, and then one that has.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_where_it_is() {
+    let mut spread = Spread::with_one_elsewhere();
+    spread.kill_a_slow_push("t");
+    spread.daemons[0].kill();
+    let target = |spread: &Spread, [first, second]: [usize; 2]| {
+        let [first, second] = [first, second].map(|number| spread.daemons[number].address);
+        format!("{first},{second}:t").into()
+    };
+    spread.push_to(target(&spread, [1, 0]), &[], "source").outcome().expect(0);
+    assert_eq!(spread.noted(), 1, "the one that is away may have it");
+    assert_eq!(crate::tree::names(&spread.site.path("elsewhere/t")), ["f"]);
+    spread.start("shared");
+    spread.push_to(target(&spread, [1, 2]), &["--timeout", "1s"], "source").outcome().expect(3);
+    assert_eq!(spread.noted(), 1, "its own");
+    spread.remove_marks();
+}
+
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_by_the_next_whose_target_is_written_otherwise() {
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    let push_to = |path: &str| {
+        let path = spread.shared().canonicalize().unwrap().join(path);
+        spread.push_to(spread.target(path.to_str().unwrap()), &[], "source").outcome().done();
+    };
+    push_to("t/");
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_by_the_next_that_writes_to_some_of_its_directories() {
+    for path in ["", "t/d"] {
+        let spread = Spread::new(2);
+        spread.kill_a_slow_push("t");
+        spread.push_to(spread.target(path), &[], "source").outcome().done();
+        assert_eq!(spread.noted(), 0, "{path}");
+    }
+}
+
+#[test]
+fn the_target_of_a_push_that_was_killed_may_be_no_directory_any_more() {
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    std::fs::remove_dir_all(spread.target_directory()).unwrap();
+    paint(spread.target_directory(), 7);
+    let outcome = spread.push_to(spread.target(""), &[], "source").outcome().expect(0);
+    outcome.says(&["what a push that was killed has left at 't' there cannot be ended"]);
+    assert!(spread.shared().join("f").exists() && spread.noted() == 1);
+}
+
+/// An opening of its head may still be on its way.
+#[test]
+fn the_job_of_a_push_that_has_not_begun_does_not_begin_after_the_next() {
+    let spread = Spread::new(2);
+    paint(spread.source().join("f"), 7);
+    // the keys are known from here on
+    spread.push(&[], "source").outcome().done();
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::STOP));
+    let mut child = spread.push(&[], "source").start();
+    while spread.noted() == 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::CONT));
+    spread.push(&[], "source").outcome().done();
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+}
+
+#[test]
+fn a_push_that_ends_the_job_of_a_killed_one_is_interrupted_at_once() {
+    let spread = Spread::new(2);
+    spread.paint();
+    spread.kill_a_push();
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::STOP));
+    let child = spread.push(&[], "source").start();
+    std::thread::sleep(Duration::from_millis(500));
+    crate::breakage::interrupt(child).expect(20);
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::CONT));
+}
+
+/// A refusal for the moment says nothing of the job: nobody would end it later, were its note forgotten by that.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_also_where_receivers_have_refused_meanwhile() {
+    let spread = Spread::new(2);
+    spread.paint();
+    spread.kill_a_push();
+    let lists = [0, 1].map(|number| spread.site.path(&format!("receiver{number}/authorized_keys")));
+    lists.iter().for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
+    lists.iter().for_each(|list| std::fs::create_dir(list).unwrap());
+    let [first, second] = [0, 1].map(|number: usize| spread.daemons[number].address.to_string());
+    let refused = spread.push(&[], "source").outcome().expect(10).lines(2);
+    [first, second].iter().fold(refused, |refused, address| {
+        refused.says(&["cannot read its authorized_keys", &format!("see its log (at {address})")])
+    });
+    assert_eq!(spread.noted(), 1, "the job has not ended");
+    lists.iter().for_each(|list| std::fs::remove_dir(list).unwrap());
+    lists.iter().for_each(|list| std::fs::write(list, "").unwrap());
+    spread.push(&[], "source").outcome().expect(5);
+    assert_eq!(spread.noted(), 1, "the job has not ended");
+    lists.iter().for_each(|list| std::fs::rename(list.with_extension("away"), list).unwrap());
+    spread.push(&[], "source").outcome().done();
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
+/// Receivers have become another user's since, say.
+#[test]
+fn the_job_of_a_push_that_was_killed_and_is_of_another_user_is_told_as_such() {
+    if !is_root() {
+        return skip("to give a directory to another user needs root");
+    }
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    let job = spread.wait_for_job();
+    std::os::unix::fs::chown(&job, Some(4711), None).unwrap();
+    let name = job.file_name().unwrap().to_str().unwrap();
+    let why = format!("receiver: '{name}' at the target belongs to another user than this receiver's: ");
+    let outcome = spread.push(&[], "source").outcome().expect(3);
+    assert_eq!(outcome.stderr.matches(&why).count(), 2, "{}", outcome.stderr);
+    std::os::unix::fs::chown(&job, Some(0), None).unwrap();
+    spread.push(&[], "source").outcome().done();
+}
