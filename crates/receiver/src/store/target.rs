@@ -149,11 +149,11 @@ impl Target {
         Ok(Self { tree: Tree::at(fd), rename, state, is_closed, shared_job: None })
     }
 
-    /// Opens a target that is there; only one that its owner could not open otherwise is opened up.
+    /// Opens a target that is there, as it is.
     fn find(open: &Open, access: &WriteAccess) -> Result<Option<Self>, Refusal> {
         let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Left)?;
         let Some(tree) = tree else { return Ok(None) };
-        let fd = match tree.open_own_directory(&path) {
+        let fd = match tree.open_directory(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(|error| {
                 let way = || in_the_way::beneath(&tree, &whole_path(&path, rename.as_ref()), shown);
