@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use rustix::fs::AtFlags;
 use zmove_disk::{EpochError, EpochSession, SharedJobDirectory, StagingPlace, Tree};
-use zmove_types::{Beginning, Lock, RelPath, SharedJobId};
+use zmove_types::{Beginning, Lock, Name, RelPath, SharedJobId};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Proof, Refusal, RefusalCode, SharedJobOpening};
 
 use crate::quota::Quota;
@@ -26,6 +27,23 @@ pub(crate) struct SharedJobSession {
     pub(super) groups: Lock<FlushedGroups>,
     /// How far the journals have been read for directories.
     pub(super) listed: Lock<Journals<()>>,
+    /// The name of its journal, and how long that is in which nothing is recorded.
+    journal: (Name, i64),
+}
+
+impl Drop for SharedJobSession {
+    /// Takes away a journal in which nothing is recorded: on a storage that is full each try would leave one more.
+    fn drop(&mut self) {
+        let (name, bytes) = &self.journal;
+        let directory = self.directory.fd();
+        if length(directory, name).is_ok_and(|length| length == *bytes) {
+            let _best_effort = rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::empty());
+        }
+    }
+}
+
+fn length(directory: &OwnedFd, name: &Name) -> rustix::io::Result<i64> {
+    Ok(rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?.st_size)
 }
 
 /// Flushes that cover all who have asked before they began.
@@ -128,7 +146,9 @@ impl SharedJobSession {
             code: RefusalCode::Target,
             text: format!("the journal of the job: {error}"),
         })?;
+        let bytes = length(directory.fd(), &name).map_err(|error| refuse(job, &error.into()))?;
         let session = Self {
+            journal: (name, bytes),
             directory,
             epoch,
             job,
