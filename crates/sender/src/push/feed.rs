@@ -101,11 +101,11 @@ impl Feeder {
         (Self { fed: fed_in, asked: asked_in, orders, rate: Arc::clone(&rate) }, Feed { fed, asked, rate })
     }
 
-    /// Whether there is a rate that the session keeps, and it has sent something within this time: then pieces wait for
-    /// their turn.
+    /// Whether there is a rate that the session keeps, and it has sent something within this time, or waited for its
+    /// turn.
     #[must_use]
     pub fn has_used_rate_within(&self, span: Duration) -> bool {
-        self.rate.get().is_some_and(|rate| rate.is_used_within(span, Instant::now()))
+        self.rate.get().is_some_and(|rate| rate.is_wanted_within(span, Instant::now()))
     }
 
     /// Sends what a walk has found; files of so many bytes that the receiver needs are only told.

@@ -35,8 +35,8 @@ struct Moments {
     due: Option<Instant>,
     /// When somebody last began something new.
     begun: Option<Instant>,
-    /// When somebody last took something, also where only the whole has a rate.
-    taken: Option<Instant>,
+    /// When somebody last took something, or had to wait before it, also where only the whole has a rate.
+    wanted: Option<Instant>,
 }
 
 impl SharedRate {
@@ -75,8 +75,11 @@ impl SharedRate {
     #[must_use]
     pub fn wait_to_begin(&self, now: Instant) -> Option<Duration> {
         let of_whole = self.0.whole.get().and_then(|whole| whole.wait_to_begin(now));
-        let own = self.own_wait_to_begin(now);
-        own.max(of_whole)
+        let wait = self.own_wait_to_begin(now).max(of_whole);
+        if wait.is_some() {
+            self.moments().wanted = Some(now);
+        }
+        wait
     }
 
     fn own_wait_to_begin(&self, now: Instant) -> Option<Duration> {
@@ -99,10 +102,11 @@ impl SharedRate {
         self.is_set() && own || self.0.whole.get().is_some_and(|whole| whole.is_spent(now))
     }
 
-    /// Whether there is a rate, and somebody who keeps this one has used some of it within this time.
+    /// Whether there is a rate, and somebody who keeps this one has used some of it within this time, or waited for his
+    /// turn.
     #[must_use]
-    pub fn is_used_within(&self, span: Duration, now: Instant) -> bool {
-        self.is_set() && self.moments().taken.is_some_and(|taken| now.saturating_duration_since(taken) < span)
+    pub fn is_wanted_within(&self, span: Duration, now: Instant) -> bool {
+        self.is_set() && self.moments().wanted.is_some_and(|last| now.saturating_duration_since(last) < span)
     }
 
     /// What a lane takes in one turn, where there is a rate: so little that the turns of a slow one are short.
@@ -115,7 +119,7 @@ impl SharedRate {
     /// Books `bytes` against the rate; returns the moment from which they are within it.
     fn spend(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let of_whole = self.0.whole.get().and_then(|whole| whole.spend(bytes, now));
-        self.moments().taken = Some(now);
+        self.moments().wanted = Some(now);
         self.spend_own(bytes, now).max(of_whole)
     }
 
@@ -242,17 +246,21 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_a_rate_with_others_is_known_to_have_used_it_or_not() {
+    fn who_keeps_a_rate_with_others_is_known_to_have_used_it_or_waited_or_neither() {
         let (whole, now) = (rate(1000), Instant::now());
         let [sends, hangs] = [SharedRate::default(), SharedRate::default()];
         [&sends, &hangs].into_iter().for_each(|part| part.keep_within(whole.clone()));
         sends.spend(5000, now);
-        let is_used = |part: &SharedRate, after| part.is_used_within(Duration::from_secs(10), now + after);
-        assert!(is_used(&sends, Duration::from_secs(9)) && !is_used(&sends, Duration::from_secs(10)));
-        assert!(whole.is_spent(now) && !is_used(&hangs, Duration::ZERO));
+        let is_wanted =
+            |part: &SharedRate, after| part.is_wanted_within(Duration::from_secs(10), now + after);
+        assert!(is_wanted(&sends, Duration::from_secs(9)) && !is_wanted(&sends, Duration::from_secs(10)));
+        assert!(whole.is_spent(now) && !is_wanted(&hangs, Duration::ZERO));
+        let waits = SharedRate::default();
+        waits.keep_within(whole.clone());
+        assert!(waits.wait_to_begin(now).is_some() && is_wanted(&waits, Duration::from_secs(9)));
         let free = SharedRate::default();
         free.spend(5000, now);
-        assert!(!is_used(&free, Duration::ZERO), "there is no rate");
+        assert!(!is_wanted(&free, Duration::ZERO), "there is no rate");
     }
 
     #[test]
