@@ -147,6 +147,7 @@ impl SessionEvents {
     pub(crate) fn note_use(&self) {
         self.has_come_further.store(true, Ordering::Relaxed);
         self.events.useless.lock().retain(|(number, _)| *number != self.number);
+        self.events.waits_told.lock().retain(|told| !told.contains(&self.receiver));
     }
 
     /// All that was wanted of the session has been done, and the user waits for its end.
