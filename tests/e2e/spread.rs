@@ -299,8 +299,7 @@ fn a_receiver_that_is_killed_costs_time_and_nothing_else() {
     spread.daemons[1].wait_for_log("begun by sender");
     spread.daemons[1].signal(Signal::KILL);
     let summary = crate::command::finish(child).expect(0).summary();
-    // what it had stored was there when another came to it, and was moved all the same
-    assert!(summary["files"].as_u64() > Some(5300) && summary["skipped"] == 0, "{summary}");
+    assert!(summary["files"].as_u64() > Some(5300), "{summary}");
     spread.remove_marks();
     spread.assert_done();
     spread.daemons.remove(1);

@@ -1,13 +1,14 @@
 //! Jobs that nobody leads any more.
 
+use std::pin::pin;
 use std::sync::Arc;
 
-use tokio::task::JoinSet;
+use futures_util::stream::{self, StreamExt};
 use zmove_engine::Listener;
-use zmove_types::{Beginning, Event, NoObserver, Observer};
+use zmove_types::{Beginning, Event, Observer};
 use zmove_wire::SharedJobOrder;
 
-use crate::error::{SessionEnd, Stop};
+use crate::error::SessionEnd;
 use crate::head::{ORDER_MAX, is_closed};
 use crate::job::SharedJob;
 use crate::node::failure_at;
@@ -26,7 +27,8 @@ pub enum Abandoned {
 }
 
 /// Ends a job that nobody leads any more: all receivers are asked at once, and the first that ends it is enough. With
-/// [`Beginning::Allowed`] it is begun for that.
+/// [`Beginning::Allowed`] it is begun for that, at one after the other, so that it is begun where it can be, and not at
+/// others which have another directory.
 ///
 /// # Errors
 /// No receiver does so, or says that it does not have the job; the reason of one that may do so later, if there is one.
@@ -38,35 +40,37 @@ pub async fn end_abandoned(
     observer: Arc<dyn Observer>,
     listener: Arc<dyn Listener + Send + Sync>,
 ) -> Result<Abandoned, Box<SessionEnd>> {
-    let events = JobEvents::new(Arc::new(NoObserver), listener, Arc::default(), Arc::default());
-    let job = Arc::new(job.clone());
-    let mut asked = JoinSet::new();
-    for (number, receiver) in receivers.iter().cloned().enumerate() {
-        let (job, session) = (Arc::clone(&job), events.within(number, &receiver));
-        asked.spawn(async move {
-            let ended = in_session(&receiver, &job, beginning, &session, async |feeder| {
-                Orders { feeder, answers_within: ORDER_MAX }.give(SharedJobOrder::Close).await?;
-                session.await_end();
-                Ok(())
-            });
-            (ended.await, receiver)
+    let events = JobEvents::new(Arc::clone(&observer), listener, Arc::default(), Arc::default());
+    let end_at = async |number, receiver: &Receiver| {
+        let session = events.within(number, receiver);
+        let ended = in_session(receiver, job, beginning, &session, async |feeder| {
+            Orders { feeder, answers_within: ORDER_MAX }.give(SharedJobOrder::Close).await?;
+            session.await_end();
+            Ok(())
         });
-    }
+        (ended.await, number)
+    };
+    let at_once = match beginning {
+        Beginning::UnderWay => receivers.len(),
+        Beginning::Allowed => 1,
+    };
+    let ends = receivers.iter().enumerate().map(|(number, receiver)| end_at(number, receiver));
+    let mut ends = pin!(stream::iter(ends).buffer_unordered(at_once.max(1)));
     let mut is_absent_somewhere = false;
-    let mut failed: Vec<(SessionEnd, Receiver)> = Vec::new();
-    while let Some(ended) = asked.join_next().await {
-        match ended.map_err(|_panic| Box::new(SessionEnd::from(END_PANICKED)))? {
-            (Ok(()), _) => return Ok(Abandoned::Ended),
-            (Err(error), _) if is_closed(&error) => return Ok(Abandoned::Ended),
-            (Err(error), _) if error.is_absent() => is_absent_somewhere = true,
-            (Err(error), receiver) => failed.push((error, receiver)),
+    let mut failed = Vec::new();
+    while let Some((ended, number)) = ends.next().await {
+        match ended {
+            Ok(()) => return Ok(Abandoned::Ended),
+            Err(error) if is_closed(&error) => return Ok(Abandoned::Ended),
+            Err(error) if error.is_absent() => is_absent_somewhere = true,
+            Err(error) => failed.push((error, number)),
         }
     }
     // one that may do so later is the reason rather than one that never does
     failed.sort_by_key(|(error, _)| !error.is_final());
     let reason = if is_absent_somewhere { None } else { failed.pop() };
-    for (error, receiver) in &failed {
-        observer.on(&Event::Warned { message: failure_at(receiver, error) });
+    for (error, number) in &failed {
+        observer.on(&Event::Warned { message: failure_at(&receivers[*number], error) });
     }
     match reason {
         Some((error, _)) => Err(Box::new(error)),
@@ -74,5 +78,3 @@ pub async fn end_abandoned(
         None => Ok(Abandoned::Unknown),
     }
 }
-
-const END_PANICKED: Stop = Stop::Panicked("the end of a job panicked");

@@ -216,7 +216,8 @@ impl SessionEnd {
     }
 
     /// Whether the receiver has no room for another session.
-    pub(crate) fn is_busy(&self) -> bool {
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
         matches!(self, Self::Session(error) if error.is_busy())
     }
 

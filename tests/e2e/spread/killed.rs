@@ -122,6 +122,18 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_the_next_that_writes_to_some_of
     }
 }
 
+/// Nobody is to have a directory again that he has removed, nor to wait each time for a job that is nowhere.
+#[test]
+fn the_target_of_a_push_that_was_killed_is_not_made_again_by_one_that_goes_elsewhere() {
+    let spread = Spread::new(2);
+    spread.kill_a_slow_push("t");
+    std::fs::remove_dir_all(spread.target_directory()).unwrap();
+    spread.push_to(spread.target("u"), &[], "source").outcome().done();
+    assert_eq!(spread.noted(), 1, "it goes nowhere near");
+    spread.push_to(spread.target(""), &[], "source").outcome().done();
+    assert!(!spread.target_directory().exists() && spread.noted() == 0);
+}
+
 #[test]
 fn the_target_of_a_push_that_was_killed_may_be_no_directory_any_more() {
     let spread = Spread::new(2);

@@ -17,7 +17,7 @@ use zmove_cluster::jetstream::{
     BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered, Role, Settings,
     SharedBroker, SourceNotice, TELL_EVERY,
 };
-use zmove_cluster::{Amount, Head, JobEnd, JobError, Node, Receiver, SharedJob};
+use zmove_cluster::{Head, JobEnd, JobError, Node, Receiver, SharedJob};
 use zmove_engine::DialSettings;
 use zmove_types::{Event, Observer};
 
@@ -64,7 +64,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     if !notice.fits() {
         return Err(usage_error(TOO_MANY_SOURCES));
     }
-    let mut before = shared_job::end_before(&job.open, &receivers, &display)?;
+    let mut before = shared_job::end_before(&job.open, &receivers, settings, &display)?;
     display.start();
     let led = lead_again(receivers.len(), |begins_at| {
         let job = shared_job::anew(&job)?;
@@ -77,16 +77,15 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
             mountinfo: mountinfo.clone(),
             granting: Granting::new(&job, &receivers, cluster)?,
             patience: settings.args.timeout.0,
-            waits_in_line: !settings.args.busy_timeout().0.is_zero(),
             begins_at,
         };
         let leading = leading.lead(job, receivers.clone(), std::mem::take(&mut before));
-        let (ended, nodes, moved) = settings::block_on(threads(), Box::pin(leading))?;
-        Ok((ended, (id, nodes, moved)))
+        let (ended, nodes, has_lost_sessions) = settings::block_on(threads(), Box::pin(leading))?;
+        Ok((ended, (id, nodes, has_lost_sessions)))
     });
     let took_part = display.end();
-    let (ended, (id, nodes, moved)) = led?;
-    let by = By { count: counted(nodes as u64, "node"), moved, took_part };
+    let (ended, (id, nodes, has_lost_sessions)) = led?;
+    let by = By { count: counted(nodes as u64, "node"), took_part, has_lost_sessions };
     tell_end(ended, settings, &sources, (id, &by, started))
 }
 
@@ -116,8 +115,6 @@ struct Leading<'a> {
     mountinfo: Vec<u8>,
     granting: Granting,
     patience: Duration,
-    /// Whether receivers are waited for that have no room.
-    waits_in_line: bool,
     /// The number of the receiver that is asked first to begin the job.
     begins_at: usize,
 }
@@ -125,8 +122,8 @@ struct Leading<'a> {
 /// What is mounted where, and the mounts below the sources if that is not what it was.
 type Mounted = (Vec<u8>, Option<Vec<SourceNotice>>);
 
-/// How a job has ended, how many nodes have taken part, and what they have moved.
-type Led = (Result<JobEnd, JobError>, usize, Amount);
+/// How a job has ended, how many nodes have taken part, and whether sessions were lost.
+type Led = (Result<JobEnd, JobError>, usize, bool);
 
 impl Leading<'_> {
     /// Leads the job to its end, with a broker of this node's where none is there.
@@ -169,11 +166,8 @@ impl Leading<'_> {
         let mut telling = Box::pin(participants.tell(Arc::clone(&queue), Vec::new));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let count = receivers.len();
-        let node = Node {
-            told: participants.told(),
-            waits_in_line: self.waits_in_line,
-            ..Node::new(job, queue, receivers, count, self.patience)
-        };
+        let node =
+            Node { told: participants.told(), ..Node::new(job, queue, receivers, count, self.patience) };
         let (begins_at, others) = (self.begins_at, participants.others());
         let head = Head { begins_at, others, others_come_within: OTHERS_COME_WITHIN, ..Head::new(node) };
         let mut begun = head.begun.subscribe();
@@ -223,8 +217,9 @@ impl Leading<'_> {
         if shared_job::leaves_nothing(&ended) {
             unended.forget()?;
         }
-        let served = participants.served(head.node.served.items() > 0);
-        Ok((ended, served, participants.moved()))
+        let has_lost_sessions =
+            head.node.served.has_lost_sessions() || participants.others().borrow().unfinished > 0;
+        Ok((ended, participants.served(head.node.served.items() > 0), has_lost_sessions))
     }
 
     /// Connects to the broker, where the queues that pushes have left end before that of this job begins; of which
@@ -356,8 +351,7 @@ impl BrokerWatch {
 }
 
 /// What a job has come to that the user ends before any receiver has been asked.
-const NOT_BEGUN: Led =
-    (Err(JobError::Interrupted { may_have_begun: false }), 0, Amount { files: 0, bytes: 0 });
+const NOT_BEGUN: Led = (Err(JobError::Interrupted { may_have_begun: false }), 0, false);
 const TOO_MANY_SOURCES: &str =
     "there are more sources than the other nodes can be told of: push the directory that they are in";
 const NO_BROKER: &str = "start a broker for the cluster";

@@ -291,15 +291,6 @@ impl Participants {
         others + usize::from(has_served)
     }
 
-    /// What all have moved, as far as they have told: some of it may have been moved twice.
-    pub(crate) fn moved(&self) -> Amount {
-        let mut all = Amount::default();
-        for Entry { moved: NodeMoved { files, bytes, .. }, .. } in self.entries.lock().values() {
-            all.add(Amount { files: *files, bytes: *bytes });
-        }
-        all
-    }
-
     /// What the node that leads has moved itself.
     pub(crate) fn moved_here(&self) -> NodeMoved {
         let entries = self.entries.lock();

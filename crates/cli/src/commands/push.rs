@@ -134,7 +134,7 @@ fn end_jobs_of_several(settings: &PushSettings, sources: &Sources, display: &Dis
     let (home, remote, open) =
         (settings::home(Role::Client)?, remote.clone(), sources.job(remote.path.clone()).open);
     let receiver = Receiver { home, settings: settings.dial_to(&remote)?, remote };
-    let ended = shared_job::end_before(&open, &[receiver], display)?;
+    let ended = shared_job::end_before(&open, &[receiver], settings, display)?;
     ended.into_iter().try_for_each(Unended::forget)
 }
 

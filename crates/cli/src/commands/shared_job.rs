@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use zmove_cluster::{Abandoned, Amount, JobEnd, JobError, Receiver, SessionEnd, SharedJob, end_abandoned};
+use futures_util::future::join_all;
+use zmove_cluster::{Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::SharedRate;
@@ -29,10 +30,10 @@ use crate::value::exit::{Exit, failure};
 pub(crate) struct By {
     /// How many took part.
     pub(crate) count: String,
-    /// What they have moved.
-    pub(crate) moved: Amount,
     /// What each has moved, where there were several.
     pub(crate) took_part: Option<String>,
+    /// Whether sessions were lost before they had recorded all that they had moved.
+    pub(crate) has_lost_sessions: bool,
 }
 
 /// Prints what has become of a job.
@@ -45,14 +46,16 @@ pub(crate) fn tell_end(
     let args = &settings.args;
     let transfer = Some(id.to_string());
     let ended = ended.map_err(|error| resumable(as_failure(error), args))?;
-    let mut summary = summary_of(&ended, by.moved, started);
+    let mut summary = summary_of(&ended, started);
     summary.failed += sources.missing;
     let exit = exit_of(&summary, args);
     if args.json || args.quiet || summary.files == 0 {
         let ending = Ending { exit, transfer, sessions: Sessions::Several };
         summary::print(&summary, args, None, &Shares::default(), &ending);
     } else {
-        terminal::print_lines(&(as_text(&summary, by) + &summary::extras(&summary, args)));
+        let is_moved_before = by.has_lost_sessions && summary.skipped > 0;
+        let moved_before = if is_moved_before { MOVED_BEFORE } else { "" };
+        terminal::print_lines(&(as_text(&summary, by) + &summary::extras(&summary, args) + moved_before));
     }
     Ok(exit)
 }
@@ -78,69 +81,106 @@ pub(crate) fn anew(job: &SharedJob) -> Result<SharedJob> {
 ///
 /// # Errors
 /// The user stops it, or no receiver ends one of them.
-pub(crate) fn end_before(open: &Open, receivers: &[Receiver], display: &Display) -> Result<Vec<Unended>> {
+pub(crate) fn end_before(
+    open: &Open,
+    receivers: &[Receiver],
+    settings: &PushSettings,
+    display: &Display,
+) -> Result<Vec<Unended>> {
     let before = Unended::near(&settings::home(Role::Client)?, receivers)?;
     if before.is_empty() {
         return Ok(before);
     }
+    let ending = EndOfKilled { open, receivers, patience: settings.args.busy_timeout().0, display };
     settings::block_on(threads(), async {
         let telling = async {
             tokio::time::sleep(TOLD_AFTER).await;
-            terminal::warn("first the job of a push that was killed is ended, by any receiver that has it");
+            terminal::warn("first the job of a push that was killed is looked for, and ended");
             std::future::pending().await
         };
         tokio::select! {
-            ended = Box::pin(end_all(before, open, receivers, display)) => ended,
+            ended = Box::pin(ending.end_all(before)) => ended,
             never = telling => match never {},
             () = interrupted() => Err(as_failure(JobError::Interrupted { may_have_begun: true })),
         }
     })
 }
 
-/// Ends jobs whose pushes were killed; returns those that have ended. Receivers that were stopped then and go on later
-/// would write what they had from the source into what this push writes. One that does not let this user in now may do
-/// so later.
-async fn end_all(
-    before: Vec<Unended>,
-    open: &Open,
-    receivers: &[Receiver],
-    display: &Display,
-) -> Result<Vec<Unended>> {
-    let config = SenderConfig { silence_max: RECEIVER_SILENCE_MAX, ..SenderConfig::default() };
-    let mut all_ended = Vec::new();
-    for unended in before {
-        let is_at_target = unended.is_exactly_at(receivers);
+/// The end of jobs whose pushes were killed. Receivers that were stopped then and go on later would write what they had
+/// from the source into what this push writes.
+struct EndOfKilled<'a> {
+    open: &'a Open,
+    receivers: &'a [Receiver],
+    /// How long receivers that have no room are waited for.
+    patience: Duration,
+    display: &'a Display,
+}
+
+impl EndOfKilled<'_> {
+    /// Ends these jobs; returns those of which nothing is left. A receiver that does not let this user in now may do so
+    /// later.
+    async fn end_all(&self, before: Vec<Unended>) -> Result<Vec<Unended>> {
+        let ends = before.into_iter().map(async |unended| (self.end(&unended).await, unended));
+        let ended = join_all(ends).await.into_iter();
+        let is_left = |(ended, unended): (Result<bool>, Unended)| match ended {
+            Ok(has_ended) => has_ended.then_some(Ok(unended)),
+            Err(error) => Some(Err(error)),
+        };
+        ended.filter_map(is_left).collect()
+    }
+
+    /// Ends a job; returns whether nothing is left of it.
+    async fn end(&self, unended: &Unended) -> Result<bool> {
+        let Self { open, receivers, .. } = *self;
+        let (is_at_target, has_all_receivers) = (unended.is_at(receivers), unended.has_no_others(receivers));
         // one file may go to the very place of a directory that is there no more
+        let is_directory = matches!(open.shape, TargetShape::Directory { .. });
         let shape =
             if is_at_target { open.shape.clone() } else { TargetShape::Directory { tops: Vec::new() } };
-        let may_begin = matches!(shape, TargetShape::Directory { .. }) && unended.is_at(receivers);
         let durability = Durability::End;
         let old_open = Open { shape, durability, ..Open::new(unended.path().to_vec(), open.run) };
         let names = (unended.job(), unended.epoch(), own_node());
+        let config = SenderConfig { silence_max: RECEIVER_SILENCE_MAX, ..SenderConfig::default() };
         // its head may have been in the epoch in which it alone has sessions
-        let old = SharedJob::new(names, Vec::new(), old_open, config.clone()).last_epoch();
-        let end = |beginning| {
-            end_abandoned(&old, beginning, receivers, display.observer(), Arc::new(SessionWarnings))
+        let old = SharedJob::new(names, Vec::new(), old_open, config).last_epoch();
+        let end = async |beginning| {
+            let began = Instant::now();
+            loop {
+                let observer = self.display.observer();
+                let ended = end_abandoned(&old, beginning, receivers, observer, Arc::new(SessionWarnings));
+                match ended.await {
+                    Err(error) if error.is_busy() && began.elapsed() < self.patience => {
+                        tokio::time::sleep(ASKED_AGAIN_AFTER).await;
+                    }
+                    ended => break ended,
+                }
+            }
         };
+        // this push makes the directory in any case, and gives it its mode
+        let may_begin = is_at_target && is_directory && has_all_receivers;
         let ended = match end(Beginning::UnderWay).await {
             // the opening that was to begin it may still be on its way
             Ok(Abandoned::Absent) if may_begin => end(Beginning::Allowed).await,
             ended => ended,
         };
         match ended {
-            Ok(Abandoned::Ended) => all_ended.push(unended),
-            Ok(Abandoned::Absent | Abandoned::Unknown) => {}
+            Ok(Abandoned::Ended) => Ok(true),
+            // each of them has looked for it for longer than an opening is on its way to one that answers
+            Ok(Abandoned::Absent) => Ok(has_all_receivers && !is_at_target),
+            Ok(Abandoned::Unknown) => Ok(false),
             // this push does not depend on what may be done there
-            Err(refused) if !is_at_target && is_not_opened(&refused) => {
+            Err(refused) if !is_at_target && (is_not_opened(&refused) || !unended.meets(receivers)) => {
                 let path = String::from_utf8_lossy(unended.path());
+                let note = unended.file().display();
                 terminal::warn(format_args!(
-                    "{refused}; what a push that was killed has left at '{path}' there cannot be ended"
+                    "{refused}; what a push that was killed has left at '{path}' there cannot be ended (where \
+                     nothing of it goes on any more, remove '{note}')"
                 ));
+                Ok(false)
             }
-            Err(error) => return Err(as_failure(JobError::PerhapsBegun { error, absent_at: None })),
+            Err(error) => Err(as_failure(JobError::PerhapsBegun { error, absent_at: None })),
         }
     }
-    Ok(all_ended)
 }
 
 /// Whether a receiver does not open the target, for this user or at all.
@@ -216,16 +256,12 @@ fn of_several(shape: TargetShape) -> TargetShape {
     }
 }
 
-/// What a job has come to. What a lost session had stored is equal when another comes to it, and was moved all the
-/// same.
-fn summary_of(ended: &JobEnd, moved: Amount, started: Instant) -> Summary {
+fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
     let JobEnd { count, .. } = ended;
-    let of = |moved: u64, all: u64, skipped| moved.clamp(all.saturating_sub(skipped), all);
-    let files = of(moved.files, count.files, count.skipped);
     Summary {
-        files,
-        bytes: of(moved.bytes, count.bytes, count.skipped_bytes),
-        skipped: count.files - files,
+        files: count.files.saturating_sub(count.skipped),
+        bytes: count.bytes.saturating_sub(count.skipped_bytes),
+        skipped: count.skipped,
         failed: count.failed,
         elapsed: started.elapsed(),
         measured: started.elapsed(),
@@ -275,6 +311,10 @@ impl Listener for SessionWarnings {
     }
 }
 
+/// What is told of a count in which more files are equal than were at the beginning.
+const MOVED_BEFORE: &str = "(some of them were moved by this push, before a session was lost)\n";
+/// How often receivers that have no room are asked again to end a job.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How long a push may end what another one has left before the user hears of it.
 const TOLD_AFTER: Duration = Duration::from_secs(3);
 /// How long a receiver may leave a ping without an answer, which it gives whatever its storage does: another one does

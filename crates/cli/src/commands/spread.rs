@@ -28,7 +28,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let sources = settings.look_at_sources(&display)?;
     let receivers = receivers(settings)?;
     let job = shared_job::job(settings, &sources, fresh()?)?;
-    for before in shared_job::end_before(&job.open, &receivers, &display)? {
+    for before in shared_job::end_before(&job.open, &receivers, settings, &display)? {
         before.forget()?;
     }
     display.start();
@@ -36,13 +36,13 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         lead(shared_job::anew(&job)?, receivers.clone(), begins_at, settings, &display)
     });
     let took_part = display.end();
-    let (ended, (id, served, moved)) = led?;
-    let by = By { count: counted(served as u64, "receiver"), moved, took_part };
+    let (ended, (id, served, has_lost_sessions)) = led?;
+    let by = By { count: counted(served as u64, "receiver"), took_part, has_lost_sessions };
     tell_end(ended, settings, &sources, (id, &by, started))
 }
 
-/// A job's id, how many receivers have served, and what they have stored.
-type Led = (SharedJobId, usize, Amount);
+/// A job's id, how many receivers have served, and whether sessions were lost.
+type Led = (SharedJobId, usize, bool);
 
 /// Leads a job to its end.
 fn lead(
@@ -59,7 +59,6 @@ fn lead(
     let queue = Arc::new(LocalQueue::new(id));
     let args = &settings.args;
     let node = Node::new(job, Arc::clone(&queue), receivers, count, args.timeout.0);
-    let node = Node { waits_in_line: !args.busy_timeout().0.is_zero(), ..node };
     let head = Head { begins_at, ..Head::new(node) };
     let served = &head.node.served;
     let moved = || {
@@ -82,7 +81,7 @@ fn lead(
     if shared_job::leaves_nothing(&ended) {
         unended.forget()?;
     }
-    Ok((ended, (id, served.by_receiver().len(), participants.moved())))
+    Ok((ended, (id, served.by_receiver().len(), served.has_lost_sessions())))
 }
 
 /// The receivers that can be used.

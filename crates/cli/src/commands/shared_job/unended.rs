@@ -45,18 +45,15 @@ impl Note {
         Self { job: job.0, epoch, hosts: hosts.collect(), path }
     }
 
-    /// Whether the other has all its receivers, so that there is no such job where none of them has it, and is at its
-    /// path or below.
-    fn is_at(&self, other: &Self) -> bool {
-        self.hosts.iter().all(|host| other.hosts.contains(host)) && self.is_at_or_above(other)
-    }
-
     /// Whether one is at or below the other, or may be: nobody here knows where a relative path leads.
     fn is_near(&self, other: &Self) -> bool {
-        let may_meet = self.is_absolute() != other.is_absolute()
-            || self.is_at_or_above(other)
-            || other.is_at_or_above(self);
+        let may_meet = self.is_absolute() != other.is_absolute() || self.meets(other);
         may_meet && self.has_receiver_of(other)
+    }
+
+    /// Whether one is at or below the other, by their paths.
+    fn meets(&self, other: &Self) -> bool {
+        self.is_at_or_above(other) || other.is_at_or_above(self)
     }
 
     fn is_at_or_above(&self, other: &Self) -> bool {
@@ -150,9 +147,10 @@ impl Unended {
         }
     }
 
-    /// Whether the job is at one of these receivers, if anywhere, and at their path or above.
-    pub(super) fn is_at(&self, receivers: &[Receiver]) -> bool {
-        self.note.is_at(&Note::new((self.job(), self.epoch()), receivers))
+    /// Whether it has no other receivers than these, so that there is no such job where none of them has it.
+    pub(super) fn has_no_others(&self, receivers: &[Receiver]) -> bool {
+        let other = Note::new((self.job(), self.epoch()), receivers);
+        self.note.hosts.iter().all(|host| other.hosts.contains(host))
     }
 
     /// The job.
@@ -160,9 +158,19 @@ impl Unended {
         SharedJobId(self.note.job)
     }
 
+    /// Whether its target is at or below theirs or the other way round, by their paths.
+    pub(super) fn meets(&self, receivers: &[Receiver]) -> bool {
+        self.note.meets(&Note::new((self.job(), self.epoch()), receivers))
+    }
+
     /// Whether its target is theirs.
-    pub(super) fn is_exactly_at(&self, receivers: &[Receiver]) -> bool {
+    pub(super) fn is_at(&self, receivers: &[Receiver]) -> bool {
         self.note.plain_path() == Note::new((self.job(), self.epoch()), receivers).plain_path()
+    }
+
+    /// The file in which it is noted.
+    pub(super) fn file(&self) -> &Path {
+        &self.path
     }
 
     /// The path of its target.
@@ -246,16 +254,14 @@ mod tests {
         assert_eq!(found(&["b", "c"], "t"), [job], "also while another ends it");
         drop(ending);
         assert_eq!((found(&["c"], "t"), found(&["a"], "u")), (vec![], vec![]));
-        let is_at = |hosts: &[&str], path| {
-            look(hosts, path).iter().any(|unended| unended.is_at(&receivers(hosts, path)))
-        };
-        assert!(!is_at(&["a"], "t"), "it may be at the other one");
-        let is_at = |path| is_at(&["c", "b", "a"], path);
+        let has_no_others = |hosts: &[&str]| look(hosts, "t")[0].has_no_others(&receivers(hosts, "t"));
+        assert!(!has_no_others(&["a"]), "it may be at the other one");
+        assert!(has_no_others(&["c", "b", "a"]));
+        let is_at = |path| look(&["a"], path).iter().any(|unended| unended.is_at(&receivers(&["a"], path)));
         for same in ["t/", "./t", "t/."] {
             assert!(is_at(same), "{same}");
         }
-        assert!(is_at("t/u"), "it writes there too");
-        for may_meet in ["", ".", "/data/./t/", "/t/u"] {
+        for may_meet in ["", ".", "t/u", "/data/./t/", "/t/u"] {
             assert!(found(&["a"], may_meet) == [job] && !is_at(may_meet), "{may_meet}");
         }
         for other in ["u/t", "u", "tt"] {
