@@ -38,8 +38,6 @@ pub struct Node<W> {
     pub movers: usize,
     /// How long the node goes on when no receiver does.
     pub patience: Duration,
-    /// Whether it goes on, as long, when no receiver has room for the job to begin. Default: it does.
-    pub waits_in_line: bool,
     /// What has become of the sessions of this node.
     pub served: Arc<Served>,
     /// The failures that others have told, which are not counted again at the end. Default: none.
@@ -57,8 +55,7 @@ impl<W: WorkQueue> Node<W> {
         patience: Duration,
     ) -> Self {
         let (served, told) = Default::default();
-        let (job, receivers) = (Arc::new(job), receivers.into());
-        Self { job, queue, receivers, movers, patience, waits_in_line: true, served, told }
+        Self { job: Arc::new(job), queue, receivers: receivers.into(), movers, patience, served, told }
     }
 
     /// Takes part in the job, which another node leads: `number` is that of this node.
@@ -100,7 +97,6 @@ impl<W: WorkQueue> Node<W> {
             receivers: Arc::clone(&self.receivers),
             next: first,
             patience,
-            waits_in_line: self.waits_in_line,
             outages: Outages::new(patience).with_waits_within(WAIT_MAX),
             is_under_way: false,
             refusals: 0,
@@ -117,11 +113,10 @@ pub(crate) struct Sessions<W> {
     /// The number of the next session's receiver, counted on beyond the last one.
     next: usize,
     patience: Timeout,
-    waits_in_line: bool,
     /// Times without a session in which work has ended. The head does none, and a mover may have none for long.
     pub(crate) outages: Outages,
-    /// Whether the job is known to be under way. Before, each receiver that has room is tried once, so that a wrong
-    /// name is told at once; also by a node that has just come, which nobody waits for then.
+    /// Whether the job is known to be under way. Before, each receiver is tried once, so that a wrong name is told at
+    /// once; also by a node that has just come, which nobody waits for then.
     pub(crate) is_under_way: bool,
     /// How many sessions in a row have failed for good, or, before the job was known to be under way, at all.
     refusals: usize,
@@ -215,9 +210,7 @@ impl<W: WorkQueue> Sessions<W> {
         let fate = session.fate();
         session.note_lost(&error);
         let before = if fate == SessionFate::OfUse { 0 } else { self.refusals };
-        let is_in_line = self.waits_in_line && error.is_busy();
-        let goes_on = !error.is_final() && (self.is_under_way || is_in_line);
-        self.refusals = if goes_on { 0 } else { before + 1 };
+        self.refusals = if error.is_final() || !self.is_under_way { before + 1 } else { 0 };
         if error.ends_all() || self.refusals >= self.receivers.len() {
             return Err(Box::new(error));
         }
@@ -296,25 +289,6 @@ mod tests {
         };
         assert!(goes_on(false).await && goes_on(true).await, "the second one has been of use before");
         assert!(!goes_on(false).await);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn receivers_that_have_no_room_are_waited_for_before_the_job_has_begun_also() {
-        let patience = Duration::from_secs(60);
-        let took = async |waits_in_line| {
-            let node = Node { waits_in_line, ..node(2, patience) };
-            let mut sessions = node.sessions(0, node.events(Arc::new(NoObserver), Arc::new(NoListener)));
-            let began = tokio::time::Instant::now();
-            loop {
-                let (_receiver, session) = sessions.next();
-                let refusal = Refusal { code: RefusalCode::Full, text: String::new() };
-                let full = SessionEnd::Session(SessionError::Refused(refusal));
-                if sessions.pause(&session, full).await.is_err() {
-                    break began.elapsed();
-                }
-            }
-        };
-        assert!(took(true).await >= patience && took(false).await <= WAIT_MAX);
     }
 
     #[tokio::test(start_paused = true)]
