@@ -25,6 +25,15 @@ use crate::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old
 /// The directory of the epoch that stands for the end of a job.
 const END: &str = ".zmove-epoch-18446744073709551615";
 
+/// Sets this when it is dropped.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Receivers that share a directory, and a sender who may write there.
 struct Spread {
     site: Site,
@@ -207,7 +216,7 @@ impl Spread {
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             // what is made there again and again keeps the receiver at removing it
-            let busy = scope.spawn(|| {
+            scope.spawn(|| {
                 for number in 0.. {
                     let _gone_already = std::fs::create_dir_all(job.join(format!("busy/{number}")));
                     if ended.load(Ordering::Relaxed) {
@@ -215,10 +224,10 @@ impl Spread {
                     }
                 }
             });
+            // also where there is none: a disk is soon full of what is made
+            let _ends = Ends(&ended);
             crate::jobs::wait_for("the end of the job", || job.join(END).exists());
             self.daemons[0].signal(Signal::KILL);
-            ended.store(true, Ordering::Relaxed);
-            busy.join().unwrap();
         });
     }
 
@@ -368,7 +377,12 @@ fn a_job_does_not_pass_for_closed_by_the_word_of_a_receiver_that_has_lost_the_st
     spread.mount();
     paint(spread.source().join("f"), 3 << 20);
     let child = spread.push(&["--limit", "1MB", "--timeout", "4s"], "source").start();
-    spread.daemons[1].wait_for_log("begun by sender");
+    // the head's session, and one of each mover: both receivers have the job's directory open
+    let job = spread.wait_for_job();
+    let is_journal = |name: &String| name.starts_with("journal-");
+    crate::jobs::wait_for("three sessions", || {
+        crate::tree::names(&job).iter().filter(|name| is_journal(name)).count() == 3
+    });
     spread.unmount();
     spread.kill_at_the_end();
     crate::command::finish(child).expect(12);
