@@ -117,11 +117,7 @@ impl Target {
         }
         let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Made)?;
         let tree = tree.expect("it was made");
-        let tops: Vec<_> = match (&open.shape, &rename) {
-            (TargetShape::Directory { tops }, _) => tops.iter().map(|top| &top.0).collect(),
-            (TargetShape::Single { .. }, Some((_, own_name))) => vec![own_name],
-            (TargetShape::Single { name }, None) => vec![name],
-        };
+        let tops = names_at_top(&open.shape, rename.as_ref());
         // Where entries are named in the target, no mode comes for it: it has the usual one from the start.
         let closed = if tops.is_empty() { make_closed(&tree, &path) } else { Ok(false) };
         let made = closed.and_then(|is_closed| {
@@ -160,10 +156,7 @@ impl Target {
                 cannot_enter("open directory", shown, &error, way)
             })?,
         };
-        let tops: Vec<_> = match &open.shape {
-            TargetShape::Directory { tops } => tops.iter().map(|top| &top.0).collect(),
-            TargetShape::Single { name } => vec![name],
-        };
+        let tops = names_at_top(&open.shape, rename.as_ref());
         let state = state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
         Ok(Some(Self { tree: Tree::at(fd), rename, state, is_closed: false, shared_job: None }))
     }
@@ -316,6 +309,15 @@ fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
         let shown = Path::new(OsStr::from_bytes(path));
         refuse(RefusalCode::Target, format!("target '{}': {error}", Escaped::path(&shown)))
     })
+}
+
+/// The names that entries get at the top of the target; none where what comes is the target's contents.
+fn names_at_top<'a>(shape: &'a TargetShape, rename: Option<&'a (Name, Name)>) -> Vec<&'a Name> {
+    match (shape, rename) {
+        (TargetShape::Directory { tops }, _) => tops.iter().map(|top| &top.0).collect(),
+        (TargetShape::Single { .. }, Some((_, own_name))) => vec![own_name],
+        (TargetShape::Single { name }, None) => vec![name],
+    }
 }
 
 /// Empty when none of `tops` is there; with no tops, when nothing at all is.
