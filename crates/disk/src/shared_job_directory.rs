@@ -36,7 +36,7 @@
 
 mod epoch_session;
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -327,7 +327,8 @@ fn goes_on(number: u64, epochs: &[u64]) -> Result<(), EpochError> {
     }
 }
 
-/// Whether this is the directory of a job that has ended so long ago that nobody comes to it any more.
+/// Whether this is the directory of a job that has ended so long ago that nobody comes to it any more, or an empty one,
+/// which a session leaves that comes to begin a job and is lost at once.
 pub(crate) fn ended_long_ago(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
     ended_before(parent, name, ENDED_AGE_MIN)
 }
@@ -335,11 +336,22 @@ pub(crate) fn ended_long_ago(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
 fn ended_before(parent: BorrowedFd<'_>, name: &[u8], age_min: Duration) -> bool {
     let look = || -> io::Result<bool> {
         let directory = rustix::fs::openat(parent, OsStr::from_bytes(name), DIRECTORY, Mode::empty())?;
-        let stat = rustix::fs::statat(&directory, epoch_name(END).as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?;
-        let changed = UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_ctime).unwrap_or(0));
+        let mark =
+            match rustix::fs::statat(&directory, epoch_name(END).as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) if is_empty(&directory)? => rustix::fs::fstat(&directory)?,
+                mark => mark?,
+            };
+        let changed = UNIX_EPOCH + Duration::from_secs(u64::try_from(mark.st_ctime).unwrap_or(0));
         Ok(changed.elapsed().is_ok_and(|age| age >= age_min))
     };
     is_shared_job_name(name) && look().unwrap_or(false)
+}
+
+fn is_empty(directory: &OwnedFd) -> io::Result<bool> {
+    let mut names = Dir::read_from(directory)?.map(|entry| Ok(entry?.file_name().to_owned()));
+    let is_another =
+        |name: &io::Result<CString>| !matches!(name.as_deref(), Ok(b) if [c".", c".."].contains(&b));
+    names.find(is_another).transpose().map(|another| another.is_none())
 }
 
 /// Removes a directory with all that is in it, and what is put into it meanwhile.
@@ -611,9 +623,17 @@ mod tests {
         for other in [".zmove-job-", ".zmove-job-7", &longer, &longer[1..44]] {
             assert!(!is_shared_job_name(other.as_bytes()), "{other}");
         }
-        assert!(!ended_before(root.as_fd(), job_name.as_bytes(), Duration::ZERO));
+        let is_old = |age_min| ended_before(root.as_fd(), job_name.as_bytes(), age_min);
+        assert!(!is_old(Duration::ZERO));
         crate::abandoned::remove_abandoned(&Tree::at(Arc::clone(&root)), &RelPath::root(), root.as_fd());
-        assert!(home.path().join(job_name.as_os_str()).exists());
+        let path = home.path().join(job_name.as_os_str());
+        assert!(path.exists());
+        // a session made it that was to begin the job, and was lost
+        std::fs::remove_dir_all(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(is_old(Duration::ZERO) && !is_old(Duration::from_secs(60)));
+        std::fs::write(path.join("journal-1-1"), "x").unwrap();
+        assert!(!is_old(Duration::ZERO));
     }
 
     /// Nothing can be renamed into it.
