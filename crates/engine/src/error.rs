@@ -38,6 +38,9 @@ pub enum LocationError {
     /// Several receivers, of which one is to be started by ssh.
     #[error("'{0}': several receivers share a target only where each is a daemon ('zmove serve')")]
     SeveralOverSsh(String),
+    /// Several receivers, each with the path.
+    #[error("'{0}': the path of several receivers stands once, behind the last: HOST,HOST:PATH")]
+    PathTwice(String),
     /// A bracket opens and does not close.
     #[error("'{0}': the bracket of the IPv6 address is not closed")]
     BracketOpen(String),

@@ -169,7 +169,13 @@ impl Location {
         let head = bytes.split(|&byte| byte == b'/').next().unwrap_or_default();
         let comma = head.iter().rposition(|&byte| byte == b',');
         let Some(comma) = comma.filter(|&comma| head[comma..].contains(&b':')) else {
-            return Ok((Self::parse(text, start)?, Vec::new()));
+            let location = Self::parse(text, start)?;
+            match &location {
+                Self::Remote(remote) if names_another(&remote.path, start) => {
+                    return Err(LocationError::PathTwice(show(bytes)));
+                }
+                _ => return Ok((location, Vec::new())),
+            }
         };
         let (first, last) = (&bytes[..comma], &bytes[comma + 1..]);
         let Self::Remote(last) = Self::parse(OsStr::from_bytes(last), start)? else {
@@ -184,6 +190,13 @@ impl Location {
         let others = remotes.split_off(1);
         Ok((Self::Remote(remotes.swap_remove(0)), others))
     }
+}
+
+/// Whether a path goes on with the same path at another host: `/data,HOST:/data`.
+fn names_another(path: &[u8], start: Start) -> bool {
+    let Some(comma) = path.iter().position(|&byte| byte == b',') else { return false };
+    let (path, other) = (&path[..comma], OsStr::from_bytes(&path[comma + 1..]));
+    matches!(Location::parse(other, start), Ok(Location::Remote(other)) if other.path.starts_with(path))
 }
 
 /// The path relative to the login's home directory: a leading `~` or `~/` is removed, as a shell would expand it.
@@ -334,6 +347,25 @@ mod tests {
         assert_eq!(remote("zmove://dtn:7/d/e"), expect("dtn", 7, "/d/e"));
         assert_eq!(remote("zmove://dtn/d"), expect("dtn", DEFAULT_PORT, "/d"));
         assert_eq!(remote("zmove://[::1]:7/d"), expect("::1", 7, "/d"));
+    }
+
+    #[test]
+    fn the_path_of_several_receivers_stands_once() {
+        let parse = |text: &str| Location::parse_several(OsStr::new(text), Start::Daemon);
+        let several = |text: &str| -> Vec<(String, Vec<u8>)> {
+            let (Location::Remote(first), others) = parse(text).unwrap() else { panic!("{text}") };
+            std::iter::once(first).chain(others).map(|remote| (remote.to_string(), remote.path)).collect()
+        };
+        let expect = |remotes: &[&str], path: &str| -> Vec<(String, Vec<u8>)> {
+            remotes.iter().map(|remote| ((*remote).to_owned(), path.into())).collect()
+        };
+        assert_eq!(several("a,b:6102:/data,x"), expect(&["a:5870", "b:6102"], "/data,x"));
+        for path in ["/data,b:/other", "/,b:", "./data,b:/x", "/data,b", "/data,/data"] {
+            assert_eq!(several(&format!("a:{path}")), expect(&["a:5870"], path), "{path}");
+        }
+        for text in ["a:/data,b:/data", "a:/data/,b:7:/data/", "a:7:/data,b:/data,c:/data", "a:./d,b:./d"] {
+            assert_eq!(parse(text), Err(LocationError::PathTwice(text.to_owned())), "{text}");
+        }
     }
 
     #[test]
