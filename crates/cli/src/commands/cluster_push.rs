@@ -17,16 +17,15 @@ use zmove_cluster::jetstream::{
     BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered, Role, Settings,
     SharedBroker, SourceNotice, TELL_EVERY,
 };
-use zmove_cluster::{Head, JobEnd, JobError, Node, Receiver, SharedJob};
+use zmove_cluster::{Head, JobError, Node, Receiver, SharedJob};
 use zmove_engine::DialSettings;
-use zmove_types::{Event, Observer};
+use zmove_types::{Event, Observer, SharedJobId};
 
 use self::granting::{Answer, Granting};
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{self, By, Unended, fresh, lead_again, tell_end, threads};
+use crate::commands::shared_job::{self, By, Led, Unended, fresh, lead_again, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
-use crate::display::format::counted;
 use crate::display::progress::Display;
 use crate::settings::cluster::Cluster;
 use crate::settings::{self, PushSettings, Role as KeyRole};
@@ -80,13 +79,10 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
             begins_at,
         };
         let leading = leading.lead(job, receivers.clone(), std::mem::take(&mut before));
-        let (ended, nodes, has_lost_sessions) = settings::block_on(threads(), Box::pin(leading))?;
-        Ok((ended, (id, nodes, has_lost_sessions)))
+        settings::block_on(threads(), Box::pin(leading))
     });
-    let took_part = display.end();
-    let (ended, (id, nodes, has_lost_sessions)) = led?;
-    let by = By { count: counted(nodes as u64, "node"), took_part, has_lost_sessions };
-    tell_end(ended, settings, &sources, (id, &by, started))
+    let by = By { noun: "node", took_part: display.end() };
+    tell_end(led?, &by, settings, &sources, started)
 }
 
 /// The receivers of a cluster, with the keys that its file names.
@@ -122,9 +118,6 @@ struct Leading<'a> {
 /// What is mounted where, and the mounts below the sources if that is not what it was.
 type Mounted = (Vec<u8>, Option<Vec<SourceNotice>>);
 
-/// How a job has ended, how many nodes have taken part, and whether sessions were lost.
-type Led = (Result<JobEnd, JobError>, usize, bool);
-
 impl Leading<'_> {
     /// Leads the job to its end, with a broker of this node's where none is there.
     async fn lead(mut self, job: SharedJob, receivers: Vec<Receiver>, before: Vec<Unended>) -> Result<Led> {
@@ -132,7 +125,7 @@ impl Leading<'_> {
         let mut broker = match self.cluster.server()? {
             Some(_of_this_node) => Some(tokio::select! {
                 started = self.own_broker() => started?,
-                () = &mut stop => return Ok(NOT_BEGUN),
+                () = &mut stop => return Ok(not_begun(job.id)),
             }),
             None => None,
         };
@@ -158,14 +151,14 @@ impl Leading<'_> {
     ) -> Result<Led> {
         let (notices, queue, unended) = tokio::select! {
             opened = self.open(&job, &receivers, before) => opened?,
-            () = &mut stop => return Ok(NOT_BEGUN),
+            () = &mut stop => return Ok(not_begun(job.id)),
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let queue = Arc::new(queue);
         let participants = Arc::new(Participants::of_nodes(own_name(), Arc::clone(&self.observer)));
         let mut telling = Box::pin(participants.tell(Arc::clone(&queue), Vec::new));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
-        let count = receivers.len();
+        let (id, count) = (job.id, receivers.len());
         let node =
             Node { told: participants.told(), ..Node::new(job, queue, receivers, count, self.patience) };
         let (begins_at, others) = (self.begins_at, participants.others());
@@ -219,7 +212,8 @@ impl Leading<'_> {
         }
         let has_lost_sessions =
             head.node.served.has_lost_sessions() || participants.others().borrow().unfinished > 0;
-        Ok((ended, participants.served(head.node.served.items() > 0), has_lost_sessions))
+        let served = participants.served(head.node.served.items() > 0);
+        Ok(Led { id, ended, served, has_lost_sessions })
     }
 
     /// Connects to the broker, where the queues that pushes have left end before that of this job begins; of which
@@ -350,8 +344,16 @@ impl BrokerWatch {
     }
 }
 
-/// What a job has come to that the user ends before any receiver has been asked.
-const NOT_BEGUN: Led = (Err(JobError::Interrupted { may_have_begun: false }), 0, false);
+/// What has become of a job that the user ends before any receiver has been asked.
+fn not_begun(id: SharedJobId) -> Led {
+    Led {
+        id,
+        ended: Err(JobError::Interrupted { may_have_begun: false }),
+        served: 0,
+        has_lost_sessions: false,
+    }
+}
+
 const TOO_MANY_SOURCES: &str =
     "there are more sources than the other nodes can be told of: push the directory that they are in";
 const NO_BROKER: &str = "start a broker for the cluster";

@@ -26,36 +26,45 @@ use crate::display::terminal;
 use crate::settings::{self, PushSettings, Role};
 use crate::value::exit::{Exit, failure};
 
-/// The nodes, or receivers, that have done a job.
-pub(crate) struct By {
-    /// How many took part.
-    pub(crate) count: String,
-    /// What each has moved, where there were several.
-    pub(crate) took_part: Option<String>,
+/// What has become of a job that was led.
+pub(crate) struct Led {
+    pub(crate) id: SharedJobId,
+    pub(crate) ended: Result<JobEnd, JobError>,
+    /// How many nodes, or receivers, took part.
+    pub(crate) served: usize,
     /// Whether sessions were lost before they had recorded all that they had moved.
     pub(crate) has_lost_sessions: bool,
 }
 
+/// The nodes, or receivers, that do a job together.
+pub(crate) struct By {
+    /// What each of them is.
+    pub(crate) noun: &'static str,
+    /// What each has moved, where there were several.
+    pub(crate) took_part: Option<String>,
+}
+
 /// Prints what has become of a job.
 pub(crate) fn tell_end(
-    ended: Result<JobEnd, JobError>,
+    led: Led,
+    by: &By,
     settings: &PushSettings,
     sources: &Sources,
-    (id, by, started): (SharedJobId, &By, Instant),
+    started: Instant,
 ) -> Result<Exit> {
     let args = &settings.args;
-    let transfer = Some(id.to_string());
-    let ended = ended.map_err(|error| resumable(as_failure(error), args))?;
+    let ended = led.ended.map_err(|error| resumable(as_failure(error), args))?;
     let mut summary = summary_of(&ended, started);
     summary.failed += sources.missing;
     let exit = exit_of(&summary, args);
     if args.json || args.quiet || summary.files == 0 {
-        let ending = Ending { exit, transfer, sessions: Sessions::Several };
+        let ending = Ending { exit, transfer: Some(led.id.to_string()), sessions: Sessions::Several };
         summary::print(&summary, args, None, &Shares::default(), &ending);
     } else {
-        let is_moved_before = by.has_lost_sessions && summary.skipped > 0;
+        let is_moved_before = led.has_lost_sessions && summary.skipped > 0;
         let moved_before = if is_moved_before { MOVED_BEFORE } else { "" };
-        terminal::print_lines(&(as_text(&summary, by) + &summary::extras(&summary, args) + moved_before));
+        let text = as_text(&summary, by, led.served) + &summary::extras(&summary, args) + moved_before;
+        terminal::print_lines(&text);
     }
     Ok(exit)
 }
@@ -196,14 +205,11 @@ pub(crate) fn leaves_nothing(ended: &Result<JobEnd, JobError>) -> bool {
 
 /// Leads a job that begins at the first of so many receivers. Where it comes to nothing because a receiver was lost
 /// which may have begun it, another job takes its place, which begins at a receiver that does not have the first.
-pub(crate) fn lead_again<Led>(
-    receivers: usize,
-    mut lead: impl FnMut(usize) -> Result<(Result<JobEnd, JobError>, Led)>,
-) -> Result<(Result<JobEnd, JobError>, Led)> {
+pub(crate) fn lead_again(receivers: usize, mut lead: impl FnMut(usize) -> Result<Led>) -> Result<Led> {
     let mut begins_at = 0;
     for _ in 1..receivers {
         let led = lead(begins_at)?;
-        let Err(JobError::PerhapsBegun { absent_at: Some(at), .. }) = led.0 else { return Ok(led) };
+        let Err(JobError::PerhapsBegun { absent_at: Some(at), .. }) = led.ended else { return Ok(led) };
         begins_at = at;
     }
     lead(begins_at)
@@ -269,14 +275,15 @@ fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
     }
 }
 
-fn as_text(summary: &Summary, By { count, took_part, .. }: &By) -> String {
+fn as_text(summary: &Summary, By { noun, took_part }: &By, served: usize) -> String {
     let rate = ByteRate::new(summary.bytes, summary.elapsed);
     let seconds = summary.elapsed.as_secs_f64();
     let took_part = took_part.as_ref().map(|took_part| format!("{took_part}\n"));
     format!(
-        "{}, {} in {seconds:.2} s: {rate}, by {count}\n{}verified (wire), flushed\n",
+        "{}, {} in {seconds:.2} s: {rate}, by {}\n{}verified (wire), flushed\n",
         counted(summary.files, "file"),
         ByteCount(summary.bytes),
+        counted(served as u64, noun),
         took_part.unwrap_or_default(),
     )
 }
@@ -335,9 +342,10 @@ mod tests {
                 begun_at.push(begins_at);
                 let absent_at = absent_at[begun_at.len() - 1];
                 let error = Box::new(SessionEnd::from(Stop::Missing));
-                Ok((Err(JobError::PerhapsBegun { error, absent_at }), ()))
+                let ended = Err(JobError::PerhapsBegun { error, absent_at });
+                Ok(Led { id: SharedJobId([0; 16]), ended, served: 0, has_lost_sessions: false })
             });
-            assert!(matches!(led.unwrap().0, Err(JobError::PerhapsBegun { .. })));
+            assert!(matches!(led.unwrap().ended, Err(JobError::PerhapsBegun { .. })));
             begun_at
         };
         assert_eq!(lead(&[None]), [0], "nobody has said that it is not there");

@@ -6,16 +6,15 @@ use std::time::Instant;
 
 use anyhow::Result;
 use zmove_cluster::jetstream::NodeMoved;
-use zmove_cluster::{Amount, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SharedJob};
+use zmove_cluster::{Amount, Head, LocalQueue, Node, Receiver, SharedJob};
 use zmove_engine::Remote;
 use zmove_transport::{DialError, KnownHosts};
-use zmove_types::{Observer, SharedJobId};
+use zmove_types::Observer;
 
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{self, By, SessionWarnings, fresh, lead_again, tell_end, threads};
+use crate::commands::shared_job::{self, By, Led, SessionWarnings, fresh, lead_again, tell_end, threads};
 use crate::commands::transfer::interrupted;
 use crate::commands::trust::get_to_know;
-use crate::display::format::counted;
 use crate::display::progress::Display;
 use crate::display::terminal;
 use crate::settings::{self, PushSettings, Role};
@@ -35,14 +34,9 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let led = lead_again(receivers.len(), |begins_at| {
         lead(shared_job::anew(&job)?, receivers.clone(), begins_at, settings, &display)
     });
-    let took_part = display.end();
-    let (ended, (id, served, has_lost_sessions)) = led?;
-    let by = By { count: counted(served as u64, "receiver"), took_part, has_lost_sessions };
-    tell_end(ended, settings, &sources, (id, &by, started))
+    let by = By { noun: "receiver", took_part: display.end() };
+    tell_end(led?, &by, settings, &sources, started)
 }
-
-/// A job's id, how many receivers have served, and whether sessions were lost.
-type Led = (SharedJobId, usize, bool);
 
 /// Leads a job to its end.
 fn lead(
@@ -51,7 +45,7 @@ fn lead(
     begins_at: usize,
     settings: &PushSettings,
     display: &Display,
-) -> Result<(Result<JobEnd, JobError>, Led)> {
+) -> Result<Led> {
     let unended = shared_job::note(&job, &receivers)?;
     let names: Vec<_> = receivers.iter().map(|receiver| receiver.remote.to_string()).collect();
     let participants = Arc::new(Participants::of_receivers(names.clone(), display.observer()));
@@ -81,7 +75,8 @@ fn lead(
     if shared_job::leaves_nothing(&ended) {
         unended.forget()?;
     }
-    Ok((ended, (id, served.by_receiver().len(), served.has_lost_sessions())))
+    let (served, has_lost_sessions) = (served.by_receiver().len(), served.has_lost_sessions());
+    Ok(Led { id, ended, served, has_lost_sessions })
 }
 
 /// The receivers that can be used.
