@@ -215,10 +215,6 @@ impl<W: WorkQueue> Head<W> {
                 // the next epoch is begun where the job's directory is
                 Ok(()) => sessions.stay_with(&events),
                 Err(error) => {
-                    // whoever has no patience leaves the line by himself, and may have come to its end just then
-                    if error.is_busy() && beginning == Beginning::Allowed {
-                        self.node.served.lose_session();
-                    }
                     if error.is_absent() {
                         course.absent_at.get_or_insert(events.number);
                     }

@@ -23,8 +23,8 @@ use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, bl
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
-    Cipher, Extraneous, Finished, FoundSoFar, Open, Purpose, SharedJobOrder, SharedJobResult, TargetShape,
-    TargetState, ToReceiver, ToSender, Version, Waiting, WireError,
+    Cipher, Extraneous, Finished, FoundSoFar, Open, Purpose, Refusal, RefusalCode, SharedJobOrder,
+    SharedJobResult, TargetShape, TargetState, ToReceiver, ToSender, Version, Waiting, WireError,
 };
 
 use self::feed::{Asked, Feed};
@@ -38,7 +38,7 @@ use crate::account::limit::Limit;
 use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
-use crate::control::link::Link;
+use crate::control::link::{Link, may_begin_job};
 use crate::control::relay::{DialledBy, Heard, Last, PeerQuota, RelayParts};
 use crate::control::{self, GOODBYE_TIMEOUT, Permission, Unsayable};
 use crate::error::SessionError;
@@ -75,6 +75,7 @@ impl Push {
         let is_directory = matches!(self.open.shape, TargetShape::Directory { .. });
         let may_begin = link.relay.is_some() && is_directory && self.open.extraneous == Extraneous::Stays;
         let known_state = self.open.known_state.filter(|_| may_begin);
+        let begins_job = may_begin_job(&self.open);
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
         let Link { cipher, version, control: (reader, writer), lanes, supply, relay, quota, .. } = link;
         let RelayParts { beside, last, dialled_by } = relay.into();
@@ -106,6 +107,7 @@ impl Push {
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
             known_state,
+            begins_job,
             version,
             pipeline,
             receipts,
@@ -140,6 +142,8 @@ struct Running<'a> {
     /// The state of the target as a receiver that has dialled knows it, before it has opened the transfer: its order
     /// took half a round trip to come, which the files need not wait for again.
     known_state: Option<TargetState>,
+    /// Whether the opening may begin a shared job.
+    begins_job: bool,
     /// The version that the receiver speaks.
     version: Version,
     pipeline: Pipeline,
@@ -349,7 +353,13 @@ impl Running<'_> {
                     if in_line && left.is_ok() {
                         self.steering.dial_again();
                     }
-                    return left;
+                    return left.map_err(|error| match error {
+                        // the opening has been said, and its turn may have come before this side left the line
+                        SessionError::Refused(Refusal { code: RefusalCode::Full, text }) if self.begins_job => {
+                            SessionError::Refused(Refusal { code: RefusalCode::Broken, text })
+                        }
+                        error => error,
+                    });
                 }
                 Some(waiting) = waits.recv() => {
                     self.stand_in_line(&waiting);

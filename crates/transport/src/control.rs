@@ -7,13 +7,17 @@ use std::io;
 use std::time::Duration;
 
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::mpsc;
 use zmove_wire::limits::{MESSAGE_BYTES_MAX, within};
 use zmove_wire::{Greeting, GreetingError, WireError};
 
 /// Receives messages.
-pub struct ControlReader(Box<dyn AsyncRead + Send + Unpin>);
+pub struct ControlReader {
+    stream: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
+    /// The peer's, once it has been read.
+    greeting: Option<Greeting>,
+}
 
 /// Sends messages.
 pub struct ControlWriter {
@@ -74,7 +78,8 @@ pub(crate) fn is_close(error: &io::Error) -> bool {
 /// Splits a stream into the two directions of a control connection.
 pub fn control_pair(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> (ControlReader, ControlWriter) {
     let (reader, writer) = tokio::io::split(stream);
-    (ControlReader(Box::new(reader)), ControlWriter { stream: Box::new(writer), greeted: false })
+    let reader = ControlReader { stream: BufReader::new(Box::new(reader)), greeting: None };
+    (reader, ControlWriter { stream: Box::new(writer), greeted: false })
 }
 
 impl ControlReader {
@@ -83,9 +88,18 @@ impl ControlReader {
     /// # Errors
     /// [`ControlError`] when the stream ends or the greeting is not zmove's.
     pub async fn greeting(&mut self) -> Result<Greeting, ControlError> {
+        if let Some(greeting) = self.greeting {
+            return Ok(greeting);
+        }
         let mut bytes = [0; Greeting::BYTES];
-        self.0.read_exact(&mut bytes).await?;
-        Ok(Greeting::decode(&bytes)?)
+        self.stream.read_exact(&mut bytes).await?;
+        Ok(*self.greeting.insert(Greeting::decode(&bytes)?))
+    }
+
+    /// Whether more has come together with what was read last, as what the peer has written at once does.
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        !self.stream.buffer().is_empty()
     }
 
     /// The next message's bytes without their length; `None` when the peer ended the connection between messages.
@@ -102,14 +116,14 @@ impl ControlReader {
     /// As [`receive`](Self::receive).
     pub async fn receive_within(&mut self, longest: usize) -> Result<Option<Vec<u8>>, ControlError> {
         let mut length = [0; 4];
-        if self.0.read(&mut length[..1]).await? == 0 {
+        if self.stream.read(&mut length[..1]).await? == 0 {
             return Ok(None);
         }
-        self.0.read_exact(&mut length[1..]).await?;
+        self.stream.read_exact(&mut length[1..]).await?;
         let len = u32::from_le_bytes(length) as usize;
         within("message", len, longest)?;
         let mut bytes = vec![0; len];
-        self.0.read_exact(&mut bytes).await?;
+        self.stream.read_exact(&mut bytes).await?;
         Ok(Some(bytes))
     }
 }

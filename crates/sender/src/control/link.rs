@@ -3,10 +3,15 @@
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSink};
-use zmove_types::TransferId;
-use zmove_wire::{Cipher, Greeting, Open, Proof, Role, Version, encode_message};
+use tokio::time::timeout;
+use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneError, LaneSink};
+use zmove_types::{Beginning, TransferId};
+use zmove_wire::{
+    Cipher, Greeting, Open, Proof, Refusal, RefusalCode, Role, ToSender, Version, Waiting, WireError,
+    decode_message, encode_message,
+};
 
+use crate::control::PERMISSION_TIMEOUT;
 use crate::control::relay::{PeerQuota, Relay};
 use crate::error::SessionError;
 
@@ -33,7 +38,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Sends the greeting and the opening, in the form of the version.
+    /// Sends the greeting and the opening, in the form of the version. One that may begin a shared job is sent only
+    /// when the receiver has room: what has been said may be carried out, whether this side waits in line or not.
     pub(crate) async fn ask(&mut self, open: Open) -> Result<(), SessionError> {
         let asks_for_more =
             open.verify || open.proof != Proof::Wire || open.keeping.is_some_and(|keeping| keeping.asked);
@@ -41,6 +47,11 @@ impl Link {
             return Err(SessionError::OldReceiver);
         }
         let mut opening = if self.relay.is_some() { Vec::new() } else { self.greeting().encode().to_vec() };
+        if may_begin_job(&open) {
+            self.control.1.send(&std::mem::take(&mut opening)).await?;
+            let room = timeout(PERMISSION_TIMEOUT, has_room(&mut self.control.0)).await;
+            room.unwrap_or(Err(SessionError::Silent))?;
+        }
         opening.extend(encode_message(&open.into_message(self.version)));
         Ok(self.control.1.send(&opening).await?)
     }
@@ -48,6 +59,27 @@ impl Link {
     pub(crate) fn greeting(&self) -> Greeting {
         Greeting { cipher: self.cipher, ..Greeting::new(Role::Control, self.transfer) }
     }
+}
+
+/// Whether an opening may begin a shared job.
+pub(crate) fn may_begin_job(open: &Open) -> bool {
+    open.shared_job.as_ref().is_some_and(|opening| opening.beginning == Beginning::Allowed)
+}
+
+/// Whether the receiver has room for the session at once: it says otherwise together with its greeting.
+async fn has_room(reader: &mut ControlReader) -> Result<(), SessionError> {
+    reader.greeting().await?;
+    if !reader.has_more() {
+        return Ok(());
+    }
+    let message = reader.receive().await?.ok_or(ControlError::Closed)?;
+    Err(match decode_message(&message)? {
+        ToSender::Waiting(Waiting { text, .. }) => {
+            SessionError::Refused(Refusal { code: RefusalCode::Full, text })
+        }
+        ToSender::Refused(refusal) => SessionError::Refused(refusal),
+        _ => WireError::OutOfOrder { what: "the first answer" }.into(),
+    })
 }
 
 /// Lanes on demand.
@@ -93,4 +125,54 @@ pub struct CongestionChoice {
     pub usual: String,
     /// The one that ignores loss.
     pub tolerant: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use zmove_transport::control_pair;
+    use zmove_types::SharedJobId;
+    use zmove_wire::{NodeName, SharedJobOpening};
+
+    use super::*;
+
+    /// How asking ends where the receiver has said this with its greeting, and what it has heard.
+    async fn asked(beginning: Beginning, said: Option<ToSender>) -> (Result<(), SessionError>, Vec<u8>) {
+        let (own, mut peer) = tokio::io::duplex(64 * 1024);
+        let transfer = TransferId([7; 16]);
+        let mut words = Greeting::new(Role::Control, transfer).encode().to_vec();
+        words.extend(said.iter().flat_map(encode_message));
+        peer.write_all(&words).await.unwrap();
+        let mut link = Link {
+            transfer,
+            cipher: Cipher::Tls,
+            version: Version::NEWEST,
+            control: control_pair(own),
+            lanes: mpsc::channel(1).1,
+            supply: None,
+            relay: None,
+            quota: None,
+        };
+        let node = NodeName::new("a").unwrap();
+        let shared_job =
+            Some(Box::new(SharedJobOpening { job: SharedJobId([1; 16]), epoch: 1, beginning, node }));
+        let ended = link.ask(Open { shared_job, ..Open::new(b"t".to_vec(), [1; 16]) }).await;
+        drop(link);
+        let mut heard = Vec::new();
+        peer.read_to_end(&mut heard).await.unwrap();
+        (ended, heard)
+    }
+
+    #[tokio::test]
+    async fn where_a_job_would_have_to_wait_for_room_its_opening_is_not_said() {
+        let waiting = || ToSender::Waiting(Waiting { ahead: 0, text: "full".to_owned() });
+        let (ended, heard) = asked(Beginning::Allowed, Some(waiting())).await;
+        assert!(ended.is_err_and(|error| error.is_busy()));
+        assert_eq!(heard.len(), Greeting::BYTES);
+        for (beginning, said) in [(Beginning::Allowed, None), (Beginning::UnderWay, Some(waiting()))] {
+            let (ended, heard) = asked(beginning, said).await;
+            ended.unwrap();
+            assert!(heard.len() > Greeting::BYTES, "{beginning:?}");
+        }
+    }
 }
