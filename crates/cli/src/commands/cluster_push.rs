@@ -236,10 +236,10 @@ impl Leading<'_> {
             JetStream::end_abandoned(&access, abandoned).await.map_err(no_broker)?;
             before.forget()?;
         }
+        let unended = shared_job::note_queue(job, receivers)?;
         let queue = JetStream::open(&access, head_of(job.id, job.epoch)).await.map_err(no_broker)?;
-        // last: a note stays of whatever ends this, and the next push begins its job to end it
-        let unended = shared_job::note(job, receivers)?;
-        Ok((notices, queue, unended))
+        // last: the next push begins the job, of which there is no more than the queue before, to end it
+        Ok((notices, queue, unended.begins()?))
     }
 
     /// The broker of this node, which other pushes may have started.

@@ -20,7 +20,7 @@ use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
 use crate::commands::cluster_push;
 use crate::commands::scan::tell_unmatched;
-use crate::commands::shared_job::{self, Unended};
+use crate::commands::shared_job;
 use crate::commands::spread;
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::display::progress::Display;
@@ -134,8 +134,7 @@ fn end_jobs_of_several(settings: &PushSettings, sources: &Sources, display: &Dis
     let (home, remote, open) =
         (settings::home(Role::Client)?, remote.clone(), sources.job(remote.path.clone()).open);
     let receiver = Receiver { home, settings: settings.dial_to(&remote)?, remote };
-    let ended = shared_job::end_before(&open, &[receiver], settings, display)?;
-    ended.into_iter().try_for_each(Unended::forget)
+    shared_job::end_and_forget(&open, &[receiver], settings, display)
 }
 
 /// Runs the sending role, and reconnects when connections are lost.

@@ -86,7 +86,7 @@ pub(crate) fn anew(job: &SharedJob) -> Result<SharedJob> {
 }
 
 /// Ends at the receivers the jobs that pushes of several have left at the target that is to be opened so; returns what
-/// was noted of them.
+/// was noted of them, of some of which there may be a queue at a broker.
 ///
 /// # Errors
 /// The user stops it, or no receiver ends one of them.
@@ -115,6 +115,20 @@ pub(crate) fn end_before(
     })
 }
 
+/// Ends the same jobs for a push that knows no broker, and forgets what was noted of them, but for queues alone.
+///
+/// # Errors
+/// As [`end_before`], or a file cannot be removed.
+pub(crate) fn end_and_forget(
+    open: &Open,
+    receivers: &[Receiver],
+    settings: &PushSettings,
+    display: &Display,
+) -> Result<()> {
+    let ended = end_before(open, receivers, settings, display)?.into_iter();
+    ended.filter(|unended| !unended.is_queue_alone()).try_for_each(Unended::forget)
+}
+
 /// The end of jobs whose pushes were killed. Receivers that were stopped then and go on later would write what they had
 /// from the source into what this push writes.
 struct EndOfKilled<'a> {
@@ -140,6 +154,9 @@ impl EndOfKilled<'_> {
 
     /// Ends a job; returns whether nothing is left of it.
     async fn end(&self, unended: &Unended) -> Result<bool> {
+        if unended.is_queue_alone() {
+            return Ok(true);
+        }
         let Self { open, receivers, .. } = *self;
         let (is_at_target, has_all_receivers) = (unended.is_at(receivers), unended.has_no_others(receivers));
         // one file may go to the very place of a directory that is there no more
@@ -218,6 +235,11 @@ pub(crate) fn lead_again(receivers: usize, mut lead: impl FnMut(usize) -> Result
 /// Notes that a job begins.
 pub(crate) fn note(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
     Unended::note(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
+}
+
+/// Notes that the queue of a job is about to be made.
+pub(crate) fn note_queue(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
+    Unended::note_queue(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
 }
 
 /// The job that these settings ask for, which this node does in so many sessions at once: together they keep '--limit'.
@@ -319,7 +341,7 @@ impl Listener for SessionWarnings {
 }
 
 /// What is told of a count in which more files are equal than were at the beginning.
-const MOVED_BEFORE: &str = "(some of them were moved by this push, before a session was lost)\n";
+const MOVED_BEFORE: &str = "(some of them may have been moved by this push, before a session was lost)\n";
 /// How often receivers that have no room are asked again to end a job.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How long a push may end what another one has left before the user hears of it.

@@ -27,9 +27,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let sources = settings.look_at_sources(&display)?;
     let receivers = receivers(settings)?;
     let job = shared_job::job(settings, &sources, fresh()?)?;
-    for before in shared_job::end_before(&job.open, &receivers, settings, &display)? {
-        before.forget()?;
-    }
+    shared_job::end_and_forget(&job.open, &receivers, settings, &display)?;
     display.start();
     let led = lead_again(receivers.len(), |begins_at| {
         lead(shared_job::anew(&job)?, receivers.clone(), begins_at, settings, &display)

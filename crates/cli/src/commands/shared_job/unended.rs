@@ -1,5 +1,5 @@
-//! Jobs of several receivers that have begun and not ended: a push that is killed cannot end its own, so the next one
-//! to the same target does.
+//! Jobs of several receivers that have begun and not ended: a push that is killed, or gives up, cannot end its own, so
+//! the next one does whose target is the same, above it or below it.
 //!
 //! **Invariant:** the file of a job is locked as long as the push lives that leads it, also before it has its name.
 //! Several pushes may end the same job at once: none passes over it because another does so.
@@ -23,7 +23,8 @@ use crate::display::terminal;
 #[derive(Debug)]
 pub(crate) struct Unended {
     path: PathBuf,
-    _locked: File,
+    /// The file, and the one before, which somebody may have opened.
+    locked: Vec<File>,
     note: Note,
 }
 
@@ -36,13 +37,16 @@ struct Note {
     hosts: Vec<(String, u16)>,
     /// The path of the target there.
     path: Vec<u8>,
+    /// Whether there is nothing of it yet but its queue at a broker.
+    #[serde(default)]
+    is_queue_alone: bool,
 }
 
 impl Note {
     fn new((job, epoch): (SharedJobId, u64), receivers: &[Receiver]) -> Self {
         let hosts = receivers.iter().map(|receiver| (receiver.remote.host.clone(), receiver.remote.port));
         let path = receivers.first().map(|receiver| receiver.remote.path.clone()).unwrap_or_default();
-        Self { job: job.0, epoch, hosts: hosts.collect(), path }
+        Self { job: job.0, epoch, hosts: hosts.collect(), path, is_queue_alone: false }
     }
 
     /// Whether one is at or below the other, or may be: nobody here knows where a relative path leads.
@@ -81,8 +85,29 @@ impl Unended {
     /// # Errors
     /// The file cannot be written.
     pub(super) fn note(home: &Path, job: (SharedJobId, u64), receivers: &[Receiver]) -> Result<Self> {
-        let (id, note) = (job.0, Note::new(job, receivers));
-        let directory = directory(home);
+        Self::write(directory(home), Note::new(job, receivers), None)
+    }
+
+    /// Notes a job of which the queue is about to be made at a broker, before it begins.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn note_queue(home: &Path, job: (SharedJobId, u64), receivers: &[Receiver]) -> Result<Self> {
+        let note = Note { is_queue_alone: true, ..Note::new(job, receivers) };
+        Self::write(directory(home), note, None)
+    }
+
+    /// Notes that the job is about to begin, of which there was the queue alone.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn begins(mut self) -> Result<Self> {
+        let directory = self.path.parent().expect("a note is in a directory").to_owned();
+        Self::write(directory, Note { is_queue_alone: false, ..self.note }, self.locked.pop())
+    }
+
+    fn write(directory: PathBuf, note: Note, before: Option<File>) -> Result<Self> {
+        let id = SharedJobId(note.job);
         let failed = || format!("note the job in {}", directory.display());
         fs::create_dir_all(&directory).with_context(failed)?;
         let path = directory.join(id.to_string());
@@ -94,7 +119,7 @@ impl Unended {
         file.sync_all().with_context(failed)?;
         fs::rename(&new, &path).with_context(failed)?;
         File::open(&directory).and_then(|directory| directory.sync_all()).with_context(failed)?;
-        Ok(Self { path, _locked: file, note })
+        Ok(Self { path, locked: std::iter::once(file).chain(before).collect(), note })
     }
 
     /// The jobs that no push leads any more and that are at the same target, above it or below it, or may be.
@@ -134,7 +159,7 @@ impl Unended {
         let mut text = Vec::new();
         (&file).take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
         match serde_json::from_slice(&text) {
-            Ok(note) => Some(Self { path, _locked: file, note }),
+            Ok(note) => Some(Self { path, locked: vec![file], note }),
             Err(why) => {
                 if is_name_of_note(&path) && fs::remove_file(&path).is_ok() {
                     let path = path.display();
@@ -145,6 +170,11 @@ impl Unended {
                 None
             }
         }
+    }
+
+    /// Whether there is nothing of it but its queue at a broker.
+    pub(crate) fn is_queue_alone(&self) -> bool {
+        self.note.is_queue_alone
     }
 
     /// Whether it has no other receivers than these, so that there is no such job where none of them has it.
@@ -250,6 +280,14 @@ mod tests {
         let leads = Unended::note(home.path(), job, &receivers(&["a", "b"], "t")).unwrap();
         assert_eq!(found(&["a", "b"], "t"), [], "it is led");
         drop(leads);
+        let leads = Unended::note_queue(home.path(), job, &receivers(&["a", "b"], "t")).unwrap();
+        let path = leads.path.clone();
+        let opened_before = File::open(&path).unwrap();
+        let leads = leads.begins().unwrap();
+        flock(&opened_before, FlockOperation::NonBlockingLockShared).unwrap_err();
+        assert_eq!(found(&["a", "b"], "t"), [], "it is led");
+        drop(leads);
+        assert!(look(&["a"], "t").iter().all(|unended| !unended.is_queue_alone()));
         let ending = look(&["a", "b"], "t");
         assert_eq!(found(&["b", "c"], "t"), [job], "also while another ends it");
         drop(ending);
