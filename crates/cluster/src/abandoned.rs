@@ -27,8 +27,7 @@ pub enum Abandoned {
 }
 
 /// Ends a job that nobody leads any more: all receivers are asked at once, and the first that ends it is enough. With
-/// [`Beginning::Allowed`] it is begun for that, at one after the other, so that it is begun where it can be, and not at
-/// others which have another directory.
+/// [`Beginning::Allowed`] it is begun for that, at the first that lets it begin: others may have another directory.
 ///
 /// # Errors
 /// No receiver does so, or says that it does not have the job; the reason of one that may do so later, if there is one.

@@ -53,8 +53,8 @@ pub(crate) struct JobEvents {
     unsettled: Arc<Lock<Amount>>,
     /// The receivers of the sessions that are up.
     up_at: Arc<Lock<Vec<String>>>,
-    /// What has been warned of receivers that let a session wait.
-    waits_told: Arc<Lock<BTreeSet<String>>>,
+    /// What has been warned of receivers that let a session wait, by their numbers.
+    waits_told: Arc<Lock<BTreeSet<(usize, String)>>>,
 }
 
 /// A receiver's number, and why it is of no use.
@@ -147,7 +147,7 @@ impl SessionEvents {
     pub(crate) fn note_use(&self) {
         self.has_come_further.store(true, Ordering::Relaxed);
         self.events.useless.lock().retain(|(number, _)| *number != self.number);
-        self.events.waits_told.lock().retain(|told| !told.contains(&self.receiver));
+        self.events.waits_told.lock().retain(|(number, _)| *number != self.number);
     }
 
     /// All that was wanted of the session has been done, and the user waits for its end.
@@ -194,7 +194,7 @@ impl SessionEvents {
 
     fn warn_of_wait(&self, what: &str) {
         let message = format!("{}: {what}", self.receiver);
-        if self.events.waits_told.lock().insert(message.clone()) {
+        if self.events.waits_told.lock().insert((self.number, message.clone())) {
             self.on(&Event::Warned { message });
         }
     }
@@ -294,7 +294,7 @@ impl Observer for SessionEvents {
             Event::Limited { .. } if !self.has_stored.swap(false, Ordering::Relaxed) => return,
             Event::Warned { message } if message.starts_with("receiver: ") => {
                 let message = format!("{message} (at {})", self.receiver);
-                if !self.events.waits_told.lock().insert(message.clone()) {
+                if !self.events.waits_told.lock().insert((self.number, message.clone())) {
                     return;
                 }
                 return self.events.observer.on(&Event::Warned { message });

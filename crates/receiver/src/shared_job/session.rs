@@ -27,17 +27,18 @@ pub(crate) struct SharedJobSession {
     pub(super) groups: Lock<FlushedGroups>,
     /// How far the journals have been read for directories.
     pub(super) listed: Lock<Journals<()>>,
-    /// The name of its journal, and how long that is in which nothing is recorded.
-    journal: (Name, i64),
+    /// The name of its journal.
+    journal: Name,
+    /// The length in bytes of the journal in which nothing is recorded.
+    journal_bytes_empty: i64,
 }
 
 impl Drop for SharedJobSession {
     /// Takes away a journal in which nothing is recorded: on a storage that is full each try would leave one more.
     fn drop(&mut self) {
-        let (name, bytes) = &self.journal;
         let directory = self.directory.fd();
-        if length(directory, name).is_ok_and(|length| length == *bytes) {
-            let _best_effort = rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::empty());
+        if length(directory, &self.journal).is_ok_and(|length| length == self.journal_bytes_empty) {
+            let _best_effort = rustix::fs::unlinkat(directory, self.journal.as_os_str(), AtFlags::empty());
         }
     }
 }
@@ -146,9 +147,10 @@ impl SharedJobSession {
             code: RefusalCode::Target,
             text: format!("the journal of the job: {error}"),
         })?;
-        let bytes = length(directory.fd(), &name).map_err(|error| refuse(job, &error.into()))?;
+        let length = length(directory.fd(), &name).map_err(|error| refuse(job, &error.into()))?;
         let session = Self {
-            journal: (name, bytes),
+            journal: name,
+            journal_bytes_empty: length,
             directory,
             epoch,
             job,

@@ -1,5 +1,7 @@
 //! The answers to openings of a job.
 
+use std::io::Write;
+
 use super::*;
 
 #[test]
@@ -67,4 +69,24 @@ fn the_answer_to_an_opening_depends_on_what_there_is_of_the_job_and_on_whether_i
         rustix::fs::openat(root, name, flags, rustix::fs::Mode::RUSR).unwrap();
     };
     assert_eq!(answers(is_no_directory), [may_have_begun, cannot], "what is left there");
+}
+
+#[test]
+fn a_session_that_records_nothing_leaves_no_journal() {
+    let home = tempfile::tempdir().unwrap();
+    let tree = Tree::at(root(home.path()));
+    let journals = || {
+        let entries = std::fs::read_dir(home.path().join(format!(".zmove-job-{JOB}"))).unwrap();
+        let is_journal = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with("journal-");
+        entries.map(|entry| entry.unwrap().path()).filter(is_journal).collect::<Vec<_>>()
+    };
+    for (records, left) in [("", 0), ("x", 1)] {
+        let begin = begin(TransferId([7; 16]), String::new(), &tree);
+        let session = SharedJobSession::begin(&tree, &part(2), &begin, &Quota::default()).unwrap();
+        let [path] = &journals()[..] else { panic!("{:?}", journals()) };
+        let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
+        file.write_all(records.as_bytes()).unwrap();
+        drop(session);
+        assert_eq!(journals().len(), left, "{records:?}");
+    }
 }
