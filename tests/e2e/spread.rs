@@ -82,9 +82,15 @@ impl Spread {
 
     /// Starts another receiver, which has `directory`.
     fn start(&mut self, directory: &str) {
+        self.start_with(directory, "");
+    }
+
+    /// The same, with such settings.
+    fn start_with(&mut self, directory: &str, settings: &str) {
         let identity = Identity::load_or_create(&self.home()).unwrap();
         let home = self.site.path(&format!("receiver{}", self.daemons.len()));
         std::fs::create_dir_all(&home).unwrap();
+        std::fs::write(home.join("zmove.toml"), settings).unwrap();
         let roots = vec![self.site.path(directory).canonicalize().unwrap()];
         let grant = Grant::new(identity.fingerprint(), "sender", roots, Access::ReadWrite);
         AuthorizedKeys::allow(&home, grant).unwrap();

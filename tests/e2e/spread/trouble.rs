@@ -263,3 +263,39 @@ fn receivers_are_shown_while_they_work_and_those_that_have_stored_something_are_
     let is_told = |daemon: &Daemon| took_part == format!("{} (1 file, 7 B)", daemon.address);
     assert!(spread.daemons.iter().any(is_told), "{lines:?}");
 }
+
+/// What a receiver lets wait in line may begin there when its push has left, and would have to be ended.
+#[test]
+fn receivers_that_have_no_room_are_passed_over_and_nothing_is_noted_of_them() {
+    let mut spread = Spread::new(0);
+    let limited = "[limits]\ntransfers_per_identity = 1\n";
+    [limited, limited, ""].into_iter().for_each(|settings| spread.start_with("shared", settings));
+    paint(spread.source().join("f"), 7);
+    set_old(spread.source());
+    paint(spread.site.path("slow").join("f"), 60 << 20);
+    let [one, other, free] = [0, 1, 2].map(|number: usize| spread.daemons[number].address);
+    let slow = [one, other].map(|address| {
+        let target = format!("{address}:{}", address.port()).into();
+        spread.push_to(target, &["--limit", "1MB"], "slow").start()
+    });
+    [0, 1].into_iter().for_each(|number| drop(spread.daemons[number].wait_for_log("begun by sender")));
+    let push = |by: String, transport| {
+        let options = ["--timeout", "30s", "--transport", transport];
+        spread.push_to(format!("{by}:t").into(), &options, "source").outcome()
+    };
+    for transport in ["tcp", "quic"] {
+        let began = Instant::now();
+        let refused = push(format!("{one},{other}"), transport).expect(13);
+        refused.says(&["limits.transfers_per_identity = 1", "is tried next"]).lines(2);
+        assert!(began.elapsed() < Duration::from_secs(10), "nobody waits in line");
+        assert_eq!(spread.noted(), 0);
+    }
+    assert!(!spread.target_directory().exists());
+    push(format!("{one},{other},{free}"), "quic").expect(0);
+    assert_eq!(spread.noted(), 0);
+    spread.assert_done();
+    for mut child in slow {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
