@@ -220,3 +220,25 @@ fn the_job_of_a_push_that_was_killed_and_is_of_another_user_is_told_as_such() {
     std::os::unix::fs::chown(&job, Some(0), None).unwrap();
     spread.push(&[], "source").outcome().done();
 }
+
+/// A receiver that has no room now has it soon, and the job is to be ended before the next one begins.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_when_its_receivers_have_room() {
+    let mut spread = Spread::new(0);
+    (0..2).for_each(|_| spread.start_with("shared", "[limits]\ntransfers_per_identity = 2\n"));
+    spread.kill_a_slow_push("t");
+    paint(spread.site.path("slow").join("f"), 4 << 20);
+    let slow: Vec<_> = (0..4)
+        .map(|number| {
+            let target = format!("{}:slow{number}", spread.daemons[number % 2].address);
+            spread.push_to(target.into(), &["--limit", "1MB"], "slow").start()
+        })
+        .collect();
+    let are_begun = || (0..4).all(|number| spread.shared().join(format!("slow{number}")).exists());
+    crate::jobs::wait_for("the beginning of four pushes", are_begun);
+    spread.push(&["--timeout", "60s"], "source").outcome().expect(0);
+    assert_eq!(spread.noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+    slow.into_iter().for_each(|child| drop(crate::command::finish(child).expect(0)));
+}
