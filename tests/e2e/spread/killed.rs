@@ -242,3 +242,22 @@ fn the_job_of_a_push_that_was_killed_is_ended_when_its_receivers_have_room() {
     spread.assert_done();
     slow.into_iter().for_each(|child| drop(crate::command::finish(child).expect(0)));
 }
+
+/// It would be two jobs where one of them has another directory.
+#[test]
+fn a_job_that_is_begun_to_be_ended_is_begun_at_one_receiver() {
+    let spread = Spread::with_one_elsewhere();
+    paint(spread.source().join("f"), 7);
+    let hosts: Vec<_> =
+        spread.daemons.iter().map(|daemon| (daemon.address.ip(), daemon.address.port())).collect();
+    let job = [7_u8; 16];
+    let note = serde_json::json!({ "job": job, "epoch": 1, "hosts": hosts, "path": b"t" });
+    let notes = spread.home().join("shared-jobs");
+    std::fs::create_dir_all(&notes).unwrap();
+    let id = "07".repeat(16);
+    std::fs::write(notes.join(&id), note.to_string()).unwrap();
+    spread.push(&["--timeout", "1s"], "source").outcome().expect(3);
+    assert!(!notes.join(&id).exists());
+    let has_mark = |place: &str| spread.site.path(place).join(format!("t/.zmove-job-{id}")).exists();
+    assert_eq!([has_mark("shared"), has_mark("elsewhere")], [true, false]);
+}
