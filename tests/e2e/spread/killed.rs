@@ -243,21 +243,38 @@ fn the_job_of_a_push_that_was_killed_is_ended_when_its_receivers_have_room() {
     slow.into_iter().for_each(|child| drop(crate::command::finish(child).expect(0)));
 }
 
-/// It would be two jobs where one of them has another directory.
-#[test]
-fn a_job_that_is_begun_to_be_ended_is_begun_at_one_receiver() {
-    let spread = Spread::with_one_elsewhere();
-    paint(spread.source().join("f"), 7);
-    let hosts: Vec<_> =
-        spread.daemons.iter().map(|daemon| (daemon.address.ip(), daemon.address.port())).collect();
-    let job = [7_u8; 16];
+/// Notes a job at the receivers' `t` that has not begun; returns its id.
+fn note_a_job(spread: &Spread) -> String {
+    let hosts = spread.daemons.iter().map(|daemon| (daemon.address.ip(), daemon.address.port()));
+    let (job, hosts) = ([7_u8; 16], hosts.collect::<Vec<_>>());
     let note = serde_json::json!({ "job": job, "epoch": 1, "hosts": hosts, "path": b"t" });
     let notes = spread.home().join("shared-jobs");
     std::fs::create_dir_all(&notes).unwrap();
     let id = "07".repeat(16);
     std::fs::write(notes.join(&id), note.to_string()).unwrap();
+    id
+}
+
+/// It would be two jobs where one of them has another directory.
+#[test]
+fn a_job_that_is_begun_to_be_ended_is_begun_at_one_receiver() {
+    let spread = Spread::with_one_elsewhere();
+    paint(spread.source().join("f"), 7);
+    let id = note_a_job(&spread);
     spread.push(&["--timeout", "1s"], "source").outcome().expect(3);
-    assert!(!notes.join(&id).exists());
+    assert!(!spread.home().join("shared-jobs").join(&id).exists());
     let has_mark = |place: &str| spread.site.path(place).join(format!("t/.zmove-job-{id}")).exists();
     assert_eq!([has_mark("shared"), has_mark("elsewhere")], [true, false]);
+}
+
+#[test]
+fn a_directory_that_its_owner_may_not_read_stays_so_when_a_job_is_looked_for_there() {
+    let Some(spread) = Spread::unprivileged(2) else { return };
+    paint(spread.source().join("f"), 7);
+    std::fs::create_dir(spread.target_directory()).unwrap();
+    spread.site.give_away();
+    set_mode(spread.target_directory(), 0o300);
+    note_a_job(&spread);
+    spread.push_to(spread.target(""), &[], "source").outcome().expect(0).says(&["cannot be ended"]);
+    assert_eq!(spread.target_directory().metadata().unwrap().mode() & 0o777, 0o300);
 }
