@@ -204,7 +204,7 @@ impl SessionEnd {
     pub(crate) fn is_refusal(&self) -> bool {
         use RefusalCode::{Broken, Failed};
         match self {
-            Self::Connect(_) | Self::NoRoom { .. } => true,
+            Self::Connect(_) | Self::NoRoom { .. } | Self::Session(SessionError::NothingAsked(_)) => true,
             Self::Session(SessionError::Refused(refusal)) => !matches!(refusal.code, Broken | Failed),
             _ => false,
         }

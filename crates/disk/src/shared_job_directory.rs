@@ -327,8 +327,8 @@ fn goes_on(number: u64, epochs: &[u64]) -> Result<(), EpochError> {
     }
 }
 
-/// Whether this is the directory of a job that has ended so long ago that nobody comes to it any more, or an empty one,
-/// which a session leaves that comes to begin a job and is lost at once.
+/// Whether this is the directory of a job that has ended so long ago that nobody comes to it any more, or of one that a
+/// session has begun and nobody knows of, as where that came late: its epoch holds nothing.
 pub(crate) fn ended_long_ago(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
     ended_before(parent, name, ENDED_AGE_MIN)
 }
@@ -338,7 +338,7 @@ fn ended_before(parent: BorrowedFd<'_>, name: &[u8], age_min: Duration) -> bool 
         let directory = rustix::fs::openat(parent, OsStr::from_bytes(name), DIRECTORY, Mode::empty())?;
         let mark =
             match rustix::fs::statat(&directory, epoch_name(END).as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT) if is_empty(&directory)? => rustix::fs::fstat(&directory)?,
+                Err(Errno::NOENT) if holds_nothing(&directory)? => rustix::fs::fstat(&directory)?,
                 mark => mark?,
             };
         let changed = UNIX_EPOCH + Duration::from_secs(u64::try_from(mark.st_ctime).unwrap_or(0));
@@ -347,11 +347,25 @@ fn ended_before(parent: BorrowedFd<'_>, name: &[u8], age_min: Duration) -> bool 
     is_shared_job_name(name) && look().unwrap_or(false)
 }
 
-fn is_empty(directory: &OwnedFd) -> io::Result<bool> {
-    let mut names = Dir::read_from(directory)?.map(|entry| Ok(entry?.file_name().to_owned()));
-    let is_another =
-        |name: &io::Result<CString>| !matches!(name.as_deref(), Ok(b) if [c".", c".."].contains(&b));
-    names.find(is_another).transpose().map(|another| another.is_none())
+/// Whether there is nothing in a directory but empty directories.
+fn holds_nothing(directory: &OwnedFd) -> io::Result<bool> {
+    for name in names_in(directory)? {
+        let is_empty = match rustix::fs::openat(directory, &*name, DIRECTORY, Mode::empty()) {
+            Ok(below) => names_in(&below)?.is_empty(),
+            Err(Errno::NOTDIR | Errno::LOOP) => false,
+            Err(error) => return Err(error.into()),
+        };
+        if !is_empty {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn names_in(directory: &OwnedFd) -> io::Result<Vec<CString>> {
+    let names = Dir::read_from(directory)?.map(|entry| Ok(entry?.file_name().to_owned()));
+    let is_entry = |name: &CString| ![c".", c".."].contains(&&**name);
+    names.filter(|name| name.as_ref().map_or(true, is_entry)).collect()
 }
 
 /// Removes a directory with all that is in it, and what is put into it meanwhile.
@@ -630,10 +644,15 @@ mod tests {
         assert!(path.exists());
         // a session made it that was to begin the job, and was lost
         std::fs::remove_dir_all(&path).unwrap();
-        std::fs::create_dir(&path).unwrap();
-        assert!(is_old(Duration::ZERO) && !is_old(Duration::from_secs(60)));
-        std::fs::write(path.join("journal-1-1"), "x").unwrap();
-        assert!(!is_old(Duration::ZERO));
+        for left in ["", ".zmove-epoch-1"] {
+            std::fs::create_dir_all(path.join(left)).unwrap();
+            assert!(is_old(Duration::ZERO) && !is_old(Duration::from_secs(60)), "{left}");
+        }
+        for file in [".zmove-epoch-1/f", "journal-1-1"] {
+            std::fs::write(path.join(file), "x").unwrap();
+            assert!(!is_old(Duration::ZERO), "{file}");
+            std::fs::remove_file(path.join(file)).unwrap();
+        }
     }
 
     /// Nothing can be renamed into it.

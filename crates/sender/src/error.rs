@@ -49,6 +49,9 @@ pub enum SessionError {
     /// The receiver has not answered the opening in time, or later says nothing more.
     #[error("the receiver does not answer")]
     Silent,
+    /// The receiver did not answer, or the connection was lost, before anything had been asked of it.
+    #[error("{0}")]
+    NothingAsked(Box<Self>),
     /// The manifest could not be written.
     #[error("write the manifest: {0}")]
     Manifest(#[source] io::Error),
@@ -76,6 +79,7 @@ impl SessionError {
             Self::Control(error) => error.is_lost(),
             Self::Lane(error) => error.is_lost(),
             Self::NoLane | Self::Silent => true,
+            Self::NothingAsked(error) => error.is_lost(),
             Self::PeerMisbehaved(_)
             | Self::PeerIncompatible(_)
             | Self::OldReceiver

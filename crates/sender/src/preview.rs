@@ -44,7 +44,8 @@ pub(crate) async fn run(
     observer: Arc<dyn Observer>,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, SessionError> {
-    link.ask(Open { run: run.id(link.transfer), ..push.open.clone() }).await?;
+    let open = Open { run: run.id(link.transfer), ..push.open.clone() };
+    link.ask(open, push.config.silence_max).await?;
     let Link { version, control: (reader, writer), mut lanes, supply: _none_needed, relay, quota, .. } = link;
     let RelayParts { beside, mut last, dialled_by } = relay.into();
     let config = &push.config;

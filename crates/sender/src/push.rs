@@ -76,7 +76,7 @@ impl Push {
         let may_begin = link.relay.is_some() && is_directory && self.open.extraneous == Extraneous::Stays;
         let known_state = self.open.known_state.filter(|_| may_begin);
         let begins_job = may_begin_job(&self.open);
-        link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
+        link.ask(Open { run: run.id(link.transfer), ..self.open }, self.config.silence_max).await?;
         let Link { cipher, version, control: (reader, writer), lanes, supply, relay, quota, .. } = link;
         let RelayParts { beside, last, dialled_by } = relay.into();
         let config = &self.config;

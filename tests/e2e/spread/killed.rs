@@ -130,7 +130,12 @@ fn the_target_of_a_push_that_was_killed_is_not_made_again_by_one_that_goes_elsew
     std::fs::remove_dir_all(spread.target_directory()).unwrap();
     spread.push_to(spread.target("u"), &[], "source").outcome().done();
     assert_eq!(spread.noted(), 1, "it goes nowhere near");
-    spread.push_to(spread.target(""), &[], "source").outcome().done();
+    let push_above = || spread.push_to(spread.target(""), &[], "source").outcome().done();
+    push_above();
+    assert_eq!(spread.noted(), 1, "its opening may be on its way");
+    let notes = std::fs::read_dir(spread.home().join("shared-jobs")).unwrap();
+    notes.for_each(|note| set_old(note.unwrap().path()));
+    push_above();
     assert!(!spread.target_directory().exists() && spread.noted() == 0);
 }
 
@@ -141,7 +146,7 @@ fn the_target_of_a_push_that_was_killed_may_be_no_directory_any_more() {
     std::fs::remove_dir_all(spread.target_directory()).unwrap();
     paint(spread.target_directory(), 7);
     let outcome = spread.push_to(spread.target(""), &[], "source").outcome().expect(0);
-    outcome.says(&["what a push that was killed has left at 't' there cannot be ended"]);
+    outcome.says(&["what a push that was killed has left at 't' cannot be ended"]);
     assert!(spread.shared().join("f").exists() && spread.noted() == 1);
 }
 
@@ -255,7 +260,7 @@ fn note_a_job(spread: &Spread) -> String {
     id
 }
 
-/// It would be two jobs where one of them has another directory.
+/// Begun at both of them a job would be two where one has another directory.
 #[test]
 fn a_job_that_is_begun_to_be_ended_is_begun_at_one_receiver() {
     let spread = Spread::with_one_elsewhere();
@@ -274,7 +279,10 @@ fn a_directory_that_its_owner_may_not_read_stays_so_when_a_job_is_looked_for_the
     std::fs::create_dir(spread.target_directory()).unwrap();
     spread.site.give_away();
     set_mode(spread.target_directory(), 0o300);
-    note_a_job(&spread);
-    spread.push_to(spread.target(""), &[], "source").outcome().expect(0).says(&["cannot be ended"]);
-    assert_eq!(spread.target_directory().metadata().unwrap().mode() & 0o777, 0o300);
+    let note = format!("remove '{}'", spread.home().join("shared-jobs").join(note_a_job(&spread)).display());
+    for (path, code) in [("", 0), ("t", 3)] {
+        let outcome = spread.push_to(spread.target(path), &[], "source").outcome().expect(code);
+        outcome.says(&["open directory 't': Permission denied", "cannot be ended", &note]);
+        assert_eq!(spread.target_directory().metadata().unwrap().mode() & 0o777, 0o300);
+    }
 }

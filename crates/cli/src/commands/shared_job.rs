@@ -191,20 +191,21 @@ impl EndOfKilled<'_> {
         };
         match ended {
             Ok(Abandoned::Ended) => Ok(true),
-            // each of them has looked for it for longer than an opening is on its way to one that answers
-            Ok(Abandoned::Absent) => Ok(has_all_receivers && !is_at_target),
+            Ok(Abandoned::Absent) => Ok(has_all_receivers && !is_at_target && unended.is_old()),
             Ok(Abandoned::Unknown) => Ok(false),
-            // this push does not depend on what may be done there
-            Err(refused) if !is_at_target && (is_not_opened(&refused) || !unended.meets(receivers)) => {
+            Err(error) => {
                 let path = String::from_utf8_lossy(unended.path());
                 let note = unended.file().display();
-                terminal::warn(format_args!(
-                    "{refused}; what a push that was killed has left at '{path}' there cannot be ended (where \
-                     nothing of it goes on any more, remove '{note}')"
-                ));
-                Ok(false)
+                let what = format!("what a push that was killed has left at '{path}' cannot be ended");
+                let remedy = format!("where nothing of it goes on any more, remove '{note}'");
+                // this push does not depend on what may be done elsewhere
+                if !is_at_target && (is_not_opened(&error) || !unended.meets(receivers)) {
+                    terminal::warn(format_args!("{error}; {what} ({remedy})"));
+                    return Ok(false);
+                }
+                let failure = as_failure(JobError::PerhapsBegun { error, absent_at: None });
+                Err(failure.context(format!("{what} ({remedy})")))
             }
-            Err(error) => Err(as_failure(JobError::PerhapsBegun { error, absent_at: None })),
         }
     }
 }

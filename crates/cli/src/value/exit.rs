@@ -195,6 +195,7 @@ impl Exit {
             | SessionError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             SessionError::NoLane | SessionError::Lane(LaneError::Io { .. }) => Self::Connection,
             SessionError::StillInLine { .. } => Self::Busy,
+            SessionError::NothingAsked(error) => Self::of_session(error),
             SessionError::Interrupted => Self::Interrupted,
             SessionError::Manifest(_) | SessionError::Thread(_) => Self::File,
             _ => Self::Broken,

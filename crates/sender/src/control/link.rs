@@ -1,6 +1,7 @@
 //! The connections that a session is given.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -11,7 +12,6 @@ use zmove_wire::{
     decode_message, encode_message,
 };
 
-use crate::control::PERMISSION_TIMEOUT;
 use crate::control::relay::{PeerQuota, Relay};
 use crate::error::SessionError;
 
@@ -39,8 +39,9 @@ pub struct Link {
 
 impl Link {
     /// Sends the greeting and the opening, in the form of the version. One that may begin a shared job is sent only
-    /// when the receiver has room: what has been said may be carried out, whether this side waits in line or not.
-    pub(crate) async fn ask(&mut self, open: Open) -> Result<(), SessionError> {
+    /// when the receiver has room, which is to be heard within `silence_max`: what has been said may be carried out,
+    /// whether this side waits in line or not.
+    pub(crate) async fn ask(&mut self, open: Open, silence_max: Duration) -> Result<(), SessionError> {
         let asks_for_more =
             open.verify || open.proof != Proof::Wire || open.keeping.is_some_and(|keeping| keeping.asked);
         if self.version < Version::V4 && asks_for_more {
@@ -49,8 +50,11 @@ impl Link {
         let mut opening = if self.relay.is_some() { Vec::new() } else { self.greeting().encode().to_vec() };
         if may_begin_job(&open) {
             self.control.1.send(&std::mem::take(&mut opening)).await?;
-            let room = timeout(PERMISSION_TIMEOUT, has_room(&mut self.control.0)).await;
-            room.unwrap_or(Err(SessionError::Silent))?;
+            let room = timeout(silence_max, has_room(&mut self.control.0)).await;
+            room.unwrap_or(Err(SessionError::Silent)).map_err(|error| match error {
+                refused @ SessionError::Refused(_) => refused,
+                error => SessionError::NothingAsked(Box::new(error)),
+            })?;
         }
         opening.extend(encode_message(&open.into_message(self.version)));
         Ok(self.control.1.send(&opening).await?)
@@ -136,15 +140,14 @@ mod tests {
 
     use super::*;
 
-    /// How asking ends where the receiver has said this with its greeting, and what it has heard.
-    async fn asked(beginning: Beginning, said: Option<ToSender>) -> (Result<(), SessionError>, Vec<u8>) {
+    const TRANSFER: TransferId = TransferId([7; 16]);
+
+    /// How asking ends where the receiver has said this, and what it has heard.
+    async fn asked(beginning: Beginning, said: &[u8]) -> (Result<(), SessionError>, Vec<u8>) {
         let (own, mut peer) = tokio::io::duplex(64 * 1024);
-        let transfer = TransferId([7; 16]);
-        let mut words = Greeting::new(Role::Control, transfer).encode().to_vec();
-        words.extend(said.iter().flat_map(encode_message));
-        peer.write_all(&words).await.unwrap();
+        peer.write_all(said).await.unwrap();
         let mut link = Link {
-            transfer,
+            transfer: TRANSFER,
             cipher: Cipher::Tls,
             version: Version::NEWEST,
             control: control_pair(own),
@@ -156,20 +159,26 @@ mod tests {
         let node = NodeName::new("a").unwrap();
         let shared_job =
             Some(Box::new(SharedJobOpening { job: SharedJobId([1; 16]), epoch: 1, beginning, node }));
-        let ended = link.ask(Open { shared_job, ..Open::new(b"t".to_vec(), [1; 16]) }).await;
+        let open = Open { shared_job, ..Open::new(b"t".to_vec(), [1; 16]) };
+        let ended = link.ask(open, Duration::from_secs(20)).await;
         drop(link);
         let mut heard = Vec::new();
         peer.read_to_end(&mut heard).await.unwrap();
         (ended, heard)
     }
 
-    #[tokio::test]
-    async fn where_a_job_would_have_to_wait_for_room_its_opening_is_not_said() {
-        let waiting = || ToSender::Waiting(Waiting { ahead: 0, text: "full".to_owned() });
-        let (ended, heard) = asked(Beginning::Allowed, Some(waiting())).await;
+    #[tokio::test(start_paused = true)]
+    async fn the_opening_of_a_job_is_not_said_before_it_is_known_that_there_is_room() {
+        let greeting = Greeting::new(Role::Control, TRANSFER).encode().to_vec();
+        let waiting = ToSender::Waiting(Waiting { ahead: 0, text: "full".to_owned() });
+        let in_line = [greeting.clone(), encode_message(&waiting)].concat();
+        let (ended, heard) = asked(Beginning::Allowed, &in_line).await;
         assert!(ended.is_err_and(|error| error.is_busy()));
         assert_eq!(heard.len(), Greeting::BYTES);
-        for (beginning, said) in [(Beginning::Allowed, None), (Beginning::UnderWay, Some(waiting()))] {
+        let (ended, heard) = asked(Beginning::Allowed, &[]).await;
+        assert!(matches!(ended, Err(SessionError::NothingAsked(silent)) if silent.is_lost()));
+        assert_eq!(heard.len(), Greeting::BYTES);
+        for (beginning, said) in [(Beginning::Allowed, &greeting), (Beginning::UnderWay, &in_line)] {
             let (ended, heard) = asked(beginning, said).await;
             ended.unwrap();
             assert!(heard.len() > Greeting::BYTES, "{beginning:?}");

@@ -10,6 +10,7 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -198,6 +199,12 @@ impl Unended {
         self.note.plain_path() == Note::new((self.job(), self.epoch()), receivers).plain_path()
     }
 
+    /// Whether no opening of it can be on its way any more.
+    pub(super) fn is_old(&self) -> bool {
+        let noted = fs::metadata(&self.path).and_then(|note| note.modified());
+        noted.is_ok_and(|noted| noted.elapsed().is_ok_and(|age| age >= UNDERWAY_MAX))
+    }
+
     /// The file in which it is noted.
     pub(super) fn file(&self) -> &Path {
         &self.path
@@ -248,6 +255,9 @@ fn directory(home: &Path) -> PathBuf {
     home.join("shared-jobs")
 }
 
+/// How long what a killed process has said may be on its way: a kernel goes on sending it for two minutes on most
+/// systems, and a quarter of an hour at most.
+const UNDERWAY_MAX: Duration = Duration::from_secs(30 * 60);
 /// What the name of a note ends with that is being written.
 const NEW: &str = ".new";
 const NOTE_BYTES_MAX: u64 = 1 << 20;
