@@ -8,6 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use zmove_types::Escaped;
 
@@ -195,8 +196,14 @@ impl Location {
 /// Whether a path goes on with the same path at another host: `/data,HOST:/data`.
 fn names_another(path: &[u8], start: Start) -> bool {
     let Some(comma) = path.iter().position(|&byte| byte == b',') else { return false };
-    let (path, other) = (&path[..comma], OsStr::from_bytes(&path[comma + 1..]));
-    matches!(Location::parse(other, start), Ok(Location::Remote(other)) if other.path.starts_with(path))
+    let before_comma = |path: &[u8]| path.split(|&byte| byte == b',').next().unwrap_or_default().to_vec();
+    let other = match Location::parse(OsStr::from_bytes(&path[comma + 1..]), start) {
+        Ok(Location::Remote(other)) => before_comma(&other.path),
+        _ => return false,
+    };
+    // however each is written
+    let [one, other] = [&path[..comma], &other].map(|path| Path::new(OsStr::from_bytes(path)).components());
+    one.eq(other)
 }
 
 /// The path relative to the login's home directory: a leading `~` or `~/` is removed, as a shell would expand it.
@@ -360,10 +367,17 @@ mod tests {
             remotes.iter().map(|remote| ((*remote).to_owned(), path.into())).collect()
         };
         assert_eq!(several("a,b:6102:/data,x"), expect(&["a:5870", "b:6102"], "/data,x"));
-        for path in ["/data,b:/other", "/,b:", "./data,b:/x", "/data,b", "/data,/data"] {
+        for path in ["/data,b:/other", "/data,b:/data/x", "/,b:", "./data,b:/x", "/data,b", "/data,/data"] {
             assert_eq!(several(&format!("a:{path}")), expect(&["a:5870"], path), "{path}");
         }
-        for text in ["a:/data,b:/data", "a:/data/,b:7:/data/", "a:7:/data,b:/data,c:/data", "a:./d,b:./d"] {
+        for text in [
+            "a:/data,b:/data",
+            "a:/data/,b:7:/data/",
+            "a:7:/data,b:/data,c:/data",
+            "a:./d,b:./d",
+            "a:/d/,b:/d",
+            "a:/d,b:/./d/",
+        ] {
             assert_eq!(parse(text), Err(LocationError::PathTwice(text.to_owned())), "{text}");
         }
     }

@@ -203,8 +203,10 @@ impl EndOfKilled<'_> {
                     terminal::warn(format_args!("{error}; {what} ({remedy})"));
                     return Ok(false);
                 }
+                // one that is away or busy may do so later
+                let stays_so = is_not_opened(&error);
                 let failure = as_failure(JobError::PerhapsBegun { error, absent_at: None });
-                Err(failure.context(format!("{what} ({remedy})")))
+                Err(if stays_so { failure.context(format!("{what} ({remedy})")) } else { failure })
             }
         }
     }
