@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{MissedTickBehavior, timeout};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, blocking};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
@@ -338,6 +338,9 @@ impl Running<'_> {
         let session = Arc::clone(&self.pipeline.session);
         let told_rate = move |limit| session.rate.lower(limit, Limit::AllowedRate);
         let greeted = control::greeted(reader, self.version, self.dialled_by, self.quota.clone());
+        // a receiver greets before it looks at anything
+        let greeted = timeout(self.pipeline.config.silence_max, greeted);
+        let greeted = async { greeted.await.unwrap_or(Err(SessionError::Silent)) };
         let permission = control::permission(greeted, self.run.patience, waits_in, told_rate);
         tokio::pin!(permission);
         let mut in_line = false;

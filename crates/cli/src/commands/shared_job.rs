@@ -13,7 +13,7 @@ use zmove_cluster::{Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob
 use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::SharedRate;
-use zmove_types::{Beginning, ByteCount, ByteRate, Kinds, SharedJobId};
+use zmove_types::{Beginning, ByteCount, ByteRate, Kinds, NoObserver, SharedJobId};
 use zmove_wire::{Durability, Keeping, NodeName, Open, RefusalCode, TargetShape, TopName};
 
 pub(crate) use self::unended::Unended;
@@ -57,14 +57,15 @@ pub(crate) fn tell_end(
     let mut summary = summary_of(&ended, started);
     summary.failed += sources.missing;
     let exit = exit_of(&summary, args);
-    if args.json || args.quiet || summary.files == 0 {
+    let is_told = !args.json && !args.quiet;
+    if is_told && summary.files > 0 {
+        terminal::print_lines(&(as_text(&summary, by, led.served) + &summary::extras(&summary, args)));
+    } else {
         let ending = Ending { exit, transfer: Some(led.id.to_string()), sessions: Sessions::Several };
         summary::print(&summary, args, None, &Shares::default(), &ending);
-    } else {
-        let is_moved_before = led.has_lost_sessions && summary.skipped > 0;
-        let moved_before = if is_moved_before { MOVED_BEFORE } else { "" };
-        let text = as_text(&summary, by, led.served) + &summary::extras(&summary, args) + moved_before;
-        terminal::print_lines(&text);
+    }
+    if is_told && led.has_lost_sessions && summary.skipped > 0 {
+        terminal::print_lines(MOVED_BEFORE);
     }
     Ok(exit)
 }
@@ -171,9 +172,12 @@ impl EndOfKilled<'_> {
         let old = SharedJob::new(names, Vec::new(), old_open, config).last_epoch();
         let end = async |beginning| {
             let began = Instant::now();
+            // what others say is told once
+            let mut observer = self.display.observer();
             loop {
-                let observer = self.display.observer();
-                let ended = end_abandoned(&old, beginning, receivers, observer, Arc::new(SessionWarnings));
+                let listener = Arc::new(SessionWarnings);
+                let ended = end_abandoned(&old, beginning, receivers, Arc::clone(&observer), listener);
+                observer = Arc::new(NoObserver);
                 match ended.await {
                     Err(error) if error.is_busy() && began.elapsed() < self.patience => {
                         tokio::time::sleep(ASKED_AGAIN_AFTER).await;
@@ -186,7 +190,10 @@ impl EndOfKilled<'_> {
         let may_begin = is_at_target && is_directory && has_all_receivers;
         let ended = match end(Beginning::UnderWay).await {
             // the opening that was to begin it may still be on its way
-            Ok(Abandoned::Absent) if may_begin => end(Beginning::Allowed).await,
+            Ok(Abandoned::Absent) if may_begin => {
+                unended.renew()?;
+                end(Beginning::Allowed).await
+            }
             ended => ended,
         };
         match ended {

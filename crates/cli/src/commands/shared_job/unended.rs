@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -205,6 +205,15 @@ impl Unended {
         noted.is_ok_and(|noted| noted.elapsed().is_ok_and(|age| age >= UNDERWAY_MAX))
     }
 
+    /// An opening of it is about to be said.
+    ///
+    /// # Errors
+    /// The time of the file cannot be set.
+    pub(super) fn renew(&self) -> Result<()> {
+        let renewed = self.locked.iter().try_for_each(|file| file.set_modified(SystemTime::now()));
+        renewed.with_context(|| format!("set the time of {}", self.path.display()))
+    }
+
     /// The file in which it is noted.
     pub(super) fn file(&self) -> &Path {
         &self.path
@@ -297,7 +306,13 @@ mod tests {
         flock(&opened_before, FlockOperation::NonBlockingLockShared).unwrap_err();
         assert_eq!(found(&["a", "b"], "t"), [], "it is led");
         drop(leads);
-        assert!(look(&["a"], "t").iter().all(|unended| !unended.is_queue_alone()));
+        assert!(look(&["a"], "t").iter().all(|unended| !unended.is_queue_alone() && !unended.is_old()));
+        let file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.set_modified(SystemTime::now() - UNDERWAY_MAX).unwrap();
+        let [old] = &look(&["a"], "t")[..] else { panic!("there is one") };
+        assert!(old.is_old());
+        old.renew().unwrap();
+        assert!(!old.is_old());
         let ending = look(&["a", "b"], "t");
         assert_eq!(found(&["b", "c"], "t"), [job], "also while another ends it");
         drop(ending);
