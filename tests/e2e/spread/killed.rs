@@ -145,9 +145,13 @@ fn the_target_of_a_push_that_was_killed_may_be_no_directory_any_more() {
     spread.kill_a_slow_push("t");
     std::fs::remove_dir_all(spread.target_directory()).unwrap();
     paint(spread.target_directory(), 7);
-    let outcome = spread.push_to(spread.target(""), &[], "source").outcome().expect(0);
-    outcome.says(&["what a push that was killed has left at 't' cannot be ended"]);
-    assert!(spread.shared().join("f").exists() && spread.noted() == 1);
+    let note = std::fs::read_dir(spread.home().join("shared-jobs")).unwrap().next().unwrap().unwrap().path();
+    let what = "what a push that was killed has left at 't' cannot be ended";
+    for (path, code) in [("", 0), ("t", 3)] {
+        let outcome = spread.push_to(spread.target(path), &[], "source").outcome().expect(code);
+        outcome.says(&[what, &format!("remove '{}'", note.display())]);
+        assert!(spread.shared().join("f").exists() && spread.noted() == 1);
+    }
 }
 
 /// An opening of its head may still be on its way.
@@ -272,17 +276,22 @@ fn a_job_that_is_begun_to_be_ended_is_begun_at_one_receiver() {
     assert_eq!([has_mark("shared"), has_mark("elsewhere")], [true, false]);
 }
 
+/// A push opens such a target up, and gives it the mode of its source at the end.
 #[test]
-fn a_directory_that_its_owner_may_not_read_stays_so_when_a_job_is_looked_for_there() {
-    let Some(spread) = Spread::unprivileged(2) else { return };
-    paint(spread.source().join("f"), 7);
-    std::fs::create_dir(spread.target_directory()).unwrap();
-    spread.site.give_away();
-    set_mode(spread.target_directory(), 0o300);
-    let note = format!("remove '{}'", spread.home().join("shared-jobs").join(note_a_job(&spread)).display());
-    for (path, code) in [("", 0), ("t", 3)] {
-        let outcome = spread.push_to(spread.target(path), &[], "source").outcome().expect(code);
-        outcome.says(&["open directory 't': Permission denied", "cannot be ended", &note]);
-        assert_eq!(spread.target_directory().metadata().unwrap().mode() & 0o777, 0o300);
+fn a_directory_that_is_closed_to_its_owner_is_opened_up_only_by_a_push_to_it() {
+    for mode in [0o300, 0o600] {
+        let Some(spread) = Spread::unprivileged(2) else { return };
+        paint(spread.source().join("f"), 7);
+        set_old(spread.source());
+        std::fs::create_dir(spread.target_directory()).unwrap();
+        spread.site.give_away();
+        set_mode(spread.target_directory(), mode);
+        note_a_job(&spread);
+        spread.push_to(spread.target(""), &[], "source").outcome().done();
+        assert_eq!((spread.target_directory().metadata().unwrap().mode() & 0o777, spread.noted()), (mode, 1));
+        spread.push(&[], "source").outcome().done();
+        assert_eq!(spread.noted(), 0);
+        spread.remove_marks();
+        spread.assert_done();
     }
 }

@@ -145,16 +145,19 @@ impl Target {
         Ok(Self { tree: Tree::at(fd), rename, state, is_closed, shared_job: None })
     }
 
-    /// Opens a target that is there, as it is.
+    /// Opens a target that is there, as it is. No job is under way in one that its mode closes to its owner: the job
+    /// would have opened it up.
     fn find(open: &Open, access: &WriteAccess) -> Result<Option<Self>, Refusal> {
         let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Left)?;
         let Some(tree) = tree else { return Ok(None) };
-        let fd = match tree.open_directory(&path) {
+        let fd = match tree.look_into(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(|error| {
+            Ok(None) => return Ok(None),
+            Ok(Some(fd)) => fd,
+            Err(error) => {
                 let way = || in_the_way::beneath(&tree, &whole_path(&path, rename.as_ref()), shown);
-                cannot_enter("open directory", shown, &error, way)
-            })?,
+                return Err(cannot_enter("open directory", shown, &error, way));
+            }
         };
         let tops = names_at_top(&open.shape, rename.as_ref());
         let state = state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
