@@ -61,22 +61,25 @@ impl Broker {
         if !self.configuration().exists() {
             return Ok(false);
         }
-        if self.processes()?.is_empty() {
-            let mut command = Command::new(SERVER);
-            command.arg("-c").arg(self.configuration());
-            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            let mut child = command.spawn().context("failed to start nats-server")?;
-            // whoever is killed is waited for, so that nothing of it stays
-            std::thread::spawn(move || drop(child.wait()));
-        }
         let deadline = Instant::now() + START_MAX;
-        while TcpStream::connect(self.address).is_err() {
+        loop {
+            // one that has been found here may just be ending
+            if self.processes()?.is_empty() {
+                let mut command = Command::new(SERVER);
+                command.arg("-c").arg(self.configuration());
+                command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+                let mut child = command.spawn().context("failed to start nats-server")?;
+                // whoever is killed is waited for, so that nothing of it stays
+                std::thread::spawn(move || drop(child.wait()));
+            }
+            if TcpStream::connect(self.address).is_ok() {
+                return Ok(true);
+            }
             if Instant::now() > deadline {
                 bail!("the broker does not listen at {}", self.address);
             }
-            sleep(Duration::from_millis(5));
+            sleep(Duration::from_millis(20));
         }
-        Ok(true)
     }
 
     /// The processes; a head may have started one while another was being ended.
