@@ -1,6 +1,7 @@
 //! `zmove push --cluster`: nodes, receivers and a broker, processes of their own, with the real `nats-server`.
 
 mod absent;
+mod left;
 mod sources;
 
 use std::ffi::OsStr;
@@ -540,32 +541,6 @@ fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
     lab.push(&[]).outcome().expect(0);
     assert_eq!(noted(), 0);
     lab.assert_done();
-}
-
-/// A broker without queues, that is: one that answers no question about them.
-#[test]
-fn a_push_that_ends_the_queue_of_a_killed_one_is_interrupted_at_once() {
-    let Some(lab) = Lab::new(1) else { return };
-    let broker = lab.start_broker();
-    lab.init(&["--broker", &lab.broker()]).done();
-    lab.paint();
-    let mut push = lab.push(&[]).start();
-    lab.daemons[0].wait_for_log("begun by head");
-    push.kill().unwrap();
-    push.wait().unwrap();
-    drop(broker);
-    let log = lab.site.path("broker.log");
-    let _broker = lab.start_broker_with(&["-DV", "-l", log.to_str().unwrap()]);
-    let push = lab.push(&[]).start();
-    let until = Instant::now() + PATIENCE;
-    while !std::fs::read_to_string(&log).unwrap().contains("$JS.API.") {
-        assert!(Instant::now() < until, "the push asks nothing");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let began = Instant::now();
-    signal(&push, Signal::INT);
-    finish(push).expect(20);
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
 }
 
 /// Before a broker is there nothing has begun.

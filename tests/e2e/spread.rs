@@ -216,6 +216,12 @@ impl Spread {
         child.wait().unwrap();
     }
 
+    /// Removes the target, in which receivers of a push that was killed may still be at work for a moment.
+    fn remove_target(&self) {
+        let target = self.target_directory();
+        crate::jobs::wait_for("the end of the target", || std::fs::remove_dir_all(&target).is_ok());
+    }
+
     /// Kills the first receiver when it has marked the end of the job of a push, before it can say so.
     fn kill_at_the_end(&self) {
         let job = self.wait_for_job();

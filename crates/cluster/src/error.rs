@@ -222,7 +222,8 @@ impl SessionEnd {
     }
 
     /// Whether all that this says is that the receiver is away.
-    pub(crate) fn is_away(&self) -> bool {
+    #[must_use]
+    pub fn is_away(&self) -> bool {
         match self {
             Self::Connect(error) => error.is_lost(),
             Self::Session(error) => error.is_lost(),

@@ -47,7 +47,7 @@ mod take;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::Subject;
@@ -85,6 +85,7 @@ pub struct JetStream {
     unreadable: AtomicU64,
     /// Whether this process has ended the job: then it needs no record of that, which the broker may lose.
     closed: watch::Sender<bool>,
+    is_removed: AtomicBool,
 }
 
 /// Which queue, and how it is kept.
@@ -217,7 +218,8 @@ impl JetStream {
         let (dropped, to_be_told) = unbounded_channel();
         tokio::spawn(give_back_dropped(Arc::clone(&broker), to_be_told));
         let (taker, leases) = (Mutex::default(), watch::Sender::new(()));
-        Ok(Self { broker, settings, taker, dropped, leases, unreadable, closed })
+        let is_removed = AtomicBool::new(false);
+        Ok(Self { broker, settings, taker, dropped, leases, unreadable, closed, is_removed })
     }
 
     async fn begin(&self) -> Result<(), BrokerError> {
@@ -242,6 +244,12 @@ impl JetStream {
     #[must_use]
     pub fn state(&self) -> watch::Receiver<BrokerState> {
         self.broker.connection.state()
+    }
+
+    /// Whether this process has removed the queue from the broker.
+    #[must_use]
+    pub fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Relaxed)
     }
 
     /// The number of messages that have come here and that no node of this job has sealed, or not for this queue.
@@ -335,6 +343,7 @@ impl WorkQueue for JetStream {
             let closed = async {
                 self.broker.end(self.settings.epoch).await?;
                 self.broker.remove().await?;
+                self.is_removed.store(true, Ordering::Relaxed);
                 self.broker.tell().await;
                 Ok(())
             };

@@ -52,7 +52,7 @@ fn a_push_of_one_file_to_where_a_killed_push_had_its_target_goes_there() {
         zmove.outcome().done();
         assert_eq!(spread.shared().join(to).metadata().unwrap().len(), number);
     };
-    std::fs::remove_dir_all(spread.target_directory()).unwrap();
+    spread.remove_target();
     (1..3).for_each(|number| push(number, "t"));
     assert_eq!(spread.noted(), 1, "who makes the directory again may find it");
     std::fs::remove_file(spread.target_directory()).unwrap();
@@ -127,10 +127,10 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_the_next_that_writes_to_some_of
 fn the_target_of_a_push_that_was_killed_is_not_made_again_by_one_that_goes_elsewhere() {
     let spread = Spread::new(2);
     spread.kill_a_slow_push("t");
-    std::fs::remove_dir_all(spread.target_directory()).unwrap();
+    spread.remove_target();
     spread.push_to(spread.target("u"), &[], "source").outcome().done();
     assert_eq!(spread.noted(), 1, "it goes nowhere near");
-    let push_above = || spread.push_to(spread.target(""), &[], "source").outcome().done();
+    let push_above = || spread.push_to(spread.target(""), &[], "source").outcome().expect(0);
     push_above();
     assert_eq!(spread.noted(), 1, "its opening may be on its way");
     let notes = std::fs::read_dir(spread.home().join("shared-jobs")).unwrap();
@@ -143,7 +143,7 @@ fn the_target_of_a_push_that_was_killed_is_not_made_again_by_one_that_goes_elsew
 fn the_target_of_a_push_that_was_killed_may_be_no_directory_any_more() {
     let spread = Spread::new(2);
     spread.kill_a_slow_push("t");
-    std::fs::remove_dir_all(spread.target_directory()).unwrap();
+    spread.remove_target();
     paint(spread.target_directory(), 7);
     let note = std::fs::read_dir(spread.home().join("shared-jobs")).unwrap().next().unwrap().unwrap().path();
     let what = "what a push that was killed has left at 't' cannot be ended";
@@ -169,7 +169,7 @@ fn the_job_of_a_push_that_has_not_begun_does_not_begin_after_the_next() {
     child.kill().unwrap();
     child.wait().unwrap();
     spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::CONT));
-    spread.push(&[], "source").outcome().done();
+    spread.push(&[], "source").outcome().expect(0);
     assert_eq!(spread.noted(), 0);
     spread.remove_marks();
 }
@@ -197,13 +197,15 @@ fn the_job_of_a_push_that_was_killed_is_ended_also_where_receivers_have_refused_
     lists.iter().for_each(|list| std::fs::create_dir(list).unwrap());
     let [first, second] = [0, 1].map(|number: usize| spread.daemons[number].address.to_string());
     let refused = spread.push(&[], "source").outcome().expect(10).lines(2);
-    [first, second].iter().fold(refused, |refused, address| {
+    let refused = [first, second].iter().fold(refused, |refused, address| {
         refused.says(&["cannot read its authorized_keys", &format!("see its log (at {address})")])
     });
+    refused.says(&["what a push that was killed has left at 't' cannot be ended: receiver: "]);
     assert_eq!(spread.noted(), 1, "the job has not ended");
     lists.iter().for_each(|list| std::fs::remove_dir(list).unwrap());
     lists.iter().for_each(|list| std::fs::write(list, "").unwrap());
-    spread.push(&[], "source").outcome().expect(5);
+    let refused = spread.push(&[], "source").outcome().expect(5);
+    refused.says(&["what a push that was killed has left at 't' cannot be ended (", "remove '"]);
     assert_eq!(spread.noted(), 1, "the job has not ended");
     lists.iter().for_each(|list| std::fs::rename(list.with_extension("away"), list).unwrap());
     spread.push(&[], "source").outcome().done();
@@ -287,9 +289,9 @@ fn a_directory_that_is_closed_to_its_owner_is_opened_up_only_by_a_push_to_it() {
         spread.site.give_away();
         set_mode(spread.target_directory(), mode);
         note_a_job(&spread);
-        spread.push_to(spread.target(""), &[], "source").outcome().done();
+        spread.push_to(spread.target(""), &[], "source").outcome().expect(0);
         assert_eq!((spread.target_directory().metadata().unwrap().mode() & 0o777, spread.noted()), (mode, 1));
-        spread.push(&[], "source").outcome().done();
+        spread.push(&[], "source").outcome().expect(0);
         assert_eq!(spread.noted(), 0);
         spread.remove_marks();
         spread.assert_done();

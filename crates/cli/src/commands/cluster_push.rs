@@ -155,6 +155,7 @@ impl Leading<'_> {
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let queue = Arc::new(queue);
+        let made = Arc::clone(&queue);
         let participants = Arc::new(Participants::of_nodes(own_name(), Arc::clone(&self.observer)));
         let mut telling = Box::pin(participants.tell(Arc::clone(&queue), Vec::new));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
@@ -208,7 +209,7 @@ impl Leading<'_> {
         };
         participants.tell_now(Some(0), Vec::new());
         if shared_job::leaves_nothing(&ended) {
-            unended.forget()?;
+            unended.ended(made.is_removed().then_some(&self.cluster.broker))?;
         }
         let has_lost_sessions =
             head.node.served.has_lost_sessions() || participants.others().borrow().unfinished > 0;
@@ -231,12 +232,15 @@ impl Leading<'_> {
         };
         let no_broker = |error| self.cluster.no_broker(&error);
         let notices = Notices::open(&access, &key).await.map_err(no_broker)?;
+        let broker = &self.cluster.broker;
         for before in before {
-            let abandoned = head_of(before.job(), before.epoch());
-            JetStream::end_abandoned(&access, abandoned).await.map_err(no_broker)?;
-            before.forget()?;
+            if before.has_queue_at(broker) {
+                let abandoned = head_of(before.job(), before.epoch());
+                JetStream::end_abandoned(&access, abandoned).await.map_err(no_broker)?;
+            }
+            before.ended(Some(broker))?;
         }
-        let unended = shared_job::note_queue(job, receivers)?;
+        let unended = shared_job::note_queue(job, receivers, broker)?;
         let queue = JetStream::open(&access, head_of(job.id, job.epoch)).await.map_err(no_broker)?;
         // last: the next push begins the job, of which there is no more than the queue before, to end it
         Ok((notices, queue, unended.begins()?))

@@ -3,6 +3,7 @@
 
 mod unended;
 
+use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -13,7 +14,7 @@ use zmove_cluster::{Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob
 use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::SharedRate;
-use zmove_types::{Beginning, ByteCount, ByteRate, Kinds, NoObserver, SharedJobId};
+use zmove_types::{Beginning, ByteCount, ByteRate, Event, Kinds, Lock, Observer, SharedJobId};
 use zmove_wire::{Durability, Keeping, NodeName, Open, RefusalCode, TargetShape, TopName};
 
 pub(crate) use self::unended::Unended;
@@ -116,7 +117,7 @@ pub(crate) fn end_before(
     })
 }
 
-/// Ends the same jobs for a push that knows no broker, and forgets what was noted of them, but for queues alone.
+/// Ends the same jobs for a push that knows no broker, and forgets what was noted of them, but for their queues.
 ///
 /// # Errors
 /// As [`end_before`], or a file cannot be removed.
@@ -126,8 +127,7 @@ pub(crate) fn end_and_forget(
     settings: &PushSettings,
     display: &Display,
 ) -> Result<()> {
-    let ended = end_before(open, receivers, settings, display)?.into_iter();
-    ended.filter(|unended| !unended.is_queue_alone()).try_for_each(Unended::forget)
+    end_before(open, receivers, settings, display)?.into_iter().try_for_each(|unended| unended.ended(None))
 }
 
 /// The end of jobs whose pushes were killed. Receivers that were stopped then and go on later would write what they had
@@ -146,17 +146,20 @@ impl EndOfKilled<'_> {
     async fn end_all(&self, before: Vec<Unended>) -> Result<Vec<Unended>> {
         let ends = before.into_iter().map(async |unended| (self.end(&unended).await, unended));
         let ended = join_all(ends).await.into_iter();
-        let is_left = |(ended, unended): (Result<bool>, Unended)| match ended {
-            Ok(has_ended) => has_ended.then_some(Ok(unended)),
+        let is_left = |(ended, unended): (Result<Abandoned>, Unended)| match ended {
+            Ok(Abandoned::Ended) => Some(Ok(unended)),
+            // another push may have begun to end it meanwhile
+            Ok(Abandoned::Absent) => unended.is_old().then_some(Ok(unended)),
+            Ok(Abandoned::Unknown) => None,
             Err(error) => Some(Err(error)),
         };
         ended.filter_map(is_left).collect()
     }
 
-    /// Ends a job; returns whether nothing is left of it.
-    async fn end(&self, unended: &Unended) -> Result<bool> {
+    /// Ends a job, or finds that none of its receivers has it.
+    async fn end(&self, unended: &Unended) -> Result<Abandoned> {
         if unended.is_queue_alone() {
-            return Ok(true);
+            return Ok(Abandoned::Ended);
         }
         let Self { open, receivers, .. } = *self;
         let (is_at_target, has_all_receivers) = (unended.is_at(receivers), unended.has_no_others(receivers));
@@ -170,51 +173,65 @@ impl EndOfKilled<'_> {
         let config = SenderConfig { silence_max: RECEIVER_SILENCE_MAX, ..SenderConfig::default() };
         // its head may have been in the epoch in which it alone has sessions
         let old = SharedJob::new(names, Vec::new(), old_open, config).last_epoch();
+        let observer = Arc::new(Once { observer: self.display.observer(), told: Lock::default() });
         let end = async |beginning| {
             let began = Instant::now();
-            // what others say is told once
-            let mut observer = self.display.observer();
             loop {
+                if beginning == Beginning::Allowed {
+                    unended.renew()?;
+                }
                 let listener = Arc::new(SessionWarnings);
-                let ended = end_abandoned(&old, beginning, receivers, Arc::clone(&observer), listener);
-                observer = Arc::new(NoObserver);
-                match ended.await {
+                match end_abandoned(&old, beginning, receivers, observer.clone(), listener).await {
                     Err(error) if error.is_busy() && began.elapsed() < self.patience => {
                         tokio::time::sleep(ASKED_AGAIN_AFTER).await;
                     }
-                    ended => break ended,
+                    ended => break anyhow::Ok(ended),
                 }
             }
         };
         // this push makes the directory in any case, and gives it its mode
         let may_begin = is_at_target && is_directory && has_all_receivers;
-        let ended = match end(Beginning::UnderWay).await {
+        let ended = match end(Beginning::UnderWay).await? {
             // the opening that was to begin it may still be on its way
-            Ok(Abandoned::Absent) if may_begin => {
-                unended.renew()?;
-                end(Beginning::Allowed).await
-            }
+            Ok(Abandoned::Absent) if may_begin => end(Beginning::Allowed).await?,
             ended => ended,
         };
         match ended {
-            Ok(Abandoned::Ended) => Ok(true),
-            Ok(Abandoned::Absent) => Ok(has_all_receivers && !is_at_target && unended.is_old()),
-            Ok(Abandoned::Unknown) => Ok(false),
+            Ok(Abandoned::Absent) if !has_all_receivers || is_at_target => Ok(Abandoned::Unknown),
+            Ok(ended) => Ok(ended),
             Err(error) => {
                 let path = String::from_utf8_lossy(unended.path());
                 let note = unended.file().display();
                 let what = format!("what a push that was killed has left at '{path}' cannot be ended");
                 let remedy = format!("where nothing of it goes on any more, remove '{note}'");
+                // one that is away or busy may do so later
+                let what =
+                    if error.is_away() || error.is_busy() { what } else { format!("{what} ({remedy})") };
                 // this push does not depend on what may be done elsewhere
                 if !is_at_target && (is_not_opened(&error) || !unended.meets(receivers)) {
-                    terminal::warn(format_args!("{error}; {what} ({remedy})"));
-                    return Ok(false);
+                    terminal::warn(format_args!("{error}; {what}"));
+                    return Ok(Abandoned::Unknown);
                 }
-                // one that is away or busy may do so later
-                let stays_so = is_not_opened(&error);
-                let failure = as_failure(JobError::PerhapsBegun { error, absent_at: None });
-                Err(if stays_so { failure.context(format!("{what} ({remedy})")) } else { failure })
+                Err(as_failure(JobError::PerhapsBegun { error, absent_at: None }).context(what))
             }
+        }
+    }
+}
+
+/// Tells each warning once.
+struct Once {
+    observer: Arc<dyn Observer>,
+    told: Lock<HashSet<String>>,
+}
+
+impl Observer for Once {
+    fn on(&self, event: &Event) {
+        let is_new = match event {
+            Event::Warned { message } => self.told.lock().insert(message.clone()),
+            _ => true,
+        };
+        if is_new {
+            self.observer.on(event);
         }
     }
 }
@@ -247,9 +264,9 @@ pub(crate) fn note(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
     Unended::note(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
 }
 
-/// Notes that the queue of a job is about to be made.
-pub(crate) fn note_queue(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
-    Unended::note_queue(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
+/// Notes that the queue of a job is about to be made at this broker.
+pub(crate) fn note_queue(job: &SharedJob, receivers: &[Receiver], broker: &str) -> Result<Unended> {
+    Unended::note_queue(&settings::home(Role::Client)?, (job.id, job.epoch), receivers, broker)
 }
 
 /// The job that these settings ask for, which this node does in so many sessions at once: together they keep '--limit'.

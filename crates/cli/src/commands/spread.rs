@@ -71,7 +71,7 @@ fn lead(
     participants.tell_now(Some(0), moved());
     let ended = ended?;
     if shared_job::leaves_nothing(&ended) {
-        unended.forget()?;
+        unended.ended(None)?;
     }
     let (served, has_lost_sessions) = (served.by_receiver().len(), served.has_lost_sessions());
     Ok(Led { id, ended, served, has_lost_sessions })

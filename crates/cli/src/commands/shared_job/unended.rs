@@ -24,8 +24,7 @@ use crate::display::terminal;
 #[derive(Debug)]
 pub(crate) struct Unended {
     path: PathBuf,
-    /// The file, and the one before, which somebody may have opened.
-    locked: Vec<File>,
+    locked: File,
     note: Note,
 }
 
@@ -38,16 +37,16 @@ struct Note {
     hosts: Vec<(String, u16)>,
     /// The path of the target there.
     path: Vec<u8>,
-    /// Whether there is nothing of it yet but its queue at a broker.
+    /// The broker at which it has a queue.
     #[serde(default)]
-    is_queue_alone: bool,
+    queue_at: Option<String>,
 }
 
 impl Note {
     fn new((job, epoch): (SharedJobId, u64), receivers: &[Receiver]) -> Self {
         let hosts = receivers.iter().map(|receiver| (receiver.remote.host.clone(), receiver.remote.port));
         let path = receivers.first().map(|receiver| receiver.remote.path.clone()).unwrap_or_default();
-        Self { job: job.0, epoch, hosts: hosts.collect(), path, is_queue_alone: false }
+        Self { job: job.0, epoch, hosts: hosts.collect(), path, queue_at: None }
     }
 
     /// Whether one is at or below the other, or may be: nobody here knows where a relative path leads.
@@ -86,41 +85,68 @@ impl Unended {
     /// # Errors
     /// The file cannot be written.
     pub(super) fn note(home: &Path, job: (SharedJobId, u64), receivers: &[Receiver]) -> Result<Self> {
-        Self::write(directory(home), Note::new(job, receivers), None)
+        Self::write(&directory(home), Note::new(job, receivers), "")
     }
 
-    /// Notes a job of which the queue is about to be made at a broker, before it begins.
+    /// Notes a job of which the queue is about to be made at this broker, before it begins.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(super) fn note_queue(home: &Path, job: (SharedJobId, u64), receivers: &[Receiver]) -> Result<Self> {
-        let note = Note { is_queue_alone: true, ..Note::new(job, receivers) };
-        Self::write(directory(home), note, None)
+    pub(super) fn note_queue(
+        home: &Path,
+        job: (SharedJobId, u64),
+        receivers: &[Receiver],
+        broker: &str,
+    ) -> Result<Self> {
+        let note = Note { queue_at: Some(broker.to_owned()), ..Note::new(job, receivers) };
+        Self::write(&directory(home), note, QUEUE_ALONE)
+    }
+
+    fn write(directory: &Path, note: Note, kind: &str) -> Result<Self> {
+        let failed = || format!("note the job in {}", directory.display());
+        fs::create_dir_all(directory).with_context(failed)?;
+        let path = directory.join(format!("{}{kind}", SharedJobId(note.job)));
+        // nobody is to find it before it is locked and whole
+        let new = directory.join(format!("{}{NEW}", SharedJobId(note.job)));
+        let mut file = make_locked(&new).with_context(failed)?;
+        file.write_all(&serde_json::to_vec(&note)?).with_context(failed)?;
+        // the job may outlive a power cut of this host
+        file.sync_all().with_context(failed)?;
+        rename(&new, &path).with_context(failed)?;
+        Ok(Self { path, locked: file, note })
     }
 
     /// Notes that the job is about to begin, of which there was the queue alone.
     ///
     /// # Errors
-    /// The file cannot be written.
-    pub(crate) fn begins(mut self) -> Result<Self> {
-        let directory = self.path.parent().expect("a note is in a directory").to_owned();
-        Self::write(directory, Note { is_queue_alone: false, ..self.note }, self.locked.pop())
+    /// The file cannot be renamed.
+    pub(crate) fn begins(self) -> Result<Self> {
+        self.renew()?;
+        let path = self.path.with_extension("");
+        rename(&self.path, &path).with_context(|| format!("rename {}", self.path.display()))?;
+        Ok(Self { path, ..self })
     }
 
-    fn write(directory: PathBuf, note: Note, before: Option<File>) -> Result<Self> {
-        let id = SharedJobId(note.job);
-        let failed = || format!("note the job in {}", directory.display());
-        fs::create_dir_all(&directory).with_context(failed)?;
-        let path = directory.join(id.to_string());
-        // nobody is to find it before it is locked and whole
-        let new = directory.join(format!("{id}{NEW}"));
-        let mut file = make_locked(&new).with_context(failed)?;
-        file.write_all(&serde_json::to_vec(&note)?).with_context(failed)?;
-        // the job may outlive a power cut of this host
-        file.sync_all().with_context(failed)?;
-        fs::rename(&new, &path).with_context(failed)?;
-        File::open(&directory).and_then(|directory| directory.sync_all()).with_context(failed)?;
-        Ok(Self { path, locked: std::iter::once(file).chain(before).collect(), note })
+    /// Takes the note away of a job that has ended at its receivers and at this broker. Its queue at another one stays
+    /// noted.
+    ///
+    /// # Errors
+    /// The file cannot be renamed or removed.
+    pub(crate) fn ended(self, broker: Option<&str>) -> Result<()> {
+        let Self { path, note, .. } = &self;
+        let changed = match &note.queue_at {
+            Some(queue_at) if broker != Some(queue_at) => {
+                rename(path, &path.with_extension(&QUEUE_ALONE[1..]))
+            }
+            _ => fs::remove_file(path),
+        };
+        match changed {
+            // another push may have done it
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("remove {}", path.display()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The jobs that no push leads any more and that are at the same target, above it or below it, or may be.
@@ -160,7 +186,7 @@ impl Unended {
         let mut text = Vec::new();
         (&file).take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
         match serde_json::from_slice(&text) {
-            Ok(note) => Some(Self { path, locked: vec![file], note }),
+            Ok(note) => Some(Self { path, locked: file, note }),
             Err(why) => {
                 if is_name_of_note(&path) && fs::remove_file(&path).is_ok() {
                     let path = path.display();
@@ -175,7 +201,12 @@ impl Unended {
 
     /// Whether there is nothing of it but its queue at a broker.
     pub(crate) fn is_queue_alone(&self) -> bool {
-        self.note.is_queue_alone
+        self.path.extension().is_some()
+    }
+
+    /// Whether it has a queue at this broker.
+    pub(crate) fn has_queue_at(&self, broker: &str) -> bool {
+        self.note.queue_at.as_deref() == Some(broker)
     }
 
     /// Whether it has no other receivers than these, so that there is no such job where none of them has it.
@@ -210,7 +241,7 @@ impl Unended {
     /// # Errors
     /// The time of the file cannot be set.
     pub(super) fn renew(&self) -> Result<()> {
-        let renewed = self.locked.iter().try_for_each(|file| file.set_modified(SystemTime::now()));
+        let renewed = self.locked.set_modified(SystemTime::now());
         renewed.with_context(|| format!("set the time of {}", self.path.display()))
     }
 
@@ -228,25 +259,18 @@ impl Unended {
     pub(crate) fn epoch(&self) -> u64 {
         self.note.epoch
     }
-
-    /// Takes the note away: the job has ended.
-    ///
-    /// # Errors
-    /// The file cannot be removed.
-    pub(crate) fn forget(self) -> Result<()> {
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("remove {}", self.path.display()))
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
-/// Whether the name of a file is a job's id.
+/// Gives a file this name, in the same directory, for good.
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    File::open(to.parent().expect("a file is in a directory"))?.sync_all()
+}
+
+/// Whether the name of a file is that of a note.
 fn is_name_of_note(path: &Path) -> bool {
     let name = path.file_name().map_or(&[][..], |name| name.as_bytes());
-    from_hex::<16>(name).is_some()
+    from_hex::<16>(name.strip_suffix(QUEUE_ALONE.as_bytes()).unwrap_or(name)).is_some()
 }
 
 /// Makes a file and locks it. Somebody who finds it before that takes it for one that was left, and removes it.
@@ -267,6 +291,8 @@ fn directory(home: &Path) -> PathBuf {
 /// How long what a killed process has said may be on its way: a kernel goes on sending it for two minutes on most
 /// systems, and a quarter of an hour at most.
 const UNDERWAY_MAX: Duration = Duration::from_secs(30 * 60);
+/// What the name of a note ends with while there is nothing of the job but its queue at a broker.
+const QUEUE_ALONE: &str = ".queue";
 /// What the name of a note ends with that is being written.
 const NEW: &str = ".new";
 const NOTE_BYTES_MAX: u64 = 1 << 20;
@@ -299,14 +325,8 @@ mod tests {
         let leads = Unended::note(home.path(), job, &receivers(&["a", "b"], "t")).unwrap();
         assert_eq!(found(&["a", "b"], "t"), [], "it is led");
         drop(leads);
-        let leads = Unended::note_queue(home.path(), job, &receivers(&["a", "b"], "t")).unwrap();
-        let path = leads.path.clone();
-        let opened_before = File::open(&path).unwrap();
-        let leads = leads.begins().unwrap();
-        flock(&opened_before, FlockOperation::NonBlockingLockShared).unwrap_err();
-        assert_eq!(found(&["a", "b"], "t"), [], "it is led");
-        drop(leads);
         assert!(look(&["a"], "t").iter().all(|unended| !unended.is_queue_alone() && !unended.is_old()));
+        let path = directory(home.path()).join(job.0.to_string());
         let file = OpenOptions::new().append(true).open(&path).unwrap();
         file.set_modified(SystemTime::now() - UNDERWAY_MAX).unwrap();
         let [old] = &look(&["a"], "t")[..] else { panic!("there is one") };
@@ -331,8 +351,33 @@ mod tests {
             assert_eq!(found(&["a"], other), [], "{other}");
         }
         fs::write(directory(home.path()).join("other"), "{}").unwrap();
-        look(&["a"], "t").into_iter().for_each(|unended| unended.forget().unwrap());
+        look(&["a"], "t").into_iter().for_each(|unended| unended.ended(None).unwrap());
         assert_eq!(found(&["a"], "t"), []);
+    }
+
+    #[test]
+    fn a_queue_is_noted_until_it_has_ended_at_its_own_broker() {
+        let home = tempfile::tempdir().unwrap();
+        let at = receivers(&["a"], "t");
+        let look = || Unended::near(home.path(), &at).unwrap();
+        let found = || look().iter().map(Unended::is_queue_alone).collect::<Vec<_>>();
+        let note = || Unended::note_queue(home.path(), (SharedJobId([7; 16]), 3), &at, "one").unwrap();
+        drop(note());
+        assert_eq!(found(), [true]);
+        let leads = note().begins().unwrap();
+        assert!(found().is_empty(), "it is led");
+        drop(leads);
+        assert_eq!(found(), [false]);
+        for broker in [None, Some("other")] {
+            let [left] = <[_; 1]>::try_from(look()).unwrap();
+            assert!(left.has_queue_at("one") && !left.has_queue_at("other"));
+            let another = look().pop().unwrap();
+            left.ended(broker).unwrap();
+            another.ended(broker).unwrap();
+            assert_eq!(found(), [true], "{broker:?}");
+        }
+        look().pop().unwrap().ended(Some("one")).unwrap();
+        assert!(found().is_empty());
     }
 
     #[test]
@@ -340,12 +385,13 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let at = receivers(&["a"], "t");
         let led = Unended::note(home.path(), (SharedJobId([1; 16]), 1), &at).unwrap();
-        let [empty, other] = [SharedJobId([2; 16]).to_string(), "other".into()];
-        let [empty, other] = [empty, other].map(|name: String| directory(home.path()).join(name));
-        let paths = [&led.path, &empty, &other];
+        let id = SharedJobId([2; 16]);
+        let names = [id.to_string(), format!("{id}{QUEUE_ALONE}"), "other".into()];
+        let [empty, queue, other] = names.map(|name| directory(home.path()).join(name));
+        let paths = [&led.path, &empty, &queue, &other];
         paths.iter().for_each(|path| fs::write(path, "").unwrap());
         assert!(Unended::near(home.path(), &at).unwrap().is_empty());
-        assert_eq!(paths.map(|path| path.exists()), [true, false, true]);
+        assert_eq!(paths.map(|path| path.exists()), [true, false, false, true]);
     }
 
     #[test]
@@ -376,7 +422,7 @@ mod tests {
             are_all_made.store(true, Ordering::Relaxed);
             assert!(made.unwrap().iter().all(|unended| unended.path.exists()));
         });
-        first.forget().unwrap();
+        first.ended(None).unwrap();
     }
 
     /// Each of the two that sweep may have opened what the other removes, in whose place there is a new one.
