@@ -338,8 +338,10 @@ impl Running<'_> {
         let session = Arc::clone(&self.pipeline.session);
         let told_rate = move |limit| session.rate.lower(limit, Limit::AllowedRate);
         let greeted = control::greeted(reader, self.version, self.dialled_by, self.quota.clone());
-        // a receiver greets before it looks at anything
-        let greeted = timeout(self.pipeline.config.silence_max, greeted);
+        // of a shared job others do the work meanwhile
+        let is_shared = self.asked.is_some();
+        let within = if is_shared { self.pipeline.config.silence_max } else { control::PERMISSION_TIMEOUT };
+        let greeted = timeout(within, greeted);
         let greeted = async { greeted.await.unwrap_or(Err(SessionError::Silent)) };
         let permission = control::permission(greeted, self.run.patience, waits_in, told_rate);
         tokio::pin!(permission);
