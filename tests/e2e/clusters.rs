@@ -770,6 +770,6 @@ fn what_makes_no_cluster_is_refused() {
     for option in ["--ssh", "-essh", "--ssh-ports=5000-5001"] {
         lab.push(&[option]).outcome().expect(1).says(&["--cluster", "has no meaning"]);
     }
-    lab.push(&["--delete"]).outcome().expect(1).says(&["not possible with --cluster"]);
+    lab.push(&["--delete"]).outcome().expect(1).says(&["not possible with a cluster"]);
     lab.push(&["-H"]).outcome().expect(1).says(&["hard links"]);
 }

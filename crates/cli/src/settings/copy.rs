@@ -10,7 +10,7 @@ use zmove_types::Escaped;
 use zmove_wire::{CopyOrder, Extraneous, Open, Place, TransportOrder};
 
 use super::dial;
-use super::pull::{PullSettings, fetch, list, one_host};
+use super::pull::{PullSettings, fetch, list, one_host, refuse_several};
 use super::push::{PushSettings, dial_settings, open_of, refuse_contradictions};
 use crate::args::{CipherArg, CopyArgs, PushArgs, TransportArg};
 use crate::value::exit::usage_error;
@@ -69,6 +69,7 @@ impl CopySettings {
         let Location::Remote(target) = Location::parse(target, start(target, &args))? else {
             return Err(usage_error(format!("'{}' is on this host", Escaped::path(target))));
         };
+        refuse_several(&target)?;
         let (source, paths) = one_host(sources, start(&sources[0], &args))?;
         refuse_contradictions(&args, &Location::Remote(target.clone()), sources)?;
         refuse_meaningless(&args)?;
@@ -173,6 +174,7 @@ mod tests {
         for (words, text) in [
             ("--max-bytes 1KiB a h:d", "--max-bytes and --max-entries are for"),
             ("h:a b g:d", "'b' is on this host"),
+            ("h:a g,i:d", "'g,i' are several hosts"),
             ("--manifest m h:a g:d", "--manifest cannot be used"),
             ("--proofs m h:a g:d", "--proofs cannot be used"),
             ("--congestion bbr h:a g:d", "--congestion is a setting of this host"),

@@ -102,6 +102,7 @@ pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Ve
                 Escaped::path(source)
             )));
         };
+        refuse_several(&remote)?;
         paths.push(remote.path.clone());
         let same = |first: &Remote| {
             (&first.host, first.port, &first.login) == (&remote.host, remote.port, &remote.login)
@@ -120,6 +121,17 @@ pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Ve
         return Err(usage_error(format!("a pull has {FETCH_SOURCES_MAX} sources at most: use a glob")));
     }
     Ok((first.expect("clap demands a source"), paths))
+}
+
+/// Refuses several hosts, `HOST,HOST:PATH`, where one is meant.
+pub(super) fn refuse_several(remote: &Remote) -> Result<()> {
+    if !remote.host.contains(',') {
+        return Ok(());
+    }
+    Err(usage_error(format!(
+        "'{}' are several hosts, which only the target of a push has: name one of them",
+        Escaped::path(&remote.host)
+    )))
 }
 
 /// The list of paths, which is read to its end.
@@ -246,6 +258,7 @@ mod tests {
             ("h:a g:b d", "the sources are on two hosts"),
             ("h:a h:9:b d", "the sources are on two hosts"),
             ("h:a g:d", "'g:d' is on another host"),
+            ("h,g:a d", "'h,g' are several hosts, which only the target of a push has"),
             ("--delete --files-from f h:a d", "--delete cannot be used with --files-from"),
         ] {
             let error = settings(words).unwrap_err();

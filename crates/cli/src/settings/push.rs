@@ -200,14 +200,17 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
     }
 }
 
-/// Refuses a target that is written as a host without a path, unless there is such a name here: it would become a
-/// directory of this host.
+/// Refuses a target that is written as a host without a path, or as several, unless there is such a name here: it would
+/// become a directory of this host.
 fn refuse_host_without_path(target: &OsStr) -> Result<()> {
     let text = target.to_string_lossy();
     if text.contains(['/', ':']) || Path::new(target).symlink_metadata().is_ok() {
         return Ok(());
     }
-    if text.contains('@') || text.parse::<IpAddr>().is_ok() || is_pinned(&text) || is_found(&text) {
+    let is_host = |name: &str| {
+        name.contains('@') || name.parse::<IpAddr>().is_ok() || is_pinned(name) || is_found(name)
+    };
+    if text.split(',').any(is_host) {
         return Err(usage_error(format!(
             "'{0}' is a host without a path: write '{0}:PATH' ('./{0}' for a directory of that name here)",
             Escaped::path(&target)
@@ -344,10 +347,11 @@ fn refuse_for_several(args: &PushArgs, by: By) -> Result<()> {
     }
     let links = args.keeping.hard_links || args.keeping.preserve.contains(&KindArg::Links);
     let refused = [
+        // which has options of its own
+        (args.verify, "verify"),
         (links, "to keep hard links (-H)"),
         (args.delete, "--delete"),
         (args.dry_run, "--dry-run"),
-        (args.verify, "verify"),
         (args.checksum, "--checksum"),
         (args.inplace, "--inplace"),
         (args.selection.files_from.is_some(), "--files-from"),
@@ -362,7 +366,7 @@ fn refuse_for_several(args: &PushArgs, by: By) -> Result<()> {
         Some((_, what)) => {
             let how = match by {
                 By::Hosts => "with several receivers (HOST,HOST:PATH): name one of them",
-                By::Cluster => "with --cluster: push to one of its receivers",
+                By::Cluster => "with a cluster (--cluster, --nodes): push to one of its receivers",
             };
             Err(usage_error(format!("{what} is not possible {how}")))
         }
@@ -474,6 +478,7 @@ mod tests {
             ("a h:~/b", "'~/b': a daemon knows no home directories"),
             ("a 10.77.0.2", "'10.77.0.2' is a host without a path: write '10.77.0.2:PATH'"),
             ("a alice@dtn", "'alice@dtn' is a host without a path"),
+            ("a 10.77.0.2,g", "'10.77.0.2,g' is a host without a path: write '10.77.0.2,g:PATH'"),
             ("a h,H:b", "the receiver H:5870 is named twice"),
             ("a h:5870,g,h:b", "the receiver h:5870 is named twice"),
             ("-H a g,h:b", "to keep hard links (-H) is not possible with several receivers"),
