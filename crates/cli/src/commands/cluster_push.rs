@@ -209,7 +209,7 @@ impl Leading<'_> {
         };
         participants.tell_now(Some(0), Vec::new());
         if shared_job::leaves_nothing(&ended) {
-            unended.ended(made.is_removed().then_some(&self.cluster.broker))?;
+            unended.ended(made.is_removed().then_some(&self.cluster.name))?;
         }
         let has_lost_sessions =
             head.node.served.has_lost_sessions() || participants.others().borrow().unfinished > 0;
@@ -232,15 +232,15 @@ impl Leading<'_> {
         };
         let no_broker = |error| self.cluster.no_broker(&error);
         let notices = Notices::open(&access, &key).await.map_err(no_broker)?;
-        let broker = &self.cluster.broker;
+        let cluster = &self.cluster.name;
         for before in before {
-            if before.has_queue_at(broker) {
+            if before.has_queue_in(cluster) {
                 let abandoned = head_of(before.job(), before.epoch());
                 JetStream::end_abandoned(&access, abandoned).await.map_err(no_broker)?;
             }
-            before.ended(Some(broker))?;
+            before.ended(Some(cluster))?;
         }
-        let unended = shared_job::note_queue(job, receivers, broker)?;
+        let unended = shared_job::note_queue(job, receivers, cluster)?;
         let queue = JetStream::open(&access, head_of(job.id, job.epoch)).await.map_err(no_broker)?;
         // last: the next push begins the job, of which there is no more than the queue before, to end it
         Ok((notices, queue, unended.begins()?))

@@ -264,9 +264,9 @@ pub(crate) fn note(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
     Unended::note(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
 }
 
-/// Notes that the queue of a job is about to be made at this broker.
-pub(crate) fn note_queue(job: &SharedJob, receivers: &[Receiver], broker: &str) -> Result<Unended> {
-    Unended::note_queue(&settings::home(Role::Client)?, (job.id, job.epoch), receivers, broker)
+/// Notes that the queue of a job is about to be made in this cluster.
+pub(crate) fn note_queue(job: &SharedJob, receivers: &[Receiver], cluster: &str) -> Result<Unended> {
+    Unended::note_queue(&settings::home(Role::Client)?, (job.id, job.epoch), receivers, cluster)
 }
 
 /// The job that these settings ask for, which this node does in so many sessions at once: together they keep '--limit'.

@@ -37,16 +37,16 @@ struct Note {
     hosts: Vec<(String, u16)>,
     /// The path of the target there.
     path: Vec<u8>,
-    /// The broker at which it has a queue.
+    /// The cluster at whose broker it has a queue: the address of that may change, or be another cluster's too.
     #[serde(default)]
-    queue_at: Option<String>,
+    cluster: Option<String>,
 }
 
 impl Note {
     fn new((job, epoch): (SharedJobId, u64), receivers: &[Receiver]) -> Self {
         let hosts = receivers.iter().map(|receiver| (receiver.remote.host.clone(), receiver.remote.port));
         let path = receivers.first().map(|receiver| receiver.remote.path.clone()).unwrap_or_default();
-        Self { job: job.0, epoch, hosts: hosts.collect(), path, queue_at: None }
+        Self { job: job.0, epoch, hosts: hosts.collect(), path, cluster: None }
     }
 
     /// Whether one is at or below the other, or may be: nobody here knows where a relative path leads.
@@ -88,7 +88,7 @@ impl Unended {
         Self::write(&directory(home), Note::new(job, receivers), "")
     }
 
-    /// Notes a job of which the queue is about to be made at this broker, before it begins.
+    /// Notes a job of which the queue is about to be made at the broker of this cluster, before it begins.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -96,9 +96,9 @@ impl Unended {
         home: &Path,
         job: (SharedJobId, u64),
         receivers: &[Receiver],
-        broker: &str,
+        cluster: &str,
     ) -> Result<Self> {
-        let note = Note { queue_at: Some(broker.to_owned()), ..Note::new(job, receivers) };
+        let note = Note { cluster: Some(cluster.to_owned()), ..Note::new(job, receivers) };
         Self::write(&directory(home), note, QUEUE_ALONE)
     }
 
@@ -127,17 +127,15 @@ impl Unended {
         Ok(Self { path, ..self })
     }
 
-    /// Takes the note away of a job that has ended at its receivers and at this broker. Its queue at another one stays
-    /// noted.
+    /// Takes the note away of a job that has ended at its receivers, and the queue with it that it had in this cluster.
+    /// One that it has in another stays noted.
     ///
     /// # Errors
     /// The file cannot be renamed or removed.
-    pub(crate) fn ended(self, broker: Option<&str>) -> Result<()> {
+    pub(crate) fn ended(self, cluster: Option<&str>) -> Result<()> {
         let Self { path, note, .. } = &self;
-        let changed = match &note.queue_at {
-            Some(queue_at) if broker != Some(queue_at) => {
-                rename(path, &path.with_extension(&QUEUE_ALONE[1..]))
-            }
+        let changed = match &note.cluster {
+            Some(other) if cluster != Some(other) => rename(path, &path.with_extension(&QUEUE_ALONE[1..])),
             _ => fs::remove_file(path),
         };
         match changed {
@@ -204,9 +202,9 @@ impl Unended {
         self.path.extension().is_some()
     }
 
-    /// Whether it has a queue at this broker.
-    pub(crate) fn has_queue_at(&self, broker: &str) -> bool {
-        self.note.queue_at.as_deref() == Some(broker)
+    /// Whether it has a queue in this cluster.
+    pub(crate) fn has_queue_in(&self, cluster: &str) -> bool {
+        self.note.cluster.as_deref() == Some(cluster)
     }
 
     /// Whether it has no other receivers than these, so that there is no such job where none of them has it.
@@ -356,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_noted_until_it_has_ended_at_its_own_broker() {
+    fn a_queue_is_noted_until_it_has_ended_in_its_own_cluster() {
         let home = tempfile::tempdir().unwrap();
         let at = receivers(&["a"], "t");
         let look = || Unended::near(home.path(), &at).unwrap();
@@ -368,13 +366,13 @@ mod tests {
         assert!(found().is_empty(), "it is led");
         drop(leads);
         assert_eq!(found(), [false]);
-        for broker in [None, Some("other")] {
+        for cluster in [None, Some("other")] {
             let [left] = <[_; 1]>::try_from(look()).unwrap();
-            assert!(left.has_queue_at("one") && !left.has_queue_at("other"));
+            assert!(left.has_queue_in("one") && !left.has_queue_in("other"));
             let another = look().pop().unwrap();
-            left.ended(broker).unwrap();
-            another.ended(broker).unwrap();
-            assert_eq!(found(), [true], "{broker:?}");
+            left.ended(cluster).unwrap();
+            another.ended(cluster).unwrap();
+            assert_eq!(found(), [true], "{cluster:?}");
         }
         look().pop().unwrap().ended(Some("one")).unwrap();
         assert!(found().is_empty());
