@@ -102,7 +102,8 @@ pub(crate) fn end_before(
     if before.is_empty() {
         return Ok(before);
     }
-    let ending = EndOfKilled { open, receivers, patience: settings.args.busy_timeout().0, display };
+    let observer = Arc::new(Once { observer: display.observer(), told: Lock::default() });
+    let ending = EndOfKilled { open, receivers, patience: settings.args.busy_timeout().0, observer };
     settings::block_on(threads(), async {
         let telling = async {
             tokio::time::sleep(TOLD_AFTER).await;
@@ -137,7 +138,7 @@ struct EndOfKilled<'a> {
     receivers: &'a [Receiver],
     /// How long receivers that have no room are waited for.
     patience: Duration,
-    display: &'a Display,
+    observer: Arc<Once>,
 }
 
 impl EndOfKilled<'_> {
@@ -148,8 +149,7 @@ impl EndOfKilled<'_> {
         let ended = join_all(ends).await.into_iter();
         let is_left = |(ended, unended): (Result<Abandoned>, Unended)| match ended {
             Ok(Abandoned::Ended) => Some(Ok(unended)),
-            // another push may have begun to end it meanwhile
-            Ok(Abandoned::Absent) => unended.is_old().then_some(Ok(unended)),
+            Ok(Abandoned::Absent) => Some(Ok(unended.absent())),
             Ok(Abandoned::Unknown) => None,
             Err(error) => Some(Err(error)),
         };
@@ -173,7 +173,6 @@ impl EndOfKilled<'_> {
         let config = SenderConfig { silence_max: RECEIVER_SILENCE_MAX, ..SenderConfig::default() };
         // its head may have been in the epoch in which it alone has sessions
         let old = SharedJob::new(names, Vec::new(), old_open, config).last_epoch();
-        let observer = Arc::new(Once { observer: self.display.observer(), told: Lock::default() });
         let end = async |beginning| {
             let began = Instant::now();
             loop {
@@ -181,7 +180,7 @@ impl EndOfKilled<'_> {
                     unended.renew()?;
                 }
                 let listener = Arc::new(SessionWarnings);
-                match end_abandoned(&old, beginning, receivers, observer.clone(), listener).await {
+                match end_abandoned(&old, beginning, receivers, self.observer.clone(), listener).await {
                     Err(error) if error.is_busy() && began.elapsed() < self.patience => {
                         tokio::time::sleep(ASKED_AGAIN_AFTER).await;
                     }

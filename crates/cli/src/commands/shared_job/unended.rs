@@ -26,6 +26,8 @@ pub(crate) struct Unended {
     path: PathBuf,
     locked: File,
     note: Note,
+    /// Whether no receiver has the job, of which an opening may still be on its way.
+    is_absent: bool,
 }
 
 /// What is noted of a job.
@@ -113,7 +115,7 @@ impl Unended {
         // the job may outlive a power cut of this host
         file.sync_all().with_context(failed)?;
         rename(&new, &path).with_context(failed)?;
-        Ok(Self { path, locked: file, note })
+        Ok(Self { path, locked: file, note, is_absent: false })
     }
 
     /// Notes that the job is about to begin, of which there was the queue alone.
@@ -134,14 +136,20 @@ impl Unended {
     /// The file cannot be renamed or removed.
     pub(crate) fn ended(self, cluster: Option<&str>) -> Result<()> {
         let Self { path, note, .. } = &self;
-        let changed = match &note.cluster {
-            Some(other) if cluster != Some(other) => rename(path, &path.with_extension(&QUEUE_ALONE[1..])),
-            _ => fs::remove_file(path),
+        let is_of_another = note.cluster.as_deref().is_some_and(|own| Some(own) != cluster);
+        // another push may just have begun to end one that is absent
+        if self.is_absent && !self.is_old() || is_of_another && self.is_queue_alone() {
+            return Ok(());
+        }
+        let changed = if is_of_another {
+            rename(path, &path.with_extension(&QUEUE_ALONE[1..]))
+        } else {
+            fs::remove_file(path)
         };
         match changed {
             // another push may have done it
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("remove {}", path.display()))
+                Err(error).with_context(|| format!("forget the job in {}", path.display()))
             }
             _ => Ok(()),
         }
@@ -184,7 +192,7 @@ impl Unended {
         let mut text = Vec::new();
         (&file).take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
         match serde_json::from_slice(&text) {
-            Ok(note) => Some(Self { path, locked: file, note }),
+            Ok(note) => Some(Self { path, locked: file, note, is_absent: false }),
             Err(why) => {
                 if is_name_of_note(&path) && fs::remove_file(&path).is_ok() {
                     let path = path.display();
@@ -228,8 +236,13 @@ impl Unended {
         self.note.plain_path() == Note::new((self.job(), self.epoch()), receivers).plain_path()
     }
 
+    /// The same, which no receiver has.
+    pub(super) fn absent(self) -> Self {
+        Self { is_absent: true, ..self }
+    }
+
     /// Whether no opening of it can be on its way any more.
-    pub(super) fn is_old(&self) -> bool {
+    fn is_old(&self) -> bool {
         let noted = fs::metadata(&self.path).and_then(|note| note.modified());
         noted.is_ok_and(|noted| noted.elapsed().is_ok_and(|age| age >= UNDERWAY_MAX))
     }
@@ -331,6 +344,9 @@ mod tests {
         assert!(old.is_old());
         old.renew().unwrap();
         assert!(!old.is_old());
+        let [absent] = <[_; 1]>::try_from(look(&["a"], "t")).unwrap();
+        absent.absent().ended(None).unwrap();
+        assert!(path.exists(), "its opening may be on its way");
         let ending = look(&["a", "b"], "t");
         assert_eq!(found(&["b", "c"], "t"), [job], "also while another ends it");
         drop(ending);
