@@ -189,6 +189,10 @@ impl Unended {
             }
             return None;
         }
+        // its push may have had it begin, and have ended, since it was listed
+        let named = file.metadata().ok()?.ino();
+        let is_named = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.ino() == named);
+        let path = [path.with_extension(""), path].into_iter().find(is_named)?;
         let mut text = Vec::new();
         (&file).take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
         match serde_json::from_slice(&text) {
