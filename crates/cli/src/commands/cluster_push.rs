@@ -236,7 +236,11 @@ impl Leading<'_> {
         for before in before {
             if before.has_queue_in(cluster) {
                 let abandoned = head_of(before.job(), before.epoch());
-                JetStream::end_abandoned(&access, abandoned).await.map_err(no_broker)?;
+                let left = || {
+                    let note = before.file().display();
+                    format!("the queue of a push that was killed cannot be ended (noted in '{note}')")
+                };
+                JetStream::end_abandoned(&access, abandoned).await.map_err(no_broker).with_context(left)?;
             }
             before.ended(Some(cluster))?;
         }

@@ -257,8 +257,7 @@ impl Participants {
         drop(entries);
         for node in lost {
             let after = LOST_AFTER.as_secs();
-            let broker = if waiting.is_none() { ", nor does the broker answer" } else { "" };
-            let message = format!("{node} has not been heard of for {after} s{broker}: {BY_OTHERS}");
+            let message = format!("{node} has not been heard of for {after} s: {BY_OTHERS}");
             self.observer.on(&Event::Warned { message });
         }
         let mut nodes: Vec<_> = looks.into_iter().map(|look| look.node).collect();
@@ -495,12 +494,12 @@ mod tests {
         let warnings = Arc::new(Warnings::default());
         let participants = Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
         let told_after = |seconds| {
-            participants.look(Some(1), Instant::now() + Duration::from_secs(seconds));
+            participants.look(None, Instant::now() + Duration::from_secs(seconds));
             warnings.0.lock().len()
         };
         participants.hear("n1", &part(1, NodeState::Works));
         assert_eq!([10, 20, 30].map(told_after), [0, 1, 1]);
-        assert!(warnings.0.lock()[0].contains("n1 has not been heard of for 15 s: "));
+        assert!(warnings.0.lock()[0].contains("n1 has not been heard of for 15 s"));
         participants.hear("n1", &part(2, NodeState::Works));
         assert_eq!([1, 20].map(told_after), [1, 2]);
         participants.hear("n1", &part(2, NodeState::HasEnded));
@@ -515,11 +514,6 @@ mod tests {
         assert!(warnings.0.lock()[2].contains("n2 was stopped"));
         let others = Others { at_work: 0, unfinished: 1 };
         assert_eq!(*participants.others().borrow(), others, "its sessions may go on for a moment");
-        participants.hear("n4", &part(1, NodeState::Works));
-        participants.look(None, Instant::now() + Duration::from_secs(20));
-        assert!(
-            warnings.0.lock()[3].contains("n4 has not been heard of for 15 s, nor does the broker answer: ")
-        );
     }
 
     /// What it tells until it hears that it has left is of no part.

@@ -261,7 +261,7 @@ impl Unended {
     }
 
     /// The file in which it is noted.
-    pub(super) fn file(&self) -> &Path {
+    pub(crate) fn file(&self) -> &Path {
         &self.path
     }
 
