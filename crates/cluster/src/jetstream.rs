@@ -341,7 +341,11 @@ impl WorkQueue for JetStream {
         let mut patience = self.patience("end the queue of the job");
         loop {
             let closed = async {
-                self.broker.end(self.settings.epoch).await?;
+                if self.broker.end(self.settings.epoch).await.is_err() {
+                    // where queues have taken all the room there is none for this record before one has gone
+                    self.broker.remove().await?;
+                    self.broker.end(self.settings.epoch).await?;
+                }
                 self.broker.remove().await?;
                 self.is_removed.store(true, Ordering::Relaxed);
                 self.broker.tell().await;

@@ -88,6 +88,33 @@ fn a_push_that_ends_the_queue_of_a_killed_one_is_interrupted_at_once() {
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
 }
 
+/// A broker gives each queue room for itself, and takes nothing when it has no more.
+#[test]
+fn queues_that_killed_pushes_have_left_at_other_targets_leave_room_for_the_next() {
+    let Some(lab) = Lab::new(1) else { return };
+    let (configuration, store) = (lab.site.path("nats.conf"), lab.site.path("broker"));
+    std::fs::write(
+        &configuration,
+        format!("jetstream {{ store_dir: {store:?}, max_file_store: 1073741824 }}"),
+    )
+    .unwrap();
+    let options = ["-c", configuration.to_str().unwrap()];
+    let broker = lab.start_broker_with(&options);
+    lab.init(&["--broker", &lab.broker()]).done();
+    lab.paint();
+    let mut push = lab.push_to("elsewhere", &[]).start();
+    lab.daemons[0].wait_for_log("begun by head");
+    push.kill().unwrap();
+    push.wait().unwrap();
+    drop(broker);
+    let _broker = lab.start_broker_with(&options);
+    lab.push(&[]).outcome().expect(0);
+    lab.assert_done();
+    assert_eq!(queues_and_notes(&lab), [0, 1], "the job is still to be ended at the receivers");
+    lab.push_to("elsewhere", &[]).outcome().expect(0);
+    assert_eq!(queues_and_notes(&lab), [0, 0]);
+}
+
 /// The name of what the head has noted.
 fn noted(lab: &Lab) -> String {
     let mut notes = std::fs::read_dir(lab.site.path("head/shared-jobs")).unwrap();

@@ -27,6 +27,7 @@ use crate::commands::participants::Participants;
 use crate::commands::shared_job::{self, By, Led, Unended, fresh, lead_again, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::progress::Display;
+use crate::display::terminal;
 use crate::settings::cluster::Cluster;
 use crate::settings::{self, PushSettings, Role as KeyRole};
 use crate::value::exit::{Exit, failure, usage_error};
@@ -233,16 +234,30 @@ impl Leading<'_> {
         let no_broker = |error| self.cluster.no_broker(&error);
         let notices = Notices::open(&access, &key).await.map_err(no_broker)?;
         let cluster = &self.cluster.name;
+        let end_queue = async |left: &Unended| {
+            let ended = JetStream::end_abandoned(&access, head_of(left.job(), left.epoch())).await;
+            let what = || {
+                let note = left.file().display();
+                format!("the queue of a push that was killed cannot be ended (noted in '{note}')")
+            };
+            ended.map_err(no_broker).with_context(what)
+        };
         for before in before {
-            if before.has_queue_in(cluster) {
-                let abandoned = head_of(before.job(), before.epoch());
-                let left = || {
-                    let note = before.file().display();
-                    format!("the queue of a push that was killed cannot be ended (noted in '{note}')")
-                };
-                JetStream::end_abandoned(&access, abandoned).await.map_err(no_broker).with_context(left)?;
+            if before.is_in(cluster) {
+                end_queue(&before).await?;
             }
             before.ended(Some(cluster))?;
+        }
+        // those of other targets take room at the broker
+        for left in shared_job::left_in(cluster)? {
+            match end_queue(&left).await {
+                Ok(()) if left.is_queue_alone() => left.ended(Some(cluster))?,
+                Ok(()) => {}
+                Err(error) => {
+                    terminal::warn(format_args!("{error:#}"));
+                    break;
+                }
+            }
         }
         let unended = shared_job::note_queue(job, receivers, cluster)?;
         let queue = JetStream::open(&access, head_of(job.id, job.epoch)).await.map_err(no_broker)?;

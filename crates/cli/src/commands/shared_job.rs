@@ -263,6 +263,13 @@ pub(crate) fn note(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
     Unended::note(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
 }
 
+/// The jobs of a cluster that no push leads any more, whatever their targets are.
+pub(crate) fn left_in(cluster: &str) -> Result<Vec<Unended>> {
+    let mut left = Unended::all(&settings::home(Role::Client)?)?;
+    left.retain(|unended| unended.is_in(cluster));
+    Ok(left)
+}
+
 /// Notes that the queue of a job is about to be made in this cluster.
 pub(crate) fn note_queue(job: &SharedJob, receivers: &[Receiver], cluster: &str) -> Result<Unended> {
     Unended::note_queue(&settings::home(Role::Client)?, (job.id, job.epoch), receivers, cluster)

@@ -160,8 +160,18 @@ impl Unended {
     /// # Errors
     /// The files cannot be listed.
     pub(super) fn near(home: &Path, receivers: &[Receiver]) -> Result<Vec<Self>> {
-        let directory = directory(home);
         let wanted = Note::new((SharedJobId([0; 16]), 0), receivers);
+        let mut found = Self::all(home)?;
+        found.retain(|unended| unended.note.is_near(&wanted));
+        Ok(found)
+    }
+
+    /// The jobs that no push leads any more.
+    ///
+    /// # Errors
+    /// The files cannot be listed.
+    pub(super) fn all(home: &Path) -> Result<Vec<Self>> {
+        let directory = directory(home);
         let failed = || format!("list {}", directory.display());
         let entries = match fs::read_dir(&directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -170,7 +180,7 @@ impl Unended {
         let mut found = Vec::new();
         for entry in entries {
             let path = entry.with_context(failed)?.path();
-            found.extend(Self::abandoned(path).filter(|unended| unended.note.is_near(&wanted)));
+            found.extend(Self::abandoned(path));
         }
         Ok(found)
     }
@@ -214,8 +224,8 @@ impl Unended {
         self.path.extension().is_some()
     }
 
-    /// Whether it has a queue in this cluster.
-    pub(crate) fn has_queue_in(&self, cluster: &str) -> bool {
+    /// Whether it is a job of this cluster, which has a queue at its broker.
+    pub(crate) fn is_in(&self, cluster: &str) -> bool {
         self.note.cluster.as_deref() == Some(cluster)
     }
 
@@ -388,7 +398,7 @@ mod tests {
         assert_eq!(found(), [false]);
         for cluster in [None, Some("other")] {
             let [left] = <[_; 1]>::try_from(look()).unwrap();
-            assert!(left.has_queue_in("one") && !left.has_queue_in("other"));
+            assert!(left.is_in("one") && !left.is_in("other"));
             let another = look().pop().unwrap();
             left.ended(cluster).unwrap();
             another.ended(cluster).unwrap();
