@@ -66,7 +66,7 @@ pub use shared_job_directory::{
     EpochError, EpochSession, FENCED, GroupOfNew, LOOK_AGAIN_AFTER, PART_GONE, PartFound, SharedJobDirectory,
     UNSEEN_MAX,
 };
-pub use shared_job_names::{is_shared_job_name, shared_job_name};
+pub use shared_job_names::is_shared_job_name;
 pub use special::{is_special_at, place_special};
 pub use staged::Staged;
 pub use staged::existing::{Change, Existing};

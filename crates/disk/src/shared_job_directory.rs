@@ -54,7 +54,7 @@ use crate::entry::{FileIdentity, number_at, set_file_mtime};
 use crate::hidden::own_process;
 use crate::inheritance::give_nothing;
 use crate::remove::{RemovalBudget, remove_entries_within};
-use crate::shared_job_names::{is_shared_job_name, shared_job_name};
+use crate::shared_job_names::{JOB_PREFIX, is_shared_job_name};
 use crate::tree::{DIRECTORY, Tree};
 
 pub use self::epoch_session::{EpochSession, FENCED, GroupOfNew, PART_GONE, PartFound};
@@ -118,6 +118,10 @@ fn own_name(own: &str) -> String {
     format!("{OWN_PREFIX}{}-{own}", own_process())
 }
 
+fn name_of(job: SharedJobId) -> Name {
+    Name::from_bytes(format!("{JOB_PREFIX}{job}").as_bytes()).expect("an id is short")
+}
+
 /// Makes a directory that is closed to others and gives nothing to what is made in it, or takes the one that is there;
 /// opens it.
 fn make(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
@@ -150,7 +154,7 @@ impl SharedJobDirectory {
     /// # Errors
     /// See [`EpochError`].
     pub fn open(root: &Arc<OwnedFd>, job: SharedJobId, beginning: Beginning) -> Result<Self, EpochError> {
-        let name = shared_job_name(job);
+        let name = name_of(job);
         let began = Instant::now();
         let directory = loop {
             let opened = match beginning {
@@ -184,7 +188,7 @@ impl SharedJobDirectory {
     /// Takes back what a session has made that was to begin a job and has failed: nobody is to find that under way.
     /// Returns whether nothing is left of the job. Nothing is opened, which may be what has failed.
     pub fn take_back(root: &OwnedFd, job: SharedJobId, number: u64, own: &str) -> bool {
-        let name = shared_job_name(job);
+        let name = name_of(job);
         let epoch = Path::new(name.as_os_str()).join(epoch_name(number).as_os_str());
         for directory in [&epoch.join(own_name(own)), &epoch, Path::new(name.as_os_str())] {
             // what others have something in stays
@@ -291,8 +295,7 @@ impl SharedJobDirectory {
         if is_closed {
             rustix::fs::fchmod(root, mode | Mode::RWXU)?;
         }
-        let removed =
-            remove(&self.directory, epoch_name(END)).and_then(|()| remove(root, shared_job_name(job)));
+        let removed = remove(&self.directory, epoch_name(END)).and_then(|()| remove(root, name_of(job)));
         if is_closed {
             rustix::fs::fchmod(root, mode)?;
         }
@@ -479,7 +482,7 @@ mod tests {
         let (home, root) = place();
         let directory = job(&root);
         let session = directory.begin(2, "a", NOT_LONG).unwrap();
-        let path = home.path().join(shared_job_name(JOB).as_os_str());
+        let path = home.path().join(format!("{JOB_PREFIX}{JOB}"));
         std::fs::write(path.join("journal-2-1"), "x").unwrap();
         directory.close(2, NOT_LONG).unwrap();
         assert!(session.is_fenced());
@@ -628,9 +631,9 @@ mod tests {
     fn a_job_s_directory_is_known_by_its_name_and_stays() {
         let (home, root) = place();
         let _epoch = job(&root).begin(1, "a", NOT_LONG).unwrap();
-        let job_name = shared_job_name(JOB);
+        let job_name = name(&format!("{JOB_PREFIX}{JOB}"));
         assert!(is_shared_job_name(job_name.as_bytes()));
-        let longer = format!(".zmove-job-{JOB}07");
+        let longer = format!("{JOB_PREFIX}{JOB}07");
         for other in [".zmove-job-", ".zmove-job-7", &longer, &longer[1..44]] {
             assert!(!is_shared_job_name(other.as_bytes()), "{other}");
         }
@@ -728,7 +731,7 @@ mod tests {
     #[test]
     fn what_a_beginning_has_made_is_taken_back_unless_somebody_has_something_in_it() {
         let (home, root) = place();
-        let has_job = || home.path().join(shared_job_name(JOB).as_os_str()).exists();
+        let has_job = || home.path().join(name_of(JOB).as_os_str()).exists();
         let epoch = make(job(&root).fd(), &epoch_name(3)).unwrap();
         rustix::fs::mkdirat(&epoch, own_name("a"), Mode::RWXU).unwrap();
         assert!(SharedJobDirectory::take_back(&root, JOB, 3, "a") && !has_job());

@@ -3,16 +3,10 @@
 //! The name alone decides, whatever has it and wherever it is: nobody sends what has such a name, no receiver lets a
 //! path lead through it, and nobody but its job writes there.
 
-use zmove_types::{Name, SharedJobId, from_hex};
+use zmove_types::from_hex;
 
 /// The beginning of the name; the job's id follows.
-const JOB_PREFIX: &str = ".zmove-job-";
-
-/// The name of the directory of a shared job.
-#[must_use]
-pub fn shared_job_name(job: SharedJobId) -> Name {
-    Name::from_bytes(format!("{JOB_PREFIX}{job}").as_bytes()).expect("an id is short")
-}
+pub(crate) const JOB_PREFIX: &str = ".zmove-job-";
 
 /// Whether a name is that of the directory of a shared job.
 #[must_use]

@@ -280,43 +280,37 @@ fn a_job_that_is_begun_to_be_ended_is_begun_at_one_receiver() {
 
 /// A push opens such a target up, and gives it the mode of its source at the end.
 #[test]
-fn a_directory_that_its_owner_may_not_read_is_opened_up_only_by_a_push_to_it() {
+fn a_directory_that_is_closed_to_its_owner_is_opened_up_only_by_a_push_to_it() {
+    for mode in [0o300, 0o600] {
+        let Some(spread) = Spread::unprivileged(2) else { return };
+        paint(spread.source().join("f"), 7);
+        set_old(spread.source());
+        std::fs::create_dir(spread.target_directory()).unwrap();
+        spread.site.give_away();
+        set_mode(spread.target_directory(), mode);
+        note_a_job(&spread);
+        spread.push_to(spread.target(""), &[], "source").outcome().expect(0);
+        assert_eq!((spread.target_directory().metadata().unwrap().mode() & 0o777, spread.noted()), (mode, 1));
+        spread.push(&[], "source").outcome().expect(0);
+        assert_eq!(spread.noted(), 0);
+        spread.remove_marks();
+        spread.assert_done();
+    }
+}
+
+/// A receiver that was stopped in the midst of the job would go on later.
+#[test]
+fn a_job_of_a_killed_push_in_a_directory_that_is_closed_to_its_owner_is_ended_or_in_the_way() {
     let Some(spread) = Spread::unprivileged(2) else { return };
-    paint(spread.source().join("f"), 7);
-    set_old(spread.source());
-    std::fs::create_dir(spread.target_directory()).unwrap();
+    spread.kill_a_slow_push("t");
     spread.site.give_away();
     set_mode(spread.target_directory(), 0o300);
-    note_a_job(&spread);
-    spread.push_to(spread.target(""), &[], "source").outcome().expect(0);
-    assert_eq!((spread.target_directory().metadata().unwrap().mode() & 0o777, spread.noted()), (0o300, 1));
+    let to_one = format!("{}:t", spread.daemons[0].address);
+    let refused = spread.push_to(to_one.into(), &[], "source").outcome().expect(3);
+    refused.says(&["what a push that was killed has left at 't' cannot be ended (", "Permission denied"]);
+    assert_eq!(spread.noted(), 1);
     spread.push(&[], "source").outcome().expect(0);
     assert_eq!(spread.noted(), 0);
     spread.remove_marks();
     spread.assert_done();
-}
-
-/// A receiver that was stopped in the midst of it would go on later.
-#[test]
-fn a_push_does_not_go_to_a_closed_directory_in_which_the_job_of_a_killed_one_may_be() {
-    for (has_job, mode) in [(true, 0o300), (false, 0o600)] {
-        let Some(spread) = Spread::unprivileged(2) else { return };
-        if has_job {
-            spread.kill_a_slow_push("t");
-        } else {
-            std::fs::create_dir(spread.target_directory()).unwrap();
-            note_a_job(&spread);
-            paint(spread.source().join("f"), 7);
-        }
-        spread.site.give_away();
-        set_mode(spread.target_directory(), mode);
-        for target in [spread.target("t"), format!("{}:t", spread.daemons[0].address).into()] {
-            let refused = spread.push_to(target, &[], "source").outcome().expect(3);
-            refused.says(&[
-                "what a push that was killed has left at 't' cannot be ended (",
-                "Permission denied",
-            ]);
-            assert_eq!(spread.noted(), 1);
-        }
-    }
 }

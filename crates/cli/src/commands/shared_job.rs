@@ -193,6 +193,10 @@ impl EndOfKilled<'_> {
         let ended = match end(Beginning::UnderWay).await? {
             // the opening that was to begin it may still be on its way
             Ok(Abandoned::Absent) if may_begin => end(Beginning::Allowed).await?,
+            // its mode may close the target, which a job opens up that begins
+            Err(error) if may_begin && is_not_opened(&error) => {
+                end(Beginning::Allowed).await?.map_err(|_the_same| error)
+            }
             ended => ended,
         };
         match ended {

@@ -23,10 +23,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::fs::{Access, AtFlags, OFlags};
-use rustix::io::Errno;
-use zmove_disk::{LOOK_AGAIN_AFTER, Tree, UNSEEN_MAX, is_shared_job_name, open_beneath, shared_job_name};
-use zmove_types::{Beginning, Escaped, Name, RelPath, SharedJobId};
+use rustix::fs::{Access, AtFlags};
+use zmove_disk::{LOOK_AGAIN_AFTER, Tree, UNSEEN_MAX, is_shared_job_name};
+use zmove_types::{Beginning, Escaped, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
 use crate::shared_job::session::{SharedJobSession, not_under_way};
@@ -109,7 +108,7 @@ impl Target {
         if let Some(part) = open.shared_job.as_ref().filter(|part| part.beginning == Beginning::UnderWay) {
             let began = Instant::now();
             loop {
-                match Self::find(open, part.job, access)? {
+                match Self::find(open, access)? {
                     Some(found) => return Ok(found),
                     None if began.elapsed() >= UNSEEN_MAX => return Err(not_under_way(part.job)),
                     None => std::thread::sleep(LOOK_AGAIN_AFTER),
@@ -146,25 +145,16 @@ impl Target {
         Ok(Self { tree: Tree::at(fd), rename, state, is_closed, shared_job: None })
     }
 
-    /// Opens a target that is there, as it is, unless the job cannot be in it.
-    fn find(open: &Open, job: SharedJobId, access: &WriteAccess) -> Result<Option<Self>, Refusal> {
+    /// Opens a target that is there, as it is.
+    fn find(open: &Open, access: &WriteAccess) -> Result<Option<Self>, Refusal> {
         let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Left)?;
         let Some(tree) = tree else { return Ok(None) };
-        let fd = match tree.look_into(&path) {
+        let fd = match tree.open_directory(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Ok(Some(fd)) => fd,
-            // one that its owner may not read: names in it may be looked for all the same
-            Ok(None) => {
-                let directory = path.join(&shared_job_name(job)).map_err(|_too_long| not_under_way(job))?;
-                return match open_beneath(tree.fd(), &directory, OFlags::PATH) {
-                    Err(Errno::NOENT) => Ok(None),
-                    _ => Err(cannot("open directory", shown, &Errno::ACCESS.into())),
-                };
-            }
-            Err(error) => {
+            opened => opened.map_err(|error| {
                 let way = || in_the_way::beneath(&tree, &whole_path(&path, rename.as_ref()), shown);
-                return Err(cannot_enter("open directory", shown, &error, way));
-            }
+                cannot_enter("open directory", shown, &error, way)
+            })?,
         };
         let tops = names_at_top(&open.shape, rename.as_ref());
         let state = state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
@@ -215,7 +205,7 @@ fn whole_path(directory: &RelPath, rename: Option<&(Name, Name)>) -> RelPath {
 
 /// The path of an entry in its directory.
 fn alone(name: &Name) -> io::Result<RelPath> {
-    RelPath::root().join(name).map_err(|_too_long| Errno::NAMETOOLONG.into())
+    RelPath::root().join(name).map_err(|_too_long| rustix::io::Errno::NAMETOOLONG.into())
 }
 
 /// Makes a directory for its owner only (0700); `false` where one exists, or something else. Directories above it get
@@ -254,7 +244,7 @@ fn locate(target: &[u8], access: &WriteAccess, missing: Missing) -> Result<(Opti
 fn open_root(root: &Path) -> Result<Tree, Refusal> {
     Tree::open_guarded(root).map_err(|error| {
         let mut refusal = cannot("open root", root, &error);
-        let denied = Errno::from_io_error(&error) == Some(Errno::ACCESS);
+        let denied = rustix::io::Errno::from_io_error(&error) == Some(rustix::io::Errno::ACCESS);
         let by_mode = rustix::fs::access(root, Access::READ_OK | Access::EXEC_OK).is_err();
         if denied && !by_mode {
             refusal.text.push_str(CONFINED);
@@ -360,7 +350,10 @@ fn cannot_enter(
     error: &io::Error,
     way: impl FnOnce() -> Option<String>,
 ) -> Refusal {
-    let is_blocked = matches!(Errno::from_io_error(error), Some(Errno::NOTDIR | Errno::EXIST | Errno::LOOP));
+    let is_blocked = matches!(
+        rustix::io::Errno::from_io_error(error),
+        Some(rustix::io::Errno::NOTDIR | rustix::io::Errno::EXIST | rustix::io::Errno::LOOP)
+    );
     match is_blocked.then(way).flatten() {
         Some(text) => refuse(RefusalCode::Target, text),
         None => cannot(operation, path, error),
@@ -368,11 +361,11 @@ fn cannot_enter(
 }
 
 fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
-    let text = match Errno::from_io_error(error) {
-        Some(Errno::NOTDIR) => {
+    let text = match rustix::io::Errno::from_io_error(error) {
+        Some(rustix::io::Errno::NOTDIR) => {
             format!("target '{}' is not a directory (symbolic links are not followed)", Escaped::path(&path))
         }
-        Some(Errno::LOOP) => {
+        Some(rustix::io::Errno::LOOP) => {
             format!("target '{}' leads through a symbolic link, which is not followed", Escaped::path(&path))
         }
         _ => format!("{operation} '{}': {error}", Escaped::path(&path)),
