@@ -170,7 +170,10 @@ impl EndOfKilled<'_> {
         let durability = Durability::End;
         let old_open = Open { shape, durability, ..Open::new(unended.path().to_vec(), open.run) };
         let names = (unended.job(), unended.epoch(), own_node());
-        let config = SenderConfig { silence_max: RECEIVER_SILENCE_MAX, ..SenderConfig::default() };
+        let config = match receivers {
+            [_one] => SenderConfig::default(),
+            _ => SenderConfig { silence_max: RECEIVER_SILENCE_MAX, ..SenderConfig::default() },
+        };
         // its head may have been in the epoch in which it alone has sessions
         let old = SharedJob::new(names, Vec::new(), old_open, config).last_epoch();
         let end = async |beginning| {

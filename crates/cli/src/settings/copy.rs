@@ -66,10 +66,10 @@ impl CopySettings {
         ask: &Arc<dyn Confirm>,
     ) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("two are demanded");
+        refuse_several(target, start(target, &args))?;
         let Location::Remote(target) = Location::parse(target, start(target, &args))? else {
             return Err(usage_error(format!("'{}' is on this host", Escaped::path(target))));
         };
-        refuse_several(&target)?;
         let (source, paths) = one_host(sources, start(&sources[0], &args))?;
         refuse_contradictions(&args, &Location::Remote(target.clone()), sources)?;
         refuse_meaningless(&args)?;
@@ -174,7 +174,7 @@ mod tests {
         for (words, text) in [
             ("--max-bytes 1KiB a h:d", "--max-bytes and --max-entries are for"),
             ("h:a b g:d", "'b' is on this host"),
-            ("h:a g,i:d", "'g,i' are several hosts"),
+            ("h:a g,i:d", "'g,i:d': only the target of a push has several hosts"),
             ("--manifest m h:a g:d", "--manifest cannot be used"),
             ("--proofs m h:a g:d", "--proofs cannot be used"),
             ("--congestion bbr h:a g:d", "--congestion is a setting of this host"),

@@ -1,7 +1,7 @@
 //! The settings of a pull: those of a push with the same options, turned round. Its sources are on the other host, and
 //! what chooses among them travels there.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Ve
                 Escaped::path(source)
             )));
         };
-        refuse_several(&remote)?;
+        refuse_several(source, start)?;
         paths.push(remote.path.clone());
         let same = |first: &Remote| {
             (&first.host, first.port, &first.login) == (&remote.host, remote.port, &remote.login)
@@ -124,14 +124,14 @@ pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Ve
 }
 
 /// Refuses several hosts, `HOST,HOST:PATH`, where one is meant.
-pub(super) fn refuse_several(remote: &Remote) -> Result<()> {
-    if !remote.host.contains(',') {
-        return Ok(());
+pub(super) fn refuse_several(place: &OsStr, start: Start) -> Result<()> {
+    match Location::parse_several(place, start) {
+        Ok((_, others)) if !others.is_empty() => Err(usage_error(format!(
+            "'{}': only the target of a push has several hosts; name one of them",
+            Escaped::path(&place)
+        ))),
+        _ => Ok(()),
     }
-    Err(usage_error(format!(
-        "'{}' are several hosts, which only the target of a push has: name one of them",
-        Escaped::path(&remote.host)
-    )))
 }
 
 /// The list of paths, which is read to its end.
@@ -258,7 +258,8 @@ mod tests {
             ("h:a g:b d", "the sources are on two hosts"),
             ("h:a h:9:b d", "the sources are on two hosts"),
             ("h:a g:d", "'g:d' is on another host"),
-            ("h,g:a d", "'h,g' are several hosts, which only the target of a push has"),
+            ("h,g:a d", "'h,g:a': only the target of a push has several hosts"),
+            ("h:7,g:9:a d", "'h:7,g:9:a': only the target of a push has several hosts"),
             ("--delete --files-from f h:a d", "--delete cannot be used with --files-from"),
         ] {
             let error = settings(words).unwrap_err();
