@@ -146,14 +146,18 @@ impl EndOfKilled<'_> {
     /// later.
     async fn end_all(&self, before: Vec<Unended>) -> Result<Vec<Unended>> {
         let ends = before.into_iter().map(async |unended| (self.end(&unended).await, unended));
-        let ended = join_all(ends).await.into_iter();
-        let is_left = |(ended, unended): (Result<Abandoned>, Unended)| match ended {
-            Ok(Abandoned::Ended) => Some(Ok(unended)),
-            Ok(Abandoned::Absent) => Some(Ok(unended.absent())),
-            Ok(Abandoned::Unknown) => None,
-            Err(error) => Some(Err(error)),
-        };
-        ended.filter_map(is_left).collect()
+        let (mut left, mut failure) = (Vec::new(), None);
+        for (ended, unended) in join_all(ends).await {
+            match ended {
+                Ok(Abandoned::Ended) => left.push(unended),
+                Ok(Abandoned::Absent) => left.push(unended.absent()),
+                Ok(Abandoned::Unknown) => {}
+                Err(error) => failure = Some(error),
+            }
+        }
+        let Some(error) = failure else { return Ok(left) };
+        left.into_iter().try_for_each(|unended| unended.ended(None))?;
+        Err(error)
     }
 
     /// Ends a job, or finds that none of its receivers has it.

@@ -113,7 +113,8 @@ impl ServerConfig {
             name: None,
             users: Vec::new(),
             tls: None,
-            bytes_max: 8 << 30,
+            // eight queues, and the ends of jobs, for which a server that starts finds room after the queues
+            bytes_max: (8 << 30) + (64 << 20),
         }
     }
 
