@@ -5,11 +5,12 @@ mod unended;
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
 use zmove_cluster::{Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
@@ -147,7 +148,8 @@ impl EndOfKilled<'_> {
     async fn end_all(&self, before: Vec<Unended>) -> Result<Vec<Unended>> {
         let ends = before.into_iter().map(async |unended| (self.end(&unended).await, unended));
         let (mut left, mut failure) = (Vec::new(), None);
-        for (ended, unended) in join_all(ends).await {
+        let mut ends = pin!(stream::iter(ends).buffer_unordered(AT_ONCE));
+        while let Some((ended, unended)) = ends.next().await {
             match ended {
                 Ok(Abandoned::Ended) => left.push(unended),
                 Ok(Abandoned::Absent) => left.push(unended.absent()),
@@ -386,6 +388,8 @@ impl Listener for SessionWarnings {
 
 /// What is told of a count in which more files are equal than were at the beginning.
 const MOVED_BEFORE: &str = "(some of them may have been moved by this push, before a session was lost)\n";
+/// How many jobs are ended at once: each takes a place at each receiver meanwhile.
+const AT_ONCE: usize = 4;
 /// How often receivers that have no room are asked again to end a job.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How long a push may end what another one has left before the user hears of it.
