@@ -17,7 +17,7 @@ use zmove_cluster::jetstream::{
     BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered, Role, Settings,
     SharedBroker, SourceNotice, TELL_EVERY,
 };
-use zmove_cluster::{Head, JobError, Node, Receiver, SharedJob};
+use zmove_cluster::{Head, JobError, Node, Receiver, SharedJob, WorkError};
 use zmove_engine::DialSettings;
 use zmove_types::{Event, Observer, SharedJobId};
 
@@ -27,7 +27,6 @@ use crate::commands::participants::Participants;
 use crate::commands::shared_job::{self, By, Led, Unended, fresh, lead_again, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::progress::Display;
-use crate::display::terminal;
 use crate::settings::cluster::Cluster;
 use crate::settings::{self, PushSettings, Role as KeyRole};
 use crate::value::exit::{Exit, failure, usage_error};
@@ -248,19 +247,20 @@ impl Leading<'_> {
             }
             before.ended(Some(cluster))?;
         }
-        // those of other targets take room at the broker
-        for left in shared_job::left_in(cluster)? {
-            match end_queue(&left).await {
-                Ok(()) if left.is_queue_alone() => left.ended(Some(cluster))?,
-                Ok(()) => {}
-                Err(error) => {
-                    terminal::warn(format_args!("{error:#}"));
-                    break;
+        let unended = shared_job::note_queue(job, receivers, cluster)?;
+        let make = || JetStream::open(&access, head_of(job.id, job.epoch));
+        let mut made = make().await;
+        if matches!(made, Err(WorkError::Queue { .. })) {
+            // queues of other targets may have taken all the room at the broker
+            for left in shared_job::left_in(cluster)? {
+                end_queue(&left).await?;
+                if left.is_queue_alone() {
+                    left.ended(Some(cluster))?;
                 }
             }
+            made = make().await;
         }
-        let unended = shared_job::note_queue(job, receivers, cluster)?;
-        let queue = JetStream::open(&access, head_of(job.id, job.epoch)).await.map_err(no_broker)?;
+        let queue = made.map_err(no_broker)?;
         // last: the next push begins the job, of which there is no more than the queue before, to end it
         Ok((notices, queue, unended.begins()?))
     }
