@@ -341,12 +341,12 @@ impl WorkQueue for JetStream {
         let mut patience = self.patience("end the queue of the job");
         loop {
             let closed = async {
-                if self.broker.end(self.settings.epoch).await.is_err() {
-                    // where queues have taken all the room there is none for this record before one has gone
-                    self.broker.remove().await?;
+                let recorded = self.broker.end(self.settings.epoch).await;
+                self.broker.remove().await?;
+                if recorded.is_err() {
+                    // where queues had taken all the room there was none for the record before one had gone
                     self.broker.end(self.settings.epoch).await?;
                 }
-                self.broker.remove().await?;
                 self.is_removed.store(true, Ordering::Relaxed);
                 self.broker.tell().await;
                 Ok(())

@@ -155,7 +155,6 @@ impl Leading<'_> {
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let queue = Arc::new(queue);
-        let made = Arc::clone(&queue);
         let participants = Arc::new(Participants::of_nodes(own_name(), Arc::clone(&self.observer)));
         let mut telling = Box::pin(participants.tell(Arc::clone(&queue), Vec::new));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
@@ -209,7 +208,7 @@ impl Leading<'_> {
         };
         participants.tell_now(Some(0), Vec::new());
         if shared_job::leaves_nothing(&ended) {
-            unended.ended(made.is_removed().then_some(&self.cluster.name))?;
+            unended.ended(head.node.queue.is_removed().then_some(&self.cluster.name))?;
         }
         let has_lost_sessions =
             head.node.served.has_lost_sessions() || participants.others().borrow().unfinished > 0;

@@ -3,7 +3,6 @@
 
 mod unended;
 
-use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,11 +10,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use futures_util::stream::{self, StreamExt};
-use zmove_cluster::{Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob, end_abandoned};
+use zmove_cluster::{Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob, Told, end_abandoned};
 use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::SharedRate;
-use zmove_types::{Beginning, ByteCount, ByteRate, Event, Kinds, Lock, Observer, SharedJobId};
+use zmove_types::{Beginning, ByteCount, ByteRate, Event, Kinds, NoObserver, Observer, SharedJobId};
 use zmove_wire::{Durability, Keeping, NodeName, Open, RefusalCode, TargetShape, TopName};
 
 pub(crate) use self::unended::Unended;
@@ -103,7 +102,7 @@ pub(crate) fn end_before(
     if before.is_empty() {
         return Ok(before);
     }
-    let observer = Arc::new(Once { observer: display.observer(), told: Lock::default() });
+    let observer = Arc::new(Once { observer: display.observer(), told: Told::default() });
     let ending = EndOfKilled { open, receivers, patience: settings.args.busy_timeout().0, observer };
     settings::block_on(threads(), async {
         let telling = async {
@@ -139,7 +138,7 @@ struct EndOfKilled<'a> {
     receivers: &'a [Receiver],
     /// How long receivers that have no room are waited for.
     patience: Duration,
-    observer: Arc<Once>,
+    observer: Arc<dyn Observer>,
 }
 
 impl EndOfKilled<'_> {
@@ -182,14 +181,14 @@ impl EndOfKilled<'_> {
         };
         // its head may have been in the epoch in which it alone has sessions
         let old = SharedJob::new(names, Vec::new(), old_open, config).last_epoch();
-        let end = async |beginning| {
+        let end = async |beginning, observer: &Arc<dyn Observer>| {
             let began = Instant::now();
             loop {
                 if beginning == Beginning::Allowed {
                     unended.renew()?;
                 }
                 let listener = Arc::new(SessionWarnings);
-                match end_abandoned(&old, beginning, receivers, self.observer.clone(), listener).await {
+                match end_abandoned(&old, beginning, receivers, Arc::clone(observer), listener).await {
                     Err(error) if error.is_busy() && began.elapsed() < self.patience => {
                         tokio::time::sleep(ASKED_AGAIN_AFTER).await;
                     }
@@ -199,12 +198,13 @@ impl EndOfKilled<'_> {
         };
         // this push makes the directory in any case, and gives it its mode
         let may_begin = is_at_target && is_directory && has_all_receivers;
-        let ended = match end(Beginning::UnderWay).await? {
+        let ended = match end(Beginning::UnderWay, &self.observer).await? {
             // the opening that was to begin it may still be on its way
-            Ok(Abandoned::Absent) if may_begin => end(Beginning::Allowed).await?,
+            Ok(Abandoned::Absent) if may_begin => end(Beginning::Allowed, &self.observer).await?,
             // its mode may close the target, which a job opens up that begins
             Err(error) if may_begin && is_not_opened(&error) => {
-                end(Beginning::Allowed).await?.map_err(|_the_same| error)
+                let silent: Arc<dyn Observer> = Arc::new(NoObserver);
+                end(Beginning::Allowed, &silent).await?.map_err(|_the_same| error)
             }
             ended => ended,
         };
@@ -233,13 +233,13 @@ impl EndOfKilled<'_> {
 /// Tells each warning once.
 struct Once {
     observer: Arc<dyn Observer>,
-    told: Lock<HashSet<String>>,
+    told: Told,
 }
 
 impl Observer for Once {
     fn on(&self, event: &Event) {
         let is_new = match event {
-            Event::Warned { message } => self.told.lock().insert(message.clone()),
+            Event::Warned { message } => self.told.insert(message),
             _ => true,
         };
         if is_new {
