@@ -210,6 +210,14 @@ impl Lab {
         zmove
     }
 
+    /// Kills a push when it has begun.
+    fn kill_when_begun(&self, push: Zmove) {
+        let mut push = push.start();
+        self.daemons[0].wait_for_log("begun by head");
+        push.kill().unwrap();
+        push.wait().unwrap();
+    }
+
     fn source(&self) -> PathBuf {
         self.site.path("source")
     }
@@ -374,10 +382,7 @@ fn the_broker_of_a_killed_push_serves_the_next_one_and_ends_with_it() {
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint();
-    let mut push = lab.push(&[]).start();
-    lab.daemons[0].wait_for_log("begun by head");
-    push.kill().unwrap();
-    push.wait().unwrap();
+    lab.kill_when_begun(lab.push(&[]));
     let broker = lab.broker_pid();
     let outcome = lab.push(&[]).outcome().expect(0);
     assert!(!outcome.stderr.contains("broker"), "{}", outcome.stderr);

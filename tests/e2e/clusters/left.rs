@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use super::{HEAD, Lab, finish, paint, signal};
-use crate::harness::PATIENCE;
 use crate::jobs::wait_for;
 
 /// The queues of jobs at the broker, and the jobs that the head has noted.
@@ -47,10 +46,7 @@ fn a_queue_is_ended_also_where_a_push_without_the_cluster_has_ended_the_job() {
     let _broker = lab.start_broker();
     lab.init(&["--broker", &lab.broker()]).done();
     lab.paint();
-    let mut push = lab.push(&[]).start();
-    lab.daemons[0].wait_for_log("begun by head");
-    push.kill().unwrap();
-    push.wait().unwrap();
+    lab.kill_when_begun(lab.push(&[]));
     for _ in 0..2 {
         let mut without = lab.zmove(HEAD, &["push"]);
         without.0.arg(lab.source().join("")).arg(format!("{}:t", lab.daemons[0].address));
@@ -69,19 +65,12 @@ fn a_push_that_ends_the_queue_of_a_killed_one_is_interrupted_at_once() {
     let broker = lab.start_broker();
     lab.init(&["--broker", &lab.broker()]).done();
     lab.paint();
-    let mut push = lab.push(&[]).start();
-    lab.daemons[0].wait_for_log("begun by head");
-    push.kill().unwrap();
-    push.wait().unwrap();
+    lab.kill_when_begun(lab.push(&[]));
     drop(broker);
     let log = lab.site.path("broker.log");
     let _broker = lab.start_broker_with(&["-DV", "-l", log.to_str().unwrap()]);
     let push = lab.push(&[]).start();
-    let until = Instant::now() + PATIENCE;
-    while !std::fs::read_to_string(&log).unwrap().contains("$JS.API.") {
-        assert!(Instant::now() < until, "the push asks nothing");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for("question of the push", || std::fs::read_to_string(&log).unwrap().contains("$JS.API."));
     let began = Instant::now();
     signal(&push, Signal::INT);
     finish(push).expect(20);
@@ -102,10 +91,7 @@ fn queues_that_killed_pushes_have_left_at_other_targets_leave_room_for_the_next(
     let broker = lab.start_broker_with(&options);
     lab.init(&["--broker", &lab.broker()]).done();
     lab.paint();
-    let mut push = lab.push_to("elsewhere", &[]).start();
-    lab.daemons[0].wait_for_log("begun by head");
-    push.kill().unwrap();
-    push.wait().unwrap();
+    lab.kill_when_begun(lab.push_to("elsewhere", &[]));
     drop(broker);
     let _broker = lab.start_broker_with(&options);
     lab.push(&[]).outcome().expect(0);
