@@ -11,11 +11,21 @@ use zmove_types::{Cv, GROUP_BYTES, Root};
 
 fn hashes(criterion: &mut Criterion) {
     let data = incompressible(WHOLE_GROUPS * GROUP);
-    assert_eq!(root_by_groups(&data).0, *blake3::hash(&data).as_bytes(), "the roots agree");
+    assert_eq!(
+        root_by_groups(&data).0,
+        *blake3::hash(&data).as_bytes(),
+        "the roots agree"
+    );
     let mut group = criterion.benchmark_group("hash");
-    group.sample_size(20).throughput(Throughput::Bytes(data.len() as u64));
-    group.bench_function("whole", |bencher| bencher.iter(|| blake3::hash(black_box(&data))));
-    group.bench_function("groups and root", |bencher| bencher.iter(|| root_by_groups(black_box(&data))));
+    group
+        .sample_size(20)
+        .throughput(Throughput::Bytes(data.len() as u64));
+    group.bench_function("whole", |bencher| {
+        bencher.iter(|| blake3::hash(black_box(&data)))
+    });
+    group.bench_function("groups and root", |bencher| {
+        bencher.iter(|| root_by_groups(black_box(&data)))
+    });
     group.finish();
 }
 
@@ -23,15 +33,21 @@ fn one_group(criterion: &mut Criterion) {
     let data = incompressible(GROUP);
     let mut group = criterion.benchmark_group("one group");
     group.throughput(Throughput::Bytes(GROUP_BYTES));
-    group.bench_function("whole", |bencher| bencher.iter(|| blake3::hash(black_box(&data))));
-    group.bench_function("slices", |bencher| bencher.iter(|| cv_by_slices(7, black_box(&data))));
+    group.bench_function("whole", |bencher| {
+        bencher.iter(|| blake3::hash(black_box(&data)))
+    });
+    group.bench_function("slices", |bencher| {
+        bencher.iter(|| cv_by_slices(7, black_box(&data)))
+    });
     group.finish();
 }
 
 fn merges(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("merge");
     for count in MERGED_GROUPS {
-        let cvs: Vec<_> = (0..count).map(|index| cv_by_slices(index, &index.to_le_bytes())).collect();
+        let cvs: Vec<_> = (0..count)
+            .map(|index| cv_by_slices(index, &index.to_le_bytes()))
+            .collect();
         group.throughput(Throughput::Elements(u64::from(count)));
         let file_bytes = u64::from(count) * GROUP_BYTES;
         group.bench_function(format!("{count} values"), |bencher| {
@@ -42,15 +58,19 @@ fn merges(criterion: &mut Criterion) {
 }
 
 fn root_by_groups(data: &[u8]) -> Root {
-    let cvs: Vec<_> =
-        (0..).zip(data.chunks(GROUP)).map(|(index, bytes)| cv_by_slices(index, bytes)).collect();
+    let cvs: Vec<_> = (0..)
+        .zip(data.chunks(GROUP))
+        .map(|(index, bytes)| cv_by_slices(index, bytes))
+        .collect();
     merge_root(data.len() as u64, &cvs)
 }
 
 /// The chaining value of a group, hashed as a reader does it: slice by slice, while the bytes are in cache.
 fn cv_by_slices(index: u32, bytes: &[u8]) -> Cv {
     let mut hasher = GroupHasher::new(index);
-    bytes.chunks(SLICE_BYTES).for_each(|slice| hasher.update(slice));
+    bytes
+        .chunks(SLICE_BYTES)
+        .for_each(|slice| hasher.update(slice));
     hasher.finish()
 }
 

@@ -5,8 +5,8 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use zmove_types::{FileId, ItemId, Metadata, Name, RelPath, Root, Timestamp};
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind, Offer, OfferedFile, OfferedGroup,
-    ToReceiver, decode_message, encode_message,
+    Batch, BatchEntry, DirectoryGroup, FileEntry, FrameHeader, FrameKind, Offer, OfferedFile,
+    OfferedGroup, ToReceiver, decode_message, encode_message,
 };
 
 /// The files of a batch, as many as a sender packs into one.
@@ -16,12 +16,17 @@ const FILE_BYTES: u32 = 1024;
 fn batches(criterion: &mut Criterion) {
     let batch = batch();
     let encoded = batch.encode();
-    let decode = |encoded: &[u8]| Batch::decode(encoded, FILES * FILE_BYTES).expect("it was just written");
+    let decode =
+        |encoded: &[u8]| Batch::decode(encoded, FILES * FILE_BYTES).expect("it was just written");
     assert_eq!(decode(&encoded), batch);
     let mut group = criterion.benchmark_group("batch");
     group.throughput(Throughput::Elements(u64::from(FILES)));
-    group.bench_function("encode", |bencher| bencher.iter(|| black_box(&batch).encode()));
-    group.bench_function("decode", |bencher| bencher.iter(|| decode(black_box(&encoded))));
+    group.bench_function("encode", |bencher| {
+        bencher.iter(|| black_box(&batch).encode())
+    });
+    group.bench_function("decode", |bencher| {
+        bencher.iter(|| decode(black_box(&encoded)))
+    });
     group.finish();
 }
 
@@ -29,12 +34,17 @@ fn offers(criterion: &mut Criterion) {
     let offer = ToReceiver::Offer(offer());
     let encoded = encode_message(&offer);
     // its length stands in front
-    let decode = |encoded: &[u8]| decode_message::<ToReceiver>(&encoded[4..]).expect("it was just written");
+    let decode =
+        |encoded: &[u8]| decode_message::<ToReceiver>(&encoded[4..]).expect("it was just written");
     assert_eq!(decode(&encoded), offer);
     let mut group = criterion.benchmark_group("offer");
     group.throughput(Throughput::Elements(u64::from(FILES)));
-    group.bench_function("encode", |bencher| bencher.iter(|| encode_message(black_box(&offer))));
-    group.bench_function("decode", |bencher| bencher.iter(|| decode(black_box(&encoded))));
+    group.bench_function("encode", |bencher| {
+        bencher.iter(|| encode_message(black_box(&offer)))
+    });
+    group.bench_function("decode", |bencher| {
+        bencher.iter(|| decode(black_box(&encoded)))
+    });
     group.finish();
 }
 
@@ -51,8 +61,12 @@ fn headers(criterion: &mut Criterion) {
     let encoded = header.encode();
     let mut group = criterion.benchmark_group("frame header");
     group.throughput(Throughput::Elements(1));
-    group.bench_function("encode", |bencher| bencher.iter(|| black_box(&header).encode()));
-    group.bench_function("decode", |bencher| bencher.iter(|| FrameHeader::decode(black_box(&encoded))));
+    group.bench_function("encode", |bencher| {
+        bencher.iter(|| black_box(&header).encode())
+    });
+    group.bench_function("decode", |bencher| {
+        bencher.iter(|| FrameHeader::decode(black_box(&encoded)))
+    });
     group.finish();
 }
 
@@ -67,7 +81,10 @@ fn batch() -> Batch {
             data: None,
         })
     });
-    let groups = vec![DirectoryGroup { directory: directory(), entries: entries.collect() }];
+    let groups = vec![DirectoryGroup {
+        directory: directory(),
+        entries: entries.collect(),
+    }];
     Batch { groups }
 }
 
@@ -79,12 +96,24 @@ fn offer() -> Offer {
         source: None,
         xattrs: None,
     };
-    let group = OfferedGroup { directory: directory(), files: (0..FILES).map(file).collect() };
-    Offer { offer: 5, groups: vec![group] }
+    let group = OfferedGroup {
+        directory: directory(),
+        files: (0..FILES).map(file).collect(),
+    };
+    Offer {
+        offer: 5,
+        groups: vec![group],
+    }
 }
 
 fn metadata() -> Metadata {
-    Metadata::new(0o644, Timestamp { seconds: 1_790_000_000, nanos: 123_456_789 })
+    Metadata::new(
+        0o644,
+        Timestamp {
+            seconds: 1_790_000_000,
+            nanos: 123_456_789,
+        },
+    )
 }
 
 fn directory() -> RelPath {

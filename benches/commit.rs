@@ -18,14 +18,26 @@ use zmove_types::{Metadata, Name, Timestamp};
 
 const FILES: u32 = 2_000;
 const CONTENTS: [u8; 1024] = [7; 1024];
-const METADATA: Metadata = Metadata::new(0o644, Timestamp { seconds: 1_700_000_000, nanos: 5 });
+const METADATA: Metadata = Metadata::new(
+    0o644,
+    Timestamp {
+        seconds: 1_700_000_000,
+        nanos: 5,
+    },
+);
 
 fn commits(criterion: &mut Criterion) {
     let place = std::env::var_os("ZMOVE_BENCH_DIR").map_or_else(std::env::temp_dir, Into::into);
     let mut group = criterion.benchmark_group("commit 1 KiB");
-    group.sampling_mode(SamplingMode::Flat).sample_size(10).throughput(Throughput::Elements(FILES.into()));
+    group
+        .sampling_mode(SamplingMode::Flat)
+        .sample_size(10)
+        .throughput(Throughput::Elements(FILES.into()));
     for (name, style) in [
-        ("in a staging directory", staged_together as fn(&Arc<OwnedFd>)),
+        (
+            "in a staging directory",
+            staged_together as fn(&Arc<OwnedFd>),
+        ),
         ("under hidden names, then renamed", renamed),
         ("without names, then linked", linked),
     ] {
@@ -47,11 +59,18 @@ fn timed(place: &Path, style: fn(&Arc<OwnedFd>)) -> Duration {
 fn staged_together(parent: &Arc<OwnedFd>) {
     let staging = StagingDirectory::begin(parent, &name(0)).expect("begun");
     for number in 0..FILES {
-        let mut file = staging.create(&name(number), METADATA.mode).expect("created");
+        let mut file = staging
+            .create(&name(number), METADATA.mode)
+            .expect("created");
         file.write_all(&CONTENTS).expect("written");
-        staging.new_files().set_metadata(&file, &METADATA).expect("set");
+        staging
+            .new_files()
+            .set_metadata(&file, &METADATA)
+            .expect("set");
     }
-    staging.publish(Replace::Existing).expect("nothing is in the way");
+    staging
+        .publish(Replace::Existing)
+        .expect("nothing is in the way");
 }
 
 fn renamed(directory: &Arc<OwnedFd>) {
@@ -62,16 +81,25 @@ fn renamed(directory: &Arc<OwnedFd>) {
     });
     let hidden: Vec<_> = hidden.collect();
     for (number, hidden) in (0..).zip(&hidden) {
-        publish_file(directory, hidden, &name(number), Replace::Existing).expect("nothing is in the way");
+        publish_file(directory, hidden, &name(number), Replace::Existing)
+            .expect("nothing is in the way");
     }
 }
 
 fn linked(directory: &Arc<OwnedFd>) {
     for number in 0..FILES {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-        let file = File::from(openat(directory, c".", flags, Mode::RUSR | Mode::WUSR).expect("created"));
+        let file =
+            File::from(openat(directory, c".", flags, Mode::RUSR | Mode::WUSR).expect("created"));
         fill(&file);
-        linkat(&file, c"", directory, name(number).as_os_str(), AtFlags::EMPTY_PATH).expect("root may");
+        linkat(
+            &file,
+            c"",
+            directory,
+            name(number).as_os_str(),
+            AtFlags::EMPTY_PATH,
+        )
+        .expect("root may");
     }
 }
 

@@ -20,8 +20,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use zmove_transport::{
-    Acceptor, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneSink, LaneSource, SocketConfig,
-    TlsLane,
+    Acceptor, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneSink, LaneSource,
+    SocketConfig, TlsLane,
 };
 use zmove_types::{BufferPool, StageClock};
 use zmove_wire::{FrameHeader, FrameKind};
@@ -30,15 +30,28 @@ fn main() {
     let (frames, runs) = if env::args().any(|word| word == "--test") {
         (1, 1)
     } else {
-        (setting("ZMOVE_BENCH_MIB", 1024) / FRAME_MIB, setting("ZMOVE_BENCH_RUNS", 5))
+        (
+            setting("ZMOVE_BENCH_MIB", 1024) / FRAME_MIB,
+            setting("ZMOVE_BENCH_RUNS", 5),
+        )
     };
-    println!("{:>5}  {:18} {:>8} {:>15} {:>10}", "lanes", "form", "Gbit/s", "range", "CPU-s/GiB");
+    println!(
+        "{:>5}  {:18} {:>8} {:>15} {:>10}",
+        "lanes", "form", "Gbit/s", "range", "CPU-s/GiB"
+    );
     for lanes in [1, 8, 64] {
         let bench = Bench::new(lanes, (frames / lanes).max(1));
         let _warm_up = FORMS.map(|form| bench.run(form));
-        let turns: Vec<_> = (0..runs).map(|_| FORMS.map(|form| bench.run(form))).collect();
+        let turns: Vec<_> = (0..runs)
+            .map(|_| FORMS.map(|form| bench.run(form)))
+            .collect();
         for (number, form) in FORMS.iter().enumerate() {
-            report(lanes, form, bench.bytes(), turns.iter().map(|turn| turn[number]).collect());
+            report(
+                lanes,
+                form,
+                bench.bytes(),
+                turns.iter().map(|turn| turn[number]).collect(),
+            );
         }
     }
 }
@@ -99,9 +112,20 @@ struct Bench {
 
 impl Bench {
     fn new(lanes: usize, frames: usize) -> Self {
-        let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+        let runtime = || {
+            tokio::runtime::Builder::new_multi_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime")
+        };
         let pools = [(); 2].map(|()| BufferPool::new(FRAME_BYTES, lanes));
-        Self { lanes, frames, sender: runtime(), receiver: runtime(), pools }
+        Self {
+            lanes,
+            frames,
+            sender: runtime(),
+            receiver: runtime(),
+            pools,
+        }
     }
 
     fn bytes(&self) -> f64 {
@@ -136,7 +160,10 @@ impl Bench {
             let mut lanes = JoinSet::new();
             for (sending, receiving) in sockets {
                 let [near, far] = self.pools.clone();
-                lanes.spawn_on(send_async(sending, Layer::new(wire), frames, near), self.sender.handle());
+                lanes.spawn_on(
+                    send_async(sending, Layer::new(wire), frames, near),
+                    self.sender.handle(),
+                );
                 let received = receive_async(receiving, Layer::new(wire), frames, far);
                 lanes.spawn_on(received, self.receiver.handle());
             }
@@ -171,12 +198,18 @@ impl Bench {
 fn timed(work: impl FnOnce()) -> Cost {
     let (started, cpu_started) = (Instant::now(), cpu_time());
     work();
-    Cost { wall: started.elapsed(), cpu: cpu_time() - cpu_started }
+    Cost {
+        wall: started.elapsed(),
+        cpu: cpu_time() - cpu_started,
+    }
 }
 
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec.try_into().expect("positive"), time.tv_nsec.try_into().expect("below 10^9"))
+    Duration::new(
+        time.tv_sec.try_into().expect("positive"),
+        time.tv_nsec.try_into().expect("below 10^9"),
+    )
 }
 
 /// What stands between a frame's bytes and the socket.
@@ -188,18 +221,29 @@ struct Layer {
 
 impl Layer {
     fn new(wire: Wire) -> Self {
-        let suite = TLS13_AES_256_GCM_SHA384.tls13().and_then(|suite| suite.quic).expect("it has one");
+        let suite = TLS13_AES_256_GCM_SHA384
+            .tls13()
+            .and_then(|suite| suite.quic)
+            .expect("it has one");
         let key = match wire {
             Wire::Clear => None,
             // nothing here is a secret
             Wire::Sealed => Some(suite.packet_key([5; 32].into(), [6; 12].into())),
         };
-        Self { key, records: 0, room: Vec::new() }
+        Self {
+            key,
+            records: 0,
+            room: Vec::new(),
+        }
     }
 
     /// How much of a frame goes into one piece.
     fn piece_bytes(&self) -> usize {
-        if self.key.is_some() { RECORDS_PER_PIECE * RECORD_BYTES } else { FRAME_BYTES }
+        if self.key.is_some() {
+            RECORDS_PER_PIECE * RECORD_BYTES
+        } else {
+            FRAME_BYTES
+        }
     }
 
     /// The bytes for the socket.
@@ -209,7 +253,9 @@ impl Layer {
         for record in piece.chunks(RECORD_BYTES) {
             let start = self.room.len();
             self.room.extend_from_slice(record);
-            let tag = key.encrypt_in_place(self.records, &[], &mut self.room[start..]).expect("it fits");
+            let tag = key
+                .encrypt_in_place(self.records, &[], &mut self.room[start..])
+                .expect("it fits");
             self.room.extend_from_slice(tag.as_ref());
             self.records += 1;
         }
@@ -221,23 +267,31 @@ impl Layer {
         if self.key.is_none() {
             return piece;
         }
-        self.room.resize(piece.len() + piece.len().div_ceil(RECORD_BYTES) * TAG_BYTES, 0);
+        self.room.resize(
+            piece.len() + piece.len().div_ceil(RECORD_BYTES) * TAG_BYTES,
+            0,
+        );
         &mut self.room
     }
 
     /// Opens what has come into the [room](Self::room).
     fn open(&mut self, piece: &mut [u8]) {
         let Some(key) = &self.key else { return };
-        for (out, record) in
-            piece.chunks_mut(RECORD_BYTES).zip(self.room.chunks_mut(RECORD_BYTES + TAG_BYTES))
+        for (out, record) in piece
+            .chunks_mut(RECORD_BYTES)
+            .zip(self.room.chunks_mut(RECORD_BYTES + TAG_BYTES))
         {
-            out.copy_from_slice(key.decrypt_in_place(self.records, &[], record).expect("it is as it was"));
+            out.copy_from_slice(
+                key.decrypt_in_place(self.records, &[], record)
+                    .expect("it is as it was"),
+            );
             self.records += 1;
         }
     }
 }
 
-const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+const LOOPBACK: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 const FRAME_MIB: usize = 4;
 const FRAME_BYTES: usize = FRAME_MIB << 20;
 const RECORD_BYTES: usize = 16 << 10;
@@ -268,7 +322,10 @@ async fn send_async(socket: TcpStream, mut layer: Layer, frames: usize, pool: Bu
     for _ in 0..frames {
         let mut frame = pool.take().expect("it stays open");
         for piece in frame.room().chunks(layer.piece_bytes()) {
-            socket.write_all(layer.seal(piece)).await.expect("a connection");
+            socket
+                .write_all(layer.seal(piece))
+                .await
+                .expect("a connection");
         }
     }
 }
@@ -278,7 +335,10 @@ async fn receive_async(socket: TcpStream, mut layer: Layer, frames: usize, pool:
     for _ in 0..frames {
         let mut frame = pool.take().expect("it stays open");
         for piece in frame.room().chunks_mut(layer.piece_bytes()) {
-            socket.read_exact(layer.room(piece)).await.expect("a connection");
+            socket
+                .read_exact(layer.room(piece))
+                .await
+                .expect("a connection");
             layer.open(piece);
         }
     }
@@ -292,16 +352,27 @@ fn registered(socket: TcpStream) -> tokio::net::TcpStream {
 async fn connections(count: usize) -> Vec<(Connection, Connection)> {
     let home = tempfile::tempdir().expect("a directory");
     let identity = Identity::load_or_create(home.path()).expect("a key");
-    let acceptor = Acceptor::bind(LOOPBACK, &identity, SocketConfig::default()).await.expect("a free port");
+    let acceptor = Acceptor::bind(LOOPBACK, &identity, SocketConfig::default())
+        .await
+        .expect("a free port");
     let port = acceptor.local_addr().expect("an address").port();
     let policy = HostPolicy::AcceptNew(FirstKey::default());
-    let dialler = Dialler::new(&identity, "127.0.0.1", port, policy, SocketConfig::default());
+    let dialler = Dialler::new(
+        &identity,
+        "127.0.0.1",
+        port,
+        policy,
+        SocketConfig::default(),
+    );
     let dialler = dialler.await.expect("an address");
     let mut pairs = Vec::new();
     for _ in 0..count {
         let accepted = async {
             let (socket, _) = acceptor.accept_tcp().await.expect("a connection");
-            acceptor.handshake(socket, PATIENCE).await.expect("a handshake")
+            acceptor
+                .handshake(socket, PATIENCE)
+                .await
+                .expect("a handshake")
         };
         let (near, far) = tokio::join!(dialler.dial(PATIENCE), accepted);
         pairs.push((near.expect("a connection"), far));
@@ -318,8 +389,20 @@ fn send_frames(connection: Connection, frames: usize, pool: &BufferPool) {
         let mut data = pool.take().expect("it stays open");
         data.set_len(FRAME_BYTES);
         let data_bytes = u32::try_from(FRAME_BYTES).expect("a few MiB");
-        let header = FrameHeader { kind: FrameKind::Chunk, data_bytes, ..FrameHeader::default() };
-        lane.send(Frame { header, head: Vec::new(), data }, &mut clock.start()).expect("a connection");
+        let header = FrameHeader {
+            kind: FrameKind::Chunk,
+            data_bytes,
+            ..FrameHeader::default()
+        };
+        lane.send(
+            Frame {
+                header,
+                head: Vec::new(),
+                data,
+            },
+            &mut clock.start(),
+        )
+        .expect("a connection");
     }
     lane.finish().expect("a connection");
 }
@@ -328,7 +411,15 @@ fn receive_frames(connection: Connection, frames: usize, pool: &BufferPool) {
     let mut lane = TlsLane::new(connection).expect("a lane");
     let clock = StageClock::default();
     for _ in 0..frames {
-        assert!(lane.receive(pool, &mut clock.start()).expect("a frame").is_some());
+        assert!(
+            lane.receive(pool, &mut clock.start())
+                .expect("a frame")
+                .is_some()
+        );
     }
-    assert!(lane.receive(pool, &mut clock.start()).expect("the end").is_none());
+    assert!(
+        lane.receive(pool, &mut clock.start())
+            .expect("the end")
+            .is_none()
+    );
 }

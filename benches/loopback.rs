@@ -59,7 +59,9 @@ fn copies(criterion: &mut Criterion) {
         set.build(&source);
         let mut group = criterion.benchmark_group(set.class);
         group.sampling_mode(SamplingMode::Flat).sample_size(10);
-        group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(4));
+        group
+            .warm_up_time(Duration::from_millis(500))
+            .measurement_time(Duration::from_secs(4));
         group.throughput(set.throughput());
         for way in stage.ways() {
             let target = stage.copy(way, &source, stage.new_target());
@@ -102,8 +104,13 @@ impl DataSet {
         for number in 0..self.files {
             let path = self.path(top, number);
             create_dir_all(path.parent().expect("it has a directory")).expect("a directory");
-            blake3::Hasher::new().update(&number.to_le_bytes()).finalize_xof().fill(&mut contents);
-            File::create(path).and_then(|mut file| file.write_all(&contents)).expect("a file");
+            blake3::Hasher::new()
+                .update(&number.to_le_bytes())
+                .finalize_xof()
+                .fill(&mut contents);
+            File::create(path)
+                .and_then(|mut file| file.write_all(&contents))
+                .expect("a file");
         }
     }
 
@@ -130,7 +137,11 @@ impl Stage {
     }
 
     fn ways(&self) -> &'static [Way] {
-        if self.rsync.is_some() { &WAYS } else { &WAYS[..WAYS_WITHOUT_RSYNC] }
+        if self.rsync.is_some() {
+            &WAYS
+        } else {
+            &WAYS[..WAYS_WITHOUT_RSYNC]
+        }
     }
 
     fn new_target(&self) -> TempDir {
@@ -157,7 +168,11 @@ fn zmove_local(stage: &Stage, source: &Path, target: &Path) -> Command {
 
 fn zmove_daemon(stage: &Stage, source: &Path, target: &Path) -> Command {
     let mut command = stage.zmove.push(source);
-    command.arg(format!("zmove://{}{}", stage.zmove.address, target.display()));
+    command.arg(format!(
+        "zmove://{}{}",
+        stage.zmove.address,
+        target.display()
+    ));
     command
 }
 
@@ -197,21 +212,49 @@ struct ZmoveDaemon {
 impl ZmoveDaemon {
     fn start(top: &Path, targets: &Path) -> Self {
         let (client_home, daemon_home) = (top.join("client"), top.join("daemon"));
-        let shown = zmove(&client_home).args(["key", "show"]).output().expect("zmove starts");
+        let shown = zmove(&client_home)
+            .args(["key", "show"])
+            .output()
+            .expect("zmove starts");
         let fingerprint = String::from_utf8(shown.stdout).expect("a fingerprint");
         let mut allow = zmove(&daemon_home);
-        allow.args(["allow", fingerprint.trim(), "--name", "bench", "--write", "--root"]).arg(targets);
-        assert!(allow.stdout(Stdio::null()).status().expect("zmove starts").success(), "{allow:?}");
+        allow
+            .args([
+                "allow",
+                fingerprint.trim(),
+                "--name",
+                "bench",
+                "--write",
+                "--root",
+            ])
+            .arg(targets);
+        assert!(
+            allow
+                .stdout(Stdio::null())
+                .status()
+                .expect("zmove starts")
+                .success(),
+            "{allow:?}"
+        );
         let mut serve = zmove(&daemon_home);
-        let serve = serve.args(["serve", "--listen", "127.0.0.1:0"]).stdout(Stdio::piped());
+        let serve = serve
+            .args(["serve", "--listen", "127.0.0.1:0"])
+            .stdout(Stdio::piped());
         let mut process = serve.stderr(Stdio::null()).spawn().expect("zmove starts");
         let address = address_in(&mut process).expect("zmove serve says where it listens");
-        Self { process, address, client_home }
+        Self {
+            process,
+            address,
+            client_home,
+        }
     }
 
     fn push(&self, source: &Path) -> Command {
         let mut command = zmove(&self.client_home);
-        command.args(["push", "--quiet", "--accept-new"]).arg(contents_of(source)).stderr(Stdio::null());
+        command
+            .args(["push", "--quiet", "--accept-new"])
+            .arg(contents_of(source))
+            .stderr(Stdio::null());
         command
     }
 }
@@ -225,8 +268,12 @@ fn zmove(home: &Path) -> Command {
 /// The address in the line that `zmove serve` prints when it is ready.
 fn address_in(process: &mut Child) -> Option<String> {
     let mut line = String::new();
-    BufReader::new(process.stdout.take()?).read_line(&mut line).ok()?;
-    line.split([' ', ',']).find(|word| word.starts_with("127.0.0.1:")).map(str::to_owned)
+    BufReader::new(process.stdout.take()?)
+        .read_line(&mut line)
+        .ok()?;
+    line.split([' ', ','])
+        .find(|word| word.starts_with("127.0.0.1:"))
+        .map(str::to_owned)
 }
 
 /// A running rsync daemon.
@@ -238,7 +285,12 @@ struct RsyncDaemon {
 impl RsyncDaemon {
     /// Starts one, or says why not.
     fn start(top: &Path, targets: &Path) -> Option<Self> {
-        if Command::new("rsync").arg("--version").stdout(Stdio::null()).status().is_err() {
+        if Command::new("rsync")
+            .arg("--version")
+            .stdout(Stdio::null())
+            .status()
+            .is_err()
+        {
             println!("rsync is skipped: it is not installed");
             return None;
         }
@@ -246,7 +298,9 @@ impl RsyncDaemon {
         let config = top.join("rsyncd.conf");
         std::fs::write(&config, rsync_config(port, targets)).expect("a file");
         let mut command = Command::new("rsync");
-        let command = command.args(["--daemon", "--no-detach", "--config"]).arg(config);
+        let command = command
+            .args(["--daemon", "--no-detach", "--config"])
+            .arg(config);
         let process = command.stdin(Stdio::null()).spawn().expect("rsync starts");
         let daemon = Self { process, port };
         if is_answered(port) {
@@ -259,7 +313,11 @@ impl RsyncDaemon {
 
 fn rsync_config(port: u16, targets: &Path) -> String {
     // as root it would otherwise write as nobody
-    let user = if rustix::process::geteuid().is_root() { "uid = 0\ngid = 0\n" } else { "" };
+    let user = if rustix::process::geteuid().is_root() {
+        "uid = 0\ngid = 0\n"
+    } else {
+        ""
+    };
     format!(
         "address = 127.0.0.1\nport = {port}\nuse chroot = no\nlog file = /dev/null\n\
          [{TARGETS}]\npath = {}\nread only = no\n{user}",
@@ -296,17 +354,36 @@ impl Drop for RsyncDaemon {
 }
 
 fn end(process: &mut Child) {
-    process.kill().and_then(|()| process.wait()).expect("a child can be ended");
+    process
+        .kill()
+        .and_then(|()| process.wait())
+        .expect("a child can be ended");
 }
 
 fn data_sets() -> [DataSet; 4] {
     let mebibytes =
         std::env::var("ZMOVE_BENCH_MIB").map_or(1024, |text| text.parse().expect("a whole number"));
     [
-        DataSet { class: "LOSF 1 KiB", files: mebibytes * 10, file_bytes: 1 << 10 },
-        DataSet { class: "LOSF 64 KiB", files: mebibytes * 4, file_bytes: 64 << 10 },
-        DataSet { class: "medium 4 MiB", files: mebibytes.div_ceil(8), file_bytes: 4 << 20 },
-        DataSet { class: "large", files: 1, file_bytes: mebibytes << 20 },
+        DataSet {
+            class: "LOSF 1 KiB",
+            files: mebibytes * 10,
+            file_bytes: 1 << 10,
+        },
+        DataSet {
+            class: "LOSF 64 KiB",
+            files: mebibytes * 4,
+            file_bytes: 64 << 10,
+        },
+        DataSet {
+            class: "medium 4 MiB",
+            files: mebibytes.div_ceil(8),
+            file_bytes: 4 << 20,
+        },
+        DataSet {
+            class: "large",
+            files: 1,
+            file_bytes: mebibytes << 20,
+        },
     ]
 }
 
@@ -317,10 +394,26 @@ const FILES_PER_DIRECTORY: usize = 500;
 const TARGETS: &str = "targets";
 
 static WAYS: [Way; 4] = [
-    Way { name: "zmove local", command: zmove_local, flush: Flush::Tool },
-    Way { name: "zmove daemon", command: zmove_daemon, flush: Flush::Tool },
-    Way { name: "rsync local", command: rsync_local, flush: Flush::Bench },
-    Way { name: "rsync daemon", command: rsync_daemon, flush: Flush::Bench },
+    Way {
+        name: "zmove local",
+        command: zmove_local,
+        flush: Flush::Tool,
+    },
+    Way {
+        name: "zmove daemon",
+        command: zmove_daemon,
+        flush: Flush::Tool,
+    },
+    Way {
+        name: "rsync local",
+        command: rsync_local,
+        flush: Flush::Bench,
+    },
+    Way {
+        name: "rsync daemon",
+        command: rsync_daemon,
+        flush: Flush::Bench,
+    },
 ];
 const WAYS_WITHOUT_RSYNC: usize = 2;
 

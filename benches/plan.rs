@@ -20,10 +20,13 @@ fn small_files(criterion: &mut Criterion) {
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
     for per_directory in [100, 1000] {
         group.throughput(Throughput::Elements(files as u64));
-        group.bench_function(format!("{files} of 1 KiB, {per_directory} in each directory"), |bencher| {
-            let found = || tree.found(files, per_directory, 1 << 10);
-            bencher.iter_batched(found, benching::plan, BatchSize::PerIteration);
-        });
+        group.bench_function(
+            format!("{files} of 1 KiB, {per_directory} in each directory"),
+            |bencher| {
+                let found = || tree.found(files, per_directory, 1 << 10);
+                bencher.iter_batched(found, benching::plan, BatchSize::PerIteration);
+            },
+        );
         let planned = benching::plan(tree.found(files, per_directory, 1 << 10));
         assert_eq!((planned.entries(), planned.groups()), (files, 0));
     }
@@ -68,10 +71,14 @@ impl Tree {
         let root = ScanRoot::new(home.path().to_owned(), RelPath::root());
         let scan = scan(vec![root], &ScanConfig::default());
         let batches = scan.receiver().iter().filter_map(|item| match item {
-            ScanItem::Batch(batch) if batch.directory.source_path() != &RelPath::root() => Some(batch),
+            ScanItem::Batch(batch) if batch.directory.source_path() != &RelPath::root() => {
+                Some(batch)
+            }
             _ => None,
         });
-        let found = batches.map(|mut batch| (batch.directory, batch.entries.remove(0))).collect::<Vec<_>>();
+        let found = batches
+            .map(|mut batch| (batch.directory, batch.entries.remove(0)))
+            .collect::<Vec<_>>();
         assert_eq!(found.len(), DIRECTORIES);
         Self { _home: home, found }
     }
@@ -85,7 +92,11 @@ impl Tree {
             .map(|(start, (directory, like))| EntryBatch {
                 directory: Arc::clone(directory),
                 entries: (start..files.min(start + per_directory))
-                    .map(|number| Entry { name: name(number), size: file_bytes, ..like.clone() })
+                    .map(|number| Entry {
+                        name: name(number),
+                        size: file_bytes,
+                        ..like.clone()
+                    })
                     .collect(),
             })
             .collect()

@@ -25,15 +25,26 @@ use rustls::CipherSuite;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 fn main() {
-    let words: Vec<_> = env::args().skip(1).filter(|word| word != "--bench").collect();
+    let words: Vec<_> = env::args()
+        .skip(1)
+        .filter(|word| word != "--bench")
+        .collect();
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     match words[..] {
         ["drain", address, certificate] => {
             drain(address.parse().expect("an address"), Path::new(certificate))
         }
         ["pour", address, certificate, mib, lanes] => {
-            let (mib, lanes) = (mib.parse().expect("a number"), lanes.parse().expect("a number"));
-            pour(address.parse().expect("an address"), Path::new(certificate), mib, lanes);
+            let (mib, lanes) = (
+                mib.parse().expect("a number"),
+                lanes.parse().expect("a number"),
+            );
+            pour(
+                address.parse().expect("an address"),
+                Path::new(certificate),
+                mib,
+                lanes,
+            );
         }
         _ => take_turns(),
     }
@@ -46,7 +57,10 @@ fn setting(name: &str, default: u64) -> u64 {
 /// One end of the path; outside of the lab both are this host.
 fn host(variable: &str) -> (Vec<String>, &'static str) {
     match env::var(variable) {
-        Ok(name) => (["ip", "netns", "exec", &name].map(str::to_owned).into(), "10.99.0.2"),
+        Ok(name) => (
+            ["ip", "netns", "exec", &name].map(str::to_owned).into(),
+            "10.99.0.2",
+        ),
         Err(_) => (Vec::new(), "127.0.0.1"),
     }
 }
@@ -65,9 +79,14 @@ struct Server(Child);
 impl Server {
     /// Starts it and waits for its first line.
     fn start(mut command: Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("the server starts");
+        let mut child = command
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the server starts");
         let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("a line");
+        BufReader::new(child.stdout.take().expect("it is piped"))
+            .read_line(&mut line)
+            .expect("a line");
         Self(child)
     }
 }
@@ -82,8 +101,14 @@ impl Drop for Server {
 fn take_turns() {
     // as criterion's benches: one turn, to see that it works
     let smoke = env::args().any(|word| word == "--test");
-    let (mib, runs) =
-        (setting("ZMOVE_BENCH_MIB", 1024), if smoke { 1 } else { setting("ZMOVE_BENCH_RUNS", 5) });
+    let (mib, runs) = (
+        setting("ZMOVE_BENCH_MIB", 1024),
+        if smoke {
+            1
+        } else {
+            setting("ZMOVE_BENCH_RUNS", 5)
+        },
+    );
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let lanes = setting("ZMOVE_BENCH_LANES", (2 * cores).clamp(4, 8) as u64);
     let parent = env::var_os("ZMOVE_BENCH_DIR").map_or_else(env::temp_dir, Into::into);
@@ -94,18 +119,37 @@ fn take_turns() {
     build(&source, mib);
     let ((near, _), (far, address)) = (host("ZMOVE_LAB_SRC"), host("ZMOVE_LAB_DST"));
     let zmove = env!("CARGO_BIN_EXE_zmove");
-    let key = command(&[], zmove, &home).args(["key", "show"]).output().expect("a key");
+    let key = command(&[], zmove, &home)
+        .args(["key", "show"])
+        .output()
+        .expect("a key");
     let key = String::from_utf8(key.stdout).expect("a fingerprint");
     let mut allow = command(&[], zmove, &other_home);
-    allow.args(["allow", key.trim(), "--name", "bench", "--write", "--root"]).arg(&target);
-    assert!(allow.stdout(Stdio::null()).status().expect("it runs").success());
+    allow
+        .args(["allow", key.trim(), "--name", "bench", "--write", "--root"])
+        .arg(&target);
+    assert!(
+        allow
+            .stdout(Stdio::null())
+            .status()
+            .expect("it runs")
+            .success()
+    );
     let mut serve = command(&far, zmove, &other_home);
-    serve.args(["serve", "--listen", &format!("{address}:5870"), "--transport", "quic"]);
+    serve.args([
+        "serve",
+        "--listen",
+        &format!("{address}:5870"),
+        "--transport",
+        "quic",
+    ]);
     let _daemon = Server::start(serve);
     let own = env::current_exe().expect("this program");
     let certificate = top.path().join("certificate");
     let mut drain = command(&far, &own, &other_home);
-    drain.args(["drain", &format!("{address}:5871")]).arg(&certificate);
+    drain
+        .args(["drain", &format!("{address}:5871")])
+        .arg(&certificate);
     let _drain = Server::start(drain);
     let zmove_run = || {
         let mut push = command(&near, zmove, &home);
@@ -118,14 +162,17 @@ fn take_turns() {
             "--streams",
             &lanes.to_string(),
         ]);
-        push.arg(&source).arg(format!("{address}:{}/", target.display())).stderr(Stdio::null());
+        push.arg(&source)
+            .arg(format!("{address}:{}/", target.display()))
+            .stderr(Stdio::null());
         let seconds = timed(push);
         fs::remove_file(target.join("source")).expect("it has arrived");
         seconds
     };
     let quinn_run = || {
         let mut pour = command(&near, &own, &home);
-        pour.args(["pour", &format!("{address}:5871")]).arg(&certificate);
+        pour.args(["pour", &format!("{address}:5871")])
+            .arg(&certificate);
         timed({
             pour.args([mib.to_string(), lanes.to_string()]);
             pour
@@ -134,7 +181,10 @@ fn take_turns() {
     let (_warm_up, _warm_up_too) = (zmove_run(), quinn_run());
     let turns: Vec<_> = (0..runs).map(|_| (zmove_run(), quinn_run())).collect();
     let (mut ours, mut bare): (Vec<_>, Vec<_>) = turns.into_iter().unzip();
-    let (ours, bare) = (report("zmove", mib, &mut ours), report("quinn", mib, &mut bare));
+    let (ours, bare) = (
+        report("zmove", mib, &mut ours),
+        report("quinn", mib, &mut bare),
+    );
     println!("zmove / quinn: {:.2}", bare / ours);
 }
 
@@ -143,7 +193,10 @@ fn build(path: &Path, mib: u64) {
     let mut contents = vec![0; 1 << 20];
     let mut file = File::create(path).expect("a file");
     for number in 0..mib {
-        blake3::Hasher::new().update(&number.to_le_bytes()).finalize_xof().fill(&mut contents);
+        blake3::Hasher::new()
+            .update(&number.to_le_bytes())
+            .finalize_xof()
+            .fill(&mut contents);
         file.write_all(&contents).expect("room");
     }
     file.sync_all().expect("a flush");
@@ -160,13 +213,17 @@ fn report(name: &str, mib: u64, seconds: &mut [f64]) -> f64 {
     seconds.sort_unstable_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
     let bits = f64::from(u32::try_from(mib).expect("a size")) * 8.0 * 1_048_576.0;
-    println!("{name}: {:.2} Gbit/s, {median:.2} s (all: {seconds:.2?})", bits / median / 1e9);
+    println!(
+        "{name}: {:.2} Gbit/s, {median:.2} s (all: {seconds:.2?})",
+        bits / median / 1e9
+    );
     median
 }
 
 fn transport() -> Arc<TransportConfig> {
     let mut acks = AckFrequencyConfig::default();
-    acks.ack_eliciting_threshold(10_u32.into()).max_ack_delay(Some(Duration::from_millis(5)));
+    acks.ack_eliciting_threshold(10_u32.into())
+        .max_ack_delay(Some(Duration::from_millis(5)));
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.upper_bound(DATAGRAM_BYTES_MAX);
     let mut cubic = CubicConfig::default();
@@ -190,10 +247,14 @@ const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 fn endpoint(address: SocketAddr, server: Option<quinn::ServerConfig>) -> Endpoint {
     let socket = UdpSocket::bind(address).expect("a free port");
     // without the right to it the buffer stays as it is, for zmove as well
-    let _forced = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER_BYTES);
-    let _forced = rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, SOCKET_BUFFER_BYTES);
+    let _forced =
+        rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER_BYTES);
+    let _forced =
+        rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, SOCKET_BUFFER_BYTES);
     let mut config = quinn::EndpointConfig::default();
-    config.max_udp_payload_size(DATAGRAM_BYTES_MAX).expect("large enough");
+    config
+        .max_udp_payload_size(DATAGRAM_BYTES_MAX)
+        .expect("large enough");
     Endpoint::new(config, server, socket, Arc::new(TokioRuntime)).expect("an endpoint")
 }
 
@@ -205,13 +266,18 @@ fn drain(address: SocketAddr, certificate: &Path) {
     let mut server =
         quinn::ServerConfig::with_single_cert(vec![made.cert.der().clone()], key).expect("it fits");
     server.transport_config(transport());
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     runtime.block_on(async {
         let endpoint = endpoint(address, Some(server));
         println!("ready");
         while let Some(incoming) = endpoint.accept().await {
             tokio::spawn(async move {
-                let Ok(connection) = incoming.await else { return };
+                let Ok(connection) = incoming.await else {
+                    return;
+                };
                 while let Ok((mut answer, mut stream)) = connection.accept_bi().await {
                     while let Ok(Some(_)) = stream.read_chunk(usize::MAX, false).await {}
                     drop(answer.write_all(b"all").await);
@@ -226,25 +292,39 @@ fn pour(address: SocketAddr, certificate: &Path, mib: u64, lanes: u64) {
     let certificate = CertificateDer::from(fs::read(certificate).expect("the certificate"));
     let threads: Vec<_> = (0..lanes)
         .map(|lane| {
-            let (certificate, chunks) = (certificate.clone(), mib / lanes + u64::from(lane < mib % lanes));
+            let (certificate, chunks) = (
+                certificate.clone(),
+                mib / lanes + u64::from(lane < mib % lanes),
+            );
             std::thread::spawn(move || pour_one(address, certificate, chunks))
         })
         .collect();
-    threads.into_iter().for_each(|thread| thread.join().expect("it does not panic"));
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().expect("it does not panic"));
 }
 
 fn pour_one(address: SocketAddr, certificate: CertificateDer<'static>, chunks: u64) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     runtime.block_on(async {
         let mut client = quinn::ClientConfig::new(Arc::new(tls(certificate)));
         client.transport_config(transport());
         let endpoint = endpoint(SocketAddr::from(([0; 4], 0)), None);
-        let connection =
-            endpoint.connect_with(client, address, NAME).expect("an address").await.expect("an answer");
+        let connection = endpoint
+            .connect_with(client, address, NAME)
+            .expect("an address")
+            .await
+            .expect("an answer");
         let (mut stream, mut answer) = connection.open_bi().await.expect("a stream");
         let chunk = bytes::Bytes::from(vec![7; 1 << 20]);
         for _ in 0..chunks {
-            stream.write_chunk(chunk.clone()).await.expect("a connection");
+            stream
+                .write_chunk(chunk.clone())
+                .await
+                .expect("a connection");
         }
         stream.finish().expect("a stream");
         answer.read_to_end(16).await.expect("an answer");
@@ -256,9 +336,13 @@ fn tls(certificate: CertificateDer<'static>) -> QuicClientConfig {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(certificate).expect("a certificate");
     let mut provider = rustls::crypto::aws_lc_rs::default_provider();
-    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    provider
+        .cipher_suites
+        .sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
     let builder = rustls::ClientConfig::builder_with_provider(Arc::new(provider));
-    let builder = builder.with_protocol_versions(&[&rustls::version::TLS13]).expect("TLS 1.3");
+    let builder = builder
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("TLS 1.3");
     let config = builder.with_root_certificates(roots).with_no_client_auth();
     QuicClientConfig::try_from(config).expect("a suite for QUIC")
 }

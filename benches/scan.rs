@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use criterion::measurement::WallTime;
-use criterion::{BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{
+    BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main,
+};
 use zmove_scan::{ScanConfig, ScanItem, ScanRoot, histogram, scan};
 use zmove_types::RelPath;
 
@@ -20,12 +22,15 @@ struct Shape {
 }
 
 fn walks(criterion: &mut Criterion) {
-    let files = std::env::var("ZMOVE_BENCH_FILES").map_or(50_000, |text| text.parse().expect("a number"));
+    let files =
+        std::env::var("ZMOVE_BENCH_FILES").map_or(50_000, |text| text.parse().expect("a number"));
     for shape in SHAPES {
         let tree = tempfile::tempdir().expect("a directory for the tree");
         shape.build(tree.path(), files);
         let mut group = criterion.benchmark_group(format!("{} of {files}", shape.name));
-        group.sample_size(10).throughput(Throughput::Elements(files as u64));
+        group
+            .sample_size(10)
+            .throughput(Throughput::Elements(files as u64));
         bench_scan(&mut group, tree.path(), files);
         bench_peers(&mut group, tree.path());
         group.finish();
@@ -34,10 +39,19 @@ fn walks(criterion: &mut Criterion) {
 
 fn bench_scan(group: &mut Group<'_>, top: &Path, files: usize) {
     for threads in [1, 2, 4, 8] {
-        let config = ScanConfig { threads, ..ScanConfig::default() };
-        bench(group, &format!("scan/{threads}"), || assert!(count(top, &config) > files));
+        let config = ScanConfig {
+            threads,
+            ..ScanConfig::default()
+        };
+        bench(group, &format!("scan/{threads}"), || {
+            assert!(count(top, &config) > files)
+        });
     }
-    let counted = || histogram(scan(roots(top), &ScanConfig::default()), drop).files.files;
+    let counted = || {
+        histogram(scan(roots(top), &ScanConfig::default()), drop)
+            .files
+            .files
+    };
     bench(group, "histogram", || assert_eq!(counted(), files as u64));
 }
 
@@ -64,7 +78,12 @@ impl Shape {
     fn build(&self, top: &Path, files: usize) {
         for first in (0..files).step_by(self.files_per_directory) {
             let number = first / self.files_per_directory;
-            let part = format!("set{:03}/run{:02}/part{:02}", number / 900, number / 30 % 30, number % 30);
+            let part = format!(
+                "set{:03}/run{:02}/part{:02}",
+                number / 900,
+                number / 30 % 30,
+                number % 30
+            );
             let directory = top.join(part);
             create_dir_all(&directory).expect("a directory");
             for file in first..files.min(first + self.files_per_directory) {
@@ -92,12 +111,20 @@ fn run(command: &[&str], top: &Path) {
         "DIR" => top.as_os_str(),
         argument => argument.as_ref(),
     });
-    let status = Command::new(command[0]).args(arguments).stdout(Stdio::null()).status().expect("it runs");
+    let status = Command::new(command[0])
+        .args(arguments)
+        .stdout(Stdio::null())
+        .status()
+        .expect("it runs");
     assert!(status.success(), "{command:?}: {status}");
 }
 
 fn is_installed(program: &str) -> bool {
-    Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok()
+    Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status()
+        .is_ok()
 }
 
 /// Empties the caches when cold runs were asked for.
@@ -109,13 +136,22 @@ fn prepare() {
 }
 
 const SHAPES: [Shape; 2] = [
-    Shape { name: "directories of 100", files_per_directory: 100 },
-    Shape { name: "one directory", files_per_directory: usize::MAX },
+    Shape {
+        name: "directories of 100",
+        files_per_directory: 100,
+    },
+    Shape {
+        name: "one directory",
+        files_per_directory: usize::MAX,
+    },
 ];
 
 const PEERS: &[(&str, &[&str])] = &[
     ("find", &["find", "DIR", "-printf", "%s %T@ %m %p\n"]),
-    ("fd stat", &["fdfind", "--unrestricted", "--size", "+0b", ".", "DIR"]),
+    (
+        "fd stat",
+        &["fdfind", "--unrestricted", "--size", "+0b", ".", "DIR"],
+    ),
     ("fd list", &["fdfind", "--unrestricted", ".", "DIR"]),
 ];
 

@@ -14,12 +14,15 @@ use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
 use criterion::{
-    BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main,
+    BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group,
+    criterion_main,
 };
 use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
 use zmove_chunk::GroupHasher;
-use zmove_disk::{ContentsWriter, DataFile, Direct, FileIo, RingConfig, Staged, Threads, Tree, Uring};
+use zmove_disk::{
+    ContentsWriter, DataFile, Direct, FileIo, RingConfig, Staged, Threads, Tree, Uring,
+};
 use zmove_types::{Buffer, BufferPool, GROUP_BYTES, GroupSpan, RelPath};
 
 /// Threads that read or write, as on a machine of two cores.
@@ -43,19 +46,27 @@ struct Stage {
 
 fn engines(criterion: &mut Criterion) {
     let stage = Stage::open();
-    for (name, work) in [("read cold", Work::ReadCold), ("read warm", Work::ReadWarm), ("write", Work::Write)]
-    {
+    for (name, work) in [
+        ("read cold", Work::ReadCold),
+        ("read warm", Work::ReadWarm),
+        ("write", Work::Write),
+    ] {
         let mut group = group_of(criterion, name, stage.bytes);
         for (engine, file_io) in disks() {
             for (path, direct) in [("cached", Direct::Off), ("direct", Direct::On)] {
                 let (mut cpu, mut runs) = (Duration::ZERO, 0);
                 group.bench_function(BenchmarkId::new(engine, path), |bencher| {
                     bencher.iter_custom(|count| {
-                        (0..count).map(|_| stage.run(work, &*file_io, direct, &mut cpu, &mut runs)).sum()
+                        (0..count)
+                            .map(|_| stage.run(work, &*file_io, direct, &mut cpu, &mut runs))
+                            .sum()
                     });
                 });
                 let gibibytes = f64::from(runs) * stage.gibibytes();
-                println!("{:.2} CPU-seconds per GiB", cpu.as_secs_f64() / gibibytes.max(f64::MIN_POSITIVE));
+                println!(
+                    "{:.2} CPU-seconds per GiB",
+                    cpu.as_secs_f64() / gibibytes.max(f64::MIN_POSITIVE)
+                );
             }
         }
         group.finish();
@@ -70,11 +81,16 @@ fn small_files(criterion: &mut Criterion) {
     for kibibytes in [16, 64, 128, 256, 1024] {
         let contents = Buffer::copied(&vec![7; kibibytes << 10]);
         for (path, direct) in [("cached", Direct::Off), ("direct", Direct::On)] {
-            group.bench_function(BenchmarkId::new(format!("{kibibytes} KiB"), path), |bencher| {
-                bencher.iter_custom(|count| {
-                    (0..count).map(|_| create(home.path(), bytes, &contents, direct)).sum()
-                });
-            });
+            group.bench_function(
+                BenchmarkId::new(format!("{kibibytes} KiB"), path),
+                |bencher| {
+                    bencher.iter_custom(|count| {
+                        (0..count)
+                            .map(|_| create(home.path(), bytes, &contents, direct))
+                            .sum()
+                    });
+                },
+            );
         }
     }
     group.finish();
@@ -92,7 +108,8 @@ fn create(home: &Path, bytes: u64, contents: &[u8], direct: Direct) -> Duration 
                 let writer = ContentsWriter::new(direct);
                 std::fs::create_dir(&directory).expect("a directory");
                 for number in 0..files {
-                    let file = File::create_new(directory.join(number.to_string())).expect("created");
+                    let file =
+                        File::create_new(directory.join(number.to_string())).expect("created");
                     writer.write(&file, contents).expect("written");
                 }
             });
@@ -103,10 +120,16 @@ fn create(home: &Path, bytes: u64, contents: &[u8], direct: Direct) -> Duration 
 }
 
 /// Measurements that move so many bytes each.
-fn group_of<'a>(criterion: &'a mut Criterion, name: &str, bytes: u64) -> BenchmarkGroup<'a, WallTime> {
+fn group_of<'a>(
+    criterion: &'a mut Criterion,
+    name: &str,
+    bytes: u64,
+) -> BenchmarkGroup<'a, WallTime> {
     let mut group = criterion.benchmark_group(name);
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
-    group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(3));
+    group
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(3));
     group.throughput(Throughput::Bytes(bytes));
     group
 }
@@ -116,7 +139,9 @@ fn place() -> PathBuf {
 }
 
 fn bytes() -> u64 {
-    let mebibytes = std::env::var("ZMOVE_BENCH_MIB").ok().and_then(|text| text.parse().ok());
+    let mebibytes = std::env::var("ZMOVE_BENCH_MIB")
+        .ok()
+        .and_then(|text| text.parse().ok());
     mebibytes.unwrap_or(512_u64) << 20
 }
 
@@ -132,11 +157,18 @@ fn disks() -> Vec<(&'static str, Arc<dyn FileIo>)> {
 impl Stage {
     fn open() -> Self {
         let (bytes, pool) = (bytes(), BufferPool::new(BUFFER_BYTES, THREADS));
-        let stage = Self { directory: tempfile::tempdir_in(place()).expect("a directory"), bytes, pool };
+        let stage = Self {
+            directory: tempfile::tempdir_in(place()).expect("a directory"),
+            bytes,
+            pool,
+        };
         let mut file = File::create(stage.source()).expect("a file");
         let mut contents = vec![0; BUFFER_BYTES];
         for index in 0..GroupSpan::count(bytes).expect("a size in range") {
-            blake3::Hasher::new().update(&index.to_le_bytes()).finalize_xof().fill(&mut contents);
+            blake3::Hasher::new()
+                .update(&index.to_le_bytes())
+                .finalize_xof()
+                .fill(&mut contents);
             file.write_all(&contents).expect("written");
         }
         file.sync_all().expect("flushed");
@@ -175,13 +207,18 @@ impl Stage {
     }
 
     fn read(&self, path: &Path, file_io: &dyn FileIo, direct: Direct) {
-        let file = DataFile::for_reading(File::open(path).expect("it was made"), self.bytes, direct);
+        let file =
+            DataFile::for_reading(File::open(path).expect("it was made"), self.bytes, direct);
         self.for_each_group(|span| {
             let mut hasher = GroupHasher::new(span.index);
             let buffer = self.pool.take().expect("open");
-            let (outcome, _buffer) =
-                file_io
-                    .read(&file, span.offset(), span.len as usize, buffer, &mut |slice| hasher.update(slice));
+            let (outcome, _buffer) = file_io.read(
+                &file,
+                span.offset(),
+                span.len as usize,
+                buffer,
+                &mut |slice| hasher.update(slice),
+            );
             outcome.expect("read");
             assert_ne!(hasher.finish().0, [0; 32]);
         });
@@ -195,7 +232,10 @@ impl Stage {
         self.for_each_group(|span| {
             let mut buffer = self.pool.take().expect("open");
             buffer.set_len(span.len as usize);
-            file_io.write(staged.data(), span.offset(), buffer).0.expect("written");
+            file_io
+                .write(staged.data(), span.offset(), buffer)
+                .0
+                .expect("written");
         });
         staged.file().sync_data().expect("flushed");
     }
@@ -217,7 +257,10 @@ impl Stage {
 
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
 }
 
 const _: () = assert!(BUFFER_BYTES as u64 == GROUP_BYTES);

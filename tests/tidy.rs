@@ -2,14 +2,25 @@
 //!
 //! Each test collects all violations and reports them together. `docs/STYLE.md` has the reasons.
 
-#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "in a test, helpers included, a panic is the report"
+)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{read_dir, read_to_string};
 use std::path::{Path, PathBuf};
 
 /// What may lie at the top, beside files that begin with a dot and licences.
-const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
+const TOP_NAMES: [&str; 7] = [
+    "Cargo.toml",
+    "Cargo.lock",
+    "crates",
+    "benches",
+    "tests",
+    "docs",
+    "README.md",
+];
 
 /// Which crate of the workspace may use which others.
 const ARROWS: [(&str, &[&str]); 21] = [
@@ -34,10 +45,39 @@ const ARROWS: [(&str, &[&str]); 21] = [
         ],
     ),
     ("cluster", &["engine", "scan", "sender", "types", "wire"]),
-    ("engine", &["disk", "receiver", "scan", "sender", "transport", "types", "wire"]),
-    ("daemon", &["disk", "engine", "receiver", "scan", "sender", "transport", "types", "wire"]),
-    ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
-    ("receiver", &["chunk", "disk", "sweep", "transport", "types", "wire"]),
+    (
+        "engine",
+        &[
+            "disk",
+            "receiver",
+            "scan",
+            "sender",
+            "transport",
+            "types",
+            "wire",
+        ],
+    ),
+    (
+        "daemon",
+        &[
+            "disk",
+            "engine",
+            "receiver",
+            "scan",
+            "sender",
+            "transport",
+            "types",
+            "wire",
+        ],
+    ),
+    (
+        "sender",
+        &["chunk", "disk", "scan", "transport", "types", "wire"],
+    ),
+    (
+        "receiver",
+        &["chunk", "disk", "sweep", "transport", "types", "wire"],
+    ),
     ("transport", &["sockopt", "types", "wire"]),
     ("sweep", &["disk", "types"]),
     ("wire", &["types"]),
@@ -52,7 +92,18 @@ const ARROWS: [(&str, &[&str]); 21] = [
     ("uring", &["types"]),
     ("watch", &[]),
     ("lab", &["drawing", "types"]),
-    ("fuzz", &["cli", "engine", "receiver", "scan", "transport", "types", "wire"]),
+    (
+        "fuzz",
+        &[
+            "cli",
+            "engine",
+            "receiver",
+            "scan",
+            "transport",
+            "types",
+            "wire",
+        ],
+    ),
 ];
 
 /// Outside crates that only some may use.
@@ -60,7 +111,20 @@ const RESERVED: [(&str, &[&str]); 38] = [
     ("axum", &["api"]),
     ("utoipa", &["api"]),
     ("utoipa-axum", &["api"]),
-    ("tokio", &["api", "cli", "cluster", "daemon", "engine", "jobs", "receiver", "sender", "transport"]),
+    (
+        "tokio",
+        &[
+            "api",
+            "cli",
+            "cluster",
+            "daemon",
+            "engine",
+            "jobs",
+            "receiver",
+            "sender",
+            "transport",
+        ],
+    ),
     ("rustls", &["api", "cli", "jobs", "transport"]),
     ("rustls-webpki", &["api", "transport"]),
     ("quinn", &["transport"]),
@@ -78,7 +142,10 @@ const RESERVED: [(&str, &[&str]); 38] = [
     ("toml", &["cli", "jobs"]),
     ("tracing", &["cli"]),
     ("tracing-subscriber", &["cli"]),
-    ("blake3", &["chunk", "cluster", "lab", "receiver", "sender", "transport"]),
+    (
+        "blake3",
+        &["chunk", "cluster", "lab", "receiver", "sender", "transport"],
+    ),
     ("rayon", &["chunk", "scan"]),
     ("globset", &["scan"]),
     ("io-uring", &["uring"]),
@@ -111,7 +178,10 @@ fn root() -> &'static Path {
 }
 
 fn entries(directory: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<_> = read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut paths: Vec<_> = read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     paths.sort();
     paths
 }
@@ -143,16 +213,27 @@ fn rust_files(directory: &Path) -> Vec<PathBuf> {
 }
 
 fn all_rust_files() -> Vec<PathBuf> {
-    ["crates", "tests", "benches"].into_iter().flat_map(|part| rust_files(&root().join(part))).collect()
+    ["crates", "tests", "benches"]
+        .into_iter()
+        .flat_map(|part| rust_files(&root().join(part)))
+        .collect()
 }
 
 fn shown(path: &Path) -> String {
-    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+    path.strip_prefix(root())
+        .unwrap_or(path)
+        .display()
+        .to_string()
 }
 
 #[track_caller]
 fn assert_none(violations: &[String]) {
-    assert!(violations.is_empty(), "{} violations:\n  {}", violations.len(), violations.join("\n  "));
+    assert!(
+        violations.is_empty(),
+        "{} violations:\n  {}",
+        violations.len(),
+        violations.join("\n  ")
+    );
 }
 
 /// The dependencies of a crate, those of its tests and build too, by section.
@@ -165,12 +246,23 @@ fn dependencies(manifest: &Path) -> BTreeMap<String, BTreeSet<String>> {
             // [dependencies.tokio] and [target.'cfg(…)'.dependencies] are sections too
             if let Some((table, dependency)) = section.clone().rsplit_once("dependencies.") {
                 section = format!("{table}dependencies");
-                sections.entry(section.clone()).or_default().insert(dependency.to_owned());
+                sections
+                    .entry(section.clone())
+                    .or_default()
+                    .insert(dependency.to_owned());
                 section.clear();
             }
-        } else if section.ends_with("dependencies") && !line.starts_with('#') && line.contains('=') {
-            let dependency = line.split(['.', '=', ' ']).next().unwrap().trim_matches('"');
-            sections.entry(section.clone()).or_default().insert(dependency.to_owned());
+        } else if section.ends_with("dependencies") && !line.starts_with('#') && line.contains('=')
+        {
+            let dependency = line
+                .split(['.', '=', ' '])
+                .next()
+                .unwrap()
+                .trim_matches('"');
+            sections
+                .entry(section.clone())
+                .or_default()
+                .insert(dependency.to_owned());
         }
     }
     sections
@@ -179,12 +271,23 @@ fn dependencies(manifest: &Path) -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn the_top_holds_what_it_should() {
     let fits = |name: &str| {
-        TOP_NAMES.contains(&name) || name.starts_with('.') || name.starts_with("LICENSE") || name == "target"
+        TOP_NAMES.contains(&name)
+            || name.starts_with('.')
+            || name.starts_with("LICENSE")
+            || name == "target"
     };
-    let present: Vec<_> = entries(root()).iter().map(|path| name(path).to_owned()).collect();
-    let mut violations: Vec<_> =
-        present.iter().filter(|name| !fits(name)).map(|name| format!("'{name}' does not belong")).collect();
-    let missing = TOP_NAMES.iter().filter(|name| !present.iter().any(|present| present == *name));
+    let present: Vec<_> = entries(root())
+        .iter()
+        .map(|path| name(path).to_owned())
+        .collect();
+    let mut violations: Vec<_> = present
+        .iter()
+        .filter(|name| !fits(name))
+        .map(|name| format!("'{name}' does not belong"))
+        .collect();
+    let missing = TOP_NAMES
+        .iter()
+        .filter(|name| !present.iter().any(|present| present == *name));
     violations.extend(missing.map(|name| format!("'{name}' is missing")));
     if !present.iter().any(|name| name.starts_with("LICENSE")) {
         violations.push("no LICENSE* is there".to_owned());
@@ -203,12 +306,16 @@ fn crates_use_only_what_they_may() {
             continue;
         };
         for (section, used) in dependencies(&directory.join("Cargo.toml")) {
-            let own = used.iter().filter_map(|dependency| dependency.strip_prefix("zmove-"));
+            let own = used
+                .iter()
+                .filter_map(|dependency| dependency.strip_prefix("zmove-"));
             for used in own.filter(|used| !allowed.contains(used)) {
                 violations.push(format!("{crate_name} → {used} in [{section}]"));
             }
         }
-        if crate_name == "types" && dependencies(&directory.join("Cargo.toml")).contains_key("dependencies") {
+        if crate_name == "types"
+            && dependencies(&directory.join("Cargo.toml")).contains_key("dependencies")
+        {
             violations.push("types has a dependency".to_owned());
         }
     }
@@ -225,10 +332,13 @@ fn outside_crates_stay_where_they_belong() {
             if section == "dev-dependencies" {
                 continue;
             }
-            let misplaced = RESERVED.iter().filter(|(_, users)| !users.contains(&crate_name));
+            let misplaced = RESERVED
+                .iter()
+                .filter(|(_, users)| !users.contains(&crate_name));
             let misplaced = misplaced.filter(|(reserved, _)| used.contains(*reserved));
-            violations
-                .extend(misplaced.map(|(reserved, _)| format!("{crate_name} → {reserved} in [{section}]")));
+            violations.extend(
+                misplaced.map(|(reserved, _)| format!("{crate_name} → {reserved} in [{section}]")),
+            );
         }
     }
     assert_none(&violations);
@@ -239,9 +349,15 @@ fn files_are_short() {
     let mut violations = Vec::new();
     for path in all_rust_files() {
         let text = read_to_string(&path).unwrap();
-        let lines = text.lines().take_while(|line| line.trim() != "#[cfg(test)]").count();
+        let lines = text
+            .lines()
+            .take_while(|line| line.trim() != "#[cfg(test)]")
+            .count();
         if lines > LINES_MAX {
-            violations.push(format!("{} has {lines} lines without its tests", shown(&path)));
+            violations.push(format!(
+                "{} has {lines} lines without its tests",
+                shown(&path)
+            ));
         }
     }
     assert_none(&violations);
@@ -253,7 +369,10 @@ fn lines_fit_into_a_window() {
     let mut violations = Vec::new();
     let mut documents = entries(&root().join("docs"));
     documents.push(root().join("README.md"));
-    for path in documents.into_iter().filter(|path| path.extension().is_some_and(|end| end == "md")) {
+    for path in documents
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|end| end == "md"))
+    {
         let text = read_to_string(&path).unwrap();
         let mut fenced = false;
         for (number, line) in text.lines().enumerate() {
@@ -265,7 +384,10 @@ fn lines_fit_into_a_window() {
     }
     for path in all_rust_files() {
         let text = read_to_string(&path).unwrap();
-        let comments = text.lines().enumerate().filter(|(_, line)| line.trim_start().starts_with("//"));
+        let comments = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| line.trim_start().starts_with("//"));
         let wide = comments.filter(|(_, line)| line.chars().count() > COLUMNS_MAX);
         violations.extend(wide.map(|(number, _)| format!("{}:{}", shown(&path), number + 1)));
     }
@@ -278,9 +400,17 @@ fn tests_that_documents_name_exist() {
     let mut functions: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for path in all_rust_files() {
         for line in read_to_string(&path).unwrap().lines() {
-            let Some((_, rest)) = line.split_once("fn ") else { continue };
-            let name = rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().unwrap();
-            functions.entry(name.to_owned()).or_default().push(shown(&path));
+            let Some((_, rest)) = line.split_once("fn ") else {
+                continue;
+            };
+            let name = rest
+                .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+                .next()
+                .unwrap();
+            functions
+                .entry(name.to_owned())
+                .or_default()
+                .push(shown(&path));
         }
     }
     let mut violations = Vec::new();
@@ -288,16 +418,23 @@ fn tests_that_documents_name_exist() {
         let text = read_to_string(root().join(document)).unwrap();
         for code in text.split('`').skip(1).step_by(2) {
             let named = code.rsplit(": ").next().unwrap();
-            let Some((modules, name)) = named.rsplit_once("::") else { continue };
+            let Some((modules, name)) = named.rsplit_once("::") else {
+                continue;
+            };
             // a sentence in words, as no item of the code has for its name
             if name.matches('_').count() < 3 {
                 continue;
             }
             let is_there = |file: &String| {
-                let mut modules = modules.split("::").filter(|module| !["tests", "…"].contains(module));
+                let mut modules = modules
+                    .split("::")
+                    .filter(|module| !["tests", "…"].contains(module));
                 modules.all(|module| file.split(['/', '.']).any(|part| part == module))
             };
-            if !functions.get(name).is_some_and(|files| files.iter().any(is_there)) {
+            if !functions
+                .get(name)
+                .is_some_and(|files| files.iter().any(is_there))
+            {
                 violations.push(format!("{document}: {named}"));
             }
         }
@@ -310,10 +447,19 @@ fn the_guide_lists_its_sections() {
     let guide = read_to_string(root().join("docs/GUIDE.md")).unwrap();
     let is_of_anchor = |character: &char| character.is_alphanumeric() || *character == '-';
     let line = |heading: &str| {
-        let anchor: String = heading.to_lowercase().replace(' ', "-").chars().filter(is_of_anchor).collect();
+        let anchor: String = heading
+            .to_lowercase()
+            .replace(' ', "-")
+            .chars()
+            .filter(is_of_anchor)
+            .collect();
         format!("- [{heading}](#{anchor})")
     };
-    let sections: Vec<_> = guide.lines().filter_map(|line| line.strip_prefix("## ")).map(line).collect();
+    let sections: Vec<_> = guide
+        .lines()
+        .filter_map(|line| line.strip_prefix("## "))
+        .map(line)
+        .collect();
     let listed = guide.lines().take_while(|line| !line.starts_with("## "));
     let listed: Vec<_> = listed.filter(|line| line.starts_with("- [")).collect();
     assert_eq!(listed, sections);
@@ -322,16 +468,21 @@ fn the_guide_lists_its_sections() {
 #[test]
 fn files_say_what_they_are() {
     let silent = |path: &PathBuf| !read_to_string(path).unwrap().starts_with("//!");
-    let violations: Vec<_> =
-        all_rust_files().iter().filter(|path| silent(path)).map(|path| shown(path)).collect();
+    let violations: Vec<_> = all_rust_files()
+        .iter()
+        .filter(|path| silent(path))
+        .map(|path| shown(path))
+        .collect();
     assert_none(&violations);
 }
 
 /// A file and its own parts are one; two files that stand beside each other are not, wherever they lie.
 #[test]
 fn files_import_in_one_direction() {
-    let in_circles: Vec<_> =
-        crates().into_iter().map(|path| (path.clone(), circle_in(&path.join("src")))).collect();
+    let in_circles: Vec<_> = crates()
+        .into_iter()
+        .map(|path| (path.clone(), circle_in(&path.join("src"))))
+        .collect();
     let violations: Vec<_> = in_circles
         .iter()
         .filter(|(_, circle)| !circle.is_empty())
@@ -342,10 +493,20 @@ fn files_import_in_one_direction() {
 
 /// The files that import each other in a circle, as paths of modules.
 fn circle_in(source: &Path) -> Vec<String> {
-    let files = rust_files(source).into_iter().filter(|file| !["lib.rs", "main.rs"].contains(&name(file)));
+    let files = rust_files(source)
+        .into_iter()
+        .filter(|file| !["lib.rs", "main.rs"].contains(&name(file)));
     let modules: BTreeMap<String, PathBuf> = files
         .map(|file| {
-            (file.strip_prefix(source).unwrap().with_extension("").to_str().unwrap().replace('/', "::"), file)
+            (
+                file.strip_prefix(source)
+                    .unwrap()
+                    .with_extension("")
+                    .to_str()
+                    .unwrap()
+                    .replace('/', "::"),
+                file,
+            )
         })
         .collect();
     let mut imports: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -359,7 +520,10 @@ fn circle_in(source: &Path) -> Vec<String> {
             }
         }
         let is_above = |other: &&str| !is_part_of(module, other);
-        let imported = paths.iter().filter_map(|path| module_of(path, &modules)).filter(is_above);
+        let imported = paths
+            .iter()
+            .filter_map(|path| module_of(path, &modules))
+            .filter(is_above);
         imports.insert(module, imported.collect());
     }
     // whoever imports nobody who is left, or is imported by nobody who is left, is in no circle
@@ -378,9 +542,16 @@ fn circle_in(source: &Path) -> Vec<String> {
 fn shipped_text(file: &Path) -> String {
     let text = read_to_string(file).unwrap();
     let shipped = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-    let shipped = shipped.split("#[cfg(test)]\npub(crate) mod tests {").next().unwrap();
+    let shipped = shipped
+        .split("#[cfg(test)]\npub(crate) mod tests {")
+        .next()
+        .unwrap();
     let code = |line: &str| line.split("//").next().unwrap().to_owned() + "\n";
-    if name(file) == "tests.rs" { String::new() } else { shipped.lines().map(code).collect() }
+    if name(file) == "tests.rs" {
+        String::new()
+    } else {
+        shipped.lines().map(code).collect()
+    }
 }
 
 /// Adds each path of a `use` tree that begins here; returns how long it is.
@@ -388,16 +559,22 @@ fn add_paths(text: &str, above: &str, paths: &mut Vec<String>) -> usize {
     if let Some(list) = text.strip_prefix('{') {
         let mut at = 0;
         while !list[at..].starts_with('}') && at < list.len() {
-            at +=
-                add_paths(&list[at..], above, paths).max(list[at..].chars().next().map_or(1, char::len_utf8));
+            at += add_paths(&list[at..], above, paths)
+                .max(list[at..].chars().next().map_or(1, char::len_utf8));
         }
         return at + 2;
     }
-    let word = text.find(|letter: char| !letter.is_alphanumeric() && letter != '_').unwrap_or(text.len());
+    let word = text
+        .find(|letter: char| !letter.is_alphanumeric() && letter != '_')
+        .unwrap_or(text.len());
     if word == 0 {
         return 0;
     }
-    let path = if above.is_empty() { text[..word].to_owned() } else { format!("{above}::{}", &text[..word]) };
+    let path = if above.is_empty() {
+        text[..word].to_owned()
+    } else {
+        format!("{above}::{}", &text[..word])
+    };
     if let Some(rest) = text[word..].strip_prefix("::") {
         return word + 2 + add_paths(rest, &path, paths);
     }
@@ -417,7 +594,8 @@ fn module_of<'m>(path: &str, modules: &'m BTreeMap<String, PathBuf>) -> Option<&
 }
 
 fn is_part_of(part: &str, whole: &str) -> bool {
-    part.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    part.strip_prefix(whole)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 /// A documentation comment is read alone, in an editor or on a page, where nothing comes before its first word.
@@ -429,9 +607,15 @@ fn documentation_begins_with_its_subject() {
         let mut is_inside = false;
         for (number, line) in text.lines().enumerate() {
             let words = line.trim_start().strip_prefix("/// ");
-            let first = words.and_then(|words| words.split(' ').next()).filter(|_| !is_inside);
+            let first = words
+                .and_then(|words| words.split(' ').next())
+                .filter(|_| !is_inside);
             if let Some(word) = first.filter(|word| OPENINGS_WITHOUT_SUBJECT.contains(word)) {
-                violations.push(format!("{}:{}: '{word}' has no subject", shown(&path), number + 1));
+                violations.push(format!(
+                    "{}:{}: '{word}' has no subject",
+                    shown(&path),
+                    number + 1
+                ));
             }
             is_inside = line.trim_start().starts_with("///");
         }
@@ -441,8 +625,11 @@ fn documentation_begins_with_its_subject() {
 
 #[test]
 fn no_file_is_called_mod() {
-    let violations: Vec<_> =
-        all_rust_files().iter().filter(|path| name(path) == "mod.rs").map(|path| shown(path)).collect();
+    let violations: Vec<_> = all_rust_files()
+        .iter()
+        .filter(|path| name(path) == "mod.rs")
+        .map(|path| shown(path))
+        .collect();
     assert_none(&violations);
 }
 
@@ -471,7 +658,9 @@ fn no_file_is_dead() {
 fn reach(file: &Path, children: &Path, reached: &mut BTreeSet<PathBuf>) {
     reached.insert(file.to_owned());
     for line in read_to_string(file).unwrap().lines().map(str::trim) {
-        let Some(child) = module_named(line) else { continue };
+        let Some(child) = module_named(line) else {
+            continue;
+        };
         let path = children.join(format!("{child}.rs"));
         if path.exists() {
             reach(&path, &children.join(child), reached);
@@ -501,7 +690,11 @@ fn every_expectation_has_its_reason() {
             }
             let attribute = &text[at..at + text[at..].find(")]").unwrap_or(0)];
             if !attribute.contains("reason = \"") {
-                violations.push(format!("{}:{}", shown(&path), 1 + text[..at].matches('\n').count()));
+                violations.push(format!(
+                    "{}:{}",
+                    shown(&path),
+                    1 + text[..at].matches('\n').count()
+                ));
             }
         }
     }
@@ -511,16 +704,23 @@ fn every_expectation_has_its_reason() {
 #[test]
 fn unsafe_code_is_in_its_crates_alone() {
     let mut violations = Vec::new();
-    let exempt: Vec<_> = UNSAFE_CRATES.map(|name| root().join("crates").join(name)).into();
+    let exempt: Vec<_> = UNSAFE_CRATES
+        .map(|name| root().join("crates").join(name))
+        .into();
     let own = root().join("tests/tidy.rs");
     for path in all_rust_files() {
         if path == own || exempt.iter().any(|directory| path.starts_with(directory)) {
             continue;
         }
         let text = read_to_string(&path).unwrap();
-        let words =
-            |line: &str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
-        let code = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+        let words = |line: &str| {
+            line.split(|c: char| !c.is_alphanumeric() && c != '_')
+                .any(|word| word == "unsafe")
+        };
+        let code = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| !line.trim_start().starts_with("//"));
         let found = code.filter(|(_, line)| words(line));
         violations.extend(found.map(|(number, _)| format!("{}:{}", shown(&path), number + 1)));
     }

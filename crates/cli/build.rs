@@ -14,7 +14,11 @@ fn main() {
     if std::env::var("PROFILE").as_deref() != Ok("release") {
         return;
     }
-    let commit = if ARCHIVED.contains('$') { from_git() } else { Some(ARCHIVED.to_owned()) };
+    let commit = if ARCHIVED.contains('$') {
+        from_git()
+    } else {
+        Some(ARCHIVED.to_owned())
+    };
     if let Some(commit) = commit.as_deref().and_then(|commit| commit.get(..DIGITS)) {
         println!("cargo::rustc-env=ZMOVE_COMMIT={commit}");
     }

@@ -24,7 +24,9 @@ fn documented(mark: &str) -> String {
 pub(crate) fn block(document: &str, mark: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
     let text = std::fs::read_to_string(path).unwrap();
-    let (_, behind) = text.split_once(&format!("<!-- {mark} -->\n```")).expect("the block is there");
+    let (_, behind) = text
+        .split_once(&format!("<!-- {mark} -->\n```"))
+        .expect("the block is there");
     let (_, lines) = behind.split_once('\n').unwrap();
     lines.split_once("```").unwrap().0.to_owned()
 }
@@ -42,7 +44,9 @@ impl Issued {
             skip("openssl is missing: no certificate can be issued");
             return None;
         }
-        let issued = Self { site: Site::local() };
+        let issued = Self {
+            site: Site::local(),
+        };
         paint(issued.site.source().join("f"), 10);
         for home in ["client", "server"] {
             Identity::load_or_create(&issued.site.path(home)).unwrap();
@@ -50,8 +54,11 @@ impl Issued {
         issued.found(AUTHORITY);
         issued.client(AUTHORITY, |commands| commands);
         issued.host(AUTHORITY, |commands| commands);
-        std::fs::copy(issued.path(AUTHORITY, "site-ca.pem"), issued.site.path("client/known_cas.pem"))
-            .unwrap();
+        std::fs::copy(
+            issued.path(AUTHORITY, "site-ca.pem"),
+            issued.site.path("client/known_cas.pem"),
+        )
+        .unwrap();
         issued.publish("server/site-ca.pem", "site-ca.pem");
         issued.publish("server/site-ca.crl", "site-ca.crl");
         let root = issued.site.target().canonicalize().unwrap();
@@ -73,26 +80,39 @@ impl Issued {
     fn authorize(&self, line: &str) {
         let path = self.site.path("server/authorized_keys");
         std::fs::write(&path, format!("{line}\n")).unwrap();
-        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .unwrap();
     }
 
     /// Makes an authority.
     fn found(&self, authority: &str) {
         std::fs::create_dir(self.site.path(authority)).unwrap();
-        std::fs::write(self.path(authority, "site-ca.cnf"), documented("file: site-ca.cnf")).unwrap();
+        std::fs::write(
+            self.path(authority, "site-ca.cnf"),
+            documented("file: site-ca.cnf"),
+        )
+        .unwrap();
         self.run(authority, documented("run: authority"));
     }
 
     /// Issues a certificate for the client by the documented commands, changed.
     fn client(&self, authority: &str, change: impl Fn(String) -> String) {
         self.run(authority, change(documented("run: client")));
-        std::fs::copy(self.path(authority, "alice.pem"), self.site.path("client/cert.pem")).unwrap();
+        std::fs::copy(
+            self.path(authority, "alice.pem"),
+            self.site.path("client/cert.pem"),
+        )
+        .unwrap();
     }
 
     /// The same for the host.
     fn host(&self, authority: &str, change: impl Fn(String) -> String) {
         self.run(authority, change(documented("run: host")));
-        std::fs::copy(self.path(authority, "dtn.pem"), self.site.path("server/cert.pem")).unwrap();
+        std::fs::copy(
+            self.path(authority, "dtn.pem"),
+            self.site.path("server/cert.pem"),
+        )
+        .unwrap();
     }
 
     fn run(&self, authority: &str, commands: String) {
@@ -102,7 +122,12 @@ impl Issued {
             .replace("/etc/zmove", server.to_str().unwrap())
             .replace("dtn.example.org", "localhost");
         let mut shell = Command::new("sh");
-        let output = shell.arg("-ec").arg(&commands).current_dir(self.site.path(authority)).output().unwrap();
+        let output = shell
+            .arg("-ec")
+            .arg(&commands)
+            .current_dir(self.site.path(authority))
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{commands}\n{said}");
     }
@@ -113,15 +138,21 @@ impl Issued {
 
     fn push(&self, daemon: &Daemon, options: &[&str]) -> Outcome {
         let target = format!("localhost:{}:x", daemon.address.port());
-        self.site.zmove(&[&["push"], options, &["source/", &target]].concat()).outcome()
+        self.site
+            .zmove(&[&["push"], options, &["source/", &target]].concat())
+            .outcome()
     }
 
     /// Expects that the client is refused on both transports, and why; the log has the reason too.
     #[track_caller]
     fn refused(&self, daemon: &Daemon, code: i32, reason: &str) {
         for transport in TRANSPORTS {
-            let outcome =
-                self.push(daemon, &["--strict", "--timeout", "0", "--transport", transport]).expect(code);
+            let outcome = self
+                .push(
+                    daemon,
+                    &["--strict", "--timeout", "0", "--transport", transport],
+                )
+                .expect(code);
             outcome.says(&["zmove: receiver: ", reason]).lines(1);
         }
         assert!(names(&self.site.target()).is_empty());
@@ -132,11 +163,15 @@ impl Issued {
     fn host_refused(&self, daemon: &Daemon, reason: &str) {
         for transport in TRANSPORTS {
             for option in ["--strict", "--accept-new"] {
-                let outcome = self.push(daemon, &[option, "--transport", transport]).expect(5);
+                let outcome = self
+                    .push(daemon, &[option, "--transport", transport])
+                    .expect(5);
                 outcome.says(&["zmove: trust localhost", reason]).lines(1);
             }
         }
-        assert!(!self.site.path("client/known_hosts").exists() && names(&self.site.target()).is_empty());
+        assert!(
+            !self.site.path("client/known_hosts").exists() && names(&self.site.target()).is_empty()
+        );
     }
 }
 
@@ -145,7 +180,9 @@ fn an_authority_stands_for_pins_on_both_sides() {
     let Some(issued) = Issued::new() else { return };
     let daemon = issued.serve();
     for transport in TRANSPORTS {
-        issued.push(&daemon, &["--strict", "--transport", transport]).done();
+        issued
+            .push(&daemon, &["--strict", "--transport", transport])
+            .done();
     }
     assert_same(&issued.site.source(), &issued.site.target().join("x"));
     daemon.wait_for_log("received from alice");
@@ -153,7 +190,10 @@ fn an_authority_stands_for_pins_on_both_sides() {
     let mut list = issued.site.zmove(&["allow", "list"]);
     list.0.env("ZMOVE_HOME", issued.site.path("server"));
     let listed = list.outcome().done().stdout;
-    assert!(listed.starts_with("alice (CN=alice of site-ca.pem) may write below "), "{listed}");
+    assert!(
+        listed.starts_with("alice (CN=alice of site-ca.pem) may write below "),
+        "{listed}"
+    );
 }
 
 #[test]
@@ -171,7 +211,11 @@ fn an_expired_client_certificate_is_refused() {
     let Some(issued) = Issued::new() else { return };
     let daemon = issued.serve();
     issued.client(AUTHORITY, |commands| commands.replace("-batch", PAST));
-    issued.refused(&daemon, 5, "its certificate expired at 2020-02-01T00:00:00Z");
+    issued.refused(
+        &daemon,
+        5,
+        "its certificate expired at 2020-02-01T00:00:00Z",
+    );
 }
 
 /// Of the same name, which is not what counts.
@@ -190,9 +234,13 @@ fn a_client_certificate_of_another_name_or_purpose_is_refused() {
     let daemon = issued.serve();
     issued.client(AUTHORITY, |commands| commands.replace("CN=alice", "CN=bob"));
     issued.refused(&daemon, 5, "this key is not known here");
-    issued.client(AUTHORITY, |commands| commands.replace("CN=alice", "CN=alice/CN=bob"));
+    issued.client(AUTHORITY, |commands| {
+        commands.replace("CN=alice", "CN=alice/CN=bob")
+    });
     issued.refused(&daemon, 5, "this key is not known here");
-    issued.client(AUTHORITY, |commands| commands.replace("clientAuth", "serverAuth"));
+    issued.client(AUTHORITY, |commands| {
+        commands.replace("clientAuth", "serverAuth")
+    });
     issued.refused(&daemon, 5, "its certificate is for another purpose");
 }
 
@@ -219,23 +267,36 @@ fn a_key_with_a_line_of_its_own_is_judged_by_that() {
     let daemon = issued.serve();
     let key = issued.site.zmove(&["key", "show"]).outcome().done().stdout;
     let line = std::fs::read_to_string(issued.site.path("server/authorized_keys")).unwrap();
-    issued.authorize(&format!("{line}{} name=alice root=/ write expires=2020-01-01", key.trim_end()));
+    issued.authorize(&format!(
+        "{line}{} name=alice root=/ write expires=2020-01-01",
+        key.trim_end()
+    ));
     issued.refused(&daemon, 5, "expired at 2020-01-01T00:00:00Z");
 }
 
 #[test]
 fn a_certificate_for_another_key_is_not_used() {
     let Some(issued) = Issued::new() else { return };
-    std::fs::copy(issued.site.path("client/cert.pem"), issued.site.path("server/cert.pem")).unwrap();
+    std::fs::copy(
+        issued.site.path("client/cert.pem"),
+        issued.site.path("server/cert.pem"),
+    )
+    .unwrap();
     let mut serve = issued.site.zmove(&["serve", "--listen", "127.0.0.1:0"]);
     serve.0.env("ZMOVE_HOME", issued.site.path("server"));
-    serve.outcome().expect(11).says(&["zmove: use the certificate", "cert.pem", "not for the key"]).lines(1);
+    serve
+        .outcome()
+        .expect(11)
+        .says(&["zmove: use the certificate", "cert.pem", "not for the key"])
+        .lines(1);
 }
 
 #[test]
 fn a_host_certificate_for_another_name_is_refused() {
     let Some(issued) = Issued::new() else { return };
-    issued.host(AUTHORITY, |commands| commands.replace("DNS:dtn.example.org", "DNS:dtn.example.net"));
+    issued.host(AUTHORITY, |commands| {
+        commands.replace("DNS:dtn.example.org", "DNS:dtn.example.net")
+    });
     issued.host_refused(&issued.serve(), "its certificate is not for this host name");
 }
 
@@ -243,9 +304,15 @@ fn a_host_certificate_for_another_name_is_refused() {
 fn an_expired_or_revoked_host_certificate_is_refused() {
     let Some(issued) = Issued::new() else { return };
     issued.host(AUTHORITY, |commands| commands.replace("-batch", PAST));
-    issued.host_refused(&issued.serve(), "its certificate expired at 2020-02-01T00:00:00Z");
+    issued.host_refused(
+        &issued.serve(),
+        "its certificate expired at 2020-02-01T00:00:00Z",
+    );
     issued.host(AUTHORITY, |commands| commands);
-    issued.run(AUTHORITY, documented("run: revoke").replace("alice.pem", "dtn.pem"));
+    issued.run(
+        AUTHORITY,
+        documented("run: revoke").replace("alice.pem", "dtn.pem"),
+    );
     issued.publish("client/known_cas.crl", "site-ca.crl");
     issued.host_refused(&issued.serve(), "its certificate is revoked");
 }
@@ -257,7 +324,9 @@ fn a_host_certificate_of_another_authority_makes_it_unknown() {
     issued.host("other", |commands| commands);
     let daemon = issued.serve();
     let outcome = issued.push(&daemon, &["--strict"]).expect(5);
-    outcome.says(&["zmove: trust localhost", "not in known_hosts"]).lines(1);
+    outcome
+        .says(&["zmove: trust localhost", "not in known_hosts"])
+        .lines(1);
     issued
         .push(&daemon, &["--accept-new"])
         .expect(0)
@@ -273,7 +342,12 @@ fn an_authority_that_others_can_write_is_not_asked() {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
         std::fs::set_permissions(issued.site.path(file), mode).unwrap();
         let outcome = issued.push(&daemon, &["--strict", "--timeout", "0"]);
-        assert!(matches!(outcome.code, Some(10 | 11)), "{:?}: {}", outcome.code, outcome.stderr);
+        assert!(
+            matches!(outcome.code, Some(10 | 11)),
+            "{:?}: {}",
+            outcome.code,
+            outcome.stderr
+        );
     }
     daemon.wait_for_log("site-ca.pem: its mode 0666 lets others write to it");
     assert!(names(&issued.site.target()).is_empty());
@@ -284,15 +358,30 @@ fn an_authority_that_others_can_write_is_not_asked() {
 #[test]
 fn a_stranger_with_many_names_costs_no_more_than_any() {
     let Some(issued) = Issued::new() else { return };
-    let gone = |serial: u32| format!("R\t350101000000Z\t250101000000Z\t{serial:08X}\tunknown\t/CN=gone\n");
+    let gone =
+        |serial: u32| format!("R\t350101000000Z\t250101000000Z\t{serial:08X}\tunknown\t/CN=gone\n");
     let index: String = (0x1000_0000..0x1000_C000).map(gone).collect();
     std::fs::write(issued.path(AUTHORITY, "index.txt"), index).unwrap();
-    issued.run(AUTHORITY, "openssl ca -config site-ca.cnf -gencrl -out site-ca.crl".to_owned());
+    issued.run(
+        AUTHORITY,
+        "openssl ca -config site-ca.cnf -gencrl -out site-ca.crl".to_owned(),
+    );
     issued.publish("server/site-ca.crl", "site-ca.crl");
-    assert!(issued.site.path("server/site-ca.crl").metadata().unwrap().len() > 1 << 20);
-    let hosts: Vec<_> = (0..40).map(|number| format!("n{number}.example.org")).collect();
-    let line =
-        |host: &String| format!("ca=site-ca.pem crl=site-ca.crl san={host} name=someone root=/nowhere write");
+    assert!(
+        issued
+            .site
+            .path("server/site-ca.crl")
+            .metadata()
+            .unwrap()
+            .len()
+            > 1 << 20
+    );
+    let hosts: Vec<_> = (0..40)
+        .map(|number| format!("n{number}.example.org"))
+        .collect();
+    let line = |host: &String| {
+        format!("ca=site-ca.pem crl=site-ca.crl san={host} name=someone root=/nowhere write")
+    };
     issued.authorize(&hosts.iter().map(line).collect::<Vec<_>>().join("\n"));
     let names: Vec<_> = hosts.iter().map(|host| format!("DNS:{host}")).collect();
     let home = issued.site.path("stranger");
@@ -308,7 +397,10 @@ fn a_stranger_with_many_names_costs_no_more_than_any() {
     let stranger = Identity::load_or_create(&home).unwrap();
     let daemon = issued.serve();
     let taken = time_for_strangers(&daemon, &stranger, 30);
-    assert!(taken < Duration::from_millis(1500), "{taken:?} for 30 connections");
+    assert!(
+        taken < Duration::from_millis(1500),
+        "{taken:?} for 30 connections"
+    );
     daemon.wait_for_log("someone (SHA256:");
 }
 
@@ -333,7 +425,10 @@ fn a_stranger_with_many_issuers_costs_no_more_than_any() {
     let stranger = Identity::load_or_create(&home).unwrap();
     let daemon = issued.serve();
     let taken = time_for_strangers(&daemon, &stranger, 20);
-    assert!(taken < Duration::from_secs(1), "{taken:?} for 20 connections");
+    assert!(
+        taken < Duration::from_secs(1),
+        "{taken:?} for 20 connections"
+    );
     daemon.wait_for_log("it comes with more certificates than 4");
     issued.push(&daemon, &["--strict"]).done();
 }

@@ -28,20 +28,31 @@ fn a_directory_that_only_takes_new_names(site: &Site) {
     std::os::unix::fs::symlink("new", site.source().join("link")).unwrap();
     std::os::unix::fs::symlink("old", target.join("link")).unwrap();
     let chattr = |how: &str| {
-        let done = std::process::Command::new("chattr").arg(how).arg(&target).output();
+        let done = std::process::Command::new("chattr")
+            .arg(how)
+            .arg(&target)
+            .output();
         done.is_ok_and(|done| done.status.success())
     };
     if !is_root() || !chattr("+a") {
-        return skip("only root can have a directory take new names alone, and not on every file system");
+        return skip(
+            "only root can have a directory take new names alone, and not on every file system",
+        );
     }
     let pushes = [(); 2].map(|()| site.push(&[], site.contents(), "in"));
     let left = names(&target);
     assert!(chattr("-a"));
     for outcome in pushes {
         let outcome = outcome.expect(23);
-        ["small", "large", "new", "link"].into_iter().fold(outcome, |outcome, name| {
-            outcome.says(&["zmove: receiver: ", &format!("{name}'"), "Operation not permitted"])
-        });
+        ["small", "large", "new", "link"]
+            .into_iter()
+            .fold(outcome, |outcome, name| {
+                outcome.says(&[
+                    "zmove: receiver: ",
+                    &format!("{name}'"),
+                    "Operation not permitted",
+                ])
+            });
     }
     // under a hidden name a new file could not get another either
     assert_eq!(left, ["directory", "large", "link", "small"]);
@@ -63,7 +74,14 @@ fn a_target_that_is_a_file(site: &Site) {
         site.push(&[], &a, "f/"),
         site.push_command(&[], &both, "f").outcome(),
     ] {
-        outcome.expect(3).says(&["zmove: receiver: target", "f", "is a file and not a directory"]).lines(1);
+        outcome
+            .expect(3)
+            .says(&[
+                "zmove: receiver: target",
+                "f",
+                "is a file and not a directory",
+            ])
+            .lines(1);
     }
     crate::tree::assert_pictures(&before, &picture(&site.target()));
 }
@@ -74,21 +92,44 @@ fn a_file_on_the_way_to_the_target(site: &Site) {
     for (outcome, target) in [
         (site.push(&[], site.contents(), "f/below"), "f/below': '"),
         (site.push(&[], site.contents(), "f/a/b/c"), "f/a/b/c': '"),
-        (site.push(&[], site.source().join("a"), "f/below/a"), "f/below/a': '"),
-        (site.push(&["--dry-run"], site.source().join("a"), "f/below/a"), "f/below/a': '"),
+        (
+            site.push(&[], site.source().join("a"), "f/below/a"),
+            "f/below/a': '",
+        ),
+        (
+            site.push(&["--dry-run"], site.source().join("a"), "f/below/a"),
+            "f/below/a': '",
+        ),
     ] {
-        let parts = ["zmove: receiver: target '", target, "f' is a file and not a directory"];
+        let parts = [
+            "zmove: receiver: target '",
+            target,
+            "f' is a file and not a directory",
+        ];
         outcome.expect(3).says(&parts).lines(1);
     }
-    assert_eq!(std::fs::read(site.target().join("f")).unwrap(), painted(7, 0));
+    assert_eq!(
+        std::fs::read(site.target().join("f")).unwrap(),
+        painted(7, 0)
+    );
 }
 
 fn a_dangling_link_on_the_way_to_the_target(site: &Site) {
     paint(site.source().join("a"), 10);
     std::os::unix::fs::symlink("nowhere/at/all", site.target().join("link")).unwrap();
     let outcome = site.push(&[], site.contents(), "link/x").expect(3);
-    let what = if site.is_remote() { "which is not followed" } else { "that leads nowhere" };
-    outcome.says(&["zmove: receiver: target '", "link' is a symbolic link", what]).lines(1);
+    let what = if site.is_remote() {
+        "which is not followed"
+    } else {
+        "that leads nowhere"
+    };
+    outcome
+        .says(&[
+            "zmove: receiver: target '",
+            "link' is a symbolic link",
+            what,
+        ])
+        .lines(1);
     assert_eq!(names(&site.target()), ["link"]);
 }
 
@@ -104,20 +145,36 @@ fn no_permission(site: &Site) {
         std::os::unix::fs::chown(target.join("closed"), Some(0), Some(0)).unwrap();
         set_mode(target.join("closed"), 0o755);
         // before anything is sent, and once for all files
-        for source in
-            [site.contents(), site.source().join("small").into(), site.source().join("large").into()]
-        {
+        for source in [
+            site.contents(),
+            site.source().join("small").into(),
+            site.source().join("large").into(),
+        ] {
             let outcome = site.push(&[], source, "closed").expect(3);
-            outcome.says(&["zmove: receiver: write into directory", "closed", "Permission denied"]).lines(1);
+            outcome
+                .says(&[
+                    "zmove: receiver: write into directory",
+                    "closed",
+                    "Permission denied",
+                ])
+                .lines(1);
         }
         let outcome = site.push(&[], site.contents(), "closed/new").expect(3);
-        outcome.says(&["zmove: receiver: make directory", "closed/new", "Permission denied"]).lines(1);
+        outcome
+            .says(&[
+                "zmove: receiver: make directory",
+                "closed/new",
+                "Permission denied",
+            ])
+            .lines(1);
         assert!(names(&target.join("closed")).is_empty());
     }
     set_mode(target.join("open"), 0);
     let outcome = site.push(&[], site.source(), "open").expect(3);
     set_mode(target.join("open"), 0o700);
-    outcome.says(&["zmove: receiver: ", "open", "Permission denied"]).lines(1);
+    outcome
+        .says(&["zmove: receiver: ", "open", "Permission denied"])
+        .lines(1);
     assert!(names(&target.join("open")).is_empty());
 }
 
@@ -139,7 +196,9 @@ fn no_permission_at_a_daemon() {
 /// Files of another user can be replaced where the directory allows it, but not retouched.
 #[test]
 fn a_mode_that_cannot_be_set_is_got_by_sending_the_file_again() {
-    let Some(site) = Site::unprivileged() else { return };
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
     if !is_root() {
         return skip("only root can make files of another user");
     }
@@ -160,24 +219,44 @@ fn no_space(site: &Site) {
         paint(site.source().join(format!("small/{number}")), 50_000);
     }
     for number in 0..3 {
-        paint(site.source().join(format!("large{number}")), 2 * zmove_types::GROUP_BYTES + 5);
+        paint(
+            site.source().join(format!("large{number}")),
+            2 * zmove_types::GROUP_BYTES + 5,
+        );
     }
     let outcome = site.push(&["--json"], site.contents(), "").expect(23);
     let summary = outcome.summary();
     let failed = summary["failed"].as_u64().unwrap();
     assert!(failed > 0);
     assert_eq!(summary["files"].as_u64().unwrap() + failed, 43);
-    let told = |line: &str| line.contains("zmove: receiver: ") && line.contains("No space left on device");
-    assert_eq!(outcome.stderr.lines().filter(|line| told(line)).count() as u64, failed, "{}", outcome.stderr);
+    let told =
+        |line: &str| line.contains("zmove: receiver: ") && line.contains("No space left on device");
+    assert_eq!(
+        outcome.stderr.lines().filter(|line| told(line)).count() as u64,
+        failed,
+        "{}",
+        outcome.stderr
+    );
     let warned = |line: &str| line.contains("free, and what is to be sent is more");
-    assert_eq!(outcome.stderr.lines().filter(|line| warned(line)).count(), 1, "{}", outcome.stderr);
+    assert_eq!(
+        outcome.stderr.lines().filter(|line| warned(line)).count(),
+        1,
+        "{}",
+        outcome.stderr
+    );
     assert_eq!(outcome.stderr.lines().count() as u64, failed + 1);
     assert_part_of(&site.source(), &site.target());
-    assert!(picture(&site.target()).keys().all(|path| !path.starts_with(b".zmove")));
+    assert!(
+        picture(&site.target())
+            .keys()
+            .all(|path| !path.starts_with(b".zmove"))
+    );
     // what is there is enough for a second run to go on from
     for number in 0..3 {
         std::fs::remove_file(site.source().join(format!("large{number}"))).unwrap();
-        drop(std::fs::remove_file(site.target().join(format!("large{number}"))));
+        drop(std::fs::remove_file(
+            site.target().join(format!("large{number}")),
+        ));
     }
     site.push_contents();
     assert_same(&site.source(), &site.target());
@@ -187,14 +266,17 @@ const SMALL_DISK_BYTES: u64 = 14 << 20;
 
 #[test]
 fn no_space_locally() {
-    if let Some(site) = Site::within(|target| Namespace::with_small_disk(target, SMALL_DISK_BYTES)) {
+    if let Some(site) = Site::within(|target| Namespace::with_small_disk(target, SMALL_DISK_BYTES))
+    {
         no_space(&site);
     }
 }
 
 #[test]
 fn no_space_at_a_daemon() {
-    if let Some(mut site) = Site::within(|target| Namespace::with_small_disk(target, SMALL_DISK_BYTES)) {
+    if let Some(mut site) =
+        Site::within(|target| Namespace::with_small_disk(target, SMALL_DISK_BYTES))
+    {
         site.start_daemon();
         no_space(&site);
     }
@@ -206,7 +288,12 @@ fn a_manifest_that_cannot_be_made() {
     paint(site.source().join("f"), 10);
     let options = ["--manifest", "nowhere/manifest"];
     let outcome = site.push(&options, OsStr::new("source"), "x").expect(11);
-    outcome.says(&["zmove: sender: create 'nowhere/manifest'", "No such file or directory"]).lines(1);
+    outcome
+        .says(&[
+            "zmove: sender: create 'nowhere/manifest'",
+            "No such file or directory",
+        ])
+        .lines(1);
     assert!(names(&site.target()).is_empty());
 }
 
@@ -222,11 +309,18 @@ fn a_file_beyond_the_limit_for_files_fails_alone() {
     paint(site.source().join("large"), 2 * zmove_types::GROUP_BYTES);
     let push = site.push_command(&[], &[&site.contents()], "");
     let mut limited = std::process::Command::new("prlimit");
-    limited.arg("--fsize=200000").arg(push.0.get_program()).args(push.0.get_args());
+    limited
+        .arg("--fsize=200000")
+        .arg(push.0.get_program())
+        .args(push.0.get_args());
     limited.env("ZMOVE_HOME", site.path("client"));
     let outcome = crate::command::Zmove(limited).outcome().expect(23);
     for name in ["beyond", "large"] {
-        assert!(outcome.stderr.contains(&format!("{name}': File too large")), "{}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains(&format!("{name}': File too large")),
+            "{}",
+            outcome.stderr
+        );
     }
     assert_eq!(names(&site.target()), ["small"]);
 }

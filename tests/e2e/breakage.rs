@@ -32,36 +32,62 @@ fn half_way() -> HalfWay {
 
 fn half_way_to(site: Site) -> HalfWay {
     for number in 0..200 {
-        paint(site.source().join(format!("small/{number}")), 1_000 + number);
+        paint(
+            site.source().join(format!("small/{number}")),
+            1_000 + number,
+        );
     }
     for number in 0..3 {
-        paint(site.source().join(format!("large{number}")), 2 * zmove_types::GROUP_BYTES + 5);
+        paint(
+            site.source().join(format!("large{number}")),
+            2 * zmove_types::GROUP_BYTES + 5,
+        );
     }
     let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let client = push_through(&site, &proxy);
     proxy.wait_for_stall();
-    HalfWay { site, proxy, client }
+    HalfWay {
+        site,
+        proxy,
+        client,
+    }
 }
 
 fn push_through(site: &Site, proxy: &Proxy) -> Child {
-    site.push_by(&proxy.address, &["--json", "--timeout", "0"]).start()
+    site.push_by(&proxy.address, &["--json", "--timeout", "0"])
+        .start()
 }
 
 #[track_caller]
 fn assert_nothing_half_written(site: &Site) {
     assert_part_of(&site.source(), &site.target());
-    let temporary = |path: &Vec<u8>| path.split(|&byte| byte == b'/').any(|name| name.starts_with(b".zmove"));
-    assert!(!picture(&site.target()).keys().any(temporary), "a temporary file is left");
+    let temporary = |path: &Vec<u8>| {
+        path.split(|&byte| byte == b'/')
+            .any(|name| name.starts_with(b".zmove"))
+    };
+    assert!(
+        !picture(&site.target()).keys().any(temporary),
+        "a temporary file is left"
+    );
 }
 
 #[test]
 fn a_daemon_that_is_killed_and_comes_back() {
-    let HalfWay { mut site, proxy, client } = half_way();
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way();
     let mut daemon = site.take_daemon();
     daemon.kill();
     let outcome = finish(client);
-    assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);
+    assert!(
+        matches!(outcome.code, Some(10 | 12)),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
     outcome.says(&["zmove: ", "connection"]).lines(1);
     // what is killed cannot clean up, but nothing it left has a final name; the next run removes it
     assert_part_of(&site.source(), &site.target());
@@ -69,7 +95,10 @@ fn a_daemon_that_is_killed_and_comes_back() {
     assert_eq!(again.fingerprint, daemon.fingerprint);
     proxy.reset(again.address);
     let summary = finish(push_through(&site, &proxy)).done().summary();
-    assert_eq!(summary["files"].as_u64().unwrap() + summary["skipped"].as_u64().unwrap(), 203);
+    assert_eq!(
+        summary["files"].as_u64().unwrap() + summary["skipped"].as_u64().unwrap(),
+        203
+    );
     assert_same(&site.source(), &site.target());
 }
 
@@ -83,7 +112,13 @@ fn a_client_that_is_killed_over_lanes_in_clear() {
     kill_client(half_way_to(Site::clear()));
 }
 
-fn kill_client(HalfWay { site, proxy, mut client }: HalfWay) {
+fn kill_client(
+    HalfWay {
+        site,
+        proxy,
+        mut client,
+    }: HalfWay,
+) {
     client.kill().unwrap();
     client.wait().unwrap();
     proxy.reset(site.the_daemon().address);
@@ -96,7 +131,10 @@ fn kill_client(HalfWay { site, proxy, mut client }: HalfWay) {
 /// What this process ignores, those that it starts ignore too.
 fn ignores_hangups() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    let ignored = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .unwrap();
     u64::from_str_radix(ignored.trim(), 16).unwrap() & 1 == 1
 }
 
@@ -107,9 +145,16 @@ fn a_client_that_is_interrupted() {
             eprintln!("skipped: SIGHUP is ignored here, as below nohup");
             continue;
         }
-        let HalfWay { site, proxy, client } = half_way();
+        let HalfWay {
+            site,
+            proxy,
+            client,
+        } = half_way();
         let outcome = end_by(client, signal);
-        outcome.expect(20).says(&["zmove: interrupted", "the same command"]).lines(1);
+        outcome
+            .expect(20)
+            .says(&["zmove: interrupted", "the same command"])
+            .lines(1);
         proxy.reset(site.the_daemon().address);
         site.the_daemon().wait_for_log("broken off by tester");
         assert_nothing_half_written(&site);
@@ -129,10 +174,21 @@ fn a_path_that_breaks_over_lanes_in_clear() {
 }
 
 /// The path breaks and both ends live.
-fn break_path(HalfWay { site, proxy, client }: HalfWay) {
+fn break_path(
+    HalfWay {
+        site,
+        proxy,
+        client,
+    }: HalfWay,
+) {
     proxy.reset(site.the_daemon().address);
     let outcome = finish(client);
-    assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);
+    assert!(
+        matches!(outcome.code, Some(10 | 12)),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
     outcome.says(&["zmove: ", "connection"]).lines(1);
     site.the_daemon().wait_for_log("broken off by tester");
     assert_nothing_half_written(&site);
@@ -147,13 +203,19 @@ fn a_local_push_that_is_interrupted() {
         let site = Site::local();
         paint(site.source().join("small"), 1_000);
         // These zeros take longer to move than anybody waits.
-        std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
+        std::fs::File::create(site.source().join("endless"))
+            .unwrap()
+            .set_len(1 << 40)
+            .unwrap();
         let appeared = Appearance::of("small", &site.target());
         let mut zmove = site.zmove(&["push", "--json", "--sparse", "never", "source/"]);
         zmove.0.arg(site.target());
         let client = zmove.start();
         appeared.wait();
-        interrupt(client).expect(20).says(&["zmove: interrupted"]).lines(1);
+        interrupt(client)
+            .expect(20)
+            .says(&["zmove: interrupted"])
+            .lines(1);
         let mut names = names(&site.target());
         names.retain(|name| !name.starts_with(".zmove-"));
         assert_eq!(names, ["small"]);
@@ -168,10 +230,19 @@ fn a_local_push_that_is_interrupted() {
 #[test]
 fn a_new_target_is_closed_to_others_as_long_as_its_mode_has_not_come() {
     let site = Site::local();
-    std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
+    std::fs::File::create(site.source().join("endless"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
     set_mode(site.source(), 0o750);
     let appeared = Appearance::of("new", &site.target());
-    let client = site.push_command(&["--sparse", "never"], &[site.contents().as_os_str()], "new").start();
+    let client = site
+        .push_command(
+            &["--sparse", "never"],
+            &[site.contents().as_os_str()],
+            "new",
+        )
+        .start();
     appeared.wait();
     let mode = || site.target().join("new").metadata().unwrap().mode() & 0o7777;
     assert_eq!(mode(), 0o700);
@@ -186,13 +257,25 @@ fn a_new_target_is_closed_to_others_as_long_as_its_mode_has_not_come() {
 /// The kernel makes such a directory anew, with another time of birth, when something is put into it first.
 #[test]
 fn what_a_killed_push_leaves_in_a_directory_of_a_lower_layer_goes() {
-    let Some(site) = Site::within(Namespace::with_layers) else { return };
+    let Some(site) = Site::within(Namespace::with_layers) else {
+        return;
+    };
     let target = site.namespace().outside(&site.target());
     paint(site.source().join("d/small"), 1_000);
-    std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
-    let hidden = || names(&target.join("d")).iter().filter(|name| name.starts_with(".zmove-")).count();
+    std::fs::File::create(site.source().join("endless"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
+    let hidden = || {
+        names(&target.join("d"))
+            .iter()
+            .filter(|name| name.starts_with(".zmove-"))
+            .count()
+    };
     let appeared = Appearance::of_beginning(".zmove-", &target.join("d"));
-    let client = site.push_command(&["--sparse", "never"], &[site.contents().as_os_str()], "").start();
+    let client = site
+        .push_command(&["--sparse", "never"], &[site.contents().as_os_str()], "")
+        .start();
     appeared.wait();
     kill(client);
     assert_eq!(hidden(), 1);
@@ -206,10 +289,19 @@ fn what_a_killed_push_leaves_in_a_directory_of_a_lower_layer_goes() {
 #[test]
 fn a_daemon_that_is_told_to_stop() {
     assert_eq!(Site::daemon().take_daemon().terminate(), Some(0));
-    let HalfWay { mut site, client, proxy: _stalled } = half_way();
+    let HalfWay {
+        mut site,
+        client,
+        proxy: _stalled,
+    } = half_way();
     assert_eq!(site.take_daemon().terminate(), Some(0));
     let outcome = finish(client);
-    assert!(matches!(outcome.code, Some(10 | 13)), "{:?}: {}", outcome.code, outcome.stderr);
+    assert!(
+        matches!(outcome.code, Some(10 | 13)),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
     assert_nothing_half_written(&site);
 }
 
@@ -249,12 +341,19 @@ impl Appearance {
         let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
         let events = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
         inotify::add_watch(&watch, directory, events).unwrap();
-        Self { watch, name, begins: false }
+        Self {
+            watch,
+            name,
+            begins: false,
+        }
     }
 
     /// Of a name that begins so.
     pub(crate) fn of_beginning(name: &'static str, directory: &Path) -> Self {
-        Self { begins: true, ..Self::of(name, directory) }
+        Self {
+            begins: true,
+            ..Self::of(name, directory)
+        }
     }
 
     pub(crate) fn wait(self) {

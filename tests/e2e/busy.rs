@@ -16,7 +16,11 @@ const BUSY: &str = "zmove: waiting: the receiver is busy: ";
 /// A site with a small source, whose daemon has these limits.
 fn site(limits: &str) -> Site {
     let mut site = Site::local();
-    std::fs::write(site.path("server").join("zmove.toml"), format!("[limits]\n{limits}\n")).unwrap();
+    std::fs::write(
+        site.path("server").join("zmove.toml"),
+        format!("[limits]\n{limits}\n"),
+    )
+    .unwrap();
     site.start_daemon();
     for number in 0..10 {
         paint(site.source().join(format!("f{number}")), 1024);
@@ -37,7 +41,10 @@ impl Long {
 
     fn begin_into(site: &Site, target: &str) -> Self {
         let long = ["--limit", "1Mbit", "--timeout", "0"];
-        Self(site.push_command(&long, &[site.path("long").as_ref()], target).start())
+        Self(
+            site.push_command(&long, &[site.path("long").as_ref()], target)
+                .start(),
+        )
     }
 
     fn end(mut self) {
@@ -59,7 +66,12 @@ fn assert_waited(outcome: Outcome, limit: &str) {
 /// What the daemon has no room for waits, whichever limit it is, and nothing is lost of what was on its way by then.
 #[test]
 fn a_push_waits_for_its_turn_and_says_so_once() {
-    for limit in ["transfers = 1", "transfers_per_identity = 1", "lanes = 15", "lanes_per_identity = 15"] {
+    for limit in [
+        "transfers = 1",
+        "transfers_per_identity = 1",
+        "lanes = 15",
+        "lanes_per_identity = 15",
+    ] {
         let site = site(limit);
         for number in 0..20 {
             paint(site.source().join(format!("larger{number}")), 300_000);
@@ -79,7 +91,9 @@ fn a_push_waits_for_its_turn_and_says_so_once() {
 fn a_preview_waits_too() {
     let site = site("transfers = 1");
     let long = Long::begin(&site);
-    let waiting = site.push_command(&["--dry-run"], &[site.contents().as_ref()], "").start();
+    let waiting = site
+        .push_command(&["--dry-run"], &[site.contents().as_ref()], "")
+        .start();
     site.the_daemon().wait_for_log("queued: tester");
     long.end();
     assert_waited(finish(waiting), "limits.transfers = 1");
@@ -96,19 +110,35 @@ fn a_pull_waits_for_its_turn_in_one_session() {
     site.the_daemon().wait_for_log("queued: tester");
     long.end();
     let outcome = finish(waiting).expect(0);
-    assert_eq!(outcome.summary()["reconnects"].as_u64(), Some(0), "{}", outcome.stdout);
+    assert_eq!(
+        outcome.summary()["reconnects"].as_u64(),
+        Some(0),
+        "{}",
+        outcome.stdout
+    );
     assert_same(&site.source(), &site.target().join("pulled"));
 }
 
 /// How many TCP connections a process holds.
 fn connections(process: &Child) -> usize {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-    let inodes: Vec<_> = table.lines().filter_map(|line| line.split_whitespace().nth(9)).collect();
+    let inodes: Vec<_> = table
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(9))
+        .collect();
     let held = std::fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
     let held = held.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-    let inode =
-        |link: PathBuf| Some(link.to_str()?.strip_prefix("socket:[")?.trim_end_matches(']').to_owned());
-    held.filter_map(inode).filter(|inode| inodes.contains(&inode.as_str())).count()
+    let inode = |link: PathBuf| {
+        Some(
+            link.to_str()?
+                .strip_prefix("socket:[")?
+                .trim_end_matches(']')
+                .to_owned(),
+        )
+    };
+    held.filter_map(inode)
+        .filter(|inode| inodes.contains(&inode.as_str()))
+        .count()
 }
 
 /// What waits has one connection: its lanes are closed, and none is dialled before its turn.
@@ -122,7 +152,11 @@ fn a_queued_push_keeps_no_lanes() {
     // that lanes are closed is nowhere told
     let until = Instant::now() + PATIENCE;
     while connections(&waiting) != 1 {
-        assert!(Instant::now() < until, "{} connections", connections(&waiting));
+        assert!(
+            Instant::now() < until,
+            "{} connections",
+            connections(&waiting)
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
     long.end();
@@ -134,9 +168,19 @@ fn patience_ends() {
     let site = site("transfers_per_identity = 1");
     let long = Long::begin(&site);
     let outcome = site.push(&["--timeout", "1s"], site.contents(), "");
-    let outcome = outcome.expect(13).says(&[BUSY, "limits.transfers_per_identity = 1"]);
-    outcome.says(&["zmove: receiver: ", "limits.transfers_per_identity = 1", "not come within 1 s"]).lines(2);
-    let at_once = site.push(&["--timeout", "0"], site.contents(), "").expect(13);
+    let outcome = outcome
+        .expect(13)
+        .says(&[BUSY, "limits.transfers_per_identity = 1"]);
+    outcome
+        .says(&[
+            "zmove: receiver: ",
+            "limits.transfers_per_identity = 1",
+            "not come within 1 s",
+        ])
+        .lines(2);
+    let at_once = site
+        .push(&["--timeout", "0"], site.contents(), "")
+        .expect(13);
     at_once.says(&["zmove: receiver: ", "limits.transfers_per_identity = 1"]);
     long.end();
     push_into(&site, "").outcome().expect(0);
@@ -149,13 +193,21 @@ fn the_queue_is_bounded() {
     let long = Long::begin(&site);
     let first = push_into(&site, "first").start();
     site.the_daemon().wait_for_log("queued: tester");
-    let at_once = site.push(&["--timeout", "0"], site.contents(), "").expect(13);
-    at_once.says(&["limits.queued_per_identity = 1", "try again later"]).lines(1);
+    let at_once = site
+        .push(&["--timeout", "0"], site.contents(), "")
+        .expect(13);
+    at_once
+        .says(&["limits.queued_per_identity = 1", "try again later"])
+        .lines(1);
     let second = push_into(&site, "second").start();
-    site.the_daemon().wait_for_logs("limits.queued_per_identity = 1", 3);
+    site.the_daemon()
+        .wait_for_logs("limits.queued_per_identity = 1", 3);
     long.end();
     assert_waited(finish(first), "limits.transfers_per_identity = 1");
-    finish(second).expect(0).says(&[BUSY, "limits.queued_per_identity = 1"]).lines(1);
+    finish(second)
+        .expect(0)
+        .says(&[BUSY, "limits.queued_per_identity = 1"])
+        .lines(1);
 }
 
 /// The place of a sender that is gone is free for the next, before any turn comes.
@@ -182,7 +234,9 @@ fn befriend(site: &Site) {
     AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
     let daemon = site.the_daemon();
     let mut known_hosts = KnownHosts::open(&site.path("friend")).unwrap();
-    known_hosts.pin("127.0.0.1", daemon.address.port(), daemon.fingerprint).unwrap();
+    known_hosts
+        .pin("127.0.0.1", daemon.address.port(), daemon.fingerprint)
+        .unwrap();
 }
 
 #[test]
@@ -193,7 +247,8 @@ fn keys_take_turns() {
     let mut waiting = Vec::new();
     for number in 0..3 {
         waiting.push(push_into(&site, &format!("own{number}")).start());
-        site.the_daemon().wait_for_logs("queued: tester", number + 1);
+        site.the_daemon()
+            .wait_for_logs("queued: tester", number + 1);
     }
     let mut friend = push_into(&site, "friend");
     friend.0.env("ZMOVE_HOME", site.path("friend"));
@@ -204,14 +259,25 @@ fn keys_take_turns() {
         assert_waited(finish(child), "limits.transfers = 1");
     }
     let begun = site.the_daemon().wait_for_logs("begun by ", 5);
-    let names = begun.iter().map(|line| if line.contains("begun by friend") { "friend" } else { "tester" });
-    assert_eq!(names.collect::<Vec<_>>(), ["tester", "tester", "friend", "tester", "tester"]);
+    let names = begun.iter().map(|line| {
+        if line.contains("begun by friend") {
+            "friend"
+        } else {
+            "tester"
+        }
+    });
+    assert_eq!(
+        names.collect::<Vec<_>>(),
+        ["tester", "tester", "friend", "tester", "tester"]
+    );
 }
 
 #[test]
 fn many_small_pushes_at_once_all_end_well() {
     let site = site("transfers_per_identity = 4\nqueued_per_identity = 12\nunproven = 8");
-    let pushes: Vec<_> = (0..40).map(|number| push_into(&site, &format!("d{number}")).start()).collect();
+    let pushes: Vec<_> = (0..40)
+        .map(|number| push_into(&site, &format!("d{number}")).start())
+        .collect();
     for push in pushes {
         finish(push).expect(0);
     }
@@ -226,7 +292,9 @@ fn many_small_pushes_at_once_all_end_well() {
 fn an_array_of_two_hundred_jobs_waits_its_turn_and_all_end_well() {
     let site = site("");
     paint(site.path("long"), 32 << 20);
-    let running: Vec<_> = (0..32).map(|number| Long::begin_into(&site, &format!("l{number}"))).collect();
+    let running: Vec<_> = (0..32)
+        .map(|number| Long::begin_into(&site, &format!("l{number}")))
+        .collect();
     site.the_daemon().wait_for_logs("begun by tester", 32);
     let job = |number: usize| push_into(&site, &format!("d{number}")).start();
     let jobs: Vec<_> = (0..200).map(job).collect();
@@ -268,7 +336,9 @@ fn who_waits_is_told_that_the_daemon_stops() {
 /// A sender of before version 4 knows of no line, and waits without a word, as long as it waits for an answer.
 #[test]
 fn an_older_sender_waits_in_silence() {
-    let Some(old) = crate::versions::old_binary() else { return };
+    let Some(old) = crate::versions::old_binary() else {
+        return;
+    };
     let mut site = site("transfers = 1");
     let long = Long::begin(&site);
     site.run_by(old);
@@ -280,7 +350,9 @@ fn an_older_sender_waits_in_silence() {
 
 #[test]
 fn an_older_sender_does_not_wait_for_ever() {
-    let Some(old) = crate::versions::old_binary() else { return };
+    let Some(old) = crate::versions::old_binary() else {
+        return;
+    };
     let mut site = site("transfers = 1");
     let long = Long::begin(&site);
     site.run_by(old);
@@ -294,7 +366,9 @@ fn an_older_sender_does_not_wait_for_ever() {
 /// The older sender was refused for ten seconds, and held the slot that came meanwhile for as long.
 #[test]
 fn an_older_sender_that_has_waited_too_long_and_stays_keeps_no_slot() {
-    let Some(old) = crate::versions::old_binary() else { return };
+    let Some(old) = crate::versions::old_binary() else {
+        return;
+    };
     let mut site = site("transfers = 1");
     let long = Long::begin(&site);
     site.run_by(old);
@@ -307,7 +381,11 @@ fn an_older_sender_that_has_waited_too_long_and_stays_keeps_no_slot() {
     let began = Instant::now();
     site.run_by(ZMOVE.into());
     finish(push_into(&site, "b").start()).done();
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        began.elapsed()
+    );
     waiting.kill().unwrap();
     waiting.wait().unwrap();
 }

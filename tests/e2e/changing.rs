@@ -30,17 +30,34 @@ fn push_meddled(site: &Site, reads_before: u64, change: fn(&Path)) -> Pushed {
             change(&path);
         }
     });
-    let config = SenderConfig { file_io, ..SenderConfig::default() };
-    InProcess { config, ..InProcess::default() }.push(&site.source(), &site.target())
+    let config = SenderConfig {
+        file_io,
+        ..SenderConfig::default()
+    };
+    InProcess {
+        config,
+        ..InProcess::default()
+    }
+    .push(&site.source(), &site.target())
 }
 
 #[track_caller]
 fn expect_only_other(site: &Site, pushed: &Pushed, failed: &str) {
     let summary = pushed.summary();
-    assert_eq!((summary.files, summary.failed), (1, 1), "{:?}", pushed.failed());
+    assert_eq!(
+        (summary.files, summary.failed),
+        (1, 1),
+        "{:?}",
+        pushed.failed()
+    );
     let path = site.source().join(failed);
-    let [line] = pushed.failed()[..] else { panic!("{:?}", pushed.failed()) };
-    assert!(line.starts_with("sender: ") && line.contains(path.to_str().unwrap()), "{line}");
+    let [line] = pushed.failed()[..] else {
+        panic!("{:?}", pushed.failed())
+    };
+    assert!(
+        line.starts_with("sender: ") && line.contains(path.to_str().unwrap()),
+        "{line}"
+    );
     assert_eq!(names(&site.target()), ["other"]);
 }
 
@@ -49,10 +66,19 @@ fn a_large_file_that_shrinks_while_it_is_read() {
     for reads in 0..4 {
         let site = Site::local();
         let pushed = push_meddled(&site, reads, |path| {
-            OpenOptions::new().write(true).open(path).unwrap().set_len(100).unwrap();
+            OpenOptions::new()
+                .write(true)
+                .open(path)
+                .unwrap()
+                .set_len(100)
+                .unwrap();
         });
         expect_only_other(&site, &pushed, "big");
-        assert!(pushed.failed()[0].contains("changed while it was being copied"), "{:?}", pushed.failed());
+        assert!(
+            pushed.failed()[0].contains("changed while it was being copied"),
+            "{:?}",
+            pushed.failed()
+        );
     }
 }
 
@@ -66,13 +92,31 @@ fn a_file_that_changes_while_it_is_read_removes_nothing_at_the_target() {
     let shrunk = AtomicBool::new(false);
     let file_io = HookedDisk::before_read(move || {
         if !shrunk.swap(true, Ordering::SeqCst) {
-            OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
+            OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_len(100)
+                .unwrap();
         }
     });
-    let config = SenderConfig { file_io, ..SenderConfig::default() };
+    let config = SenderConfig {
+        file_io,
+        ..SenderConfig::default()
+    };
     let mirror = Some(Removals::default());
-    let pushed = InProcess { config, mirror, ..InProcess::default() }.push(&site.source(), &site.target());
-    assert_eq!((pushed.summary().removed, pushed.summary().failed), (0, 1), "{:?}", pushed.failed());
+    let pushed = InProcess {
+        config,
+        mirror,
+        ..InProcess::default()
+    }
+    .push(&site.source(), &site.target());
+    assert_eq!(
+        (pushed.summary().removed, pushed.summary().failed),
+        (0, 1),
+        "{:?}",
+        pushed.failed()
+    );
     assert_eq!(names(&site.target()), ["big, under its old name"]);
 }
 
@@ -80,7 +124,9 @@ fn a_file_that_changes_while_it_is_read_removes_nothing_at_the_target() {
 fn a_large_file_that_is_rewritten_while_it_is_read() {
     for reads in 0..4 {
         let site = Site::local();
-        let pushed = push_meddled(&site, reads, |path| std::fs::write(path, painted(LARGE, 7)).unwrap());
+        let pushed = push_meddled(&site, reads, |path| {
+            std::fs::write(path, painted(LARGE, 7)).unwrap()
+        });
         expect_only_other(&site, &pushed, "big");
     }
 }
@@ -90,7 +136,12 @@ fn a_large_file_that_grows_while_it_is_read() {
     for reads in 0..4 {
         let site = Site::local();
         let pushed = push_meddled(&site, reads, |path| {
-            OpenOptions::new().write(true).open(path).unwrap().set_len(LARGE + 1).unwrap();
+            OpenOptions::new()
+                .write(true)
+                .open(path)
+                .unwrap()
+                .set_len(LARGE + 1)
+                .unwrap();
         });
         expect_only_other(&site, &pushed, "big");
     }
@@ -117,14 +168,23 @@ fn push_changed_after_scan(site: &Site, name: &str, change: fn(&Path)) -> Pushed
     push_over_changed_after_scan(site, Overwrite::Differing, name, change)
 }
 
-fn push_over_changed_after_scan(site: &Site, overwrite: Overwrite, name: &str, change: fn(&Path)) -> Pushed {
+fn push_over_changed_after_scan(
+    site: &Site,
+    overwrite: Overwrite,
+    name: &str,
+    change: fn(&Path),
+) -> Pushed {
     let path = site.source().join(name);
     let on_event = move |event: &Event| {
         if matches!(event, Event::Found { files: 1.., .. }) {
             change(&path);
         }
     };
-    let push = InProcess { overwrite, on_event: Box::new(on_event), ..InProcess::default() };
+    let push = InProcess {
+        overwrite,
+        on_event: Box::new(on_event),
+        ..InProcess::default()
+    };
     push.push(&site.source(), &site.target())
 }
 
@@ -134,9 +194,14 @@ fn a_file_that_vanishes_after_the_scan() {
         let site = Site::local();
         paint(site.source().join("other"), 500);
         paint(site.source().join("f"), bytes);
-        let pushed = push_changed_after_scan(&site, "f", |path| std::fs::remove_file(path).unwrap());
+        let pushed =
+            push_changed_after_scan(&site, "f", |path| std::fs::remove_file(path).unwrap());
         expect_only_other(&site, &pushed, "f");
-        assert!(pushed.failed()[0].contains("No such file or directory"), "{:?}", pushed.failed());
+        assert!(
+            pushed.failed()[0].contains("No such file or directory"),
+            "{:?}",
+            pushed.failed()
+        );
     }
 }
 
@@ -161,7 +226,12 @@ fn a_small_file_that_outgrows_its_batch_after_the_scan() {
     paint(site.source().join("other"), 500);
     paint(site.source().join("f"), 100);
     let pushed = push_changed_after_scan(&site, "f", |path| paint(path, GROUP_BYTES + 1));
-    assert_eq!((pushed.summary().files, pushed.summary().failed), (2, 0), "{:?}", pushed.failed());
+    assert_eq!(
+        (pushed.summary().files, pushed.summary().failed),
+        (2, 0),
+        "{:?}",
+        pushed.failed()
+    );
     assert_same(&site.source(), &site.target());
 }
 
@@ -177,10 +247,20 @@ fn a_file_that_is_to_stay_stays_also_when_its_source_outgrows_a_batch() {
         let pushed = push_over_changed_after_scan(&site, overwrite, "f", grow);
         let summary = pushed.summary();
         if overwrite == Overwrite::Differing {
-            assert_eq!((summary.files, summary.skipped, summary.failed), (1, 0, 0), "{:?}", pushed.failed());
+            assert_eq!(
+                (summary.files, summary.skipped, summary.failed),
+                (1, 0, 0),
+                "{:?}",
+                pushed.failed()
+            );
             assert_same(&site.source(), &site.target());
         } else {
-            assert_eq!((summary.files, summary.skipped, summary.failed), (0, 1, 0), "{:?}", pushed.failed());
+            assert_eq!(
+                (summary.files, summary.skipped, summary.failed),
+                (0, 1, 0),
+                "{:?}",
+                pushed.failed()
+            );
             assert_eq!(std::fs::read(site.target().join("f")).unwrap(), b"there");
         }
     }
@@ -241,11 +321,18 @@ fn a_small_file_that_is_rewritten_all_the_time() {
             let pushed = InProcess::default().push(&site.source(), &site.target());
             let summary = pushed.summary();
             assert_eq!(summary.files + summary.skipped + summary.failed, 1);
-            caught |= pushed.failed().iter().any(|line| line.contains("changed while it was being copied"));
-            if let Some(Content::File(bytes)) =
-                picture(&site.target()).get(&b"f"[..]).map(|node| &node.content)
+            caught |= pushed
+                .failed()
+                .iter()
+                .any(|line| line.contains("changed while it was being copied"));
+            if let Some(Content::File(bytes)) = picture(&site.target())
+                .get(&b"f"[..])
+                .map(|node| &node.content)
             {
-                assert!(whole.starts_with(bytes), "the target holds what the source never held");
+                assert!(
+                    whole.starts_with(bytes),
+                    "the target holds what the source never held"
+                );
             }
             if caught {
                 break;

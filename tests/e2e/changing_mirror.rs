@@ -26,12 +26,21 @@ fn push_changed(
 ) -> Pushed {
     let changed = AtomicBool::new(false);
     let on_event = move |event: &Event| {
-        if matches!(event, Event::Found { files: 1.., .. }) && !changed.swap(true, Ordering::SeqCst) {
+        if matches!(event, Event::Found { files: 1.., .. }) && !changed.swap(true, Ordering::SeqCst)
+        {
             change();
         }
     };
-    let mirror = Some(Removals { after_errors, ..Removals::default() });
-    InProcess { mirror, on_event: Box::new(on_event), ..InProcess::default() }.push(source, &site.target())
+    let mirror = Some(Removals {
+        after_errors,
+        ..Removals::default()
+    });
+    InProcess {
+        mirror,
+        on_event: Box::new(on_event),
+        ..InProcess::default()
+    }
+    .push(source, &site.target())
 }
 
 fn warned(pushed: &Pushed) -> Vec<String> {
@@ -46,7 +55,13 @@ fn warned(pushed: &Pushed) -> Vec<String> {
 fn expect_refused(site: &Site, pushed: &Pushed, source: &Path, there: &[&str]) {
     let why = "it is not the one that was there at the beginning; nothing is removed at the target";
     let source = source.join("");
-    assert_eq!(pushed.failed(), [format!("sender: list directory '{}': {why}", source.display())]);
+    assert_eq!(
+        pushed.failed(),
+        [format!(
+            "sender: list directory '{}': {why}",
+            source.display()
+        )]
+    );
     assert_eq!((pushed.summary().removed, pushed.summary().failed), (0, 1));
     assert_eq!(names(&site.target()), there);
 }
@@ -90,7 +105,8 @@ fn a_source_that_is_a_file_by_now_removes_nothing() {
     let (tree, old) = (site.path("tree"), site.path("old"));
     let changed = AtomicBool::new(false);
     let on_event = move |event: &Event| {
-        if matches!(event, Event::Found { files: 1.., .. }) && !changed.swap(true, Ordering::SeqCst) {
+        if matches!(event, Event::Found { files: 1.., .. }) && !changed.swap(true, Ordering::SeqCst)
+        {
             std::fs::rename(&tree, &old).unwrap();
             paint(&tree, 10);
         }
@@ -98,10 +114,22 @@ fn a_source_that_is_a_file_by_now_removes_nothing() {
     let job = crate::inprocess::job(&site.path("tree"), site.target().to_str().unwrap());
     let prefix = zmove_types::RelPath::from_bytes(b"tree").unwrap();
     let sources = vec![zmove_scan::ScanRoot::new(site.path("tree"), prefix)];
-    let job = zmove_sender::PushJob { sources, mirror: Some(Removals::default()), ..job };
-    let push = InProcess { on_event: Box::new(on_event), ..InProcess::default() };
+    let job = zmove_sender::PushJob {
+        sources,
+        mirror: Some(Removals::default()),
+        ..job
+    };
+    let push = InProcess {
+        on_event: Box::new(on_event),
+        ..InProcess::default()
+    };
     let pushed = push.push_job(job);
-    assert_eq!((pushed.summary().removed, pushed.summary().failed), (0, 1), "{:?}", pushed.failed());
+    assert_eq!(
+        (pushed.summary().removed, pushed.summary().failed),
+        (0, 1),
+        "{:?}",
+        pushed.failed()
+    );
     assert_eq!(names(&site.target().join("tree")), ["alone", "f"]);
 }
 
@@ -110,7 +138,11 @@ fn a_source_that_is_a_file_by_now_removes_nothing() {
 fn a_source_that_is_exchanged_while_there_is_no_connection_removes_nothing() {
     let site = Site::daemon();
     paint(site.target().join("alone"), 5);
-    let HalfWay { site, proxy, client } = half_way(site, &["--delete"]);
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(site, &["--delete"]);
     std::fs::rename(site.source(), site.path("old")).unwrap();
     paint(site.source().join("new"), 5);
     proxy.reset(site.the_daemon().address);
@@ -128,7 +160,9 @@ fn a_source_that_is_exchanged_while_there_is_no_connection_removes_nothing() {
 fn push_halted(site: &Site, change: impl FnOnce()) -> Outcome {
     let proxy = Proxy::start(site.the_daemon().address, GROUP_BYTES);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let client = site.push_by(&proxy.address, &["--json", "--delete"]).start();
+    let client = site
+        .push_by(&proxy.address, &["--json", "--delete"])
+        .start();
     proxy.wait_for_stall();
     change();
     proxy.resume_without_busiest(0);
@@ -148,23 +182,36 @@ fn with_mount(mount: &str, place: &str) -> Option<Site> {
     let words = mount.split(' ').map(OsStr::new);
     let words: Vec<_> = std::iter::once(OsStr::new("mount")).chain(words).collect();
     // a file system in memory does not look at what it is made from
-    assert!(site.namespace().run(&[&words[..], &[elsewhere.as_os_str(), place.as_os_str()]].concat()));
+    assert!(
+        site.namespace()
+            .run(&[&words[..], &[elsewhere.as_os_str(), place.as_os_str()]].concat())
+    );
     let inside = site.namespace().outside(&site.source());
     paint(inside.join("small"), 10);
     paint(inside.join("large"), 2 * GROUP_BYTES);
     (0..20).for_each(|number| paint(inside.join(format!("m/{number}")), 10));
     site.start_daemon();
-    site.push(&["--exclude", "/small", "--exclude", "/large"], site.contents(), "").done();
+    site.push(
+        &["--exclude", "/small", "--exclude", "/large"],
+        site.contents(),
+        "",
+    )
+    .done();
     Some(site)
 }
 
 fn unmount(site: &Site, place: &Path) {
-    assert!(site.namespace().run(&["umount".as_ref(), "-l".as_ref(), place.as_os_str()]));
+    assert!(
+        site.namespace()
+            .run(&["umount".as_ref(), "-l".as_ref(), place.as_os_str()])
+    );
 }
 
 #[test]
 fn a_source_that_is_unmounted_removes_nothing() {
-    let Some(site) = with_mount("-t tmpfs", "source") else { return };
+    let Some(site) = with_mount("-t tmpfs", "source") else {
+        return;
+    };
     let outcome = push_halted(&site, || unmount(&site, &site.source())).expect(23);
     outcome
         .says(&["source/': it is not the one that was there at the beginning; nothing is removed"])
@@ -177,10 +224,15 @@ fn a_source_that_is_unmounted_removes_nothing() {
 #[test]
 fn what_is_unmounted_below_the_source_removes_nothing() {
     for mount in ["-t tmpfs", "--bind"] {
-        let Some(site) = with_mount(mount, "source/m") else { return };
+        let Some(site) = with_mount(mount, "source/m") else {
+            return;
+        };
         let outcome = push_halted(&site, || unmount(&site, &site.source().join("m"))).expect(23);
-        let why = "what was mounted there at the beginning is gone; nothing is removed at the target";
-        outcome.says(&["sender: list directory '", "source/m': ", why]).lines(1);
+        let why =
+            "what was mounted there at the beginning is gone; nothing is removed at the target";
+        outcome
+            .says(&["sender: list directory '", "source/m': ", why])
+            .lines(1);
         assert_eq!(names(&site.target().join("m")).len(), 20, "{mount}");
     }
 }
@@ -192,7 +244,10 @@ fn a_file_that_gets_another_name_keeps_its_copy_until_the_next_push() {
         paint(site.source().join(name), 10);
     }
     let alone = ["e/alone", "tree/alone"].map(|name| site.target().join(name));
-    let quiet = InProcess { mirror: Some(Removals::default()), ..InProcess::default() };
+    let quiet = InProcess {
+        mirror: Some(Removals::default()),
+        ..InProcess::default()
+    };
     quiet.push(&site.source(), &site.target()).summary();
     alone.iter().for_each(|path| paint(path, 10));
     let source = site.source();
@@ -203,15 +258,20 @@ fn a_file_that_gets_another_name_keeps_its_copy_until_the_next_push() {
     let summary = pushed.summary();
     // what is alone elsewhere has gone: two files and a directory
     assert_eq!((summary.removed, summary.kept_by_change), (3, 1));
-    let why =
-        "1 entry stays at the target: the source changed while it was pushed; the same command removes it";
+    let why = "1 entry stays at the target: the source changed while it was pushed; the same command removes it";
     assert_eq!(warned(&pushed), [why]);
     assert_eq!(names(&site.target()), ["a", "d", "e"]);
     assert_eq!(names(&site.target().join("d")), ["a"]);
     assert_eq!(names(&site.target().join("e")), ["kept"]);
-    let again = InProcess { mirror: Some(Removals::default()), ..InProcess::default() };
+    let again = InProcess {
+        mirror: Some(Removals::default()),
+        ..InProcess::default()
+    };
     let pushed = again.push(&site.source(), &site.target());
-    assert_eq!((pushed.summary().removed, pushed.summary().kept_by_change), (1, 0));
+    assert_eq!(
+        (pushed.summary().removed, pushed.summary().kept_by_change),
+        (1, 0)
+    );
     assert_same(&site.source(), &site.target());
 }
 
@@ -223,13 +283,20 @@ fn a_directory_that_takes_the_place_of_another_keeps_what_was_there() {
         paint(site.source().join(name), 10);
     }
     paint(site.path("new/deep/kept"), 10);
-    InProcess::default().push(&site.source(), &site.target()).summary();
+    InProcess::default()
+        .push(&site.source(), &site.target())
+        .summary();
     let (source, new) = (site.source(), site.path("new"));
     let pushed = push_changed(&site, &site.source(), AfterErrors::Keep, move || {
         std::fs::rename(source.join("d"), source.with_file_name("old")).unwrap();
         std::fs::rename(&new, source.join("d")).unwrap();
     });
-    assert_eq!((pushed.summary().removed, pushed.summary().kept_by_change), (0, 1), "{:?}", pushed.failed());
+    assert_eq!(
+        (pushed.summary().removed, pushed.summary().kept_by_change),
+        (0, 1),
+        "{:?}",
+        pushed.failed()
+    );
     assert_eq!(names(&site.target().join("d/deep")), ["kept", "precious"]);
 }
 
@@ -240,7 +307,9 @@ fn a_change_of_mode_before_the_push_keeps_nothing() {
         paint(site.source().join("d/f"), 10);
         set_mode(site.source().join("d"), 0o700 + number % 8);
         paint(site.target().join("d/alone"), 10);
-        let outcome = site.push(&["--json", "--delete"], site.contents(), "").done();
+        let outcome = site
+            .push(&["--json", "--delete"], site.contents(), "")
+            .done();
         assert_eq!(outcome.summary()["removed"], 1);
     }
 }
@@ -254,14 +323,24 @@ fn what_stays_because_of_a_change_is_told_with_a_code() {
     alone.iter().for_each(|path| paint(path, 10));
     let outcome = push_halted(&site, || paint(site.source().join("new"), 10)).expect(23);
     assert_eq!(
-        (&outcome.summary()["removed"], &outcome.summary()["source_changed_kept"]),
+        (
+            &outcome.summary()["removed"],
+            &outcome.summary()["source_changed_kept"]
+        ),
         (&0.into(), &2.into())
     );
-    outcome.says(&["2 entries stay at the target: the source changed while it was pushed"]).lines(1);
+    outcome
+        .says(&["2 entries stay at the target: the source changed while it was pushed"])
+        .lines(1);
     assert!(alone.iter().all(|path| path.exists()));
-    let outcome = site.push(&["--json", "--delete"], site.contents(), "").done();
+    let outcome = site
+        .push(&["--json", "--delete"], site.contents(), "")
+        .done();
     assert_eq!(
-        (&outcome.summary()["removed"], &outcome.summary()["source_changed_kept"]),
+        (
+            &outcome.summary()["removed"],
+            &outcome.summary()["source_changed_kept"]
+        ),
         (&5.into(), &0.into())
     );
     assert_same(&site.source(), &site.target());
@@ -274,14 +353,20 @@ fn own_files_in_the_source_keep_nothing() {
     let home = site.source().join("home");
     let push = |options: &[&str]| {
         let manifest: PathBuf = site.source().join("d/manifest");
-        let options = [&["--json", "--manifest", manifest.to_str().unwrap()], options].concat();
+        let options = [
+            &["--json", "--manifest", manifest.to_str().unwrap()],
+            options,
+        ]
+        .concat();
         let mut zmove = site.push_command(&options, &[&site.contents()], "");
         zmove.0.env("ZMOVE_HOME", &home);
         zmove.outcome().expect(0)
     };
     // large enough for a journal
     let grow = |number| {
-        std::fs::File::create(site.source().join(format!("large {number}"))).unwrap().set_len(5 * GROUP_BYTES)
+        std::fs::File::create(site.source().join(format!("large {number}")))
+            .unwrap()
+            .set_len(5 * GROUP_BYTES)
     };
     grow(0).unwrap();
     paint(site.source().join("d/f"), 10);
@@ -292,6 +377,10 @@ fn own_files_in_the_source_keep_nothing() {
             paint(site.target().join(name), 10);
         }
         assert_eq!(push(&["--delete"]).summary()["source_changed_kept"], 0);
-        assert!(picture(&site.target()).keys().all(|path| !path.ends_with(b"alone")));
+        assert!(
+            picture(&site.target())
+                .keys()
+                .all(|path| !path.ends_with(b"alone"))
+        );
     }
 }

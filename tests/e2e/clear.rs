@@ -18,15 +18,26 @@ fn push_struck(site: &Site, strike: Strike) -> (Outcome, Proxy) {
     let daemon = site.the_daemon();
     let proxy = Proxy::striking(daemon.address, strike);
     site.pin(&proxy.address, daemon.fingerprint);
-    (finish(site.push_by(&proxy.address, &["--json"]).start()), proxy)
+    (
+        finish(site.push_by(&proxy.address, &["--json"]).start()),
+        proxy,
+    )
 }
 
 #[test]
 fn a_receiver_that_does_not_allow_them() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
-    let outcome = site.push(&["--cipher", "none"], site.contents(), "").expect(3);
-    outcome.says(&["zmove: receiver:", "'--cipher none'", "'zmove serve --allow-clear'"]).lines(1);
+    let outcome = site
+        .push(&["--cipher", "none"], site.contents(), "")
+        .expect(3);
+    outcome
+        .says(&[
+            "zmove: receiver:",
+            "'--cipher none'",
+            "'zmove serve --allow-clear'",
+        ])
+        .lines(1);
     assert!(names(&site.target()).is_empty());
     site.the_daemon().wait_for_log("asks for lanes in clear");
     site.push_contents();
@@ -36,14 +47,25 @@ fn a_receiver_that_does_not_allow_them() {
 /// What was agreed on is said at both ends, whichever it is; within one process there is nothing to agree on.
 #[test]
 fn the_summary_names_the_cipher() {
-    let cases = [(Site::daemon(), Some("tls")), (Site::clear(), Some("none")), (Site::local(), None)];
+    let cases = [
+        (Site::daemon(), Some("tls")),
+        (Site::clear(), Some("none")),
+        (Site::local(), None),
+    ];
     for (site, cipher) in cases {
         paint(site.source().join("f"), 10);
         // the second one has nothing to move
         for _ in 0..2 {
             let text = site.push(&[], site.contents(), "").done().stdout;
-            let told = text.lines().find_map(|line| line.split_once("cipher: ")).map(|(_, told)| told);
-            assert_eq!(told.and_then(|told| told.split(',').next()), cipher, "{text}");
+            let told = text
+                .lines()
+                .find_map(|line| line.split_once("cipher: "))
+                .map(|(_, told)| told);
+            assert_eq!(
+                told.and_then(|told| told.split(',').next()),
+                cipher,
+                "{text}"
+            );
         }
         assert_eq!(site.push_contents()["cipher"].as_str(), cipher);
         if cipher == Some("none") {
@@ -55,17 +77,32 @@ fn the_summary_names_the_cipher() {
 #[test]
 fn contents_that_are_changed_on_the_path_are_sent_again() {
     let site = Site::clear();
-    let (outcome, proxy) = push_struck(&site, Strike { seen: CONTENTS, before: 0 });
+    let (outcome, proxy) = push_struck(
+        &site,
+        Strike {
+            seen: CONTENTS,
+            before: 0,
+        },
+    );
     assert!(proxy.has_struck(), "the contents were not in clear");
     let summary = outcome.expect(0).summary();
-    assert_eq!((&summary["resent"], &summary["failed"]), (&1.into(), &0.into()));
+    assert_eq!(
+        (&summary["resent"], &summary["failed"]),
+        (&1.into(), &0.into())
+    );
     assert_same(&site.source(), &site.target());
 }
 
 #[test]
 fn names_that_are_changed_on_the_path_are_sent_again() {
     let site = Site::clear();
-    let (outcome, proxy) = push_struck(&site, Strike { seen: NAME.as_bytes(), before: 0 });
+    let (outcome, proxy) = push_struck(
+        &site,
+        Strike {
+            seen: NAME.as_bytes(),
+            before: 0,
+        },
+    );
     assert!(proxy.has_struck(), "the name was not in clear");
     assert_eq!(outcome.expect(0).summary()["resent"], 1);
     assert_same(&site.source(), &site.target());
@@ -74,11 +111,21 @@ fn names_that_are_changed_on_the_path_are_sent_again() {
 #[test]
 fn a_header_that_is_changed_on_the_path_ends_the_push() {
     let site = Site::clear();
-    let (outcome, proxy) = push_struck(&site, Strike { seen: NAME.as_bytes(), before: NAME_TO_MAC });
+    let (outcome, proxy) = push_struck(
+        &site,
+        Strike {
+            seen: NAME.as_bytes(),
+            before: NAME_TO_MAC,
+        },
+    );
     assert!(proxy.has_struck());
-    outcome.expect(12).says(&["zmove: receiver: data lane: a frame does not authenticate"]).lines(1);
+    outcome
+        .expect(12)
+        .says(&["zmove: receiver: data lane: a frame does not authenticate"])
+        .lines(1);
     assert!(names(&site.target()).is_empty());
-    site.the_daemon().wait_for_log("a frame does not authenticate");
+    site.the_daemon()
+        .wait_for_log("a frame does not authenticate");
 }
 
 #[test]

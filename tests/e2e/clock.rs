@@ -28,12 +28,16 @@ impl Clock {
         Self::site_reading(|clock| format!("FAKETIME=\"$(cat '{clock}')\""))
     }
 
-    fn site_reading(variables: impl FnOnce(std::path::Display<'_>) -> String) -> Option<(Site, Self)> {
+    fn site_reading(
+        variables: impl FnOnce(std::path::Display<'_>) -> String,
+    ) -> Option<(Site, Self)> {
         if !has_program("faketime") {
             skip("a clock that jumps needs faketime");
             return None;
         }
-        let asked = Command::new("faketime").args(["-m", "-f", "+0d", "printenv", "LD_PRELOAD"]).output();
+        let asked = Command::new("faketime")
+            .args(["-m", "-f", "+0d", "printenv", "LD_PRELOAD"])
+            .output();
         let library = String::from_utf8(asked.unwrap().stdout).unwrap();
         let mut site = Site::local();
         let (clock, program) = (Self(site.path("clock")), site.path("zmove"));
@@ -61,7 +65,9 @@ impl Clock {
 #[test]
 fn it_jumps_while_files_come() {
     for shift in ["+4000d", "-4000d"] {
-        let Some((mut site, clock)) = Clock::site() else { return };
+        let Some((mut site, clock)) = Clock::site() else {
+            return;
+        };
         site.start_daemon();
         let (proxy, client) = stalled(&site, |relay| site.push_by(relay, &["--json"]));
         clock.jump(shift);
@@ -74,7 +80,9 @@ fn it_jumps_while_files_come() {
 #[test]
 fn it_has_jumped_when_a_transfer_goes_on() {
     for (shift, expires) in [("-4000d", false), ("+2d", false), ("+4000d", true)] {
-        let Some((mut site, clock)) = Clock::site_read_at_start() else { return };
+        let Some((mut site, clock)) = Clock::site_read_at_start() else {
+            return;
+        };
         site.start_daemon();
         let (proxy, mut client) = stalled(&site, |relay| site.push_by(relay, &["--json"]));
         client.kill().unwrap();
@@ -86,7 +94,9 @@ fn it_has_jumped_when_a_transfer_goes_on() {
             site.the_daemon().wait_for_log("removed journal");
         }
         proxy.reset(site.the_daemon().address);
-        let summary = finish(site.push_by(&proxy.address, &["--json"]).start()).done().summary();
+        let summary = finish(site.push_by(&proxy.address, &["--json"]).start())
+            .done()
+            .summary();
         let resumed = assert_done(&site, &summary);
         assert_eq!(resumed < GROUP_BYTES, expires, "{shift}: {summary}");
     }

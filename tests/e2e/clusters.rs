@@ -43,7 +43,10 @@ impl Drop for LeftBroker {
             words.contains("nats-server") && words.contains(&*self.0.to_string_lossy())
         };
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-            let pid = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
+            let pid = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| Pid::from_raw(name.parse().ok()?));
             if let Some(pid) = pid
                 && std::fs::read(entry.path().join("cmdline")).is_ok_and(|words| is_it(&words))
             {
@@ -79,7 +82,8 @@ impl Node {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let said = self.said.recv_timeout(left);
-            let line = said.unwrap_or_else(|_| panic!("the node has not said {part:?}, but {others:?}"));
+            let line =
+                said.unwrap_or_else(|_| panic!("the node has not said {part:?}, but {others:?}"));
             if line.contains(part) {
                 return;
             }
@@ -109,18 +113,31 @@ impl Lab {
     fn at(site: Site, receivers: usize) -> Option<Self> {
         if nats_server().arg("--version").output().is_err() {
             let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
-            assert!(!required, "ZMOVE_REQUIRE_LAB=1, but there is no nats-server");
+            assert!(
+                !required,
+                "ZMOVE_REQUIRE_LAB=1, but there is no nats-server"
+            );
             println!("skipped: there is no nats-server");
             return None;
         }
         std::fs::create_dir_all(site.path("shared")).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
         let broker = LeftBroker(site.path("head"));
-        let mut lab = Self { _broker: broker, site, daemons: Vec::new(), port };
+        let mut lab = Self {
+            _broker: broker,
+            site,
+            daemons: Vec::new(),
+            port,
+        };
         for number in 0..receivers {
             let home = lab.receiver_home(number);
             std::fs::create_dir_all(&home).unwrap();
-            lab.daemons.push(Daemon::start(&home, "127.0.0.1:0", &lab.site.runner));
+            lab.daemons
+                .push(Daemon::start(&home, "127.0.0.1:0", &lab.site.runner));
         }
         lab.allow(HEAD);
         Some(lab)
@@ -140,9 +157,14 @@ impl Lab {
     }
 
     fn allow_at(&self, number: usize, node: &str, root: &str) {
-        let key = Identity::load_or_create(&self.site.path(node)).unwrap().fingerprint();
+        let key = Identity::load_or_create(&self.site.path(node))
+            .unwrap()
+            .fingerprint();
         let roots = vec![self.site.path(root).canonicalize().unwrap()];
-        let (home, grant) = (self.receiver_home(number), Grant::new(key, node, roots, Access::ReadWrite));
+        let (home, grant) = (
+            self.receiver_home(number),
+            Grant::new(key, node, roots, Access::ReadWrite),
+        );
         AuthorizedKeys::remove(&home, node).unwrap();
         AuthorizedKeys::allow(&home, grant).unwrap();
     }
@@ -154,7 +176,11 @@ impl Lab {
     }
 
     fn init(&self, broker: &[&str]) -> Outcome {
-        let hosts: Vec<_> = self.daemons.iter().map(|daemon| daemon.address.to_string()).collect();
+        let hosts: Vec<_> = self
+            .daemons
+            .iter()
+            .map(|daemon| daemon.address.to_string())
+            .collect();
         let words = ["cluster", "init", "lab", "--accept-new"];
         let mut zmove = self.zmove(HEAD, &words);
         zmove.0.args(hosts).args(broker);
@@ -163,13 +189,19 @@ impl Lab {
 
     /// Makes a cluster of which each push starts the broker.
     fn init_with_own_broker(&self) {
-        self.init(&["--listen", &format!("127.0.0.1:{}", self.port)]).done();
+        self.init(&["--listen", &format!("127.0.0.1:{}", self.port)])
+            .done();
     }
 
     /// Invites a node.
     fn invite(&self, node: &str) -> PathBuf {
         let file = self.site.path(&format!("{node}.toml"));
-        self.zmove(HEAD, &["cluster", "invite", "lab", "-o", file.to_str().unwrap()]).outcome().done();
+        self.zmove(
+            HEAD,
+            &["cluster", "invite", "lab", "-o", file.to_str().unwrap()],
+        )
+        .outcome()
+        .done();
         file
     }
 
@@ -179,20 +211,41 @@ impl Lab {
     }
 
     fn join_by(&self, invitation: &Path, node: &str, before: &[&str]) -> Node {
-        let program = self.site.runner.program.as_deref().unwrap_or(Path::new(ZMOVE));
+        let program = self
+            .site
+            .runner
+            .program
+            .as_deref()
+            .unwrap_or(Path::new(ZMOVE));
         let words = before.iter().map(OsStr::new).chain([program.as_os_str()]);
         let words: Vec<_> = words.chain(["cluster", "join"].map(OsStr::new)).collect();
         let mut command = Command::new(words[0]);
-        command.args(&words[1..]).arg(invitation).env("ZMOVE_HOME", self.site.path(node));
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        command
+            .args(&words[1..])
+            .arg(invitation)
+            .env("ZMOVE_HOME", self.site.path(node));
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let (heard, said) = mpsc::channel();
-        let outputs: [Box<dyn Read + Send>; 2] =
-            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
+        let outputs: [Box<dyn Read + Send>; 2] = [
+            Box::new(child.stdout.take().unwrap()),
+            Box::new(child.stderr.take().unwrap()),
+        ];
         for output in outputs {
             let (lines, heard) = (BufReader::new(output).lines(), heard.clone());
-            std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| heard.send(line)));
+            std::thread::spawn(move || {
+                lines
+                    .map_while(Result::ok)
+                    .try_for_each(|line| heard.send(line))
+            });
         }
-        Node { process: Running(child), said }
+        Node {
+            process: Running(child),
+            said,
+        }
     }
 
     /// A push that takes some seconds.
@@ -206,7 +259,11 @@ impl Lab {
 
     fn push_at(&self, limit: &str, target: &str, options: &[&str]) -> Zmove {
         let mut zmove = self.zmove(HEAD, &["push", "--cluster", "lab", "--limit", limit]);
-        zmove.0.args(options).arg(self.source().join("")).arg(target);
+        zmove
+            .0
+            .args(options)
+            .arg(self.source().join(""))
+            .arg(target);
         zmove
     }
 
@@ -240,7 +297,9 @@ impl Lab {
     fn assert_done(&self) {
         // what says that a job has lost sessions stays
         let target = self.site.path("shared/t");
-        let marks = std::fs::read_dir(&target).unwrap().map(|entry| entry.unwrap().path());
+        let marks = std::fs::read_dir(&target)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
         for mark in marks.filter(|path| path.to_string_lossy().contains(".zmove-job-")) {
             std::fs::remove_dir_all(mark).unwrap();
         }
@@ -258,7 +317,9 @@ impl Lab {
         let file = self.broker_directory().join("nats-server.pid");
         let until = Instant::now() + PATIENCE;
         loop {
-            let read = std::fs::read_to_string(&file).ok().and_then(|pid| pid.trim().parse().ok());
+            let read = std::fs::read_to_string(&file)
+                .ok()
+                .and_then(|pid| pid.trim().parse().ok());
             if let Some(pid) = read.and_then(Pid::from_raw) {
                 return pid;
             }
@@ -274,7 +335,9 @@ impl Lab {
 
     fn start_broker_with(&self, options: &[&str]) -> Running {
         let mut command = nats_server();
-        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string()]).args(options);
+        command
+            .args(["-a", "127.0.0.1", "-p", &self.port.to_string()])
+            .args(options);
         let broker = command.stderr(Stdio::null()).spawn().unwrap();
         let until = Instant::now() + PATIENCE;
         while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
@@ -287,7 +350,10 @@ impl Lab {
     /// The key of the cluster.
     fn key(&self) -> JobKey {
         let text = std::fs::read_to_string(self.site.path("head/clusters/lab.toml")).unwrap();
-        let key = text.lines().find_map(|line| line.strip_prefix("key = ")).unwrap();
+        let key = text
+            .lines()
+            .find_map(|line| line.strip_prefix("key = "))
+            .unwrap();
         JobKey::new(zmove_types::from_hex(key.trim_matches('"').as_bytes()).unwrap())
     }
 
@@ -295,26 +361,40 @@ impl Lab {
     fn wait_for_grant_until(&self, before: u64) -> u64 {
         let key = self.key();
         let nkey_seed = Some(self.site.path("head/clusters/lab.seed"));
-        let access = BrokerAccess { urls: vec![self.broker()], nkey_seed, ..BrokerAccess::default() };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let access = BrokerAccess {
+            urls: vec![self.broker()],
+            nkey_seed,
+            ..BrokerAccess::default()
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let hear = async {
             let notices = Notices::open(&access, &key).await.unwrap();
             loop {
                 let heard = notices.hear().await.unwrap();
-                if let Notice::Node(NodeNotice { part: Some(part), .. }) = heard.notice
+                if let Notice::Node(NodeNotice {
+                    part: Some(part), ..
+                }) = heard.notice
                     && let Some(until) = part.granted_until.filter(|until| *until > before)
                 {
                     return until;
                 }
             }
         };
-        runtime.block_on(async { tokio::time::timeout(PATIENCE, hear).await }).expect("no such grant")
+        runtime
+            .block_on(async { tokio::time::timeout(PATIENCE, hear).await })
+            .expect("no such grant")
     }
 
     /// Expects that the broker has ended with the last push.
     #[track_caller]
     fn assert_no_broker(&self) {
-        assert!(std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err(), "the broker is there still");
+        assert!(
+            std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err(),
+            "the broker is there still"
+        );
     }
 
     fn broker(&self) -> String {
@@ -324,13 +404,21 @@ impl Lab {
 
 fn nats_server() -> Command {
     let debian = Path::new("/usr/sbin/nats-server");
-    Command::new(if debian.exists() { debian } else { Path::new("nats-server") })
+    Command::new(if debian.exists() {
+        debian
+    } else {
+        Path::new("nats-server")
+    })
 }
 
 /// Expects that all that is told is told by zmove: no library speaks for itself.
 #[track_caller]
 fn assert_own_words(outcome: &Outcome) {
-    let others: Vec<_> = outcome.stderr.lines().filter(|line| !line.starts_with("zmove: ")).collect();
+    let others: Vec<_> = outcome
+        .stderr
+        .lines()
+        .filter(|line| !line.starts_with("zmove: "))
+        .collect();
     assert!(others.is_empty(), "{others:?}");
 }
 
@@ -343,20 +431,38 @@ fn two_nodes_do_one_job_and_the_broker_ends_with_it() {
     let node = lab.join("other", &[]);
     node.wait_for("waiting for it");
     let outcome = lab.push(&[]).outcome().expect(0);
-    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains(", by 2 nodes\n"),
+        "{}",
+        outcome.stdout
+    );
     assert_own_words(&outcome);
     node.wait_for("has ended");
     lab.assert_done();
     lab.assert_no_broker();
     assert_eq!(
-        std::fs::read_dir(lab.site.path("head/shared-jobs")).unwrap().count(),
+        std::fs::read_dir(lab.site.path("head/shared-jobs"))
+            .unwrap()
+            .count(),
         0,
         "nothing is left to be ended"
     );
     let summary = lab.push(&["--json"]).outcome().expect(0).summary();
-    assert_eq!(fault(&schema("events.json")["$defs"]["summary"], &summary), None);
-    let of_one_session = ["lanes", "limited_by", "limited_percent", "shares_percent", "flush_seconds"];
-    assert!(of_one_session.iter().all(|field| summary[field].is_null()), "{summary}");
+    assert_eq!(
+        fault(&schema("events.json")["$defs"]["summary"], &summary),
+        None
+    );
+    let of_one_session = [
+        "lanes",
+        "limited_by",
+        "limited_percent",
+        "shares_percent",
+        "flush_seconds",
+    ];
+    assert!(
+        of_one_session.iter().all(|field| summary[field].is_null()),
+        "{summary}"
+    );
     assert_eq!(summary["cipher"], "tls");
     assert_eq!(summary["skipped"], 407);
 }
@@ -371,7 +477,9 @@ fn a_broker_that_is_killed_and_loses_all_is_started_again() {
     let broker = lab.broker_pid();
     kill_process(broker, Signal::KILL).unwrap();
     std::fs::remove_dir_all(lab.broker_directory().join("jetstream")).unwrap();
-    let outcome = finish(push).expect(0).says(&["the broker at", "has been started again"]);
+    let outcome = finish(push)
+        .expect(0)
+        .says(&["the broker at", "has been started again"]);
     assert_own_words(&outcome);
     assert_ne!(lab.broker_pid(), broker);
     lab.assert_done();
@@ -423,12 +531,19 @@ fn a_receiver_that_a_node_loses_is_told_at_the_head() {
     lab.daemons[1].kill();
     let outcome = finish(push).expect(0);
     let tried_next = format!("; {} is tried next (at ", lab.daemons[0].address);
-    let told = outcome.stderr.lines().filter(|line| line.contains(&tried_next)).count();
+    let told = outcome
+        .stderr
+        .lines()
+        .filter(|line| line.contains(&tried_next))
+        .count();
     assert_eq!(told, 1, "{}", outcome.stderr);
     let at_target = std::fs::read_dir(lab.site.path("shared/t")).unwrap();
     let mut names = at_target.map(|entry| entry.unwrap().file_name());
     let has_mark = names.any(|name| name.to_string_lossy().starts_with(".zmove-job-"));
-    assert!(has_mark, "the node's session at the receiver that it has lost is shut out");
+    assert!(
+        has_mark,
+        "the node's session at the receiver that it has lost is shut out"
+    );
     lab.assert_done();
 }
 
@@ -439,15 +554,33 @@ fn what_else_listens_at_the_broker_s_address_is_named() {
     paint(lab.source().join("f"), 10);
     let at = format!("at 127.0.0.1:{} listens ", lab.port);
     let other = TcpListener::bind(("127.0.0.1", lab.port)).unwrap();
-    let says = std::thread::spawn(move || other.accept().unwrap().0.write_all(b"SSH-2.0-x\r\n").unwrap());
+    let says = std::thread::spawn(move || {
+        other
+            .accept()
+            .unwrap()
+            .0
+            .write_all(b"SSH-2.0-x\r\n")
+            .unwrap()
+    });
     let refused = lab.push(&[]).outcome().expect(10);
-    refused.says(&[&at, "another program, which says 'SSH-2.0-x'", "ss -ltnp", "zmove cluster init"]);
+    refused.says(&[
+        &at,
+        "another program, which says 'SSH-2.0-x'",
+        "ss -ltnp",
+        "zmove cluster init",
+    ]);
     says.join().unwrap();
     let broker = lab.start_broker();
-    lab.push(&[]).outcome().expect(10).says(&[&at, "a NATS server that is not of this cluster"]);
+    lab.push(&[])
+        .outcome()
+        .expect(10)
+        .says(&[&at, "a NATS server that is not of this cluster"]);
     drop(broker);
     let left = ["head/shared-jobs", "shared/t"].map(|left| lab.site.path(left).exists());
-    assert_eq!(left, [false; 2], "nothing that the next push would end, which makes the target for that");
+    assert_eq!(
+        left, [false; 2],
+        "nothing that the next push would end, which makes the target for that"
+    );
     lab.push(&[]).outcome().expect(0);
 }
 
@@ -458,9 +591,15 @@ fn a_server_of_others_at_the_broker_s_address_is_no_broker_for_a_node_either() {
     paint(lab.source().join("f"), 10);
     let broker = lab.start_broker();
     let node = lab.join("node", &[]);
-    let another = format!("at 127.0.0.1:{} listens a NATS server that is not of this cluster", lab.port);
+    let another = format!(
+        "at 127.0.0.1:{} listens a NATS server that is not of this cluster",
+        lab.port
+    );
     node.wait_for(&another);
-    lab.zmove(HEAD, &["cluster", "status", "lab"]).outcome().expect(10).says(&[&another]);
+    lab.zmove(HEAD, &["cluster", "status", "lab"])
+        .outcome()
+        .expect(10)
+        .says(&[&another]);
     drop(broker);
     let push = lab.push(&["--limit", "1kB"]).start();
     node.wait_for(" waits for jobs of lab at ");
@@ -474,7 +613,10 @@ fn a_node_that_the_broker_does_not_let_in_says_so_and_ends() {
     lab.init_with_own_broker();
     let [known, unknown] = ["known", "unknown"].map(|node| lab.invite(node));
     let text = std::fs::read_to_string(&known).unwrap();
-    let nkey = text.lines().find_map(|line| line.strip_prefix("nkey = ")).unwrap();
+    let nkey = text
+        .lines()
+        .find_map(|line| line.strip_prefix("nkey = "))
+        .unwrap();
     let file = lab.site.path("nats.conf");
     let write = |users: &str| {
         let name = lab.key().broker_name();
@@ -491,7 +633,9 @@ fn a_node_that_the_broker_does_not_let_in_says_so_and_ends() {
     write("{ user: somebody, password: else }");
     signal(&broker.0, Signal::HUP);
     for node in &mut nodes {
-        node.wait_for("does not let this node in: authorization violation; it is asked again for 10 s");
+        node.wait_for(
+            "does not let this node in: authorization violation; it is asked again for 10 s",
+        );
         node.wait_for("its invitation is good no more: 'zmove cluster invite lab'");
         assert_eq!(node.exit(), Some(5));
     }
@@ -508,8 +652,11 @@ fn a_broker_of_others_that_stays_away_ends_the_push_with_its_name() {
     drop(broker);
     let outcome = finish(push).expect(12);
     let away = lab.broker() + " is away";
-    let outcome =
-        outcome.says(&["the broker", &away]).says(&["the broker", &lab.broker(), "has been away for 1"]);
+    let outcome = outcome.says(&["the broker", &away]).says(&[
+        "the broker",
+        &lab.broker(),
+        "has been away for 1",
+    ]);
     assert!(
         !outcome.stderr.contains("tried next") && !outcome.stderr.contains("no receiver"),
         "{}",
@@ -526,7 +673,11 @@ fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
     let broker = lab.start_broker();
     lab.init(&["--broker", &lab.broker()]).done();
     lab.paint();
-    let noted = || std::fs::read_dir(lab.site.path("head/shared-jobs")).unwrap().count();
+    let noted = || {
+        std::fs::read_dir(lab.site.path("head/shared-jobs"))
+            .unwrap()
+            .count()
+    };
     let broker_stops = || signal(&broker.0, Signal::STOP);
     let receiver_stops = || lab.daemons[1].signal(Signal::STOP);
     let nothing_stops = || {};
@@ -538,7 +689,11 @@ fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
         let began = Instant::now();
         signal(&push, Signal::INT);
         finish(push).expect(20);
-        assert!(began.elapsed() < Duration::from_secs(5), "{number}: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(5),
+            "{number}: {:?}",
+            began.elapsed()
+        );
         assert_eq!(noted(), 1, "the next push ends it");
         lab.daemons[1].signal(Signal::CONT);
         signal(&broker.0, Signal::CONT);
@@ -554,7 +709,10 @@ fn a_push_without_a_broker_says_which_and_a_push_that_waits_is_interrupted() {
     let Some(lab) = Lab::new(1) else { return };
     lab.init(&["--broker", &lab.broker()]).done();
     lab.paint();
-    lab.push(&[]).outcome().expect(10).says(&["the broker", &lab.broker(), "cannot be used"]);
+    lab.push(&[])
+        .outcome()
+        .expect(10)
+        .says(&["the broker", &lab.broker(), "cannot be used"]);
     // one that takes connections and says nothing
     let _silent = TcpListener::bind(("127.0.0.1", lab.port)).unwrap();
     let push = lab.push(&[]).start();
@@ -562,7 +720,11 @@ fn a_push_without_a_broker_says_which_and_a_push_that_waits_is_interrupted() {
     let began = Instant::now();
     signal(&push, Signal::INT);
     finish(push).expect(20);
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 #[test]
@@ -571,7 +733,15 @@ fn where_all_refuse_nothing_is_said_of_another() {
     let _broker = lab.start_broker();
     lab.paint();
     let [first, second] = [0, 1].map(|number: usize| lab.daemons[number].address.to_string());
-    let init = ["cluster", "init", "lab", "--accept-new", "--broker", &lab.broker(), &first];
+    let init = [
+        "cluster",
+        "init",
+        "lab",
+        "--accept-new",
+        "--broker",
+        &lab.broker(),
+        &first,
+    ];
     let push = |node| {
         let mut push = lab.zmove(node, &["push", "--cluster", "lab"]);
         push.0.arg(lab.source()).arg("t");
@@ -579,11 +749,20 @@ fn where_all_refuse_nothing_is_said_of_another() {
     };
     lab.zmove("one", &init).outcome().done();
     push("one").lines(1);
-    lab.zmove("two", &[&init[..], &[&second]].concat()).outcome().done();
-    let refusals = [format!(" (at {first}); {second} is tried next"), format!(" (at {second})")];
+    lab.zmove("two", &[&init[..], &[&second]].concat())
+        .outcome()
+        .done();
+    let refusals = [
+        format!(" (at {first}); {second} is tried next"),
+        format!(" (at {second})"),
+    ];
     let outcome = push("two").lines(2);
     let mut told = outcome.stderr.lines().zip(refusals);
-    assert!(told.all(|(line, refusal)| line.ends_with(&refusal)), "each is told by whom: {}", outcome.stderr);
+    assert!(
+        told.all(|(line, refusal)| line.ends_with(&refusal)),
+        "each is told by whom: {}",
+        outcome.stderr
+    );
 }
 
 /// The node would else go on alone, and wait for ever where nobody ends the queue.
@@ -599,7 +778,11 @@ fn a_node_gives_up_a_job_that_nobody_leads_any_more() {
     node.wait_for("begins");
     push.kill().unwrap();
     push.wait().unwrap();
-    let status = lab.zmove(HEAD, &["cluster", "status", "lab"]).outcome().done().stdout;
+    let status = lab
+        .zmove(HEAD, &["cluster", "status", "lab"])
+        .outcome()
+        .done()
+        .stdout;
     assert!(status.contains(": its push is not heard of"), "{status}");
     node.wait_for("has not been heard of for too long");
     lab.push(&[]).outcome().expect(0);
@@ -618,11 +801,23 @@ fn a_node_on_which_the_sources_are_not_mounted_is_told_at_the_head_and_loses_not
     lab.allow("other");
     let empty = lab.site.path("empty");
     std::fs::create_dir_all(&empty).unwrap();
-    let hide = format!("mount --bind '{}' '{}' && exec \"$@\"", empty.display(), lab.source().display());
+    let hide = format!(
+        "mount --bind '{}' '{}' && exec \"$@\"",
+        empty.display(),
+        lab.source().display()
+    );
     let node = lab.join("other", &["unshare", "--mount", "sh", "-c", &hide, "sh"]);
     node.wait_for("waiting for it");
-    let outcome = lab.push(&[]).outcome().expect(0).says(&["takes no part", "is not mounted"]);
-    assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
+    let outcome = lab
+        .push(&[])
+        .outcome()
+        .expect(0)
+        .says(&["takes no part", "is not mounted"]);
+    assert!(
+        outcome.stdout.contains(", by 1 node\n"),
+        "{}",
+        outcome.stdout
+    );
     lab.assert_done();
 }
 
@@ -630,27 +825,62 @@ fn a_node_on_which_the_sources_are_not_mounted_is_told_at_the_head_and_loses_not
 fn an_invitation_is_for_one_node_which_may_not_lead() {
     let Some(lab) = Lab::new(1) else { return };
     lab.init_with_own_broker();
-    let [one, other] = ["one", "other"].map(|node| std::fs::read_to_string(lab.invite(node)).unwrap());
-    let seed = |text: &str| text.lines().find(|line| line.starts_with("seed")).unwrap().to_owned();
+    let [one, other] =
+        ["one", "other"].map(|node| std::fs::read_to_string(lab.invite(node)).unwrap());
+    let seed = |text: &str| {
+        text.lines()
+            .find(|line| line.starts_with("seed"))
+            .unwrap()
+            .to_owned()
+    };
     assert_ne!(seed(&one), seed(&other));
     let own = std::fs::read_to_string(lab.site.path("head/clusters/lab.seed")).unwrap();
-    assert!(!one.contains(own.trim()) && !one.contains("invited"), "{one}");
-    let mode = lab.site.path("one.toml").metadata().unwrap().permissions().mode();
+    assert!(
+        !one.contains(own.trim()) && !one.contains("invited"),
+        "{one}"
+    );
+    let mode = lab
+        .site
+        .path("one.toml")
+        .metadata()
+        .unwrap()
+        .permissions()
+        .mode();
     assert_eq!(mode & 0o777, 0o600);
     let own_invitation = lab.site.path("one.toml");
     let join = ["cluster", "join", own_invitation.to_str().unwrap()];
-    lab.zmove(HEAD, &join).outcome().expect(1).says(&["has made the cluster 'lab'"]);
-    assert_eq!(std::fs::read_to_string(lab.site.path("head/clusters/lab.seed")).unwrap(), own);
+    lab.zmove(HEAD, &join)
+        .outcome()
+        .expect(1)
+        .says(&["has made the cluster 'lab'"]);
+    assert_eq!(
+        std::fs::read_to_string(lab.site.path("head/clusters/lab.seed")).unwrap(),
+        own
+    );
     let again = lab.site.path("one.toml");
     let again = ["cluster", "invite", "lab", "-o", again.to_str().unwrap()];
-    lab.zmove(HEAD, &again).outcome().expect(1).says(&["there is a file"]);
+    lab.zmove(HEAD, &again)
+        .outcome()
+        .expect(1)
+        .says(&["there is a file"]);
     // a pipe is nobody else's
-    lab.zmove(HEAD, &["cluster", "invite", "lab"]).outcome().done();
+    lab.zmove(HEAD, &["cluster", "invite", "lab"])
+        .outcome()
+        .done();
     let mut to_file = lab.zmove(HEAD, &["cluster", "invite", "lab"]).0;
     let open = std::fs::File::create(lab.site.path("open.toml")).unwrap();
-    open.set_permissions(std::fs::Permissions::from_mode(0o644)).unwrap();
-    let told = to_file.stdout(open).stderr(Stdio::piped()).output().unwrap().stderr;
-    assert!(String::from_utf8_lossy(&told).contains("others can read"), "{told:?}");
+    open.set_permissions(std::fs::Permissions::from_mode(0o644))
+        .unwrap();
+    let told = to_file
+        .stdout(open)
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap()
+        .stderr;
+    assert!(
+        String::from_utf8_lossy(&told).contains("others can read"),
+        "{told:?}"
+    );
 }
 
 #[test]
@@ -662,7 +892,10 @@ fn an_invitation_that_others_can_read_is_refused() {
     for mode in [0o644, 0o640, 0o604] {
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
         let chmod = format!("'chmod 600 {}'", file.display());
-        lab.zmove("node", &join).outcome().expect(1).says(&["others can read", &chmod]);
+        lab.zmove("node", &join)
+            .outcome()
+            .expect(1)
+            .says(&["others can read", &chmod]);
     }
     assert!(!lab.site.path("node/clusters/lab.toml").exists());
 }
@@ -674,13 +907,24 @@ fn a_second_node_by_one_invitation_takes_no_part() {
     lab.paint_more();
     let invitation = lab.invite("one");
     let nodes = ["one", "two"].map(|node| lab.join_by(&invitation, node, &[]));
-    nodes.iter().for_each(|node| node.wait_for("waiting for it"));
+    nodes
+        .iter()
+        .for_each(|node| node.wait_for("waiting for it"));
     let outcome = lab.push(&[]).outcome().expect(0);
-    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
-    outcome.says(&["takes no part: another node has come by its invitation", "'zmove cluster invite lab'"]);
+    assert!(
+        outcome.stdout.contains(", by 2 nodes\n"),
+        "{}",
+        outcome.stdout
+    );
+    outcome.says(&[
+        "takes no part: another node has come by its invitation",
+        "'zmove cluster invite lab'",
+    ]);
     lab.assert_done();
     let cluster = std::fs::read_to_string(lab.site.path("head/clusters/lab.toml")).unwrap();
-    let noted = cluster.lines().filter(|line| line.starts_with('U') && line.contains("SHA256:"));
+    let noted = cluster
+        .lines()
+        .filter(|line| line.starts_with('U') && line.contains("SHA256:"));
     assert_eq!(noted.count(), 1, "the first stays the one: {cluster}");
 }
 
@@ -688,12 +932,20 @@ fn a_second_node_by_one_invitation_takes_no_part() {
 fn all_of_many_invitations_at_once_are_good() {
     let Some(lab) = Lab::new(1) else { return };
     lab.init_with_own_broker();
-    let inviting: Vec<_> = (0..8).map(|_| lab.zmove(HEAD, &["cluster", "invite", "lab"]).start()).collect();
+    let inviting: Vec<_> = (0..8)
+        .map(|_| lab.zmove(HEAD, &["cluster", "invite", "lab"]).start())
+        .collect();
     let cluster = lab.site.path("head/clusters/lab.toml");
-    let invitations: Vec<_> = inviting.into_iter().map(|invite| finish(invite).done().stdout).collect();
+    let invitations: Vec<_> = inviting
+        .into_iter()
+        .map(|invite| finish(invite).done().stdout)
+        .collect();
     let cluster = std::fs::read_to_string(cluster).unwrap();
     for invitation in invitations {
-        let line = invitation.lines().find(|line| line.starts_with("nkey")).unwrap();
+        let line = invitation
+            .lines()
+            .find(|line| line.starts_with("nkey"))
+            .unwrap();
         let nkey = line.split('"').nth(1).unwrap();
         assert!(cluster.contains(nkey), "{nkey} is lost: {cluster}");
     }
@@ -702,8 +954,12 @@ fn all_of_many_invitations_at_once_are_good() {
 /// A grant is good for a day, and the session of a node that shows one ends with it at the latest.
 #[test]
 fn a_push_goes_on_for_longer_than_a_grant_is_good() {
-    let Some((site, clock)) = Clock::site() else { return };
-    let Some(mut lab) = Lab::at(site, 2) else { return };
+    let Some((site, clock)) = Clock::site() else {
+        return;
+    };
+    let Some(mut lab) = Lab::at(site, 2) else {
+        return;
+    };
     lab.init_with_own_broker();
     lab.paint_more();
     let node = lab.join("node", &[]);
@@ -720,9 +976,22 @@ fn a_push_goes_on_for_longer_than_a_grant_is_good() {
         lab.daemons[number] = Daemon::start(&lab.receiver_home(number), &listen, &lab.site.runner);
     }
     let outcome = finish(push).expect(0);
-    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
-    assert!(!outcome.stderr.contains("takes no part"), "{}", outcome.stderr);
-    assert!(lab.daemons.iter().any(|daemon| daemon.has_logged("begun by node ")), "it has come again");
+    assert!(
+        outcome.stdout.contains(", by 2 nodes\n"),
+        "{}",
+        outcome.stdout
+    );
+    assert!(
+        !outcome.stderr.contains("takes no part"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(
+        lab.daemons
+            .iter()
+            .any(|daemon| daemon.has_logged("begun by node ")),
+        "it has come again"
+    );
     lab.assert_done();
 }
 
@@ -740,9 +1009,19 @@ fn a_node_that_is_invited_while_a_push_runs_takes_part() {
     kill_process(lab.broker_pid(), Signal::KILL).unwrap();
     let outcome = finish(push).expect(0).says(&["has been started again"]);
     // what the broker has lost is walked again, and found equal
-    assert!(outcome.stdout.starts_with("407 files, "), "{}", outcome.stdout);
-    assert!(lab.daemons.iter().any(|daemon| daemon.has_logged("begun by late ")));
-    let leads = lab.zmove("late", &["push", "--cluster", "lab", "/etc/hostname", "t"]).outcome();
+    assert!(
+        outcome.stdout.starts_with("407 files, "),
+        "{}",
+        outcome.stdout
+    );
+    assert!(
+        lab.daemons
+            .iter()
+            .any(|daemon| daemon.has_logged("begun by late "))
+    );
+    let leads = lab
+        .zmove("late", &["push", "--cluster", "lab", "/etc/hostname", "t"])
+        .outcome();
     leads.expect(1).says(&["has been invited"]);
     lab.assert_done();
 }
@@ -751,30 +1030,58 @@ fn a_node_that_is_invited_while_a_push_runs_takes_part() {
 fn what_makes_no_cluster_is_refused() {
     let Some(lab) = Lab::new(1) else { return };
     let host = lab.daemons[0].address.to_string();
-    lab.init(&[]).expect(1).says(&["--listen ADDRESS:PORT", "--broker URL"]);
-    for url in ["http://b:1", "nats://b", "b:4222", "nats://", "nats://b:4222/x", "nats://b:0"] {
-        lab.init(&["--broker", url]).expect(1).says(&["--broker", "nats://HOST:PORT"]);
+    lab.init(&[])
+        .expect(1)
+        .says(&["--listen ADDRESS:PORT", "--broker URL"]);
+    for url in [
+        "http://b:1",
+        "nats://b",
+        "b:4222",
+        "nats://",
+        "nats://b:4222/x",
+        "nats://b:0",
+    ] {
+        lab.init(&["--broker", url])
+            .expect(1)
+            .says(&["--broker", "nats://HOST:PORT"]);
     }
     for listen in ["0.0.0.0:4222", "127.0.0.1:0", "192.0.2.1:4222"] {
-        lab.init(&["--listen", listen]).expect(1).says(&["--listen", listen]);
+        lab.init(&["--listen", listen])
+            .expect(1)
+            .says(&["--listen", listen]);
     }
-    lab.init(&["--broker", "nats://b:4222", &host]).expect(1).says(&["is named twice"]);
+    lab.init(&["--broker", "nats://b:4222", &host])
+        .expect(1)
+        .says(&["is named twice"]);
     let name = host.replace("127.0.0.1", "localhost");
-    lab.init(&["--broker", "nats://b:4222", &name]).expect(1).says(&["they are one receiver"]);
+    lab.init(&["--broker", "nats://b:4222", &name])
+        .expect(1)
+        .says(&["they are one receiver"]);
     let made = lab.site.path("head/clusters/lab.toml");
     assert!(!made.exists());
     for missing in ["nosuch", "nosuch.toml"] {
-        lab.zmove(HEAD, &["cluster", "join", missing]).outcome().expect(1).says(&["there is no"]);
+        lab.zmove(HEAD, &["cluster", "join", missing])
+            .outcome()
+            .expect(1)
+            .says(&["there is no"]);
     }
     lab.init_with_own_broker();
     let again = format!("remove '{}' to make it anew", made.display());
-    lab.init(&["--broker", &lab.broker()]).expect(1).says(&[&again]);
+    lab.init(&["--broker", &lab.broker()])
+        .expect(1)
+        .says(&[&again]);
     std::fs::remove_file(&made).unwrap();
     lab.init_with_own_broker();
     lab.paint();
     for option in ["--ssh", "-essh", "--ssh-ports=5000-5001"] {
-        lab.push(&[option]).outcome().expect(1).says(&["--cluster", "has no meaning"]);
+        lab.push(&[option])
+            .outcome()
+            .expect(1)
+            .says(&["--cluster", "has no meaning"]);
     }
-    lab.push(&["--delete"]).outcome().expect(1).says(&["not possible with a cluster"]);
+    lab.push(&["--delete"])
+        .outcome()
+        .expect(1)
+        .says(&["not possible with a cluster"]);
     lab.push(&["-H"]).outcome().expect(1).says(&["hard links"]);
 }

@@ -49,7 +49,11 @@ impl Zmove {
 
     /// Starts it; its output is read at the end.
     pub(crate) fn start(mut self) -> Child {
-        let piped = self.0.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let piped = self
+            .0
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         piped.spawn().unwrap()
     }
 }
@@ -63,7 +67,8 @@ pub(crate) fn finish(child: Child) -> Outcome {
     let Ok(output) = output.recv_timeout(PATIENCE) else {
         kill_process(pid, Signal::KILL).unwrap();
         let Output { stdout, stderr, .. } = output.recv().unwrap();
-        let [stdout, stderr] = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let [stdout, stderr] =
+            [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         panic!("zmove did not end within {PATIENCE:?}\nstdout: {stdout}\nstderr: {stderr}");
     };
     Outcome {
@@ -82,7 +87,11 @@ impl Runner {
             words.extend(namespace.enter());
         }
         if self.user == User::Nobody {
-            let ids = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()];
+            let ids = [
+                format!("--reuid={NOBODY}"),
+                format!("--regid={NOBODY}"),
+                "--clear-groups".to_owned(),
+            ];
             words.push("setpriv".into());
             words.extend(ids.map(OsString::from));
         }
@@ -105,15 +114,27 @@ impl Outcome {
     #[track_caller]
     pub(crate) fn expect(self, code: i32) -> Self {
         let Self { stdout, stderr, .. } = &self;
-        assert_eq!(self.code, Some(code), "\nstdout: {stdout}\nstderr: {stderr}");
+        assert_eq!(
+            self.code,
+            Some(code),
+            "\nstdout: {stdout}\nstderr: {stderr}"
+        );
         self
     }
 
     /// Expects exactly one line on stderr that says all of `parts`.
     #[track_caller]
     pub(crate) fn says(self, parts: &[&str]) -> Self {
-        let lines = self.stderr.lines().filter(|line| parts.iter().all(|part| line.contains(part)));
-        assert_eq!(lines.count(), 1, "one line with {parts:?} in:\n{}", self.stderr);
+        let lines = self
+            .stderr
+            .lines()
+            .filter(|line| parts.iter().all(|part| line.contains(part)));
+        assert_eq!(
+            lines.count(),
+            1,
+            "one line with {parts:?} in:\n{}",
+            self.stderr
+        );
         self
     }
 

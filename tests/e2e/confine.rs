@@ -19,7 +19,9 @@ use zmove_wire::{
 
 use crate::command::Zmove;
 use crate::harness::{Site, both_ways, has_program, is_root, skip};
-use crate::intruder::{Deed, Intruder, batch, file, frame, message, metadata, name, path, raw_batch};
+use crate::intruder::{
+    Deed, Intruder, batch, file, frame, message, metadata, name, path, raw_batch,
+};
 use crate::tree::{assert_same, names, paint, painted, set_mode, set_old};
 
 /// A root, and a place beside it that is nobody's business.
@@ -53,15 +55,29 @@ impl Yard {
         assert_eq!(names(&self.outside()), ["precious"]);
         assert_eq!(std::fs::read(self.precious()).unwrap(), b"precious");
         assert_eq!(self.precious().metadata().unwrap().mode() & 0o7777, 0o600);
-        let beside: Vec<_> = names(self.0.path()).into_iter().filter(|name| name != "moved").collect();
+        let beside: Vec<_> = names(self.0.path())
+            .into_iter()
+            .filter(|name| name != "moved")
+            .collect();
         assert_eq!(beside, ["outside", "root"]);
     }
 }
 
 /// Bytes that are no name, in the place of a directory and of a name in it.
 fn hostile_names() -> Vec<Vec<u8>> {
-    let names =
-        ["..", ".", "a/../../outside", "../outside", "/etc", "a//b", "a/", "/", "a\0b", "a/./b", "\0"];
+    let names = [
+        "..",
+        ".",
+        "a/../../outside",
+        "../outside",
+        "/etc",
+        "a//b",
+        "a/",
+        "/",
+        "a\0b",
+        "a/./b",
+        "\0",
+    ];
     let mut names: Vec<_> = names.iter().map(|name| name.as_bytes().to_vec()).collect();
     names.push(vec![b'n'; 256]);
     names
@@ -72,13 +88,27 @@ fn head_of(directory: &[u8], entry: &[u8]) -> Vec<u8> {
     let directory_bytes = u16::try_from(directory.len()).unwrap().to_le_bytes();
     let entry_bytes = [u8::try_from(entry.len()).unwrap()];
     let (one, mode, mtime) = (1_u32.to_le_bytes(), 0o755_u32.to_le_bytes(), [0; 12]);
-    [&one[..], &directory_bytes, directory, &one, &[2], &entry_bytes, entry, &mode, &mtime].concat()
+    [
+        &one[..],
+        &directory_bytes,
+        directory,
+        &one,
+        &[2],
+        &entry_bytes,
+        entry,
+        &mode,
+        &mtime,
+    ]
+    .concat()
 }
 
 #[test]
 fn names_that_climb_or_are_none_break_the_transfer_off() {
     for hostile in hostile_names() {
-        let batches = [head_of(&hostile, b"x"), head_of(b"a", &hostile[..hostile.len().min(255)])];
+        let batches = [
+            head_of(&hostile, b"x"),
+            head_of(b"a", &hostile[..hostile.len().min(255)]),
+        ];
         // a name cannot even be told longer than 255 bytes
         let count = if hostile.len() > 255 { 1 } else { 2 };
         for head in batches.into_iter().take(count) {
@@ -101,9 +131,21 @@ fn names_that_climb_in_the_head_of_a_large_file_break_the_transfer_off() {
         let yard = Yard::new();
         let mut head = u16::try_from(hostile.len()).unwrap().to_le_bytes().to_vec();
         head.extend(&hostile);
-        head.extend(&FileHead { path: path("n"), ..large_head("n", 0o644) }.encode()[3..]);
-        let header = FrameHeader { kind: FrameKind::Declare, ..FrameHeader::default() };
-        let header = FrameHeader { head_bytes: u32::try_from(head.len()).unwrap(), ..header };
+        head.extend(
+            &FileHead {
+                path: path("n"),
+                ..large_head("n", 0o644)
+            }
+            .encode()[3..],
+        );
+        let header = FrameHeader {
+            kind: FrameKind::Declare,
+            ..FrameHeader::default()
+        };
+        let header = FrameHeader {
+            head_bytes: u32::try_from(head.len()).unwrap(),
+            ..header
+        };
         let content = *blake3::hash(&head).as_bytes();
         let declared = Deed::Frame(frame(header, head, &content, b""));
         // without an item the transfer might be over first
@@ -117,10 +159,20 @@ fn names_that_climb_in_the_head_of_a_large_file_break_the_transfer_off() {
 fn names_that_climb_in_messages_break_the_transfer_off() {
     for climbing in [b"..", b"/x", b"x\0"] {
         let names = || vec![ListedName(name("xx"))];
-        let removes =
-            Remove { remove: 0, groups: vec![RemoveGroup { directory: path("d"), names: names() }] };
-        let within =
-            Remove { remove: 0, groups: vec![RemoveGroup { directory: path("xx"), names: names() }] };
+        let removes = Remove {
+            remove: 0,
+            groups: vec![RemoveGroup {
+                directory: path("d"),
+                names: names(),
+            }],
+        };
+        let within = Remove {
+            remove: 0,
+            groups: vec![RemoveGroup {
+                directory: path("xx"),
+                names: names(),
+            }],
+        };
         for remove in [removes, within] {
             let yard = Yard::new();
             let mut bytes = zmove_wire::encode_message(&ToReceiver::Remove(remove));
@@ -139,13 +191,26 @@ fn targets_outside_the_roots_are_refused() {
     symlink(yard.outside(), yard.root().join("link")).unwrap();
     let outside = yard.outside().into_os_string().into_string().unwrap();
     let climbing = format!("{}/../outside", yard.root().display());
-    for target in
-        ["..", "../outside", "/", "/etc", "link", "link/x", "a/../../outside", "a\0", &outside, &climbing]
-    {
+    for target in [
+        "..",
+        "../outside",
+        "/",
+        "/etc",
+        "link",
+        "link/x",
+        "a/../../outside",
+        "a\0",
+        &outside,
+        &climbing,
+    ] {
         let mut intruder = Intruder::new(&yard.root());
         intruder.open.target = target.as_bytes().to_vec();
         let intruded = intruder.does(vec![batch(0, "", vec![file("f", 0o644)])]);
-        assert!(matches!(intruded.answers[..], [ToSender::Refused(_)]), "{target}: {:?}", intruded.answers);
+        assert!(
+            matches!(intruded.answers[..], [ToSender::Refused(_)]),
+            "{target}: {:?}",
+            intruded.answers
+        );
     }
     yard.assert_outside_is_as_it_was();
     assert_eq!(names(&yard.root()), ["link"]);
@@ -156,10 +221,20 @@ fn targets_outside_the_roots_are_refused() {
 fn a_tree_of_ten_thousand_directories_in_each_other_is_taken_and_removed() {
     let yard = Yard::new();
     let deep = vec!["d"; 10_000].join("/");
-    let gone = RemoveGroup { directory: path(""), names: vec![ListedName(name("d"))] };
-    let remove = message(&ToReceiver::Remove(Remove { remove: 0, groups: vec![gone] }));
+    let gone = RemoveGroup {
+        directory: path(""),
+        names: vec![ListedName(name("d"))],
+    };
+    let remove = message(&ToReceiver::Remove(Remove {
+        remove: 0,
+        groups: vec![gone],
+    }));
     let deeds = vec![
-        batch(0, &deep, vec![BatchEntry::Itself(metadata(0o755)), file("f", 0o644)]),
+        batch(
+            0,
+            &deep,
+            vec![BatchEntry::Itself(metadata(0o755)), file("f", 0o644)],
+        ),
         Deed::Meanwhile(1, Box::new(|| ())),
         remove,
         Deed::Wait,
@@ -187,7 +262,11 @@ fn a_directory_that_becomes_a_link_between_two_batches_leads_nowhere() {
         Deed::Meanwhile(1, Box::new(swap)),
         batch(1, "d", vec![file("precious", 0o644), file("new", 0o644)]),
         batch(2, "d/e", vec![file("precious", 0o644)]),
-        batch(3, "", vec![BatchEntry::Directory(name("d"), metadata(0o777))]),
+        batch(
+            3,
+            "",
+            vec![BatchEntry::Directory(name("d"), metadata(0o777))],
+        ),
     ];
     let intruded = Intruder::new(&yard.root()).does(deeds);
     assert!(intruded.ended.is_ok(), "{:?}", intruded.ended);
@@ -209,7 +288,15 @@ fn a_link_that_is_swapped_in_while_a_transfer_runs_leads_nowhere() {
             let mut swaps = 0_u32;
             while !over.load(Ordering::Relaxed) {
                 // the receiver replaces links: there may be none just now
-                if renameat_with(CWD, root.join("d"), CWD, root.join("l"), RenameFlags::EXCHANGE).is_err() {
+                if renameat_with(
+                    CWD,
+                    root.join("d"),
+                    CWD,
+                    root.join("l"),
+                    RenameFlags::EXCHANGE,
+                )
+                .is_err()
+                {
                     drop(std::fs::remove_file(root.join("l")));
                     drop(symlink(root.join("../outside"), root.join("l")));
                     drop(std::fs::create_dir(root.join("d")));
@@ -229,11 +316,21 @@ fn a_link_that_is_swapped_in_while_a_transfer_runs_leads_nowhere() {
         ];
         batch(item, if item % 2 == 0 { "d" } else { "d/e" }, entries)
     });
-    let gone = RemoveGroup { directory: path("d"), names: vec![ListedName(name("precious"))] };
-    let removes =
-        (0..4).map(|remove| message(&ToReceiver::Remove(Remove { remove, groups: vec![gone.clone()] })));
-    let intruded = Intruder::new(&yard.root())
-        .does(deeds.chain(removes.flat_map(|remove| [remove, Deed::Wait])).collect());
+    let gone = RemoveGroup {
+        directory: path("d"),
+        names: vec![ListedName(name("precious"))],
+    };
+    let removes = (0..4).map(|remove| {
+        message(&ToReceiver::Remove(Remove {
+            remove,
+            groups: vec![gone.clone()],
+        }))
+    });
+    let intruded = Intruder::new(&yard.root()).does(
+        deeds
+            .chain(removes.flat_map(|remove| [remove, Deed::Wait]))
+            .collect(),
+    );
     over.store(true, Ordering::Relaxed);
     assert!(swapping.join().unwrap() > 100);
     yard.assert_outside_is_as_it_was();
@@ -252,12 +349,19 @@ fn a_root_that_becomes_a_link_under_a_transfer_leads_nowhere() {
     let deeds = vec![
         batch(0, "", vec![file("first", 0o644)]),
         Deed::Meanwhile(1, Box::new(swap)),
-        batch(1, "", vec![file("precious", 0o644), BatchEntry::Itself(metadata(0o777))]),
+        batch(
+            1,
+            "",
+            vec![file("precious", 0o644), BatchEntry::Itself(metadata(0o777))],
+        ),
         batch(2, "new/directory", vec![file("f", 0o644)]),
     ];
     assert!(Intruder::new(&yard.root()).does(deeds).ended.is_ok());
     yard.assert_outside_is_as_it_was();
-    assert_eq!(names(&yard.0.path().join("moved")), ["first", "new", "precious"]);
+    assert_eq!(
+        names(&yard.0.path().join("moved")),
+        ["first", "new", "precious"]
+    );
 }
 
 /// Changes of mode that are meant for what is no regular file.
@@ -267,12 +371,19 @@ fn metadata_of_links_and_special_files_is_not_set() {
     symlink(yard.precious(), yard.root().join("link")).unwrap();
     let specials = specials(&yard.root());
     let entries = specials.iter().map(String::as_str).chain(["link"]);
-    let entries: Vec<_> = entries.map(|text| BatchEntry::Retouch(name(text), metadata(0o777))).collect();
+    let entries: Vec<_> = entries
+        .map(|text| BatchEntry::Retouch(name(text), metadata(0o777)))
+        .collect();
     let count = entries.len();
     let intruded = Intruder::new(&yard.root()).does(vec![batch(0, "", entries)]);
     assert_eq!(intruded.faults(), count);
     for special in specials {
-        let mode = yard.root().join(&special).symlink_metadata().unwrap().mode();
+        let mode = yard
+            .root()
+            .join(&special)
+            .symlink_metadata()
+            .unwrap()
+            .mode();
         assert_eq!(mode & 0o777, 0o600, "{special}");
     }
     yard.assert_outside_is_as_it_was();
@@ -282,7 +393,9 @@ fn metadata_of_links_and_special_files_is_not_set() {
 fn specials(directory: &Path) -> Vec<String> {
     let node = |name: &str, kind, device| {
         let mode = Mode::RUSR | Mode::WUSR;
-        mknodat(CWD, directory.join(name), kind, mode, device).ok().map(|()| name.to_owned())
+        mknodat(CWD, directory.join(name), kind, mode, device)
+            .ok()
+            .map(|()| name.to_owned())
     };
     // the one that is always full, so that nothing can be written to it without an error
     let full = rustix::fs::makedev(1, 7);
@@ -296,22 +409,43 @@ fn specials(directory: &Path) -> Vec<String> {
 
 fn large_head(text: &str, mode: u32) -> FileHead {
     let (bytes, ctime) = (GROUP_BYTES + 1, Timestamp::default());
-    FileHead { path: path(text), metadata: metadata(mode), bytes, ctime, inode: 1, data: None }
+    FileHead {
+        path: path(text),
+        metadata: metadata(mode),
+        bytes,
+        ctime,
+        inode: 1,
+        data: None,
+    }
 }
 
 /// Declares a large file and sends its two groups.
 fn large_file(id: u64, item: u64, text: &str, mode: u32) -> Vec<Deed> {
     let head = large_head(text, mode).encode();
     let file = FileId(id);
-    let header = FrameHeader { kind: FrameKind::Declare, file, ..FrameHeader::default() };
-    let header = FrameHeader { head_bytes: u32::try_from(head.len()).unwrap(), ..header };
+    let header = FrameHeader {
+        kind: FrameKind::Declare,
+        file,
+        ..FrameHeader::default()
+    };
+    let header = FrameHeader {
+        head_bytes: u32::try_from(head.len()).unwrap(),
+        ..header
+    };
     let content = *blake3::hash(&head).as_bytes();
     let mut deeds = vec![Deed::Frame(frame(header, head, &content, b""))];
     for (group, bytes) in [(0, usize::try_from(GROUP_BYTES).unwrap()), (1, 1)] {
         let data = vec![b'x'; bytes];
         let (kind, item) = (FrameKind::Chunk, ItemId(item + u64::from(group)));
         let data_bytes = u32::try_from(bytes).unwrap();
-        let header = FrameHeader { kind, group, data_bytes, item, file, ..FrameHeader::default() };
+        let header = FrameHeader {
+            kind,
+            group,
+            data_bytes,
+            item,
+            file,
+            ..FrameHeader::default()
+        };
         let content = zmove_chunk::group_cv(group, &data).0;
         deeds.push(Deed::Frame(frame(header, Vec::new(), &content, &data)));
     }
@@ -323,12 +457,21 @@ fn large_file(id: u64, item: u64, text: &str, mode: u32) -> Vec<Deed> {
 fn setuid_and_setgid_of_files_are_dropped_on_every_way_to_a_file() {
     let yard = Yard::new();
     std::fs::write(yard.root().join("there"), "x").unwrap();
-    let together = (0..20).map(|number| file(&format!("n{number}"), 0o6755)).collect();
-    let alone = vec![file("alone", 0o6755), BatchEntry::Retouch(name("there"), metadata(0o6755))];
+    let together = (0..20)
+        .map(|number| file(&format!("n{number}"), 0o6755))
+        .collect();
+    let alone = vec![
+        file("alone", 0o6755),
+        BatchEntry::Retouch(name("there"), metadata(0o6755)),
+    ];
     let mut deeds = vec![batch(0, "new", together), batch(1, "", alone)];
     deeds.extend(large_file(7, 2, "large", 0o6755));
     let intruded = Intruder::new(&yard.root()).does(deeds);
-    assert!(intruded.ended.is_ok() && intruded.faults() == 0, "{:?}", intruded.ended);
+    assert!(
+        intruded.ended.is_ok() && intruded.faults() == 0,
+        "{:?}",
+        intruded.ended
+    );
     let mut seen = 0;
     for directory in [yard.root(), yard.root().join("new")] {
         for entry in std::fs::read_dir(directory).unwrap() {
@@ -347,17 +490,37 @@ fn setuid_and_setgid_of_files_are_dropped_on_every_way_to_a_file() {
 fn nothing_is_listed_or_removed_through_a_link() {
     let yard = Yard::new();
     symlink(yard.outside(), yard.root().join("link")).unwrap();
-    let range = KeptRange { directory: path("link"), after: None, names: Vec::new(), open: true };
-    let keep = ToReceiver::Keep(Keep { keep: 0, ranges: vec![range] });
-    let within = RemoveGroup { directory: path("link"), names: vec![ListedName(name("precious"))] };
-    let itself = RemoveGroup { directory: path(""), names: vec![ListedName(name("link"))] };
-    let removes =
-        [within, itself].map(|group| message(&ToReceiver::Remove(Remove { remove: 0, groups: vec![group] })));
-    let answers = |deeds| Intruder::new(&yard.root()).does(deeds).answers;
-    let listed = answers(vec![message(&keep), Deed::Wait]).into_iter().find_map(|answer| match answer {
-        ToSender::ExtraneousNames(extra) => Some(extra.names),
-        _ => None,
+    let range = KeptRange {
+        directory: path("link"),
+        after: None,
+        names: Vec::new(),
+        open: true,
+    };
+    let keep = ToReceiver::Keep(Keep {
+        keep: 0,
+        ranges: vec![range],
     });
+    let within = RemoveGroup {
+        directory: path("link"),
+        names: vec![ListedName(name("precious"))],
+    };
+    let itself = RemoveGroup {
+        directory: path(""),
+        names: vec![ListedName(name("link"))],
+    };
+    let removes = [within, itself].map(|group| {
+        message(&ToReceiver::Remove(Remove {
+            remove: 0,
+            groups: vec![group],
+        }))
+    });
+    let answers = |deeds| Intruder::new(&yard.root()).does(deeds).answers;
+    let listed = answers(vec![message(&keep), Deed::Wait])
+        .into_iter()
+        .find_map(|answer| match answer {
+            ToSender::ExtraneousNames(extra) => Some(extra.names),
+            _ => None,
+        });
     assert_eq!(listed, Some(Vec::new()));
     for remove in removes {
         drop(answers(vec![remove, Deed::Wait]));
@@ -372,15 +535,28 @@ both_ways!(
 );
 
 fn special_files_in_the_place_of_files_are_neither_waited_for_nor_written_to(site: &Site) {
-    for options in [&["--checksum"][..], &["--delta", "always"], &["--dry-run"], &[]] {
+    for options in [
+        &["--checksum"][..],
+        &["--delta", "always"],
+        &["--dry-run"],
+        &[],
+    ] {
         for name in specials(&site.target()) {
             paint(site.source().join(name), 10);
         }
         // what is larger is looked at in other places
         drop(std::fs::remove_file(site.target().join("large")));
-        mknodat(CWD, site.target().join("large"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        mknodat(
+            CWD,
+            site.target().join("large"),
+            FileType::Fifo,
+            Mode::RWXU,
+            0,
+        )
+        .unwrap();
         paint(site.source().join("large"), 2 * GROUP_BYTES);
-        site.push(&[options, &["--quiet"]].concat(), site.contents(), "").expect(0);
+        site.push(&[options, &["--quiet"]].concat(), site.contents(), "")
+            .expect(0);
         if !options.contains(&"--dry-run") {
             assert_same(&site.source(), &site.target());
             std::fs::remove_dir_all(site.target()).unwrap();
@@ -396,7 +572,8 @@ fn a_hard_link_to_a_file_elsewhere_is_replaced_and_not_written_to(site: &Site) {
         std::fs::hard_link(&elsewhere, site.target().join(text)).unwrap();
         std::fs::write(site.source().join(text), painted(bytes, 1)).unwrap();
     }
-    site.push(&["--delta", "always", "--checksum"], site.contents(), "").expect(0);
+    site.push(&["--delta", "always", "--checksum"], site.contents(), "")
+        .expect(0);
     assert_same(&site.source(), &site.target());
     for (text, bytes) in [("small", 10), ("large", 5 * GROUP_BYTES)] {
         assert!(
@@ -450,14 +627,32 @@ fn paths_are_confined_where_openat2_is_refused() {
     let log = tempfile::NamedTempFile::new().unwrap();
     for errno in ["ENOSYS", "EPERM"] {
         let mut command = Command::new("strace");
-        command.args(["-f", "--seccomp-bpf", "-qq", "-e", "trace=openat2", "-o"]).arg(log.path());
-        command.arg("-e").arg(format!("inject=openat2:error={errno}"));
-        command.arg(std::env::current_exe().unwrap()).args(["confine::", "--test-threads", "1"]);
-        for skipped in ["where_openat2_is_refused", "local::", "daemon::", "local_user", "ten_thousand"] {
+        command
+            .args(["-f", "--seccomp-bpf", "-qq", "-e", "trace=openat2", "-o"])
+            .arg(log.path());
+        command
+            .arg("-e")
+            .arg(format!("inject=openat2:error={errno}"));
+        command
+            .arg(std::env::current_exe().unwrap())
+            .args(["confine::", "--test-threads", "1"]);
+        for skipped in [
+            "where_openat2_is_refused",
+            "local::",
+            "daemon::",
+            "local_user",
+            "ten_thousand",
+        ] {
             command.args(["--skip", skipped]);
         }
         let outcome = Zmove(command).outcome();
-        assert_eq!(outcome.code, Some(0), "{errno}:\n{}\n{}", outcome.stdout, outcome.stderr);
+        assert_eq!(
+            outcome.code,
+            Some(0),
+            "{errno}:\n{}\n{}",
+            outcome.stdout,
+            outcome.stderr
+        );
         let traced = std::fs::read_to_string(log.path()).unwrap();
         assert!(traced.contains("INJECTED"), "openat2 was never called");
     }

@@ -41,33 +41,61 @@ impl Daemon {
     /// The same by a command that has been prepared.
     pub(crate) fn run(mut command: Command, options: &[&str]) -> Self {
         command.arg("serve").args(options);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut ready = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut ready)
+            .unwrap();
         let said = ready.trim_end().strip_prefix("zmove serve: listening on ");
         let said = said.and_then(|said| said.split_once(", key "));
         let said = said.map(|(address, key)| (address.to_owned(), key.to_owned()));
-        let (address, key) = said.or_else(|| ready_as_json(&ready)).expect("the ready line");
+        let (address, key) = said
+            .or_else(|| ready_as_json(&ready))
+            .expect("the ready line");
         let (address, fingerprint) = (address.parse().unwrap(), key.parse().unwrap());
         let log = Arc::new(Log::default());
-        let (stderr, log_in) = (BufReader::new(child.stderr.take().unwrap()), Arc::clone(&log));
+        let (stderr, log_in) = (
+            BufReader::new(child.stderr.take().unwrap()),
+            Arc::clone(&log),
+        );
         std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
                 log_in.lines.lock().unwrap().push(line);
                 log_in.grown.notify_all();
             }
         });
-        Self { child, address, fingerprint, log }
+        Self {
+            child,
+            address,
+            fingerprint,
+            log,
+        }
     }
 
     /// Whether a log line says `part`.
     pub(crate) fn has_logged(&self, part: &str) -> bool {
-        self.log.lines.lock().unwrap().iter().any(|line| line.contains(part))
+        self.log
+            .lines
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|line| line.contains(part))
     }
 
     /// The log lines until now that say `part`.
     pub(crate) fn logged(&self, part: &str) -> Vec<String> {
-        self.log.lines.lock().unwrap().iter().filter(|line| line.contains(part)).cloned().collect()
+        self.log
+            .lines
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|line| line.contains(part))
+            .cloned()
+            .collect()
     }
 
     /// Waits for a log line that says `part`.
@@ -76,7 +104,11 @@ impl Daemon {
         let found = |lines: &[String]| lines.iter().find(|line| line.contains(part)).cloned();
         let lines = self.log.lines.lock().unwrap();
         let missing = |lines: &mut Vec<String>| found(lines).is_none();
-        let (lines, _) = self.log.grown.wait_timeout_while(lines, PATIENCE, missing).unwrap();
+        let (lines, _) = self
+            .log
+            .grown
+            .wait_timeout_while(lines, PATIENCE, missing)
+            .unwrap();
         found(&lines).unwrap_or_else(|| panic!("no {part:?} in the daemon's log: {lines:?}"))
     }
 
@@ -84,11 +116,19 @@ impl Daemon {
     #[track_caller]
     pub(crate) fn wait_for_logs(&self, part: &str, count: usize) -> Vec<String> {
         let found = |lines: &[String]| -> Vec<_> {
-            lines.iter().filter(|line| line.contains(part)).cloned().collect()
+            lines
+                .iter()
+                .filter(|line| line.contains(part))
+                .cloned()
+                .collect()
         };
         let lines = self.log.lines.lock().unwrap();
         let missing = |lines: &mut Vec<String>| found(lines).len() < count;
-        let (lines, _) = self.log.grown.wait_timeout_while(lines, PATIENCE, missing).unwrap();
+        let (lines, _) = self
+            .log
+            .grown
+            .wait_timeout_while(lines, PATIENCE, missing)
+            .unwrap();
         assert!(
             found(&lines).len() >= count,
             "fewer than {count} times {part:?} in the daemon's log: {lines:?}"
@@ -100,7 +140,9 @@ impl Daemon {
     pub(crate) fn threads(&self) -> Vec<String> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         // one that has ended meanwhile says nothing
-        tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok()).collect()
+        tasks
+            .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok())
+            .collect()
     }
 
     /// Asks it to end; returns its exit code.
@@ -142,26 +184,45 @@ impl Daemon {
 
     /// How many descriptors it has now.
     pub(crate) fn open_files(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id()))
+            .unwrap()
+            .count()
     }
 
     /// The processor's time that it has taken so far, in all its threads.
     pub(crate) fn cpu_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();
-        let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+        let fields: Vec<_> = stat
+            .rsplit(')')
+            .next()
+            .unwrap()
+            .split_ascii_whitespace()
+            .collect();
+        let ticks: u64 = fields[11..13]
+            .iter()
+            .map(|field| field.parse::<u64>().unwrap())
+            .sum();
         Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap()
     }
 
     fn status(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(field))
+            .unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
     /// How many log lines say `part`.
     pub(crate) fn count_logged(&self, part: &str) -> usize {
-        self.log.lines.lock().unwrap().iter().filter(|line| line.contains(part)).count()
+        self.log
+            .lines
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|line| line.contains(part))
+            .count()
     }
 
     /// Ends it without a warning.
@@ -174,7 +235,10 @@ impl Daemon {
 /// Address and key of the line that a daemon says where its log is JSON.
 fn ready_as_json(ready: &str) -> Option<(String, String)> {
     let said: serde_json::Value = serde_json::from_str(ready).ok()?;
-    Some((said["address"].as_str()?.to_owned(), said["key"].as_str()?.to_owned()))
+    Some((
+        said["address"].as_str()?.to_owned(),
+        said["key"].as_str()?.to_owned(),
+    ))
 }
 
 impl Drop for Daemon {

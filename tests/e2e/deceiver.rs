@@ -13,8 +13,9 @@ use zmove_sender::{Link, Push, PushJob, Run, SenderConfig, SessionError, Summary
 use zmove_transport::{Frame, LaneSource, control_pair, memory_lane};
 use zmove_types::{BufferPool, Event, GROUP_BYTES, Observer, StageClock, TransferId};
 use zmove_wire::{
-    Batch, BatchEntry, Cipher, FileHead, Finished, FrameKind, Greeting, Opened, PublishedItem, Role, Stored,
-    StoredItem, TargetState, ToReceiver, ToSender, Version, decode_message, encode_message,
+    Batch, BatchEntry, Cipher, FileHead, Finished, FrameKind, Greeting, Opened, PublishedItem,
+    Role, Stored, StoredItem, TargetState, ToReceiver, ToSender, Version, decode_message,
+    encode_message,
 };
 
 use crate::harness::PATIENCE;
@@ -82,11 +83,24 @@ impl Deceiver {
     pub(crate) fn deceive(self, source: &Path) -> Deceived {
         let failures = Arc::new(Failures::default());
         let observer = Arc::clone(&failures) as Arc<dyn Observer>;
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build();
         let (ended, frames) = runtime.unwrap().block_on(self.converse(source, observer));
-        assert!(!matches!(ended, Err(SessionError::Interrupted)), "the sender hangs");
-        let mut deceived = Deceived { ended, paths: Vec::new(), contents: Vec::new(), failed: Vec::new() };
-        frames.iter().for_each(|(kind, head, data)| deceived.note(*kind, head, data));
+        assert!(
+            !matches!(ended, Err(SessionError::Interrupted)),
+            "the sender hangs"
+        );
+        let mut deceived = Deceived {
+            ended,
+            paths: Vec::new(),
+            contents: Vec::new(),
+            failed: Vec::new(),
+        };
+        frames
+            .iter()
+            .for_each(|(kind, head, data)| deceived.note(*kind, head, data));
         deceived.failed = std::mem::take(&mut *failures.0.lock().unwrap());
         deceived
     }
@@ -105,7 +119,10 @@ impl Deceiver {
         let config = SenderConfig::default();
         let push = Push::start(job, config, &mut run, started);
         let (near, far) = tokio::io::duplex(CONTROL_BYTES_MAX);
-        let near = control_pair(Failing { stream: near, writes_left: self.writes_max });
+        let near = control_pair(Failing {
+            stream: near,
+            writes_left: self.writes_max,
+        });
         let far = control_pair(far);
         let (sinks_in, sinks) = mpsc::channel(1);
         let (sink, lane) = memory_lane();
@@ -117,8 +134,19 @@ impl Deceiver {
         let transfer = TransferId([9; 16]);
         let (cipher, version) = (Cipher::Tls, self.version);
         let (supply, relay, quota) = (None, None, None);
-        let link = Link { transfer, cipher, version, control: near, lanes: sinks, supply, relay, quota };
-        let ended = push.run(&mut run, link, observer, tokio::time::sleep(PATIENCE)).await;
+        let link = Link {
+            transfer,
+            cipher,
+            version,
+            control: near,
+            lanes: sinks,
+            supply,
+            relay,
+            quota,
+        };
+        let ended = push
+            .run(&mut run, link, observer, tokio::time::sleep(PATIENCE))
+            .await;
         speaking.abort();
         (ended, hearing.join().unwrap())
     }
@@ -170,7 +198,10 @@ type Noted = (FrameKind, Vec<u8>, Vec<u8>);
 
 /// Takes the frames of a lane to its end.
 fn listen(mut lane: Box<dyn LaneSource>, heard: &mpsc::UnboundedSender<Heard>) -> Vec<Noted> {
-    let (pool, clock) = (BufferPool::new(usize::try_from(GROUP_BYTES).unwrap(), 1), StageClock::default());
+    let (pool, clock) = (
+        BufferPool::new(usize::try_from(GROUP_BYTES).unwrap(), 1),
+        StageClock::default(),
+    );
     let (mut watch, mut noted) = (clock.start(), Vec::new());
     while let Ok(Some(frame)) = lane.receive(&pool, &mut watch) {
         noted.push((frame.header.kind, frame.head.clone(), frame.data.to_vec()));
@@ -179,20 +210,35 @@ fn listen(mut lane: Box<dyn LaneSource>, heard: &mpsc::UnboundedSender<Heard>) -
     noted
 }
 
-type Control = (zmove_transport::ControlReader, zmove_transport::ControlWriter);
+type Control = (
+    zmove_transport::ControlReader,
+    zmove_transport::ControlWriter,
+);
 type Ears = (mpsc::UnboundedSender<Heard>, mpsc::UnboundedReceiver<Heard>);
 
-async fn speak(state: TargetState, control: Control, (heard_in, mut heard): Ears, mut answers: Answer) {
+async fn speak(
+    state: TargetState,
+    control: Control,
+    (heard_in, mut heard): Ears,
+    mut answers: Answer,
+) {
     let (mut reader, mut writer) = control;
     reader.greeting().await.unwrap();
-    writer.send(&Greeting::new(Role::Control, TransferId([9; 16])).encode()).await.unwrap();
+    writer
+        .send(&Greeting::new(Role::Control, TransferId([9; 16])).encode())
+        .await
+        .unwrap();
     let mut inbox = reader.into_inbox(decode_message::<ToReceiver>, 8);
     tokio::spawn(async move {
         while let Some(Ok(message)) = inbox.recv().await {
             drop(heard_in.send(Heard::Message(message)));
         }
     });
-    let mut honest = Honest { state, stored: 0, announced: None };
+    let mut honest = Honest {
+        state,
+        stored: 0,
+        announced: None,
+    };
     while let Some(heard) = heard.recv().await {
         let said = answers(&heard).unwrap_or_else(|| honest.answer(&heard));
         for bytes in said {
@@ -214,7 +260,9 @@ impl Honest {
     fn answer(&mut self, heard: &Heard) -> Vec<Vec<u8>> {
         let mut said = Vec::new();
         match heard {
-            Heard::Message(ToReceiver::Open(_) | ToReceiver::OpenWith(..)) => said.push(opened(self.state)),
+            Heard::Message(ToReceiver::Open(_) | ToReceiver::OpenWith(..)) => {
+                said.push(opened(self.state))
+            }
             Heard::Message(ToReceiver::Announce { items, .. }) => self.announced = Some(*items),
             Heard::Frame(frame) if frame.header.kind != FrameKind::Declare => {
                 self.stored += 1;
@@ -233,16 +281,32 @@ impl Honest {
 }
 
 pub(crate) fn opened(state: TargetState) -> ToSender {
-    ToSender::Opened(Opened { state, lanes_max: 8, single_name: None })
+    ToSender::Opened(Opened {
+        state,
+        lanes_max: 8,
+        single_name: None,
+    })
 }
 
 pub(crate) fn stored(item: u64) -> ToSender {
-    let items = vec![StoredItem { item, mismatch: false, faults: Vec::new() }];
-    ToSender::Stored(Stored { items, files: Vec::new() })
+    let items = vec![StoredItem {
+        item,
+        mismatch: false,
+        faults: Vec::new(),
+    }];
+    ToSender::Stored(Stored {
+        items,
+        files: Vec::new(),
+    })
 }
 
 pub(crate) fn published(item: u64) -> ToSender {
-    ToSender::Published { items: vec![PublishedItem { item, faults: Vec::new() }] }
+    ToSender::Published {
+        items: vec![PublishedItem {
+            item,
+            faults: Vec::new(),
+        }],
+    }
 }
 
 impl Deceived {
@@ -255,11 +319,14 @@ impl Deceived {
                         BatchEntry::File(file) => Some(&file.name),
                         _ => None,
                     });
-                    self.paths.extend(files.map(|name| group.directory.join(name).unwrap().to_string()));
+                    self.paths
+                        .extend(files.map(|name| group.directory.join(name).unwrap().to_string()));
                 }
                 self.contents.extend(data);
             }
-            FrameKind::Declare => self.paths.push(FileHead::decode(head).unwrap().path.to_string()),
+            FrameKind::Declare => self
+                .paths
+                .push(FileHead::decode(head).unwrap().path.to_string()),
             FrameKind::Chunk | FrameKind::Same | FrameKind::Filler => {}
         }
     }
@@ -267,7 +334,11 @@ impl Deceived {
     /// Expects that the push has ended with an error that says this.
     #[track_caller]
     pub(crate) fn is_broken_off(&self, part: &str) {
-        let error = self.ended.as_ref().expect_err("the push has come to its end").to_string();
+        let error = self
+            .ended
+            .as_ref()
+            .expect_err("the push has come to its end")
+            .to_string();
         assert!(error.contains(part), "{error}");
     }
 }

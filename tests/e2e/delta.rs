@@ -58,7 +58,9 @@ fn what_is_the_same_is_not_sent() {
 
 #[test]
 fn a_file_that_has_grown_sends_its_end() {
-    let site = changed(Site::daemon(), |contents| contents.extend(painted(groups(2), 3)));
+    let site = changed(Site::daemon(), |contents| {
+        contents.extend(painted(groups(2), 3))
+    });
     // the last group of the old version was shorter
     assert_eq!(push(&site, &[]), (groups(2) + 5, groups(6)));
 }
@@ -66,28 +68,46 @@ fn a_file_that_has_grown_sends_its_end() {
 #[test]
 fn a_file_that_has_shrunk_keeps_its_beginning() {
     let site = changed(Site::daemon(), |contents| contents.truncate(3 * GROUP + 9));
-    assert_eq!(push(&site, &[]), (0, groups(3) + 9), "also of the last group what is left of it is there");
+    assert_eq!(
+        push(&site, &[]),
+        (0, groups(3) + 9),
+        "also of the last group what is left of it is there"
+    );
     let site = changed(Site::daemon(), |contents| contents.truncate(9));
     assert_eq!(push(&site, &[]), (9, 0), "a small file is sent as one");
 }
 
 #[test]
 fn nothing_in_common_sends_all() {
-    let site = changed(Site::daemon(), |contents| *contents = painted(BYTES as u64, 100));
+    let site = changed(Site::daemon(), |contents| {
+        *contents = painted(BYTES as u64, 100)
+    });
     assert_eq!(push(&site, &[]), (BYTES as u64, 0));
 }
 
 #[test]
 fn it_can_be_chosen() {
     let all = (BYTES as u64, 0);
-    assert_eq!(push(&changed(Site::daemon(), |contents| two_groups(contents)), &["--delta", "never"]), all);
     assert_eq!(
-        push(&changed(Site::local(), |contents| two_groups(contents)), &[]),
+        push(
+            &changed(Site::daemon(), |contents| two_groups(contents)),
+            &["--delta", "never"]
+        ),
+        all
+    );
+    assert_eq!(
+        push(
+            &changed(Site::local(), |contents| two_groups(contents)),
+            &[]
+        ),
         all,
         "a local target is as fast"
     );
     let site = changed(Site::local(), |contents| two_groups(contents));
-    assert_eq!(push(&site, &["--delta", "always"]), (groups(2), groups(4) + 5));
+    assert_eq!(
+        push(&site, &["--delta", "always"]),
+        (groups(2), groups(4) + 5)
+    );
 }
 
 #[test]
@@ -96,7 +116,11 @@ fn only_the_time_has_changed() {
     assert_eq!(push(&site, &[]), (0, BYTES as u64));
 }
 
-const XFS: Image = Image { bytes: 400 << 20, make: "mkfs.xfs -q -f -m reflink=1", options: "loop" };
+const XFS: Image = Image {
+    bytes: 400 << 20,
+    make: "mkfs.xfs -q -f -m reflink=1",
+    options: "loop",
+};
 /// A file of which the first groups differ.
 const LONG_BYTES: u64 = 20 * GROUP_BYTES + 5;
 const CHANGED: u64 = 6;
@@ -107,13 +131,17 @@ const BYTES_BEFORE_STALL: u64 = 3 * GROUP_BYTES;
 fn delta_broken_off(mut site: Site) -> Site {
     let mut contents = painted(LONG_BYTES, 0);
     std::fs::write(site.target().join("large"), &contents).unwrap();
-    contents[..usize::try_from(groups(CHANGED)).unwrap()].iter_mut().for_each(|byte| *byte ^= 1);
+    contents[..usize::try_from(groups(CHANGED)).unwrap()]
+        .iter_mut()
+        .for_each(|byte| *byte ^= 1);
     let source = site.source().join("large");
     std::fs::write(&source, &contents).unwrap();
     set_mtime(&source, UNIX_EPOCH + Duration::new(1_700_000_000, 5));
     let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let mut client = site.push_by(&proxy.address, &["--streams", "1", "--delta", "always"]).start();
+    let mut client = site
+        .push_by(&proxy.address, &["--streams", "1", "--delta", "always"])
+        .start();
     proxy.wait_for_stall();
     wait_for_journal(&site);
     site.take_daemon().kill();
@@ -127,11 +155,22 @@ fn delta_broken_off(mut site: Site) -> Site {
 /// Pushes again; returns how many bytes were sent, were there from before, and were the same.
 #[track_caller]
 fn go_on(site: &Site, delta: &str) -> [u64; 3] {
-    let summary = site.push(&["--json", "--delta", delta], site.contents(), "").done().summary();
+    let summary = site
+        .push(&["--json", "--delta", delta], site.contents(), "")
+        .done()
+        .summary();
     assert_same(&site.source(), &site.target());
-    assert_eq!((names(&site.target()), journals_of(site)), (vec!["large".to_owned()], Vec::new()));
-    let told = ["bytes", "bytes_resumed", "bytes_matched"].map(|key| summary[key].as_u64().unwrap());
-    assert_eq!(told.iter().sum::<u64>(), LONG_BYTES, "each byte counts once: {summary}");
+    assert_eq!(
+        (names(&site.target()), journals_of(site)),
+        (vec!["large".to_owned()], Vec::new())
+    );
+    let told =
+        ["bytes", "bytes_resumed", "bytes_matched"].map(|key| summary[key].as_u64().unwrap());
+    assert_eq!(
+        told.iter().sum::<u64>(),
+        LONG_BYTES,
+        "each byte counts once: {summary}"
+    );
     assert!(told[1] >= GROUP_BYTES, "{summary}");
     told
 }
@@ -139,7 +178,10 @@ fn go_on(site: &Site, delta: &str) -> [u64; 3] {
 #[track_caller]
 fn goes_on_as_a_delta(site: Site) {
     let [moved, _, matched] = go_on(&delta_broken_off(site), "always");
-    assert!(moved <= groups(CHANGED), "what is the same was sent: {moved}");
+    assert!(
+        moved <= groups(CHANGED),
+        "what is the same was sent: {moved}"
+    );
     assert!(matched > 0, "no group of the old version was used");
 }
 
@@ -150,7 +192,9 @@ fn a_delta_that_is_broken_off_goes_on_as_one() {
 
 #[test]
 fn a_delta_from_a_copy_that_shares_blocks_goes_on_as_one() {
-    let Some(mut site) = Site::within_image(&XFS) else { return };
+    let Some(mut site) = Site::within_image(&XFS) else {
+        return;
+    };
     site.start_daemon();
     goes_on_as_a_delta(site);
 }
@@ -162,7 +206,9 @@ fn a_delta_that_is_broken_off_may_go_on_without_the_old_version() {
     let site = delta_broken_off(Site::daemon());
     std::fs::remove_file(site.target().join("large")).unwrap();
     assert_eq!(go_on(&site, "always")[2], 0, "gone");
-    let Some(mut site) = Site::within_image(&XFS) else { return };
+    let Some(mut site) = Site::within_image(&XFS) else {
+        return;
+    };
     site.start_daemon();
     let site = delta_broken_off(site);
     // nothing in common any more, but for what the part may have of the one before

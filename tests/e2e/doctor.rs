@@ -32,7 +32,9 @@ impl Findings {
     #[track_caller]
     fn the(&self, check: &str) -> &Value {
         let mut found = self.all().filter(|finding| finding["check"] == check);
-        let finding = found.next().unwrap_or_else(|| panic!("nothing on {check}: {}", self.0));
+        let finding = found
+            .next()
+            .unwrap_or_else(|| panic!("nothing on {check}: {}", self.0));
         assert!(found.next().is_none(), "{check} twice: {}", self.0);
         finding
     }
@@ -50,13 +52,19 @@ impl Findings {
 
     fn bad(&self) -> Vec<&str> {
         let bad = self.all().filter(|finding| finding["level"] == "bad");
-        bad.map(|finding| finding["check"].as_str().unwrap()).collect()
+        bad.map(|finding| finding["check"].as_str().unwrap())
+            .collect()
     }
 }
 
 #[track_caller]
 fn examine(site: &Site, address: &SocketAddr, code: i32) -> Findings {
-    Findings::of(&site.zmove(&["doctor", "--json", &address.to_string()]).outcome().expect(code))
+    Findings::of(
+        &site
+            .zmove(&["doctor", "--json", &address.to_string()])
+            .outcome()
+            .expect(code),
+    )
 }
 
 /// A site with a daemon that knows the client or not, which knows the daemon or not.
@@ -76,29 +84,57 @@ fn acquainted(access: Option<Access>, pinned: bool) -> (Site, Daemon) {
 fn this_host_has_a_line_for_each_check() {
     let site = Site::local();
     let text = site.zmove(&["doctor"]).outcome().done().stdout;
-    assert!(text.starts_with("this host\n  ok   zmove          0."), "{text}");
+    assert!(
+        text.starts_with("this host\n  ok   zmove          0."),
+        "{text}"
+    );
     assert!(!text.contains('\x1b'), "no colours in a pipe");
     let json = Findings::of(&site.zmove(&["doctor", "--json"]).outcome().expect(0));
-    for check in
-        ["kernel", "io_uring", "open files", "AES", "clock", "disk", "tcp_wmem", "tcp_rmem", "congestion"]
-    {
+    for check in [
+        "kernel",
+        "io_uring",
+        "open files",
+        "AES",
+        "clock",
+        "disk",
+        "tcp_wmem",
+        "tcp_rmem",
+        "congestion",
+    ] {
         let level = json.the(check)["level"].as_str().unwrap();
         let line = format!("  {level:<4} {check:<14} ");
-        assert!(LEVELS.contains(&level) && text.contains(&line), "{line} in:\n{text}");
+        assert!(
+            LEVELS.contains(&level) && text.contains(&line),
+            "{line} in:\n{text}"
+        );
     }
-    let counts: u64 = LEVELS.iter().map(|level| json.0["counts"][level].as_u64().unwrap()).sum();
+    let counts: u64 = LEVELS
+        .iter()
+        .map(|level| json.0["counts"][level].as_u64().unwrap())
+        .sum();
     assert_eq!(counts, json.all().count() as u64);
-    assert!(text.ends_with(" notes\n") || text.ends_with(" note\n"), "{text}");
+    assert!(
+        text.ends_with(" notes\n") || text.ends_with(" note\n"),
+        "{text}"
+    );
     assert!(names(&site.path("client")).is_empty(), "no key was needed");
 }
 
 #[test]
 fn a_directory_that_is_not_there_is_bad() {
     let site = Site::local();
-    let outcome = site.zmove(&["doctor", "--json", "--path", "nowhere"]).outcome().expect(4);
+    let outcome = site
+        .zmove(&["doctor", "--json", "--path", "nowhere"])
+        .outcome()
+        .expect(4);
     let findings = Findings::of(&outcome);
     assert_eq!(findings.bad(), ["disk"]);
-    assert!(findings.the("disk")["text"].as_str().unwrap().contains("No such file or directory"));
+    assert!(
+        findings.the("disk")["text"]
+            .as_str()
+            .unwrap()
+            .contains("No such file or directory")
+    );
 }
 
 #[test]
@@ -106,12 +142,34 @@ fn a_receiver_that_lets_us_in() {
     let (site, daemon) = acquainted(Some(Access::WriteOnly), true);
     let before = std::fs::read(site.path("client/known_hosts")).unwrap();
     let findings = examine(&site, &daemon.address, 0);
-    for check in ["name", "TCP", "QUIC", "round trip", "path MTU", "its key", "our key"] {
+    for check in [
+        "name",
+        "TCP",
+        "QUIC",
+        "round trip",
+        "path MTU",
+        "its key",
+        "our key",
+    ] {
         findings.assert_level(check, "ok");
     }
-    assert!(findings.the("our key")["text"].as_str().unwrap().contains("protocol versions 1 to 4"));
-    assert!(findings.the("lanes")["details"].as_array().unwrap().is_empty(), "the round trip is known");
-    assert_eq!(std::fs::read(site.path("client/known_hosts")).unwrap(), before);
+    assert!(
+        findings.the("our key")["text"]
+            .as_str()
+            .unwrap()
+            .contains("protocol versions 1 to 4")
+    );
+    assert!(
+        findings.the("lanes")["details"]
+            .as_array()
+            .unwrap()
+            .is_empty(),
+        "the round trip is known"
+    );
+    assert_eq!(
+        std::fs::read(site.path("client/known_hosts")).unwrap(),
+        before
+    );
     // the conversation ended in order, and left nothing
     daemon.wait_for_log("previewed by tester");
     assert!(names(&site.target()).is_empty());
@@ -120,12 +178,25 @@ fn a_receiver_that_lets_us_in() {
 #[test]
 fn the_same_for_people() {
     let (site, daemon) = acquainted(Some(Access::WriteOnly), true);
-    let text = site.zmove(&["doctor", &daemon.address.to_string()]).outcome().done().stdout;
+    let text = site
+        .zmove(&["doctor", &daemon.address.to_string()])
+        .outcome()
+        .done()
+        .stdout;
     assert!(
-        text.contains(&format!("\nthe receiver at {}\n  ok   name           127.0.0.1", daemon.address)),
+        text.contains(&format!(
+            "\nthe receiver at {}\n  ok   name           127.0.0.1",
+            daemon.address
+        )),
         "{text}"
     );
-    assert!(text.contains(&format!("\n  ok   its key        {}, pinned\n", daemon.fingerprint)), "{text}");
+    assert!(
+        text.contains(&format!(
+            "\n  ok   its key        {}, pinned\n",
+            daemon.fingerprint
+        )),
+        "{text}"
+    );
 }
 
 /// The line that mends it is run as it stands, but for the words in capitals.
@@ -135,8 +206,10 @@ fn a_receiver_that_does_not_know_us() {
     let findings = examine(&site, &daemon.address, 4);
     assert_eq!(findings.bad(), ["our key"]);
     assert_eq!(findings.the("our key")["mend"][0]["at"], "there");
-    let line =
-        findings.mend("our key").replace("NAME", "alice").replace("DIR", site.target().to_str().unwrap());
+    let line = findings
+        .mend("our key")
+        .replace("NAME", "alice")
+        .replace("DIR", site.target().to_str().unwrap());
     let words: Vec<_> = line.strip_prefix("zmove ").unwrap().split(' ').collect();
     let Zmove(mut allow) = site.zmove(&words);
     allow.env("ZMOVE_HOME", site.path("server"));
@@ -149,7 +222,12 @@ fn a_key_that_may_only_read_is_told_so() {
     let (site, daemon) = acquainted(Some(Access::ReadOnly), true);
     let findings = examine(&site, &daemon.address, 4);
     assert_eq!(findings.bad(), ["our key"]);
-    assert!(findings.the("our key")["text"].as_str().unwrap().contains("may not write"));
+    assert!(
+        findings.the("our key")["text"]
+            .as_str()
+            .unwrap()
+            .contains("may not write")
+    );
     assert!(findings.mend("our key").ends_with("--write"));
 }
 
@@ -159,8 +237,16 @@ fn a_receiver_that_we_do_not_know_is_not_pinned() {
     for _ in 0..2 {
         let findings = examine(&site, &daemon.address, 4);
         assert_eq!(findings.bad(), ["its key"]);
-        assert_eq!(findings.mend("its key"), format!("zmove trust {}", daemon.address));
-        assert!(findings.the("its key")["text"].as_str().unwrap().contains(&daemon.fingerprint.to_string()));
+        assert_eq!(
+            findings.mend("its key"),
+            format!("zmove trust {}", daemon.address)
+        );
+        assert!(
+            findings.the("its key")["text"]
+                .as_str()
+                .unwrap()
+                .contains(&daemon.fingerprint.to_string())
+        );
         // what else there is to say is said all the same
         findings.assert_level("our key", "ok");
     }
@@ -170,14 +256,22 @@ fn a_receiver_that_we_do_not_know_is_not_pinned() {
 #[test]
 fn a_receiver_with_another_key() {
     let (site, daemon) = acquainted(Some(Access::WriteOnly), false);
-    let other = Identity::load_or_create(&site.path("other")).unwrap().fingerprint();
+    let other = Identity::load_or_create(&site.path("other"))
+        .unwrap()
+        .fingerprint();
     site.pin(&daemon.address, other);
     let findings = examine(&site, &daemon.address, 4);
     assert_eq!(findings.bad(), ["TCP"]);
     let text = findings.the("TCP")["text"].as_str().unwrap();
-    assert!(text.contains(&other.to_string()) && text.contains(&daemon.fingerprint.to_string()), "{text}");
+    assert!(
+        text.contains(&other.to_string()) && text.contains(&daemon.fingerprint.to_string()),
+        "{text}"
+    );
     let address = daemon.address;
-    assert_eq!(findings.mend("TCP"), format!("zmove trust remove {address} && zmove trust {address}"));
+    assert_eq!(
+        findings.mend("TCP"),
+        format!("zmove trust remove {address} && zmove trust {address}")
+    );
 }
 
 #[test]
@@ -187,8 +281,16 @@ fn nobody_listens() {
     let held = socket_that_does_not_listen();
     let findings = examine(&site, &held.1, 4);
     assert_eq!(findings.bad(), ["TCP"]);
-    assert!(findings.the("TCP")["text"].as_str().unwrap().contains("refused"));
-    assert_eq!(findings.mend("TCP"), format!("zmove serve --listen 0.0.0.0:{}", held.1.port()));
+    assert!(
+        findings.the("TCP")["text"]
+            .as_str()
+            .unwrap()
+            .contains("refused")
+    );
+    assert_eq!(
+        findings.mend("TCP"),
+        format!("zmove serve --listen 0.0.0.0:{}", held.1.port())
+    );
     findings.assert_level("QUIC", "note");
 }
 
@@ -218,8 +320,12 @@ fn what_answers_is_not_zmove() {
 #[test]
 fn a_name_without_an_address() {
     let site = Site::local();
-    let findings =
-        Findings::of(&site.zmove(&["doctor", "--json", "no-such-host.invalid"]).outcome().expect(4));
+    let findings = Findings::of(
+        &site
+            .zmove(&["doctor", "--json", "no-such-host.invalid"])
+            .outcome()
+            .expect(4),
+    );
     assert_eq!(findings.bad(), ["name"]);
 }
 
@@ -248,9 +354,13 @@ fn small_send_buffers_are_found_and_the_line_mends_them() {
     let site = Site::local();
     let examine = |also: &str| {
         let Zmove(doctor) = site.zmove(&["doctor", "--json", "--rate", "10Gbit"]);
-        let script = format!("echo 4096 16384 131072 >/proc/sys/net/ipv4/tcp_wmem; {also} >&2; exec \"$@\"");
+        let script =
+            format!("echo 4096 16384 131072 >/proc/sys/net/ipv4/tcp_wmem; {also} >&2; exec \"$@\"");
         let mut inside = Command::new("unshare");
-        inside.args(["--net", "sh", "-c", &script, "sh"]).arg(doctor.get_program()).args(doctor.get_args());
+        inside
+            .args(["--net", "sh", "-c", &script, "sh"])
+            .arg(doctor.get_program())
+            .args(doctor.get_args());
         let outcome = Zmove(inside).outcome().expect(0);
         serde_json::from_str(&outcome.stdout).map(Findings).unwrap()
     };

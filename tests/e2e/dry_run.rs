@@ -38,7 +38,9 @@ fn owners_that_cannot_be_set_are_counted_and_not_listed() {
         return skip("only root gives files away");
     }
     let unprivileged = Site::unprivileged().map(|site| (site, "the receiver's user may not"));
-    for (site, why) in unprivileged.into_iter().chain([(Site::daemon(), "the key's grant does not allow it")])
+    for (site, why) in unprivileged
+        .into_iter()
+        .chain([(Site::daemon(), "the key's grant does not allow it")])
     {
         let file = site.source().join("f");
         paint(&file, 10);
@@ -50,7 +52,8 @@ fn owners_that_cannot_be_set_are_counted_and_not_listed() {
         let outcome = preview(&site, &["-a"]);
         assert_eq!(list(&outcome), [""; 0]);
         assert!(outcome.stdout.contains(&lack), "{}", outcome.stdout);
-        site.push(&["-n", "-a", "--strict-metadata"], site.contents(), "").expect(23);
+        site.push(&["-n", "-a", "--strict-metadata"], site.contents(), "")
+            .expect(23);
         // they differ all the same
         let mut verify = site.zmove(&["verify", "-a"]);
         verify.0.arg(site.contents()).arg(site.address(""));
@@ -65,24 +68,45 @@ pub(crate) fn snapshot(root: &Path) -> BTreeMap<Vec<u8>, String> {
     let mut waiting = vec![root.to_owned()];
     while let Some(path) = waiting.pop() {
         let stat = path.symlink_metadata().unwrap();
-        let times = (stat.mtime(), stat.mtime_nsec(), stat.ctime(), stat.ctime_nsec());
-        let shown = format!("{:o} {} {} {} {times:?}", stat.mode(), stat.ino(), stat.size(), stat.nlink());
+        let times = (
+            stat.mtime(),
+            stat.mtime_nsec(),
+            stat.ctime(),
+            stat.ctime_nsec(),
+        );
+        let shown = format!(
+            "{:o} {} {} {} {times:?}",
+            stat.mode(),
+            stat.ino(),
+            stat.size(),
+            stat.nlink()
+        );
         found.insert(path.as_os_str().as_bytes().to_vec(), shown);
         if stat.is_dir() {
-            waiting.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            waiting.extend(
+                std::fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
         }
     }
     found
 }
 
 fn preview(site: &Site, options: &[&str]) -> Outcome {
-    site.push(&[&["--dry-run"], options].concat(), site.contents(), "").expect(0)
+    site.push(&[&["--dry-run"], options].concat(), site.contents(), "")
+        .expect(0)
 }
 
 /// The lines of the list, in order, without the summary.
 fn list(outcome: &Outcome) -> Vec<String> {
     let is_line = |line: &&str| ["+ ", "~ ", "- "].iter().any(|sign| line.starts_with(sign));
-    let mut lines: Vec<_> = outcome.stdout.lines().filter(is_line).map(str::to_owned).collect();
+    let mut lines: Vec<_> = outcome
+        .stdout
+        .lines()
+        .filter(is_line)
+        .map(str::to_owned)
+        .collect();
     lines.sort();
     lines
 }
@@ -137,7 +161,9 @@ fn a_target_that_is_not_there_is_not_made(site: &Site) {
         let outcome = site.push(&["-n"], site.source(), target).expect(0);
         assert_eq!(list(&outcome), ["+ source/", "+ source/d/", "+ source/d/f"]);
     }
-    let outcome = site.push(&["-n"], site.source().join("d/f"), "x/y").expect(0);
+    let outcome = site
+        .push(&["-n"], site.source().join("d/f"), "x/y")
+        .expect(0);
     assert_eq!(list(&outcome), ["+ y"]);
     assert_eq!(snapshot(&site.target()), before);
 }
@@ -160,7 +186,8 @@ fn each_difference_is_named(site: &Site) {
         "~ time (time)",
     ];
     assert_eq!(list(&outcome), expected);
-    let summary = "dry run: 6 to add, 6 to change; 6 files with 8.00 MiB to send, 3 there already\n";
+    let summary =
+        "dry run: 6 to add, 6 to change; 6 files with 8.00 MiB to send, 3 there already\n";
     assert!(outcome.stdout.ends_with(summary), "{}", outcome.stdout);
 }
 
@@ -173,7 +200,11 @@ fn contents_are_compared_on_demand(site: &Site) {
     }
     set_own_mtime(&site.target(), 7, 7);
     let found = list(&preview(site, &["--checksum"]));
-    let files: Vec<_> = found.iter().filter(|line| line.starts_with("~ ")).map(String::as_str).collect();
+    let files: Vec<_> = found
+        .iter()
+        .filter(|line| line.starts_with("~ "))
+        .map(String::as_str)
+        .collect();
     let expected = [
         "~ d/ (mode)",
         "~ kind/ (type)",
@@ -191,7 +222,10 @@ fn a_second_preview_after_the_push_is_empty(site: &Site) {
     grow(site);
     let told = preview(site, &["--json"]).summary();
     let done = site.push_contents();
-    assert_eq!((&told["files"], &told["bytes"]), (&done["files"], &done["bytes"]));
+    assert_eq!(
+        (&told["files"], &told["bytes"]),
+        (&done["files"], &done["bytes"])
+    );
     for options in [&[][..], &["-c"]] {
         assert!(list(&preview(site, options)).is_empty());
     }
@@ -206,7 +240,10 @@ fn what_would_stay_is_not_listed(site: &Site) {
     for place in [site.source(), site.target()] {
         set_own_mtime(&place, 7, 7);
     }
-    assert_eq!(list(&preview(site, &["--update"])), ["~ older (size, time)"]);
+    assert_eq!(
+        list(&preview(site, &["--update"])),
+        ["~ older (size, time)"]
+    );
     assert!(list(&preview(site, &["--ignore-existing"])).is_empty());
 }
 
@@ -214,20 +251,37 @@ fn a_single_file_is_listed_under_its_new_name(site: &Site) {
     paint(site.source().join("f"), 10);
     paint(site.target().join("there"), 11);
     set_old(site.target().join("there"));
-    let push = |target| list(&site.push(&["-n"], site.source().join("f"), target).expect(0));
+    let push = |target| {
+        list(
+            &site
+                .push(&["-n"], site.source().join("f"), target)
+                .expect(0),
+        )
+    };
     assert_eq!(push("there"), ["~ there (size, time)"]);
     assert_eq!(push("not-there"), ["+ not-there"]);
     assert_eq!(push(""), ["+ f"]);
 }
 
 fn names_of_any_bytes_are_one_line_each(site: &Site) {
-    for name in [&b"line\nbreak"[..], b"caf\xe9", b"esc\x1b[2J", b"back\\slash"] {
+    for name in [
+        &b"line\nbreak"[..],
+        b"caf\xe9",
+        b"esc\x1b[2J",
+        b"back\\slash",
+    ] {
         paint(site.source().join(OsStr::from_bytes(name)), 1);
     }
     symlink("a\nb", site.source().join("link")).unwrap();
     let found = list(&preview(site, &[]));
     let shown = |line: &str| found.iter().any(|found| found == line);
-    for line in ["+ line\\nbreak", "+ caf\\xe9", "+ esc\\u{1b}[2J", "+ back\\\\slash", "+ link -> a\\nb"] {
+    for line in [
+        "+ line\\nbreak",
+        "+ caf\\xe9",
+        "+ esc\\u{1b}[2J",
+        "+ back\\\\slash",
+        "+ link -> a\\nb",
+    ] {
         assert!(shown(line), "{line} in {found:?}");
     }
 }
@@ -236,8 +290,16 @@ fn what_could_not_be_made_is_a_failure(site: &Site) {
     paint(site.source().join("f"), 10);
     paint(site.target().join("f/keep"), 10);
     let outcome = site.push(&["-n"], site.contents(), "").expect(23);
-    outcome.says(&["zmove: receiver:", "'f'", "a directory of that name is in the way"]).lines(1);
-    let missing = site.push_command(&["-n"], &["source/".as_ref(), "nowhere".as_ref()], "").outcome();
+    outcome
+        .says(&[
+            "zmove: receiver:",
+            "'f'",
+            "a directory of that name is in the way",
+        ])
+        .lines(1);
+    let missing = site
+        .push_command(&["-n"], &["source/".as_ref(), "nowhere".as_ref()], "")
+        .outcome();
     missing.expect(23).says(&["open 'nowhere'"]);
 }
 
@@ -249,7 +311,9 @@ fn many_entries_are_listed(site: &Site) {
         std::fs::write(path, "x").unwrap();
     }
     let found: BTreeSet<_> = list(&preview(site, &[])).into_iter().collect();
-    let files: BTreeSet<_> = (0..10_000).map(|number| format!("+ d{}/f{number}", number % 10)).collect();
+    let files: BTreeSet<_> = (0..10_000)
+        .map(|number| format!("+ d{}/f{number}", number % 10))
+        .collect();
     assert!(found.is_superset(&files));
     assert!(names(&site.target()).is_empty());
 }
@@ -258,12 +322,26 @@ fn json_has_the_list_and_the_counts(site: &Site) {
     grow(site);
     let outcome = preview(site, &["--json"]);
     let summary = outcome.summary();
-    let counts = ["added", "changed", "files", "skipped", "failed"].map(|key| summary[key].as_u64().unwrap());
-    assert_eq!((counts, &summary["dry_run"]), ([6, 6, 6, 3, 0], &true.into()));
-    let events: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let counts = ["added", "changed", "files", "skipped", "failed"]
+        .map(|key| summary[key].as_u64().unwrap());
+    assert_eq!(
+        (counts, &summary["dry_run"]),
+        ([6, 6, 6, 3, 0], &true.into())
+    );
+    let events: Vec<Value> = outcome
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     let of = |path: &str| events.iter().find(|event| event["path"] == path).unwrap();
-    assert_eq!((&of("size")["event"], &of("size")["why"][0]), (&"changed".into(), &"size".into()));
-    assert_eq!((&of("new-link")["event"], &of("new-link")["link"]), (&"added".into(), &"to".into()));
+    assert_eq!(
+        (&of("size")["event"], &of("size")["why"][0]),
+        (&"changed".into(), &"size".into())
+    );
+    assert_eq!(
+        (&of("new-link")["event"], &of("new-link")["link"]),
+        (&"added".into(), &"to".into())
+    );
     assert!(preview(site, &["--quiet"]).stdout.is_empty());
 }
 
@@ -282,7 +360,11 @@ fn only_what_is_chosen_is_listed(site: &Site) {
         "~ time (time)",
     ];
     assert_eq!(list(&outcome), expected);
-    assert!(outcome.stdout.contains("4 left out by the selection"), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains("4 left out by the selection"),
+        "{}",
+        outcome.stdout
+    );
     std::fs::write(site.path("list"), "fresh/a\nsame\nsize\nlarge\n").unwrap();
     let listed = preview(site, &["--files-from", "list", "--max-size", "1MiB"]);
     assert_eq!(list(&listed), ["+ fresh/", "+ fresh/a", "~ size (size)"]);
@@ -294,12 +376,29 @@ fn rsync_lists_the_same(site: &Site) {
     }
     grow(site);
     let mut rsync = Command::new("rsync");
-    let listed =
-        rsync.args(["-an", "--out-format=%i %n"]).arg(site.contents()).arg(site.target()).output().unwrap();
+    let listed = rsync
+        .args(["-an", "--out-format=%i %n"])
+        .arg(site.contents())
+        .arg(site.target())
+        .output()
+        .unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
-    let theirs: BTreeSet<_> = listed.lines().filter_map(|line| Some(line.split_once(' ')?.1)).collect();
+    let theirs: BTreeSet<_> = listed
+        .lines()
+        .filter_map(|line| Some(line.split_once(' ')?.1))
+        .collect();
     let ours = list(&preview(site, &[]));
-    let ours: BTreeSet<_> =
-        ours.iter().map(|line| line[2..].split(" (").next().unwrap().split(" -> ").next().unwrap()).collect();
+    let ours: BTreeSet<_> = ours
+        .iter()
+        .map(|line| {
+            line[2..]
+                .split(" (")
+                .next()
+                .unwrap()
+                .split(" -> ")
+                .next()
+                .unwrap()
+        })
+        .collect();
     assert_eq!(ours, theirs);
 }

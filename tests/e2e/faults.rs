@@ -30,7 +30,10 @@ use crate::tree::{assert_part_of, assert_same, paint, picture, set_mode, set_mti
 /// Small files in two directories, enough of them for a staging directory each, and one file of three groups.
 fn paint_mixture(source: &Path) {
     for number in 0..24 {
-        paint(source.join(format!("d{}/small{number}", number % 2)), 100 * number);
+        paint(
+            source.join(format!("d{}/small{number}", number % 2)),
+            100 * number,
+        );
     }
     paint(source.join("large"), 3 * GROUP_BYTES);
 }
@@ -46,10 +49,22 @@ const CASES: [FaultCase; 5] = [
         fault: Fault::Fails(EROFS),
         words: &["receiver: write", "Read-only file system"],
     },
-    FaultCase { request: Request::Read, fault: Fault::IsShort, words: &[] },
-    FaultCase { request: Request::Write, fault: Fault::IsShort, words: &[] },
+    FaultCase {
+        request: Request::Read,
+        fault: Fault::IsShort,
+        words: &[],
+    },
+    FaultCase {
+        request: Request::Write,
+        fault: Fault::IsShort,
+        words: &[],
+    },
     // there may be room when what is replaced has gone, so that it is tried once more
-    FaultCase { request: Request::Write, fault: Fault::Fails(ENOSPC), words: &[] },
+    FaultCase {
+        request: Request::Write,
+        fault: Fault::Fails(ENOSPC),
+        words: &[],
+    },
 ];
 
 const EIO: i32 = 5;
@@ -76,7 +91,11 @@ impl FaultCase {
     fn strike(&self, number: u64) -> bool {
         let site = Site::local();
         paint_mixture(&site.source());
-        let at = FaultAt { request: self.request, number, fault: self.fault };
+        let at = FaultAt {
+            request: self.request,
+            number,
+            fault: self.fault,
+        };
         let file_io = Arc::new(Faulty::new(Threads, [at]));
         let pushed = push_by(Arc::clone(&file_io) as Arc<dyn FileIo>, self.request)
             .push(&site.source(), &site.target());
@@ -89,11 +108,18 @@ impl FaultCase {
             assert_eq!(pushed.failed(), [""; 0], "request {number}");
             assert_same(&site.source(), &site.target());
         } else {
-            let [said] = pushed.failed()[..] else { panic!("request {number}: {:?}", pushed.failed()) };
-            assert!(self.words.iter().all(|word| said.contains(word)) && said.contains("large'"), "{said}");
+            let [said] = pushed.failed()[..] else {
+                panic!("request {number}: {:?}", pushed.failed())
+            };
+            assert!(
+                self.words.iter().all(|word| said.contains(word)) && said.contains("large'"),
+                "{said}"
+            );
             assert!(!site.target().join("large").exists());
         }
-        InProcess::default().push(&site.source(), &site.target()).summary();
+        InProcess::default()
+            .push(&site.source(), &site.target())
+            .summary();
         assert_same(&site.source(), &site.target());
         true
     }
@@ -101,13 +127,23 @@ impl FaultCase {
 
 /// A push in which one side has this storage.
 fn push_by(file_io: Arc<dyn FileIo>, request: Request) -> InProcess {
-    let mut config = SenderConfig { direct: Direct::Off, ..SenderConfig::default() };
-    let mut receiver = ReceiverConfig { direct: Direct::Off, ..ReceiverConfig::default() };
+    let mut config = SenderConfig {
+        direct: Direct::Off,
+        ..SenderConfig::default()
+    };
+    let mut receiver = ReceiverConfig {
+        direct: Direct::Off,
+        ..ReceiverConfig::default()
+    };
     match request {
         Request::Read => config.file_io = file_io,
         Request::Write => receiver.file_io = file_io,
     }
-    InProcess { config, receiver, ..InProcess::default() }
+    InProcess {
+        config,
+        receiver,
+        ..InProcess::default()
+    }
 }
 
 #[track_caller]
@@ -117,7 +153,10 @@ fn assert_nothing_half_written(site: &Site) {
 }
 
 fn hidden_names(site: &Site) -> usize {
-    let hidden = |path: &&Vec<u8>| path.split(|&byte| byte == b'/').any(|name| name.starts_with(b".zmove"));
+    let hidden = |path: &&Vec<u8>| {
+        path.split(|&byte| byte == b'/')
+            .any(|name| name.starts_with(b".zmove"))
+    };
     picture(&site.target()).keys().filter(hidden).count()
 }
 
@@ -130,7 +169,9 @@ fn a_process_that_ends_at_each_write() {
         let site = Site::local();
         paint_mixture(&site.source());
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "faults::ends_in_a_write", "--ignored"]).current_dir(site.path(""));
+        command
+            .args(["--exact", "faults::ends_in_a_write", "--ignored"])
+            .current_dir(site.path(""));
         let ended = Zmove(command_with(command, &number.to_string())).outcome();
         assert_eq!(ended.code, None, "aborted: {}", ended.stderr);
         assert_part_of(&site.source(), &site.target());
@@ -148,8 +189,15 @@ fn command_with(mut command: Command, number: &str) -> Command {
 #[test]
 #[ignore = "ends its own process: a part of a_process_that_ends_at_each_write"]
 fn ends_in_a_write() {
-    let number = std::env::var(STOP_AT).expect("only for the other test").parse().unwrap();
-    let at = FaultAt { request: Request::Write, number, fault: Fault::StopsTheProcess };
+    let number = std::env::var(STOP_AT)
+        .expect("only for the other test")
+        .parse()
+        .unwrap();
+    let at = FaultAt {
+        request: Request::Write,
+        number,
+        fault: Fault::StopsTheProcess,
+    };
     let file_io = Arc::new(Faulty::new(Threads, [at]));
     push_by(file_io, Request::Write).push(Path::new("source"), Path::new("target"));
 }
@@ -167,11 +215,21 @@ const FAILING_AT_THE_TARGET: [Failing; 8] = [
     ("fdatasync", "EIO", "Input/output error"),
     ("syncfs", "EIO", "Input/output error"),
 ];
-const FAILING_AT_THE_SOURCE: [Failing; 2] =
-    [("pread64", "EIO", "Input/output error"), ("getdents64", "EIO", "Input/output error")];
+const FAILING_AT_THE_SOURCE: [Failing; 2] = [
+    ("pread64", "EIO", "Input/output error"),
+    ("getdents64", "EIO", "Input/output error"),
+];
 /// The calls in which a process may be killed.
-const LAST_CALLS: [&str; 8] =
-    ["mkdirat", "write", "pwrite64", "ftruncate", "renameat", "utimensat", "fdatasync", "syncfs"];
+const LAST_CALLS: [&str; 8] = [
+    "mkdirat",
+    "write",
+    "pwrite64",
+    "ftruncate",
+    "renameat",
+    "utimensat",
+    "fdatasync",
+    "syncfs",
+];
 /// The calls of each thread that fail, one in each run; more would only be more of the same.
 const CALLS_MAX: usize = 4;
 
@@ -183,7 +241,10 @@ fn every_call_that_fails_at_the_target() {
 #[test]
 fn every_call_that_fails_at_the_source() {
     // the loader of programs reads too
-    every_call_that_fails(&FAILING_AT_THE_SOURCE, &["source", "source/d0", "source/d1", "source/large"]);
+    every_call_that_fails(
+        &FAILING_AT_THE_SOURCE,
+        &["source", "source/d0", "source/d1", "source/large"],
+    );
 }
 
 #[track_caller]
@@ -195,16 +256,24 @@ fn every_call_that_fails(calls: &[Failing], paths: &[&str]) {
         for number in 1..=CALLS_MAX {
             let site = Site::local();
             paint_mixture(&site.source());
-            let (outcome, struck) = push_under(&site, call, &format!("error={errno}:when={number}"), paths);
+            let (outcome, struck) =
+                push_under(&site, call, &format!("error={errno}:when={number}"), paths);
             if !struck {
                 // room is reserved on some file systems only
                 assert!(number > 1 || *call == "fallocate", "{call} was never made");
                 break;
             }
             let shown = format!("{call} {number}: {:?}\n{}", outcome.code, outcome.stderr);
-            assert!(matches!(outcome.code, Some(0 | 3 | 11 | 12 | 23)), "{shown}");
+            assert!(
+                matches!(outcome.code, Some(0 | 3 | 11 | 12 | 23)),
+                "{shown}"
+            );
             assert!(!outcome.stderr.contains("panicked"), "{shown}");
-            assert_eq!(outcome.code == Some(0), outcome.stderr.is_empty(), "{shown}");
+            assert_eq!(
+                outcome.code == Some(0),
+                outcome.stderr.is_empty(),
+                "{shown}"
+            );
             let blames = |line: &str| line.starts_with("zmove: ") && line.contains(words);
             assert!(outcome.stderr.lines().all(blames), "{shown}");
             assert_nothing_half_written(&site);
@@ -223,7 +292,8 @@ fn every_call_that_is_the_last() {
         for number in 1..=CALLS_MAX {
             let site = Site::local();
             paint_mixture(&site.source());
-            let (outcome, struck) = push_under(&site, call, &format!("signal=KILL:when={number}"), &[]);
+            let (outcome, struck) =
+                push_under(&site, call, &format!("signal=KILL:when={number}"), &[]);
             if !struck {
                 assert!(number > 1, "{call} was never made");
                 break;
@@ -251,20 +321,42 @@ fn push_under_with(
 ) -> (Outcome, bool) {
     let log = site.path("strace.log");
     let mut command = Command::new("strace");
-    command.args(["-f", "--seccomp-bpf", "-qq", "-e", &format!("trace={call}")]).arg("-o").arg(&log);
+    command
+        .args(["-f", "--seccomp-bpf", "-qq", "-e", &format!("trace={call}")])
+        .arg("-o")
+        .arg(&log);
     for path in paths {
         command.arg("-P").arg(site.path(path));
     }
-    command.arg("-e").arg(format!("inject={call}:{inject}")).env("ZMOVE_HOME", site.path("client"));
-    command.arg(ZMOVE).args(["push", option]).arg(site.contents()).arg(site.target());
+    command
+        .arg("-e")
+        .arg(format!("inject={call}:{inject}"))
+        .env("ZMOVE_HOME", site.path("client"));
+    command
+        .arg(ZMOVE)
+        .args(["push", option])
+        .arg(site.contents())
+        .arg(site.target());
     let outcome = Zmove(command).outcome();
     let traced = std::fs::read_to_string(log).unwrap();
-    (outcome, traced.contains("INJECTED") || traced.contains("killed by SIGKILL"))
+    (
+        outcome,
+        traced.contains("INJECTED") || traced.contains("killed by SIGKILL"),
+    )
 }
 
 pub(crate) fn can_inject() -> bool {
     let mut command = Command::new("strace");
-    command.args(["-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "inject=syncfs:error=EIO", "true"]);
+    command.args([
+        "-f",
+        "--seccomp-bpf",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "inject=syncfs:error=EIO",
+        "true",
+    ]);
     has_program("strace") && Zmove(command).outcome().code == Some(0)
 }
 
@@ -278,12 +370,26 @@ fn a_flush_that_fails_for_others_costs_nothing() {
     let site = Site::local();
     paint_mixture(&site.source());
     let (outcome, struck) = push_under(&site, "syncfs", "error=EIO:when=1", &[]);
-    assert!(struck && outcome.code == Some(0), "{:?}: {}", outcome.code, outcome.stderr);
+    assert!(
+        struck && outcome.code == Some(0),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
     assert_same(&site.source(), &site.target());
     // the last one is of names, and there is nothing to read back
     let (outcome, struck) = push_under(&site, "syncfs", "error=EIO", &[]);
-    assert!(struck && outcome.code == Some(11), "{:?}: {}", outcome.code, outcome.stderr);
-    assert!(outcome.stderr.contains("Input/output error"), "{}", outcome.stderr);
+    assert!(
+        struck && outcome.code == Some(11),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
+    assert!(
+        outcome.stderr.contains("Input/output error"),
+        "{}",
+        outcome.stderr
+    );
 }
 
 /// What flushes nothing as a whole gets each change by itself, also the last one, and where no directory is pushed.
@@ -313,15 +419,31 @@ fn each_change_is_flushed_where_nothing_is_flushed_as_a_whole() {
         let log = site.path("strace");
         let [program, rest @ ..] = site.namespace().enter();
         let mut command = Command::new(program);
-        command.args(rest).args(["strace", "-f", "-y", "--seccomp-bpf", "-qq", "-o"]).arg(&log);
-        command.args(["-e", "trace=ftruncate,utimensat,fchmod,renameat,symlinkat,fsync,syncfs", "--", ZMOVE]);
-        command.args(["push", option]).arg(site.source().join(name)).arg(site.path("target"));
+        command
+            .args(rest)
+            .args(["strace", "-f", "-y", "--seccomp-bpf", "-qq", "-o"])
+            .arg(&log);
+        command.args([
+            "-e",
+            "trace=ftruncate,utimensat,fchmod,renameat,symlinkat,fsync,syncfs",
+            "--",
+            ZMOVE,
+        ]);
+        command
+            .args(["push", option])
+            .arg(site.source().join(name))
+            .arg(site.path("target"));
         let outcome = Zmove(command).outcome();
         assert_eq!(outcome.code, Some(0), "{name}: {}", outcome.stderr);
         let traced = std::fs::read_to_string(&log).unwrap();
         let lines: Vec<_> = traced.lines().collect();
-        let end = lines.iter().rposition(|line| line.contains("syncfs(")).expect("all is flushed at the end");
-        let change = lines[..end].iter().rposition(|line| line.contains(last_change));
+        let end = lines
+            .iter()
+            .rposition(|line| line.contains("syncfs("))
+            .expect("all is flushed at the end");
+        let change = lines[..end]
+            .iter()
+            .rposition(|line| line.contains(last_change));
         let change = change.unwrap_or_else(|| panic!("{name} is changed: {traced}"));
         let is_flush = |line: &&str| line.contains("fsync(") && line.contains(flushed);
         assert!(lines[change..end].iter().any(is_flush), "{name}: {traced}");
@@ -338,13 +460,22 @@ fn a_file_that_is_changed_in_its_place_looks_finished_only_when_its_data_is_flus
     for bytes in [3000, 2 * GROUP_BYTES + 5] {
         let site = Site::local();
         paint(site.source().join("f"), bytes);
-        std::fs::write(site.target().join("f"), vec![7; usize::try_from(bytes).unwrap()]).unwrap();
+        std::fs::write(
+            site.target().join("f"),
+            vec![7; usize::try_from(bytes).unwrap()],
+        )
+        .unwrap();
         for place in [site.source(), site.target()] {
-            set_mtime(place.join("f"), SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000));
+            set_mtime(
+                place.join("f"),
+                SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000),
+            );
         }
         let log = site.path("strace");
         let mut command = Command::new("strace");
-        command.args(["-f", "-y", "--seccomp-bpf", "-qq", "-o"]).arg(&log);
+        command
+            .args(["-f", "-y", "--seccomp-bpf", "-qq", "-o"])
+            .arg(&log);
         command.args([
             "-e",
             "trace=ftruncate,write,pwrite64,fsync,fdatasync",
@@ -354,7 +485,10 @@ fn a_file_that_is_changed_in_its_place_looks_finished_only_when_its_data_is_flus
             "--inplace",
             "-c",
         ]);
-        command.args(["--io-engine", "threads"]).arg(site.contents()).arg(site.target());
+        command
+            .args(["--io-engine", "threads"])
+            .arg(site.contents())
+            .arg(site.target());
         command.env("ZMOVE_HOME", site.path("client"));
         let outcome = Zmove(command).outcome();
         assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
@@ -362,12 +496,20 @@ fn a_file_that_is_changed_in_its_place_looks_finished_only_when_its_data_is_flus
         let traced = std::fs::read_to_string(&log).unwrap();
         let call = |line: &str| {
             let call = line.split_whitespace().nth(1)?.split_once('(')?;
-            let name = if call.0 == "pwrite64" { "write" } else { call.0 };
+            let name = if call.0 == "pwrite64" {
+                "write"
+            } else {
+                call.0
+            };
             call.1.contains("/target/f>").then(|| name.to_owned())
         };
         let mut calls: Vec<_> = traced.lines().filter_map(call).collect();
         calls.dedup();
-        assert_eq!(calls, ["ftruncate", "fsync", "write", "fdatasync", "ftruncate"], "{bytes}: {traced}");
+        assert_eq!(
+            calls,
+            ["ftruncate", "fsync", "write", "fdatasync", "ftruncate"],
+            "{bytes}: {traced}"
+        );
     }
 }
 
@@ -376,19 +518,24 @@ fn a_file_that_is_changed_in_its_place_looks_finished_only_when_its_data_is_flus
 #[test]
 fn names_that_were_lost_with_a_journal_are_told() {
     let room = tempfile::tempdir().unwrap();
-    let Some(site) = Site::within(|target| Namespace::with_thin_disk(target, room.path())) else { return };
+    let Some(site) = Site::within(|target| Namespace::with_thin_disk(target, room.path())) else {
+        return;
+    };
     paint(site.source().join("f"), 5000);
     let list = site.path("list");
     rustix::fs::mknodat(CWD, &list, FileType::Fifo, Mode::RWXU, 0).unwrap();
     let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
     inotify::add_watch(&watch, site.target(), WatchFlags::MOVED_TO).unwrap();
     let options = ["--files-from", list.to_str().unwrap()];
-    let pushing = site.push_command(&options, &[site.source().as_os_str()], "").start();
+    let pushing = site
+        .push_command(&options, &[site.source().as_os_str()], "")
+        .start();
     let mut list = File::options().write(true).open(list).unwrap();
     writeln!(list, "f").unwrap();
     wait_until(&watch, || site.target().join("f").exists());
     let filler = site.namespace().outside(&room.path().join("filler"));
-    let full = std::io::copy(&mut std::io::repeat(0), &mut File::create(&filler).unwrap()).unwrap_err();
+    let full =
+        std::io::copy(&mut std::io::repeat(0), &mut File::create(&filler).unwrap()).unwrap_err();
     assert_eq!(full.kind(), ErrorKind::StorageFull);
     let other = site.target().join("other");
     std::fs::create_dir(&other).unwrap();
@@ -399,7 +546,9 @@ fn names_that_were_lost_with_a_journal_are_told() {
     assert!(told.is_some(), "the journal still has room");
     std::fs::remove_file(filler).unwrap();
     drop(list);
-    finish(pushing).expect(11).says(&["zmove: receiver: flush the target: Read-only file system"]);
+    finish(pushing)
+        .expect(11)
+        .says(&["zmove: receiver: flush the target: Read-only file system"]);
 }
 
 /// The walk reads attributes by name, which fails where `/proc` is not mounted too; a file that travels is asked again
@@ -412,7 +561,11 @@ fn attributes_that_cannot_be_read_are_never_taken_for_none() {
     let site = Site::local();
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000);
     // one file is at the target already, and the same
-    for path in [site.source().join("f"), site.target().join("f"), site.source().join("new")] {
+    for path in [
+        site.source().join("f"),
+        site.target().join("f"),
+        site.source().join("new"),
+    ] {
         paint(&path, 10);
         if rustix::fs::setxattr(&path, "user.a", b"x", XattrFlags::empty()).is_err() {
             return skip("no extended attributes on this file system");
@@ -421,14 +574,24 @@ fn attributes_that_cannot_be_read_are_never_taken_for_none() {
     }
     let push = |calls| push_under_with("--strict-metadata", &site, (calls, "error=EIO"), &[]);
     let (outcome, struck) = push("lgetxattr");
-    assert!(struck && outcome.code == Some(0), "{:?}: {}", outcome.code, outcome.stderr);
+    assert!(
+        struck && outcome.code == Some(0),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
     for name in ["f", "new"] {
         let read = rustix::fs::getxattr(site.target().join(name), "user.a", &mut [0; 8][..]);
         assert_eq!(read, Ok(1), "{name}");
     }
     std::fs::remove_file(site.target().join("new")).unwrap();
     let (outcome, struck) = push("lgetxattr,fgetxattr");
-    assert!(struck && outcome.code == Some(23), "{:?}: {}", outcome.code, outcome.stdout);
+    assert!(
+        struck && outcome.code == Some(23),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stdout
+    );
 }
 
 /// A writer, and the task that looks at an old version for an offer that waits for its answer.
@@ -440,11 +603,26 @@ fn a_receiver_that_panics_says_so_and_ends_the_push() {
         let site = Site::local();
         paint(site.source().join("large"), 3 * GROUP_BYTES);
         paint(site.target().join("large"), 2 * GROUP_BYTES);
-        let receiver = ReceiverConfig { file_io, ..ReceiverConfig::default() };
-        let pushed =
-            InProcess { receiver, delta, ..InProcess::default() }.push(&site.source(), &site.target());
+        let receiver = ReceiverConfig {
+            file_io,
+            ..ReceiverConfig::default()
+        };
+        let pushed = InProcess {
+            receiver,
+            delta,
+            ..InProcess::default()
+        }
+        .push(&site.source(), &site.target());
         let error = pushed.ended.unwrap_err().to_string();
-        assert!(error.contains("a thread of the receiver panicked"), "{error}");
-        assert_eq!(std::fs::metadata(site.target().join("large")).unwrap().len(), 2 * GROUP_BYTES);
+        assert!(
+            error.contains("a thread of the receiver panicked"),
+            "{error}"
+        );
+        assert_eq!(
+            std::fs::metadata(site.target().join("large"))
+                .unwrap()
+                .len(),
+            2 * GROUP_BYTES
+        );
     }
 }

@@ -13,8 +13,16 @@ use crate::harness::{Site, both_ways_within, has_program, skip};
 use crate::namespace::{Image, Namespace};
 use crate::tree::{assert_part_of, assert_same, names, paint, picture};
 
-const EXT4: Image = Image { bytes: 64 << 20, make: "mkfs.ext4 -q -F", options: "loop" };
-const BTRFS: Image = Image { bytes: 320 << 20, make: "mkfs.btrfs -q -f", options: "loop" };
+const EXT4: Image = Image {
+    bytes: 64 << 20,
+    make: "mkfs.ext4 -q -F",
+    options: "loop",
+};
+const BTRFS: Image = Image {
+    bytes: 320 << 20,
+    make: "mkfs.btrfs -q -f",
+    options: "loop",
+};
 const LARGE: u64 = 2 * GROUP_BYTES + 5;
 
 fn paint_all(site: &Site) {
@@ -35,12 +43,17 @@ fn a_disk_that_fills_up(site: &Site) {
     std::fs::create_dir(&target).unwrap();
     let stat = rustix::fs::statvfs(site.target()).unwrap();
     let left = LARGE + (1 << 20);
-    std::fs::write(&filler, vec![0; usize::try_from(stat.f_bavail * stat.f_frsize - left).unwrap()]).unwrap();
+    std::fs::write(
+        &filler,
+        vec![0; usize::try_from(stat.f_bavail * stat.f_frsize - left).unwrap()],
+    )
+    .unwrap();
     let mut outcome = site.push(&["--json"], site.contents(), "in").expect(23);
     // It is told before anything has failed, and once.
     let (warning, rest) = outcome.stderr.split_once('\n').unwrap();
     assert!(
-        warning.starts_with("zmove: the target has ") && warning.contains(" free, and what is to be"),
+        warning.starts_with("zmove: the target has ")
+            && warning.contains(" free, and what is to be"),
         "{warning}"
     );
     outcome.stderr = rest.to_owned();
@@ -49,15 +62,24 @@ fn a_disk_that_fills_up(site: &Site) {
     let whole = inodes(&target);
     assert!(whole.len() > 1, "nothing was whole");
     // What came of files that failed is no part of what was moved.
-    let bytes: u64 = whole.keys().map(|path| path.metadata().unwrap().len()).sum();
+    let bytes: u64 = whole
+        .keys()
+        .map(|path| path.metadata().unwrap().len())
+        .sum();
     let summary = outcome.summary();
-    assert_eq!((&summary["files"], &summary["bytes"]), (&whole.len().into(), &bytes.into()), "{summary}");
+    assert_eq!(
+        (&summary["files"], &summary["bytes"]),
+        (&whole.len().into(), &bytes.into()),
+        "{summary}"
+    );
     std::fs::remove_file(filler).unwrap();
     site.push(&["--json"], site.contents(), "in").done();
     assert_same(&site.source(), &target);
     let after = inodes(&target);
     assert!(
-        whole.iter().all(|(path, inode)| after.get(path) == Some(inode)),
+        whole
+            .iter()
+            .all(|(path, inode)| after.get(path) == Some(inode)),
         "what was whole was sent again"
     );
 }
@@ -66,13 +88,24 @@ fn a_disk_that_is_read_only(site: &Site) {
     paint_all(site);
     let remount = |how: &str| {
         let target = site.path("target");
-        let words = [OsStr::new("mount"), "-o".as_ref(), how.as_ref(), target.as_os_str()];
+        let words = [
+            OsStr::new("mount"),
+            "-o".as_ref(),
+            how.as_ref(),
+            target.as_os_str(),
+        ];
         assert!(site.namespace().run(&words), "{how}");
     };
     std::fs::create_dir(site.target().join("in")).unwrap();
     remount("remount,ro");
     let outcome = site.push(&[], site.contents(), "in").expect(3);
-    outcome.says(&["zmove: receiver: write into directory ", "in'", "Read-only file system"]).lines(1);
+    outcome
+        .says(&[
+            "zmove: receiver: write into directory ",
+            "in'",
+            "Read-only file system",
+        ])
+        .lines(1);
     site.push(&[], site.contents(), "new").expect(3).says(&[
         "zmove: receiver: ",
         "new",
@@ -89,13 +122,19 @@ fn a_quota() {
     if !has_program("btrfs") {
         return skip("quotas need btrfs");
     }
-    let Some(site) = Site::within(|target| Namespace::with_image(target, &BTRFS)) else { return };
+    let Some(site) = Site::within(|target| Namespace::with_image(target, &BTRFS)) else {
+        return;
+    };
     paint_all(&site);
     let (place, target) = (site.path("target"), site.path("target").join("in"));
     let btrfs = |words: &str, path: &Path| {
         let words = words.split(' ').map(OsStr::new);
         let command: Vec<_> = [OsStr::new("btrfs")].into_iter().chain(words).collect();
-        assert!(site.namespace().run(&[&command[..], &[path.as_os_str()]].concat()), "{command:?}");
+        assert!(
+            site.namespace()
+                .run(&[&command[..], &[path.as_os_str()]].concat()),
+            "{command:?}"
+        );
     };
     btrfs("quota enable", &place);
     btrfs("subvolume create", &target);
@@ -113,8 +152,13 @@ fn a_quota() {
 fn assert_all_told(outcome: &Outcome, cause: &str) {
     assert!(!outcome.stderr.is_empty());
     for line in outcome.stderr.lines() {
-        let operation = line.strip_prefix("zmove: receiver: ").and_then(|rest| rest.split_once(" '"));
-        assert!(operation.is_some_and(|(words, _)| !words.is_empty()), "{line}");
+        let operation = line
+            .strip_prefix("zmove: receiver: ")
+            .and_then(|rest| rest.split_once(" '"));
+        assert!(
+            operation.is_some_and(|(words, _)| !words.is_empty()),
+            "{line}"
+        );
         assert!(line.contains(cause), "{line}");
     }
 }
@@ -126,5 +170,7 @@ fn inodes(directory: &Path) -> BTreeMap<PathBuf, u64> {
         directory.join(path)
     });
     let files = paths.filter(|path| path.is_file());
-    files.map(|path| (path.clone(), path.metadata().unwrap().ino())).collect()
+    files
+        .map(|path| (path.clone(), path.metadata().unwrap().ino()))
+        .collect()
 }

@@ -23,7 +23,12 @@ fn allow(site: &Site, words: &[&str]) -> Outcome {
 }
 
 fn own_key(site: &Site) -> String {
-    site.zmove(&["key", "show"]).outcome().done().stdout.trim_end().to_owned()
+    site.zmove(&["key", "show"])
+        .outcome()
+        .done()
+        .stdout
+        .trim_end()
+        .to_owned()
 }
 
 fn list_file(site: &Site) -> String {
@@ -32,7 +37,11 @@ fn list_file(site: &Site) -> String {
 
 /// Writes another line for the client, as an administrator does by hand.
 fn rewrite(site: &Site, change: impl Fn(&str) -> String) {
-    std::fs::write(site.path("server/authorized_keys"), change(list_file(site).trim_end()) + "\n").unwrap();
+    std::fs::write(
+        site.path("server/authorized_keys"),
+        change(list_file(site).trim_end()) + "\n",
+    )
+    .unwrap();
 }
 
 #[test]
@@ -41,27 +50,67 @@ fn grants_are_listed_and_removed() {
     let (key, root) = (own_key(&site), site.target().canonicalize().unwrap());
     let root = root.to_str().unwrap();
     assert_eq!(allow(&site, &["list"]).done().stdout, "nobody is let in\n");
-    let limits = ["--set-ids", "--max-rate", "10Gbit", "--expires", "2099-01-31"];
-    let said = allow(&site, &[&[&key, "--name", "alice", "--root", root, "--write"], &limits[..]].concat());
+    let limits = [
+        "--set-ids",
+        "--max-rate",
+        "10Gbit",
+        "--expires",
+        "2099-01-31",
+    ];
+    let said = allow(
+        &site,
+        &[
+            &[&key, "--name", "alice", "--root", root, "--write"],
+            &limits[..],
+        ]
+        .concat(),
+    );
     let expected = format!(
         "alice ({key}) may write below {root}, and set setuid and setgid bits, at 10Gbit/s at most, until 2099-01-31T00:00:00Z\n"
     );
     assert_eq!(said.done().stdout, expected);
-    allow(&site, &[OTHER, "--name", "bob", "--root", root, "--expires", "2026-01-01"]).done();
+    allow(
+        &site,
+        &[
+            OTHER,
+            "--name",
+            "bob",
+            "--root",
+            root,
+            "--expires",
+            "2026-01-01",
+        ],
+    )
+    .done();
     let listed = allow(&site, &["list"]).done().stdout;
     assert!(
         listed.starts_with(&expected) && listed.ends_with("expired at 2026-01-01T00:00:00Z\n"),
         "{listed}"
     );
     let json = allow(&site, &["list", "--json"]).done().stdout;
-    let json: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let json: Vec<Value> = json
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     assert_eq!(
-        (json[0]["key"].as_str(), json[0]["max_bytes_per_second"].as_u64()),
+        (
+            json[0]["key"].as_str(),
+            json[0]["max_bytes_per_second"].as_u64()
+        ),
         (Some(&key[..]), Some(1_250_000_000))
     );
-    assert_eq!((json[0]["expired"].as_bool(), json[1]["expired"].as_bool()), (Some(false), Some(true)));
-    allow(&site, &["remove", "eve"]).expect(1).says(&["'eve' is not in the list"]).lines(1);
-    assert_eq!(allow(&site, &["remove", "bob"]).done().stdout, format!("bob ({OTHER}) is let in no more\n"));
+    assert_eq!(
+        (json[0]["expired"].as_bool(), json[1]["expired"].as_bool()),
+        (Some(false), Some(true))
+    );
+    allow(&site, &["remove", "eve"])
+        .expect(1)
+        .says(&["'eve' is not in the list"])
+        .lines(1);
+    assert_eq!(
+        allow(&site, &["remove", "bob"]).done().stdout,
+        format!("bob ({OTHER}) is let in no more\n")
+    );
     allow(&site, &["remove", &key]).done();
     assert_eq!(allow(&site, &["list"]).done().stdout, "nobody is let in\n");
 }
@@ -71,12 +120,19 @@ fn who_sets_an_end_to_rights_gives_no_others() {
     let site = Site::local();
     let (key, root) = (own_key(&site), site.target().canonicalize().unwrap());
     let of_alice = |words: &[&str]| {
-        let words = [&[&key, "--name", "alice", "--root", root.to_str().unwrap()], words].concat();
+        let words = [
+            &[&key, "--name", "alice", "--root", root.to_str().unwrap()],
+            words,
+        ]
+        .concat();
         allow(&site, &words).done().stdout
     };
     assert!(of_alice(&["--write"]).contains("may write below"));
     let said = of_alice(&["--expires", "2099-01-31"]);
-    assert!(said.contains("may write below") && said.contains("until 2099"), "{said}");
+    assert!(
+        said.contains("may write below") && said.contains("until 2099"),
+        "{said}"
+    );
     assert!(of_alice(&["--read"]).contains("may read and write below"));
 }
 
@@ -90,8 +146,11 @@ fn setuid_and_setgid_are_set_only_where_the_grant_says_so() {
             rewrite(&site, |line| format!("{line} set-ids"));
         }
         std::fs::create_dir(site.source().join("new")).unwrap();
-        let files =
-            [("small", 10, 0o4755), ("new/small", 10, 0o2755), ("large", 2 * GROUP_BYTES + 1, 0o6750)];
+        let files = [
+            ("small", 10, 0o4755),
+            ("new/small", 10, 0o2755),
+            ("large", 2 * GROUP_BYTES + 1, 0o6750),
+        ];
         for (name, bytes, mode) in files {
             paint(site.source().join(name), bytes);
             set_mode(site.source().join(name), mode);
@@ -117,7 +176,15 @@ fn what_is_typed_wrong() {
         &[OTHER],
         &[OTHER, "--name", "x"],
         &[OTHER, "--name", "x", "--root", "source", "--max-rate", "10"],
-        &[OTHER, "--name", "x", "--root", "source", "--expires", "soon"],
+        &[
+            OTHER,
+            "--name",
+            "x",
+            "--root",
+            "source",
+            "--expires",
+            "soon",
+        ],
         &[OTHER, "--name", "x", "--root", "source", "--set-ids"],
         &["remove"],
         &["list", "--name", "x"],
@@ -135,8 +202,15 @@ fn an_expired_grant_is_refused_and_told_on_both_sides() {
     let (line, key) = (list_file(&site), own_key(&site));
     rewrite(&site, |line| format!("{line} expires=2026-01-31T12:00:00Z"));
     for transport in TRANSPORTS {
-        let outcome = site.push(&["--transport", transport], site.contents(), "").expect(5);
-        let said = ["zmove: receiver: ", "expired at 2026-01-31T12:00:00Z", "zmove allow", "--expires"];
+        let outcome = site
+            .push(&["--transport", transport], site.contents(), "")
+            .expect(5);
+        let said = [
+            "zmove: receiver: ",
+            "expired at 2026-01-31T12:00:00Z",
+            "zmove allow",
+            "--expires",
+        ];
         outcome.says(&said).lines(1);
     }
     let logged = format!("the permission of tester ({key}) expired at 2026-01-31T12:00:00Z");
@@ -151,9 +225,18 @@ fn an_expired_grant_is_refused_and_told_on_both_sides() {
 /// A push that has begun and does not end by itself.
 fn endless(site: &Site) -> std::process::Child {
     paint(site.source().join("small"), 1_000);
-    std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
+    std::fs::File::create(site.source().join("endless"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
     let appeared = Appearance::of("small", &site.target());
-    let client = site.push_command(&["--timeout", "0", "--sparse", "never"], &[&site.contents()], "").start();
+    let client = site
+        .push_command(
+            &["--timeout", "0", "--sparse", "never"],
+            &[&site.contents()],
+            "",
+        )
+        .start();
     appeared.wait();
     client
 }
@@ -163,7 +246,10 @@ fn a_removed_key_is_a_stranger_to_the_next_connection_and_ends_nothing() {
     let site = Site::daemon();
     let running = endless(&site);
     allow(&site, &["remove", "tester"]).done();
-    site.push(&[], site.path("client"), "x").expect(5).says(&["this key is not known here"]).lines(1);
+    site.push(&[], site.path("client"), "x")
+        .expect(5)
+        .says(&["this key is not known here"])
+        .lines(1);
     let stopped = interrupt(running);
     stopped.expect(20);
     site.the_daemon().wait_for_log("broken off by tester");
@@ -181,8 +267,14 @@ fn a_key_keeps_its_rate_over_all_lanes() {
         paint(site.source().join("f"), u64::from(BYTES));
         rewrite(&site, |line| format!("{line} {LIMIT}"));
         let started = Instant::now();
-        let summary = site.push(&["--streams", "4", "--json"], site.contents(), "").done().summary();
-        let (seconds, least) = (started.elapsed().as_secs_f64(), f64::from(BYTES) / BYTES_PER_SECOND);
+        let summary = site
+            .push(&["--streams", "4", "--json"], site.contents(), "")
+            .done()
+            .summary();
+        let (seconds, least) = (
+            started.elapsed().as_secs_f64(),
+            f64::from(BYTES) / BYTES_PER_SECOND,
+        );
         assert!(seconds >= TOLERANCE * least, "{seconds} s");
         assert_eq!(summary["limited_by"], "allowed_rate", "{summary}");
         assert_same(&site.source(), &site.target());
@@ -196,12 +288,25 @@ fn a_sender_keeps_the_rate_of_its_key_by_itself() {
         paint(site.source().join("f"), u64::from(BYTES));
         rewrite(&site, |line| format!("{line} {LIMIT}"));
         let trace = site.path("trace");
-        let options = ["--streams", "16", "--json", "--trace", trace.to_str().unwrap()];
+        let options = [
+            "--streams",
+            "16",
+            "--json",
+            "--trace",
+            trace.to_str().unwrap(),
+        ];
         let summary = site.push(&options, site.contents(), "").done().summary();
-        assert_eq!((&summary["limited_by"], &summary["repeated"]), (&"allowed_rate".into(), &0.into()));
+        assert_eq!(
+            (&summary["limited_by"], &summary["repeated"]),
+            (&"allowed_rate".into(), &0.into())
+        );
         for line in std::fs::read_to_string(&trace).unwrap().lines() {
             let line: Value = serde_json::from_str(line).unwrap();
-            let at = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"));
+            let at = |key: &str| {
+                line[key]
+                    .as_f64()
+                    .unwrap_or_else(|| panic!("{key} in {line}"))
+            };
             let rate = at("bytes_handed_over") / at("seconds");
             assert!(TOLERANCE * rate <= BYTES_PER_SECOND, "{line}");
         }
@@ -214,12 +319,17 @@ fn transfers_of_one_key_share_its_rate_and_those_of_another_do_not() {
     paint(site.source().join("f"), u64::from(BYTES / 2));
     rewrite(&site, |line| format!("{line} {LIMIT}"));
     let started = Instant::now();
-    let pushes =
-        ["a", "b"].map(|name| site.push_command(&["--streams", "2"], &[&site.contents()], name).start());
+    let pushes = ["a", "b"].map(|name| {
+        site.push_command(&["--streams", "2"], &[&site.contents()], name)
+            .start()
+    });
     for push in pushes {
         finish(push).done();
     }
-    let (seconds, least) = (started.elapsed().as_secs_f64(), f64::from(BYTES) / BYTES_PER_SECOND);
+    let (seconds, least) = (
+        started.elapsed().as_secs_f64(),
+        f64::from(BYTES) / BYTES_PER_SECOND,
+    );
     assert!(seconds >= TOLERANCE * least, "{seconds} s");
     for name in ["a", "b"] {
         assert_same(&site.source(), &site.target().join(name));
@@ -241,13 +351,25 @@ fn a_read_only_key_may_not_write_over_any_transport() {
     let site = Site::local();
     paint(site.source().join("f"), 10);
     site.authorize(Access::ReadOnly);
-    let daemon =
-        crate::daemon::Daemon::start(&site.path("server"), "127.0.0.1:0", &crate::command::Runner::default());
+    let daemon = crate::daemon::Daemon::start(
+        &site.path("server"),
+        "127.0.0.1:0",
+        &crate::command::Runner::default(),
+    );
     site.pin(&daemon.address, daemon.fingerprint);
-    for options in [&["--transport", "tcp"][..], &["--transport", "quic"], &["--dry-run"], &["--delete"]] {
+    for options in [
+        &["--transport", "tcp"][..],
+        &["--transport", "quic"],
+        &["--dry-run"],
+        &["--delete"],
+    ] {
         let target = format!("{}:", daemon.address);
         let words = [&["push"], options, &["source/", &target]].concat();
-        site.zmove(&words).outcome().expect(3).says(&["this key may not write"]).lines(1);
+        site.zmove(&words)
+            .outcome()
+            .expect(3)
+            .says(&["this key may not write"])
+            .lines(1);
     }
     assert!(names(&site.target()).is_empty());
 }

@@ -17,15 +17,15 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::runtime::Runtime;
 use zmove_transport::{
-    Access, AuthorizedKeys, Channel, ChannelDialler, ControlReader, ControlWriter, Grant, HostPolicy,
-    Identity, LaneSink, Reach, TransportChoice, control_pair,
+    Access, AuthorizedKeys, Channel, ChannelDialler, ControlReader, ControlWriter, Grant,
+    HostPolicy, Identity, LaneSink, Reach, TransportChoice, control_pair,
 };
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
-    Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileEntry, FileHead,
-    FrameHeader, FrameKind, Greeting, Keep, KeptRange, ListedName, Offer, OfferedFile, OfferedGroup, Open,
-    Purpose, Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender, TopName, decode_message,
-    encode_message,
+    Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileEntry,
+    FileHead, FrameHeader, FrameKind, Greeting, Keep, KeptRange, ListedName, Offer, OfferedFile,
+    OfferedGroup, Open, Purpose, Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender,
+    TopName, decode_message, encode_message,
 };
 
 use crate::command::ZMOVE;
@@ -66,9 +66,17 @@ impl<'a> Greedy<'a> {
         let roots = vec![site.path("theirs").canonicalize().unwrap()];
         let grant = Grant::new(identity.fingerprint(), "greedy", roots, Access::ReadWrite);
         AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        Self { site, runtime, identity, transfers: 0 }
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        Self {
+            site,
+            runtime,
+            identity,
+            transfers: 0,
+        }
     }
 
     fn root(&self) -> PathBuf {
@@ -77,11 +85,22 @@ impl<'a> Greedy<'a> {
 
     async fn greet(&self, transfer: TransferId, role: Role) -> Channel {
         let daemon = self.site.the_daemon();
-        let reach = Reach { transport: TransportChoice::Tcp, ..Reach::default() };
-        let (policy, port) = (HostPolicy::Pinned(daemon.fingerprint), daemon.address.port());
-        let dialler = ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach).await.unwrap();
+        let reach = Reach {
+            transport: TransportChoice::Tcp,
+            ..Reach::default()
+        };
+        let (policy, port) = (
+            HostPolicy::Pinned(daemon.fingerprint),
+            daemon.address.port(),
+        );
+        let dialler = ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach)
+            .await
+            .unwrap();
         let mut channel = dialler.dial(PATIENCE).await.unwrap();
-        channel.write_all(&Greeting::new(role, transfer).encode()).await.unwrap();
+        channel
+            .write_all(&Greeting::new(role, transfer).encode())
+            .await
+            .unwrap();
         channel.flush().await.unwrap();
         channel
     }
@@ -100,9 +119,19 @@ impl<'a> Greedy<'a> {
             let (mut reader, mut writer) = control_pair(control);
             reader.greeting().await.unwrap();
             let run = [self.transfers; 16];
-            writer.send(&encode_message(&ToReceiver::Open(Open { run, ..open.clone() }))).await.unwrap();
+            writer
+                .send(&encode_message(&ToReceiver::Open(Open {
+                    run,
+                    ..open.clone()
+                })))
+                .await
+                .unwrap();
             let mut inbox = reader.into_inbox(decode_message::<ToSender>, 16);
-            let opened = tokio::time::timeout(PATIENCE, inbox.recv()).await.unwrap().unwrap().unwrap();
+            let opened = tokio::time::timeout(PATIENCE, inbox.recv())
+                .await
+                .unwrap()
+                .unwrap()
+                .unwrap();
             if !matches!(opened, ToSender::Opened(_)) {
                 return Err(opened);
             }
@@ -113,9 +142,20 @@ impl<'a> Greedy<'a> {
                 {}
             });
             let lane = self.greet(transfer, Role::Lane(LaneId(0))).await;
-            Ok((writer, (answers, reading), lane.into_sink(Cipher::Tls, 1).unwrap()))
+            Ok((
+                writer,
+                (answers, reading),
+                lane.into_sink(Cipher::Tls, 1).unwrap(),
+            ))
         })?;
-        Ok(Transfer { control, answers, reading, lane, clock: Arc::default(), item: 0 })
+        Ok(Transfer {
+            control,
+            answers,
+            reading,
+            lane,
+            clock: Arc::default(),
+            item: 0,
+        })
     }
 
     /// Opens a transfer and asks one question after the other without reading anything, until the daemon takes no more;
@@ -138,12 +178,19 @@ impl<'a> Greedy<'a> {
         self.runtime.block_on(async {
             let control = self.greet(TransferId(run), Role::Control).await;
             let (unread, mut writer) = control_pair(control);
-            writer.send(&encode_message(&ToReceiver::Open(Open { run, ..open.clone() }))).await.unwrap();
+            writer
+                .send(&encode_message(&ToReceiver::Open(Open {
+                    run,
+                    ..open.clone()
+                })))
+                .await
+                .unwrap();
             let mut asked = 0;
             let has_stopped = Duration::from_secs(1);
             while asked < most
                 && let Ok(Ok(())) =
-                    tokio::time::timeout(has_stopped, writer.send(&encode_message(&ask(asked)))).await
+                    tokio::time::timeout(has_stopped, writer.send(&encode_message(&ask(asked))))
+                        .await
             {
                 asked += 1;
             }
@@ -162,7 +209,10 @@ impl<'a> Greedy<'a> {
 
     fn say(&self, transfer: &mut Transfer, message: &ToReceiver) {
         // a daemon that has had enough is no longer there
-        drop(self.runtime.block_on(transfer.control.send(&encode_message(message))));
+        drop(
+            self.runtime
+                .block_on(transfer.control.send(&encode_message(message))),
+        );
     }
 }
 
@@ -174,7 +224,10 @@ impl Transfer {
             ..header
         };
         // the same
-        drop(self.lane.send(frame(header, head, content, data), &mut self.clock.start()));
+        drop(
+            self.lane
+                .send(frame(header, head, content, data), &mut self.clock.start()),
+        );
     }
 
     fn next_item(&mut self) -> ItemId {
@@ -183,8 +236,15 @@ impl Transfer {
     }
 
     fn send_batch(&mut self, group: DirectoryGroup) {
-        let head = Batch { groups: vec![group] }.encode();
-        let header = FrameHeader { kind: FrameKind::Batch, item: self.next_item(), ..FrameHeader::default() };
+        let head = Batch {
+            groups: vec![group],
+        }
+        .encode();
+        let header = FrameHeader {
+            kind: FrameKind::Batch,
+            item: self.next_item(),
+            ..FrameHeader::default()
+        };
         let content = *blake3::hash(&head).as_bytes();
         self.send(header, head, &content, &[]);
     }
@@ -202,7 +262,11 @@ impl Transfer {
         };
         let head = head.encode();
         let content = *blake3::hash(&head).as_bytes();
-        let header = FrameHeader { kind: FrameKind::Declare, file: FileId(file), ..FrameHeader::default() };
+        let header = FrameHeader {
+            kind: FrameKind::Declare,
+            file: FileId(file),
+            ..FrameHeader::default()
+        };
         self.send(header, head, &content, &[]);
         let last = u32::try_from(groups).unwrap();
         let header = FrameHeader {
@@ -212,7 +276,12 @@ impl Transfer {
             item: self.next_item(),
             ..FrameHeader::default()
         };
-        self.send(header, Vec::new(), &zmove_chunk::group_cv(last, b"x").0, b"x");
+        self.send(
+            header,
+            Vec::new(),
+            &zmove_chunk::group_cv(last, b"x").0,
+            b"x",
+        );
     }
 
     /// What the daemon says next; nothing when it has ended the transfer.
@@ -231,7 +300,11 @@ impl Transfer {
             match self.next_answer() {
                 Some(ToSender::Stored(stored)) => {
                     settled += stored.items.len();
-                    failed += stored.files.iter().filter(|file| file.fault.is_some()).count();
+                    failed += stored
+                        .files
+                        .iter()
+                        .filter(|file| file.fault.is_some())
+                        .count();
                 }
                 Some(_) => {}
                 None => panic!("broken off after {settled} items"),
@@ -259,7 +332,9 @@ impl Transfer {
         while let Some(answer) = self.next_answer() {
             last = Some(answer);
         }
-        let Some(ToSender::Refused(refusal)) = last else { panic!("{last:?}") };
+        let Some(ToSender::Refused(refusal)) = last else {
+            panic!("{last:?}")
+        };
         refusal.text
     }
 }
@@ -284,8 +359,16 @@ fn fill(directory: &Path, files: usize) {
 
 /// Asks for the names of a directory that the sender has none of.
 fn keep_nothing(directory: &str, keep: u64) -> ToReceiver {
-    let range = KeptRange { directory: path(directory), after: None, names: Vec::new(), open: true };
-    ToReceiver::Keep(Keep { keep, ranges: vec![range] })
+    let range = KeptRange {
+        directory: path(directory),
+        after: None,
+        names: Vec::new(),
+        open: true,
+    };
+    ToReceiver::Keep(Keep {
+        keep,
+        ranges: vec![range],
+    })
 }
 
 fn site() -> Site {
@@ -295,7 +378,11 @@ fn site() -> Site {
 /// A site whose client's push takes a moment.
 fn configured(limits: &str) -> Site {
     let mut site = Site::local();
-    std::fs::write(site.path("server").join("zmove.toml"), format!("[limits]\n{limits}\n")).unwrap();
+    std::fs::write(
+        site.path("server").join("zmove.toml"),
+        format!("[limits]\n{limits}\n"),
+    )
+    .unwrap();
     site.start_daemon();
     for number in 0..40 {
         paint(site.source().join(format!("f{number}")), 100_000);
@@ -309,9 +396,16 @@ fn assert_well(site: &Site, resting_kib: u64) {
     let started = Instant::now();
     site.push(&["--timeout", "0"], site.contents(), "").done();
     assert_same(&site.source(), &site.target());
-    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        started.elapsed()
+    );
     let peak = site.the_daemon().peak_memory_kib();
-    assert!(peak < resting_kib + GROWTH_KIB_MAX, "{resting_kib} KiB at rest, {peak} KiB at most");
+    assert!(
+        peak < resting_kib + GROWTH_KIB_MAX,
+        "{resting_kib} KiB at rest, {peak} KiB at most"
+    );
 }
 
 /// Directories in each other, of a path that is nearly as long as any may be.
@@ -328,7 +422,10 @@ fn a_path_that_is_named_thousands_of_times_is_kept_once() {
     let mut transfer = greedy.open(&open());
     for _ in 0..10 {
         let entries = vec![BatchEntry::Itself(metadata(0o755)); 2048];
-        transfer.send_batch(DirectoryGroup { directory: path(&deep()), entries });
+        transfer.send_batch(DirectoryGroup {
+            directory: path(&deep()),
+            entries,
+        });
     }
     assert_eq!(transfer.wait_for_items(10), 0);
     assert_well(&site, resting);
@@ -341,11 +438,17 @@ fn what_is_remembered_of_directories_is_bounded_and_ends_its_own_transfer() {
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
     let mut transfer = greedy.open(&open());
-    let group =
-        || DirectoryGroup { directory: path("d"), entries: vec![BatchEntry::Itself(metadata(0o755)); 2048] };
+    let group = || DirectoryGroup {
+        directory: path("d"),
+        entries: vec![BatchEntry::Itself(metadata(0o755)); 2048],
+    };
     // twice what there is room for
     (0..1000).for_each(|_| transfer.send_batch(group()));
-    assert!(transfer.wait_for_end().contains("limits.memory_per_identity"));
+    assert!(
+        transfer
+            .wait_for_end()
+            .contains("limits.memory_per_identity")
+    );
     assert_well(&site, resting);
 }
 
@@ -356,9 +459,14 @@ fn offers_share_what_the_transfer_was_opened_with() {
     let mut greedy = Greedy::new(&site);
     sparse(&greedy.root().join("huge"));
     let resting = site.the_daemon().memory_kib();
-    let tops = (0..262_144).map(|number| TopName(name(&format!("{number:x}")))).collect();
-    let mut transfer =
-        greedy.open(&Open { shape: TargetShape::Directory { tops }, compare: Compare::Checksum, ..open() });
+    let tops = (0..262_144)
+        .map(|number| TopName(name(&format!("{number:x}"))))
+        .collect();
+    let mut transfer = greedy.open(&Open {
+        shape: TargetShape::Directory { tops },
+        compare: Compare::Checksum,
+        ..open()
+    });
     for offer in 0..32 {
         greedy.say(&mut transfer, &offer_of("huge", offer));
     }
@@ -375,7 +483,10 @@ fn answers_that_nobody_reads_are_bounded() {
     fill(&greedy.root().join("many"), 4096);
     let resting = site.the_daemon().memory_kib();
     let keep = |number| keep_nothing("many", number);
-    let open = Open { extraneous: Extraneous::Goes, ..open() };
+    let open = Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    };
     let mut deaf = Vec::new();
     for _ in 0..4 {
         let (connection, asked) = greedy.ask_without_reading(&open, keep);
@@ -393,7 +504,10 @@ fn answers_of_which_only_the_first_are_read_stay_booked() {
     fill(&greedy.root(), 17_000);
     let resting = site.the_daemon().memory_kib();
     let keep = |number| keep_nothing("", number);
-    let open = Open { extraneous: Extraneous::Goes, ..open() };
+    let open = Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    };
     let mut deaf = Vec::new();
     for _ in 0..9 {
         let (Deaf(mut reader, writer), _) = greedy.ask_some_without_reading(&open, 8, keep);
@@ -428,7 +542,11 @@ fn wait_until_idle(site: &Site) {
 fn wait_for_threads(site: &Site, wanted: usize) {
     let started = Instant::now();
     while site.the_daemon().threads().len() < wanted {
-        assert!(started.elapsed() < PATIENCE, "{} threads", site.the_daemon().threads().len());
+        assert!(
+            started.elapsed() < PATIENCE,
+            "{} threads",
+            site.the_daemon().threads().len()
+        );
         std::thread::yield_now();
     }
 }
@@ -445,22 +563,40 @@ fn wait_for_few_threads(site: &Site) {
 
 /// A file that takes hours to hash, and no room.
 fn sparse(path: &Path) {
-    std::fs::File::create(path).unwrap().set_len(SPARSE_BYTES).unwrap();
+    std::fs::File::create(path)
+        .unwrap()
+        .set_len(SPARSE_BYTES)
+        .unwrap();
 }
 
 const SPARSE_BYTES: u64 = 8 << 40;
 
 /// Asks whether that file, which is there, is the one that would be sent.
 fn offer_of(file: &str, offer: u64) -> ToReceiver {
-    let mark = zmove_wire::SourceMark { inode: 1, ctime: Timestamp { seconds: 1, nanos: 0 } };
+    let mark = zmove_wire::SourceMark {
+        inode: 1,
+        ctime: Timestamp {
+            seconds: 1,
+            nanos: 0,
+        },
+    };
     let file = OfferedFile {
         name: name(file),
         bytes: SPARSE_BYTES,
-        metadata: zmove_types::Metadata::new(0o644, Timestamp { seconds: 1, nanos: 0 }),
+        metadata: zmove_types::Metadata::new(
+            0o644,
+            Timestamp {
+                seconds: 1,
+                nanos: 0,
+            },
+        ),
         source: Some(mark),
         xattrs: None,
     };
-    let groups = vec![OfferedGroup { directory: path(""), files: vec![file] }];
+    let groups = vec![OfferedGroup {
+        directory: path(""),
+        files: vec![file],
+    }];
     ToReceiver::Offer(Offer { offer, groups })
 }
 
@@ -474,7 +610,10 @@ fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
     let resting = site.the_daemon().memory_kib();
     let mut transfers = Vec::new();
     for _ in 0..20 {
-        let mut transfer = greedy.open(&Open { compare: Compare::Checksum, ..open() });
+        let mut transfer = greedy.open(&Open {
+            compare: Compare::Checksum,
+            ..open()
+        });
         for offer in 0..32 {
             greedy.say(&mut transfer, &offer_of("huge", offer));
         }
@@ -497,17 +636,34 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
     let ranges = (0..20).map(|number| {
         let directory = greedy.root().join(format!("{number}"));
         std::fs::create_dir(&directory).unwrap();
-        (0..4000).for_each(|file| drop(std::fs::File::create(directory.join(format!("{file}"))).unwrap()));
-        KeptRange { directory: path(&format!("{number}")), after: None, names: Vec::new(), open: false }
+        (0..4000).for_each(|file| {
+            drop(std::fs::File::create(directory.join(format!("{file}"))).unwrap())
+        });
+        KeptRange {
+            directory: path(&format!("{number}")),
+            after: None,
+            names: Vec::new(),
+            open: false,
+        }
     });
     let ranges: Vec<_> = ranges.collect();
     let resting = site.the_daemon().memory_kib();
     let mut ask = |purpose| {
-        let open = Open { extraneous: Extraneous::Goes, purpose, ..open() };
+        let open = Open {
+            extraneous: Extraneous::Goes,
+            purpose,
+            ..open()
+        };
         let mut transfers: Vec<_> = (0..30).map(|_| greedy.open(&open)).collect();
         for transfer in &mut transfers {
             for keep in 0..8 {
-                greedy.say(transfer, &ToReceiver::Keep(Keep { keep, ranges: ranges.clone() }));
+                greedy.say(
+                    transfer,
+                    &ToReceiver::Keep(Keep {
+                        keep,
+                        ranges: ranges.clone(),
+                    }),
+                );
             }
         }
         wait_for_threads(&site, 150);
@@ -519,7 +675,10 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
         drop(transfers);
         wait_for_few_threads(&site);
         let taken = site.the_daemon().cpu_time() - before;
-        assert!(taken < Duration::from_secs(3), "{taken:?} when nobody asks any more");
+        assert!(
+            taken < Duration::from_secs(3),
+            "{taken:?} when nobody asks any more"
+        );
     }
     let _transfers = ask(Purpose::Move);
     assert_well(&site, resting);
@@ -530,7 +689,10 @@ fn of_few_descriptors() -> Site {
     let mut site = Site::local();
     let few = site.path("few");
     let script = format!("#!/bin/sh\nulimit -Sn 1024; ulimit -Hn 1024\nexec {ZMOVE} \"$@\"\n");
-    std::fs::File::create(&few).unwrap().write_all(script.as_bytes()).unwrap();
+    std::fs::File::create(&few)
+        .unwrap()
+        .write_all(script.as_bytes())
+        .unwrap();
     std::fs::set_permissions(&few, PermissionsExt::from_mode(0o755)).unwrap();
     site.run_by(few);
     site.start_daemon();
@@ -551,7 +713,11 @@ fn lanes_take_no_more_descriptors_than_their_key_may_have() {
         transfers.push(transfer);
         let id = TransferId([greedy.transfers; 16]);
         for lane in 1..33 {
-            lanes.push(greedy.runtime.block_on(greedy.greet(id, Role::Lane(LaneId(lane)))));
+            lanes.push(
+                greedy
+                    .runtime
+                    .block_on(greedy.greet(id, Role::Lane(LaneId(lane)))),
+            );
         }
     }
     assert!(transfers.len() > 4, "{} transfers", transfers.len());
@@ -591,7 +757,11 @@ fn a_program_that_is_changed_in_its_place_loses_its_owners_rights_before_its_fir
     std::fs::write(&tool, "of root").unwrap();
     let mode = || tool.metadata().unwrap().mode() & 0o7777;
     std::fs::set_permissions(&tool, PermissionsExt::from_mode(0o4755)).unwrap();
-    let mut transfer = greedy.open(&Open { inplace: true, durability: Durability::End, ..open() });
+    let mut transfer = greedy.open(&Open {
+        inplace: true,
+        durability: Durability::End,
+        ..open()
+    });
     transfer.begin_file(1, "tool", 1);
     assert_eq!(transfer.wait_for_items(1), 0);
     // the file that comes may be run by nobody
@@ -612,14 +782,23 @@ fn what_broken_transfers_leave_is_bounded_by_key() {
         std::fs::read_dir(site.path("server/journal")).map_or(0, |entries| {
             entries
                 .filter(|entry| {
-                    entry.as_ref().unwrap().path().extension().is_some_and(|end| end == "journal")
+                    entry
+                        .as_ref()
+                        .unwrap()
+                        .path()
+                        .extension()
+                        .is_some_and(|end| end == "journal")
                 })
                 .count()
         })
     };
     for number in 0..5 {
         let target = format!("to{number}").into_bytes();
-        let mut transfer = greedy.open(&Open { target, durability: Durability::End, ..open() });
+        let mut transfer = greedy.open(&Open {
+            target,
+            durability: Durability::End,
+            ..open()
+        });
         transfer.begin_file(1, "large", 5);
         assert_eq!(transfer.wait_for_items(1), 0);
         let expected = (number + 1).min(3);
@@ -630,9 +809,16 @@ fn what_broken_transfers_leave_is_bounded_by_key() {
         }
     }
     assert_eq!(journals(), 3);
-    let hidden =
-        |number: usize| std::fs::read_dir(greedy.root().join(format!("to{number}"))).unwrap().count();
-    assert_eq!((0..5).map(hidden).collect::<Vec<_>>(), [1, 1, 1, 0, 0], "without a journal nothing stays");
+    let hidden = |number: usize| {
+        std::fs::read_dir(greedy.root().join(format!("to{number}")))
+            .unwrap()
+            .count()
+    };
+    assert_eq!(
+        (0..5).map(hidden).collect::<Vec<_>>(),
+        [1, 1, 1, 0, 0],
+        "without a journal nothing stays"
+    );
     // the other key's are its own
     site.authorize(Access::ReadWrite);
     let resting = site.the_daemon().memory_kib();
@@ -646,7 +832,9 @@ fn files_that_were_never_begun_cannot_be_given_up_without_end() {
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
     let mut transfer = greedy.open(&open());
-    let flood: Vec<u8> = (0..5000).flat_map(|file| encode_message(&ToReceiver::Abandon { file })).collect();
+    let flood: Vec<u8> = (0..5000)
+        .flat_map(|file| encode_message(&ToReceiver::Abandon { file }))
+        .collect();
     drop(greedy.runtime.block_on(transfer.control.send(&flood)));
     assert!(transfer.wait_for_end().contains("never begun"));
     assert_well(&site, resting);
@@ -660,13 +848,31 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
     let mut greedy = Greedy::new(&site);
     fill(&greedy.root(), 17_000);
     let resting = site.the_daemon().memory_kib();
-    let names = |count: usize| (0..count).map(|number| ListedName(name(&format!("{number:06}")))).collect();
-    let range = KeptRange { directory: path(""), after: None, names: names(200_000), open: true };
-    let keep = ToReceiver::Keep(Keep { keep: 1, ranges: vec![range] });
-    let goes = Open { extraneous: Extraneous::Goes, ..open() };
+    let names = |count: usize| {
+        (0..count)
+            .map(|number| ListedName(name(&format!("{number:06}"))))
+            .collect()
+    };
+    let range = KeptRange {
+        directory: path(""),
+        after: None,
+        names: names(200_000),
+        open: true,
+    };
+    let keep = ToReceiver::Keep(Keep {
+        keep: 1,
+        ranges: vec![range],
+    });
+    let goes = Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    };
     let ask = |number| keep_nothing("", number);
-    let mut deaf: Vec<_> = (0..2).map(|_| greedy.ask_some_without_reading(&goes, 4, ask).0).collect();
-    deaf.iter_mut().for_each(|deaf| greedy.say_without_end(deaf, &keep));
+    let mut deaf: Vec<_> = (0..2)
+        .map(|_| greedy.ask_some_without_reading(&goes, 4, ask).0)
+        .collect();
+    deaf.iter_mut()
+        .for_each(|deaf| greedy.say_without_end(deaf, &keep));
     site.the_daemon().wait_for_log("limits.memory_per_identity");
     assert_well(&site, resting);
 }
@@ -680,16 +886,29 @@ fn openings_are_booked_and_said_once() {
     fill(&greedy.root(), 17_000);
     let resting = site.the_daemon().memory_kib();
     let keep = |number| keep_nothing("", number);
-    let goes = Open { extraneous: Extraneous::Goes, ..open() };
-    let mut deaf: Vec<_> = (0..2).map(|_| greedy.ask_some_without_reading(&goes, 4, keep).0).collect();
+    let goes = Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    };
+    let mut deaf: Vec<_> = (0..2)
+        .map(|_| greedy.ask_some_without_reading(&goes, 4, keep).0)
+        .collect();
     // who asks last is answered when the others would be
     let mut transfer = greedy.open(&goes);
     (0..4).for_each(|number| greedy.say(&mut transfer, &keep(number)));
     for _ in 0..4 {
-        assert!(matches!(transfer.next_answer(), Some(ToSender::ExtraneousNames(_))));
+        assert!(matches!(
+            transfer.next_answer(),
+            Some(ToSender::ExtraneousNames(_))
+        ));
     }
-    let tops = (0..262_144).map(|number| TopName(name(&format!("{number:x}")))).collect();
-    let again = Open { shape: TargetShape::Directory { tops }, ..open() };
+    let tops = (0..262_144)
+        .map(|number| TopName(name(&format!("{number:x}"))))
+        .collect();
+    let again = Open {
+        shape: TargetShape::Directory { tops },
+        ..open()
+    };
     let again = ToReceiver::OpenWith(again, zmove_wire::Extensions::default());
     for deaf in &mut deaf {
         greedy.say_without_end(deaf, &again);
@@ -705,12 +924,24 @@ fn lists_in_lists_are_not_decoded_beyond_what_a_message_may_hold() {
     let site = site();
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
-    let range = [&[0, 0, 0x80, 0x80, 16][..], &[1, b'a'].repeat(262_144), &[1]].concat();
+    let range = [
+        &[0, 0, 0x80, 0x80, 16][..],
+        &[1, b'a'].repeat(262_144),
+        &[1],
+    ]
+    .concat();
     let body = [&[6, 1, 15][..], &range.repeat(15)].concat();
     let message = [&u32::try_from(body.len()).unwrap().to_le_bytes()[..], &body].concat();
-    let mut transfer = greedy.open(&Open { extraneous: Extraneous::Goes, ..open() });
+    let mut transfer = greedy.open(&Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    });
     drop(greedy.runtime.block_on(transfer.control.send(&message)));
-    assert!(transfer.wait_for_end().contains("number of names and paths in a message"));
+    assert!(
+        transfer
+            .wait_for_end()
+            .contains("number of names and paths in a message")
+    );
     assert_well(&site, resting);
 }
 
@@ -722,8 +953,13 @@ fn answers_of_previews_that_nobody_reads_are_booked() {
     fill(&greedy.root(), 17_000);
     let resting = site.the_daemon().memory_kib();
     let keep = |number| keep_nothing("", number);
-    let open = Open { purpose: Purpose::Preview, ..open() };
-    let _deaf: Vec<_> = (0..8).map(|_| greedy.ask_some_without_reading(&open, 8, keep)).collect();
+    let open = Open {
+        purpose: Purpose::Preview,
+        ..open()
+    };
+    let _deaf: Vec<_> = (0..8)
+        .map(|_| greedy.ask_some_without_reading(&open, 8, keep))
+        .collect();
     // who asks last is answered when the others have been, but for what is in their way
     if let Ok(mut last) = greedy.try_open(&open) {
         (0..8).for_each(|number| greedy.say(&mut last, &keep(number)));
@@ -745,21 +981,32 @@ fn directories_are_not_kept_in_memory_to_be_removed() {
     std::fs::create_dir(greedy.root().join("many")).unwrap();
     fill(&greedy.root().join("many"), 40_000);
     let resting = site.the_daemon().memory_kib();
-    let open = Open { extraneous: Extraneous::Goes, ..open() };
+    let open = Open {
+        extraneous: Extraneous::Goes,
+        ..open()
+    };
     let mut transfers: Vec<_> = (0..8).map(|_| greedy.open(&open)).collect();
     for transfer in &mut transfers {
         for remove in 0..8 {
-            let groups = vec![RemoveGroup { directory: path(""), names: vec![ListedName(name("many"))] }];
+            let groups = vec![RemoveGroup {
+                directory: path(""),
+                names: vec![ListedName(name("many"))],
+            }];
             greedy.say(transfer, &ToReceiver::Remove(Remove { remove, groups }));
         }
     }
     let mut removed = 0;
     for transfer in &mut transfers {
         for _ in 0..8 {
-            let Some(ToSender::Removed { entries, .. }) = transfer.next_answer() else { panic!("no answer") };
+            let Some(ToSender::Removed { entries, .. }) = transfer.next_answer() else {
+                panic!("no answer")
+            };
             removed += entries;
         }
     }
-    assert_eq!((removed, greedy.root().join("many").exists()), (40_001, false));
+    assert_eq!(
+        (removed, greedy.root().join("many").exists()),
+        (40_001, false)
+    );
     assert_well(&site, resting);
 }

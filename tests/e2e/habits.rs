@@ -10,11 +10,23 @@ both_ways!(options_of_rsync_are_taken);
 
 fn options_of_rsync_are_taken(site: &Site) {
     paint(site.source().join("d/f"), 10);
-    site.push(&["-rvP", "--progress", "--partial", "--stats", "--human-readable"], site.contents(), "")
-        .done();
+    site.push(
+        &[
+            "-rvP",
+            "--progress",
+            "--partial",
+            "--stats",
+            "--human-readable",
+        ],
+        site.contents(),
+        "",
+    )
+    .done();
     assert_same(&site.source(), &site.target());
     let outcome = site.push(&["-rvvz"], site.contents(), "").expect(0);
-    outcome.says(&["zmove: -z: zmove does not compress"]).lines(1);
+    outcome
+        .says(&["zmove: -z: zmove does not compress"])
+        .lines(1);
     site.push(&["-qz"], site.contents(), "").done();
 }
 
@@ -23,7 +35,9 @@ fn a_rate_of_rsync_holds() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
     site.push(&["--bwlimit=10M"], site.contents(), "").done();
-    site.push(&["--bwlimit", "10Mbit"], site.contents(), "").expect(1).says(&["'10Mbit'", "--bwlimit"]);
+    site.push(&["--bwlimit", "10Mbit"], site.contents(), "")
+        .expect(1)
+        .says(&["'10Mbit'", "--bwlimit"]);
 }
 
 #[test]
@@ -45,12 +59,20 @@ fn a_host_that_is_written_wrong_is_not_taken_for_a_name() {
         ("alice@127.0.0.1:~bob/x", "write the whole path"),
     ] {
         for command in ["push", "copy"] {
-            site.zmove(&[command, "source", target]).outcome().expect(1).says(&[told]).lines(1);
+            site.zmove(&[command, "source", target])
+                .outcome()
+                .expect(1)
+                .says(&[told])
+                .lines(1);
         }
     }
     assert_eq!(names(&site.path("")), before);
-    site.zmove(&["push", "source", "./10.77.0.2"]).outcome().done();
-    site.zmove(&["push", "source", "10.77.0.2"]).outcome().done();
+    site.zmove(&["push", "source", "./10.77.0.2"])
+        .outcome()
+        .done();
+    site.zmove(&["push", "source", "10.77.0.2"])
+        .outcome()
+        .done();
     site.zmove(&["push", "source", "./::1:x"]).outcome().done();
 }
 
@@ -69,7 +91,10 @@ fn a_word_of_another_program_gets_a_hint() {
 fn a_port_that_is_taken_for_a_path_is_told() {
     let site = Site::local();
     let push = |target| site.zmove(&["push", "source", target]).outcome().expect(10);
-    push("127.7.7.7:5871").says(&["write 127.7.7.7:5871:PATH"]).says(&["refused"]).lines(2);
+    push("127.7.7.7:5871")
+        .says(&["write 127.7.7.7:5871:PATH"])
+        .says(&["refused"])
+        .lines(2);
     push("127.7.7.7:run7").says(&["refused"]).lines(1);
 }
 
@@ -78,9 +103,17 @@ fn a_host_without_a_colon_becomes_no_directory() {
     let mut site = Site::local();
     site.start_daemon();
     let mut known = KnownHosts::open(&site.path("client")).unwrap();
-    known.pin("dtn7", 5871, site.the_daemon().fingerprint).unwrap();
-    site.zmove(&["push", "source", "dtn7"]).outcome().expect(1).says(&["write 'dtn7:PATH'"]).lines(1);
-    site.zmove(&["push", "source", "localhost.localdomain.no-such-name"]).outcome().done();
+    known
+        .pin("dtn7", 5871, site.the_daemon().fingerprint)
+        .unwrap();
+    site.zmove(&["push", "source", "dtn7"])
+        .outcome()
+        .expect(1)
+        .says(&["write 'dtn7:PATH'"])
+        .lines(1);
+    site.zmove(&["push", "source", "localhost.localdomain.no-such-name"])
+        .outcome()
+        .done();
     assert!(!site.path("dtn7").exists());
 }
 
@@ -88,13 +121,24 @@ fn a_host_without_a_colon_becomes_no_directory() {
 fn a_selection_that_leaves_out_all_is_told() {
     let site = Site::local();
     paint(site.source().join("a.h5"), 5);
-    let push =
-        |options: &[&str]| site.zmove(&[&["push"], options, &["source/", "x"]].concat()).outcome().expect(0);
+    let push = |options: &[&str]| {
+        site.zmove(&[&["push"], options, &["source/", "x"]].concat())
+            .outcome()
+            .expect(0)
+    };
     let outcome = push(&["--include", "*.h5", "--exclude", "*"]);
-    assert!(outcome.stdout.contains("nothing was sent"), "{}", outcome.stdout);
-    outcome.says(&["--exclude '*' --include '*/' --include '*.h5'"]).lines(1);
+    assert!(
+        outcome.stdout.contains("nothing was sent"),
+        "{}",
+        outcome.stdout
+    );
+    outcome
+        .says(&["--exclude '*' --include '*/' --include '*.h5'"])
+        .lines(1);
     // no pattern is said to have matched nothing
-    push(&["-n", "--include", "*.h5", "--exclude", "*"]).says(&["leaves out all"]).lines(1);
+    push(&["-n", "--include", "*.h5", "--exclude", "*"])
+        .says(&["leaves out all"])
+        .lines(1);
     push(&["--exclude", "*", "--include", "*/", "--include", "*.h5"]).done();
     assert!(site.path("x/a.h5").exists());
 }

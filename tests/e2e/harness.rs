@@ -92,21 +92,30 @@ impl Site {
 
     /// A site whose daemon takes lanes in clear, and whose client asks for them.
     pub(crate) fn clear() -> Self {
-        let mut site = Self { push_options: &["--cipher", "none"], ..Self::local() };
+        let mut site = Self {
+            push_options: &["--cipher", "none"],
+            ..Self::local()
+        };
         site.start_daemon_with(&["--allow-clear"]);
         site
     }
 
     /// A site whose daemon and client speak QUIC alone.
     pub(crate) fn quic() -> Self {
-        let mut site = Self { push_options: &["--transport", "quic"], ..Self::local() };
+        let mut site = Self {
+            push_options: &["--transport", "quic"],
+            ..Self::local()
+        };
         site.start_daemon_with(&["--transport", "quic"]);
         site
     }
 
     /// A site whose daemon lets the client read what is in `source`, by each way to carry it.
     pub(crate) fn reading(push_options: &'static [&'static str], serve_options: &[&str]) -> Self {
-        let mut site = Self { push_options, ..Self::local() };
+        let mut site = Self {
+            push_options,
+            ..Self::local()
+        };
         site.let_read("source");
         let options = [&["--listen", "127.0.0.1:0"], serve_options].concat();
         let daemon = Daemon::start_with(&site.path("server"), &options, &site.runner);
@@ -124,7 +133,10 @@ impl Site {
             skip("setpriv is missing: cannot become another user");
             return None;
         }
-        let mut site = Self::bare(Runner { user: User::Nobody, ..Runner::default() });
+        let mut site = Self::bare(Runner {
+            user: User::Nobody,
+            ..Runner::default()
+        });
         let program = site.path("zmove");
         if std::fs::hard_link(ZMOVE, &program).is_err() {
             std::fs::copy(ZMOVE, &program).unwrap();
@@ -157,7 +169,12 @@ impl Site {
     }
 
     fn bare(runner: Runner) -> Self {
-        let site = Self { directory: tempfile::tempdir().unwrap(), runner, daemon: None, push_options: &[] };
+        let site = Self {
+            directory: tempfile::tempdir().unwrap(),
+            runner,
+            daemon: None,
+            push_options: &[],
+        };
         for name in ["source", "target", "client", "server"] {
             std::fs::create_dir(site.path(name)).unwrap();
         }
@@ -189,7 +206,12 @@ impl Site {
     pub(crate) fn authorize(&self, access: Access) {
         let identity = Identity::load_or_create(&self.path("client")).unwrap();
         let (fingerprint, name) = (identity.fingerprint(), "tester".to_owned());
-        let grant = Grant::new(fingerprint, &name, vec![self.path("target").canonicalize().unwrap()], access);
+        let grant = Grant::new(
+            fingerprint,
+            &name,
+            vec![self.path("target").canonicalize().unwrap()],
+            access,
+        );
         AuthorizedKeys::allow(&self.path("server"), grant).unwrap();
     }
 
@@ -197,15 +219,30 @@ impl Site {
     pub(crate) fn let_read(&self, directory: &str) {
         let identity = Identity::load_or_create(&self.path("client")).unwrap();
         let read_roots = vec![self.path(directory).canonicalize().unwrap()];
-        let grant = Grant::new(identity.fingerprint(), "tester", Vec::new(), Access::ReadOnly);
-        AuthorizedKeys::allow(&self.path("server"), Grant { read_roots, ..grant }).unwrap();
+        let grant = Grant::new(
+            identity.fingerprint(),
+            "tester",
+            Vec::new(),
+            Access::ReadOnly,
+        );
+        AuthorizedKeys::allow(
+            &self.path("server"),
+            Grant {
+                read_roots,
+                ..grant
+            },
+        )
+        .unwrap();
     }
 
     /// `zmove pull OPTIONS ADDRESS:SOURCE... target/PATH` of what the daemon has in `source`.
     pub(crate) fn pull_command(&self, options: &[&str], sources: &[&str], path: &str) -> Zmove {
         let mut zmove = self.zmove(&["pull"]);
         zmove.0.args(self.push_options).args(options);
-        zmove.0.args(sources.iter().map(|source| self.address(source))).arg(self.path("target").join(path));
+        zmove
+            .0
+            .args(sources.iter().map(|source| self.address(source)))
+            .arg(self.path("target").join(path));
         zmove
     }
 
@@ -217,7 +254,9 @@ impl Site {
     /// Makes the client take `fingerprint` for the key of `address`.
     pub(crate) fn pin(&self, address: &SocketAddr, fingerprint: Fingerprint) {
         let mut known_hosts = KnownHosts::open(&self.path("client")).unwrap();
-        known_hosts.pin(&address.ip().to_string(), address.port(), fingerprint).unwrap();
+        known_hosts
+            .pin(&address.ip().to_string(), address.port(), fingerprint)
+            .unwrap();
     }
 
     /// Hands all files to the user that programs run as.
@@ -238,7 +277,10 @@ impl Site {
     /// The target directory as it is reached from here.
     pub(crate) fn target(&self) -> PathBuf {
         let path = self.path("target");
-        self.runner.namespace.as_ref().map_or(path.clone(), |namespace| namespace.outside(&path))
+        self.runner
+            .namespace
+            .as_ref()
+            .map_or(path.clone(), |namespace| namespace.outside(&path))
     }
 
     /// The running daemon.
@@ -265,19 +307,30 @@ impl Site {
 
     /// `zmove push OPTIONS SOURCE ADDRESS(path)`.
     pub(crate) fn push(&self, options: &[&str], source: impl AsRef<OsStr>, path: &str) -> Outcome {
-        self.push_command(options, &[source.as_ref()], path).outcome()
+        self.push_command(options, &[source.as_ref()], path)
+            .outcome()
     }
 
     /// `zmove push OPTIONS SOURCE/ ADDRESS:` by way of a relay.
     pub(crate) fn push_by(&self, relay: &SocketAddr, options: &[&str]) -> Zmove {
         let mut zmove = self.zmove(&["push"]);
-        zmove.0.args(self.push_options).args(options).arg(self.contents()).arg(format!("{relay}:"));
+        zmove
+            .0
+            .args(self.push_options)
+            .args(options)
+            .arg(self.contents())
+            .arg(format!("{relay}:"));
         zmove
     }
 
     pub(crate) fn push_command(&self, options: &[&str], sources: &[&OsStr], path: &str) -> Zmove {
         let mut zmove = self.zmove(&["push"]);
-        zmove.0.args(self.push_options).args(options).args(sources).arg(self.address(path));
+        zmove
+            .0
+            .args(self.push_options)
+            .args(options)
+            .args(sources)
+            .arg(self.address(path));
         zmove
     }
 

@@ -1,7 +1,10 @@
 //! Files with holes: the holes are neither read nor sent nor allocated, and are at the target where they are at the
 //! source, however the file comes there.
 
-#![expect(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
+#![expect(
+    clippy::single_range_in_vec_init,
+    reason = "lists of one range are meant"
+)]
 
 use std::fs::File;
 use std::ops::Range;
@@ -37,8 +40,11 @@ fn make(path: &Path, bytes: u64, ranges: &[Range<u64>], version: u64) {
     let file = File::create(path).unwrap();
     file.set_len(bytes).unwrap();
     for range in ranges {
-        file.write_all_at(&painted(range.end - range.start, range.start % 97 + 5 * version), range.start)
-            .unwrap();
+        file.write_all_at(
+            &painted(range.end - range.start, range.start % 97 + 5 * version),
+            range.start,
+        )
+        .unwrap();
     }
     set_mtime(path, UNIX_EPOCH + Duration::new(1_700_000_000 + version, 5));
 }
@@ -67,14 +73,21 @@ fn assert_same_holes_in(directories: [&Path; 2]) -> u64 {
             data_bytes += assert_same_holes_in([&source, &target]);
             continue;
         }
-        let look = |path: &Path| path.metadata().map(|stat| (stat.len(), stat.mtime(), stat.mode())).unwrap();
+        let look = |path: &Path| {
+            path.metadata()
+                .map(|stat| (stat.len(), stat.mtime(), stat.mode()))
+                .unwrap()
+        };
         assert_eq!(look(&source), look(&target), "{name}");
         let ranges = ranges_of(&source);
         assert_eq!(ranges, ranges_of(&target), "{name}");
         for range in ranges {
             let read = |path: &Path| {
                 let mut room = vec![0; usize::try_from(range.end - range.start).unwrap()];
-                File::open(path).unwrap().read_exact_at(&mut room, range.start).unwrap();
+                File::open(path)
+                    .unwrap()
+                    .read_exact_at(&mut room, range.start)
+                    .unwrap();
                 room
             };
             assert!(read(&source) == read(&target), "{name} {range:?}");
@@ -96,14 +109,34 @@ fn number(summary: &Value, key: &str) -> u64 {
 
 /// Of sizes and with holes around the borders of pages, groups and of what is written past the page cache.
 fn grow(site: &Site) {
-    let make = |name: &str, bytes, ranges: &[Range<u64>]| make(&site.source().join(name), bytes, ranges, 0);
-    make("borders", 9 * GROUP + 5, &[0..4096, 2 * GROUP - 8192..2 * GROUP + 4096, 9 * GROUP..9 * GROUP + 5]);
+    let make = |name: &str, bytes, ranges: &[Range<u64>]| {
+        make(&site.source().join(name), bytes, ranges, 0)
+    };
+    make(
+        "borders",
+        9 * GROUP + 5,
+        &[
+            0..4096,
+            2 * GROUP - 8192..2 * GROUP + 4096,
+            9 * GROUP..9 * GROUP + 5,
+        ],
+    );
     make("beginning", 5 * GROUP, &[0..GROUP + 4096]);
     make("end", 5 * GROUP + 7, &[4 * GROUP + 4096..5 * GROUP + 7]);
     make("nothing", 9 * GROUP, &[]);
     make("nothing large", 9 << 30, &[]);
-    make("large", TIB, &[3 * 4096..4 * 4096, TIB / 2..TIB / 2 + 5 * GROUP, TIB - 4096..TIB]);
-    let pieces: Vec<_> = (0..500).map(|at| at * 65_536..at * 65_536 + 4096 * (1 + at % 15)).collect();
+    make(
+        "large",
+        TIB,
+        &[
+            3 * 4096..4 * 4096,
+            TIB / 2..TIB / 2 + 5 * GROUP,
+            TIB - 4096..TIB,
+        ],
+    );
+    let pieces: Vec<_> = (0..500)
+        .map(|at| at * 65_536..at * 65_536 + 4096 * (1 + at % 15))
+        .collect();
     make("pieces", 40 << 20, &pieces);
     make("full", 3 * GROUP, &[0..3 * GROUP]);
     grow_small(&site.source(), "");
@@ -123,7 +156,15 @@ fn grow_small(directory: &Path, number: &str) {
     make("small middle", 65_536, &[8192..12_288, 16_384..20_480]);
     make("small borders", GROUP, &[0..4096, GROUP - 4096..GROUP]);
     make("small nothing", 100_000, &[]);
-    make("small pieces", GROUP - 5, &[4096..8192, 1 << 20..(1 << 20) + 300_000, GROUP - 8192..GROUP - 5]);
+    make(
+        "small pieces",
+        GROUP - 5,
+        &[
+            4096..8192,
+            1 << 20..(1 << 20) + 300_000,
+            GROUP - 8192..GROUP - 5,
+        ],
+    );
     make("small full", 200_000, &[0..200_000]);
 }
 
@@ -131,35 +172,67 @@ fn holes_of_all_kinds_are_kept(site: &Site) {
     grow(site);
     let summary = push(site, &[]);
     let data_bytes = assert_same_holes(site);
-    assert_eq!((number(&summary, "bytes"), number(&summary, "files")), (data_bytes, FILES));
+    assert_eq!(
+        (number(&summary, "bytes"), number(&summary, "files")),
+        (data_bytes, FILES)
+    );
     assert_eq!(summary["not_kept"], json!([]));
     let again = push(site, &[]);
-    assert_eq!((number(&again, "bytes"), number(&again, "skipped")), (0, FILES));
+    assert_eq!(
+        (number(&again, "bytes"), number(&again, "skipped")),
+        (0, FILES)
+    );
 }
 
 fn runs_of_zeros_become_holes(site: &Site) {
-    for (name, bytes) in [("large", 3 * GROUP + 5), ("small", 200_005), ("in a block", 4000)] {
+    for (name, bytes) in [
+        ("large", 3 * GROUP + 5),
+        ("small", 200_005),
+        ("in a block", 4000),
+    ] {
         let path = site.source().join(name);
         make(&path, bytes, &[0..bytes], 0);
         // One byte of the last block but one is not zero.
         let zeros = vec![0; usize::try_from(bytes / 2).unwrap()];
-        File::options().write(true).open(&path).unwrap().write_all_at(&zeros, bytes / 4 + 9).unwrap();
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .write_all_at(&zeros, bytes / 4 + 9)
+            .unwrap();
         set_mtime(&path, UNIX_EPOCH + Duration::new(1_700_000_000, 5));
     }
-    make(&site.source().join("holes"), 3 * GROUP, &[0..4096, 2 * GROUP..2 * GROUP + 8192], 0);
+    make(
+        &site.source().join("holes"),
+        3 * GROUP,
+        &[0..4096, 2 * GROUP..2 * GROUP + 8192],
+        0,
+    );
     let summary = push(site, &["--sparse", "zeros"]);
     crate::tree::assert_same(&site.source(), &site.target());
     let data = |bytes: u64| {
-        let hole = (bytes / 4 + 9).next_multiple_of(4096)..(bytes / 4 + 9 + bytes / 2) / 4096 * 4096;
+        let hole =
+            (bytes / 4 + 9).next_multiple_of(4096)..(bytes / 4 + 9 + bytes / 2) / 4096 * 4096;
         [0..hole.start, hole.end..bytes]
     };
     for (name, bytes) in [("large", 3 * GROUP + 5), ("small", 200_005)] {
         assert_eq!(ranges_of(&site.target().join(name)), data(bytes), "{name}");
     }
     assert_eq!(ranges_of(&site.target().join("in a block")), [0..4000]);
-    assert_eq!(ranges_of(&site.target().join("holes")), ranges_of(&site.source().join("holes")));
-    let data_bytes = |bytes| data(bytes).into_iter().map(|range| range.end - range.start).sum::<u64>();
-    assert_eq!(number(&summary, "bytes"), data_bytes(3 * GROUP + 5) + data_bytes(200_005) + 4000 + 3 * 4096);
+    assert_eq!(
+        ranges_of(&site.target().join("holes")),
+        ranges_of(&site.source().join("holes"))
+    );
+    let data_bytes = |bytes| {
+        data(bytes)
+            .into_iter()
+            .map(|range| range.end - range.start)
+            .sum::<u64>()
+    };
+    assert_eq!(
+        number(&summary, "bytes"),
+        data_bytes(3 * GROUP + 5) + data_bytes(200_005) + 4000 + 3 * 4096
+    );
     assert_eq!(number(&push(site, &["--sparse", "zeros"]), "skipped"), 4);
 }
 
@@ -178,16 +251,27 @@ fn a_hole_is_kept_that_attributes_make_up_for() {
 
 /// Two versions of which each has data where the other has a hole, within groups and in whole groups.
 const VERSIONS: [&[Range<u64>]; 2] = [
-    &[0..GROUP, 3 * GROUP..4 * GROUP + 8192, 7 * GROUP + 4096..7 * GROUP + 8192],
+    &[
+        0..GROUP,
+        3 * GROUP..4 * GROUP + 8192,
+        7 * GROUP + 4096..7 * GROUP + 8192,
+    ],
     &[4096..8192, 2 * GROUP..3 * GROUP, 6 * GROUP..8 * GROUP],
 ];
 
 fn what_was_data_becomes_a_hole_and_the_other_way_round(site: &Site) {
     let path = site.source().join("f");
-    for (version, options) in
-        (0..).zip([&["--delta", "always"], &["--delta", "always"], &["--delta", "never"]])
-    {
-        make(&path, 9 * GROUP + 5, VERSIONS[usize::try_from(version % 2).unwrap()], version);
+    for (version, options) in (0..).zip([
+        &["--delta", "always"],
+        &["--delta", "always"],
+        &["--delta", "never"],
+    ]) {
+        make(
+            &path,
+            9 * GROUP + 5,
+            VERSIONS[usize::try_from(version % 2).unwrap()],
+            version,
+        );
         push(site, options);
         assert_same_holes(site);
     }
@@ -200,7 +284,12 @@ fn it_is_changed_in_its_place(site: &Site) {
     let inode = || site.target().join("f").metadata().unwrap().ino();
     let before = inode();
     for version in 1..4 {
-        make(&path, 9 * GROUP + 5 * version, VERSIONS[usize::try_from(version % 2).unwrap()], version);
+        make(
+            &path,
+            9 * GROUP + 5 * version,
+            VERSIONS[usize::try_from(version % 2).unwrap()],
+            version,
+        );
         push(site, &["--inplace"]);
         assert_same_holes(site);
     }
@@ -218,7 +307,12 @@ fn it_is_changed_in_its_place(site: &Site) {
 
 fn what_is_the_same_is_not_sent(site: &Site) {
     let path = site.source().join("f");
-    make(&path, TIB, &[TIB / 2..TIB / 2 + 8 * GROUP, TIB - 5 * 4096..TIB], 0);
+    make(
+        &path,
+        TIB,
+        &[TIB / 2..TIB / 2 + 8 * GROUP, TIB - 5 * 4096..TIB],
+        0,
+    );
     push(site, &[]);
     File::options()
         .write(true)
@@ -235,13 +329,24 @@ fn what_is_the_same_is_not_sent(site: &Site) {
     let began = Instant::now();
     let again = push(site, &["--checksum"]);
     assert_eq!((number(&again, "bytes"), number(&again, "skipped")), (0, 1));
-    site.push(&["--checksum", "--dry-run"], site.contents(), "").done();
-    assert!(began.elapsed() < Duration::from_secs(90), "{:?}", began.elapsed());
+    site.push(&["--checksum", "--dry-run"], site.contents(), "")
+        .done();
+    assert!(
+        began.elapsed() < Duration::from_secs(90),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 #[test]
 fn other_file_systems_keep_them_too() {
-    let image = |make, options| Site::within_image(&Image { bytes: 400 << 20, make, options });
+    let image = |make, options| {
+        Site::within_image(&Image {
+            bytes: 400 << 20,
+            make,
+            options,
+        })
+    };
     let sites = [
         image("mkfs.xfs -q -f -m reflink=1", "loop"),
         image("mkfs.btrfs -q -f", "loop"),
@@ -267,7 +372,9 @@ fn other_file_systems_keep_them_too() {
 fn what_has_come_does_not_come_again() {
     let site = Site::daemon();
     // Two holes have many groups, and half of each group with data is one.
-    let halves = (0..24).map(|number| TIB / 4 + number * GROUP).map(|at| at..at + GROUP / 2);
+    let halves = (0..24)
+        .map(|number| TIB / 4 + number * GROUP)
+        .map(|at| at..at + GROUP / 2);
     let ranges: Vec<_> = halves.chain([TIB - GROUP / 2..TIB]).collect();
     make(&site.source().join("large"), TIB, &ranges, 0);
     break_off_after(8 * GROUP, &site, |relay| site.push_by(relay, &["--json"]));
@@ -275,7 +382,10 @@ fn what_has_come_does_not_come_again() {
     let data_bytes = assert_same_holes(&site);
     assert_eq!(journals_of(&site), [], "nothing is unfinished");
     let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| number(&summary, key));
-    assert!(resumed >= GROUP && moved + resumed == data_bytes, "{summary}");
+    assert!(
+        resumed >= GROUP && moved + resumed == data_bytes,
+        "{summary}"
+    );
 }
 
 /// The root of a file with holes is that of its bytes.
@@ -292,9 +402,17 @@ fn a_manifest_is_what_other_programs_make_of_the_file() {
     push(&site, &["--manifest", manifest.to_str().unwrap()]);
     assert_same_holes(&site);
     let mut check = Command::new("b3sum");
-    let checked = check.arg("--check").arg(&manifest).current_dir(site.target()).output().unwrap();
+    let checked = check
+        .arg("--check")
+        .arg(&manifest)
+        .current_dir(site.target())
+        .output()
+        .unwrap();
     assert!(checked.status.success(), "{checked:?}");
-    assert_eq!(std::fs::read_to_string(manifest).unwrap().lines().count(), 3);
+    assert_eq!(
+        std::fs::read_to_string(manifest).unwrap().lines().count(),
+        3
+    );
 }
 
 /// A receiver without extensions gets zeros, and the summary counts the file.
@@ -307,10 +425,16 @@ fn an_older_receiver_gets_zeros() {
     site.run_by(ZMOVE.into());
     make(&site.source().join("f"), 9 * GROUP + 5, VERSIONS[0], 0);
     make(&site.source().join("small"), 65_536, &[0..4096], 0);
-    let summary = site.push(&["--json", "--strict-metadata"], site.contents(), "").expect(23).summary();
+    let summary = site
+        .push(&["--json", "--strict-metadata"], site.contents(), "")
+        .expect(23)
+        .summary();
     crate::tree::assert_same(&site.source(), &site.target());
     assert_eq!(number(&summary, "bytes"), 9 * GROUP + 5 + 65_536);
     let why = "the receiver is of an older release";
-    assert_eq!(summary["not_kept"], json!([{ "what": "holes", "why": why, "entries": 2 }]));
+    assert_eq!(
+        summary["not_kept"],
+        json!([{ "what": "holes", "why": why, "entries": 2 }])
+    );
     assert!(site.target().join("f").metadata().unwrap().blocks() * 512 >= 9 * GROUP);
 }

@@ -52,7 +52,13 @@ pub(crate) struct HookedQueue<H> {
 impl<H: Hooks> HookedQueue<H> {
     pub(crate) fn new(hooks: H) -> Arc<Self> {
         let [taken_again, repeated] = [0, 0].map(AtomicU64::new);
-        Arc::new(Self { queue: LocalQueue::new(JOB), hooks, again: Mutex::default(), taken_again, repeated })
+        Arc::new(Self {
+            queue: LocalQueue::new(JOB),
+            hooks,
+            again: Mutex::default(),
+            taken_again,
+            repeated,
+        })
     }
 
     pub(crate) fn repeated(&self) -> u64 {
@@ -63,7 +69,11 @@ impl<H: Hooks> HookedQueue<H> {
         let mut again = self.again.lock().unwrap();
         let item = again.pop_front()?;
         self.taken_again.fetch_add(1, Ordering::Relaxed);
-        Some(Taken { item, deliveries: 2, delivery: None })
+        Some(Taken {
+            item,
+            deliveries: 2,
+            delivery: None,
+        })
     }
 
     fn note(&self, now: Now<'_>) {
@@ -80,10 +90,23 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
             if let Some(taken) = self.take_again() {
                 return Ok(Some(taken));
             }
-            let Ok(taken) = timeout(Duration::from_millis(20), self.queue.take()).await else { continue };
-            let Some(Taken { item, deliveries, delivery }) = taken? else { return Ok(self.take_again()) };
+            let Ok(taken) = timeout(Duration::from_millis(20), self.queue.take()).await else {
+                continue;
+            };
+            let Some(Taken {
+                item,
+                deliveries,
+                delivery,
+            }) = taken?
+            else {
+                return Ok(self.take_again());
+            };
             self.note(Now::Taken(&item));
-            return Ok(Some(Taken { item, deliveries, delivery: Some(delivery) }));
+            return Ok(Some(Taken {
+                item,
+                deliveries,
+                delivery: Some(delivery),
+            }));
         }
     }
 
@@ -96,21 +119,34 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
     }
 
     async fn done(&self, taken: Taken<Self::Delivery>) -> Result<(), WorkError> {
-        let Taken { item, deliveries, delivery } = taken;
+        let Taken {
+            item,
+            deliveries,
+            delivery,
+        } = taken;
         let Some(delivery) = delivery else {
             self.repeated.fetch_add(1, Ordering::Relaxed);
             self.taken_again.fetch_sub(1, Ordering::Relaxed);
             return Ok(());
         };
         self.note(Now::Done(&item));
-        self.queue.done(Taken { item, deliveries, delivery }).await
+        self.queue
+            .done(Taken {
+                item,
+                deliveries,
+                delivery,
+            })
+            .await
     }
 
     async fn waiting(&self) -> Result<Waiting, WorkError> {
         let Waiting { waiting, taken } = self.queue.waiting().await?;
         let again = self.again.lock().unwrap();
         let taken = taken + self.taken_again.load(Ordering::Relaxed);
-        Ok(self.hooks.waiting(Waiting { waiting: waiting + again.len() as u64, taken }))
+        Ok(self.hooks.waiting(Waiting {
+            waiting: waiting + again.len() as u64,
+            taken,
+        }))
     }
 
     async fn close(&self) -> Result<(), WorkError> {

@@ -18,11 +18,17 @@ pub(crate) struct HookedDisk {
 
 impl HookedDisk {
     pub(crate) fn before_read(before: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self { before_read: Box::new(before), before_write: Box::new(|| ()) })
+        Arc::new(Self {
+            before_read: Box::new(before),
+            before_write: Box::new(|| ()),
+        })
     }
 
     pub(crate) fn before_write(before: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self { before_read: Box::new(|| ()), before_write: Box::new(before) })
+        Arc::new(Self {
+            before_read: Box::new(|| ()),
+            before_write: Box::new(before),
+        })
     }
 }
 

@@ -24,10 +24,15 @@ where
     let key = identity.fingerprint();
     let (address_in, address) = mpsc::channel();
     std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let (socket, listen) = (SocketConfig::default(), "127.0.0.1:0".parse().unwrap());
-            let listener = Listener::bind(listen, &identity, TransportChoice::Tcp, &socket).await.unwrap();
+            let listener = Listener::bind(listen, &identity, TransportChoice::Tcp, &socket)
+                .await
+                .unwrap();
             address_in.send(listener.local_addr().unwrap()).unwrap();
             let (listener, take) = (Arc::new(listener), Arc::new(take));
             loop {

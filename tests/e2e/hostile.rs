@@ -8,9 +8,10 @@ use zmove_transport::Frame;
 use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::limits::{EXTRANEOUS_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::{
-    Answer, Batch, BatchEntry, EntryFault, ExtraneousName, ExtraneousNames, Fault, FaultCode, FileDone,
-    Findings, Finished, FrameKind, Held, ListedName, Open, Operation, PublishedItem, Purpose, Stored,
-    StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict, Version, encode_message,
+    Answer, Batch, BatchEntry, EntryFault, ExtraneousName, ExtraneousNames, Fault, FaultCode,
+    FileDone, Findings, Finished, FrameKind, Held, ListedName, Open, Operation, PublishedItem,
+    Purpose, Stored, StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict, Version,
+    encode_message,
 };
 
 use crate::deceiver::{Deceived, Deceiver, Heard, opened, published, stored};
@@ -34,7 +35,9 @@ fn says(messages: &[ToSender]) -> Option<Vec<Vec<u8>>> {
 /// Says `message` in the place of leave, or right after it.
 fn after_leave(message: ToSender) -> Deceived {
     let said = move |heard: &Heard| match heard {
-        Heard::Message(ToReceiver::OpenWith(..)) => says(&[opened(TargetState::Populated), message.clone()]),
+        Heard::Message(ToReceiver::OpenWith(..)) => {
+            says(&[opened(TargetState::Populated), message.clone()])
+        }
         _ => Some(Vec::new()),
     };
     Deceiver::new(TargetState::Populated, said).deceive(&site().source())
@@ -43,7 +46,14 @@ fn after_leave(message: ToSender) -> Deceived {
 #[track_caller]
 fn assert_only_sources_were_sent(deceived: &Deceived) {
     let known = ["d/one", "two"];
-    assert!(deceived.paths.iter().all(|path| known.contains(&path.as_str())), "{:?}", deceived.paths);
+    assert!(
+        deceived
+            .paths
+            .iter()
+            .all(|path| known.contains(&path.as_str())),
+        "{:?}",
+        deceived.paths
+    );
     assert!(!deceived.contents.windows(6).any(|bytes| bytes == b"secret"));
 }
 
@@ -54,10 +64,21 @@ fn a_daemon_that_asks_for_files_that_were_not_offered_gets_none() {
     let said = |heard: &Heard| match heard {
         Heard::Message(ToReceiver::Offer(offer)) => {
             let more = vec![Verdict::Need; OFFER_FILES_MAX];
-            let none = Answer { offer: offer.offer + 99, verdicts: more.clone() };
-            let held =
-                Held { offer: offer.offer, file: u32::MAX, first: u32::MAX, cvs: vec![[7; 32]], end: true };
-            let right = Answer { offer: offer.offer, verdicts: more };
+            let none = Answer {
+                offer: offer.offer + 99,
+                verdicts: more.clone(),
+            };
+            let held = Held {
+                offer: offer.offer,
+                file: u32::MAX,
+                first: u32::MAX,
+                cvs: vec![[7; 32]],
+                end: true,
+            };
+            let right = Answer {
+                offer: offer.offer,
+                verdicts: more,
+            };
             says(&[
                 ToSender::Answer(none),
                 ToSender::Held(held),
@@ -81,9 +102,18 @@ fn a_daemon_that_claims_groups_of_a_small_file_gets_it_whole() {
                 let files: usize = offer.groups.iter().map(|group| group.files.len()).sum();
                 let held = |file: usize, end| {
                     let file = u32::try_from(file).unwrap();
-                    ToSender::Held(Held { offer: offer.offer, file, first: 0, cvs: vec![[7; 32]], end })
+                    ToSender::Held(Held {
+                        offer: offer.offer,
+                        file,
+                        first: 0,
+                        cvs: vec![[7; 32]],
+                        end,
+                    })
                 };
-                let answer = ToSender::Answer(Answer { offer: offer.offer, verdicts: vec![verdict; files] });
+                let answer = ToSender::Answer(Answer {
+                    offer: offer.offer,
+                    verdicts: vec![verdict; files],
+                });
                 let before = (0..files).map(|file| held(file, false));
                 let after = (0..files).map(|file| held(file, true));
                 says(&before.chain([answer]).chain(after).collect::<Vec<_>>())
@@ -91,7 +121,12 @@ fn a_daemon_that_claims_groups_of_a_small_file_gets_it_whole() {
             _ => None,
         };
         let deceived = Deceiver::new(TargetState::Populated, said).deceive(&site().source());
-        assert_eq!(deceived.ended.as_ref().unwrap().files, 2, "{:?}", deceived.failed);
+        assert_eq!(
+            deceived.ended.as_ref().unwrap().files,
+            2,
+            "{:?}",
+            deceived.failed
+        );
         assert_only_sources_were_sent(&deceived);
     }
 }
@@ -103,16 +138,34 @@ fn a_daemon_that_claims_to_have_all_of_a_file_has_not_confirmed_it() {
     paint(site.source().join("large"), 3 * GROUP_BYTES);
     let said = |heard: &Heard| match heard {
         Heard::Message(ToReceiver::Offer(offer)) => {
-            let held = Held { offer: offer.offer, file: 0, first: 0, cvs: vec![[7; 32]; 3], end: true };
-            let answer = Answer { offer: offer.offer, verdicts: vec![Verdict::Resume] };
+            let held = Held {
+                offer: offer.offer,
+                file: 0,
+                first: 0,
+                cvs: vec![[7; 32]; 3],
+                end: true,
+            };
+            let answer = Answer {
+                offer: offer.offer,
+                verdicts: vec![Verdict::Resume],
+            };
             says(&[ToSender::Held(held), ToSender::Answer(answer)])
         }
         _ => None,
     };
     let deceived = Deceiver::new(TargetState::Populated, said).deceive(&site.source());
     let summary = deceived.ended.as_ref().unwrap();
-    assert_eq!((summary.files, summary.failed), (0, 1), "{:?}", deceived.failed);
-    assert!(deceived.failed[0].contains("never confirmed"), "{:?}", deceived.failed);
+    assert_eq!(
+        (summary.files, summary.failed),
+        (0, 1),
+        "{:?}",
+        deceived.failed
+    );
+    assert!(
+        deceived.failed[0].contains("never confirmed"),
+        "{:?}",
+        deceived.failed
+    );
 }
 
 #[test]
@@ -121,14 +174,23 @@ fn a_daemon_that_calls_a_file_whole_before_it_was_sent_is_broken_off() {
     paint(site.source().join("large"), 3 * GROUP_BYTES);
     let said = |heard: &Heard| match heard {
         Heard::Frame(frame) if frame.header.kind == FrameKind::Declare => {
-            let files = vec![FileDone { file: frame.header.file.0, fault: None }];
-            says(&[ToSender::Stored(Stored { items: Vec::new(), files })])
+            let files = vec![FileDone {
+                file: frame.header.file.0,
+                fault: None,
+            }];
+            says(&[ToSender::Stored(Stored {
+                items: Vec::new(),
+                files,
+            })])
         }
         // no receipt, or all may have been read by then
         Heard::Frame(_) => Some(Vec::new()),
         _ => None,
     };
-    let mut source = std::fs::File::options().write(true).open(site.source().join("large")).unwrap();
+    let mut source = std::fs::File::options()
+        .write(true)
+        .open(site.source().join("large"))
+        .unwrap();
     // more than fits the buffers, so that not all of it can have been read
     std::io::Seek::seek(&mut source, std::io::SeekFrom::Start(200 * GROUP_BYTES)).unwrap();
     std::io::Write::write_all(&mut source, b"end").unwrap();
@@ -148,7 +210,9 @@ fn a_daemon_that_settles_an_item_twice_is_broken_off() {
         Heard::Message(ToReceiver::Announce { .. }) => Some(Vec::new()),
         Heard::Message(_) => None,
     };
-    Deceiver::new(TargetState::Empty, said).deceive(&site().source()).is_broken_off("a receipt");
+    Deceiver::new(TargetState::Empty, said)
+        .deceive(&site().source())
+        .is_broken_off("a receipt");
 }
 
 /// A name for what was never stored, for the same twice, or for a group of a large file.
@@ -156,13 +220,17 @@ fn a_daemon_that_settles_an_item_twice_is_broken_off() {
 fn a_daemon_that_publishes_what_it_has_not_stored_is_broken_off() {
     after_leave(published(0)).is_broken_off("a name");
     let said = |heard: &Heard| match heard {
-        Heard::Frame(Frame { header, .. }) => {
-            says(&[stored(header.item.0), published(header.item.0), published(header.item.0)])
-        }
+        Heard::Frame(Frame { header, .. }) => says(&[
+            stored(header.item.0),
+            published(header.item.0),
+            published(header.item.0),
+        ]),
         Heard::Message(ToReceiver::Announce { .. }) => Some(Vec::new()),
         Heard::Message(_) => None,
     };
-    Deceiver::new(TargetState::Empty, said).deceive(&site().source()).is_broken_off("a name");
+    Deceiver::new(TargetState::Empty, said)
+        .deceive(&site().source())
+        .is_broken_off("a name");
     let site = Site::local();
     paint(site.source().join("large"), 2 * GROUP_BYTES);
     let said = |heard: &Heard| match heard {
@@ -171,17 +239,32 @@ fn a_daemon_that_publishes_what_it_has_not_stored_is_broken_off() {
         }
         _ => None,
     };
-    Deceiver::new(TargetState::Empty, said).deceive(&site.source()).is_broken_off("a name");
+    Deceiver::new(TargetState::Empty, said)
+        .deceive(&site.source())
+        .is_broken_off("a name");
 }
 
 /// Nothing more comes from a receiver that is not asked: the session ends as one that has lost its connection.
 #[test]
 fn a_push_that_can_say_no_more_ends() {
-    let jobs: [fn(PushJob) -> PushJob; 2] =
-        [|job| job, |job| PushJob { open: Open { purpose: Purpose::Preview, ..job.open }, ..job }];
+    let jobs: [fn(PushJob) -> PushJob; 2] = [
+        |job| job,
+        |job| PushJob {
+            open: Open {
+                purpose: Purpose::Preview,
+                ..job.open
+            },
+            ..job
+        },
+    ];
     for job in jobs {
         let honest = Deceiver::new(TargetState::Populated, |_heard: &Heard| None);
-        let deceived = Deceiver { writes_max: 1, job, ..honest }.deceive(&site().source());
+        let deceived = Deceiver {
+            writes_max: 1,
+            job,
+            ..honest
+        }
+        .deceive(&site().source());
         let error = deceived.ended.unwrap_err();
         assert!(error.is_lost(), "{error}");
     }
@@ -224,7 +307,11 @@ fn a_daemon_that_stores_and_publishes_nothing_has_moved_nothing() {
 fn what_an_older_daemon_has_stored_has_its_name() {
     let receipts = |frame: &Frame| vec![stored(frame.header.item.0)];
     let older = Deceiver::new(TargetState::Empty, settling(receipts));
-    let deceived = Deceiver { version: Version::V3, ..older }.deceive(&site().source());
+    let deceived = Deceiver {
+        version: Version::V3,
+        ..older
+    }
+    .deceive(&site().source());
     assert_eq!(deceived.ended.unwrap().files, 2);
 }
 
@@ -235,18 +322,43 @@ fn what_gets_no_name_has_failed() {
         let item = frame.header.item.0;
         let batch = Batch::decode(&frame.head, frame.header.data_bytes).unwrap();
         let entries = batch.groups.iter().flat_map(|group| &group.entries);
-        let files = (0..).zip(entries).filter(|(_, entry)| matches!(entry, BatchEntry::File(_)));
-        let fault = |entry| EntryFault { entry, operation: Operation::Flush, code: FaultCode::Os(5) };
+        let files = (0..)
+            .zip(entries)
+            .filter(|(_, entry)| matches!(entry, BatchEntry::File(_)));
+        let fault = |entry| EntryFault {
+            entry,
+            operation: Operation::Flush,
+            code: FaultCode::Os(5),
+        };
         let faults: Vec<_> = files.map(|(entry, _)| fault(entry)).collect();
         let first = faults.first().copied().into_iter().collect();
-        let items = vec![StoredItem { item, mismatch: false, faults: first }];
+        let items = vec![StoredItem {
+            item,
+            mismatch: false,
+            faults: first,
+        }];
         let published = vec![PublishedItem { item, faults }];
-        vec![ToSender::Stored(Stored { items, files: Vec::new() }), ToSender::Published { items: published }]
+        vec![
+            ToSender::Stored(Stored {
+                items,
+                files: Vec::new(),
+            }),
+            ToSender::Published { items: published },
+        ]
     };
     let deceived = Deceiver::new(TargetState::Empty, settling(receipts)).deceive(&site().source());
     let summary = deceived.ended.as_ref().unwrap();
-    assert_eq!((summary.files, summary.bytes, summary.failed), (0, 0, 2), "{:?}", deceived.failed);
-    assert!(deceived.failed.iter().all(|told| told.contains("flush '")), "{:?}", deceived.failed);
+    assert_eq!(
+        (summary.files, summary.bytes, summary.failed),
+        (0, 0, 2),
+        "{:?}",
+        deceived.failed
+    );
+    assert!(
+        deceived.failed.iter().all(|told| told.contains("flush '")),
+        "{:?}",
+        deceived.failed
+    );
 }
 
 #[test]
@@ -262,14 +374,33 @@ fn a_daemon_that_gives_leave_twice_is_broken_off() {
 /// A list that is longer than it may be, of each kind.
 #[test]
 fn a_daemon_that_sends_huge_lists_is_broken_off() {
-    let item = StoredItem { item: 0, mismatch: true, faults: Vec::new() };
+    let item = StoredItem {
+        item: 0,
+        mismatch: true,
+        faults: Vec::new(),
+    };
     let name = || ListedName(zmove_types::Name::from_bytes(b"n").unwrap());
-    let extra = || ExtraneousName { range: 0, name: name(), directory: true };
-    let names = std::iter::repeat_with(extra).take(EXTRANEOUS_NAMES_MAX + 1).collect();
+    let extra = || ExtraneousName {
+        range: 0,
+        name: name(),
+        directory: true,
+    };
+    let names = std::iter::repeat_with(extra)
+        .take(EXTRANEOUS_NAMES_MAX + 1)
+        .collect();
     let lists = [
-        ToSender::Answer(Answer { offer: 0, verdicts: vec![Verdict::Need; OFFER_FILES_MAX + 1] }),
-        ToSender::Stored(Stored { items: vec![item; STORED_ITEMS_MAX + 1], files: Vec::new() }),
-        ToSender::ExtraneousNames(ExtraneousNames { names, ..ExtraneousNames::default() }),
+        ToSender::Answer(Answer {
+            offer: 0,
+            verdicts: vec![Verdict::Need; OFFER_FILES_MAX + 1],
+        }),
+        ToSender::Stored(Stored {
+            items: vec![item; STORED_ITEMS_MAX + 1],
+            files: Vec::new(),
+        }),
+        ToSender::ExtraneousNames(ExtraneousNames {
+            names,
+            ..ExtraneousNames::default()
+        }),
     ];
     for list in lists {
         after_leave(list).is_broken_off("control");
@@ -280,13 +411,23 @@ fn a_daemon_that_sends_huge_lists_is_broken_off() {
 #[test]
 fn a_daemon_that_answers_without_end_what_nobody_asked_fills_no_memory() {
     for message in [
-        ToSender::Findings(Findings { inquiry: 0, findings: Vec::new() }),
-        ToSender::Removed { remove: 0, entries: 1 },
+        ToSender::Findings(Findings {
+            inquiry: 0,
+            findings: Vec::new(),
+        }),
+        ToSender::Removed {
+            remove: 0,
+            entries: 1,
+        },
     ] {
         let said = move |heard: &Heard| match heard {
             Heard::Message(ToReceiver::OpenWith(..)) => {
                 let flood = std::iter::repeat_n(encode_message(&message), 1000);
-                Some(std::iter::once(encode_message(&opened(TargetState::Empty))).chain(flood).collect())
+                Some(
+                    std::iter::once(encode_message(&opened(TargetState::Empty)))
+                        .chain(flood)
+                        .collect(),
+                )
             }
             _ => None,
         };
@@ -302,13 +443,34 @@ fn a_daemon_that_answers_without_end_what_nobody_asked_fills_no_memory() {
 #[test]
 fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
     let path = RelPath::from_bytes("long/".repeat(600).trim_end_matches('/').as_bytes()).unwrap();
-    let fault = Fault { path, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
-    let held = |end| ToSender::Held(Held { offer: 0, file: 0, first: 0, cvs: Vec::new(), end });
-    let files = vec![FileDone { file: 7, fault: None }];
+    let fault = Fault {
+        path,
+        operation: Operation::SetMetadata,
+        code: FaultCode::Os(1),
+    };
+    let held = |end| {
+        ToSender::Held(Held {
+            offer: 0,
+            file: 0,
+            first: 0,
+            cvs: Vec::new(),
+            end,
+        })
+    };
+    let files = vec![FileDone {
+        file: 7,
+        fault: None,
+    }];
     for message in [
         ToSender::Fault(fault),
-        ToSender::Stored(Stored { items: Vec::new(), files: Vec::new() }),
-        ToSender::Stored(Stored { items: Vec::new(), files }),
+        ToSender::Stored(Stored {
+            items: Vec::new(),
+            files: Vec::new(),
+        }),
+        ToSender::Stored(Stored {
+            items: Vec::new(),
+            files,
+        }),
         ToSender::Published { items: Vec::new() },
         held(false),
         held(true),
@@ -317,7 +479,11 @@ fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
         let said = move |heard: &Heard| match heard {
             Heard::Message(ToReceiver::OpenWith(..)) => {
                 let flood = std::iter::repeat_n(encode_message(&message), 20_000);
-                Some(std::iter::once(encode_message(&opened(TargetState::Populated))).chain(flood).collect())
+                Some(
+                    std::iter::once(encode_message(&opened(TargetState::Populated)))
+                        .chain(flood)
+                        .collect(),
+                )
             }
             // it does not come to an end before
             _ => Some(Vec::new()),
@@ -334,8 +500,15 @@ fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
 fn a_daemon_that_tells_a_fault_of_a_batch_without_end_is_broken_off() {
     let receipts = |frame: &Frame| {
         let item = frame.header.item.0;
-        let fault = EntryFault { entry: 0, operation: Operation::Flush, code: FaultCode::Os(5) };
-        let items = vec![PublishedItem { item, faults: vec![fault; 500] }];
+        let fault = EntryFault {
+            entry: 0,
+            operation: Operation::Flush,
+            code: FaultCode::Os(5),
+        };
+        let items = vec![PublishedItem {
+            item,
+            faults: vec![fault; 500],
+        }];
         vec![stored(item), ToSender::Published { items }]
     };
     let deceived = Deceiver::new(TargetState::Empty, settling(receipts)).deceive(&site().source());
@@ -350,8 +523,13 @@ fn a_daemon_that_names_another_path_is_broken_off() {
         let name = name.clone();
         let said = move |heard: &Heard| match heard {
             Heard::Message(ToReceiver::OpenWith(..)) => {
-                let ToSender::Opened(leave) = opened(TargetState::Empty) else { unreachable!() };
-                let leave = zmove_wire::Opened { single_name: Some(TopName(name.clone())), ..leave };
+                let ToSender::Opened(leave) = opened(TargetState::Empty) else {
+                    unreachable!()
+                };
+                let leave = zmove_wire::Opened {
+                    single_name: Some(TopName(name.clone())),
+                    ..leave
+                };
                 let mut bytes = encode_message(&ToSender::Opened(leave));
                 let at = bytes.windows(2).rposition(|pair| pair == b"xx").unwrap();
                 bytes[at..at + 2].copy_from_slice(climbing);
@@ -370,7 +548,11 @@ fn a_daemon_that_names_another_path_is_broken_off() {
 #[test]
 fn a_daemon_that_blames_other_paths_leaves_no_success() {
     let path = RelPath::from_bytes(Path::new("etc/shadow").as_os_str().as_encoded_bytes()).unwrap();
-    let fault = Fault { path, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
+    let fault = Fault {
+        path,
+        operation: Operation::SetMetadata,
+        code: FaultCode::Os(1),
+    };
     let said = move |heard: &Heard| match heard {
         Heard::Message(ToReceiver::OpenWith(..)) => {
             says(&[opened(TargetState::Empty), ToSender::Fault(fault.clone())])
@@ -379,6 +561,10 @@ fn a_daemon_that_blames_other_paths_leaves_no_success() {
     };
     let deceived = Deceiver::new(TargetState::Empty, said).deceive(&site().source());
     assert_eq!(deceived.ended.as_ref().unwrap().failed, 1);
-    assert!(deceived.failed[0].contains("etc/shadow"), "{:?}", deceived.failed);
+    assert!(
+        deceived.failed[0].contains("etc/shadow"),
+        "{:?}",
+        deceived.failed
+    );
     assert_only_sources_were_sent(&deceived);
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use zmove_transport::{
-    Access, AuthorizedKeys, Channel, ChannelDialler, Grant, HostPolicy, Identity, Reach, TransportChoice,
+    Access, AuthorizedKeys, Channel, ChannelDialler, Grant, HostPolicy, Identity, Reach,
+    TransportChoice,
 };
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::{Greeting, Role};
@@ -20,7 +21,8 @@ const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Tcp, TransportChoice:
 /// A daemon that lets in the client, who is called tester, and eve, who may write as well.
 fn site() -> (Site, Identity, Identity) {
     let site = Site::daemon();
-    let [tester, eve] = ["client", "eve"].map(|home| Identity::load_or_create(&site.path(home)).unwrap());
+    let [tester, eve] =
+        ["client", "eve"].map(|home| Identity::load_or_create(&site.path(home)).unwrap());
     let roots = vec![site.target().canonicalize().unwrap()];
     let grant = Grant::new(eve.fingerprint(), "eve", roots, Access::WriteOnly);
     AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
@@ -28,12 +30,26 @@ fn site() -> (Site, Identity, Identity) {
 }
 
 /// Dials as `identity` and says a greeting.
-async fn greet(site: &Site, identity: &Identity, transport: TransportChoice, role: Role) -> Channel {
+async fn greet(
+    site: &Site,
+    identity: &Identity,
+    transport: TransportChoice,
+    role: Role,
+) -> Channel {
     let daemon = site.the_daemon();
-    let (policy, reach) = (HostPolicy::Pinned(daemon.fingerprint), Reach { transport, ..Reach::default() });
+    let (policy, reach) = (
+        HostPolicy::Pinned(daemon.fingerprint),
+        Reach {
+            transport,
+            ..Reach::default()
+        },
+    );
     let dialler = ChannelDialler::new(identity, "127.0.0.1", daemon.address.port(), policy, reach);
     let mut channel = dialler.await.unwrap().dial(PATIENCE).await.unwrap();
-    channel.write_all(&Greeting::new(role, TRANSFER).encode()).await.unwrap();
+    channel
+        .write_all(&Greeting::new(role, TRANSFER).encode())
+        .await
+        .unwrap();
     channel.flush().await.unwrap();
     channel
 }
@@ -50,7 +66,10 @@ async fn ended(mut channel: Channel) -> Vec<u8> {
 async fn open(site: &Site, identity: &Identity, transport: TransportChoice) -> Channel {
     let mut control = greet(site, identity, transport, Role::Control).await;
     let mut greeting = [0; Greeting::BYTES];
-    tokio::time::timeout(PATIENCE, control.read_exact(&mut greeting)).await.unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, control.read_exact(&mut greeting))
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(Greeting::decode(&greeting).unwrap().transfer, TRANSFER);
     control
 }
@@ -65,7 +84,8 @@ fn a_lane_presented_by_another_identity_finds_no_transfer() {
             let lane = greet(&site, &eve, transport, Role::Lane(LaneId(0))).await;
             assert_eq!(ended(lane).await, b"");
         });
-        site.the_daemon().wait_for_log("a lane of a transfer that its key has not opened");
+        site.the_daemon()
+            .wait_for_log("a lane of a transfer that its key has not opened");
         assert!(names(&site.target()).is_empty());
     }
 }
@@ -83,7 +103,8 @@ fn the_id_of_another_users_transfer_opens_a_transfer_of_ones_own() {
             // the other one is still there: its key cannot open it once more
             let second = greet(&site, &tester, transport, Role::Control).await;
             assert_eq!(ended(second).await, b"");
-            site.the_daemon().wait_for_log("a transfer of that id is running already");
+            site.the_daemon()
+                .wait_for_log("a transfer of that id is running already");
             drop(theirs);
         });
         site.the_daemon().wait_for_log("broken off by tester");
@@ -99,7 +120,8 @@ fn an_id_that_runs_already_is_refused_to_its_own_key() {
             let second = greet(&site, &tester, transport, Role::Control).await;
             assert_eq!(ended(second).await, b"");
         });
-        site.the_daemon().wait_for_log("a transfer of that id is running already");
+        site.the_daemon()
+            .wait_for_log("a transfer of that id is running already");
     }
 }
 
@@ -118,7 +140,8 @@ fn an_unknown_key_is_refused_on_every_connection_and_transport() {
                 assert!(text.contains("this key is not known here"), "{text}");
             }
         });
-        site.the_daemon().wait_for_log(&format!("unknown key {}", stranger.fingerprint()));
+        site.the_daemon()
+            .wait_for_log(&format!("unknown key {}", stranger.fingerprint()));
     }
 }
 
@@ -129,17 +152,27 @@ fn tls_1_2_gets_nowhere_with_another_library() {
     }
     let (site, ..) = site();
     paint(site.source().join("f"), 10);
-    let (address, key) = (site.the_daemon().address.to_string(), site.path("client/key.pem"));
+    let (address, key) = (
+        site.the_daemon().address.to_string(),
+        site.path("client/key.pem"),
+    );
     let key = key.to_str().unwrap();
     let connect = |version: &str| {
-        let words = ["s_client", "-connect", &address, version, "-alpn", "zmove", "-cert", key, "-key", key];
+        let words = [
+            "s_client", "-connect", &address, version, "-alpn", "zmove", "-cert", key, "-key", key,
+        ];
         let mut openssl = std::process::Command::new("openssl");
-        let output = openssl.args(words).stdin(std::process::Stdio::null()).output().unwrap();
+        let output = openssl
+            .args(words)
+            .stdin(std::process::Stdio::null())
+            .output()
+            .unwrap();
         String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
     };
     let said = connect("-tls1_2");
     assert!(said.contains("alert protocol version"), "{said}");
-    site.the_daemon().wait_for_log("it speaks TLS without the zmove protocol");
+    site.the_daemon()
+        .wait_for_log("it speaks TLS without the zmove protocol");
     // by which it is seen that nothing else was wrong
     let said = connect("-tls1_3");
     assert!(said.contains("ALPN protocol: zmove"), "{said}");

@@ -51,7 +51,14 @@ fn push(site: &Site, options: &[&str]) -> Value {
 
 /// Empty, small, one group, large; each becomes each other, and itself with other contents.
 fn files_of_all_sizes_keep_their_inode(site: &Site) {
-    let sizes = [0, 5, 300_000, GROUP_BYTES, GROUP_BYTES + 1, 2 * GROUP_BYTES + 5];
+    let sizes = [
+        0,
+        5,
+        300_000,
+        GROUP_BYTES,
+        GROUP_BYTES + 1,
+        2 * GROUP_BYTES + 5,
+    ];
     for (old, new) in sizes.iter().flat_map(|old| sizes.map(|new| (*old, new))) {
         let name = format!("{old}-{new}");
         paint(site.source().join(&name), new);
@@ -61,13 +68,20 @@ fn files_of_all_sizes_keep_their_inode(site: &Site) {
     }
     let changed = names(&site.target());
     paint(site.source().join("new"), 9);
-    let before: Vec<_> = changed.iter().map(|name| inode(&site.target().join(name))).collect();
+    let before: Vec<_> = changed
+        .iter()
+        .map(|name| inode(&site.target().join(name)))
+        .collect();
     for delta in ["always", "never"] {
         push(site, &["--delta", delta]);
         for (name, before) in changed.iter().zip(&before) {
             assert_eq!(inode(&site.target().join(name)), *before, "{name}");
             let there = std::fs::read(site.target().join(name)).unwrap();
-            assert_eq!(there, std::fs::read(site.source().join(name)).unwrap(), "{name}");
+            assert_eq!(
+                there,
+                std::fs::read(site.source().join(name)).unwrap(),
+                "{name}"
+            );
         }
         for name in &changed {
             let bytes = site.source().join(name).metadata().unwrap().len();
@@ -80,7 +94,10 @@ fn files_of_all_sizes_keep_their_inode(site: &Site) {
 /// Or they would look right as soon as the one that was changed does.
 fn other_names_of_a_file_keep_what_they_had(site: &Site) {
     for bytes in [5, LARGE] {
-        let (name, other) = (format!("changed-{bytes}"), site.path(&format!("other-{bytes}")));
+        let (name, other) = (
+            format!("changed-{bytes}"),
+            site.path(&format!("other-{bytes}")),
+        );
         paint(site.source().join(&name), bytes);
         std::fs::write(&other, "old").unwrap();
         std::fs::hard_link(&other, site.target().join(&name)).unwrap();
@@ -95,7 +112,8 @@ fn only_what_differs_is_written(site: &Site) {
     let there = std::fs::File::create(site.target().join("large")).unwrap();
     there.set_len(LARGE).unwrap();
     // A group that is wholly a hole is not compared.
-    (0..LARGE.div_ceil(GROUP_BYTES)).for_each(|group| there.write_all_at(&[0], group * GROUP_BYTES).unwrap());
+    (0..LARGE.div_ceil(GROUP_BYTES))
+        .for_each(|group| there.write_all_at(&[0], group * GROUP_BYTES).unwrap());
     let mut contents = vec![0; usize::try_from(LARGE).unwrap()];
     contents[usize::try_from(GROUP_BYTES).unwrap() + 7] = 1;
     std::fs::write(site.source().join("large"), contents).unwrap();
@@ -108,7 +126,11 @@ fn only_what_differs_is_written(site: &Site) {
     );
     let stat = site.target().join("large").metadata().unwrap();
     assert_eq!(stat.ino(), before);
-    assert!(stat.blocks() * 512 < 2 * GROUP_BYTES, "{} blocks", stat.blocks());
+    assert!(
+        stat.blocks() * 512 < 2 * GROUP_BYTES,
+        "{} blocks",
+        stat.blocks()
+    );
 }
 
 fn what_is_no_file_is_replaced(site: &Site) {
@@ -124,7 +146,10 @@ fn what_is_no_file_is_replaced(site: &Site) {
         std::fs::create_dir(site.target().join(format!("directory{number}"))).unwrap();
     }
     let outcome = site.push(&["--inplace"], site.contents(), "").expect(23);
-    outcome.says(&["directory0", "is in the way"]).says(&["directory1", "is in the way"]).lines(2);
+    outcome
+        .says(&["directory0", "is in the way"])
+        .says(&["directory1", "is in the way"])
+        .lines(2);
     for number in 0..2 {
         std::fs::remove_dir(site.target().join(format!("directory{number}"))).unwrap();
         std::fs::remove_file(site.source().join(format!("directory{number}"))).unwrap();
@@ -140,16 +165,19 @@ fn what_stays_stays(site: &Site) {
             paint(site.source().join(&name), bytes);
             set_mtime(site.source().join(&name), back_then());
             std::fs::write(site.target().join(&name), "kept").unwrap();
-            let there = UNIX_EPOCH + Duration::from_secs(1_700_000_000_u64.saturating_add_signed(seconds));
+            let there =
+                UNIX_EPOCH + Duration::from_secs(1_700_000_000_u64.saturating_add_signed(seconds));
             set_mtime(site.target().join(&name), there);
         }
     }
-    site.push(&["--inplace", "--ignore-existing"], site.contents(), "").done();
+    site.push(&["--inplace", "--ignore-existing"], site.contents(), "")
+        .done();
     for name in names(&site.target()) {
         assert_eq!(std::fs::read(site.target().join(name)).unwrap(), b"kept");
     }
     let inodes = ["older0", "older1"].map(|name| inode(&site.target().join(name)));
-    site.push(&["--inplace", "--update"], site.contents(), "").done();
+    site.push(&["--inplace", "--update"], site.contents(), "")
+        .done();
     for (number, before) in inodes.into_iter().enumerate() {
         let [older, newer] = ["older", "newer"].map(|age| format!("{age}{number}"));
         let read = |root: &Path, name: &str| std::fs::read(root.join(name)).unwrap();
@@ -165,9 +193,13 @@ fn what_is_right_stays_right_under_its_other_name(site: &Site) {
         for (name, shift) in [("changed", 1), ("kept", 2)] {
             let name = format!("{name}-{bytes}");
             std::fs::write(site.source().join(&name), painted(bytes, shift)).unwrap();
-            set_mtime(site.source().join(&name), back_then() + Duration::from_secs(shift));
+            set_mtime(
+                site.source().join(&name),
+                back_then() + Duration::from_secs(shift),
+            );
         }
-        let [changed, kept] = ["changed", "kept"].map(|name| site.target().join(format!("{name}-{bytes}")));
+        let [changed, kept] =
+            ["changed", "kept"].map(|name| site.target().join(format!("{name}-{bytes}")));
         std::fs::write(&kept, painted(bytes, 2)).unwrap();
         set_mtime(&kept, back_then() + Duration::from_secs(2));
         std::fs::hard_link(&kept, &changed).unwrap();
@@ -180,7 +212,11 @@ fn what_is_right_stays_right_under_its_other_name(site: &Site) {
 fn two_names_of_one_file_that_are_two_at_the_source(site: &Site) {
     for bytes in [5, LARGE] {
         for (name, shift) in [("one", 1), ("two", 2)] {
-            std::fs::write(site.source().join(format!("{name}-{bytes}")), painted(bytes, shift)).unwrap();
+            std::fs::write(
+                site.source().join(format!("{name}-{bytes}")),
+                painted(bytes, shift),
+            )
+            .unwrap();
         }
         let [one, two] = ["one", "two"].map(|name| site.target().join(format!("{name}-{bytes}")));
         std::fs::write(&one, "old").unwrap();
@@ -196,8 +232,14 @@ fn nothing_happens_in_a_preview(site: &Site) {
         std::fs::write(site.target().join(name), "old").unwrap();
     }
     let before = snapshot(&site.target());
-    let told = site.push(&["--inplace", "-n"], site.contents(), "").done().stdout;
-    assert!(told.contains("~ small") && told.contains("~ large"), "{told}");
+    let told = site
+        .push(&["--inplace", "-n"], site.contents(), "")
+        .done()
+        .stdout;
+    assert!(
+        told.contains("~ small") && told.contains("~ large"),
+        "{told}"
+    );
     assert_eq!(snapshot(&site.target()), before);
 }
 
@@ -224,12 +266,20 @@ impl HalfWay {
         let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
         site.pin(&proxy.address, site.the_daemon().fingerprint);
         let client = site
-            .push_by(&proxy.address, &[&["--json", "--inplace", "--streams", "1"], options].concat())
+            .push_by(
+                &proxy.address,
+                &[&["--json", "--inplace", "--streams", "1"], options].concat(),
+            )
             .start();
         proxy.wait_for_stall();
         wait_until(&watch, || has_a_whole_group(&target));
         let inode = inode(&target);
-        Self { site, proxy, client, inode }
+        Self {
+            site,
+            proxy,
+            client,
+            inode,
+        }
     }
 
     #[track_caller]
@@ -263,7 +313,10 @@ impl HalfWay {
 fn has_a_whole_group(path: &Path) -> bool {
     let (there, new) = (std::fs::read(path).unwrap(), painted(LARGE, 0));
     let group = usize::try_from(GROUP_BYTES).unwrap();
-    there.chunks_exact(group).zip(new.chunks_exact(group)).any(|(there, new)| there == new)
+    there
+        .chunks_exact(group)
+        .zip(new.chunks_exact(group))
+        .any(|(there, new)| there == new)
 }
 
 pub(crate) fn wait_until(watch: &std::os::fd::OwnedFd, is_so: impl Fn() -> bool) {
@@ -272,7 +325,11 @@ pub(crate) fn wait_until(watch: &std::os::fd::OwnedFd, is_so: impl Fn() -> bool)
     while !is_so() {
         let mut poll_fds = [PollFd::new(watch, PollFlags::IN)];
         let patience = PATIENCE.try_into().unwrap();
-        assert_eq!(poll(&mut poll_fds, Some(&patience)).unwrap(), 1, "nothing is written");
+        assert_eq!(
+            poll(&mut poll_fds, Some(&patience)).unwrap(),
+            1,
+            "nothing is written"
+        );
         events.next().unwrap();
     }
 }
@@ -282,7 +339,12 @@ fn a_killed_daemon_leaves_a_file_that_the_same_command_finishes() {
     let mut half_way = HalfWay::start(&[], UNIX_EPOCH);
     let _again = half_way.kill_both();
     let HalfWay { site, proxy, .. } = &half_way;
-    let summary = finish(site.push_by(&proxy.address, &["--json", "--inplace"]).start()).done().summary();
+    let summary = finish(
+        site.push_by(&proxy.address, &["--json", "--inplace"])
+            .start(),
+    )
+    .done()
+    .summary();
     half_way.assert_whole();
     let [moved, matched] = ["bytes", "bytes_matched"].map(|key| summary[key].as_u64().unwrap());
     assert!(
@@ -317,20 +379,44 @@ fn a_lost_connection_goes_on() {
 fn a_lost_connection_does_not_make_a_file_newer() {
     let mut half_way = HalfWay::start(&["--update"], UNIX_EPOCH);
     half_way.proxy.reset(half_way.site.the_daemon().address);
-    assert_eq!(half_way.client.wait().unwrap().code(), Some(12), "it is not begun again");
-    half_way.site.the_daemon().wait_for_log("broken off by tester");
+    assert_eq!(
+        half_way.client.wait().unwrap().code(),
+        Some(12),
+        "it is not begun again"
+    );
+    half_way
+        .site
+        .the_daemon()
+        .wait_for_log("broken off by tester");
     half_way.assert_looks_unfinished();
-    half_way.site.push(&["--inplace", "--update"], half_way.site.contents(), "").done();
+    half_way
+        .site
+        .push(&["--inplace", "--update"], half_way.site.contents(), "")
+        .done();
     half_way.assert_whole();
 }
 
 #[test]
 fn of_two_at_once_the_second_fails() {
     let half_way = HalfWay::start(&[], UNIX_EPOCH);
-    let outcome = half_way.site.push(&["--inplace"], half_way.site.contents(), "").expect(23);
-    outcome.says(&["zmove: receiver: open for a change in place", "large'", "has locked it"]).lines(1);
+    let outcome = half_way
+        .site
+        .push(&["--inplace"], half_way.site.contents(), "")
+        .expect(23);
+    outcome
+        .says(&[
+            "zmove: receiver: open for a change in place",
+            "large'",
+            "has locked it",
+        ])
+        .lines(1);
     half_way.proxy.resume_without(0, u64::MAX);
-    let HalfWay { client, site, inode: before, .. } = half_way;
+    let HalfWay {
+        client,
+        site,
+        inode: before,
+        ..
+    } = half_way;
     finish(client).done();
     assert_same(&site.source(), &site.target());
     assert_eq!(inode(&site.target().join("large")), before);
@@ -342,7 +428,13 @@ fn a_file_that_is_replaced_meanwhile_is_told() {
     half_way.site.push(&[], half_way.site.contents(), "").done();
     half_way.proxy.resume_without(0, u64::MAX);
     let outcome = finish(half_way.client).expect(23);
-    outcome.says(&["zmove: receiver: verify", "large'", "another file has its name"]).lines(1);
+    outcome
+        .says(&[
+            "zmove: receiver: verify",
+            "large'",
+            "another file has its name",
+        ])
+        .lines(1);
     assert_same(&half_way.site.source(), &half_way.site.target());
 }
 
@@ -357,10 +449,19 @@ fn what_another_program_does_to_the_file_meanwhile_is_told() {
         let target = half_way.site.target().join("large");
         change(&std::fs::File::options().write(true).open(&target).unwrap());
         half_way.proxy.resume_without(0, u64::MAX);
-        let HalfWay { client, site, inode: before, .. } = half_way;
+        let HalfWay {
+            client,
+            site,
+            inode: before,
+            ..
+        } = half_way;
         let outcome = finish(client).expect(23);
         outcome
-            .says(&["zmove: receiver: verify", "large'", "another program has changed it meanwhile"])
+            .says(&[
+                "zmove: receiver: verify",
+                "large'",
+                "another program has changed it meanwhile",
+            ])
             .lines(1);
         assert_ne!(target.metadata().unwrap().modified().unwrap(), back_then());
         site.push(&["--inplace"], site.contents(), "").done();
@@ -391,7 +492,9 @@ fn a_part_of_before_gives_way_to_the_file_that_is_there() {
 
 #[test]
 fn a_file_that_may_not_be_written_is_named_and_the_rest_goes_on() {
-    let Some(mut site) = Site::unprivileged() else { return };
+    let Some(mut site) = Site::unprivileged() else {
+        return;
+    };
     site.start_daemon();
     for (name, bytes) in [("closed-small", 5), ("closed-large", LARGE), ("open", 5)] {
         paint(site.source().join(name), bytes);
@@ -404,15 +507,25 @@ fn a_file_that_may_not_be_written_is_named_and_the_rest_goes_on() {
     let outcome = site.push(&["--inplace"], site.contents(), "").expect(23);
     let said = "zmove: receiver: open for a change in place";
     let outcome = outcome.says(&[said, "closed-small'", "Permission denied"]);
-    outcome.says(&[said, "closed-large'", "Permission denied"]).lines(2);
-    assert_eq!(std::fs::read(site.target().join("open")).unwrap(), painted(5, 0));
-    assert_eq!(std::fs::read(site.target().join("closed-large")).unwrap(), b"old");
+    outcome
+        .says(&[said, "closed-large'", "Permission denied"])
+        .lines(2);
+    assert_eq!(
+        std::fs::read(site.target().join("open")).unwrap(),
+        painted(5, 0)
+    );
+    assert_eq!(
+        std::fs::read(site.target().join("closed-large")).unwrap(),
+        b"old"
+    );
 }
 
 /// Another owner's file can be written where its mode lets us, but its time is not ours to set.
 #[test]
 fn a_time_that_cannot_be_set_is_told() {
-    let Some(site) = Site::unprivileged() else { return };
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
     if !is_root() {
         return skip("only root can make files of another user");
     }
@@ -423,7 +536,12 @@ fn a_time_that_cannot_be_set_is_told() {
     set_mode(site.target().join("f"), 0o666);
     set_mode(site.source().join("f"), 0o644);
     let outcome = site.push(&["--inplace"], site.contents(), "").expect(23);
-    outcome.says(&["zmove: receiver: open for a change in place 'f'", "not permitted"]).lines(1);
+    outcome
+        .says(&[
+            "zmove: receiver: open for a change in place 'f'",
+            "not permitted",
+        ])
+        .lines(1);
     assert_eq!(
         std::fs::read(site.target().join("f")).unwrap(),
         b"old",
@@ -431,6 +549,15 @@ fn a_time_that_cannot_be_set_is_told() {
     );
     set_mode(site.source().join("f"), 0o666);
     let outcome = site.push(&["--inplace"], site.contents(), "").expect(23);
-    outcome.says(&["zmove: receiver: set mode and times of", "f'", "not permitted"]).lines(1);
-    assert_eq!(std::fs::read(site.target().join("f")).unwrap(), painted(10, 0));
+    outcome
+        .says(&[
+            "zmove: receiver: set mode and times of",
+            "f'",
+            "not permitted",
+        ])
+        .lines(1);
+    assert_eq!(
+        std::fs::read(site.target().join("f")).unwrap(),
+        painted(10, 0)
+    );
 }

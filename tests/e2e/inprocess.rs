@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 use zmove_receiver::{ReceiverConfig, Session, run_session};
 use zmove_scan::ScanRoot;
 use zmove_sender::{
-    LaneNumber, LaneSupply, Link, LossAnswer, Push, PushJob, Removals, Run, SenderConfig, SessionError,
-    Summary,
+    LaneNumber, LaneSupply, Link, LossAnswer, Push, PushJob, Removals, Run, SenderConfig,
+    SessionError, Summary,
 };
 use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_lane};
 use zmove_types::{Event, Observer, RelPath, TransferId};
@@ -71,23 +71,52 @@ impl Default for InProcess {
 
 impl InProcess {
     pub(crate) fn push(self, source: &Path, target: &Path) -> Pushed {
-        let Self { delta, overwrite, inplace, .. } = self;
+        let Self {
+            delta,
+            overwrite,
+            inplace,
+            ..
+        } = self;
         let mirror = self.mirror.clone();
         let target = target.to_str().unwrap();
         let job = job(source, target);
-        let open = Open { delta, overwrite, inplace, ..job.open };
-        self.push_job(PushJob { open, mirror, ..job })
+        let open = Open {
+            delta,
+            overwrite,
+            inplace,
+            ..job.open
+        };
+        self.push_job(PushJob {
+            open,
+            mirror,
+            ..job
+        })
     }
 
     /// Pushes what a job names.
     pub(crate) fn push_job(self, job: PushJob) -> Pushed {
-        let Self { config, receiver, lanes, wrap, wrap_source, more, on_event, .. } = self;
-        let witness = Arc::new(Witness { events: Mutex::default(), on_event });
+        let Self {
+            config,
+            receiver,
+            lanes,
+            wrap,
+            wrap_source,
+            more,
+            on_event,
+            ..
+        } = self;
+        let witness = Arc::new(Witness {
+            events: Mutex::default(),
+            on_event,
+        });
         let started = Instant::now();
         let mut run = Run::begin(None, started);
         let push = Push::start(job, config, &mut run, started);
         let observer = Arc::clone(&witness) as Arc<dyn Observer>;
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build();
         let ended = runtime.unwrap().block_on(async {
             let (near, mut far) = memory_control();
             let (sinks_in, sinks) = mpsc::channel(LANES_MAX);
@@ -100,13 +129,23 @@ impl InProcess {
             let (more_in, mut wanted) = mpsc::unbounded_channel::<u16>();
             let asked = u16::try_from(lanes).unwrap();
             let (congestion, number) = (LossAnswer::default(), LaneNumber::Tuned { least: asked });
-            let supply = more.then_some(LaneSupply { more: more_in, asked, again: 0, number, congestion });
+            let supply = more.then_some(LaneSupply {
+                more: more_in,
+                asked,
+                again: 0,
+                number,
+                congestion,
+            });
             let dialling = async move {
                 while let Some(more) = wanted.recv().await {
                     for number in 0..more {
                         let (sink, source) = memory_lane();
                         let failed = number % 2 == 1;
-                        let dialled = if failed { Err(LaneError::Closed) } else { Ok(wrap(sink)) };
+                        let dialled = if failed {
+                            Err(LaneError::Closed)
+                        } else {
+                            Ok(wrap(sink))
+                        };
                         sources_in.try_send(wrap_source(source)).unwrap();
                         // nobody takes lanes any more once the push is over
                         let _push_over = sinks_in.send(dialled).await;
@@ -116,12 +155,24 @@ impl InProcess {
             let transfer = TransferId([7; 16]);
             let receiving = tokio::spawn(async move {
                 let version = far.0.greeting().await.unwrap().agree().unwrap();
-                let session = Session { config: receiver, ..Session::new(transfer, version, far, sources) };
+                let session = Session {
+                    config: receiver,
+                    ..Session::new(transfer, version, far, sources)
+                };
                 run_session(session, std::future::pending()).await
             });
             let (cipher, version) = (Cipher::Tls, Version::NEWEST);
             let (relay, quota) = (None, None);
-            let link = Link { transfer, cipher, version, control: near, lanes: sinks, supply, relay, quota };
+            let link = Link {
+                transfer,
+                cipher,
+                version,
+                control: near,
+                lanes: sinks,
+                supply,
+                relay,
+                quota,
+            };
             let pushing = push.run(&mut run, link, observer, std::future::pending());
             let (ended, ()) = tokio::join!(pushing, dialling);
             let received = receiving.await.unwrap();
@@ -172,6 +223,8 @@ impl Pushed {
 
     #[track_caller]
     pub(crate) fn summary(&self) -> &Summary {
-        self.ended.as_ref().unwrap_or_else(|error| panic!("the push broke off: {error}"))
+        self.ended
+            .as_ref()
+            .unwrap_or_else(|error| panic!("the push broke off: {error}"))
     }
 }

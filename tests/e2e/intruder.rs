@@ -7,10 +7,12 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use zmove_receiver::{Session, SessionError, SessionReport, WriteAccess, run_session};
 use zmove_transport::{Frame, memory_control, memory_lane};
-use zmove_types::{Buffer, BufferPool, ItemId, Metadata, Name, RelPath, StageClock, Timestamp, TransferId};
+use zmove_types::{
+    Buffer, BufferPool, ItemId, Metadata, Name, RelPath, StageClock, Timestamp, TransferId,
+};
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, Extraneous, FileEntry, FrameHeader, FrameKind, Open, ToReceiver,
-    ToSender, Version, decode_message, encode_message,
+    Batch, BatchEntry, DirectoryGroup, Extraneous, FileEntry, FrameHeader, FrameKind, Open,
+    ToReceiver, ToSender, Version, decode_message, encode_message,
 };
 
 /// Some file systems take long for very deep trees.
@@ -41,13 +43,22 @@ pub(crate) struct Intruded {
 
 impl Intruder {
     pub(crate) fn new(root: &Path) -> Self {
-        let open = Open { extraneous: Extraneous::Goes, ..Open::new(Vec::new(), [1; 16]) };
-        Self { roots: vec![root.to_owned()], open }
+        let open = Open {
+            extraneous: Extraneous::Goes,
+            ..Open::new(Vec::new(), [1; 16])
+        };
+        Self {
+            roots: vec![root.to_owned()],
+            open,
+        }
     }
 
     /// Does all of it and then announces the end. A receiver that does not end by itself has failed the test.
     pub(crate) fn does(self, deeds: Vec<Deed>) -> Intruded {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build();
         runtime.unwrap().block_on(self.converse(deeds))
     }
 
@@ -67,7 +78,10 @@ impl Intruder {
         };
         let receiving = tokio::spawn(run_session(session, stop));
         reader.greeting().await.unwrap();
-        writer.send(&encode_message(&self.open.into_message(Version::NEWEST))).await.unwrap();
+        writer
+            .send(&encode_message(&self.open.into_message(Version::NEWEST)))
+            .await
+            .unwrap();
         let mut inbox = reader.into_inbox(decode_message::<ToSender>, 64);
         let (mut answers, mut items) = (Vec::new(), 0);
         let clock = Arc::new(StageClock::default());
@@ -89,31 +103,44 @@ impl Intruder {
                 Deed::Message(bytes) => drop(writer.send(&bytes).await),
                 Deed::Wait => {
                     let about_names = |answer: &&ToSender| {
-                        matches!(answer, ToSender::ExtraneousNames(_) | ToSender::Removed { .. })
+                        matches!(
+                            answer,
+                            ToSender::ExtraneousNames(_) | ToSender::Removed { .. }
+                        )
                     };
                     let before = answers.iter().filter(about_names).count();
                     while answers.iter().filter(about_names).count() == before {
-                        let Some(Ok(answer)) = inbox.recv().await else { break };
+                        let Some(Ok(answer)) = inbox.recv().await else {
+                            break;
+                        };
                         answers.push(answer);
                     }
                 }
                 Deed::Meanwhile(wanted, happens) => {
                     while settled(&answers) < wanted {
-                        let Some(Ok(answer)) = inbox.recv().await else { break };
+                        let Some(Ok(answer)) = inbox.recv().await else {
+                            break;
+                        };
                         answers.push(answer);
                     }
                     happens();
                 }
             }
         }
-        let announce = ToReceiver::Announce { items, mismatches: 0 };
+        let announce = ToReceiver::Announce {
+            items,
+            mismatches: 0,
+        };
         drop(writer.send(&encode_message(&announce)).await);
         while let Some(Ok(answer)) = inbox.recv().await {
             answers.push(answer);
         }
         drop((writer, inbox, sink));
         let ended = receiving.await.unwrap().map_err(|error| error.to_string());
-        assert!(!ended.as_ref().is_err_and(|error| error.contains("stopped")), "the receiver hangs");
+        assert!(
+            !ended.as_ref().is_err_and(|error| error.contains("stopped")),
+            "the receiver hangs"
+        );
         Intruded { ended, answers }
     }
 }
@@ -151,13 +178,25 @@ pub(crate) fn name(text: &str) -> Name {
 }
 
 pub(crate) fn metadata(mode: u32) -> Metadata {
-    Metadata::new(mode, Timestamp { seconds: 9, nanos: 0 })
+    Metadata::new(
+        mode,
+        Timestamp {
+            seconds: 9,
+            nanos: 0,
+        },
+    )
 }
 
 /// Entries of one directory as a batch, with that item number. Each file holds `x`.
 pub(crate) fn batch(item: u64, directory: &str, entries: Vec<BatchEntry>) -> Deed {
-    let files = entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
-    let groups = vec![DirectoryGroup { directory: path(directory), entries }];
+    let files = entries
+        .iter()
+        .filter(|entry| matches!(entry, BatchEntry::File(_)))
+        .count();
+    let groups = vec![DirectoryGroup {
+        directory: path(directory),
+        entries,
+    }];
     let batch = Batch { groups };
     raw_batch(item, batch.encode(), &vec![b'x'; files])
 }
@@ -178,7 +217,11 @@ pub(crate) fn raw_batch(item: u64, head: Vec<u8>, data: &[u8]) -> Deed {
 /// A frame with a right seal.
 pub(crate) fn frame(header: FrameHeader, head: Vec<u8>, content: &[u8; 32], data: &[u8]) -> Frame {
     let digest = zmove_chunk::seal(&header.prefix(), content);
-    Frame { header: FrameHeader { digest, ..header }, head, data: buffer(data) }
+    Frame {
+        header: FrameHeader { digest, ..header },
+        head,
+        data: buffer(data),
+    }
 }
 
 fn buffer(bytes: &[u8]) -> Buffer {
@@ -191,5 +234,11 @@ fn buffer(bytes: &[u8]) -> Buffer {
 /// A file that holds `x`.
 pub(crate) fn file(text: &str, mode: u32) -> BatchEntry {
     let root = zmove_chunk::file_root(b"x");
-    BatchEntry::File(FileEntry { name: name(text), metadata: metadata(mode), bytes: 1, root, data: None })
+    BatchEntry::File(FileEntry {
+        name: name(text),
+        metadata: metadata(mode),
+        bytes: 1,
+        root,
+        data: None,
+    })
 }

@@ -10,8 +10,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
-    Abandoned, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Waiting, WorkError,
-    WorkItem, WorkQueue, end_abandoned,
+    Abandoned, Head, JobEnd, JobError, LocalQueue, Node, Receiver, SessionEnd, SharedJob, Waiting,
+    WorkError, WorkItem, WorkQueue, end_abandoned,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
@@ -35,11 +35,15 @@ impl Lab {
     fn new(receivers: usize) -> Self {
         let site = Site::local();
         std::fs::create_dir_all(site.path("shared")).unwrap();
-        let mut lab = Self { site, receivers: Vec::new() };
+        let mut lab = Self {
+            site,
+            receivers: Vec::new(),
+        };
         for number in 0..receivers {
             lab.allow(number, Access::WriteOnly);
             let options = ["--listen", "127.0.0.1:0"];
-            let daemon = Daemon::start_with(&lab.receiver_home(number), &options, &Runner::default());
+            let daemon =
+                Daemon::start_with(&lab.receiver_home(number), &options, &Runner::default());
             lab.receivers.push(daemon);
         }
         lab
@@ -50,7 +54,9 @@ impl Lab {
     }
 
     fn allow(&self, number: usize, access: Access) {
-        let head = Identity::load_or_create(&self.home("head")).unwrap().fingerprint();
+        let head = Identity::load_or_create(&self.home("head"))
+            .unwrap()
+            .fingerprint();
         let home = self.receiver_home(number);
         std::fs::create_dir_all(&home).unwrap();
         let roots = vec![self.site.path("shared").canonicalize().unwrap()];
@@ -62,7 +68,10 @@ impl Lab {
     }
 
     fn key_of(&self, name: &str) -> [u8; 32] {
-        Identity::load_or_create(&self.home(name)).unwrap().fingerprint().0
+        Identity::load_or_create(&self.home(name))
+            .unwrap()
+            .fingerprint()
+            .0
     }
 
     fn zmove(&self, name: &str, words: &[&str]) -> Zmove {
@@ -84,16 +93,30 @@ impl Lab {
     /// A node in the background, which ends with the test.
     fn join(&self, name: &str) -> NodeProcess {
         let invitation = self.site.path("lab.toml");
-        let mut command = self.zmove(name, &["cluster", "join", invitation.to_str().unwrap()]).0;
+        let mut command = self
+            .zmove(name, &["cluster", "join", invitation.to_str().unwrap()])
+            .0;
         let log = std::fs::File::create(self.home(&format!("{name}.log"))).unwrap();
-        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        NodeProcess { log: self.home(&format!("{name}.log")), child: command.spawn().unwrap() }
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        NodeProcess {
+            log: self.home(&format!("{name}.log")),
+            child: command.spawn().unwrap(),
+        }
     }
 
     /// A job into `target`, as the head or a node knows it.
     fn job(&self, target: &str, epoch: u64) -> SharedJob {
-        let sources = vec![ScanRoot::new(self.site.source(), RelPath::from_bytes(b"run7").unwrap())];
-        let open = Open { durability: Durability::End, ..Open::new(target.into(), [0; 16]) };
+        let sources = vec![ScanRoot::new(
+            self.site.source(),
+            RelPath::from_bytes(b"run7").unwrap(),
+        )];
+        let open = Open {
+            durability: Durability::End,
+            ..Open::new(target.into(), [0; 16])
+        };
         let names = (JOB, epoch, NodeName::new("n").unwrap());
         SharedJob::new(names, sources, open, SenderConfig::default())
     }
@@ -101,21 +124,39 @@ impl Lab {
     fn reached(&self, name: &str, transport: TransportChoice) -> Vec<Receiver> {
         let receiver = |daemon: &Daemon| {
             let remote = Remote::parse_endpoint(&daemon.address.to_string()).unwrap();
-            let reach = Reach { transport, ..Reach::default() };
-            let settings = DialSettings { key: Some(daemon.fingerprint), reach, ..DialSettings::default() };
-            Receiver { home: self.home(name), remote, settings }
+            let reach = Reach {
+                transport,
+                ..Reach::default()
+            };
+            let settings = DialSettings {
+                key: Some(daemon.fingerprint),
+                reach,
+                ..DialSettings::default()
+            };
+            Receiver {
+                home: self.home(name),
+                remote,
+                settings,
+            }
         };
         self.receivers.iter().map(receiver).collect()
     }
 
     /// A grant by the head for the node.
     fn grant(&self, job: &SharedJob) -> JobGrant {
-        let receivers = self.receivers.iter().map(|daemon| daemon.fingerprint.0).collect();
+        let receivers = self
+            .receivers
+            .iter()
+            .map(|daemon| daemon.fingerprint.0)
+            .collect();
         job.grant_for(self.key_of("node"), receivers, now() - 5..now() + 3600)
     }
 
     fn signed(&self, grant: JobGrant) -> SignedJobGrant {
-        Identity::load_or_create(&self.home("head")).unwrap().sign_job_grant(grant).unwrap()
+        Identity::load_or_create(&self.home("head"))
+            .unwrap()
+            .sign_job_grant(grant)
+            .unwrap()
     }
 
     /// Takes part in a job as the node.
@@ -128,7 +169,8 @@ impl Lab {
         job.grant.renew(grant);
         let receivers = self.reached("node", transport);
         let node = Node::new(job, Arc::clone(queue), receivers, 1, PATIENCE);
-        node.take_part(1, Arc::new(NoObserver), Arc::new(NoListener)).await
+        node.take_part(1, Arc::new(NoObserver), Arc::new(NoListener))
+            .await
     }
 
     /// Has the head lead a job of which all is done by others.
@@ -141,29 +183,45 @@ impl Lab {
         let head = Head::new(Node::new(job, Arc::clone(queue), receivers, 0, PATIENCE));
         let begun = head.begun.subscribe();
         let stop = async { drop(stop.await) };
-        let leading = async move { head.run(Arc::new(NoObserver), Arc::new(NoListener), stop).await };
+        let leading = async move {
+            head.run(Arc::new(NoObserver), Arc::new(NoListener), stop)
+                .await
+        };
         (begun, tokio::spawn(leading))
     }
 }
 
 fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap()
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs()
 }
 
 /// A queue of a job that goes on, in which there is nothing to do at the moment.
 struct Idle;
 
 impl Hooks for Idle {
-    async fn put(&self, _queue: &LocalQueue, _items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+    async fn put(
+        &self,
+        _queue: &LocalQueue,
+        _items: Vec<WorkItem>,
+    ) -> Result<Vec<WorkItem>, WorkError> {
         Ok(Vec::new())
     }
 
     fn waiting(&self, _none: Waiting) -> Waiting {
-        Waiting { waiting: 1, taken: 0 }
+        Waiting {
+            waiting: 1,
+            taken: 0,
+        }
     }
 }
 
@@ -176,7 +234,11 @@ impl NodeProcess {
     fn wait_for(&self, part: &str) {
         let began = Instant::now();
         while !self.said().contains(part) {
-            assert!(began.elapsed() < PATIENCE, "no '{part}' in: {}", self.said());
+            assert!(
+                began.elapsed() < PATIENCE,
+                "no '{part}' in: {}",
+                self.said()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -195,7 +257,10 @@ impl Drop for NodeProcess {
 
 /// An address where nobody listens.
 fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
 }
 
 /// The second node takes one command, and nobody types its key anywhere. It waits for its grant before the head takes
@@ -208,32 +273,68 @@ fn two_nodes_of_which_only_the_head_is_allowed_move_data_to_both_receivers() {
     let lab = Lab::new(2);
     lab.paint();
     let broker = free_address().to_string();
-    let hosts: Vec<_> = lab.receivers.iter().map(|daemon| daemon.address.to_string()).collect();
-    let init = ["cluster", "init", "lab", &hosts[0], &hosts[1], "--listen", &broker, "--accept-new"];
+    let hosts: Vec<_> = lab
+        .receivers
+        .iter()
+        .map(|daemon| daemon.address.to_string())
+        .collect();
+    let init = [
+        "cluster",
+        "init",
+        "lab",
+        &hosts[0],
+        &hosts[1],
+        "--listen",
+        &broker,
+        "--accept-new",
+    ];
     let told = lab.zmove("head", &init).outcome().done().stdout;
     let key = lab.zmove("head", &["key", "show"]).outcome().done().stdout;
-    assert!(told.contains(&format!("zmove allow {}", key.trim())), "{told}");
+    assert!(
+        told.contains(&format!("zmove allow {}", key.trim())),
+        "{told}"
+    );
     let invitation = lab.site.path("lab.toml");
-    let invite = ["cluster", "invite", "lab", "-o", invitation.to_str().unwrap()];
+    let invite = [
+        "cluster",
+        "invite",
+        "lab",
+        "-o",
+        invitation.to_str().unwrap(),
+    ];
     lab.zmove("head", &invite).outcome().done();
     let node = lab.join("node");
     node.wait_for("no broker at");
     let source = lab.site.source();
-    let push = ["push", "--json", "--cluster", "lab", source.to_str().unwrap(), "t"];
+    let push = [
+        "push",
+        "--json",
+        "--cluster",
+        "lab",
+        source.to_str().unwrap(),
+        "t",
+    ];
     let Outcome { stdout, .. } = lab.zmove("head", &push).outcome().expect(0);
     assert!(stdout.contains("\"files\":2401"), "{stdout}");
     node.wait_for("has ended");
     assert_same(&lab.site.source(), &lab.site.path("shared/t/source"));
     let node_key = lab.zmove("node", &["key", "show"]).outcome().done().stdout;
-    let [of_head, of_node] = ["ann".to_owned(), format!("node {} for ann", node_key.trim())];
+    let [of_head, of_node] = [
+        "ann".to_owned(),
+        format!("node {} for ann", node_key.trim()),
+    ];
     let has_data = |line: &String| !line.contains(" 0 bytes");
     let mut movers = [false, false];
     for daemon in &lab.receivers {
         assert!(!daemon.has_logged("unknown key"));
         daemon.wait_for_logs("received from ", 1);
-        let received = [&of_head, &of_node].map(|who| daemon.logged(&format!("received from {who} at ")));
+        let received =
+            [&of_head, &of_node].map(|who| daemon.logged(&format!("received from {who} at ")));
         assert!(received.iter().flatten().any(has_data), "{received:?}");
-        movers.iter_mut().zip(received).for_each(|(moved, lines)| *moved |= lines.iter().any(has_data));
+        movers
+            .iter_mut()
+            .zip(received)
+            .for_each(|(moved, lines)| *moved |= lines.iter().any(has_data));
     }
     assert_eq!(movers, [true, true], "the head and the node");
     let said = node.said();
@@ -253,14 +354,21 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
             let (mut begun, leading) = lab.lead((lab.job("t", 1), &queue), stop);
             begun.wait_for(|begun| *begun).await.unwrap();
             let grant = lab.signed(lab.grant(&lab.job("t", 1)));
-            lab.take_part((lab.job("t", 1), &queue), grant, transport).await.unwrap();
+            lab.take_part((lab.job("t", 1), &queue), grant, transport)
+                .await
+                .unwrap();
             let end = leading.await.unwrap().unwrap();
             assert_eq!((end.count.files, end.count.failed), (51, 0));
         });
         assert_same(&lab.site.source(), &lab.site.path("shared/t/run7"));
-        let key = Identity::load_or_create(&lab.home("node")).unwrap().fingerprint();
+        let key = Identity::load_or_create(&lab.home("node"))
+            .unwrap()
+            .fingerprint();
         let line = lab.receivers[0].wait_for_log(&format!("received from node {key} for ann at "));
-        assert!(line.contains("51 files") && line.ends_with(&format!("key {key}")), "{line}");
+        assert!(
+            line.contains("51 files") && line.ends_with(&format!("key {key}")),
+            "{line}"
+        );
     }
 }
 
@@ -276,16 +384,29 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
         begun.wait_for(|begun| *begun).await.unwrap();
         let granted = || lab.grant(&lab.job("t", 2));
         let refused = async |job: SharedJob, grant: SignedJobGrant| {
-            let ended = lab.take_part((job, &queue), grant, TransportChoice::Tcp).await;
+            let ended = lab
+                .take_part((job, &queue), grant, TransportChoice::Tcp)
+                .await;
             ended.unwrap_err().to_string()
         };
-        let other_node = JobGrant { node: lab.key_of("other"), ..granted() };
+        let other_node = JobGrant {
+            node: lab.key_of("other"),
+            ..granted()
+        };
         let of_another = refused(lab.job("t", 2), lab.signed(other_node)).await;
-        assert!(of_another.contains("for the key of another node"), "{of_another}");
+        assert!(
+            of_another.contains("for the key of another node"),
+            "{of_another}"
+        );
         let stranger = Identity::load_or_create(&lab.home("other")).unwrap();
-        let by_a_stranger = refused(lab.job("t", 2), stranger.sign_job_grant(granted()).unwrap()).await;
+        let by_a_stranger =
+            refused(lab.job("t", 2), stranger.sign_job_grant(granted()).unwrap()).await;
         assert!(by_a_stranger.contains("is not let in"), "{by_a_stranger}");
-        let over = JobGrant { not_before: now() - 9, not_after: now() - 1, ..granted() };
+        let over = JobGrant {
+            not_before: now() - 9,
+            not_after: now() - 1,
+            ..granted()
+        };
         let over = refused(lab.job("t", 2), lab.signed(over)).await;
         assert!(over.contains(": it ended "), "{over}");
         for epoch in [1, 3] {
@@ -303,7 +424,10 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
             assert!(!refused.contains("the grant"), "{target}: {refused}");
         }
         end.send(()).unwrap();
-        assert!(matches!(leading.await.unwrap(), Err(JobError::Interrupted { .. })));
+        assert!(matches!(
+            leading.await.unwrap(),
+            Err(JobError::Interrupted { .. })
+        ));
     });
     assert_eq!(crate::tree::names(&lab.site.path("shared")), ["t"]);
 }
@@ -321,11 +445,19 @@ fn a_grant_is_worth_nothing_once_its_job_has_ended() {
         leading.await.unwrap().unwrap_err();
         let receivers = lab.reached("head", TransportChoice::Tcp);
         let (observer, listener) = (Arc::new(NoObserver), Arc::new(NoListener));
-        let ended =
-            end_abandoned(&lab.job("t", 1), Beginning::UnderWay, &receivers, observer, listener).await;
+        let ended = end_abandoned(
+            &lab.job("t", 1),
+            Beginning::UnderWay,
+            &receivers,
+            observer,
+            listener,
+        )
+        .await;
         assert_eq!(ended.unwrap(), Abandoned::Ended);
         let grant = lab.signed(lab.grant(&lab.job("t", 1)));
-        let ended = lab.take_part((lab.job("t", 1), &queue), grant, TransportChoice::Tcp).await;
+        let ended = lab
+            .take_part((lab.job("t", 1), &queue), grant, TransportChoice::Tcp)
+            .await;
         let refused = ended.unwrap_err().to_string();
         assert!(refused.contains("ended"), "{refused}");
     });
@@ -339,7 +471,13 @@ fn cut_off(lab: &Lab, grant: JobGrant, meanwhile: impl FnOnce() + Send + 'static
         let (mut begun, _leading) = lab.lead((lab.job("t", 1), &queue), stop);
         begun.wait_for(|begun| *begun).await.unwrap();
         let meanwhile = tokio::task::spawn_blocking(meanwhile);
-        let ended = lab.take_part((lab.job("t", 1), &queue), lab.signed(grant), TransportChoice::Tcp).await;
+        let ended = lab
+            .take_part(
+                (lab.job("t", 1), &queue),
+                lab.signed(grant),
+                TransportChoice::Tcp,
+            )
+            .await;
         meanwhile.await.unwrap();
         ended.unwrap_err().to_string()
     })
@@ -348,12 +486,18 @@ fn cut_off(lab: &Lab, grant: JobGrant, meanwhile: impl FnOnce() + Send + 'static
 #[test]
 fn a_node_s_session_ends_with_its_grant() {
     let lab = Lab::new(1);
-    let grant = JobGrant { not_after: now() + 3, ..lab.grant(&lab.job("t", 1)) };
+    let grant = JobGrant {
+        not_after: now() + 3,
+        ..lab.grant(&lab.job("t", 1))
+    };
     let refused = cut_off(&lab, grant, || {});
     // and then it is not let in again
     assert!(refused.contains(": it ended "), "{refused}");
     let broken = lab.receivers[0].wait_for_log("broken off by node ");
-    assert!(broken.contains("the grant by which this node takes part in the job has ended"), "{broken}");
+    assert!(
+        broken.contains("the grant by which this node takes part in the job has ended"),
+        "{broken}"
+    );
 }
 
 #[test]
@@ -374,7 +518,10 @@ fn a_node_s_session_ends_when_the_operator_removes_its_head_s_key() {
             removal.outcome().expect(0);
         })
     });
-    assert!(refused.contains("is not let in") || refused.contains("removed this key"), "{refused}");
+    assert!(
+        refused.contains("is not let in") || refused.contains("removed this key"),
+        "{refused}"
+    );
     let broken = daemon.wait_for_log("broken off by node ");
     assert!(broken.contains("has removed this key"), "{broken}");
 }
@@ -386,7 +533,8 @@ fn a_node_without_a_line_and_with_nonsense_for_a_grant_is_a_stranger() {
     let mut signed = lab.signed(lab.grant(&lab.job("t", 1)));
     signed.text.truncate(40);
     let queue = HookedQueue::new(Idle);
-    let ended = runtime().block_on(lab.take_part((lab.job("t", 1), &queue), signed, TransportChoice::Tcp));
+    let ended =
+        runtime().block_on(lab.take_part((lab.job("t", 1), &queue), signed, TransportChoice::Tcp));
     let refused = ended.unwrap_err().to_string();
     assert!(refused.contains("it cannot be read"), "{refused}");
     lab.receivers[0].wait_for_log("with a grant that does not count");

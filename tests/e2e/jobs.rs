@@ -49,11 +49,15 @@ fn kill(pid: Pid) {
 
 impl Yard {
     pub(crate) fn local() -> Self {
-        Self { site: Site::local() }
+        Self {
+            site: Site::local(),
+        }
     }
 
     pub(crate) fn daemon() -> Self {
-        Self { site: Site::daemon() }
+        Self {
+            site: Site::daemon(),
+        }
     }
 
     pub(crate) fn place(&self) -> PathBuf {
@@ -67,7 +71,11 @@ impl Yard {
     /// Submits a transfer of what is in the source, and returns the job's number.
     pub(crate) fn submit(&self, options: &[&str], path: &str) -> String {
         let mut submit = self.site.zmove(&["submit"]);
-        submit.0.args(options).arg("source/").arg(self.site.address(path));
+        submit
+            .0
+            .args(options)
+            .arg("source/")
+            .arg(self.site.address(path));
         number(&submit.outcome().done())
     }
 
@@ -85,7 +93,10 @@ impl Yard {
 
     pub(crate) fn job(&self, id: &str) -> Value {
         let job = serde_json::from_str(&self.run(&["job", id, "--json"]).done().stdout).unwrap();
-        assert_eq!(crate::schema::fault(&crate::schema::schema("job.json"), &job), None);
+        assert_eq!(
+            crate::schema::fault(&crate::schema::schema("job.json"), &job),
+            None
+        );
         job
     }
 
@@ -107,7 +118,9 @@ impl Yard {
     /// Waits until a job has moved something.
     #[track_caller]
     pub(crate) fn wait_until_moving(&self, id: &str) -> Value {
-        self.wait_until(id, |job| job["bytes"].as_u64().is_some_and(|bytes| bytes > 0))
+        self.wait_until(id, |job| {
+            job["bytes"].as_u64().is_some_and(|bytes| bytes > 0)
+        })
     }
 
     /// Waits for the end of a job by `zmove job ID wait`.
@@ -119,7 +132,10 @@ impl Yard {
         let text = std::fs::read_to_string(self.place().join("runner.lock")).ok()?;
         let pid = Pid::from_raw(text.trim().parse().ok()?)?;
         let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
-        words.split(|&byte| byte == 0).any(|word| word == b"runner").then_some(pid)
+        words
+            .split(|&byte| byte == 0)
+            .any(|word| word == b"runner")
+            .then_some(pid)
     }
 
     /// The processes whose standard input is the lock of a job here.
@@ -130,7 +146,8 @@ impl Yard {
             input.is_ok_and(|input| input.starts_with(&place) && input.ends_with("lock"))
         };
         let entries = std::fs::read_dir("/proc").unwrap().flatten();
-        let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+        let pids =
+            entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
         pids.filter(is_here).collect()
     }
 
@@ -142,7 +159,9 @@ impl Yard {
 
     /// Kills the process of the one running job.
     fn kill_process(&self) {
-        let [pid] = self.processes()[..] else { panic!("one process: {:?}", self.processes()) };
+        let [pid] = self.processes()[..] else {
+            panic!("one process: {:?}", self.processes())
+        };
         kill(pid);
         wait_for("the process's end", || !self.processes().contains(&pid));
     }
@@ -150,8 +169,12 @@ impl Yard {
     /// What has happened to a job.
     fn kinds(&self, id: &str) -> Vec<String> {
         let lines = self.run(&["job", id, "log", "--json"]).done().stdout;
-        let events = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        events.map(|event| event["event"].as_str().unwrap().to_owned()).collect()
+        let events = lines
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        events
+            .map(|event| event["event"].as_str().unwrap().to_owned())
+            .collect()
     }
 
     #[track_caller]
@@ -159,9 +182,21 @@ impl Yard {
         self.wait(id).expect(0);
         assert_same(&self.site.source(), &self.site.target());
         let (job, kinds) = (self.job(id), self.kinds(id));
-        assert_eq!((&job["state"], &job["attempts"]), (&"done".into(), &attempts.into()), "{job} {kinds:?}");
-        assert_eq!(kinds.iter().filter(|kind| *kind == "done").count(), 1, "{kinds:?}");
-        assert_eq!(kinds.iter().filter(|kind| *kind == "running").count() as u64, attempts, "{kinds:?}");
+        assert_eq!(
+            (&job["state"], &job["attempts"]),
+            (&"done".into(), &attempts.into()),
+            "{job} {kinds:?}"
+        );
+        assert_eq!(
+            kinds.iter().filter(|kind| *kind == "done").count(),
+            1,
+            "{kinds:?}"
+        );
+        assert_eq!(
+            kinds.iter().filter(|kind| *kind == "running").count() as u64,
+            attempts,
+            "{kinds:?}"
+        );
         assert_eq!(self.processes(), []);
     }
 }
@@ -188,12 +223,29 @@ fn a_job_is_done_in_the_background() {
         let id = yard.submit(&["--label", "first one"], "");
         yard.assert_done(&id, 1);
         let job = yard.job(&id);
-        assert_eq!((&job["label"], &job["exit"]), (&"first one".into(), &0.into()), "{job}");
-        assert_eq!((&job["files"], &job["bytes"]), (&1.into(), &100_000.into()), "{job}");
-        assert_eq!(job["source"], format!("{}/source/", yard.site.path("").display()).replace("//", "/"));
+        assert_eq!(
+            (&job["label"], &job["exit"]),
+            (&"first one".into(), &0.into()),
+            "{job}"
+        );
+        assert_eq!(
+            (&job["files"], &job["bytes"]),
+            (&1.into(), &100_000.into()),
+            "{job}"
+        );
+        assert_eq!(
+            job["source"],
+            format!("{}/source/", yard.site.path("").display()).replace("//", "/")
+        );
         let table = yard.run(&["jobs"]).done().stdout;
-        assert!(table.contains("done") && table.contains("first one"), "{table}");
-        assert_eq!(yard.run(&["jobs", "--json"]).done().stdout.lines().count(), 1);
+        assert!(
+            table.contains("done") && table.contains("first one"),
+            "{table}"
+        );
+        assert_eq!(
+            yard.run(&["jobs", "--json"]).done().stdout.lines().count(),
+            1
+        );
         yard.run(&["job", &id, "attach"]).expect(0);
     }
 }
@@ -231,7 +283,10 @@ fn a_process_that_is_killed_is_started_again_and_goes_on() {
     yard.wait_until_moving(&id);
     yard.kill_process();
     yard.assert_done(&id, 2);
-    assert_eq!(yard.kinds(&id), ["submitted", "running", "queued", "running", "done"]);
+    assert_eq!(
+        yard.kinds(&id),
+        ["submitted", "running", "queued", "running", "done"]
+    );
 }
 
 #[test]
@@ -255,7 +310,9 @@ fn a_job_is_held_and_goes_on() {
     yard.run(&["job", &id, "wait", "--timeout", "0"]).expect(33);
     yard.run(&["job", &id, "resume"]).done();
     yard.assert_done(&id, 2);
-    yard.run(&["job", &id, "resume"]).expect(1).says(&["a job that is done cannot be resumed"]);
+    yard.run(&["job", &id, "resume"])
+        .expect(1)
+        .says(&["a job that is done cannot be resumed"]);
 }
 
 #[test]
@@ -286,13 +343,26 @@ fn an_order_to_a_job_without_a_runner_is_carried_out_by_the_next() {
 #[test]
 fn a_job_that_cannot_connect_is_tried_again_until_its_deadline() {
     let yard = Yard::local();
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let mut submit = yard.site.zmove(&["submit", "--accept-new", "--timeout", "0", "--deadline", "2s"]);
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let mut submit = yard.site.zmove(&[
+        "submit",
+        "--accept-new",
+        "--timeout",
+        "0",
+        "--deadline",
+        "2s",
+    ]);
     submit.0.arg("source/").arg(format!("{nobody}:x"));
     let id = number(&submit.outcome().done());
     yard.wait(&id).expect(32);
     let job = yard.job(&id);
-    assert!(job["attempts"].as_u64().unwrap() >= 2 && job["exit"] == 10, "{job}");
+    assert!(
+        job["attempts"].as_u64().unwrap() >= 2 && job["exit"] == 10,
+        "{job}"
+    );
     assert!(yard.kinds(&id).contains(&"waiting".to_owned()));
 }
 
@@ -311,11 +381,17 @@ fn a_job_waits_for_another_and_fails_with_it() {
     yard.wait(&second).expect(30);
     let job = yard.job(&second);
     let why = format!("job {first}, which has to be done before, was cancelled");
-    assert_eq!((&job["message"], &job["attempts"]), (&why.into(), &0.into()));
+    assert_eq!(
+        (&job["message"], &job["attempts"]),
+        (&why.into(), &0.into())
+    );
     let done = yard.submit(&[], "");
     let third = yard.submit(&["--after", &done, "-c"], "");
     yard.assert_done(&third, 1);
-    let after_none = yard.site.zmove(&["submit", "--after", "99", "source", "target"]).outcome();
+    let after_none = yard
+        .site
+        .zmove(&["submit", "--after", "99", "source", "target"])
+        .outcome();
     after_none.expect(1).says(&["no job 99"]);
 }
 
@@ -326,27 +402,48 @@ fn the_same_submission_is_done_once() {
     let id = yard.submit(&["--submission-id", "s1"], "");
     assert_eq!(yard.submit(&["--submission-id", "s1"], ""), id);
     yard.assert_done(&id, 1);
-    let mut again = yard.site.zmove(&["submit", "--submission-id", "s1", "source/"]);
+    let mut again = yard
+        .site
+        .zmove(&["submit", "--submission-id", "s1", "source/"]);
     again.0.arg(yard.site.address(""));
     let again = again.outcome().expect(0).lines(1);
     assert_eq!(number(&again), id);
     let head = format!("zmove: job {id} of this id is done (");
-    let time =
-        again.stderr.strip_prefix(&head).and_then(|rest| rest.strip_suffix("): nothing is sent again\n"));
+    let time = again
+        .stderr
+        .strip_prefix(&head)
+        .and_then(|rest| rest.strip_suffix("): nothing is sent again\n"));
     let time = time.unwrap_or_else(|| panic!("{}", again.stderr));
     let shown = yard.run(&["job", &id]).done().stdout;
-    assert!(shown.contains(&format!("ended {time}")), "{time} in {shown}");
-    assert_eq!(yard.run(&["jobs", "--all", "--json"]).done().stdout.lines().count(), 1);
-    let mut other = yard.site.zmove(&["submit", "--submission-id", "s1", "source", "elsewhere"]);
+    assert!(
+        shown.contains(&format!("ended {time}")),
+        "{time} in {shown}"
+    );
+    assert_eq!(
+        yard.run(&["jobs", "--all", "--json"])
+            .done()
+            .stdout
+            .lines()
+            .count(),
+        1
+    );
+    let mut other = yard
+        .site
+        .zmove(&["submit", "--submission-id", "s1", "source", "elsewhere"]);
     other.0.arg("-c");
-    other.outcome().expect(1).says(&["submission 's1' is job 1, which has other arguments"]);
+    other
+        .outcome()
+        .expect(1)
+        .says(&["submission 's1' is job 1, which has other arguments"]);
 }
 
 #[test]
 fn a_submission_that_has_failed_is_told_and_not_done_again() {
     let yard = Yard::local();
     let submit = || {
-        let mut submit = yard.site.zmove(&["submit", "--submission-id", "s1", "none"]);
+        let mut submit = yard
+            .site
+            .zmove(&["submit", "--submission-id", "s1", "none"]);
         submit.0.arg(yard.site.address("target"));
         submit.outcome().expect(0)
     };
@@ -355,7 +452,10 @@ fn a_submission_that_has_failed_is_told_and_not_done_again() {
     assert!(!first.stderr.contains("of this id"), "{}", first.stderr);
     yard.wait(&id);
     paint(yard.site.path("none"), 1000);
-    submit().says(&[&format!("job {id} of this id has failed ("), "nothing is sent again"]);
+    submit().says(&[
+        &format!("job {id} of this id has failed ("),
+        "nothing is sent again",
+    ]);
     assert_eq!(yard.job(&id)["state"], "failed");
 }
 
@@ -364,7 +464,9 @@ fn there_is_one_runner() {
     let yard = Yard::local();
     let id = yard.submit(&["--at", "2100-01-01 00:00"], "");
     wait_for("a runner", || yard.runner().is_some());
-    yard.run(&["runner"]).expect(13).says(&["a runner is at work already, process "]);
+    yard.run(&["runner"])
+        .expect(13)
+        .says(&["a runner is at work already, process "]);
     yard.run(&["job", &id, "cancel"]).done();
 }
 
@@ -385,12 +487,27 @@ fn a_job_whose_source_is_gone_fails_and_says_so() {
     let yard = Yard::local();
     let mut submit = yard.site.zmove(&["submit", "none", "target"]);
     submit.0.args(["--label", "gone"]);
-    let id = number(&submit.outcome().expect(0).says(&["'none' is not there"]).lines(1));
+    let id = number(
+        &submit
+            .outcome()
+            .expect(0)
+            .says(&["'none' is not there"])
+            .lines(1),
+    );
     let said = yard.wait(&id).expect(30);
-    assert!(said.stdout.contains("job 1 (gone) has failed"), "{}", said.stdout);
+    assert!(
+        said.stdout.contains("job 1 (gone) has failed"),
+        "{}",
+        said.stdout
+    );
     let job = yard.job(&id);
     assert_eq!(job["attempts"], 1, "{job}");
-    assert!(job["message"].as_str().is_some_and(|message| !message.is_empty()), "{job}");
+    assert!(
+        job["message"]
+            .as_str()
+            .is_some_and(|message| !message.is_empty()),
+        "{job}"
+    );
     let log = yard.run(&["job", &id, "log"]).done().stdout;
     assert!(log.contains("none"), "{log}");
 }
@@ -401,11 +518,17 @@ fn a_host_that_is_not_known_is_refused_at_once() {
     std::fs::remove_file(yard.site.path("client/known_hosts")).unwrap();
     let submit = |options: &[&str]| {
         let mut submit = yard.site.zmove(&["submit"]);
-        submit.0.args(options).arg("source/").arg(yard.site.address(""));
+        submit
+            .0
+            .args(options)
+            .arg("source/")
+            .arg(yard.site.address(""));
         submit.outcome()
     };
     submit(&[]).expect(5).says(&["is not known", "zmove trust"]);
-    submit(&["--strict"]).expect(5).says(&["is not known", "zmove trust"]);
+    submit(&["--strict"])
+        .expect(5)
+        .says(&["is not known", "zmove trust"]);
     assert_eq!(yard.run(&["jobs"]).done().stdout, "no jobs\n");
     paint(yard.site.source().join("f"), 1000);
     let id = number(&submit(&["--accept-new"]).done());
@@ -415,12 +538,29 @@ fn a_host_that_is_not_known_is_refused_at_once() {
 #[test]
 fn what_needs_a_user_is_refused() {
     let yard = Yard::local();
-    yard.run(&["submit", "-n", "source", "target"]).expect(1).says(&["--dry-run"]);
-    yard.run(&["submit", "--files-from", "-", "source", "target"]).expect(1).says(&["name files"]);
-    yard.run(&["submit", "--every", "daily", "source", "target"]).expect(1);
-    yard.run(&["submit", "-e", "sshpass -p x ssh", "source", "h:a"]).expect(1).says(&["sshpass -f FILE"]);
-    yard.run(&["submit", "-e", "ssh", "source", "ssh://a:b@h/c"]).expect(1).says(&["use a key"]);
-    yard.run(&["submit", "--delete", "--files-from", "x", "source", "target"]).expect(1);
+    yard.run(&["submit", "-n", "source", "target"])
+        .expect(1)
+        .says(&["--dry-run"]);
+    yard.run(&["submit", "--files-from", "-", "source", "target"])
+        .expect(1)
+        .says(&["name files"]);
+    yard.run(&["submit", "--every", "daily", "source", "target"])
+        .expect(1);
+    yard.run(&["submit", "-e", "sshpass -p x ssh", "source", "h:a"])
+        .expect(1)
+        .says(&["sshpass -f FILE"]);
+    yard.run(&["submit", "-e", "ssh", "source", "ssh://a:b@h/c"])
+        .expect(1)
+        .says(&["use a key"]);
+    yard.run(&[
+        "submit",
+        "--delete",
+        "--files-from",
+        "x",
+        "source",
+        "target",
+    ])
+    .expect(1);
     assert!(yard.runner().is_none());
 }
 
@@ -434,11 +574,17 @@ fn a_database_that_is_damaged_or_newer_is_told() {
     let newer = [&kept[..60], &[0, 0, 0, 99], &kept[64..]].concat();
     std::fs::write(&database, newer).unwrap();
     for words in [&["jobs"][..], &["submit", "source", "target"], &["runner"]] {
-        yard.run(words).expect(11).says(&["was written by a newer zmove (schema 99"]).lines(1);
+        yard.run(words)
+            .expect(11)
+            .says(&["was written by a newer zmove (schema 99"])
+            .lines(1);
     }
     std::fs::write(&database, "nonsense ".repeat(1000)).unwrap();
     for words in [&["jobs"][..], &["submit", "source", "target"], &["runner"]] {
-        yard.run(words).expect(11).says(&["jobs.db' is damaged: put a backup in its place"]).lines(1);
+        yard.run(words)
+            .expect(11)
+            .says(&["jobs.db' is damaged: put a backup in its place"])
+            .lines(1);
     }
     assert!(yard.runner().is_none());
 }
@@ -448,8 +594,11 @@ fn a_backup_has_the_jobs() {
     let yard = Yard::local();
     let id = yard.submit(&["--at", "2100-01-01 00:00"], "");
     let backup = yard.site.path("backup.db");
-    yard.run(&["jobs", "backup", backup.to_str().unwrap()]).done();
-    yard.run(&["jobs", "backup", backup.to_str().unwrap()]).expect(11).says(&["create", "exists"]);
+    yard.run(&["jobs", "backup", backup.to_str().unwrap()])
+        .done();
+    yard.run(&["jobs", "backup", backup.to_str().unwrap()])
+        .expect(11)
+        .says(&["create", "exists"]);
     wait_for("a runner", || yard.runner().is_some());
     yard.kill_runner();
     let restored = yard.site.path("restored");
@@ -458,7 +607,10 @@ fn a_backup_has_the_jobs() {
     let mut jobs = yard.site.zmove(&["jobs", "--json"]);
     jobs.0.env("ZMOVE_JOBS", &restored);
     let job: Value = serde_json::from_str(&jobs.outcome().done().stdout).unwrap();
-    assert_eq!((job["id"].to_string(), &job["state"]), (id, &"waiting".into()));
+    assert_eq!(
+        (job["id"].to_string(), &job["state"]),
+        (id, &"waiting".into())
+    );
 }
 
 #[test]
@@ -469,14 +621,23 @@ fn old_jobs_are_forgotten() {
     yard.assert_done(&id, 1);
     assert!(yard.place().join(&id).is_dir());
     let clean = yard.run(&["jobs", "clean"]).done().stdout;
-    assert_eq!(clean, "forgot 0 jobs\nkept 1 job: 1 ended less than 30 d ago, see --older-than\n");
+    assert_eq!(
+        clean,
+        "forgot 0 jobs\nkept 1 job: 1 ended less than 30 d ago, see --older-than\n"
+    );
     assert!(yard.place().join(&id).is_dir());
     std::thread::sleep(Duration::from_millis(2));
     // not before it is known that nobody is to be told
-    let clean = || yard.run(&["jobs", "clean", "--older-than", "0"]).done().stdout;
+    let clean = || {
+        yard.run(&["jobs", "clean", "--older-than", "0"])
+            .done()
+            .stdout
+    };
     wait_for("forgetting", || clean() == "forgot 1 job\n");
     assert!(!yard.place().join(&id).exists());
-    yard.run(&["job", &id]).expect(1).says(&["there is no job 1"]);
+    yard.run(&["job", &id])
+        .expect(1)
+        .says(&["there is no job 1"]);
 }
 
 /// More than the runner takes at once; each is done once, by one attempt.
@@ -484,10 +645,15 @@ fn old_jobs_are_forgotten() {
 fn many_jobs_are_done_side_by_side() {
     let yard = Yard::daemon();
     paint(yard.site.source().join("f"), 100_000);
-    let ids: Vec<_> = (0..20).map(|number| yard.submit(&[], &format!("t{number}"))).collect();
+    let ids: Vec<_> = (0..20)
+        .map(|number| yard.submit(&[], &format!("t{number}")))
+        .collect();
     for (number, id) in ids.iter().enumerate() {
         yard.wait(id).expect(0);
-        assert_same(&yard.site.source(), &yard.site.target().join(format!("t{number}")));
+        assert_same(
+            &yard.site.source(),
+            &yard.site.target().join(format!("t{number}")),
+        );
         assert_eq!(yard.job(id)["attempts"], 1);
     }
 }
@@ -498,13 +664,23 @@ fn a_job_has_no_variables_but_those_that_it_needs() {
     let yard = Yard::daemon();
     yard.paint_slow();
     let mut submit = yard.site.zmove(&["submit", "--limit", "20Mbit", "source/"]);
-    submit.0.arg(yard.site.address("")).env("SECRET", "x").env("LC_ALL", "C.UTF-8");
+    submit
+        .0
+        .arg(yard.site.address(""))
+        .env("SECRET", "x")
+        .env("LC_ALL", "C.UTF-8");
     let id = number(&submit.outcome().done());
     yard.wait_until_moving(&id);
-    let [pid] = yard.processes()[..] else { panic!("one process") };
+    let [pid] = yard.processes()[..] else {
+        panic!("one process")
+    };
     let variables = |pid: Pid| {
-        let words = std::fs::read_to_string(format!("/proc/{}/environ", pid.as_raw_nonzero())).unwrap();
-        words.split('\0').map(|word| word.split('=').next().unwrap().to_owned()).collect::<Vec<_>>()
+        let words =
+            std::fs::read_to_string(format!("/proc/{}/environ", pid.as_raw_nonzero())).unwrap();
+        words
+            .split('\0')
+            .map(|word| word.split('=').next().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
     let (of_runner, of_job) = (variables(yard.runner().unwrap()), variables(pid));
     assert!(of_runner.contains(&"SECRET".to_owned()), "{of_runner:?}");
@@ -527,16 +703,27 @@ fn files_of_jobs_are_for_their_user_alone() {
     for name in ["jobs.db", "runner.lock", "runner.log", "wake"] {
         assert_eq!(mode(&place.join(name)), 0o600, "{name}");
     }
-    assert_eq!((mode(&place.join(&id).join("lock")), mode(&place.join(&id).join("log"))), (0o600, 0o600));
+    assert_eq!(
+        (
+            mode(&place.join(&id).join("lock")),
+            mode(&place.join(&id).join("log"))
+        ),
+        (0o600, 0o600)
+    );
 }
 
 #[test]
 fn a_pull_is_a_job_too() {
-    let yard = Yard { site: Site::reading(&[], &[]) };
+    let yard = Yard {
+        site: Site::reading(&[], &[]),
+    };
     paint(yard.site.source().join("f"), 1000);
     let mut submit = yard.site.zmove(&["submit"]);
     let source = yard.site.source().join("");
-    submit.0.arg(yard.site.address(source.to_str().unwrap())).arg("target");
+    submit
+        .0
+        .arg(yard.site.address(source.to_str().unwrap()))
+        .arg("target");
     let id = number(&submit.outcome().done());
     yard.assert_done(&id, 1);
 }
@@ -549,12 +736,18 @@ fn a_schedule_is_kept_until_it_is_cancelled() {
     yard.submit(&["--every", "* * * * * *", "--label", "each second"], "");
     let jobs = || -> Vec<Value> {
         let lines = yard.run(&["jobs", "--json"]).done().stdout;
-        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     };
     let is_done = |job: &&Value| job["state"] == "done";
     wait_for("three runs", || jobs().iter().filter(is_done).count() >= 3);
-    let live =
-        |jobs: &[Value]| jobs.iter().find(|job| job["ended"].is_null()).map(|job| job["id"].to_string());
+    let live = |jobs: &[Value]| {
+        jobs.iter()
+            .find(|job| job["ended"].is_null())
+            .map(|job| job["id"].to_string())
+    };
     wait_for("no more runs", || {
         if let Some(id) = live(&jobs()) {
             // It may have ended meanwhile, and another one has come.
@@ -563,9 +756,18 @@ fn a_schedule_is_kept_until_it_is_cancelled() {
         live(&jobs()).is_none()
     });
     let jobs = jobs();
-    assert!(jobs.iter().all(|job| job["schedule"] == "* * * * * *"), "{jobs:?}");
-    let starts: Vec<_> = jobs.iter().filter_map(|job| job["started"].as_i64()).collect();
-    assert!(starts.windows(2).all(|pair| pair[0] < pair[1]), "two runs in a second: {starts:?}");
+    assert!(
+        jobs.iter().all(|job| job["schedule"] == "* * * * * *"),
+        "{jobs:?}"
+    );
+    let starts: Vec<_> = jobs
+        .iter()
+        .filter_map(|job| job["started"].as_i64())
+        .collect();
+    assert!(
+        starts.windows(2).all(|pair| pair[0] < pair[1]),
+        "two runs in a second: {starts:?}"
+    );
     assert_same(&yard.site.source(), &yard.site.target());
 }
 
@@ -574,7 +776,9 @@ fn a_job_whose_directory_is_gone_fails_and_says_so() {
     let yard = Yard::local();
     let directory = yard.site.path("work");
     std::fs::create_dir(&directory).unwrap();
-    let mut submit = yard.site.zmove(&["submit", "--at", "2100-01-01 00:00", "a", "b"]);
+    let mut submit = yard
+        .site
+        .zmove(&["submit", "--at", "2100-01-01 00:00", "a", "b"]);
     submit.0.current_dir(&directory);
     let first = number(&submit.outcome().done());
     let mut submit = yard.site.zmove(&["submit", "--after", &first, "a", "b"]);
@@ -585,7 +789,13 @@ fn a_job_whose_directory_is_gone_fails_and_says_so() {
     let again = number(&yard.run(&["job", &first, "rerun"]).done());
     yard.wait(&again).expect(30);
     let job = yard.job(&again);
-    assert!(job["message"].as_str().unwrap().contains("/work': No such file"), "{job}");
+    assert!(
+        job["message"]
+            .as_str()
+            .unwrap()
+            .contains("/work': No such file"),
+        "{job}"
+    );
 }
 
 /// SQLite has some of those fail that open a new database together, which must not reach a user.
@@ -594,12 +804,21 @@ fn many_may_submit_at_once_where_there_was_no_store() {
     for _ in 0..10 {
         let yard = Yard::local();
         let submits: Vec<_> = (0..4)
-            .map(|_| yard.site.zmove(&["submit", "--at", "2100-01-01 00:00", "source", "target"]).start())
+            .map(|_| {
+                yard.site
+                    .zmove(&["submit", "--at", "2100-01-01 00:00", "source", "target"])
+                    .start()
+            })
             .collect();
-        let ids: std::collections::BTreeSet<_> =
-            submits.into_iter().map(|submit| number(&crate::command::finish(submit).done())).collect();
+        let ids: std::collections::BTreeSet<_> = submits
+            .into_iter()
+            .map(|submit| number(&crate::command::finish(submit).done()))
+            .collect();
         assert_eq!(ids.len(), 4);
-        assert_eq!(yard.run(&["jobs", "--json"]).done().stdout.lines().count(), 4);
+        assert_eq!(
+            yard.run(&["jobs", "--json"]).done().stdout.lines().count(),
+            4
+        );
         wait_for("a runner", || yard.runner().is_some());
         let log = std::fs::read_to_string(yard.place().join("runner.log")).unwrap();
         assert_eq!(log, "");

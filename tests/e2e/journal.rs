@@ -30,8 +30,11 @@ impl Journals<'_> {
     /// Where the journal of a transfer is, or would be by the name of earlier releases.
     fn file(&self, transfer: u8) -> PathBuf {
         let transfer = TransferId([transfer; 16]).to_string();
-        let found = names(&self.directory()).into_iter().find(|name| name.starts_with(&transfer));
-        self.directory().join(found.unwrap_or(format!("{transfer}.journal")))
+        let found = names(&self.directory())
+            .into_iter()
+            .find(|name| name.starts_with(&transfer));
+        self.directory()
+            .join(found.unwrap_or(format!("{transfer}.journal")))
     }
 
     fn part_file(&self, transfer: u8) -> PathBuf {
@@ -52,7 +55,10 @@ impl Journals<'_> {
             begun: 1_700_000_000,
         };
         let journal = Journal::create(&self.directory(), &begin).unwrap();
-        let source = SourceVersion { bytes: 2 * GROUP_BYTES + 5, ..SourceVersion::default() };
+        let source = SourceVersion {
+            bytes: 2 * GROUP_BYTES + 5,
+            ..SourceVersion::default()
+        };
         let part = Part {
             path: RelPath::from_bytes(format!("sub/file {transfer}\x1b").as_bytes()).unwrap(),
             part: Name::from_bytes(format!(".zmove-{transfer}").as_bytes()).unwrap(),
@@ -74,21 +80,31 @@ impl Journals<'_> {
     }
 
     fn age(&self, transfer: u8, age: Duration) {
-        let file = File::options().append(true).open(self.file(transfer)).unwrap();
+        let file = File::options()
+            .append(true)
+            .open(self.file(transfer))
+            .unwrap();
         file.set_modified(SystemTime::now() - age).unwrap();
     }
 
     fn is_left(&self, transfer: u8) -> (bool, bool) {
-        (self.file(transfer).exists(), self.part_file(transfer).exists())
+        (
+            self.file(transfer).exists(),
+            self.part_file(transfer).exists(),
+        )
     }
 
     fn run(&self, arguments: &[&str]) -> Outcome {
-        self.site.zmove(&[&["journal"], arguments].concat()).outcome()
+        self.site
+            .zmove(&[&["journal"], arguments].concat())
+            .outcome()
     }
 
     fn listed(&self) -> Vec<Value> {
         let said = self.run(&["list", "--json"]).done().stdout;
-        said.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        said.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     }
 }
 
@@ -98,8 +114,14 @@ const GONE: (bool, bool) = (false, false);
 #[test]
 fn what_is_unfinished_is_listed() {
     let site = Site::local();
-    let journals = Journals { site: &site, home: "client" };
-    assert_eq!(journals.run(&["list"]).done().stdout, "nothing is unfinished\n");
+    let journals = Journals {
+        site: &site,
+        home: "client",
+    };
+    assert_eq!(
+        journals.run(&["list"]).done().stdout,
+        "nothing is unfinished\n"
+    );
     assert!(journals.listed().is_empty());
     journals.leave(1, 3 * DAY);
     let _running = journals.begin(2);
@@ -112,18 +134,29 @@ fn what_is_unfinished_is_listed() {
         "  4.00 MiB of 8.00 MiB are here; the same command goes on with them\n".to_owned(),
         "  4.00 MiB of   8.00 MiB  sub/file 1\\u{1b}\n".to_owned(),
         " s ago, in use\n".to_owned(),
-        format!("{} cannot be read: it is no journal, or its beginning is damaged", TransferId([3; 16])),
+        format!(
+            "{} cannot be read: it is no journal, or its beginning is damaged",
+            TransferId([3; 16])
+        ),
     ];
     for part in expected {
         assert!(said.contains(&part), "'{part}' in:\n{said}");
     }
-    assert_eq!(said.matches("by key SHA256:abc, which is let in no more, begun ").count(), 2, "{said}");
+    assert_eq!(
+        said.matches("by key SHA256:abc, which is let in no more, begun ")
+            .count(),
+        2,
+        "{said}"
+    );
 }
 
 #[test]
 fn json_has_everything() {
     let site = Site::local();
-    let journals = Journals { site: &site, home: "client" };
+    let journals = Journals {
+        site: &site,
+        home: "client",
+    };
     journals.leave(1, DAY);
     fs::write(journals.file(2), "").unwrap();
     let listed = journals.listed();
@@ -131,11 +164,20 @@ fn json_has_everything() {
     let whole = &listed[0];
     assert_eq!(whole["journal"], json!(journals.file(1)));
     assert_eq!(whole["transfer"], json!(TransferId([1; 16]).to_string()));
-    assert_eq!((&whole["owner"], &whole["target"]), (&json!("SHA256:abc"), &json!(site.target())));
-    assert_eq!((&whole["in_use"], &whole["same_boot"]), (&json!(false), &json!(true)));
+    assert_eq!(
+        (&whole["owner"], &whole["target"]),
+        (&json!("SHA256:abc"), &json!(site.target()))
+    );
+    assert_eq!(
+        (&whole["in_use"], &whole["same_boot"]),
+        (&json!(false), &json!(true))
+    );
     assert_eq!(
         (&whole["begun"], &whole["bytes"]),
-        (&json!(1_700_000_000), &json!(journals.file(1).metadata().unwrap().len()))
+        (
+            &json!(1_700_000_000),
+            &json!(journals.file(1).metadata().unwrap().len())
+        )
     );
     assert!(whole["last_written_seconds_ago"].as_u64().unwrap() >= DAY.as_secs());
     let file = json!({
@@ -153,7 +195,10 @@ fn json_has_everything() {
 #[test]
 fn clean_removes_what_is_old_and_not_in_use() {
     let site = Site::local();
-    let journals = Journals { site: &site, home: "client" };
+    let journals = Journals {
+        site: &site,
+        home: "client",
+    };
     journals.leave(1, 8 * DAY);
     journals.leave(2, 6 * DAY);
     let _running = journals.begin(3);
@@ -169,30 +214,53 @@ fn clean_removes_what_is_old_and_not_in_use() {
     assert_eq!(journals.is_left(1), LEFT);
     let said = journals.run(&["clean"]).done().stdout;
     assert_eq!(said, line.replacen("remove", "removed", 1));
-    assert_eq!([1, 2, 3].map(|transfer| journals.is_left(transfer)), [GONE, LEFT, LEFT]);
+    assert_eq!(
+        [1, 2, 3].map(|transfer| journals.is_left(transfer)),
+        [GONE, LEFT, LEFT]
+    );
     journals.run(&["clean", "--older-than", "12h"]).done();
-    assert_eq!([2, 3].map(|transfer| journals.is_left(transfer)), [GONE, LEFT]);
+    assert_eq!(
+        [2, 3].map(|transfer| journals.is_left(transfer)),
+        [GONE, LEFT]
+    );
     journals.leave(4, Duration::ZERO);
     fs::write(journals.file(5), "nonsense").unwrap();
-    assert_eq!(journals.run(&["clean"]).done().stdout, "nothing to remove\n");
+    assert_eq!(
+        journals.run(&["clean"]).done().stdout,
+        "nothing to remove\n"
+    );
     let said = journals.run(&["clean", "--all"]).done().stdout;
-    assert!(said.contains("whose part files are not known: it is no journal"), "{said}");
+    assert!(
+        said.contains("whose part files are not known: it is no journal"),
+        "{said}"
+    );
     assert!(journals.is_left(4) == GONE && !journals.file(5).exists());
     journals.run(&["clean", "--older-than", "soon"]).expect(1);
-    journals.run(&["clean", "--older-than", "1d", "--all"]).expect(1);
+    journals
+        .run(&["clean", "--older-than", "1d", "--all"])
+        .expect(1);
 }
 
 #[test]
 fn a_file_that_is_another_one_now_is_named_and_left() {
     let site = Site::local();
-    let journals = Journals { site: &site, home: "client" };
+    let journals = Journals {
+        site: &site,
+        home: "client",
+    };
     journals.leave(1, 8 * DAY);
     fs::rename(journals.part_file(1), site.target().join("kept")).unwrap();
     fs::write(journals.part_file(1), "of somebody else").unwrap();
     let outcome = journals.run(&["clean"]).expect(0);
     let part_file = journals.part_file(1);
-    let outcome = outcome.says(&["zmove: left", part_file.to_str().unwrap(), "not the file"]).lines(1);
-    assert!(outcome.stdout.contains("0 of 1 part files"), "{}", outcome.stdout);
+    let outcome = outcome
+        .says(&["zmove: left", part_file.to_str().unwrap(), "not the file"])
+        .lines(1);
+    assert!(
+        outcome.stdout.contains("0 of 1 part files"),
+        "{}",
+        outcome.stdout
+    );
     assert_eq!(fs::read(part_file).unwrap(), b"of somebody else");
     assert!(site.target().join("kept").exists() && !journals.file(1).exists());
 }
@@ -200,12 +268,17 @@ fn a_file_that_is_another_one_now_is_named_and_left() {
 #[test]
 fn the_journal_of_a_target_that_is_away_waits_for_it() {
     let site = Site::local();
-    let journals = Journals { site: &site, home: "client" };
+    let journals = Journals {
+        site: &site,
+        home: "client",
+    };
     journals.leave(1, 8 * DAY);
     fs::rename(site.target(), site.path("away")).unwrap();
     let outcome = journals.run(&["clean"]).expect(23);
     let outcome = outcome.says(&["zmove: kept journal", "clean --all"]);
-    outcome.says(&["zmove: left", "No such file or directory"]).lines(2);
+    outcome
+        .says(&["zmove: left", "No such file or directory"])
+        .lines(2);
     fs::rename(site.path("away"), site.target()).unwrap();
     journals.run(&["clean"]).done();
     assert_eq!(journals.is_left(1), GONE);
@@ -214,7 +287,10 @@ fn the_journal_of_a_target_that_is_away_waits_for_it() {
 #[test]
 fn a_daemon_removes_what_is_too_old_when_it_starts() {
     let site = Site::local();
-    let journals = Journals { site: &site, home: "server" };
+    let journals = Journals {
+        site: &site,
+        home: "server",
+    };
     let start = |options: &[&str]| {
         let options = [&["--listen", "127.0.0.1:0"], options].concat();
         Daemon::start_with(&site.path("server"), &options, &Runner::default())
@@ -223,11 +299,20 @@ fn a_daemon_removes_what_is_too_old_when_it_starts() {
     journals.leave(2, 6 * DAY);
     let daemon = start(&[]);
     daemon.wait_for_log(&format!("removed journal {}", TransferId([1; 16])));
-    assert_eq!([1, 2].map(|transfer| journals.is_left(transfer)), [GONE, LEFT]);
+    assert_eq!(
+        [1, 2].map(|transfer| journals.is_left(transfer)),
+        [GONE, LEFT]
+    );
     drop(daemon);
     fs::write(journals.file(3), "nonsense").unwrap();
     journals.age(3, 2 * DAY);
     let daemon = start(&["--journal-age", "1d"]);
-    daemon.wait_for_log(&format!("removed journal {}, whose part files are not known", TransferId([3; 16])));
-    assert_eq!([2, 3].map(|transfer| journals.is_left(transfer)), [GONE, GONE]);
+    daemon.wait_for_log(&format!(
+        "removed journal {}, whose part files are not known",
+        TransferId([3; 16])
+    ));
+    assert_eq!(
+        [2, 3].map(|transfer| journals.is_left(transfer)),
+        [GONE, GONE]
+    );
 }

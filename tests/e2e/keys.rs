@@ -22,7 +22,10 @@ fn zmove(site: &Site, words: &[&str]) -> Outcome {
 }
 
 fn push(site: &Site, options: &[&str], host: &str) -> Outcome {
-    zmove(site, &[&["push"], options, &["source/", &format!("{host}:x")]].concat())
+    zmove(
+        site,
+        &[&["push"], options, &["source/", &format!("{host}:x")]].concat(),
+    )
 }
 
 #[test]
@@ -30,13 +33,21 @@ fn a_key_is_replaced_only_by_force_and_the_old_one_is_kept() {
     let site = Site::local();
     let first = zmove(&site, &["key", "new"]).done().stdout;
     let text = std::fs::read(site.path("client/key.pem")).unwrap();
-    zmove(&site, &["key", "new"]).expect(11).says(&["zmove: there is a key", "--force"]).lines(1);
+    zmove(&site, &["key", "new"])
+        .expect(11)
+        .says(&["zmove: there is a key", "--force"])
+        .lines(1);
     assert_eq!(zmove(&site, &["key", "show"]).done().stdout, first);
     let forced = zmove(&site, &["key", "new", "--force"]).expect(0);
     assert_ne!(forced.stdout, first);
     assert_eq!(zmove(&site, &["key", "show"]).done().stdout, forced.stdout);
-    assert_eq!(std::fs::read(site.path("client/key.pem.old")).unwrap(), text);
-    forced.says(&["zmove: the key before is kept in", "key.pem.old"]).lines(1);
+    assert_eq!(
+        std::fs::read(site.path("client/key.pem.old")).unwrap(),
+        text
+    );
+    forced
+        .says(&["zmove: the key before is kept in", "key.pem.old"])
+        .lines(1);
 }
 
 #[test]
@@ -44,7 +55,10 @@ fn a_replaced_key_is_a_stranger() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
     zmove(&site, &["key", "new", "--force"]).expect(0);
-    site.push(&[], site.contents(), "x").expect(5).says(&["this key is not known here"]).lines(1);
+    site.push(&[], site.contents(), "x")
+        .expect(5)
+        .says(&["this key is not known here"])
+        .lines(1);
     assert!(names(&site.target()).is_empty());
 }
 
@@ -53,7 +67,13 @@ fn strict_refuses_an_unknown_host_and_pushes_to_a_known_one() {
     let (site, daemon, host) = unknown_host();
     for transport in ["tcp", "quic"] {
         let outcome = push(&site, &["--strict", "--transport", transport], &host).expect(5);
-        outcome.says(&["zmove: trust", &daemon.fingerprint.to_string(), "not in known_hosts"]).lines(1);
+        outcome
+            .says(&[
+                "zmove: trust",
+                &daemon.fingerprint.to_string(),
+                "not in known_hosts",
+            ])
+            .lines(1);
     }
     assert!(!site.path("client/known_hosts").exists() && names(&site.target()).is_empty());
     zmove(&site, &["trust", &host, "--accept-new"]).done();
@@ -66,11 +86,18 @@ fn strict_refuses_an_unknown_host_and_pushes_to_a_known_one() {
 fn a_host_is_trusted_by_its_fingerprint_and_only_by_that() {
     let (site, daemon, host) = unknown_host();
     let (right, wrong) = (daemon.fingerprint.to_string(), own_key(&site));
-    zmove(&site, &["trust", &host]).expect(5).says(&["zmove: the key of", &right, "--fingerprint"]).lines(1);
+    zmove(&site, &["trust", &host])
+        .expect(5)
+        .says(&["zmove: the key of", &right, "--fingerprint"])
+        .lines(1);
     let outcome = zmove(&site, &["trust", &host, "--fingerprint", &wrong]).expect(5);
-    outcome.says(&["zmove: trust", &format!("its key is {right}, not {wrong}")]).lines(1);
+    outcome
+        .says(&["zmove: trust", &format!("its key is {right}, not {wrong}")])
+        .lines(1);
     assert!(!site.path("client/known_hosts").exists());
-    let said = zmove(&site, &["trust", &host, "--fingerprint", &right]).done().stdout;
+    let said = zmove(&site, &["trust", &host, "--fingerprint", &right])
+        .done()
+        .stdout;
     assert_eq!(said, format!("pinned the key of {host}: {right}\n"));
     let said = zmove(&site, &["trust", &host]).done().stdout;
     assert!(said.contains("is known") && said.contains(&right), "{said}");
@@ -81,7 +108,10 @@ fn a_host_is_trusted_by_its_fingerprint_and_only_by_that() {
 #[test]
 fn known_hosts_are_listed_and_forgotten() {
     let (site, daemon, host) = unknown_host();
-    assert_eq!(zmove(&site, &["trust", "list"]).done().stdout, "no host is known\n");
+    assert_eq!(
+        zmove(&site, &["trust", "list"]).done().stdout,
+        "no host is known\n"
+    );
     zmove(&site, &["trust", &host, "--accept-new"]).done();
     let listed = format!("{host} {}\n", daemon.fingerprint);
     assert_eq!(zmove(&site, &["trust", "list"]).done().stdout, listed);
@@ -89,42 +119,86 @@ fn known_hosts_are_listed_and_forgotten() {
         serde_json::from_str(&zmove(&site, &["trust", "list", "--json"]).done().stdout).unwrap();
     assert_eq!(
         (json["host"].as_str(), json["key"].as_str()),
-        listed.trim_end().split_once(' ').map(|(a, b)| (Some(a), Some(b))).unwrap()
+        listed
+            .trim_end()
+            .split_once(' ')
+            .map(|(a, b)| (Some(a), Some(b)))
+            .unwrap()
     );
-    zmove(&site, &["trust", "remove", "127.0.0.1:1"]).expect(1).says(&["127.0.0.1:1 is not known"]);
+    zmove(&site, &["trust", "remove", "127.0.0.1:1"])
+        .expect(1)
+        .says(&["127.0.0.1:1 is not known"]);
     zmove(&site, &["trust", "remove", &host]).done();
-    assert_eq!(zmove(&site, &["trust", "list"]).done().stdout, "no host is known\n");
-    assert_eq!(std::fs::read_to_string(site.path("client/known_hosts.old")).unwrap(), listed);
+    assert_eq!(
+        zmove(&site, &["trust", "list"]).done().stdout,
+        "no host is known\n"
+    );
+    assert_eq!(
+        std::fs::read_to_string(site.path("client/known_hosts.old")).unwrap(),
+        listed
+    );
     push(&site, &["--strict"], &host).expect(5);
 }
 
 #[test]
 fn a_host_with_another_key_than_the_known_one_is_told() {
     let (site, daemon, host) = unknown_host();
-    let other = Identity::load_or_create(&site.path("other")).unwrap().fingerprint();
+    let other = Identity::load_or_create(&site.path("other"))
+        .unwrap()
+        .fingerprint();
     site.pin(&daemon.address, other);
-    for options in [&[][..], &["--accept-new"], &["--fingerprint", &daemon.fingerprint.to_string()]] {
+    for options in [
+        &[][..],
+        &["--accept-new"],
+        &["--fingerprint", &daemon.fingerprint.to_string()],
+    ] {
         let outcome = zmove(&site, &[&["trust", host.as_str()], options].concat()).expect(5);
         let advice = format!("zmove trust remove {host}");
         outcome
-            .says(&["zmove: trust", &other.to_string(), &daemon.fingerprint.to_string(), &advice])
+            .says(&[
+                "zmove: trust",
+                &other.to_string(),
+                &daemon.fingerprint.to_string(),
+                &advice,
+            ])
             .lines(1);
     }
     zmove(&site, &["trust", "remove", &host]).done();
-    zmove(&site, &["trust", &host, "--fingerprint", &daemon.fingerprint.to_string()]).done();
+    zmove(
+        &site,
+        &[
+            "trust",
+            &host,
+            "--fingerprint",
+            &daemon.fingerprint.to_string(),
+        ],
+    )
+    .done();
 }
 
 #[test]
 fn what_is_typed_wrong() {
     let site = Site::local();
-    for words in
-        [&["trust"][..], &["trust", "a", "b"], &["trust", "a:x"], &["trust", "u@a"], &["trust", "list", "a"]]
-    {
+    for words in [
+        &["trust"][..],
+        &["trust", "a", "b"],
+        &["trust", "a:x"],
+        &["trust", "u@a"],
+        &["trust", "list", "a"],
+    ] {
         zmove(&site, words).expect(1);
     }
-    zmove(&site, &["trust", "127.0.0.1:1", "--fingerprint", "SHA256:short"]).expect(1);
+    zmove(
+        &site,
+        &["trust", "127.0.0.1:1", "--fingerprint", "SHA256:short"],
+    )
+    .expect(1);
 }
 
 fn own_key(site: &Site) -> String {
-    zmove(site, &["key", "show"]).done().stdout.trim_end().to_owned()
+    zmove(site, &["key", "show"])
+        .done()
+        .stdout
+        .trim_end()
+        .to_owned()
 }

@@ -14,15 +14,24 @@ const TOLERANCE: f64 = 0.8;
 
 #[test]
 fn a_limit_is_kept_over_all_lanes() {
-    for (site, streams) in
-        [(Site::daemon(), "1"), (Site::daemon(), "4"), (Site::clear(), "4"), (Site::quic(), "4")]
-    {
+    for (site, streams) in [
+        (Site::daemon(), "1"),
+        (Site::daemon(), "4"),
+        (Site::clear(), "4"),
+        (Site::quic(), "4"),
+    ] {
         paint(site.source().join("f"), u64::from(BYTES));
         let started = Instant::now();
         let options = ["--limit", LIMIT, "--streams", streams, "--json"];
         let summary = site.push(&options, site.contents(), "").done().summary();
-        let (seconds, least) = (started.elapsed().as_secs_f64(), f64::from(BYTES) / BYTES_PER_SECOND);
-        assert!(seconds >= TOLERANCE * least, "{seconds} s over {streams} lanes");
+        let (seconds, least) = (
+            started.elapsed().as_secs_f64(),
+            f64::from(BYTES) / BYTES_PER_SECOND,
+        );
+        assert!(
+            seconds >= TOLERANCE * least,
+            "{seconds} s over {streams} lanes"
+        );
         assert_eq!(summary["limited_by"], "own_rate", "{summary}");
         assert_same(&site.source(), &site.target());
     }
@@ -38,7 +47,10 @@ fn two_chunks_take_no_longer_over_many_lanes() {
         let options = ["--limit", "4MB", "--streams", "16", "--json"];
         let summary = site.push(&options, site.contents(), "").done().summary();
         let (seconds, ideal) = (started.elapsed().as_secs_f64(), f64::from(FEW_BYTES) / 4e6);
-        assert!((TOLERANCE * ideal..3.0 * ideal).contains(&seconds), "{seconds} s in the place of {ideal}");
+        assert!(
+            (TOLERANCE * ideal..3.0 * ideal).contains(&seconds),
+            "{seconds} s in the place of {ideal}"
+        );
         assert_eq!(
             (&summary["limited_by"], &summary["repeated"]),
             (&"own_rate".into(), &0.into()),
@@ -64,8 +76,16 @@ fn a_low_limit_has_no_more_lanes_than_it_can_use() {
 fn a_limit_that_cannot_be_meant_is_a_usage_error() {
     let site = Site::local();
     paint(site.source().join("f"), 10);
-    let outcome = site.push(&["--limit", "100Mb"], site.contents(), "").expect(1);
-    assert!(outcome.stderr.contains("500Mbit") && outcome.stderr.contains("100MiB"), "{}", outcome.stderr);
-    let outcome = site.push(&["--limit", "100MB"], site.contents(), "").expect(1);
+    let outcome = site
+        .push(&["--limit", "100Mb"], site.contents(), "")
+        .expect(1);
+    assert!(
+        outcome.stderr.contains("500Mbit") && outcome.stderr.contains("100MiB"),
+        "{}",
+        outcome.stderr
+    );
+    let outcome = site
+        .push(&["--limit", "100MB"], site.contents(), "")
+        .expect(1);
     outcome.says(&["zmove: ", "--limit", "another host"]);
 }

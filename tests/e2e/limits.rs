@@ -39,7 +39,10 @@ fn assert_well(site: &Site, resting_kib: u64) {
     site.push_contents();
     assert_same(&site.source(), &site.target());
     let now = site.the_daemon().memory_kib();
-    assert!(now < resting_kib + GROWTH_KIB_MAX, "{resting_kib} KiB at rest, {now} KiB now");
+    assert!(
+        now < resting_kib + GROWTH_KIB_MAX,
+        "{resting_kib} KiB at rest, {now} KiB now"
+    );
 }
 
 fn configure(site: &Site, text: &str) {
@@ -48,7 +51,11 @@ fn configure(site: &Site, text: &str) {
 
 /// A connection that has proved the client's key and said nothing.
 async fn prove(site: &Site) -> Connection {
-    dial(site.the_daemon(), &Identity::load_or_create(&site.path("client")).unwrap()).await
+    dial(
+        site.the_daemon(),
+        &Identity::load_or_create(&site.path("client")).unwrap(),
+    )
+    .await
 }
 
 /// A connection that has proved a key and said nothing.
@@ -56,7 +63,12 @@ async fn dial(daemon: &Daemon, identity: &Identity) -> Connection {
     let policy = HostPolicy::Pinned(daemon.fingerprint);
     let port = daemon.address.port();
     let dialler = Dialler::new(identity, "127.0.0.1", port, policy, SocketConfig::default());
-    dialler.await.unwrap().dial(Duration::from_secs(10)).await.unwrap()
+    dialler
+        .await
+        .unwrap()
+        .dial(Duration::from_secs(10))
+        .await
+        .unwrap()
 }
 
 /// What processor's time a daemon takes for so many connections of a stranger, all of which it refuses. It
@@ -97,19 +109,27 @@ fn a_stranger_costs_nothing_for_the_length_of_the_list() {
     std::fs::write(&path, list).unwrap();
     let stranger = Identity::load_or_create(&site.path("stranger")).unwrap();
     let taken = time_for_strangers(site.the_daemon(), &stranger, 30);
-    assert!(taken < Duration::from_millis(1500), "{taken:?} for 30 connections");
+    assert!(
+        taken < Duration::from_millis(1500),
+        "{taken:?} for 30 connections"
+    );
     site.push_contents();
 }
 
 fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 #[test]
 fn two_thousand_connections_that_say_nothing() {
     let site = site();
     let resting = site.the_daemon().memory_kib();
-    let silent: Vec<_> = (0..2000).map(|_| TcpStream::connect(site.the_daemon().address).unwrap()).collect();
+    let silent: Vec<_> = (0..2000)
+        .map(|_| TcpStream::connect(site.the_daemon().address).unwrap())
+        .collect();
     site.the_daemon().wait_for_log("it made room for others");
     assert_well(&site, resting);
     drop(silent);
@@ -126,7 +146,8 @@ fn strangers_do_not_fill_the_log() {
     (0..1000).for_each(|_| knock());
     site.push_contents();
     (0..1000).for_each(|_| knock());
-    site.the_daemon().wait_for_log("others of this kind in a second");
+    site.the_daemon()
+        .wait_for_log("others of this kind in a second");
     assert_eq!(site.the_daemon().count_logged("received from"), 1);
     let told = site.the_daemon().count_logged("rejected");
     assert!(told < 50, "{told} lines");
@@ -138,7 +159,9 @@ fn clients_that_take_their_time() {
     let site = site();
     let resting = site.the_daemon().memory_kib();
     let address = site.the_daemon().address;
-    let mut slow: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut slow: Vec<_> = (0..300)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
     for byte in [22, 3, 1, 2, 0, 1] {
         for stream in &mut slow {
             // some have made room for others meanwhile
@@ -155,7 +178,9 @@ fn clients_that_promise_much() {
     let site = site();
     let resting = site.the_daemon().memory_kib();
     let address = site.the_daemon().address;
-    let mut promising: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut promising: Vec<_> = (0..300)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
     for stream in &mut promising {
         drop(stream.write_all(&[22, 3, 1, 0x40, 0, 1, 0xFF, 0xFF, 0xFF]));
     }
@@ -171,10 +196,16 @@ fn a_known_key_that_promises_much() {
     runtime().block_on(async {
         let mut connection = prove(&site).await;
         let greeting = Greeting::new(Role::Control, TransferId([7; 16])).encode();
-        connection.write_all(&[&greeting[..], &[0xFF; 8]].concat()).await.unwrap();
+        connection
+            .write_all(&[&greeting[..], &[0xFF; 8]].concat())
+            .await
+            .unwrap();
         connection.flush().await.unwrap();
         let mut answer = Vec::new();
-        drop(tokio::time::timeout(Duration::from_secs(10), connection.read_to_end(&mut answer)).await);
+        drop(
+            tokio::time::timeout(Duration::from_secs(10), connection.read_to_end(&mut answer))
+                .await,
+        );
     });
     site.the_daemon().wait_for_log("broken off by tester");
     assert_well(&site, resting);
@@ -202,7 +233,10 @@ fn a_key_with_connections_for_no_transfer() {
                 break;
             }
         }
-        assert!(String::from_utf8_lossy(&answer).contains("waiting_per_identity = 64"), "{answer:?}");
+        assert!(
+            String::from_utf8_lossy(&answer).contains("waiting_per_identity = 64"),
+            "{answer:?}"
+        );
         waiting
     });
     site.the_daemon().wait_for_log("waiting_per_identity = 64");
@@ -234,14 +268,21 @@ fn a_key_whose_connections_are_refused_and_stay() {
         (told, site.the_daemon().open_files() - resting)
     });
     assert!((8..20).contains(&told), "{told} of 100 were told why");
-    assert!(open_files < 20, "{open_files} descriptors for those that are refused");
+    assert!(
+        open_files < 20,
+        "{open_files} descriptors for those that are refused"
+    );
     site.push_contents();
 }
 
 /// A push that has begun and goes on for long.
 fn begin_long(site: &Site) -> Child {
     paint(site.path("long"), 4 << 20);
-    let child = site.push_command(&["--limit", "1Mbit", "--timeout", "0"], &[site.path("long").as_ref()], "");
+    let child = site.push_command(
+        &["--limit", "1Mbit", "--timeout", "0"],
+        &[site.path("long").as_ref()],
+        "",
+    );
     let child = child.start();
     site.the_daemon().wait_for_log("begun by tester");
     child
@@ -255,7 +296,8 @@ fn a_push_that_begins_with_more_lanes_than_it_may_have() {
     site.start_daemon();
     paint(site.source().join("f"), 1000);
     for _ in 0..5 {
-        site.push(&["--streams", "12", "--checksum"], site.contents(), "").done();
+        site.push(&["--streams", "12", "--checksum"], site.contents(), "")
+            .done();
     }
     assert!(!site.the_daemon().has_logged("more lanes"));
 }
@@ -270,11 +312,15 @@ fn limits_are_read_again() {
     site.the_daemon().hang_up();
     let line = site.the_daemon().wait_for_log("reloaded: ");
     assert!(line.contains("transfers: 1 (was transfers: 64)"), "{line}");
-    site.push(&["--timeout", "0"], site.contents(), "").expect(13).says(&["limits.transfers = 1"]);
+    site.push(&["--timeout", "0"], site.contents(), "")
+        .expect(13)
+        .says(&["limits.transfers = 1"]);
     configure(&site, "[limits]\ntransfer = 1\n");
     site.the_daemon().hang_up();
     site.the_daemon().wait_for_log("reload: kept as it was: ");
-    site.push(&["--timeout", "0"], site.contents(), "").expect(13).says(&["limits.transfers = 1"]);
+    site.push(&["--timeout", "0"], site.contents(), "")
+        .expect(13)
+        .says(&["limits.transfers = 1"]);
     long.kill().unwrap();
     long.wait().unwrap();
 }
@@ -283,15 +329,21 @@ fn limits_are_read_again() {
 fn a_daemon_that_drains_lets_transfers_end_and_takes_no_more() {
     let mut site = site_with(&["--drain", "5min"]);
     paint(site.path("long"), 1 << 20);
-    let long = site.push_command(&["--limit", "4Mbit"], &[site.path("long").as_ref()], "").start();
+    let long = site
+        .push_command(&["--limit", "4Mbit"], &[site.path("long").as_ref()], "")
+        .start();
     site.the_daemon().wait_for_log("begun by tester");
     site.the_daemon().ask_to_end();
-    site.the_daemon().wait_for_log("stopping: transfers that run have 300 s");
+    site.the_daemon()
+        .wait_for_log("stopping: transfers that run have 300 s");
     let refused = site.push(&[], site.contents(), "").expect(13);
     refused.says(&["being stopped"]);
     finish(long).done();
     assert_eq!(site.take_daemon().wait(), Some(0));
-    assert_eq!(std::fs::read(site.target().join("long")).unwrap(), std::fs::read(site.path("long")).unwrap());
+    assert_eq!(
+        std::fs::read(site.target().join("long")).unwrap(),
+        std::fs::read(site.path("long")).unwrap()
+    );
 }
 
 #[test]
@@ -299,7 +351,8 @@ fn a_second_signal_ends_a_daemon_that_drains() {
     let mut site = site_with(&["--drain", "5min"]);
     let mut long = begin_long(&site);
     site.the_daemon().ask_to_end();
-    site.the_daemon().wait_for_log("stopping: transfers that run have 300 s");
+    site.the_daemon()
+        .wait_for_log("stopping: transfers that run have 300 s");
     assert_eq!(site.take_daemon().terminate(), Some(0));
     long.kill().unwrap();
     long.wait().unwrap();
@@ -308,7 +361,11 @@ fn a_second_signal_ends_a_daemon_that_drains() {
 /// What the daemon says to plain HTTP.
 fn ask(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
@@ -316,12 +373,23 @@ fn ask(address: &str, path: &str) -> String {
 
 fn metrics_address(site: &Site) -> String {
     let line = site.the_daemon().wait_for_log("metrics at http://");
-    line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned()
+    line.split("http://")
+        .nth(1)
+        .unwrap()
+        .split('/')
+        .next()
+        .unwrap()
+        .to_owned()
 }
 
 fn value(page: &str, name: &str) -> f64 {
-    let found = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    found.unwrap_or_else(|| panic!("no {name} in:\n{page}")).parse().unwrap()
+    let found = page
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    found
+        .unwrap_or_else(|| panic!("no {name} in:\n{page}"))
+        .parse()
+        .unwrap()
 }
 
 #[test]
@@ -334,16 +402,37 @@ fn a_push_is_counted() {
     site.the_daemon().wait_for_log("received from tester");
     let page = ask(&address, "/metrics");
     assert!(page.contains("application/openmetrics-text"), "{page}");
-    assert!((value(&page, "zmove_bytes_received_total") - 2_000_000.0).abs() < 0.5, "{page}");
-    assert!((value(&page, "zmove_files_received_total") - 20.0).abs() < 0.5, "{page}");
-    assert!((value(&page, "zmove_transfers_total{result=\"complete\"}") - 1.0).abs() < 0.5, "{page}");
-    assert!(value(&page, "zmove_transfers_running").abs() < 0.5, "{page}");
-    assert!(value(&page, "zmove_stage_seconds_total{stage=\"store\",state=\"busy\"}") > 0.0, "{page}");
+    assert!(
+        (value(&page, "zmove_bytes_received_total") - 2_000_000.0).abs() < 0.5,
+        "{page}"
+    );
+    assert!(
+        (value(&page, "zmove_files_received_total") - 20.0).abs() < 0.5,
+        "{page}"
+    );
+    assert!(
+        (value(&page, "zmove_transfers_total{result=\"complete\"}") - 1.0).abs() < 0.5,
+        "{page}"
+    );
+    assert!(
+        value(&page, "zmove_transfers_running").abs() < 0.5,
+        "{page}"
+    );
+    assert!(
+        value(
+            &page,
+            "zmove_stage_seconds_total{stage=\"store\",state=\"busy\"}"
+        ) > 0.0,
+        "{page}"
+    );
     assert!(page.ends_with("# EOF\n"), "{page}");
     drop(TcpStream::connect(site.the_daemon().address).unwrap());
     site.the_daemon().wait_for_log("closed the connection");
     let page = ask(&address, "/metrics");
-    assert!((value(&page, "zmove_errors_total{kind=\"handshake\"}") - 1.0).abs() < 0.5, "{page}");
+    assert!(
+        (value(&page, "zmove_errors_total{kind=\"handshake\"}") - 1.0).abs() < 0.5,
+        "{page}"
+    );
 }
 
 #[test]
@@ -354,7 +443,16 @@ fn what_a_pull_fetches_is_counted() {
     site.pull(&[], &[""], "").expect(0);
     site.the_daemon().wait_for_log("sent to tester");
     let page = ask(&metrics_address(&site), "/metrics");
-    let (bytes, files) = (value(&page, "zmove_bytes_sent_total"), value(&page, "zmove_files_sent_total"));
-    assert!((bytes - f64::from(1000 + (10 << 20))).abs() < 0.5 && (files - 2.0).abs() < 0.5, "{page}");
-    assert!(value(&page, "zmove_bytes_received_total").abs() < 0.5, "{page}");
+    let (bytes, files) = (
+        value(&page, "zmove_bytes_sent_total"),
+        value(&page, "zmove_files_sent_total"),
+    );
+    assert!(
+        (bytes - f64::from(1000 + (10 << 20))).abs() < 0.5 && (files - 2.0).abs() < 0.5,
+        "{page}"
+    );
+    assert!(
+        value(&page, "zmove_bytes_received_total").abs() < 0.5,
+        "{page}"
+    );
 }

@@ -16,7 +16,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use serde_json::Value;
 use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, EntryFault, FaultCode, Keeping, LinkEntry, Operation, ToSender,
+    Batch, BatchEntry, DirectoryGroup, EntryFault, FaultCode, Keeping, LinkEntry, Operation,
+    ToSender,
 };
 
 use crate::command::{ZMOVE, Zmove};
@@ -50,13 +51,19 @@ fn assert_same_groups(site: &Site) {
     if has_program("rsync") {
         let mut rsync = Command::new("rsync");
         rsync.args(["-naHAXS", "--numeric-ids", "-i", "--checksum", "--delete"]);
-        let left = rsync.arg(site.source().join("")).arg(site.target().join("")).output().unwrap();
+        let left = rsync
+            .arg(site.source().join(""))
+            .arg(site.target().join(""))
+            .output()
+            .unwrap();
         assert_eq!(String::from_utf8_lossy(&left.stdout), "");
     }
 }
 
 fn push(site: &Site, options: &[&str]) -> Value {
-    site.push(&[options, &["--json"]].concat(), site.contents(), "").done().summary()
+    site.push(&[options, &["--json"]].concat(), site.contents(), "")
+        .done()
+        .summary()
 }
 
 fn numbers<const N: usize>(summary: &Value, keys: [&str; N]) -> [u64; N] {
@@ -65,9 +72,12 @@ fn numbers<const N: usize>(summary: &Value, keys: [&str; N]) -> [u64; N] {
 
 /// Files of several names in several directories, small, empty and large, and some of one name.
 fn tie(source: &Path) {
-    for (first, bytes) in
-        [("a/small", 700), ("b/empty", 0), ("large", 2 * GROUP_BYTES + 5), ("group", GROUP_BYTES)]
-    {
+    for (first, bytes) in [
+        ("a/small", 700),
+        ("b/empty", 0),
+        ("large", 2 * GROUP_BYTES + 5),
+        ("group", GROUP_BYTES),
+    ] {
         paint(source.join(first), bytes);
         set_old(source.join(first));
     }
@@ -75,7 +85,10 @@ fn tie(source: &Path) {
         paint(source.join(format!("a/alone{number}")), 30 + number);
     }
     for (first, others) in [
-        ("a/small", &["a/small2", "b/small", "c/d/small", "small"][..]),
+        (
+            "a/small",
+            &["a/small2", "b/small", "c/d/small", "small"][..],
+        ),
         ("b/empty", &["empty"]),
         ("large", &["a/large", "c/large"]),
         ("group", &["c/d/group"]),
@@ -99,11 +112,18 @@ fn groups_are_kept(site: &Site) {
     tie(&site.source());
     let first = push(site, &["-a", "--no-preserve", "owner"]);
     assert_same_groups(site);
-    assert_eq!(numbers(&first, ["files", "hard_links", "bytes"]), [32, 8, tied_bytes()]);
+    assert_eq!(
+        numbers(&first, ["files", "hard_links", "bytes"]),
+        [32, 8, tied_bytes()]
+    );
     assert_eq!(first["not_kept"].as_array().unwrap().len(), 0, "{first}");
     for options in [&[][..], &["--checksum"]] {
         let again = push(site, options);
-        assert_eq!(numbers(&again, ["files", "skipped", "bytes"]), [0, 32, 0], "{options:?}");
+        assert_eq!(
+            numbers(&again, ["files", "skipped", "bytes"]),
+            [0, 32, 0],
+            "{options:?}"
+        );
         assert_same_groups(site);
     }
 }
@@ -126,7 +146,10 @@ fn links_are_made_and_broken(site: &Site) {
     std::fs::remove_file(target.join("small")).unwrap();
     symlink("a/small", target.join("small")).unwrap();
     hard_link(target.join("a/alone5"), target.join("alone")).unwrap();
-    let listed = site.push(&["--dry-run", "--delete"], site.contents(), "").done().stdout;
+    let listed = site
+        .push(&["--dry-run", "--delete"], site.contents(), "")
+        .done()
+        .stdout;
     assert!(listed.contains("hard link"), "{listed}");
     push(site, &["--delete"]);
     assert_same_groups(site);
@@ -143,10 +166,11 @@ fn links_are_made_and_broken(site: &Site) {
 
 mod one_way_over_the_network {
     use super::{
-        a_first_name_that_cannot_be_placed_has_another, a_manifest_has_all_names, a_preview_names_them,
-        changed_in_its_place_a_group_is_one_of_the_source, names_that_are_not_pushed_are_no_names,
-        older_states_at_the_target_stay_as_they_are, thousands_of_names,
-        what_may_not_be_replaced_is_no_first_name, without_them_each_name_is_a_file,
+        a_first_name_that_cannot_be_placed_has_another, a_manifest_has_all_names,
+        a_preview_names_them, changed_in_its_place_a_group_is_one_of_the_source,
+        names_that_are_not_pushed_are_no_names, older_states_at_the_target_stay_as_they_are,
+        thousands_of_names, what_may_not_be_replaced_is_no_first_name,
+        without_them_each_name_is_a_file,
     };
 
     crate::harness::both_ways!(
@@ -176,7 +200,10 @@ fn thousands_of_names(site: &Site) {
     }
     let first = push(site, &[]);
     let bytes = (0..1000).map(|number| number % 50).sum();
-    assert_eq!(numbers(&first, ["files", "hard_links", "bytes"]), [10_000, 9000, bytes]);
+    assert_eq!(
+        numbers(&first, ["files", "hard_links", "bytes"]),
+        [10_000, 9000, bytes]
+    );
     assert_same_groups(site);
     for name in ["e3", "d5"] {
         std::fs::remove_dir_all(site.target().join(name)).unwrap();
@@ -184,7 +211,10 @@ fn thousands_of_names(site: &Site) {
     push(site, &["--delete"]);
     assert_same_groups(site);
     let again = push(site, &["--delete"]);
-    assert_eq!(numbers(&again, ["files", "skipped", "removed"]), [0, 10_000, 0]);
+    assert_eq!(
+        numbers(&again, ["files", "skipped", "removed"]),
+        [0, 10_000, 0]
+    );
 }
 
 /// The first name is left out, or only some names are listed.
@@ -198,27 +228,45 @@ fn names_that_are_not_pushed_are_no_names(site: &Site) {
         &["c/large"],
         &["c/d/group", "group"],
     ];
-    let mut expected: Vec<_> =
-        expected.map(|group| group.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).into();
+    let mut expected: Vec<_> = expected
+        .map(|group| {
+            group
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>()
+        })
+        .into();
     expected.sort();
-    assert_eq!((groups(&site.target()), &summary["hard_links"]), (expected, &4.into()));
+    assert_eq!(
+        (groups(&site.target()), &summary["hard_links"]),
+        (expected, &4.into())
+    );
     let list = site.path("list");
     std::fs::write(&list, "large\na/small\nc/d/small\na/alone7\n").unwrap();
     std::fs::create_dir(site.target().join("listed")).unwrap();
     let options = ["--files-from", list.to_str().unwrap()];
     site.push(&options, site.contents(), "listed").done();
     let listed = groups(&site.target().join("listed"));
-    assert_eq!(listed, [&["a/alone7"][..], &["a/small", "c/d/small"], &["large"]]);
+    assert_eq!(
+        listed,
+        [&["a/alone7"][..], &["a/small", "c/d/small"], &["large"]]
+    );
 }
 
 fn a_preview_names_them(site: &Site) {
     paint(site.source().join("one"), 10);
     hard_link(site.source().join("one"), site.source().join("two")).unwrap();
     let told = site.push(&["-n"], site.contents(), "").done().stdout;
-    assert!(told.contains("+ one => two\n") || told.contains("+ two => one\n"), "{told}");
+    assert!(
+        told.contains("+ one => two\n") || told.contains("+ two => one\n"),
+        "{told}"
+    );
     assert!(told.contains("2 files with 10 B to send"), "{told}");
     assert_eq!(names(&site.target()), [""; 0]);
-    let told = site.push(&["-n", "--json"], site.contents(), "").done().stdout;
+    let told = site
+        .push(&["-n", "--json"], site.contents(), "")
+        .done()
+        .stdout;
     assert!(told.contains(r#""hard_link":""#), "{told}");
     push(site, &[]);
     let told = site.push(&["-n"], site.contents(), "").done().stdout;
@@ -230,10 +278,20 @@ fn older_states_at_the_target_stay_as_they_are(site: &Site) {
     tie(&site.source());
     site.push(&["--json"], site.contents(), "today").done();
     let [today, before] = ["today", "before"].map(|name| site.target().join(name));
-    assert!(Command::new("cp").arg("-al").args([&today, &before]).status().unwrap().success());
+    assert!(
+        Command::new("cp")
+            .arg("-al")
+            .args([&today, &before])
+            .status()
+            .unwrap()
+            .success()
+    );
     let at_first = groups(&site.target());
     paint(site.source().join("new"), 10);
-    let summary = site.push(&["--json", "--delete"], site.contents(), "today").done().summary();
+    let summary = site
+        .push(&["--json", "--delete"], site.contents(), "today")
+        .done()
+        .summary();
     assert_eq!(numbers(&summary, ["files", "bytes"]), [1, 10]);
     std::fs::remove_file(today.join("new")).unwrap();
     assert_eq!(groups(&site.target()), at_first);
@@ -241,7 +299,10 @@ fn older_states_at_the_target_stay_as_they_are(site: &Site) {
     std::fs::write(site.source().join("a/small"), painted(800, 3)).unwrap();
     site.push(&["--inplace"], site.contents(), "today").done();
     assert_eq!(groups(&today), groups(&site.source()));
-    assert_eq!(std::fs::read(before.join("c/d/small")).unwrap(), painted(700, 0));
+    assert_eq!(
+        std::fs::read(before.join("c/d/small")).unwrap(),
+        painted(700, 0)
+    );
 }
 
 fn changed_in_its_place_a_group_is_one_of_the_source(site: &Site) {
@@ -287,7 +348,11 @@ fn without_them_each_name_is_a_file(site: &Site) {
     hard_link(site.source().join("a"), site.source().join("b")).unwrap();
     for options in [&["--no-H"][..], &["-a", "--no-preserve", "links,owner"]] {
         let summary = push(site, &[options, &["--checksum"]].concat());
-        assert_eq!(summary["not_kept"].as_array().unwrap().len(), 0, "{summary}");
+        assert_eq!(
+            summary["not_kept"].as_array().unwrap().len(),
+            0,
+            "{summary}"
+        );
         assert_eq!(groups(&site.target()).len(), 2);
     }
     push(site, &["-H"]);
@@ -308,7 +373,10 @@ fn a_first_name_that_cannot_be_placed_has_another(site: &Site) {
     }
     let outcome = site.push(&["--json"], site.contents(), "").expect(23);
     assert_eq!(outcome.stderr.lines().count(), 3, "{}", outcome.stderr);
-    let one_group = groups(&target).into_iter().filter(|group| group[0].len() == 1).collect::<Vec<_>>();
+    let one_group = groups(&target)
+        .into_iter()
+        .filter(|group| group[0].len() == 1)
+        .collect::<Vec<_>>();
     assert_eq!(one_group, [["b", "d", "f"]]);
     for name in ["a", "c", "e"] {
         std::fs::remove_dir_all(target.join(name)).unwrap();
@@ -325,7 +393,9 @@ fn a_manifest_has_all_names(site: &Site) {
     assert_eq!(text.lines().count(), 32, "{text}");
     let root = |name: &str| {
         let ends = format!("  {name}");
-        text.lines().find_map(|line| line.strip_suffix(&ends)).map(str::to_owned)
+        text.lines()
+            .find_map(|line| line.strip_suffix(&ends))
+            .map(str::to_owned)
     };
     assert!(root("small").is_some() && root("small") == root("a/small2"));
     assert!(root("large").is_some() && root("large") == root("c/large"));
@@ -339,7 +409,9 @@ fn what_was_broken_off_becomes_the_same_groups() {
     let large = site.source().join("very large");
     std::fs::write(&large, painted(12 * GROUP_BYTES, 7)).unwrap();
     hard_link(&large, site.source().join("c/very large")).unwrap();
-    break_off_after(8 * GROUP_BYTES, &site, |relay| site.push_by(relay, &["--json"]));
+    break_off_after(8 * GROUP_BYTES, &site, |relay| {
+        site.push_by(relay, &["--json"])
+    });
     push(&site, &[]);
     assert_same_groups(&site);
     let again = push(&site, &[]);
@@ -350,17 +422,30 @@ fn what_was_broken_off_becomes_the_same_groups() {
 fn push_under(site: &Site, inject: &str) -> Option<Value> {
     let mut command = Command::new("strace");
     let log = site.path("strace.log");
-    command.args(["-f", "--seccomp-bpf", "-qq", "-e", "trace=linkat", "-o"]).arg(&log);
-    command.arg("-e").arg(format!("inject=linkat:{inject}")).env("ZMOVE_HOME", site.path("client"));
-    command.arg(ZMOVE).args(["push", "--json"]).arg(site.contents()).arg(site.target());
+    command
+        .args(["-f", "--seccomp-bpf", "-qq", "-e", "trace=linkat", "-o"])
+        .arg(&log);
+    command
+        .arg("-e")
+        .arg(format!("inject=linkat:{inject}"))
+        .env("ZMOVE_HOME", site.path("client"));
+    command
+        .arg(ZMOVE)
+        .args(["push", "--json"])
+        .arg(site.contents())
+        .arg(site.target());
     let outcome = Zmove(command).outcome();
-    let told =
-        std::fs::read_to_string(log).is_ok_and(|log| log.contains("INJECTED") || log.contains("SIGKILL"));
+    let told = std::fs::read_to_string(log)
+        .is_ok_and(|log| log.contains("INJECTED") || log.contains("SIGKILL"));
     if !told {
         skip("strace cannot run here: nothing makes a system call fail");
         return None;
     }
-    Some(if inject.starts_with("error") { outcome.done().summary() } else { Value::Null })
+    Some(if inject.starts_with("error") {
+        outcome.done().summary()
+    } else {
+        Value::Null
+    })
 }
 
 #[test]
@@ -375,7 +460,9 @@ fn where_the_target_cannot_link_there_are_copies_and_they_are_counted() {
     ] {
         let site = Site::local();
         tie(&site.source());
-        let Some(summary) = push_under(&site, &format!("error={errno}")) else { return };
+        let Some(summary) = push_under(&site, &format!("error={errno}")) else {
+            return;
+        };
         assert_same(&site.source(), &site.target());
         assert_eq!(groups(&site.target()).len(), 32);
         let lack = &summary["not_kept"][0];
@@ -397,13 +484,25 @@ fn beyond_the_most_links_a_copy_takes_the_rest() {
     let site = Site::local();
     paint(site.source().join("0"), 500);
     for number in 1..12 {
-        hard_link(site.source().join("0"), site.source().join(number.to_string())).unwrap();
+        hard_link(
+            site.source().join("0"),
+            site.source().join(number.to_string()),
+        )
+        .unwrap();
     }
-    let Some(summary) = push_under(&site, "error=EMLINK:when=4..6") else { return };
+    let Some(summary) = push_under(&site, "error=EMLINK:when=4..6") else {
+        return;
+    };
     assert_same(&site.source(), &site.target());
     let sizes: Vec<_> = groups(&site.target()).iter().map(Vec::len).collect();
-    assert!(sizes.len() == 2 && sizes.iter().sum::<usize>() == 12, "{sizes:?}");
-    assert_eq!(summary["not_kept"][0]["why"], "Too many links (os error 31)");
+    assert!(
+        sizes.len() == 2 && sizes.iter().sum::<usize>() == 12,
+        "{sizes:?}"
+    );
+    assert_eq!(
+        summary["not_kept"][0]["why"],
+        "Too many links (os error 31)"
+    );
 }
 
 #[test]
@@ -418,7 +517,11 @@ fn a_process_that_ends_as_it_links() {
     }
     push(&site, &[]);
     assert_same_groups(&site);
-    assert!(!picture(&site.target()).keys().any(|path| path.starts_with(b".zmove")));
+    assert!(
+        !picture(&site.target())
+            .keys()
+            .any(|path| path.starts_with(b".zmove"))
+    );
 }
 
 /// A name that stays as it is may hold anything, also where size and time are the same.
@@ -431,11 +534,18 @@ fn what_was_not_compared_gets_no_other_name() {
         hard_link(site.source().join("a"), site.source().join("b")).unwrap();
         std::fs::create_dir_all(site.target()).unwrap();
         std::fs::write(site.target().join(there), "XXXXXXXX").unwrap();
-        set_mtime(site.target().join(there), UNIX_EPOCH + Duration::from_secs(9));
+        set_mtime(
+            site.target().join(there),
+            UNIX_EPOCH + Duration::from_secs(9),
+        );
         push(&site, &["--checksum", "--ignore-existing"]);
         let of = |name: &str| std::fs::read(site.target().join(name)).unwrap();
         let other = if there == "a" { "b" } else { "a" };
-        assert_eq!((of(there), of(other)), (b"XXXXXXXX".to_vec(), b"AAAAAAAA".to_vec()), "{there}");
+        assert_eq!(
+            (of(there), of(other)),
+            (b"XXXXXXXX".to_vec(), b"AAAAAAAA".to_vec()),
+            "{there}"
+        );
     }
 }
 
@@ -464,13 +574,21 @@ fn names_on_another_file_system_are_copies() {
     let summary = push(&site, &[]);
     assert_same(&site.source(), &site.target());
     let lack = &summary["not_kept"][0];
-    assert_eq!((&lack["what"], &lack["why"]), (&"hard link".into(), &"not supported there".into()));
-    assert!(groups(&site.target()).contains(&vec!["a".to_owned(), "b".to_owned()]) || lack["entries"] == 2);
+    assert_eq!(
+        (&lack["what"], &lack["why"]),
+        (&"hard link".into(), &"not supported there".into())
+    );
+    assert!(
+        groups(&site.target()).contains(&vec!["a".to_owned(), "b".to_owned()])
+            || lack["entries"] == 2
+    );
 }
 
 #[test]
 fn an_ordinary_user_keeps_them() {
-    let Some(site) = Site::unprivileged() else { return };
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
     tie(&site.source());
     site.give_away();
     push(&site, &[]);
@@ -489,18 +607,30 @@ fn an_older_receiver_gets_files() {
     let summary = push(&site, &[]);
     assert_same(&site.source(), &site.target());
     let counts = summary["not_kept"].as_array().unwrap();
-    let links = counts.iter().find(|lack| lack["what"] == "hard link").unwrap();
+    let links = counts
+        .iter()
+        .find(|lack| lack["what"] == "hard link")
+        .unwrap();
     assert_eq!(
         (&links["why"], &links["entries"]),
         (&"the receiver is of an older release".into(), &8.into())
     );
     let refused = site.push(&["-H"], site.contents(), "");
-    assert!(refused.code != Some(0) && refused.stderr.contains("older"), "{}", refused.stderr);
+    assert!(
+        refused.code != Some(0) && refused.stderr.contains("older"),
+        "{}",
+        refused.stderr
+    );
 }
 
 fn link(text: &str, first: &str) -> BatchEntry {
     let name = name(text);
-    BatchEntry::Link(LinkEntry { name, metadata: metadata(0o600), bytes: 1, first: path(first) })
+    BatchEntry::Link(LinkEntry {
+        name,
+        metadata: metadata(0o600),
+        bytes: 1,
+        first: path(first),
+    })
 }
 
 fn intruder(root: &Path) -> Intruder {
@@ -532,8 +662,19 @@ fn links_to_what_is_no_file_of_the_push_are_not_made() {
     symlink(&outside, root.join("out")).unwrap();
     symlink(outside.join("secret"), root.join("symlink")).unwrap();
     std::fs::write(root.join("other"), "longer than what is meant").unwrap();
-    let firsts = ["never sent", "nowhere/file", "directory", "symlink", "out/secret", "other", "sent later"];
-    let entries = (0..).zip(firsts).map(|(number, first)| link(&format!("l{number}"), first)).collect();
+    let firsts = [
+        "never sent",
+        "nowhere/file",
+        "directory",
+        "symlink",
+        "out/secret",
+        "other",
+        "sent later",
+    ];
+    let entries = (0..)
+        .zip(firsts)
+        .map(|(number, first)| link(&format!("l{number}"), first))
+        .collect();
     let deeds = vec![
         batch(0, "", entries),
         Deed::Meanwhile(1, Box::new(|| {})),
@@ -543,9 +684,19 @@ fn links_to_what_is_no_file_of_the_push_are_not_made() {
     assert!(intruded.ended.is_ok(), "{:?}", intruded.ended);
     let faults = faults(&intruded);
     assert_eq!(faults.len(), firsts.len(), "{faults:?}");
-    assert!(faults.iter().all(|fault| fault.operation == Operation::Link), "{faults:?}");
+    assert!(
+        faults
+            .iter()
+            .all(|fault| fault.operation == Operation::Link),
+        "{faults:?}"
+    );
     let there = names(&root);
-    assert!(!there.iter().any(|name| name.starts_with('l') || name.starts_with(".zmove")), "{there:?}");
+    assert!(
+        !there
+            .iter()
+            .any(|name| name.starts_with('l') || name.starts_with(".zmove")),
+        "{there:?}"
+    );
     assert_eq!(outside.join("secret").metadata().unwrap().nlink(), 1);
 }
 
@@ -556,7 +707,10 @@ fn links_beyond_the_target_end_the_transfer() {
     let root = home.path().join("root");
     std::fs::create_dir(&root).unwrap();
     std::fs::write(home.path().join("secret"), "x").unwrap();
-    let groups = vec![DirectoryGroup { directory: RelPath::root(), entries: vec![link("l", "aaaaaaaaa")] }];
+    let groups = vec![DirectoryGroup {
+        directory: RelPath::root(),
+        entries: vec![link("l", "aaaaaaaaa")],
+    }];
     let head = Batch { groups }.encode();
     for first in ["../secret", "/..secret", "d/../d/dd", ""] {
         let mut head = head.clone();
@@ -575,7 +729,11 @@ fn a_flood_of_links_is_links() {
     let home = tempfile::tempdir().unwrap();
     let root = home.path().join("root");
     std::fs::create_dir(&root).unwrap();
-    let flood = || (0..2000).map(|number| link(&format!("l{number}"), "f")).collect();
+    let flood = || {
+        (0..2000)
+            .map(|number| link(&format!("l{number}"), "f"))
+            .collect()
+    };
     std::fs::write(root.join("f"), "x").unwrap();
     set_mtime(root.join("f"), UNIX_EPOCH + Duration::from_secs(9));
     let deeds = (0..5).map(|item| batch(item, "", flood())).collect();
@@ -585,5 +743,9 @@ fn a_flood_of_links_is_links() {
     let faults = faults(&intruded);
     // Two threads may make the same one at once.
     assert!((6000..=8000).contains(&faults.len()), "{}", faults.len());
-    assert!(faults.iter().all(|fault| fault.code == FaultCode::AlreadyThere));
+    assert!(
+        faults
+            .iter()
+            .all(|fault| fault.code == FaultCode::AlreadyThere)
+    );
 }

@@ -4,7 +4,10 @@
 //! the memory transport. What a machine cannot show is skipped with its reason on stderr, unless
 //! `ZMOVE_REQUIRE_LAB=1` forbids that.
 
-#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "in a test, helpers included, a panic is the report"
+)]
 
 mod command;
 mod daemon;

@@ -8,8 +8,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 use zmove_receiver::{Session, run_session};
 use zmove_transport::{
-    Connection, Dialler, Frame, HostPolicy, Identity, LaneBreaker, LaneError, LaneSource, SocketConfig,
-    memory_control,
+    Connection, Dialler, Frame, HostPolicy, Identity, LaneBreaker, LaneError, LaneSource,
+    SocketConfig, memory_control,
 };
 use zmove_types::{BufferPool, LaneId, Stopwatch, TransferId};
 use zmove_wire::limits::LANES_MAX;
@@ -20,7 +20,11 @@ use crate::harness::{PATIENCE, Site};
 const TRANSFER: TransferId = TransferId([9; 16]);
 
 fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+    Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 /// What opens a transfer.
@@ -50,7 +54,8 @@ fn nothing_is_kept_of_a_lane_that_has_ended() {
 
 #[track_caller]
 fn wait_for_one(gone: &Receiver<()>, number: u16) {
-    gone.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("something is left of lane {number}"));
+    gone.recv_timeout(PATIENCE)
+        .unwrap_or_else(|_| panic!("something is left of lane {number}"));
 }
 
 /// A lane that ends at once; says so when nobody can break it any more.
@@ -73,7 +78,11 @@ impl Drop for Last {
 struct Ended(LaneBreaker);
 
 impl LaneSource for Ended {
-    fn receive(&mut self, _: &BufferPool, _: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+    fn receive(
+        &mut self,
+        _: &BufferPool,
+        _: &mut Stopwatch<'_>,
+    ) -> Result<Option<Frame>, LaneError> {
         Ok(None)
     }
 
@@ -90,7 +99,9 @@ fn lanes_beyond_those_that_may_wait_are_turned_away() {
         let identity = Identity::load_or_create(&site.path("client")).unwrap();
         let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
         let policy = HostPolicy::Pinned(daemon.fingerprint);
-        let dialler = Dialler::new(&identity, &host, port, policy, SocketConfig::default()).await.unwrap();
+        let dialler = Dialler::new(&identity, &host, port, policy, SocketConfig::default())
+            .await
+            .unwrap();
         let mut control = greet(&dialler, Role::Control).await;
         control.write_all(&opening(&site)).await.unwrap();
         control.flush().await.unwrap();
@@ -105,7 +116,10 @@ fn lanes_beyond_those_that_may_wait_are_turned_away() {
 
 async fn greet(dialler: &Dialler, role: Role) -> Connection {
     let mut connection = dialler.dial(Duration::from_secs(10)).await.unwrap();
-    connection.write_all(&Greeting::new(role, TRANSFER).encode()).await.unwrap();
+    connection
+        .write_all(&Greeting::new(role, TRANSFER).encode())
+        .await
+        .unwrap();
     connection.flush().await.unwrap();
     connection
 }

@@ -19,7 +19,11 @@ use crate::tree::{assert_same, names, paint};
 use crate::versions::old_binary;
 
 /// A file system on a disk that a bit is flipped on.
-const EXT4: Image = Image { bytes: 96 << 20, make: "mkfs.ext4 -q -F -b 4096", options: "loop" };
+const EXT4: Image = Image {
+    bytes: 96 << 20,
+    make: "mkfs.ext4 -q -F -b 4096",
+    options: "loop",
+};
 
 /// Where files begin on it.
 const BLOCK_BYTES: usize = 4096;
@@ -68,14 +72,22 @@ fn grow(source: &Path) {
 fn strike(site: &Site, marks: &[&'static [u8]]) -> JoinHandle<()> {
     let (path, mut marks) = (site.namespace().image(), marks.to_vec());
     std::thread::spawn(move || {
-        let disk = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+        let disk = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
         let since = Instant::now();
         while !marks.is_empty() && since.elapsed() < PATIENCE {
             let image = std::fs::read(&path).unwrap();
             marks.retain(|mark| {
-                let at = image.chunks(BLOCK_BYTES).rposition(|block| block.starts_with(mark));
-                let strike =
-                    |at: usize| disk.write_all_at(&[mark[0] ^ 1], (at * BLOCK_BYTES) as u64).unwrap();
+                let at = image
+                    .chunks(BLOCK_BYTES)
+                    .rposition(|block| block.starts_with(mark));
+                let strike = |at: usize| {
+                    disk.write_all_at(&[mark[0] ^ 1], (at * BLOCK_BYTES) as u64)
+                        .unwrap()
+                };
                 at.map(strike).is_none()
             });
             std::thread::sleep(Duration::from_millis(20));
@@ -89,7 +101,10 @@ const WHY: &str = "the storage does not hold what was written to it";
 /// Both files that were struck are told, have no names, and come with the same command.
 #[track_caller]
 fn assert_found(site: &Site, outcome: Outcome, again: impl FnOnce() -> Outcome) {
-    let outcome = outcome.expect(23).says(&["verify 'd/small'", WHY]).says(&["verify 'large'", WHY]);
+    let outcome = outcome
+        .expect(23)
+        .says(&["verify 'd/small'", WHY])
+        .says(&["verify 'large'", WHY]);
     outcome.lines(2);
     let target = site.target();
     assert!(!target.join("d/small").exists() && !target.join("large").exists());
@@ -99,7 +114,11 @@ fn assert_found(site: &Site, outcome: Outcome, again: impl FnOnce() -> Outcome) 
 }
 
 fn push(site: &Site, options: &[&str]) -> Outcome {
-    site.push(&[&["--verify", "media"], options].concat(), site.contents(), "")
+    site.push(
+        &[&["--verify", "media"], options].concat(),
+        site.contents(),
+        "",
+    )
 }
 
 fn a_bit_that_flips_on_the_disk_is_found(site: &Site) {
@@ -132,7 +151,12 @@ fn a_bit_that_flips_on_the_disk_is_found_by_a_pull() {
     site.start_daemon();
     grow(&site.source());
     let striking = strike(&site, &[SMALL, MARK]);
-    let source = site.source().join("").into_os_string().into_string().unwrap();
+    let source = site
+        .source()
+        .join("")
+        .into_os_string()
+        .into_string()
+        .unwrap();
     let pull = || site.pull(&["--verify", "media"], &[&source], "");
     let outcome = pull();
     striking.join().unwrap();
@@ -152,7 +176,11 @@ fn a_bit_that_flips_on_the_disk_is_found_by_a_receiver_that_ssh_has_started() {
     let target = format!("any@127.0.0.1:{}", site.target().display());
     let push = || {
         let mut push = site.zmove(&["push", "--verify", "media", "--ssh-command"]);
-        push.0.arg(&ssh).args(["--remote-zmove", ZMOVE]).arg(site.contents()).arg(&target);
+        push.0
+            .arg(&ssh)
+            .args(["--remote-zmove", ZMOVE])
+            .arg(site.contents())
+            .arg(&target);
         push.outcome()
     };
     let striking = strike(&site, &[SMALL, MARK]);
@@ -170,7 +198,10 @@ fn an_older_daemon_is_not_taken_to_have_read_back() {
     site.start_daemon();
     site.run_by(ZMOVE.into());
     grow(&site.source());
-    let outcome = push(&site, &[]).expect(2).says(&["an older release", "--verify media"]).lines(1);
+    let outcome = push(&site, &[])
+        .expect(2)
+        .says(&["an older release", "--verify media"])
+        .lines(1);
     assert!(!outcome.stdout.contains("verified"), "{}", outcome.stdout);
     assert_eq!(names(&site.target()), [""; 0]);
 }
@@ -187,16 +218,31 @@ fn a_bit_is_found_whichever_way_a_file_comes() {
     push(&site, &["--durability", "file"]).done();
     assert_same(&source, &target);
     let cases: [([&str; 2], &[u8]); 2] = [
-        (["--delta", "always"], b"contents that come by themselves and stand nowhere else"),
-        (["--inplace", "--durability=file"], b"contents that take the place of others on the disk"),
+        (
+            ["--delta", "always"],
+            b"contents that come by themselves and stand nowhere else",
+        ),
+        (
+            ["--inplace", "--durability=file"],
+            b"contents that take the place of others on the disk",
+        ),
     ];
     for (options, small) in cases {
         std::fs::write(source.join("d/small"), small).unwrap();
-        put_mark(&source.join("large"), 2 * GROUP_BYTES + u64::try_from(options[0].len()).unwrap());
-        put_mark(&source.join("sparse"), 3 * GROUP_BYTES + u64::try_from(options[0].len()).unwrap());
+        put_mark(
+            &source.join("large"),
+            2 * GROUP_BYTES + u64::try_from(options[0].len()).unwrap(),
+        );
+        put_mark(
+            &source.join("sparse"),
+            3 * GROUP_BYTES + u64::try_from(options[0].len()).unwrap(),
+        );
         let ours = std::fs::read(source.join("large")).unwrap();
         let striking = strike(&site, &[small]);
-        let outcome = push(&site, &options).expect(23).says(&["verify 'd/small'", WHY]).lines(1);
+        let outcome = push(&site, &options)
+            .expect(23)
+            .says(&["verify 'd/small'", WHY])
+            .lines(1);
         striking.join().unwrap();
         drop(outcome);
         assert_eq!(std::fs::read(target.join("large")).unwrap(), ours);
@@ -208,7 +254,9 @@ fn a_bit_is_found_whichever_way_a_file_comes() {
 #[test]
 fn what_is_not_flushed_cannot_be_read_back() {
     let site = Site::local();
-    push(&site, &["--durability", "none"]).expect(1).says(&["--verify media reads back"]);
+    push(&site, &["--durability", "none"])
+        .expect(1)
+        .says(&["--verify media reads back"]);
 }
 
 /// What is said of each file.
@@ -217,7 +265,11 @@ fn it_is_said_what_was_proven() {
     let site = Site::daemon();
     grow(&site.source());
     let outcome = push(&site, &[]).done();
-    assert!(outcome.stdout.contains("verified (wire, media)"), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains("verified (wire, media)"),
+        "{}",
+        outcome.stdout
+    );
     std::fs::write(site.source().join("more"), "more").unwrap();
     let summary: Value = push(&site, &["--json"]).done().summary();
     assert_eq!(summary["verified"], serde_json::json!(["wire", "media"]));
@@ -229,11 +281,22 @@ fn it_is_said_what_was_proven() {
     std::fs::write(site.source().join("d/new"), "new").unwrap();
     push(&site, &["--checksum", "--proofs", proofs.to_str().unwrap()]).done();
     let text = std::fs::read_to_string(&proofs).unwrap();
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of = |path: &str| lines.iter().find(|line| line["path"] == path).unwrap_or_else(|| panic!("{text}"));
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let of = |path: &str| {
+        lines
+            .iter()
+            .find(|line| line["path"] == path)
+            .unwrap_or_else(|| panic!("{text}"))
+    };
     let new = of("d/new");
     assert_eq!(new["blake3"], blake3::hash(b"new").to_hex().as_str());
-    assert_eq!((&new["by"], &new["host"]), (&"receiver".into(), &"127.0.0.1".into()));
+    assert_eq!(
+        (&new["by"], &new["host"]),
+        (&"receiver".into(), &"127.0.0.1".into())
+    );
     assert!(new["at"].as_u64() > Some(1_700_000_000));
     assert_eq!(new["proven"], serde_json::json!(["wire", "media"]));
     assert_eq!(of("d/small")["proven"], serde_json::json!(["compared"]));

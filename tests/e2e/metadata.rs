@@ -32,7 +32,14 @@ fn xattr(path: &Path, name: &str) -> Option<Vec<u8>> {
 
 fn set_acl(path: &Path, entries: &str) {
     let mut setfacl = Command::new("setfacl");
-    assert!(setfacl.args(["-m", entries]).arg(path).status().unwrap().success());
+    assert!(
+        setfacl
+            .args(["-m", entries])
+            .arg(path)
+            .status()
+            .unwrap()
+            .success()
+    );
 }
 
 /// What there is to set and to compare is there, and the file system takes it.
@@ -54,8 +61,17 @@ fn can_compare(site: &Site) -> bool {
 fn assert_rsync_is_content(site: &Site) {
     let options = ["-naHAX", "--numeric-ids", "-i", "--checksum", "--delete"];
     let mut rsync = Command::new("rsync");
-    let left = rsync.args(options).arg(site.source().join("")).arg(site.target().join("")).output().unwrap();
-    assert!(left.status.success(), "{}", String::from_utf8_lossy(&left.stderr));
+    let left = rsync
+        .args(options)
+        .arg(site.source().join(""))
+        .arg(site.target().join(""))
+        .output()
+        .unwrap();
+    assert!(
+        left.status.success(),
+        "{}",
+        String::from_utf8_lossy(&left.stderr)
+    );
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
 }
 
@@ -68,13 +84,22 @@ fn dress(source: &Path) {
     for number in 0..40 {
         paint(at(&format!("many/f{number}")), 10 + number);
     }
-    for (name, bytes) in
-        [("plain/f", 10), ("attribute", 10), ("list", 20), ("both", 30), ("large", 9 << 20), ("closed", 5)]
-    {
+    for (name, bytes) in [
+        ("plain/f", 10),
+        ("attribute", 10),
+        ("list", 20),
+        ("both", 30),
+        ("large", 9 << 20),
+        ("closed", 5),
+    ] {
         paint(at(name), bytes);
     }
     set_xattr(&at("attribute"), "user.comment", b"one");
-    set_xattr(&at("attribute"), &format!("user.{}", "n".repeat(250)), &[7; 1000]);
+    set_xattr(
+        &at("attribute"),
+        &format!("user.{}", "n".repeat(250)),
+        &[7; 1000],
+    );
     set_xattr(&at("both"), "user.comment", b"");
     set_xattr(&at("closed"), "user.comment", b"closed");
     set_xattr(&at("large"), "user.comment", b"large");
@@ -214,7 +239,11 @@ fn a_list_that_the_target_gives_widens_nothing(site: &Site) {
     push(site, &[]);
     assert_rsync_is_content(site);
     for name in ["large", "alone", "new/f3", "new"] {
-        assert_eq!(xattr(&site.target().join(name), "system.posix_acl_access"), None, "{name}");
+        assert_eq!(
+            xattr(&site.target().join(name), "system.posix_acl_access"),
+            None,
+            "{name}"
+        );
     }
 }
 
@@ -229,10 +258,17 @@ fn what_is_not_to_be_kept_stays_as_it_is(site: &Site) {
     push(site, &["--no-preserve", "owner,xattr,acl,specials,devices"]);
     assert_eq!(xattr(&target.join("f"), "user.comment"), None);
     let mode = target.join("f").metadata().unwrap().mode() & 0o777;
-    assert_eq!(mode & 0o070, 0o040, "without its list a file gives its group what that does: {mode:o}");
+    assert_eq!(
+        mode & 0o070,
+        0o040,
+        "without its list a file gives its group what that does: {mode:o}"
+    );
     set_xattr(&target.join("f"), "user.own", b"own");
     let again = push(site, &["--no-preserve", "owner,xattr,acl,specials,devices"]);
-    assert_eq!((moved(&again).0, xattr(&target.join("f"), "user.own")), (0, Some(b"own".to_vec())));
+    assert_eq!(
+        (moved(&again).0, xattr(&target.join("f"), "user.own")),
+        (0, Some(b"own".to_vec()))
+    );
     push(site, &["--no-X"]);
     assert_eq!(xattr(&target.join("f"), "user.own"), Some(b"own".to_vec()));
     assert!(xattr(&target.join("f"), "system.posix_acl_access").is_some());
@@ -253,7 +289,14 @@ fn give_away(source: &Path) {
     rustix::fs::lsetxattr(source.join("given"), "trusted.of", b"link", flags).unwrap();
     for (name, id) in [("d", 2100), ("d/large", 2101), ("given", 2102)] {
         let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
-        chownat(CWD, source.join(name), Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW).unwrap();
+        chownat(
+            CWD,
+            source.join(name),
+            Some(user),
+            Some(group),
+            AtFlags::SYMLINK_NOFOLLOW,
+        )
+        .unwrap();
     }
 }
 
@@ -284,15 +327,34 @@ mod owners {
         let first = push(site, &["-a"]);
         assert_eq!(moved(&first), (21, &Value::Array(Vec::new())));
         assert_rsync_is_content(site);
-        assert_eq!(site.target().join("f3").metadata().unwrap().mode() & 0o7777, 0o6755);
+        assert_eq!(
+            site.target().join("f3").metadata().unwrap().mode() & 0o7777,
+            0o6755
+        );
         assert_eq!(moved(&push(site, &["-a"])), (0, &Value::Array(Vec::new())));
         assert_rsync_is_content(site);
         let given = site.source().join("given");
         rustix::fs::lremovexattr(&given, "trusted.of").unwrap();
-        let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
-        assert!(listed.contains("~ given -> f3 (xattr)") && listed.contains("1 to change"), "{listed}");
-        chownat(CWD, &given, Some(Uid::from_raw(2103)), None, AtFlags::SYMLINK_NOFOLLOW).unwrap();
-        let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
+        let listed = site
+            .push(&["-a", "--dry-run"], site.contents(), "")
+            .done()
+            .stdout;
+        assert!(
+            listed.contains("~ given -> f3 (xattr)") && listed.contains("1 to change"),
+            "{listed}"
+        );
+        chownat(
+            CWD,
+            &given,
+            Some(Uid::from_raw(2103)),
+            None,
+            AtFlags::SYMLINK_NOFOLLOW,
+        )
+        .unwrap();
+        let listed = site
+            .push(&["-a", "--dry-run"], site.contents(), "")
+            .done()
+            .stdout;
         assert!(listed.contains("~ given -> f3 (owner, xattr)"), "{listed}");
         push(site, &["-a"]);
         assert_rsync_is_content(site);
@@ -311,7 +373,10 @@ mod owners {
             (0, 0o755),
             "an owner is not kept without being asked for"
         );
-        let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
+        let listed = site
+            .push(&["-a", "--dry-run"], site.contents(), "")
+            .done()
+            .stdout;
         assert!(listed.contains("~ f4 (owner)"), "{listed}");
         wait_for_target(site);
         assert_eq!(moved(&push(site, &["-a"])), (0, &Value::Array(Vec::new())));
@@ -332,7 +397,10 @@ mod owners {
         push(site, &["-a", "--chown", ":78", "--strict-metadata"]);
         let target = site.target().join("program");
         assert_eq!(target.metadata().unwrap().gid(), 78);
-        assert_eq!(xattr(&target, "security.capability").as_deref(), Some(CAPABILITY));
+        assert_eq!(
+            xattr(&target, "security.capability").as_deref(),
+            Some(CAPABILITY)
+        );
     }
 
     fn owners_are_mapped(site: &Site) {
@@ -347,8 +415,20 @@ mod owners {
         };
         push(site, &["--chown", "77:78"]);
         assert_eq!([ids("f1"), ids("d/large"), ids("given")], [(77, 78); 3]);
-        push(site, &["-a", "--usermap", "2000-2005:5,*:6", "--groupmap", "3001:root"]);
-        assert_eq!([ids("f1"), ids("f2"), ids("f9")], [(5, 0), (5, 3002), (6, 3009)]);
+        push(
+            site,
+            &[
+                "-a",
+                "--usermap",
+                "2000-2005:5,*:6",
+                "--groupmap",
+                "3001:root",
+            ],
+        );
+        assert_eq!(
+            [ids("f1"), ids("f2"), ids("f9")],
+            [(5, 0), (5, 3002), (6, 3009)]
+        );
         let unknown = push(site, &["--chown", "no-such-user"]);
         assert_eq!(unknown["not_kept"][0]["what"], "owner");
     }
@@ -368,44 +448,94 @@ fn without_the_grant_owners_are_counted_and_not_set() {
     let counts = first["not_kept"].as_array().unwrap();
     let count = |what: &str| {
         let found = counts.iter().find(|lack| lack["what"] == what);
-        found.map(|lack| (lack["entries"].as_u64().unwrap(), lack["why"].as_str().unwrap().to_owned()))
+        found.map(|lack| {
+            (
+                lack["entries"].as_u64().unwrap(),
+                lack["why"].as_str().unwrap().to_owned(),
+            )
+        })
     };
     let why = "the key's grant does not allow it".to_owned();
-    assert_eq!((count("owner"), count("group")), (Some((23, why.clone())), Some((23, why.clone()))));
+    assert_eq!(
+        (count("owner"), count("group")),
+        (Some((23, why.clone())), Some((23, why.clone())))
+    );
     assert_eq!(count("privileged xattr"), Some((2, why)));
     let stat = site.target().join("f3").metadata().unwrap();
-    assert_eq!((stat.uid(), stat.gid(), stat.mode() & 0o7777), (0, 0, 0o755));
+    assert_eq!(
+        (stat.uid(), stat.gid(), stat.mode() & 0o7777),
+        (0, 0, 0o755)
+    );
     assert_eq!(xattr(&site.target().join("f5"), "trusted.secret"), None);
     let named = site.push(&["-a", "-v", "--strict-metadata"], site.contents(), "");
-    let named = named.expect(23).says(&["not kept: owner of 'f3' (the key's grant does not allow it)"]);
-    assert!(named.stdout.contains("not kept: owner of 23 (the key's grant"), "{}", named.stdout);
+    let named = named
+        .expect(23)
+        .says(&["not kept: owner of 'f3' (the key's grant does not allow it)"]);
+    assert!(
+        named
+            .stdout
+            .contains("not kept: owner of 23 (the key's grant"),
+        "{}",
+        named.stdout
+    );
 }
 
 /// Metadata with a setuid bit, another owner and these attributes.
 fn claimed(mode: u32, xattrs: &[(&str, &[u8])]) -> Metadata {
-    let account = |id| Some(Account { id, name: "".into() });
-    let xattr =
-        |(name, value): &(&str, &[u8])| Xattr { name: name.as_bytes().into(), value: (*value).into() };
+    let account = |id| {
+        Some(Account {
+            id,
+            name: "".into(),
+        })
+    };
+    let xattr = |(name, value): &(&str, &[u8])| Xattr {
+        name: name.as_bytes().into(),
+        value: (*value).into(),
+    };
     let xattrs = xattrs.iter().map(xattr).collect();
-    let extra = Some(Arc::new(Extra { owner: account(7), group: account(8), xattrs, ..Extra::default() }));
-    Metadata { extra, ..metadata(mode) }
+    let extra = Some(Arc::new(Extra {
+        owner: account(7),
+        group: account(8),
+        xattrs,
+        ..Extra::default()
+    }));
+    Metadata {
+        extra,
+        ..metadata(mode)
+    }
 }
 
 fn intrude(root: &Path, entries: Vec<BatchEntry>) -> Vec<NotKept> {
     let mut intruder = Intruder::new(root);
-    intruder.open.keeping = Some(Keeping { kinds: Kinds::ALL, ..Keeping::default() });
-    let intruded = intruder.does(vec![batch(0, "", entries)]);
-    assert!(intruded.ended.is_ok() && intruded.faults() == 0, "{:?}", intruded.ended);
-    let counts = intruded.answers.into_iter().filter_map(|answer| match answer {
-        ToSender::NotKept { counts } => Some(counts),
-        _ => None,
+    intruder.open.keeping = Some(Keeping {
+        kinds: Kinds::ALL,
+        ..Keeping::default()
     });
+    let intruded = intruder.does(vec![batch(0, "", entries)]);
+    assert!(
+        intruded.ended.is_ok() && intruded.faults() == 0,
+        "{:?}",
+        intruded.ended
+    );
+    let counts = intruded
+        .answers
+        .into_iter()
+        .filter_map(|answer| match answer {
+            ToSender::NotKept { counts } => Some(counts),
+            _ => None,
+        });
     counts.flatten().collect()
 }
 
 fn file_with(text: &str, metadata: Metadata) -> BatchEntry {
     let root = zmove_chunk::file_root(b"x");
-    BatchEntry::File(FileEntry { name: name(text), metadata, bytes: 1, root, data: None })
+    BatchEntry::File(FileEntry {
+        name: name(text),
+        metadata,
+        bytes: 1,
+        root,
+        data: None,
+    })
 }
 
 /// `cap_net_raw+ep`.
@@ -417,8 +547,11 @@ fn a_sender_that_claims_rights_without_the_grant_gets_none() {
         return skip("only root could set them");
     }
     let home = tempfile::tempdir().unwrap();
-    let rights: &[(&str, &[u8])] =
-        &[("security.capability", CAPABILITY), ("trusted.a", b"x"), ("user.a", b"y")];
+    let rights: &[(&str, &[u8])] = &[
+        ("security.capability", CAPABILITY),
+        ("trusted.a", b"x"),
+        ("user.a", b"y"),
+    ];
     let entries = vec![
         file_with("f", claimed(0o6755, rights)),
         BatchEntry::Directory(name("d"), claimed(0o755, &rights[1..])),
@@ -426,14 +559,25 @@ fn a_sender_that_claims_rights_without_the_grant_gets_none() {
     ];
     let why = Lack::NotGranted;
     let counts = [(Kinds::OWNER, 3), (Kinds::GROUP, 3), (Kinds::PRIVILEGED, 2)];
-    assert_eq!(intrude(home.path(), entries), counts.map(|(kind, entries)| NotKept::new(kind, why, entries)));
+    assert_eq!(
+        intrude(home.path(), entries),
+        counts.map(|(kind, entries)| NotKept::new(kind, why, entries))
+    );
     for text in ["f", "d", "l"] {
         let stat = home.path().join(text).symlink_metadata().unwrap();
-        assert_eq!((stat.uid(), stat.gid(), stat.mode() & 0o6000), (0, 0, 0), "{text}");
+        assert_eq!(
+            (stat.uid(), stat.gid(), stat.mode() & 0o6000),
+            (0, 0, 0),
+            "{text}"
+        );
     }
     for text in ["f", "d"] {
         let has = |attribute: &str| xattr(&home.path().join(text), attribute);
-        assert_eq!([has("security.capability"), has("trusted.a")], [None, None], "{text}");
+        assert_eq!(
+            [has("security.capability"), has("trusted.a")],
+            [None, None],
+            "{text}"
+        );
         assert_eq!(has("user.a").as_deref(), Some(&b"y"[..]), "{text}");
     }
 }
@@ -453,17 +597,24 @@ fn what_a_file_system_does_not_take_is_counted() {
         (extra.owner, extra.group) = (None, None);
         metadata
     };
-    let entries =
-        vec![file_with("broken", plain(0o664, broken)), file_with("foreign", plain(0o664, foreign))];
+    let entries = vec![
+        file_with("broken", plain(0o664, broken)),
+        file_with("foreign", plain(0o664, foreign)),
+    ];
     let counts = intrude(&site.target(), entries);
-    let expected =
-        [NotKept::new(Kinds::ACLS, Lack::Unsupported, 1), NotKept::new(Kinds::ACLS, Lack::Invalid, 1)];
+    let expected = [
+        NotKept::new(Kinds::ACLS, Lack::Unsupported, 1),
+        NotKept::new(Kinds::ACLS, Lack::Invalid, 1),
+    ];
     assert_eq!(counts, expected);
     let mode = |text: &str| site.target().join(text).metadata().unwrap().mode() & 0o777;
     assert_eq!((mode("broken"), mode("foreign")), (0o604, 0o664));
     let long = vec![7; 60_000];
     let names: Vec<_> = (10..26).map(|number| format!("user.{number}")).collect();
-    let many: Vec<_> = names.iter().map(|name| (name.as_str(), &long[..])).collect();
+    let many: Vec<_> = names
+        .iter()
+        .map(|name| (name.as_str(), &long[..]))
+        .collect();
     let counts = intrude(&site.target(), vec![file_with("many", plain(0o600, &many))]);
     let taken = xattr_names(&site.target().join("many"));
     assert!(
@@ -475,7 +626,10 @@ fn what_a_file_system_does_not_take_is_counted() {
 fn xattr_names(path: &Path) -> usize {
     let mut list = vec![0; 64 << 10];
     let length = rustix::fs::listxattr(path, &mut list[..]).unwrap();
-    list[..length].split(|byte| *byte == 0).filter(|name| name.starts_with(b"user.")).count()
+    list[..length]
+        .split(|byte| *byte == 0)
+        .filter(|name| name.starts_with(b"user."))
+        .count()
 }
 
 /// One of each kind that a user and root can make.
@@ -503,19 +657,37 @@ mod specials {
         make_specials(&site.source());
         grant_owners(site);
         let none = push(site, &[]);
-        assert_eq!((&none["specials"], none["not_kept"].as_array().unwrap().len()), (&4.into(), 0));
+        assert_eq!(
+            (
+                &none["specials"],
+                none["not_kept"].as_array().unwrap().len()
+            ),
+            (&4.into(), 0)
+        );
         std::fs::write(site.target().join("socket"), "in the way").unwrap();
-        let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
-        assert!(listed.contains("+ fifo") && listed.contains("~ socket (type)"), "{listed}");
+        let listed = site
+            .push(&["-a", "--dry-run"], site.contents(), "")
+            .done()
+            .stdout;
+        assert!(
+            listed.contains("+ fifo") && listed.contains("~ socket (type)"),
+            "{listed}"
+        );
         let first = push(site, &["-a"]);
-        assert_eq!((&first["specials"], moved(&first).1), (&0.into(), &Value::Array(Vec::new())));
+        assert_eq!(
+            (&first["specials"], moved(&first).1),
+            (&0.into(), &Value::Array(Vec::new()))
+        );
         assert_rsync_is_content(site);
         let inode = site.target().join("fifo").metadata().unwrap().ino();
         set_mode(site.source().join("fifo"), 0o600);
         push(site, &["-a"]);
         assert_rsync_is_content(site);
         assert_eq!(site.target().join("fifo").metadata().unwrap().ino(), inode);
-        let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
+        let listed = site
+            .push(&["-a", "--dry-run"], site.contents(), "")
+            .done()
+            .stdout;
         assert!(listed.contains("0 to add, 0 to change"), "{listed}");
     }
 }
@@ -537,13 +709,28 @@ fn modes_and_times_are_not_kept_where_they_are_not_wanted(site: &Site) {
     };
     push(site, &["--no-preserve", "mode"]);
     let umask = 0o777 & !usual_mode(site);
-    assert_eq!([look(file), look(directory)], [(0o666 & !umask, true), (0o777 & !umask, true)]);
+    assert_eq!(
+        [look(file), look(directory)],
+        [(0o666 & !umask, true), (0o777 & !umask, true)]
+    );
     let before = std::time::SystemTime::now();
     let summary = push(site, &["--no-preserve", "times"]);
-    assert_eq!((moved(&summary).0, [look(file), look(directory)]), (1, [(0o751, false), (0o711, false)]));
+    assert_eq!(
+        (moved(&summary).0, [look(file), look(directory)]),
+        (1, [(0o751, false), (0o711, false)])
+    );
     for name in [file, directory, "link"] {
-        let time = site.target().join(name).symlink_metadata().unwrap().modified().unwrap();
-        assert!(time + std::time::Duration::from_secs(1) > before, "{name} {time:?}");
+        let time = site
+            .target()
+            .join(name)
+            .symlink_metadata()
+            .unwrap()
+            .modified()
+            .unwrap();
+        assert!(
+            time + std::time::Duration::from_secs(1) > before,
+            "{name} {time:?}"
+        );
     }
     wait_for_target(site);
     assert_eq!(moved(&push(site, &["--no-preserve", "times", "-c"])).0, 0);
@@ -558,23 +745,44 @@ fn usual_mode(site: &Site) -> u32 {
 
 fn times_of_access_are_kept_where_they_are_wanted(site: &Site) {
     for name in ["small", "large"] {
-        paint(site.source().join(name), if name == "small" { 10 } else { 5 << 20 });
+        paint(
+            site.source().join(name),
+            if name == "small" { 10 } else { 5 << 20 },
+        );
     }
     std::fs::create_dir(site.source().join("d")).unwrap();
     symlink("small", site.source().join("link")).unwrap();
-    let at = |number: u64| std::time::UNIX_EPOCH + std::time::Duration::new(1_500_000_000 + number, 7);
+    let at =
+        |number: u64| std::time::UNIX_EPOCH + std::time::Duration::new(1_500_000_000 + number, 7);
     for (number, name) in (0..).zip(["small", "large", "d"]) {
-        let times = std::fs::FileTimes::new().set_accessed(at(number)).set_modified(at(9));
-        File::open(site.source().join(name)).unwrap().set_times(times).unwrap();
+        let times = std::fs::FileTimes::new()
+            .set_accessed(at(number))
+            .set_modified(at(9));
+        File::open(site.source().join(name))
+            .unwrap()
+            .set_times(times)
+            .unwrap();
     }
-    let accessed = |name: &str| site.target().join(name).symlink_metadata().unwrap().accessed().unwrap();
+    let accessed = |name: &str| {
+        site.target()
+            .join(name)
+            .symlink_metadata()
+            .unwrap()
+            .accessed()
+            .unwrap()
+    };
     push(site, &[]);
     assert!(accessed("small") > at(9));
     std::fs::remove_dir_all(site.target()).unwrap();
     std::fs::create_dir(site.target()).unwrap();
     for (number, name) in (0..).zip(["small", "large", "d"]) {
-        let times = std::fs::FileTimes::new().set_accessed(at(number)).set_modified(at(9));
-        File::open(site.source().join(name)).unwrap().set_times(times).unwrap();
+        let times = std::fs::FileTimes::new()
+            .set_accessed(at(number))
+            .set_modified(at(9));
+        File::open(site.source().join(name))
+            .unwrap()
+            .set_times(times)
+            .unwrap();
     }
     push(site, &["--preserve", "atime"]);
     assert_eq!(["small", "large", "d"].map(accessed), [at(0), at(1), at(2)]);
@@ -597,7 +805,10 @@ fn attributes_of_links_are_kept(site: &Site) {
         Some(value[..length].to_vec())
     };
     let summary = push(site, &["-a"]);
-    assert_eq!((there(), &summary["not_kept"]), (Some(b"one".to_vec()), &serde_json::json!([])));
+    assert_eq!(
+        (there(), &summary["not_kept"]),
+        (Some(b"one".to_vec()), &serde_json::json!([]))
+    );
     set(b"two");
     push(site, &["-a"]);
     assert_eq!(there(), Some(b"two".to_vec()));
@@ -633,8 +844,14 @@ fn devices_are_not_made_where_they_would_do_nothing() {
         return skip("only root can make devices");
     }
     let home = tempfile::tempdir().unwrap();
-    let mount =
-        |words: &[&str]| Command::new("mount").args(words).arg(home.path()).status().unwrap().success();
+    let mount = |words: &[&str]| {
+        Command::new("mount")
+            .args(words)
+            .arg(home.path())
+            .status()
+            .unwrap()
+            .success()
+    };
     if !mount(&["-t", "tmpfs", "-o", "nodev", "none"]) {
         return skip("nothing can be mounted here");
     }
@@ -644,10 +861,19 @@ fn devices_are_not_made_where_they_would_do_nothing() {
     command.0.arg(site.contents()).arg(home.path());
     let summary = command.outcome().done().summary();
     let names = crate::tree::names(home.path());
-    assert!(Command::new("umount").arg(home.path()).status().unwrap().success());
+    assert!(
+        Command::new("umount")
+            .arg(home.path())
+            .status()
+            .unwrap()
+            .success()
+    );
     assert_eq!(
         (names, &summary["not_kept"][0]["what"]),
-        (vec!["fifo".to_owned(), "socket".to_owned()], &"device".into())
+        (
+            vec!["fifo".to_owned(), "socket".to_owned()],
+            &"device".into()
+        )
     );
     assert_eq!(summary["not_kept"][0]["why"], "not supported there");
 }
@@ -655,7 +881,9 @@ fn devices_are_not_made_where_they_would_do_nothing() {
 /// What they may keep is kept, and nothing fails.
 #[test]
 fn an_ordinary_user_keeps_what_they_may() {
-    let Some(site) = Site::unprivileged() else { return };
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
     if !is_root() || !can_compare(&site) {
         return skip("only root can give files away");
     }
@@ -671,5 +899,8 @@ fn an_ordinary_user_keeps_what_they_may() {
     let comment = xattr(&site.target().join("attribute"), "user.comment");
     assert_eq!(comment, Some(b"one".to_vec()));
     let owners = summary["not_kept"].as_array().unwrap();
-    assert!(owners.iter().any(|lack| lack["what"] == "owner"), "{owners:?}");
+    assert!(
+        owners.iter().any(|lack| lack["what"] == "owner"),
+        "{owners:?}"
+    );
 }

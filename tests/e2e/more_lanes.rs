@@ -22,21 +22,40 @@ const SLOW: Duration = Duration::from_millis(150);
 #[test]
 fn a_lossy_path_gets_more_lanes() {
     let site = Site::local();
-    std::fs::File::create(site.source().join("large")).unwrap().set_len(GROUPS * GROUP_BYTES).unwrap();
+    std::fs::File::create(site.source().join("large"))
+        .unwrap()
+        .set_len(GROUPS * GROUP_BYTES)
+        .unwrap();
     let lanes = Arc::new(AtomicUsize::new(0));
     let wrap = {
         let lanes = Arc::clone(&lanes);
         Box::new(move |inner| {
             lanes.fetch_add(1, Ordering::Relaxed);
-            Box::new(LossySink { inner, lanes: Arc::clone(&lanes) }) as Box<dyn LaneSink>
+            Box::new(LossySink {
+                inner,
+                lanes: Arc::clone(&lanes),
+            }) as Box<dyn LaneSink>
         })
     };
-    let config = SenderConfig { readers: 2, ..SenderConfig::default() };
-    let push = InProcess { lanes: LANES, wrap, more: true, config, ..InProcess::default() };
+    let config = SenderConfig {
+        readers: 2,
+        ..SenderConfig::default()
+    };
+    let push = InProcess {
+        lanes: LANES,
+        wrap,
+        more: true,
+        config,
+        ..InProcess::default()
+    };
     let pushed = push.push(&site.source(), &site.target());
     let summary = pushed.summary();
     // every other dial has failed
-    assert!(summary.files == 1 && summary.lanes > LANES, "{} lanes", summary.lanes);
+    assert!(
+        summary.files == 1 && summary.lanes > LANES,
+        "{} lanes",
+        summary.lanes
+    );
     assert!(summary.learnt.is_some());
     assert_same(&site.source(), &site.target());
 }
@@ -49,13 +68,29 @@ fn lanes_beyond_those_that_the_receiver_takes_end_in_order() {
     let ended = Arc::new((Mutex::new(0), Condvar::new()));
     let wrap = {
         let ended = Arc::clone(&ended);
-        Box::new(move |inner| Box::new(PatientSink { inner, ended: Arc::clone(&ended) }) as Box<dyn LaneSink>)
+        Box::new(move |inner| {
+            Box::new(PatientSink {
+                inner,
+                ended: Arc::clone(&ended),
+            }) as Box<dyn LaneSink>
+        })
     };
-    let receiver = ReceiverConfig { lanes_max, ..ReceiverConfig::default() };
+    let receiver = ReceiverConfig {
+        lanes_max,
+        ..ReceiverConfig::default()
+    };
     let lanes = usize::from(lanes_max) + SURPLUS;
-    let pushed =
-        InProcess { lanes, wrap, receiver, ..InProcess::default() }.push(&site.source(), &site.target());
-    assert_eq!((pushed.summary().files, pushed.summary().lanes), (1, usize::from(lanes_max)));
+    let pushed = InProcess {
+        lanes,
+        wrap,
+        receiver,
+        ..InProcess::default()
+    }
+    .push(&site.source(), &site.target());
+    assert_eq!(
+        (pushed.summary().files, pushed.summary().lanes),
+        (1, usize::from(lanes_max))
+    );
     assert_eq!(*ended.0.lock().unwrap(), lanes, "a lane was dropped");
 }
 
@@ -70,7 +105,11 @@ struct PatientSink {
 impl LaneSink for PatientSink {
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         let (ended, changed) = &*self.ended;
-        drop(changed.wait_timeout_while(ended.lock().unwrap(), PATIENCE, |ended| *ended < SURPLUS).unwrap());
+        drop(
+            changed
+                .wait_timeout_while(ended.lock().unwrap(), PATIENCE, |ended| *ended < SURPLUS)
+                .unwrap(),
+        );
         self.inner.send(frame, watch)
     }
 

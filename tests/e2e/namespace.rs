@@ -31,7 +31,11 @@ impl Namespace {
             return None;
         }
         let script = r#"mount -t tmpfs -o size="$1",mode=755 none "$2" && echo ready && read -r _"#;
-        Self::start(script, &[bytes.to_string().as_ref(), directory.as_os_str()], None)
+        Self::start(
+            script,
+            &[bytes.to_string().as_ref(), directory.as_os_str()],
+            None,
+        )
     }
 
     /// A namespace in which each directory of a pair is seen at the other's place too; `None` where that is
@@ -42,7 +46,10 @@ impl Namespace {
             return None;
         }
         let script = r#"while [ "$#" -gt 0 ]; do mount --bind "$1" "$2" || exit; shift 2; done; echo ready; read -r _"#;
-        let words: Vec<_> = pairs.iter().flat_map(|(from, to)| [from.as_os_str(), to.as_os_str()]).collect();
+        let words: Vec<_> = pairs
+            .iter()
+            .flat_map(|(from, to)| [from.as_os_str(), to.as_os_str()])
+            .collect();
         Self::start(script, &words, None)
     }
 
@@ -57,7 +64,11 @@ impl Namespace {
         let script = r#"cd "$1" && mkdir -p lower/d upper work && mount -t overlay \
             -o lowerdir=lower,upperdir=upper,workdir=work none "$2" && echo ready && read -r _"#;
         let path = layers.path().to_owned();
-        Self::start(script, &[path.as_os_str(), directory.as_os_str()], Some(layers))
+        Self::start(
+            script,
+            &[path.as_os_str(), directory.as_os_str()],
+            Some(layers),
+        )
     }
 
     /// A namespace in which `directory` is a file system in an image; `None` where that is not possible.
@@ -65,7 +76,9 @@ impl Namespace {
         let program = image.make.split(' ').next().unwrap();
         let makes = has_program(program) || Path::new("/usr/sbin").join(program).is_file();
         if !is_root() || !has_program("unshare") || !has_program("nsenter") || !makes {
-            skip(&format!("a file system of its own needs root, unshare, nsenter and {program}"));
+            skip(&format!(
+                "a file system of its own needs root, unshare, nsenter and {program}"
+            ));
             return None;
         }
         let place = tempfile::tempdir().unwrap();
@@ -73,8 +86,17 @@ impl Namespace {
             mount -o "$4" "$2" "$5" && echo ready && read -r _"#;
         let path = place.path().join("image");
         let bytes = image.bytes.to_string();
-        let words = [bytes.as_ref(), path.as_os_str(), image.make.as_ref(), image.options.as_ref()];
-        Self::start(script, &[&words[..], &[directory.as_os_str()]].concat(), Some(place))
+        let words = [
+            bytes.as_ref(),
+            path.as_os_str(),
+            image.make.as_ref(),
+            image.options.as_ref(),
+        ];
+        Self::start(
+            script,
+            &[&words[..], &[directory.as_os_str()]].concat(),
+            Some(place),
+        )
     }
 
     /// The image that its file system is in.
@@ -109,12 +131,31 @@ impl Namespace {
 
     fn start(script: &str, words: &[&OsStr], image: Option<TempDir>) -> Option<Self> {
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).args(words);
+        command
+            .args([
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                script,
+                "sh",
+            ])
+            .args(words);
         command.stderr(Stdio::null());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut ready = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-        let namespace = Self { child, place: image };
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut ready)
+            .unwrap();
+        let namespace = Self {
+            child,
+            place: image,
+        };
         if ready != "ready\n" {
             skip("this kernel does not let us mount a file system");
             return None;
@@ -126,7 +167,11 @@ impl Namespace {
     pub(crate) fn run(&self, words: &[&OsStr]) -> bool {
         let [program, rest @ ..] = self.enter();
         let mut command = Command::new(program);
-        command.args(rest).args(words).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .args(rest)
+            .args(words)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         command.status().unwrap().success()
     }
 

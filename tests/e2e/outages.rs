@@ -20,7 +20,11 @@ use crate::tree::{assert_same, names, paint};
 #[track_caller]
 fn assert_given_up(outcome: Outcome, relay: &Proxy) {
     let address = relay.address.to_string();
-    let end = [" sessions in a row with ", &address, " began and were lost, and nothing was done in them: "];
+    let end = [
+        " sessions in a row with ",
+        &address,
+        " began and were lost, and nothing was done in them: ",
+    ];
     outcome.expect(12).says(&end);
 }
 
@@ -69,7 +73,10 @@ fn a_push_that_sends_the_same_file_again_and_again_ends() {
     let site = with_a_large_file(Site::daemon());
     let relay = Proxy::cutting(site.the_daemon().address, LITTLE);
     site.pin(&relay.address, site.the_daemon().fingerprint);
-    let push = site.push_by(&relay.address, &[&["--timeout", "2s"], &SLOWLY[..]].concat());
+    let push = site.push_by(
+        &relay.address,
+        &[&["--timeout", "2s"], &SLOWLY[..]].concat(),
+    );
     assert_given_up(with_a_file_that_changes(&site, push), &relay);
     assert!(names(&site.target()).contains(&"log".to_owned()));
 }
@@ -97,18 +104,34 @@ fn a_pull_that_comes_further_is_lost_as_often_as_it_takes() {
     paint(site.source().join("large"), 24 * GROUP_BYTES);
     let relay = Proxy::cutting_down(site.the_daemon().address, 13 << 20);
     // so slow that what has passed is stored when the rest is cut off
-    let outcome = pull_by(&site, &relay, &["--timeout", "2s", "--limit", "30MB"]).outcome().expect(0);
-    assert!(outcome.summary()["reconnects"].as_u64() > Some(5), "{}", outcome.stdout);
+    let outcome = pull_by(&site, &relay, &["--timeout", "2s", "--limit", "30MB"])
+        .outcome()
+        .expect(0);
+    assert!(
+        outcome.summary()["reconnects"].as_u64() > Some(5),
+        "{}",
+        outcome.stdout
+    );
     assert_same(&site.source(), &site.target());
 }
 
 /// A copy by way of relays to both hosts.
 fn copy_by(world: &World, [source, target]: [&SocketAddr; 2]) -> Zmove {
-    let World { site, sender, receiver } = world;
-    let client = Identity::load_or_create(&site.path("client")).unwrap().fingerprint();
+    let World {
+        site,
+        sender,
+        receiver,
+    } = world;
+    let client = Identity::load_or_create(&site.path("client"))
+        .unwrap()
+        .fingerprint();
     let grant = Grant::new(client, "tester", Vec::new(), Access::ReadOnly);
     let read_roots = vec![site.source().canonicalize().unwrap()];
-    let grant = Grant { read_roots, to: vec![target.to_string()], ..grant };
+    let grant = Grant {
+        read_roots,
+        to: vec![target.to_string()],
+        ..grant
+    };
     AuthorizedKeys::allow(&site.path("sender"), grant).unwrap();
     site.pin(source, sender.fingerprint);
     site.pin(target, receiver.fingerprint);
@@ -126,8 +149,15 @@ fn a_copy_whose_client_is_cut_off_again_and_again_ends_when_it_comes_no_further(
     let copy = copy_by(&world, [&source.address, &target.address]).start();
     target.wait_for_stall();
     let cut = || source.reset(world.sender.address);
-    assert_given_up(while_doing((Duration::from_millis(300), cut), || finish(copy)), &source);
-    assert_eq!(world.sender.count_logged("copied for tester"), 0, "it goes on");
+    assert_given_up(
+        while_doing((Duration::from_millis(300), cut), || finish(copy)),
+        &source,
+    );
+    assert_eq!(
+        world.sender.count_logged("copied for tester"),
+        0,
+        "it goes on"
+    );
 }
 
 #[test]
@@ -140,7 +170,11 @@ fn a_copy_whose_hosts_lose_each_other_again_and_again_ends() {
 
 #[test]
 fn a_push_that_was_stopped_for_longer_than_its_timeout_dials_again() {
-    let HalfWay { mut site, proxy, client } = half_way(Site::daemon(), &["--timeout", "5s"]);
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &["--timeout", "5s"]);
     let mut daemon = site.take_daemon();
     daemon.kill();
     proxy.reset(daemon.address);
@@ -148,7 +182,11 @@ fn a_push_that_was_stopped_for_longer_than_its_timeout_dials_again() {
     let pid = Pid::from_child(&client);
     kill_process(pid, Signal::STOP).unwrap();
     std::thread::sleep(Duration::from_secs(7));
-    let _again = Daemon::start(&site.path("server"), &daemon.address.to_string(), &Runner::default());
+    let _again = Daemon::start(
+        &site.path("server"),
+        &daemon.address.to_string(),
+        &Runner::default(),
+    );
     kill_process(pid, Signal::CONT).unwrap();
     finish(client).expect(0).says(&["reconnected after "]);
     assert_same(&site.source(), &site.target());

@@ -24,8 +24,16 @@ fn grow(site: &Site) {
 fn no_bar_without_a_terminal(site: &Site) {
     grow(site);
     let outcome = site.push(&[], site.contents(), "").done();
-    assert!(outcome.stdout.starts_with("2 files, 8.00 MiB in "), "{}", outcome.stdout);
-    assert!(outcome.stdout.contains("verified") && outcome.stdout.contains("lanes"), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.starts_with("2 files, 8.00 MiB in "),
+        "{}",
+        outcome.stdout
+    );
+    assert!(
+        outcome.stdout.contains("verified") && outcome.stdout.contains("lanes"),
+        "{}",
+        outcome.stdout
+    );
     assert!(!outcome.stdout.contains('\u{1b}') && !outcome.stdout.contains('\r'));
     assert!(outcome.stdout.lines().count() <= 4);
 }
@@ -33,22 +41,43 @@ fn no_bar_without_a_terminal(site: &Site) {
 fn json_is_one_object_a_line_and_ends_with_a_summary(site: &Site) {
     grow(site);
     let outcome = site.push(&["--json"], site.contents(), "").done();
-    let events: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let events: Vec<Value> = outcome
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     assert!(events.iter().all(|event| event["event"].is_string()));
     let summary = outcome.summary();
-    for key in ["files", "bytes", "skipped", "specials", "failed", "vanished", "resent", "lanes"] {
+    for key in [
+        "files", "bytes", "skipped", "specials", "failed", "vanished", "resent", "lanes",
+    ] {
         assert!(summary[key].is_u64(), "{key} in {summary}");
     }
-    for key in ["seconds", "bytes_per_second", "first_byte_seconds", "flush_seconds", "sender_cpu_seconds"] {
+    for key in [
+        "seconds",
+        "bytes_per_second",
+        "first_byte_seconds",
+        "flush_seconds",
+        "sender_cpu_seconds",
+    ] {
         assert!(summary[key].is_f64(), "{key} in {summary}");
     }
     assert!(summary["limited_by"].is_string());
     let shares = summary["shares_percent"].as_object().unwrap();
-    assert_eq!(shares[summary["limited_by"].as_str().unwrap()], summary["limited_percent"]);
+    assert_eq!(
+        shares[summary["limited_by"].as_str().unwrap()],
+        summary["limited_percent"]
+    );
     assert_eq!(summary["path"].is_object(), site.is_remote(), "{summary}");
     if site.is_remote() {
-        assert!(summary["path"]["bytes_sent"].as_u64() > summary["bytes"].as_u64(), "{summary}");
-        assert!(summary["path"]["lane_bytes_per_second_max"].is_f64(), "{summary}");
+        assert!(
+            summary["path"]["bytes_sent"].as_u64() > summary["bytes"].as_u64(),
+            "{summary}"
+        );
+        assert!(
+            summary["path"]["lane_bytes_per_second_max"].is_f64(),
+            "{summary}"
+        );
     }
     assert!(summary["lanes"].as_u64() > Some(0));
 }
@@ -57,8 +86,15 @@ fn failures_are_json_events_too(site: &Site) {
     grow(site);
     paint(site.target().join("f/keep"), 1);
     let outcome = site.push(&["--json"], site.contents(), "").expect(23);
-    let events: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let failed: Vec<_> = events.iter().filter(|event| event["event"] == "failed").collect();
+    let events: Vec<Value> = outcome
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let failed: Vec<_> = events
+        .iter()
+        .filter(|event| event["event"] == "failed")
+        .collect();
     assert_eq!(failed.len(), 1);
     assert!(failed[0]["message"].as_str().unwrap().contains("'f'"));
     outcome.says(&["zmove: receiver:", "'f'"]).lines(1);
@@ -71,15 +107,25 @@ fn quiet_says_nothing(site: &Site) {
     }
     paint(site.source().join("h"), 1);
     paint(site.target().join("h/keep"), 1);
-    let outcome = site.push(&["-q"], site.contents(), "").expect(23).says(&["'h'"]).lines(1);
+    let outcome = site
+        .push(&["-q"], site.contents(), "")
+        .expect(23)
+        .says(&["'h'"])
+        .lines(1);
     assert_eq!(outcome.stdout, "");
 }
 
 fn durability_is_a_choice(site: &Site) {
-    for (durability, said) in [("none", "not flushed"), ("end", "flushed in"), ("file", "flushed in")] {
+    for (durability, said) in [
+        ("none", "not flushed"),
+        ("end", "flushed in"),
+        ("file", "flushed in"),
+    ] {
         paint(site.source().join(durability), 2 * zmove_types::GROUP_BYTES);
         paint(site.source().join(format!("small-{durability}")), 10);
-        let outcome = site.push(&["--durability", durability], site.contents(), "").done();
+        let outcome = site
+            .push(&["--durability", durability], site.contents(), "")
+            .done();
         assert!(outcome.stdout.contains(said), "{}", outcome.stdout);
         assert_same(&site.source(), &site.target());
     }
@@ -87,12 +133,20 @@ fn durability_is_a_choice(site: &Site) {
 
 fn streams_are_a_choice(site: &Site) {
     for streams in ["1", "3", "64"] {
-        paint(site.source().join(streams), 3 * zmove_types::GROUP_BYTES + 5);
-        let outcome = site.push(&["--json", "--streams", streams], site.contents(), "").done();
+        paint(
+            site.source().join(streams),
+            3 * zmove_types::GROUP_BYTES + 5,
+        );
+        let outcome = site
+            .push(&["--json", "--streams", streams], site.contents(), "")
+            .done();
         let lanes = outcome.summary()["lanes"].as_u64().unwrap();
         if site.is_remote() {
             // a late lane may miss a short transfer
-            assert!((1..=streams.parse().unwrap()).contains(&lanes), "{lanes} lanes of {streams}");
+            assert!(
+                (1..=streams.parse().unwrap()).contains(&lanes),
+                "{lanes} lanes of {streams}"
+            );
         }
         assert_same(&site.source(), &site.target());
     }
@@ -101,10 +155,19 @@ fn streams_are_a_choice(site: &Site) {
 fn a_trace_ends_with_everything_stored(site: &Site) {
     grow(site);
     let trace = site.path("trace");
-    let summary =
-        site.push(&["--json", "--trace", trace.to_str().unwrap()], site.contents(), "").done().summary();
+    let summary = site
+        .push(
+            &["--json", "--trace", trace.to_str().unwrap()],
+            site.contents(),
+            "",
+        )
+        .done()
+        .summary();
     let text = std::fs::read_to_string(trace).unwrap();
-    let samples: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let samples: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     let last = samples.last().unwrap();
     for key in ["bytes_read", "bytes_handed_over", "bytes_stored"] {
         assert_eq!(last[key], summary["bytes"], "{key} in {last}");
@@ -120,26 +183,44 @@ fn a_trace_ends_with_everything_stored(site: &Site) {
 fn a_trace_is_summed_up_and_drawn(site: &Site) {
     grow(site);
     let trace = site.path("trace");
-    site.push(&["--trace", trace.to_str().unwrap()], site.contents(), "").done();
+    site.push(&["--trace", trace.to_str().unwrap()], site.contents(), "")
+        .done();
     let text = site.zmove(&["trace", "trace"]).outcome().done().stdout;
     assert!(text.starts_with("8.00 MiB in "), "{text}");
-    for row in ["read", "given to lanes", "stored", "batches to read", "frames for lanes", "without receipt"]
-    {
+    for row in [
+        "read",
+        "given to lanes",
+        "stored",
+        "batches to read",
+        "frames for lanes",
+        "without receipt",
+    ] {
         assert_eq!(
-            text.lines().filter(|line| line.starts_with(&format!("{row} "))).count(),
+            text.lines()
+                .filter(|line| line.starts_with(&format!("{row} ")))
+                .count(),
             1,
             "{row} in {text}"
         );
     }
     assert_eq!(text.contains("acknowledged"), site.is_remote(), "{text}");
 
-    let quiet = site.zmove(&["trace", "trace", "--svg", "trace.svg"]).outcome().done();
+    let quiet = site
+        .zmove(&["trace", "trace", "--svg", "trace.svg"])
+        .outcome()
+        .done();
     assert_eq!(quiet.stdout, "");
     let picture = std::fs::read_to_string(site.path("trace.svg")).unwrap();
-    assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"), "{picture}");
-    for part in
-        ["8.00 MiB in ", "Stored and verified, MiB", "Lanes that are up", "time since the command started, s"]
-    {
+    assert!(
+        picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"),
+        "{picture}"
+    );
+    for part in [
+        "8.00 MiB in ",
+        "Stored and verified, MiB",
+        "Lanes that are up",
+        "time since the command started, s",
+    ] {
         assert!(picture.contains(part), "{part} in {picture}");
     }
     assert_eq!(picture.contains("Sent again"), site.is_remote());
@@ -149,22 +230,44 @@ fn a_trace_is_summed_up_and_drawn(site: &Site) {
 fn a_trace_that_is_none_is_told_by_line_and_cause() {
     let site = Site::local();
     grow(&site);
-    site.push(&["--trace", site.path("trace").to_str().unwrap()], site.contents(), "").done();
+    site.push(
+        &["--trace", site.path("trace").to_str().unwrap()],
+        site.contents(),
+        "",
+    )
+    .done();
     let whole = std::fs::read_to_string(site.path("trace")).unwrap();
     let cases = [
-        (format!("{whole}{{\"seconds\":1}}\n"), vec!["line ", "missing field `bytes_read`"]),
+        (
+            format!("{whole}{{\"seconds\":1}}\n"),
+            vec!["line ", "missing field `bytes_read`"],
+        ),
         (format!("{whole}{whole}"), vec!["line ", "goes back from"]),
-        (whole[..whole.len() - 5].to_owned(), vec!["line ", "has no end"]),
-        ("# a table\n".to_owned(), vec!["line 1", "not a trace of 'zmove push --trace'"]),
+        (
+            whole[..whole.len() - 5].to_owned(),
+            vec!["line ", "has no end"],
+        ),
+        (
+            "# a table\n".to_owned(),
+            vec!["line 1", "not a trace of 'zmove push --trace'"],
+        ),
         (String::new(), vec!["it is empty"]),
     ];
     for (content, causes) in cases {
         std::fs::write(site.path("damaged"), &content).unwrap();
-        let outcome = site.zmove(&["trace", "damaged", "--svg", "p.svg"]).outcome().expect(11).lines(1);
+        let outcome = site
+            .zmove(&["trace", "damaged", "--svg", "p.svg"])
+            .outcome()
+            .expect(11)
+            .lines(1);
         outcome.says(&[&["zmove: ", "'damaged'"][..], &causes].concat());
     }
     assert!(!site.path("p.svg").exists());
-    site.zmove(&["trace", "nowhere"]).outcome().expect(11).says(&["'nowhere'", "No such file"]).lines(1);
+    site.zmove(&["trace", "nowhere"])
+        .outcome()
+        .expect(11)
+        .says(&["'nowhere'", "No such file"])
+        .lines(1);
     site.zmove(&["trace", "trace", "--svg", "trace"])
         .outcome()
         .expect(1)
@@ -177,12 +280,20 @@ fn a_trace_that_is_none_is_told_by_line_and_cause() {
 fn help_teaches_by_example() {
     let site = Site::local();
     let help = site.zmove(&["--help"]).outcome().done().stdout;
-    for line in ["Examples:", "zmove push run7", "zmove allow SHA256:", "zmove serve --listen", "Exit codes:"]
-    {
+    for line in [
+        "Examples:",
+        "zmove push run7",
+        "zmove allow SHA256:",
+        "zmove serve --listen",
+        "Exit codes:",
+    ] {
         assert!(help.contains(line), "{line} in:\n{help}");
     }
     for command in ["push", "serve", "key", "allow", "scan", "trace"] {
-        assert!(help.contains(&format!(" {command} ")), "{command} in:\n{help}");
+        assert!(
+            help.contains(&format!(" {command} ")),
+            "{command} in:\n{help}"
+        );
         let own = site.zmove(&[command, "--help"]).outcome().done().stdout;
         assert!(own.contains("Usage:"), "{own}");
     }
@@ -212,7 +323,10 @@ fn usage_errors_exit_with_one() {
     ];
     for case in cases {
         let outcome = site.zmove(case).outcome().expect(1);
-        assert!(!outcome.stderr.is_empty() && outcome.stdout.is_empty(), "{case:?}");
+        assert!(
+            !outcome.stderr.is_empty() && outcome.stdout.is_empty(),
+            "{case:?}"
+        );
     }
     assert!(!site.path("x").exists());
 }

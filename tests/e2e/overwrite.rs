@@ -10,7 +10,9 @@ use crate::harness::{Site, both_ways};
 use crate::hooks::HookedSink;
 use crate::inprocess::InProcess;
 use crate::rsync::rsync;
-use crate::tree::{assert_pictures, assert_same, names, paint, painted, picture, set_mode, set_own_mtime};
+use crate::tree::{
+    assert_pictures, assert_same, names, paint, painted, picture, set_mode, set_own_mtime,
+};
 
 both_ways!(
     newer_files_at_the_target_stay,
@@ -28,7 +30,12 @@ const NOW: i64 = 1_700_000_000;
 /// Files of other contents at both ends: at the target older, of the same time, newer by a nanosecond, and missing.
 fn grow(site: &Site) {
     for (kind, bytes) in [("small", 20), ("large", LARGE)] {
-        for (age, nanos) in [("older", 499), ("same", 500), ("newer", 501), ("missing", 0)] {
+        for (age, nanos) in [
+            ("older", 499),
+            ("same", 500),
+            ("newer", 501),
+            ("missing", 0),
+        ] {
             let name = format!("{kind}-{age}");
             paint(site.source().join(&name), bytes);
             set_own_mtime(&site.source().join(&name), NOW, 500);
@@ -47,10 +54,17 @@ fn is_new(site: &Site, name: &str) -> bool {
 
 fn newer_files_at_the_target_stay(site: &Site) {
     grow(site);
-    let summary = site.push(&["--json", "--update"], site.contents(), "").done().summary();
-    assert_eq!((&summary["files"], &summary["skipped"]), (&4.into(), &4.into()));
+    let summary = site
+        .push(&["--json", "--update"], site.contents(), "")
+        .done()
+        .summary();
+    assert_eq!(
+        (&summary["files"], &summary["skipped"]),
+        (&4.into(), &4.into())
+    );
     for kind in ["small", "large"] {
-        let new = ["older", "same", "newer", "missing"].map(|age| is_new(site, &format!("{kind}-{age}")));
+        let new =
+            ["older", "same", "newer", "missing"].map(|age| is_new(site, &format!("{kind}-{age}")));
         assert_eq!(new, [true, false, false, true], "{kind}");
     }
     let text = site.push(&["-u"], site.contents(), "").done().stdout;
@@ -63,14 +77,26 @@ fn what_exists_at_the_target_stays(site: &Site) {
     symlink("old", site.target().join("link")).unwrap();
     symlink("new", site.source().join("other-link")).unwrap();
     let before = picture(&site.target());
-    let summary = site.push(&["--json", "--ignore-existing"], site.contents(), "").done().summary();
-    assert_eq!((&summary["files"], &summary["skipped"]), (&2.into(), &6.into()));
+    let summary = site
+        .push(&["--json", "--ignore-existing"], site.contents(), "")
+        .done()
+        .summary();
+    assert_eq!(
+        (&summary["files"], &summary["skipped"]),
+        (&2.into(), &6.into())
+    );
     let mut after = picture(&site.target());
     let mut source = picture(&site.source());
     for name in [&b"small-missing"[..], b"large-missing", b"other-link", b""] {
         assert_eq!(after.remove(name), source.remove(name));
     }
-    assert_pictures(&before.into_iter().filter(|(path, _)| !path.is_empty()).collect(), &after);
+    assert_pictures(
+        &before
+            .into_iter()
+            .filter(|(path, _)| !path.is_empty())
+            .collect(),
+        &after,
+    );
 }
 
 fn a_link_or_file_in_the_way_of_a_directory_stays(site: &Site) {
@@ -82,17 +108,29 @@ fn a_link_or_file_in_the_way_of_a_directory_stays(site: &Site) {
     paint(site.target().join("file"), 3);
     symlink(&outside, site.target().join("link")).unwrap();
     paint(site.source().join("other"), 5);
-    let summary = site.push(&["--json", "--ignore-existing"], site.contents(), "").expect(23).summary();
+    let summary = site
+        .push(&["--json", "--ignore-existing"], site.contents(), "")
+        .expect(23)
+        .summary();
     assert_eq!(summary["files"], 1);
-    assert_eq!(std::fs::read(site.target().join("file")).unwrap(), painted(3, 0));
+    assert_eq!(
+        std::fs::read(site.target().join("file")).unwrap(),
+        painted(3, 0)
+    );
     assert!(site.target().join("link").is_symlink());
     assert!(names(&outside).is_empty());
 }
 
 fn contents_decide_only_about_older_files(site: &Site) {
     grow(site);
-    let summary = site.push(&["--json", "-u", "-c"], site.contents(), "").done().summary();
-    assert_eq!((&summary["files"], &summary["skipped"]), (&6.into(), &2.into()));
+    let summary = site
+        .push(&["--json", "-u", "-c"], site.contents(), "")
+        .done()
+        .summary();
+    assert_eq!(
+        (&summary["files"], &summary["skipped"]),
+        (&6.into(), &2.into())
+    );
     assert!(is_new(site, "small-same") && is_new(site, "large-same"));
     assert!(!is_new(site, "small-newer") && !is_new(site, "large-newer"));
 }
@@ -108,13 +146,28 @@ fn a_large_file_that_is_newer_stays_also_with_delta(site: &Site) {
         set_own_mtime(&site.target().join(name), seconds, 0);
     }
     let delta = ["--json", "--delta", "always"];
-    let kept =
-        site.push(&[&delta, &["--ignore-existing"][..]].concat(), site.contents(), "").done().summary();
-    assert_eq!((&kept["skipped"], &kept["bytes_matched"]), (&2.into(), &0.into()));
+    let kept = site
+        .push(
+            &[&delta, &["--ignore-existing"][..]].concat(),
+            site.contents(),
+            "",
+        )
+        .done()
+        .summary();
+    assert_eq!(
+        (&kept["skipped"], &kept["bytes_matched"]),
+        (&2.into(), &0.into())
+    );
     assert_eq!(std::fs::read(site.target().join("older")).unwrap(), there);
-    let newer = site.push(&[&delta, &["--update"][..]].concat(), site.contents(), "").done().summary();
+    let newer = site
+        .push(&[&delta, &["--update"][..]].concat(), site.contents(), "")
+        .done()
+        .summary();
     let matched = LARGE - zmove_types::GROUP_BYTES;
-    assert_eq!((&newer["skipped"], &newer["bytes_matched"]), (&1.into(), &matched.into()));
+    assert_eq!(
+        (&newer["skipped"], &newer["bytes_matched"]),
+        (&1.into(), &matched.into())
+    );
     assert_eq!(std::fs::read(site.target().join("newer")).unwrap(), there);
     assert!(is_new(site, "older"));
 }
@@ -128,13 +181,29 @@ fn many_files_stay(site: &Site) {
         std::fs::create_dir_all(site.target().join(&name).parent().unwrap()).unwrap();
         std::fs::write(site.target().join(&name), "kept").unwrap();
     }
-    let newer = site.push(&["--json", "--update"], site.contents(), "").done().summary();
-    assert_eq!((&newer["files"], &newer["skipped"]), (&0.into(), &2_000.into()));
+    let newer = site
+        .push(&["--json", "--update"], site.contents(), "")
+        .done()
+        .summary();
+    assert_eq!(
+        (&newer["files"], &newer["skipped"]),
+        (&0.into(), &2_000.into())
+    );
     (0..2_000).for_each(|number| {
-        set_own_mtime(&site.target().join(format!("d{}/f{number}", number % 10)), 1, 0);
+        set_own_mtime(
+            &site.target().join(format!("d{}/f{number}", number % 10)),
+            1,
+            0,
+        );
     });
-    let existing = site.push(&["--json", "--ignore-existing"], site.contents(), "").done().summary();
-    assert_eq!((&existing["files"], &existing["skipped"]), (&0.into(), &2_000.into()));
+    let existing = site
+        .push(&["--json", "--ignore-existing"], site.contents(), "")
+        .done()
+        .summary();
+    assert_eq!(
+        (&existing["files"], &existing["skipped"]),
+        (&0.into(), &2_000.into())
+    );
     assert_eq!(std::fs::read(site.target().join("d7/f7")).unwrap(), b"kept");
     site.push(&["--update"], site.contents(), "").done();
     assert_same(&site.source(), &site.target());
@@ -146,7 +215,11 @@ fn rsync_agrees(site: &Site) {
         for name in ["d/kept", "d/gone", "e/f"] {
             paint(root.join(name), 10);
             std::fs::write(root.join(name), format!("{text} {name}")).unwrap();
-            set_own_mtime(&root.join(name), if name == "d/gone" { 5 } else { seconds }, 0);
+            set_own_mtime(
+                &root.join(name),
+                if name == "d/gone" { 5 } else { seconds },
+                0,
+            );
         }
         symlink(text, root.join("link")).unwrap();
         set_own_mtime(&root.join("link"), seconds, 0);
@@ -195,10 +268,20 @@ fn what_comes_to_the_target_meanwhile_stays_also_where_files_are_changed_in_plac
                 };
                 Box::new(HookedSink { inner, before_data }) as _
             };
-            let push =
-                InProcess { overwrite, inplace, lanes: 1, wrap: Box::new(wrap), ..InProcess::default() };
+            let push = InProcess {
+                overwrite,
+                inplace,
+                lanes: 1,
+                wrap: Box::new(wrap),
+                ..InProcess::default()
+            };
             let pushed = push.push(&site.source(), &site.target());
-            assert_eq!(std::fs::read(site.target().join("f")).unwrap(), b"precious", "{:?}", pushed.failed());
+            assert_eq!(
+                std::fs::read(site.target().join("f")).unwrap(),
+                b"precious",
+                "{:?}",
+                pushed.failed()
+            );
         }
     }
 }

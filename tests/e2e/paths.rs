@@ -23,7 +23,10 @@ fn remembered(site: &Site) -> String {
     let text = read_to_string(site.path("client").join("paths")).unwrap();
     let lines: Vec<_> = text.lines().collect();
     assert_eq!((lines.len(), lines[0]), (2, "# zmove paths 1"), "{text}");
-    assert!(lines[1].starts_with(&format!("{} lanes=", site.the_daemon().address)), "{text}");
+    assert!(
+        lines[1].starts_with(&format!("{} lanes=", site.the_daemon().address)),
+        "{text}"
+    );
     lines[1].to_owned()
 }
 
@@ -68,7 +71,10 @@ fn a_damaged_memory_costs_a_line() {
 
 /// A path to this host itself that has carried 32 MiB in a round trip, a moment ago; `change` makes another of it.
 fn remember(site: &Site, change: &dyn Fn(&'static str, String) -> String) {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
     let day = now / (24 * 60 * 60);
     let fields = [
         ("lanes", "2".to_owned()),
@@ -86,7 +92,11 @@ fn remember(site: &Site, change: &dyn Fn(&'static str, String) -> String) {
     ];
     let fields = fields.map(|(name, value)| format!("{name}={}", change(name, value)));
     let line = format!("{} {}", site.the_daemon().address, fields.join(" "));
-    write(site.path("client").join("paths"), format!("# zmove paths 1\n{line}\n")).unwrap();
+    write(
+        site.path("client").join("paths"),
+        format!("# zmove paths 1\n{line}\n"),
+    )
+    .unwrap();
 }
 
 /// The summary of the push of a file of 32 MiB and so many bytes.
@@ -100,20 +110,34 @@ fn remembering(site: &Site, more: u64, change: &dyn Fn(&'static str, String) -> 
 fn a_window_that_is_remembered_is_used() {
     let site = Site::quic();
     // how long the path of a host to itself is depends on what else the host does
-    let mut pushes = (0..12).zip(["400", "3000", "20000"].iter().cycle()).map(|(more, round_trip)| {
-        remembering(&site, more, &|name, value| {
-            if name == "window_rtt_us" { (*round_trip).to_owned() } else { value }
-        })
-    });
+    let mut pushes =
+        (0..12)
+            .zip(["400", "3000", "20000"].iter().cycle())
+            .map(|(more, round_trip)| {
+                remembering(&site, more, &|name, value| {
+                    if name == "window_rtt_us" {
+                        (*round_trip).to_owned()
+                    } else {
+                        value
+                    }
+                })
+            });
     let summary = pushes.find(|summary| summary["resumed_window_bytes"].is_u64());
     let summary = summary.expect("one of several pushes jumps and says so");
     let bytes = summary["resumed_window_bytes"].as_u64().unwrap();
-    assert!(bytes > 0 && bytes <= 16 << 20, "half of it at most: {bytes}");
+    assert!(
+        bytes > 0 && bytes <= 16 << 20,
+        "half of it at most: {bytes}"
+    );
     assert_same(&site.source(), &site.target());
     let line = remembered(&site);
     assert!(!line.contains(" quic=-"), "{line}");
-    let has_lost = summary["resumed_window_refuted"] == true || summary["path"]["bytes_retransmitted"] != 0;
-    assert!(has_lost || line.contains(" window="), "another push may use it: {line}, {summary}");
+    let has_lost =
+        summary["resumed_window_refuted"] == true || summary["path"]["bytes_retransmitted"] != 0;
+    assert!(
+        has_lost || line.contains(" window="),
+        "another push may use it: {line}, {summary}"
+    );
 }
 
 #[test]
@@ -127,8 +151,17 @@ fn a_window_of_another_path_or_of_long_ago_is_not_used() {
         (5, "at", "1790000000"),
         (6, "at", "99999999999"),
     ] {
-        let change = |name: &'static str, value: String| if name == field { other.to_owned() } else { value };
-        assert!(remembering(&site, more, &change)["resumed_window_bytes"].is_null(), "{field}={other}");
+        let change = |name: &'static str, value: String| {
+            if name == field {
+                other.to_owned()
+            } else {
+                value
+            }
+        };
+        assert!(
+            remembering(&site, more, &change)["resumed_window_bytes"].is_null(),
+            "{field}={other}"
+        );
     }
     assert_same(&site.source(), &site.target());
 }
@@ -137,7 +170,13 @@ fn a_window_of_another_path_or_of_long_ago_is_not_used() {
 fn what_cannot_be_a_window_costs_a_line() {
     let site = Site::quic();
     paint(site.source().join("f"), 1 << 20);
-    remember(&site, &|name, value| if name == "window" { u64::MAX.to_string() } else { value });
+    remember(&site, &|name, value| {
+        if name == "window" {
+            u64::MAX.to_string()
+        } else {
+            value
+        }
+    });
     let outcome = site.push(&[], site.contents(), "").expect(0);
     outcome.says(&["zmove: ", "paths", "not used"]).lines(1);
 }
@@ -159,7 +198,11 @@ fn transport(bytes: u64, quic: &str) -> Value {
 #[test]
 fn the_memory_says_which_transport_goes_first() {
     assert_eq!(transport(8 << 20, "-"), "quic", "it saves round trips");
-    assert_eq!(transport(8 << 20, "1000000"), "tcp", "it is too slow for so much");
+    assert_eq!(
+        transport(8 << 20, "1000000"),
+        "tcp",
+        "it is too slow for so much"
+    );
     assert_eq!(transport(8 << 20, "0"), "tcp", "it did not get through");
 }
 
@@ -168,8 +211,17 @@ fn a_daemon_without_quic_is_reached_by_tcp_although_quic_goes_first() {
     let mut site = Site::local();
     site.start_daemon_with(&["--transport", "tcp"]);
     paint(site.source().join("f"), 8 << 20);
-    remember(&site, &|name, value| if name == "window_rtt_us" { "10000".to_owned() } else { value });
+    remember(&site, &|name, value| {
+        if name == "window_rtt_us" {
+            "10000".to_owned()
+        } else {
+            value
+        }
+    });
     assert_eq!(site.push_contents()["transport"], "tcp");
     let line = remembered(&site);
-    assert!(line.contains(" quic=0"), "the next push does not try: {line}");
+    assert!(
+        line.contains(" quic=0"),
+        "the next push does not try: {line}"
+    );
 }

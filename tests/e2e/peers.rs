@@ -21,7 +21,8 @@ fn site() -> Site {
 }
 
 fn push_to(site: &Site, target: &str) -> Outcome {
-    site.zmove(&["push", "--accept-new", "source", target]).outcome()
+    site.zmove(&["push", "--accept-new", "source", target])
+        .outcome()
 }
 
 /// A TLS server with zmove's own handshake that then says `greeting` on each connection and nothing more.
@@ -30,10 +31,15 @@ fn serve_greeting(site: &Site, greeting: Vec<u8>) -> (SocketAddr, Fingerprint) {
     let fingerprint = identity.fingerprint();
     let (address_in, address) = mpsc::channel();
     std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let listen = "127.0.0.1:0".parse().unwrap();
-            let acceptor = Acceptor::bind(listen, &identity, SocketConfig::default()).await.unwrap();
+            let acceptor = Acceptor::bind(listen, &identity, SocketConfig::default())
+                .await
+                .unwrap();
             address_in.send(acceptor.local_addr().unwrap()).unwrap();
             loop {
                 let (socket, _) = acceptor.accept_tcp().await.unwrap();
@@ -60,24 +66,44 @@ async fn say(mut connection: Connection, greeting: Vec<u8>) {
 #[test]
 fn a_peer_of_another_version() {
     let site = site();
-    let greeting =
-        Greeting { version_min: 7, version_max: 9, ..Greeting::new(Role::Control, TransferId([0; 16])) };
+    let greeting = Greeting {
+        version_min: 7,
+        version_max: 9,
+        ..Greeting::new(Role::Control, TransferId([0; 16]))
+    };
     let (address, fingerprint) = serve_greeting(&site, greeting.encode().to_vec());
     site.pin(&address, fingerprint);
     let outcome = push_to(&site, &format!("{address}:x")).expect(2);
-    outcome.says(&["zmove: ", "versions 7 to 9", "this zmove 1 to 4", "install the same release"]).lines(1);
+    outcome
+        .says(&[
+            "zmove: ",
+            "versions 7 to 9",
+            "this zmove 1 to 4",
+            "install the same release",
+        ])
+        .lines(1);
 }
 
 /// An older receiver is not asked what it does not know.
 #[test]
 fn an_older_receiver_cannot_be_probed() {
     let site = site();
-    let older = Greeting { version_max: 1, ..Greeting::new(Role::Control, TransferId([0; 16])) };
+    let older = Greeting {
+        version_max: 1,
+        ..Greeting::new(Role::Control, TransferId([0; 16]))
+    };
     let (address, fingerprint) = serve_greeting(&site, older.encode().to_vec());
     site.pin(&address, fingerprint);
-    let outcome = site.zmove(&["probe", &format!("{address}:")]).outcome().expect(2);
+    let outcome = site
+        .zmove(&["probe", &format!("{address}:")])
+        .outcome()
+        .expect(2);
     outcome
-        .says(&["cannot be probed", "versions 1 to 1, this zmove 2 to 4", "install the same release"])
+        .says(&[
+            "cannot be probed",
+            "versions 1 to 1, this zmove 2 to 4",
+            "install the same release",
+        ])
         .lines(1);
 }
 
@@ -87,7 +113,9 @@ fn a_peer_that_greets_as_something_else() {
     let (address, fingerprint) = serve_greeting(&site, vec![b'#'; Greeting::BYTES]);
     site.pin(&address, fingerprint);
     let outcome = push_to(&site, &format!("{address}:x")).expect(2);
-    outcome.says(&["zmove: ", "does not greet as zmove does"]).lines(1);
+    outcome
+        .says(&["zmove: ", "does not greet as zmove does"])
+        .lines(1);
 }
 
 /// After a right greeting comes a message of nonsense, or one that claims to be endless.
@@ -110,20 +138,29 @@ fn a_closed_port() {
     drop(listener);
     let outcome = push_to(&site, &format!("{address}:x")).expect(10);
     outcome
-        .says(&["zmove: connect to", &address.to_string(), "refused", "is `zmove serve` running"])
+        .says(&[
+            "zmove: connect to",
+            &address.to_string(),
+            "refused",
+            "is `zmove serve` running",
+        ])
         .lines(1);
 }
 
 #[test]
 fn a_name_without_an_address() {
     let outcome = push_to(&site(), "no-such-host.invalid:x").expect(10);
-    outcome.says(&["zmove: find the address of", "no-such-host.invalid"]).lines(1);
+    outcome
+        .says(&["zmove: find the address of", "no-such-host.invalid"])
+        .lines(1);
 }
 
 #[test]
 fn a_port_where_something_else_answers() {
-    let banners: [&[u8]; 2] =
-        [b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u5\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"];
+    let banners: [&[u8]; 2] = [
+        b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u5\r\n",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    ];
     for banner in banners {
         let site = site();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -136,7 +173,9 @@ fn a_port_where_something_else_answers() {
             }
         });
         let outcome = push_to(&site, &format!("{address}:x")).expect(10);
-        outcome.says(&["zmove: talk to", &address.to_string(), "is not zmove"]).lines(1);
+        outcome
+            .says(&["zmove: talk to", &address.to_string(), "is not zmove"])
+            .lines(1);
     }
 }
 
@@ -147,7 +186,13 @@ fn a_port_that_closes_at_once() {
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || listener.incoming().for_each(drop));
     let outcome = push_to(&site, &format!("{address}:x")).expect(10);
-    outcome.says(&["zmove: connect to", &address.to_string(), "closed the connection"]).lines(1);
+    outcome
+        .says(&[
+            "zmove: connect to",
+            &address.to_string(),
+            "closed the connection",
+        ])
+        .lines(1);
 }
 
 #[test]
@@ -181,10 +226,17 @@ fn garbage_from_a_known_key_is_logged_and_survived() {
     paint(site.source().join("f"), 10);
     let identity = Identity::load_or_create(&site.path("client")).unwrap();
     let daemon = site.the_daemon();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     // each is a transfer of its own: the daemon logs the end of one a moment before it may come again
     let greeting = |transfer| Greeting::new(Role::Control, TransferId([transfer; 16]));
-    let versions = Greeting { version_min: 7, version_max: 9, ..greeting(1) };
+    let versions = Greeting {
+        version_min: 7,
+        version_max: 9,
+        ..greeting(1)
+    };
     let nonsense = [&greeting(2).encode()[..], &[5, 0, 0, 0, 1, 2, 3, 4, 5]].concat();
     let endless = [&greeting(3).encode()[..], &[0xFF; 100]].concat();
     let cases = [
@@ -198,12 +250,27 @@ fn garbage_from_a_known_key_is_logged_and_survived() {
             use zmove_transport::{Dialler, HostPolicy};
             let policy = HostPolicy::Pinned(daemon.fingerprint);
             let port = daemon.address.port();
-            let dialler = Dialler::new(&identity, "127.0.0.1", port, policy, SocketConfig::default());
-            let mut connection = dialler.await.unwrap().dial(Duration::from_secs(10)).await.unwrap();
+            let dialler = Dialler::new(
+                &identity,
+                "127.0.0.1",
+                port,
+                policy,
+                SocketConfig::default(),
+            );
+            let mut connection = dialler
+                .await
+                .unwrap()
+                .dial(Duration::from_secs(10))
+                .await
+                .unwrap();
             connection.write_all(&bytes).await.unwrap();
             connection.flush().await.unwrap();
             drop(
-                tokio::time::timeout(Duration::from_secs(10), connection.read_to_end(&mut Vec::new())).await,
+                tokio::time::timeout(
+                    Duration::from_secs(10),
+                    connection.read_to_end(&mut Vec::new()),
+                )
+                .await,
             );
         });
         daemon.wait_for_log(logged);

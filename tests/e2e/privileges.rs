@@ -42,22 +42,35 @@ fn start(site: &Site, options: &[&str]) -> Daemon {
 
 fn push(site: &Site, daemon: &Daemon, options: &[&str], path: &str) -> Outcome {
     let mut zmove = site.zmove(&["push", "--quiet"]);
-    zmove.0.args(options).arg(site.contents()).arg(format!("{}:{path}", daemon.address));
+    zmove
+        .0
+        .args(options)
+        .arg(site.contents())
+        .arg(format!("{}:{path}", daemon.address));
     zmove.outcome()
 }
 
 /// `zmove serve` where it does not come to listening.
 fn serve(site: &Site, options: &[&str]) -> Outcome {
     let mut zmove = Runner::default().zmove(&site.path("server"));
-    zmove.0.args(["serve", "--listen", "127.0.0.1:0", "--metrics", "off"]).args(options);
+    zmove
+        .0
+        .args(["serve", "--listen", "127.0.0.1:0", "--metrics", "off"])
+        .args(options);
     zmove.outcome()
 }
 
 fn grant_later(site: &Site, root: &str) {
-    let fingerprint = Identity::load_or_create(&site.path("client")).unwrap().fingerprint();
+    let fingerprint = Identity::load_or_create(&site.path("client"))
+        .unwrap()
+        .fingerprint();
     std::fs::create_dir_all(site.path(root)).unwrap();
-    let grant =
-        Grant::new(fingerprint, "tester", vec![site.path(root).canonicalize().unwrap()], Access::WriteOnly);
+    let grant = Grant::new(
+        fingerprint,
+        "tester",
+        vec![site.path(root).canonicalize().unwrap()],
+        Access::WriteOnly,
+    );
     AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
 }
 
@@ -65,7 +78,10 @@ fn grant_later(site: &Site, root: &str) {
 fn assert_all_are(status: &str, name: &str, wanted: &str) {
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();
     let mut values = line.split_whitespace().skip(1).peekable();
-    assert!(values.peek().is_some() && values.all(|value| value == wanted), "{line}");
+    assert!(
+        values.peek().is_some() && values.all(|value| value == wanted),
+        "{line}"
+    );
 }
 
 #[test]
@@ -93,29 +109,50 @@ fn a_daemon_that_has_become_another_user_has_nothing_left_of_root_in_any_thread(
             }
             assert_all_are(status, "NoNewPrivs:", "1");
         }
-        assert_eq!(site.path("server/key.pem").metadata().unwrap().uid(), NOBODY);
+        assert_eq!(
+            site.path("server/key.pem").metadata().unwrap().uid(),
+            NOBODY
+        );
     }
 }
 
 #[test]
 fn a_daemon_does_not_become_what_it_cannot_or_should_not() {
     let Some(site) = given_away() else { return };
-    serve(&site, &["--user", "no-such-user"]).expect(1).says(&["there is no user 'no-such-user'"]).lines(1);
-    serve(&site, &["--user", "root"]).expect(1).says(&["'root' is root"]).lines(1);
-    serve(&site, &["--check", "--user", "no-such-user"]).expect(1).says(&["there is no user"]).lines(1);
+    serve(&site, &["--user", "no-such-user"])
+        .expect(1)
+        .says(&["there is no user 'no-such-user'"])
+        .lines(1);
+    serve(&site, &["--user", "root"])
+        .expect(1)
+        .says(&["'root' is root"])
+        .lines(1);
+    serve(&site, &["--check", "--user", "no-such-user"])
+        .expect(1)
+        .says(&["there is no user"])
+        .lines(1);
     serve(&site, &["--check", "--user", "nobody"]).done();
     std::fs::write(site.path("server/zmove.toml"), "user = \"no-such-user\"\n").unwrap();
     for options in [&[][..], &["--check"]] {
-        serve(&site, options).expect(1).says(&["there is no user 'no-such-user'"]).lines(1);
+        serve(&site, options)
+            .expect(1)
+            .says(&["there is no user 'no-such-user'"])
+            .lines(1);
     }
 }
 
 #[test]
 fn who_is_not_root_can_only_be_who_they_are() {
-    let Some(mut site) = Site::unprivileged() else { return };
+    let Some(mut site) = Site::unprivileged() else {
+        return;
+    };
     let mut other = site.zmove(&["serve", "--listen", "127.0.0.1:0", "--user", "daemon"]);
     other.0.env("ZMOVE_HOME", site.path("server"));
-    other.outcome().expect(1).says(&["only root can become another user"]).lines(1);
+    other
+        .outcome()
+        .expect(1)
+        .says(&["only root can become another user"])
+        .lines(1);
     if !is_root() {
         return skip("not root: whose account this is has no name that is known here");
     }
@@ -145,10 +182,19 @@ fn what_the_user_cannot_read_is_named_with_the_line_that_mends_it() {
     let name = |path: &Path| format!("'{}'", path.display());
     for path in [&site.path("."), &home, &config] {
         let path = path.canonicalize().unwrap();
-        let outcome =
-            serve(&site, &options).expect(11).says(&["the user 'nobody' cannot use", &name(&path)]).lines(1);
+        let outcome = serve(&site, &options)
+            .expect(11)
+            .says(&["the user 'nobody' cannot use", &name(&path)])
+            .lines(1);
         let (_, line) = outcome.stderr.trim_end().rsplit_once("run: ").unwrap();
-        assert!(Command::new("sh").args(["-c", line]).status().unwrap().success(), "{line}");
+        assert!(
+            Command::new("sh")
+                .args(["-c", line])
+                .status()
+                .unwrap()
+                .success(),
+            "{line}"
+        );
     }
     let daemon = start(&site, &options);
     daemon.wait_for_log("the user 'nobody' cannot write to the root");
@@ -201,7 +247,10 @@ fn confinable() -> Option<Site> {
 fn a_confined_daemon_does_all_that_others_do() {
     for engine in ENGINES {
         let Some(site) = confinable() else { return };
-        let daemon = start(&site, &["--confine", "--allow-clear", "--io-engine", engine]);
+        let daemon = start(
+            &site,
+            &["--confine", "--allow-clear", "--io-engine", engine],
+        );
         daemon.wait_for_log("confined to its roots by Landlock");
         let ways: [&[&str]; 6] = [
             &["--transport", "tcp"],
@@ -213,7 +262,8 @@ fn a_confined_daemon_does_all_that_others_do() {
         ];
         for (way, number) in ways.into_iter().zip(0..) {
             push(&site, &daemon, way, "").expect(0);
-            let large = [site.source(), site.target()].map(|tree| std::fs::read(tree.join("large")).unwrap());
+            let large = [site.source(), site.target()]
+                .map(|tree| std::fs::read(tree.join("large")).unwrap());
             assert!(large[0] == large[1], "{way:?}");
             if way.contains(&"--durability") {
                 assert_same(&site.source(), &site.target());
@@ -254,7 +304,10 @@ fn a_confined_daemon_reaches_no_root_that_came_later() {
         push(&site, &daemon, &[], "").done();
         if !reached {
             let line = daemon.wait_for_log("confine in zmove.toml), restart it");
-            assert!(line.contains(target) && line.contains("broken off by tester"), "{line}");
+            assert!(
+                line.contains(target) && line.contains("broken off by tester"),
+                "{line}"
+            );
             let daemon = start(&site, &["--confine", confine]);
             push(&site, &daemon, &[], target).done();
         }
@@ -268,10 +321,15 @@ fn a_root_that_is_not_there_at_the_start_is_told() {
     let Some(site) = confinable() else { return };
     std::fs::remove_dir(site.target()).unwrap();
     let daemon = start(&site, &["--confine"]);
-    daemon.wait_for_log("stays out of reach until a restart (--confine): No such file or directory");
-    push(&site, &daemon, &[], "").expect(3).says(&["open root", "No such file"]);
+    daemon
+        .wait_for_log("stays out of reach until a restart (--confine): No such file or directory");
+    push(&site, &daemon, &[], "")
+        .expect(3)
+        .says(&["open root", "No such file"]);
     std::fs::create_dir(site.target()).unwrap();
-    push(&site, &daemon, &[], "").expect(3).says(&["open root", "Permission denied", "restart it"]);
+    push(&site, &daemon, &[], "")
+        .expect(3)
+        .says(&["open root", "Permission denied", "restart it"]);
 }
 
 #[test]
@@ -286,8 +344,14 @@ fn a_confined_daemon_reads_keys_and_settings_again() {
     std::fs::rename(site.path("etc/new"), &settings).unwrap();
     daemon.hang_up();
     daemon.wait_for_log("transfers: 5");
-    let key = site.zmove(&["key", "new", "--force"]).outcome().expect(0).stdout;
-    push(&site, &daemon, &[], "").expect(5).says(&["this key is not known here"]);
+    let key = site
+        .zmove(&["key", "new", "--force"])
+        .outcome()
+        .expect(0)
+        .stdout;
+    push(&site, &daemon, &[], "")
+        .expect(5)
+        .says(&["this key is not known here"]);
     assert!(!key.is_empty());
     grant_later(&site, "target");
     push(&site, &daemon, &[], "").done();
@@ -305,7 +369,15 @@ fn confined_and_another_user_at_once() {
     own_all(&state);
     let mut runner = Runner::default().zmove(&site.path("server")).0;
     runner.env("STATE_DIRECTORY", &state);
-    let options = ["--listen", "127.0.0.1:0", "--metrics", "off", "--confine", "--user", "nobody"];
+    let options = [
+        "--listen",
+        "127.0.0.1:0",
+        "--metrics",
+        "off",
+        "--confine",
+        "--user",
+        "nobody",
+    ];
     let daemon = Daemon::run(runner, &options);
     site.pin(&daemon.address, daemon.fingerprint);
     push(&site, &daemon, &[], "").done();
@@ -321,7 +393,12 @@ fn directories_that_their_owner_may_not_enter_are_repeated_changed_and_emptied()
     let closed = [0o000, 0o100, 0o200, 0o300, 0o400, 0o500];
     let name = |mode: &u32| format!("outer{mode:o}/closed{mode:o}");
     for mode in &closed {
-        (0..12).for_each(|number| paint(site.source().join(name(mode)).join(number.to_string()), number));
+        (0..12).for_each(|number| {
+            paint(
+                site.source().join(name(mode)).join(number.to_string()),
+                number,
+            )
+        });
         paint(site.source().join(name(mode)).join("below/f"), 10);
     }
     let close = || {
@@ -349,7 +426,10 @@ fn directories_that_their_owner_may_not_enter_are_repeated_changed_and_emptied()
     pushed(&["--delete"]);
     // what is as it was is not sent again
     let mut zmove = site.zmove(&["push", "--json"]);
-    zmove.0.arg(site.contents()).arg(format!("{}:", daemon.address));
+    zmove
+        .0
+        .arg(site.contents())
+        .arg(format!("{}:", daemon.address));
     let again = zmove.outcome().done().summary();
     assert_eq!(again["files"], 0, "{again}");
 }
@@ -372,7 +452,11 @@ fn a_target_that_its_owner_may_not_enter_is_looked_at_and_repeated() {
     // what is above it stays as it is, and nobody knows what would be removed
     let above = site.target().join("above");
     paint(above.join("closed/old"), 1);
-    for path in [above.join("closed/old"), above.join("closed"), above.clone()] {
+    for path in [
+        above.join("closed/old"),
+        above.join("closed"),
+        above.clone(),
+    ] {
         lchown(path, Some(NOBODY), Some(NOBODY)).unwrap();
     }
     std::fs::set_permissions(above.join("closed"), PermissionsExt::from_mode(0o000)).unwrap();
@@ -397,12 +481,19 @@ fn closed_directories_of_others_and_behind_links_stay_closed() {
         std::fs::set_permissions(path, PermissionsExt::from_mode(0o000)).unwrap();
     }
     paint(site.source().join("others/f"), 10);
-    push(&site, &daemon, &[], "").expect(23).says(&["others/f", "Permission denied"]);
+    push(&site, &daemon, &[], "")
+        .expect(23)
+        .says(&["others/f", "Permission denied"]);
     let options = ["--ignore-existing"];
     paint(site.source().join("link/f"), 10);
     push(&site, &daemon, &options, "").expect(23);
     for path in [site.path("elsewhere"), site.target().join("others")] {
-        assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0, "{}", path.display());
+        assert_eq!(
+            path.metadata().unwrap().mode() & 0o7777,
+            0,
+            "{}",
+            path.display()
+        );
         assert!(names(&path).is_empty());
     }
 }

@@ -31,7 +31,9 @@ fn measured(site: &Site, options: &[&str], path: &str) -> Value {
 
 #[track_caller]
 fn positive(value: &Value) -> f64 {
-    let number = value.as_f64().unwrap_or_else(|| panic!("{value} is no number"));
+    let number = value
+        .as_f64()
+        .unwrap_or_else(|| panic!("{value} is no number"));
     assert!(number > 0.0 && number.is_finite(), "{number}");
     number
 }
@@ -40,11 +42,18 @@ fn positive(value: &Value) -> f64 {
 fn each_transport_has_its_figures_and_nothing_stays() {
     let site = Site::daemon();
     for transport in ["tcp", "quic"] {
-        let found = measured(&site, &[&SHORT[..], &["--transport", transport]].concat(), "");
+        let found = measured(
+            &site,
+            &[&SHORT[..], &["--transport", transport]].concat(),
+            "",
+        );
         assert_eq!(found["transport"], transport);
         let rounds = found["rounds"].as_array().unwrap();
         assert_eq!(
-            rounds.iter().map(|round| round["lanes"].as_u64()).collect::<Vec<_>>(),
+            rounds
+                .iter()
+                .map(|round| round["lanes"].as_u64())
+                .collect::<Vec<_>>(),
             [Some(1), Some(3)]
         );
         for round in rounds {
@@ -55,16 +64,31 @@ fn each_transport_has_its_figures_and_nothing_stays() {
             positive(&round["control_round_trip_mean_seconds"]);
             positive(&round["sender_cpu_seconds_per_gib"]);
             positive(&round["receiver_cpu_seconds_per_gib"]);
-            assert!(positive(&round["bytes_sent"]) >= positive(&round["bytes"]), "{round}");
-            let shares = ["retransmitted_share", "receive_window_limited_share", "send_buffer_limited_share"];
             assert!(
-                shares.iter().all(|share| (0.0..=1.0).contains(&round[share].as_f64().unwrap())),
+                positive(&round["bytes_sent"]) >= positive(&round["bytes"]),
+                "{round}"
+            );
+            let shares = [
+                "retransmitted_share",
+                "receive_window_limited_share",
+                "send_buffer_limited_share",
+            ];
+            assert!(
+                shares
+                    .iter()
+                    .all(|share| (0.0..=1.0).contains(&round[share].as_f64().unwrap())),
                 "{round}"
             );
         }
-        assert!(positive(&found["round_trip_min_seconds"]) <= positive(&found["round_trip_mean_seconds"]));
+        assert!(
+            positive(&found["round_trip_min_seconds"])
+                <= positive(&found["round_trip_mean_seconds"])
+        );
         positive(&found["first_byte_seconds"]);
-        assert_eq!((&found["prediction"], &found["target_storage"]), (&Value::Null, &Value::Null));
+        assert_eq!(
+            (&found["prediction"], &found["target_storage"]),
+            (&Value::Null, &Value::Null)
+        );
         let line = site.the_daemon().wait_for_log("probed by tester");
         assert!(line.contains("bytes of filler"), "{line}");
     }
@@ -77,23 +101,51 @@ fn both_storages_are_swept_and_a_tree_has_its_prediction() {
     std::fs::create_dir(site.target().join("in")).unwrap();
     (0..20).for_each(|number| paint(site.source().join(format!("f{number}")), 3_000));
     paint(site.source().join("large"), 2 << 20);
-    let options = ["--time", "1s", "--streams", "2", "--for", "source", "--source", "source"];
+    let options = [
+        "--time",
+        "1s",
+        "--streams",
+        "2",
+        "--for",
+        "source",
+        "--source",
+        "source",
+    ];
     let found = measured(&site, &options, "in");
     for storage in ["source_storage", "target_storage"] {
         let storage = &found[storage];
         assert_eq!(storage["fault"], Value::Null, "{storage}");
         let sizes = storage["sizes"].as_array().unwrap();
         // a busy disk may leave no time for one size or the other
-        let written = |size: &Value| size["write_bytes_per_second"].as_f64().is_some_and(|rate| rate > 0.0);
+        let written = |size: &Value| {
+            size["write_bytes_per_second"]
+                .as_f64()
+                .is_some_and(|rate| rate > 0.0)
+        };
         assert!(sizes.iter().any(written), "{storage}");
     }
     let predicted = &found["prediction"];
     let classes = predicted["classes"].as_array().unwrap();
-    assert_eq!(classes.iter().map(|class| &class["class"]).collect::<Vec<_>>(), ["losf", "medium"]);
-    assert_eq!((&classes[0]["files"], &classes[0]["bytes"]), (&20.into(), &60_000.into()));
-    let sum: f64 = classes.iter().map(|class| positive(&class["seconds"])).sum();
+    assert_eq!(
+        classes
+            .iter()
+            .map(|class| &class["class"])
+            .collect::<Vec<_>>(),
+        ["losf", "medium"]
+    );
+    assert_eq!(
+        (&classes[0]["files"], &classes[0]["bytes"]),
+        (&20.into(), &60_000.into())
+    );
+    let sum: f64 = classes
+        .iter()
+        .map(|class| positive(&class["seconds"]))
+        .sum();
     let all = positive(&predicted["seconds"]);
-    assert!((sum + predicted["start_seconds"].as_f64().unwrap() - all).abs() < 1e-6, "{predicted}");
+    assert!(
+        (sum + predicted["start_seconds"].as_f64().unwrap() - all).abs() < 1e-6,
+        "{predicted}"
+    );
     assert!(predicted["limited_by"].is_string());
     assert!(names(&site.target().join("in")).is_empty());
     assert_eq!(names(&site.source()).len(), 21);
@@ -106,10 +158,17 @@ fn people_get_a_table() {
     let options = [&SHORT[..], &["--no-sweep", "--for", "source"]].concat();
     let text = probe(&site, &options, "not/there").done().stdout;
     let address = site.the_daemon().address;
-    assert!(text.starts_with(&format!("{address} over TCP: round trip ")), "{text}");
-    for part in
-        ["\n    1 ", "\n    3 ", "bit/s", "source: a push of it takes about ", "target storage is not known"]
-    {
+    assert!(
+        text.starts_with(&format!("{address} over TCP: round trip ")),
+        "{text}"
+    );
+    for part in [
+        "\n    1 ",
+        "\n    3 ",
+        "bit/s",
+        "source: a push of it takes about ",
+        "target storage is not known",
+    ] {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
     assert!(names(&site.target()).is_empty());
@@ -137,11 +196,15 @@ fn acquainted(access: Option<Access>) -> (Site, Daemon) {
 
 #[test]
 fn who_may_not_write_may_not_probe() {
-    for (access, code, said) in
-        [(None, 5, "this key is not known here"), (Some(Access::ReadOnly), 3, "this key may not write here")]
-    {
+    for (access, code, said) in [
+        (None, 5, "this key is not known here"),
+        (Some(Access::ReadOnly), 3, "this key may not write here"),
+    ] {
         let (site, daemon) = acquainted(access);
-        let outcome = site.zmove(&["probe", &format!("{}:", daemon.address)]).outcome().expect(code);
+        let outcome = site
+            .zmove(&["probe", &format!("{}:", daemon.address)])
+            .outcome()
+            .expect(code);
         outcome.says(&["zmove: receiver: ", said]).lines(1);
     }
 }
@@ -149,14 +212,20 @@ fn who_may_not_write_may_not_probe() {
 #[test]
 fn a_place_outside_the_roots_is_refused() {
     let site = Site::daemon();
-    probe(&site, &SHORT, "/etc").expect(3).says(&["lies in none of the roots"]).lines(1);
+    probe(&site, &SHORT, "/etc")
+        .expect(3)
+        .says(&["lies in none of the roots"])
+        .lines(1);
 }
 
 #[test]
 fn a_receiver_that_is_not_known_is_not_asked() {
     let (site, daemon) = acquainted(Some(Access::ReadWrite));
     std::fs::remove_file(site.path("client/known_hosts")).unwrap();
-    site.zmove(&["probe", "--strict", &format!("{}:", daemon.address)]).outcome().expect(5).lines(1);
+    site.zmove(&["probe", "--strict", &format!("{}:", daemon.address)])
+        .outcome()
+        .expect(5)
+        .lines(1);
     assert!(!site.path("client/known_hosts").exists());
 }
 
@@ -180,8 +249,15 @@ fn an_interrupted_probe_ends_at_once_and_leaves_nothing() {
     zmove.0.arg(site.address("in"));
     let running = zmove.start();
     site.the_daemon().wait_for_log("begun by tester");
-    interrupt(running).expect(20).says(&["interrupted"]).lines(1);
-    assert!(site.the_daemon().wait_for_log("broken off by tester").contains("tester"));
+    interrupt(running)
+        .expect(20)
+        .says(&["interrupted"])
+        .lines(1);
+    assert!(
+        site.the_daemon()
+            .wait_for_log("broken off by tester")
+            .contains("tester")
+    );
     assert!(names(&site.target().join("in")).is_empty());
 }
 
@@ -201,10 +277,25 @@ fn nothing_stays_of_a_sweep_whose_client_is_killed() {
 
 #[test]
 fn what_belongs_to_probes_ends_a_transfer() {
-    let header = FrameHeader { kind: FrameKind::Filler, data_bytes: 1, ..FrameHeader::default() };
-    let filler = Deed::Frame(frame(header, Vec::new(), blake3::hash(b"x").as_bytes(), b"x"));
-    let sample = message(&ToReceiver::Sample { sample: 1, when: Moment::Now });
-    let sweep = message(&ToReceiver::Sweep(SweepOrder { bytes: 1 << 20, millis: 1_000 }));
+    let header = FrameHeader {
+        kind: FrameKind::Filler,
+        data_bytes: 1,
+        ..FrameHeader::default()
+    };
+    let filler = Deed::Frame(frame(
+        header,
+        Vec::new(),
+        blake3::hash(b"x").as_bytes(),
+        b"x",
+    ));
+    let sample = message(&ToReceiver::Sample {
+        sample: 1,
+        when: Moment::Now,
+    });
+    let sweep = message(&ToReceiver::Sweep(SweepOrder {
+        bytes: 1 << 20,
+        millis: 1_000,
+    }));
     for deed in [filler, sample, sweep] {
         let site = Site::local();
         let intruded = Intruder::new(&site.target()).does(vec![deed]);
@@ -225,7 +316,12 @@ fn what_makes_no_sense_is_told() {
         &["--for", "nowhere", "dtn:"],
     ];
     for words in nonsense {
-        site.zmove(&[&["probe"], words].concat()).outcome().expect(1);
+        site.zmove(&[&["probe"], words].concat())
+            .outcome()
+            .expect(1);
     }
-    assert!(names(Path::new(&site.path("client"))).is_empty(), "no key was needed");
+    assert!(
+        names(Path::new(&site.path("client"))).is_empty(),
+        "no key was needed"
+    );
 }

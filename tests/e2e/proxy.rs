@@ -101,7 +101,10 @@ impl Proxy {
             resumed: false,
             refused: 0,
         });
-        let shared = Arc::new(Shared { state, changed: Condvar::new() });
+        let shared = Arc::new(Shared {
+            state,
+            changed: Condvar::new(),
+        });
         let accepting = Arc::clone(&shared);
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
@@ -115,8 +118,15 @@ impl Proxy {
     pub(crate) fn wait_for_stall(&self) {
         let state = self.shared.state.lock().unwrap();
         let flowing = |state: &mut State| state.bytes_left > 0;
-        let (state, _) = self.shared.changed.wait_timeout_while(state, PATIENCE, flowing).unwrap();
-        assert_eq!(state.bytes_left, 0, "the transfer came to an end before the relay stalled");
+        let (state, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, PATIENCE, flowing)
+            .unwrap();
+        assert_eq!(
+            state.bytes_left, 0,
+            "the transfer came to an end before the relay stalled"
+        );
     }
 
     /// Whether it has struck.
@@ -128,7 +138,11 @@ impl Proxy {
     pub(crate) fn wait_for_refused(&self, count: usize) {
         let state = self.shared.state.lock().unwrap();
         let fewer = |state: &mut State| state.refused < count;
-        let (state, _) = self.shared.changed.wait_timeout_while(state, PATIENCE, fewer).unwrap();
+        let (state, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, PATIENCE, fewer)
+            .unwrap();
         assert!(state.refused >= count, "the client does not dial again");
     }
 
@@ -141,7 +155,11 @@ impl Proxy {
     pub(crate) fn wait_for_connections(&self, count: usize) {
         let state = self.shared.state.lock().unwrap();
         let fewer = |state: &mut State| state.carried.len() < count;
-        let (state, _) = self.shared.changed.wait_timeout_while(state, PATIENCE, fewer).unwrap();
+        let (state, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, PATIENCE, fewer)
+            .unwrap();
         assert!(state.carried.len() >= count, "no other connection comes");
     }
 
@@ -150,7 +168,13 @@ impl Proxy {
     pub(crate) fn wait_for_busy(&self, count: usize) {
         loop {
             let mut state = self.shared.state.lock().unwrap();
-            if state.carried.iter().filter(|carried| **carried >= LANE_BYTES).count() >= count {
+            if state
+                .carried
+                .iter()
+                .filter(|carried| **carried >= LANE_BYTES)
+                .count()
+                >= count
+            {
                 return;
             }
             (state.bytes_left, state.resumed) = (LANE_BYTES, true);
@@ -235,7 +259,9 @@ impl Shared {
 
     fn strike(&self, bytes: &mut [u8]) {
         let mut state = self.state.lock().unwrap();
-        let Some(Strike { seen, before }) = state.strike else { return };
+        let Some(Strike { seen, before }) = state.strike else {
+            return;
+        };
         let found = bytes.windows(seen.len()).position(|window| window == seen);
         if let Some(at) = found.and_then(|at| at.checked_sub(before)) {
             bytes[at] ^= 1;
@@ -260,7 +286,10 @@ impl Shared {
         }
         state.bytes_left = 0;
         self.changed.notify_all();
-        self.changed.wait_while(state, |state| state.bytes_left == 0).unwrap().resumed
+        self.changed
+            .wait_while(state, |state| state.bytes_left == 0)
+            .unwrap()
+            .resumed
     }
 
     fn pump_down(&self, mut from: TcpStream, mut to: TcpStream) {
@@ -276,11 +305,17 @@ impl Shared {
 
     fn may_come_down(&self, bytes: u64) -> bool {
         let mut state = self.state.lock().unwrap();
-        if state.cuts_when.take_if(|has_happened| has_happened()).is_some() {
+        if state
+            .cuts_when
+            .take_if(|has_happened| has_happened())
+            .is_some()
+        {
             state.cut();
             return false;
         }
-        let Some((left, each)) = &mut state.down else { return true };
+        let Some((left, each)) = &mut state.down else {
+            return true;
+        };
         if *left >= bytes {
             *left -= bytes;
             return true;

@@ -29,18 +29,26 @@ fn site() -> Site {
 pub(crate) fn grow(directory: &Path) {
     paint_interesting_sizes(directory);
     for number in 0..300 {
-        paint(directory.join(format!("d{}/f{number}", number % 7)), 100 + number);
+        paint(
+            directory.join(format!("d{}/f{number}", number % 7)),
+            100 + number,
+        );
     }
     std::fs::create_dir(directory.join("empty")).unwrap();
     symlink("d1/f1", directory.join("link")).unwrap();
     symlink("/etc/passwd", directory.join("out")).unwrap();
     std::fs::hard_link(directory.join("d1/f1"), directory.join("d2/other")).unwrap();
-    std::fs::File::create(directory.join("hole")).unwrap().set_len(3 * GROUP_BYTES).unwrap();
+    std::fs::File::create(directory.join("hole"))
+        .unwrap()
+        .set_len(3 * GROUP_BYTES)
+        .unwrap();
     std::fs::write(directory.join(".hidden"), "hidden").unwrap();
 }
 
 fn pulled(site: &Site, options: &[&str], sources: &[&str]) -> Value {
-    site.pull(&[&["--json"], options].concat(), sources, "").done().summary()
+    site.pull(&[&["--json"], options].concat(), sources, "")
+        .done()
+        .summary()
 }
 
 #[track_caller]
@@ -75,7 +83,10 @@ fn a_tree_arrives_over_quic() {
 
 #[test]
 fn a_tree_arrives_over_lanes_in_clear() {
-    a_tree_arrives_and_the_next_pull_moves_nothing(&Site::reading(&["--cipher", "none"], &["--allow-clear"]));
+    a_tree_arrives_and_the_next_pull_moves_nothing(&Site::reading(
+        &["--cipher", "none"],
+        &["--allow-clear"],
+    ));
 }
 
 /// The same command on both sides of the same trees tells the same counts.
@@ -88,7 +99,16 @@ fn a_pull_counts_as_a_push_does() {
     let mut push = site.zmove(&["push", "--json", "source/"]);
     push.0.arg(&copy);
     let push = push.outcome().done().summary();
-    for name in ["files", "bytes", "hard_links", "skipped", "specials", "failed", "not_kept", "left_out"] {
+    for name in [
+        "files",
+        "bytes",
+        "hard_links",
+        "skipped",
+        "specials",
+        "failed",
+        "not_kept",
+        "left_out",
+    ] {
         assert_eq!(pull[name], push[name], "{name}");
     }
     assert_same(&copy, &site.target());
@@ -97,10 +117,21 @@ fn a_pull_counts_as_a_push_does() {
 #[test]
 fn a_tree_arrives_over_ssh() {
     let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     grow(&site.source());
-    let mut pull = site.zmove(&["pull", "--json", "--ssh-command", &sshd.command(), "--remote-zmove"]);
-    pull.0.arg(ZMOVE).arg(sshd.at(&site.source().join(""))).arg(site.target());
+    let mut pull = site.zmove(&[
+        "pull",
+        "--json",
+        "--ssh-command",
+        &sshd.command(),
+        "--remote-zmove",
+    ]);
+    pull.0
+        .arg(ZMOVE)
+        .arg(sshd.at(&site.source().join("")))
+        .arg(site.target());
     assert_counts(&pull.outcome().done().summary(), &[("failed", 0)]);
     assert_same(&site.source(), &site.target());
 }
@@ -117,14 +148,23 @@ fn sources_are_named_as_rsync_names_them() {
     };
     assert_eq!(found(&[], &["a"], "one"), ["a"]);
     assert_eq!(found(&[], &["a/"], "two"), ["x.txt", "y.txt", "z.bin"]);
-    assert_eq!(found(&[], &["a/*.txt", "b"], "three"), ["b", "x.txt", "y.txt"]);
+    assert_eq!(
+        found(&[], &["a/*.txt", "b"], "three"),
+        ["b", "x.txt", "y.txt"]
+    );
     assert_eq!(found(&[], &["[ab]/[xw]*"], "four"), ["w", "x.txt"]);
     site.pull(&[], &["single"], "renamed").expect(0);
     assert!(site.target().join("renamed").is_file());
     let mut colons = site.zmove(&["pull"]);
-    colons.0.args([site.address("a/"), ":b".into(), ":single".into()]).arg(site.target().join("five"));
+    colons
+        .0
+        .args([site.address("a/"), ":b".into(), ":single".into()])
+        .arg(site.target().join("five"));
     colons.outcome().expect(0);
-    assert_eq!(names(&site.target().join("five")), ["b", "single", "x.txt", "y.txt", "z.bin"]);
+    assert_eq!(
+        names(&site.target().join("five")),
+        ["b", "single", "x.txt", "y.txt", "z.bin"]
+    );
     let absolute = site.source().join("b").canonicalize().unwrap();
     assert_eq!(found(&[], &[absolute.to_str().unwrap()], "six"), ["b"]);
 }
@@ -151,8 +191,15 @@ fn a_target_that_cannot_be_is_told_once() {
     paint(site.source().join("f"), 10);
     std::fs::write(site.target().join("file"), "x").unwrap();
     let outcome = site.pull(&[], &["f"], "file/below/").expect(3).lines(1);
-    let told = outcome.stderr.strip_prefix("zmove: receiver: target '").unwrap_or_default();
-    assert!(told.ends_with("/file' is a file and not a directory\n"), "{}", outcome.stderr);
+    let told = outcome
+        .stderr
+        .strip_prefix("zmove: receiver: target '")
+        .unwrap_or_default();
+    assert!(
+        told.ends_with("/file' is a file and not a directory\n"),
+        "{}",
+        outcome.stderr
+    );
     assert_eq!(told.matches("is a file").count(), 1, "{told}");
 }
 
@@ -163,15 +210,23 @@ fn what_is_at_the_target_alone_goes_and_a_dry_run_says_so() {
     for path in ["d/old", "d/older/deep", "beside"] {
         paint(site.target().join(path), 10);
     }
-    let listed = site.pull(&["--dry-run", "--delete"], &["d"], "").expect(0).stdout;
+    let listed = site
+        .pull(&["--dry-run", "--delete"], &["d"], "")
+        .expect(0)
+        .stdout;
     for line in ["- d/old\n", "- d/older/\n", "+ d/kept\n"] {
         assert!(listed.contains(line), "{listed}");
     }
     assert_eq!(names(&site.target().join("d")), ["old", "older"]);
-    site.pull(&["--delete", "--max-delete", "1"], &["d"], "").expect(25);
+    site.pull(&["--delete", "--max-delete", "1"], &["d"], "")
+        .expect(25);
     assert_counts(&pulled(&site, &["--delete"], &["d"]), &[("failed", 0)]);
     assert_eq!(names(&site.target().join("d")), ["kept"]);
-    assert_eq!(names(&site.target()), ["beside", "d"], "what was not asked for stays");
+    assert_eq!(
+        names(&site.target()),
+        ["beside", "d"],
+        "what was not asked for stays"
+    );
     pulled(&site, &["--delete"], &[""]);
     assert_same(&site.source(), &site.target());
 }
@@ -199,9 +254,21 @@ fn the_manifest_is_that_of_a_push() {
 fn only_what_is_selected_arrives() {
     let site = site();
     for path in ["a/x.o", "a/x.c", "a/keep.o", "a/large", "b/y"] {
-        paint(site.source().join(path), if path.ends_with("large") { 5_000 } else { 10 });
+        paint(
+            site.source().join(path),
+            if path.ends_with("large") { 5_000 } else { 10 },
+        );
     }
-    let rules = ["--exclude", "*.o", "--include", "keep.o", "--exclude", "b/", "--max-size", "1KiB"];
+    let rules = [
+        "--exclude",
+        "*.o",
+        "--include",
+        "keep.o",
+        "--exclude",
+        "b/",
+        "--max-size",
+        "1KiB",
+    ];
     let summary = pulled(&site, &rules, &[""]);
     assert_counts(&summary, &[("files", 2), ("left_out", 3)]);
     assert_eq!(names(&site.target().join("a")), ["keep.o", "x.c"]);
@@ -216,13 +283,20 @@ fn only_what_is_listed_arrives() {
     let list = site.path("list");
     std::fs::write(&list, "a/x\n./b//z\nnone\n").unwrap();
     let options = ["--files-from", list.to_str().unwrap()];
-    site.pull(&options, &[""], "").expect(23).says(&["'none'", "list of paths"]).lines(1);
+    site.pull(&options, &[""], "")
+        .expect(23)
+        .says(&["'none'", "list of paths"])
+        .lines(1);
     assert_eq!(
         (names(&site.target()), names(&site.target().join("a"))),
         (vec!["a".into(), "b".into()], vec!["x".into()])
     );
     std::fs::write(&list, "y\0x\0").unwrap();
-    pulled(&site, &["-0", "--files-from", list.to_str().unwrap()], &["a"]);
+    pulled(
+        &site,
+        &["-0", "--files-from", list.to_str().unwrap()],
+        &["a"],
+    );
     assert!(site.target().join("y").is_file() && site.target().join("x").is_file());
 }
 
@@ -234,7 +308,10 @@ fn a_long_list_arrives_in_parts() {
     let list = site.path("list");
     let text = "./".repeat(100) + "last\n";
     std::fs::write(&list, text.repeat(15_000)).unwrap();
-    assert_counts(&pulled(&site, &["--files-from", list.to_str().unwrap()], &[""]), &[("files", 1)]);
+    assert_counts(
+        &pulled(&site, &["--files-from", list.to_str().unwrap()], &[""]),
+        &[("files", 1)],
+    );
 }
 
 #[test]
@@ -242,13 +319,18 @@ fn a_pull_that_is_killed_goes_on_where_it_was() {
     let site = site();
     paint(site.source().join("large"), LARGE_BYTES);
     let journals = site.path("client/journal");
-    let client = site.pull_command(&["--json", "--limit", "40MB"], &[""], "").start();
+    let client = site
+        .pull_command(&["--json", "--limit", "40MB"], &[""], "")
+        .start();
     wait_for_journal_in(&journals);
     kill(client);
     let summary = pulled(&site, &[], &[""]);
     assert_same(&site.source(), &site.target());
     let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| summary[key].as_u64().unwrap());
-    assert!(resumed >= GROUP_BYTES && moved + resumed == LARGE_BYTES, "{summary}");
+    assert!(
+        resumed >= GROUP_BYTES && moved + resumed == LARGE_BYTES,
+        "{summary}"
+    );
     assert_eq!(journals_in(&journals), [], "nothing is unfinished");
 }
 
@@ -260,18 +342,45 @@ fn a_pull_goes_on_when_its_daemon_is_killed_and_comes_back() {
         paint(site.source().join(format!("small/{number}")), 1_000);
     }
     let manifest = site.path("pull.b3");
-    let options = ["--json", "--limit", "40MB", "--manifest", manifest.to_str().unwrap()];
+    let options = [
+        "--json",
+        "--limit",
+        "40MB",
+        "--manifest",
+        manifest.to_str().unwrap(),
+    ];
     let client = site.pull_command(&options, &[""], "").start();
     wait_for_journal_in(&site.path("client/journal"));
     let mut daemon = site.take_daemon();
     daemon.kill();
-    let again = Daemon::start(&site.path("server"), &daemon.address.to_string(), &Runner::default());
-    let outcome = finish(client).expect(0).says(&["lost: ", "; reconnecting for up to 5 min"]);
-    let summary = outcome.says(&["zmove: reconnected after ", " s"]).lines(2).summary();
-    assert_counts(&summary, &[("reconnects", 1), ("files", 51), ("failed", 0), ("skipped", 0)]);
+    let again = Daemon::start(
+        &site.path("server"),
+        &daemon.address.to_string(),
+        &Runner::default(),
+    );
+    let outcome = finish(client)
+        .expect(0)
+        .says(&["lost: ", "; reconnecting for up to 5 min"]);
+    let summary = outcome
+        .says(&["zmove: reconnected after ", " s"])
+        .lines(2)
+        .summary();
+    assert_counts(
+        &summary,
+        &[
+            ("reconnects", 1),
+            ("files", 51),
+            ("failed", 0),
+            ("skipped", 0),
+        ],
+    );
     assert_same(&site.source(), &site.target());
     let text = std::fs::read_to_string(manifest).unwrap();
-    assert_eq!(text.lines().count(), 51, "what came by the connection that was lost stands there too");
+    assert_eq!(
+        text.lines().count(),
+        51,
+        "what came by the connection that was lost stands there too"
+    );
     for (hash, name) in text.lines().map(|line| line.split_once("  ").unwrap()) {
         let contents = std::fs::read(site.source().join(name)).unwrap();
         assert_eq!(hash, blake3::hash(&contents).to_hex().as_str(), "{name}");
@@ -283,7 +392,9 @@ fn a_pull_goes_on_when_its_daemon_is_killed_and_comes_back() {
 fn a_pull_that_is_interrupted_ends_at_once() {
     let site = site();
     paint(site.source().join("large"), LARGE_BYTES);
-    let client = site.pull_command(&["--limit", "8MB"], &["large"], "").start();
+    let client = site
+        .pull_command(&["--limit", "8MB"], &["large"], "")
+        .start();
     wait_for_journal_in(&site.path("client/journal"));
     interrupt(client).expect(20);
     site.the_daemon().wait_for_log("broken off");
@@ -310,7 +421,10 @@ fn a_daemon_of_an_older_release_is_called_too_old() {
     site.run_by(old);
     site.start_daemon();
     site.run_by(ZMOVE.into());
-    site.pull(&[], &["x"], "").expect(2).says(&["too old to be pulled from"]).lines(1);
+    site.pull(&[], &["x"], "")
+        .expect(2)
+        .says(&["too old to be pulled from"])
+        .lines(1);
 }
 
 #[test]

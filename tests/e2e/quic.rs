@@ -7,8 +7,8 @@ use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::{Builder, Runtime};
 use zmove_transport::{
-    Access, ChannelDialler, HostPolicy, Identity, LaneSink, LaneSource, Listener, Reach, SocketConfig,
-    TransportChoice,
+    Access, ChannelDialler, HostPolicy, Identity, LaneSink, LaneSource, Listener, Reach,
+    SocketConfig, TransportChoice,
 };
 use zmove_types::{BufferPool, GROUP_BYTES, StageClock, Stopwatch};
 use zmove_wire::Cipher;
@@ -32,14 +32,22 @@ fn strangers() -> (Site, Daemon) {
 }
 
 fn push(site: &Site, options: &[&str], address: SocketAddr) -> crate::command::Outcome {
-    site.zmove(&[&["push"], options, &["source/", &format!("{address}:x")]].concat()).outcome()
+    site.zmove(&[&["push"], options, &["source/", &format!("{address}:x")]].concat())
+        .outcome()
 }
 
 #[test]
 fn an_unknown_key_is_told_what_to_run() {
     let (site, daemon) = strangers();
-    let outcome = push(&site, &["--transport", "quic", "--accept-new"], daemon.address).expect(5);
-    let key = Identity::load_or_create(&site.path("client")).unwrap().fingerprint();
+    let outcome = push(
+        &site,
+        &["--transport", "quic", "--accept-new"],
+        daemon.address,
+    )
+    .expect(5);
+    let key = Identity::load_or_create(&site.path("client"))
+        .unwrap()
+        .fingerprint();
     let advice = format!("zmove allow {key} --name NAME --root DIR --write");
     outcome.says(&["zmove: receiver: this key is not known here", &advice]);
     daemon.wait_for_log(&format!("unknown key {key}"));
@@ -52,14 +60,24 @@ fn an_unknown_host_is_named() {
     site.authorize(Access::ReadWrite);
     for options in [&[][..], &["--transport", "quic"]] {
         let outcome = push(&site, options, daemon.address).expect(5);
-        outcome.says(&["zmove: ", "is not known", &daemon.fingerprint.to_string(), "--accept-new"]).lines(1);
+        outcome
+            .says(&[
+                "zmove: ",
+                "is not known",
+                &daemon.fingerprint.to_string(),
+                "--accept-new",
+            ])
+            .lines(1);
     }
     assert!(names(&site.target()).is_empty());
 }
 
 #[test]
 fn the_summary_names_the_transport() {
-    let cases = [(Site::daemon(), Some("tcp"), "over TCP"), (Site::quic(), Some("quic"), "over QUIC")];
+    let cases = [
+        (Site::daemon(), Some("tcp"), "over TCP"),
+        (Site::quic(), Some("quic"), "over QUIC"),
+    ];
     for (site, key, told) in cases {
         paint(site.source().join("f"), 10);
         let text = site.push(&[], site.contents(), "").done().stdout;
@@ -79,7 +97,10 @@ fn the_account_of_the_path() {
     paint(site.source().join("f"), bytes);
     let path = site.push_contents()["path"].take();
     assert!(path["bytes_sent"].as_u64().unwrap() > bytes, "{path}");
-    assert!(path["round_trip_min_seconds"].as_f64().unwrap() > 0.0, "{path}");
+    assert!(
+        path["round_trip_min_seconds"].as_f64().unwrap() > 0.0,
+        "{path}"
+    );
     let busy = path["busy_lane_seconds"].as_f64().unwrap();
     let idle = path["idle_share"].as_f64().unwrap();
     assert!(busy > 0.0 && (0.0..1.0).contains(&idle), "{path}");
@@ -92,7 +113,9 @@ fn a_daemon_that_listens_for_quic_alone_is_found() {
     paint(site.source().join("f"), 10);
     assert_eq!(site.push_contents()["transport"], "quic");
     assert_same(&site.source(), &site.target());
-    let outcome = site.push(&["--transport", "tcp"], site.contents(), "").expect(10);
+    let outcome = site
+        .push(&["--transport", "tcp"], site.contents(), "")
+        .expect(10);
     outcome.says(&["zmove: connect to", "refused"]).lines(1);
 }
 
@@ -125,11 +148,17 @@ fn a_daemon_that_listens_for_tcp_alone() {
 fn a_port_that_is_closed_to_both_is_one_cause() {
     let site = Site::local();
     paint(site.source().join("f"), 10);
-    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let identity = Identity::load_or_create(&site.path("server")).unwrap();
     site.pin(&address, identity.fingerprint());
     let outcome = push(&site, &[], address).expect(10);
-    let stderr = outcome.says(&["zmove: connect to", "refused"]).lines(1).stderr;
+    let stderr = outcome
+        .says(&["zmove: connect to", "refused"])
+        .lines(1)
+        .stderr;
     assert!(!stderr.contains("QUIC"), "{stderr}");
 }
 
@@ -137,15 +166,22 @@ fn a_port_that_is_closed_to_both_is_one_cause() {
 fn what_makes_no_sense_over_quic() {
     let site = Site::quic();
     paint(site.source().join("f"), 10);
-    site.push(&["--cipher", "none"], site.contents(), "").expect(1).says(&["--cipher none needs TCP"]);
-    let outcome = site.push(&["--congestion", "vegas"], site.contents(), "").expect(1);
+    site.push(&["--cipher", "none"], site.contents(), "")
+        .expect(1)
+        .says(&["--cipher none needs TCP"]);
+    let outcome = site
+        .push(&["--congestion", "vegas"], site.contents(), "")
+        .expect(1);
     outcome.says(&["--congestion vegas", "tolerant, cubic, bbr and reno"]);
 }
 
 /// A push that has begun and does not end.
 fn endless(site: &Site) -> std::process::Child {
     paint(site.source().join("small"), 1_000);
-    std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
+    std::fs::File::create(site.source().join("endless"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
     let appeared = Appearance::of("small", &site.target());
     let options = ["--json", "--timeout", "0", "--sparse", "never"];
     let client = site.push_command(&options, &[&site.contents()], "").start();
@@ -167,7 +203,12 @@ fn a_daemon_that_is_killed_and_comes_back() {
         &Runner::default(),
     );
     let outcome = finish(client);
-    assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);
+    assert!(
+        matches!(outcome.code, Some(10 | 12)),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
     outcome.says(&["zmove: ", "connection"]).lines(1);
     assert!(names(&site.target()).iter().all(|name| name != "endless"));
     std::fs::remove_file(site.source().join("endless")).unwrap();
@@ -179,7 +220,10 @@ fn a_daemon_that_is_killed_and_comes_back() {
 fn a_client_that_is_interrupted() {
     let site = Site::quic();
     let client = endless(&site);
-    interrupt(client).expect(20).says(&["zmove: interrupted"]).lines(1);
+    interrupt(client)
+        .expect(20)
+        .says(&["zmove: interrupted"])
+        .lines(1);
     site.the_daemon().wait_for_log("broken off by tester");
     std::fs::remove_file(site.source().join("endless")).unwrap();
     crate::breakage::clean_parts(&site, "server");
@@ -198,7 +242,10 @@ fn a_push_begins_when_that_of_a_sender_that_was_killed_has_ended() {
     std::fs::remove_file(site.source().join("endless")).unwrap();
     site.push_contents();
     let ends = site.the_daemon().wait_for_logs(" into '", 2);
-    assert!(ends[0].contains("broken off by tester") && ends[1].contains("received from tester"), "{ends:?}");
+    assert!(
+        ends[0].contains("broken off by tester") && ends[1].contains("received from tester"),
+        "{ends:?}"
+    );
     // What is taken away changes the directory's time.
     crate::breakage::clean_parts(&site, "server");
     site.push_contents();
@@ -223,7 +270,12 @@ fn a_daemon_that_is_told_to_stop() {
     let client = endless(&site);
     assert_eq!(site.take_daemon().terminate(), Some(0));
     let outcome = finish(client);
-    assert!(matches!(outcome.code, Some(10 | 13)), "{:?}: {}", outcome.code, outcome.stderr);
+    assert!(
+        matches!(outcome.code, Some(10 | 13)),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
     outcome.says(&["zmove: receiver: "]).lines(1);
 }
 
@@ -239,28 +291,51 @@ impl Lane {
     fn connect(site: &Site) -> Self {
         let identity = |home| Identity::load_or_create(&site.path(home)).unwrap();
         let (server, client) = (identity("server"), identity("client"));
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let (sink, source, listener) = runtime.block_on(async {
             let (address, socket) = ("127.0.0.1:0".parse().unwrap(), SocketConfig::default());
-            let listener = Listener::bind(address, &server, TransportChoice::Quic, &socket).await.unwrap();
+            let listener = Listener::bind(address, &server, TransportChoice::Quic, &socket)
+                .await
+                .unwrap();
             let port = listener.local_addr().unwrap().port();
             let policy = HostPolicy::Pinned(server.fingerprint());
-            let reach = Reach { transport: TransportChoice::Quic, ..Reach::default() };
-            let dialler = ChannelDialler::new(&client, "127.0.0.1", port, policy, reach).await.unwrap();
+            let reach = Reach {
+                transport: TransportChoice::Quic,
+                ..Reach::default()
+            };
+            let dialler = ChannelDialler::new(&client, "127.0.0.1", port, policy, reach)
+                .await
+                .unwrap();
             let dialled = async {
                 let mut near = dialler.dial(PATIENCE).await.unwrap();
                 near.write_all(GREETING).await.unwrap();
                 near
             };
             let accepted = async {
-                let mut far = listener.handshake(listener.accept().await.unwrap(), PATIENCE).await.unwrap();
+                let mut far = listener
+                    .handshake(listener.accept().await.unwrap(), PATIENCE)
+                    .await
+                    .unwrap();
                 far.read_exact(&mut [0; GREETING.len()]).await.unwrap();
                 far
             };
             let (near, far) = tokio::join!(dialled, accepted);
-            (near.into_sink(Cipher::Tls, 2).unwrap(), far.into_source(Cipher::Tls).unwrap(), listener)
+            (
+                near.into_sink(Cipher::Tls, 2).unwrap(),
+                far.into_source(Cipher::Tls).unwrap(),
+                listener,
+            )
         });
-        Self { sink, source, _listener: listener, _runtime: runtime }
+        Self {
+            sink,
+            source,
+            _listener: listener,
+            _runtime: runtime,
+        }
     }
 }
 
@@ -268,8 +343,17 @@ const GREETING: &[u8] = b"whatever";
 
 /// Takes a lane's frames up to the first data, and breaks it.
 fn take_and_break(mut source: Box<dyn LaneSource>) {
-    let (pool, clock) = (BufferPool::new(usize::try_from(GROUP_BYTES).unwrap(), 1), StageClock::default());
-    while source.receive(&pool, &mut clock.start()).unwrap().unwrap().data.is_empty() {}
+    let (pool, clock) = (
+        BufferPool::new(usize::try_from(GROUP_BYTES).unwrap(), 1),
+        StageClock::default(),
+    );
+    while source
+        .receive(&pool, &mut clock.start())
+        .unwrap()
+        .unwrap()
+        .data
+        .is_empty()
+    {}
     source.breaker().trip();
 }
 
@@ -279,7 +363,12 @@ fn take_and_break(mut source: Box<dyn LaneSource>) {
 fn what_a_lane_had_that_is_lost_while_it_is_idle_goes_by_another() {
     let site = Site::local();
     paint(site.source().join("large"), 2 * GROUP_BYTES);
-    let Lane { sink, source, _listener, _runtime } = Lane::connect(&site);
+    let Lane {
+        sink,
+        source,
+        _listener,
+        _runtime,
+    } = Lane::connect(&site);
     let (broken_in, broken) = mpsc::channel::<()>();
     let taking = std::thread::spawn(move || {
         take_and_break(source);
@@ -295,10 +384,16 @@ fn what_a_lane_had_that_is_lost_while_it_is_idle_goes_by_another() {
         let other = || Box::new(HookedSink { inner, before_data }) as Box<dyn LaneSink>;
         lane.lock().unwrap().take().unwrap_or_else(other)
     };
-    let push = InProcess { wrap: Box::new(wrap), ..InProcess::default() };
+    let push = InProcess {
+        wrap: Box::new(wrap),
+        ..InProcess::default()
+    };
     let pushed = push.push(&site.source(), &site.target());
     let summary = pushed.summary();
     taking.join().unwrap();
-    assert_eq!((summary.files, summary.failed, summary.bytes), (1, 0, 2 * GROUP_BYTES));
+    assert_eq!(
+        (summary.files, summary.failed, summary.bytes),
+        (1, 0, 2 * GROUP_BYTES)
+    );
     assert_same(&site.source(), &site.target());
 }

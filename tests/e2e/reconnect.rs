@@ -27,28 +27,46 @@ pub(crate) struct HalfWay {
 
 pub(crate) fn half_way(site: Site, options: &[&str]) -> HalfWay {
     for number in 0..SMALL {
-        paint(site.source().join(format!("small/{number}")), 1_000 + number);
+        paint(
+            site.source().join(format!("small/{number}")),
+            1_000 + number,
+        );
     }
     for number in 0..LARGE {
         paint(site.source().join(format!("large{number}")), LARGE_BYTES);
     }
     let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let client = site.push_by(&proxy.address, &[&["--json"], options].concat()).start();
+    let client = site
+        .push_by(&proxy.address, &[&["--json"], options].concat())
+        .start();
     proxy.wait_for_stall();
-    HalfWay { site, proxy, client }
+    HalfWay {
+        site,
+        proxy,
+        client,
+    }
 }
 
 fn restart(site: &Site, daemon: &Daemon) -> Daemon {
-    Daemon::start(&site.path("server"), &daemon.address.to_string(), &Runner::default())
+    Daemon::start(
+        &site.path("server"),
+        &daemon.address.to_string(),
+        &Runner::default(),
+    )
 }
 
 /// Expects that one outage was told, and that everything arrived once.
 #[track_caller]
 fn assert_went_on(site: &Site, proxy: &Proxy, outcome: Outcome) -> Value {
     let lost = format!("zmove: connection to {} lost: ", proxy.address);
-    let outcome = outcome.expect(0).says(&[&lost, "; reconnecting for up to 5 min"]);
-    let summary = outcome.says(&["zmove: reconnected after ", " s"]).lines(2).summary();
+    let outcome = outcome
+        .expect(0)
+        .says(&[&lost, "; reconnecting for up to 5 min"]);
+    let summary = outcome
+        .says(&["zmove: reconnected after ", " s"])
+        .lines(2)
+        .summary();
     assert_eq!(summary["reconnects"], 1);
     assert_same(&site.source(), &site.target());
     summary
@@ -61,13 +79,20 @@ fn small_bytes() -> u64 {
 #[track_caller]
 fn assert_all_was_moved_once(summary: &Value) {
     let count = |name: &str| summary[name].as_u64().unwrap();
-    assert_eq!((count("files"), count("skipped"), count("failed")), (SMALL + LARGE, 0, 0));
+    assert_eq!(
+        (count("files"), count("skipped"), count("failed")),
+        (SMALL + LARGE, 0, 0)
+    );
     assert_eq!(count("bytes"), small_bytes() + LARGE * LARGE_BYTES);
 }
 
 #[test]
 fn a_daemon_that_is_killed_and_comes_back() {
-    let HalfWay { mut site, proxy, client } = half_way(Site::daemon(), &[]);
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
     let mut daemon = site.take_daemon();
     daemon.kill();
     let _again = restart(&site, &daemon);
@@ -77,19 +102,31 @@ fn a_daemon_that_is_killed_and_comes_back() {
 
 #[test]
 fn a_daemon_that_is_stopped_and_comes_back() {
-    let HalfWay { mut site, proxy, client } = half_way(Site::daemon(), &[]);
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
     let daemon = site.take_daemon();
     let address = daemon.address;
     assert_eq!(daemon.terminate(), Some(0));
     proxy.wait_for_refused(1);
-    let _again = Daemon::start(&site.path("server"), &address.to_string(), &Runner::default());
+    let _again = Daemon::start(
+        &site.path("server"),
+        &address.to_string(),
+        &Runner::default(),
+    );
     proxy.reset(address);
     assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
 }
 
 #[test]
 fn a_path_that_breaks_all_connections() {
-    let HalfWay { site, proxy, client } = half_way(Site::daemon(), &[]);
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
     proxy.reset(site.the_daemon().address);
     assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
 }
@@ -100,8 +137,15 @@ fn a_mirror_is_made_by_the_last_session() {
     for name in ["alone", "small/alone", "tree/alone"] {
         paint(site.target().join(name), 5);
     }
-    let HalfWay { site, proxy, client } = half_way(site, &["--delete"]);
-    assert!(site.target().join("alone").exists(), "nothing goes before all has come");
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(site, &["--delete"]);
+    assert!(
+        site.target().join("alone").exists(),
+        "nothing goes before all has come"
+    );
     proxy.reset(site.the_daemon().address);
     let summary = assert_went_on(&site, &proxy, finish(client));
     assert_all_was_moved_once(&summary);
@@ -110,31 +154,48 @@ fn a_mirror_is_made_by_the_last_session() {
 
 #[test]
 fn a_path_that_breaks_over_lanes_in_clear() {
-    let HalfWay { site, proxy, client } = half_way(Site::clear(), &[]);
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(Site::clear(), &[]);
     proxy.reset(site.the_daemon().address);
     assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
 }
 
 #[test]
 fn a_path_that_is_gone_for_a_while() {
-    let HalfWay { mut site, proxy, client } = half_way(Site::daemon(), &[]);
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
     let mut daemon = site.take_daemon();
     daemon.kill();
     proxy.reset(daemon.address);
     proxy.wait_for_refused(20);
     let _again = restart(&site, &daemon);
     let lost = format!("zmove: connection to {} lost: ", proxy.address);
-    let outcome = finish(client).expect(0).says(&[&lost, "; reconnecting for up to 5 min"]);
+    let outcome = finish(client)
+        .expect(0)
+        .says(&[&lost, "; reconnecting for up to 5 min"]);
     let summary = outcome.says(&["zmove: reconnected after ", " s"]).summary();
     // all lanes of an attempt may have come too early, and control not: then there is another
-    assert!((1..=2).contains(&summary["reconnects"].as_u64().unwrap()), "{summary}");
+    assert!(
+        (1..=2).contains(&summary["reconnects"].as_u64().unwrap()),
+        "{summary}"
+    );
     assert_all_was_moved_once(&summary);
     assert_same(&site.source(), &site.target());
 }
 
 #[test]
 fn a_path_that_breaks_more_than_once() {
-    let HalfWay { site, proxy, client } = half_way(Site::daemon(), &[]);
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
     for _ in 0..3 {
         proxy.reset_for(site.the_daemon().address, 5 << 20);
         proxy.wait_for_stall();
@@ -149,7 +210,11 @@ fn a_path_that_breaks_more_than_once() {
 /// What a lost lane had goes by others, and nobody needs to know.
 #[track_caller]
 fn assert_lanes_are_done_without(site: Site, count: usize, options: &[&str]) {
-    let HalfWay { site, proxy, client } = half_way(site, options);
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(site, options);
     proxy.wait_for_busy(count);
     proxy.resume_without_busiest(count);
     let summary = finish(client).done().summary();
@@ -179,13 +244,24 @@ fn a_lane_that_is_cut_is_dialled_again() {
         let options = &[options, &["--sparse", "never"]].concat();
         let site = Site::daemon();
         // more than sockets hold
-        std::fs::File::create(site.source().join("zeros")).unwrap().set_len(200 << 20).unwrap();
-        let HalfWay { site, proxy, client } = half_way(site, options);
+        std::fs::File::create(site.source().join("zeros"))
+            .unwrap()
+            .set_len(200 << 20)
+            .unwrap();
+        let HalfWay {
+            site,
+            proxy,
+            client,
+        } = half_way(site, options);
         let connections = proxy.connections();
         proxy.resume_without(1, 1);
         proxy.wait_for_connections(connections + 1);
         proxy.resume_without_busiest(0);
-        assert_eq!(finish(client).done().summary()["reconnects"], 0, "{options:?}");
+        assert_eq!(
+            finish(client).done().summary()["reconnects"],
+            0,
+            "{options:?}"
+        );
         assert_same(&site.source(), &site.target());
     }
 }
@@ -194,10 +270,17 @@ fn a_lane_that_is_cut_is_dialled_again() {
 fn what_was_there_before_counts_as_skipped() {
     let site = Site::daemon();
     for number in 0..50 {
-        paint(site.source().join(format!("small/{number}")), 1_000 + number);
+        paint(
+            site.source().join(format!("small/{number}")),
+            1_000 + number,
+        );
     }
     site.push_contents();
-    let HalfWay { site, proxy, client } = half_way(site, &[]);
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(site, &[]);
     proxy.reset(site.the_daemon().address);
     let summary = assert_went_on(&site, &proxy, finish(client));
     let files = [&summary["skipped"], &summary["files"]].map(|count| count.as_u64().unwrap());
@@ -208,8 +291,14 @@ fn what_was_there_before_counts_as_skipped() {
 #[test]
 fn the_manifest_has_each_file_once() {
     for options in [&[][..], &["--checksum"]] {
-        let HalfWay { site, proxy, client } =
-            half_way(Site::daemon(), &[&["--manifest", "manifest"], options].concat());
+        let HalfWay {
+            site,
+            proxy,
+            client,
+        } = half_way(
+            Site::daemon(),
+            &[&["--manifest", "manifest"], options].concat(),
+        );
         proxy.reset(site.the_daemon().address);
         assert_went_on(&site, &proxy, finish(client));
         let mut expected: Vec<_> = (0..SMALL).map(|number| format!("small/{number}")).collect();
@@ -232,24 +321,42 @@ fn the_manifest_has_each_file_once() {
 fn a_failure_is_told_once() {
     let site = Site::daemon();
     paint(site.target().join("small/7/in the way"), 1);
-    let HalfWay { site, proxy, client } = half_way(site, &[]);
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(site, &[]);
     proxy.reset(site.the_daemon().address);
-    let outcome = finish(client).expect(23).says(&["small/7", "a directory of that name is in the way"]);
+    let outcome = finish(client)
+        .expect(23)
+        .says(&["small/7", "a directory of that name is in the way"]);
     let summary = outcome.summary();
-    assert_eq!((&summary["failed"], &summary["files"]), (&1.into(), &(SMALL + LARGE - 1).into()));
+    assert_eq!(
+        (&summary["failed"], &summary["files"]),
+        (&1.into(), &(SMALL + LARGE - 1).into())
+    );
     assert_eq!(summary["reconnects"], 1);
 }
 
 #[test]
 fn who_has_waited_long_enough_is_told_why() {
-    let HalfWay { mut site, proxy, client } = half_way(Site::daemon(), &["--timeout", "1s"]);
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &["--timeout", "1s"]);
     let mut daemon = site.take_daemon();
     daemon.kill();
     proxy.reset(daemon.address);
     let outcome = finish(client).expect(12);
     let address = proxy.address.to_string();
-    let outcome = outcome.says(&["zmove: connection to", &address, "reconnecting for up to 1 s"]);
-    let end = format!("zmove: the connection to {address} was lost and has not come back for 1 s: ");
+    let outcome = outcome.says(&[
+        "zmove: connection to",
+        &address,
+        "reconnecting for up to 1 s",
+    ]);
+    let end =
+        format!("zmove: the connection to {address} was lost and has not come back for 1 s: ");
     outcome.says(&[&end]).lines(2);
 }
 
@@ -260,9 +367,16 @@ fn sessions_that_begin_and_are_lost_end_the_push() {
     paint(site.source().join("large"), LARGE_BYTES);
     let proxy = Proxy::cutting(site.the_daemon().address, 1 << 20);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let outcome = site.push_by(&proxy.address, &["--timeout", "3s"]).outcome().expect(12);
+    let outcome = site
+        .push_by(&proxy.address, &["--timeout", "3s"])
+        .outcome()
+        .expect(12);
     let address = proxy.address.to_string();
-    let end = [" sessions in a row with ", &address, " began and were lost, and nothing was done in them: "];
+    let end = [
+        " sessions in a row with ",
+        &address,
+        " began and were lost, and nothing was done in them: ",
+    ];
     outcome.says(&end);
 }
 
@@ -270,51 +384,93 @@ fn sessions_that_begin_and_are_lost_end_the_push() {
 fn sessions_that_come_further_are_lost_as_often_as_it_takes() {
     let site = Site::daemon();
     for number in 0..80 {
-        paint(site.source().join(format!("small/{number}")), 500_000 + number);
+        paint(
+            site.source().join(format!("small/{number}")),
+            500_000 + number,
+        );
     }
     paint(site.source().join("large"), 10 * GROUP_BYTES);
     // some batches and groups
     let proxy = Proxy::cutting(site.the_daemon().address, 18 << 20);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let outcome = site.push_by(&proxy.address, &["--json", "--timeout", "2s"]).outcome().expect(0);
-    assert!(outcome.summary()["reconnects"].as_u64() > Some(2), "{}", outcome.stdout);
+    let outcome = site
+        .push_by(&proxy.address, &["--json", "--timeout", "2s"])
+        .outcome()
+        .expect(0);
+    assert!(
+        outcome.summary()["reconnects"].as_u64() > Some(2),
+        "{}",
+        outcome.stdout
+    );
     assert_same(&site.source(), &site.target());
 }
 
 #[test]
 fn who_does_not_want_to_wait_is_told_at_once() {
-    let HalfWay { site, proxy, client } = half_way(Site::daemon(), &["--timeout", "0"]);
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &["--timeout", "0"]);
     proxy.reset(site.the_daemon().address);
     let outcome = finish(client);
-    assert!(matches!(outcome.code, Some(10 | 12)), "{:?}: {}", outcome.code, outcome.stderr);
+    assert!(
+        matches!(outcome.code, Some(10 | 12)),
+        "{:?}: {}",
+        outcome.code,
+        outcome.stderr
+    );
     outcome.says(&["zmove: ", "connection"]).lines(1);
 }
 
 #[test]
 fn an_interrupt_is_heard_while_there_is_no_connection() {
-    let HalfWay { mut site, proxy, client } = half_way(Site::daemon(), &[]);
+    let HalfWay {
+        mut site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
     let mut daemon = site.take_daemon();
     daemon.kill();
     proxy.reset(daemon.address);
     proxy.wait_for_refused(20);
-    interrupt(client).expect(20).says(&["zmove: interrupted"]).says(&["reconnecting"]).lines(2);
+    interrupt(client)
+        .expect(20)
+        .says(&["zmove: interrupted"])
+        .says(&["reconnecting"])
+        .lines(2);
 }
 
 #[test]
 fn a_key_that_was_withdrawn_meanwhile_ends_the_push() {
-    let HalfWay { site, proxy, client } = half_way(Site::daemon(), &[]);
+    let HalfWay {
+        site,
+        proxy,
+        client,
+    } = half_way(Site::daemon(), &[]);
     std::fs::remove_file(site.path("server").join("authorized_keys")).unwrap();
     proxy.reset(site.the_daemon().address);
-    finish(client).expect(5).says(&["this key is not known here"]).says(&["reconnecting"]).lines(2);
+    finish(client)
+        .expect(5)
+        .says(&["this key is not known here"])
+        .says(&["reconnecting"])
+        .lines(2);
 }
 
 #[test]
 fn what_was_never_up_is_not_dialled_again() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     site.pin(&nobody, site.the_daemon().fingerprint);
-    site.push_by(&nobody, &[]).outcome().expect(10).says(&["refused"]).lines(1);
+    site.push_by(&nobody, &[])
+        .outcome()
+        .expect(10)
+        .says(&["refused"])
+        .lines(1);
 }
 
 /// The daemon that comes back knows nothing of the connections, and says so.
@@ -323,24 +479,48 @@ fn a_daemon_that_comes_back_over_quic() {
     let mut site = Site::quic();
     paint(site.source().join("small"), 1_000);
     let endless = site.source().join("endless");
-    std::fs::File::create(&endless).unwrap().set_len(1 << 40).unwrap();
+    std::fs::File::create(&endless)
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
     let appeared = Appearance::of("small", &site.target());
-    let client = site.push_command(&["--json", "--sparse", "never"], &[&site.contents()], "").start();
+    let client = site
+        .push_command(&["--json", "--sparse", "never"], &[&site.contents()], "")
+        .start();
     appeared.wait();
     let mut daemon = site.take_daemon();
     daemon.kill();
     // what it finds when it comes back is a tree that can be moved
     std::fs::remove_file(&endless).unwrap();
-    let options = ["--listen", &daemon.address.to_string(), "--transport", "quic"];
+    let options = [
+        "--listen",
+        &daemon.address.to_string(),
+        "--transport",
+        "quic",
+    ];
     let _again = Daemon::start_with(&site.path("server"), &options, &Runner::default());
     // a third line tells of the file that is gone, if the sender was slow to open it
-    let outcome = finish(client).expect(0).says(&["reconnecting"]).says(&["reconnected"]);
-    assert_eq!((&outcome.summary()["reconnects"], &outcome.summary()["files"]), (&1.into(), &1.into()));
+    let outcome = finish(client)
+        .expect(0)
+        .says(&["reconnecting"])
+        .says(&["reconnected"]);
+    assert_eq!(
+        (
+            &outcome.summary()["reconnects"],
+            &outcome.summary()["files"]
+        ),
+        (&1.into(), &1.into())
+    );
     // if the large file had begun, its part waits for a source that does not come back
-    let shown = names(&site.target()).into_iter().filter(|name| !name.starts_with(".zmove-"));
+    let shown = names(&site.target())
+        .into_iter()
+        .filter(|name| !name.starts_with(".zmove-"));
     assert_eq!(shown.collect::<Vec<_>>(), ["small"]);
     let [sent, come] = [site.source(), site.target()].map(|tree| {
-        let (small, bytes) = (tree.join("small"), std::fs::read(tree.join("small")).unwrap());
+        let (small, bytes) = (
+            tree.join("small"),
+            std::fs::read(tree.join("small")).unwrap(),
+        );
         let metadata = std::fs::metadata(small).unwrap();
         (bytes, metadata.permissions(), metadata.modified().unwrap())
     });

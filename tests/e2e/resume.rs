@@ -59,7 +59,11 @@ fn make_large(site: &Site) {
     std::fs::write(site.source().join("large"), painted(BYTES, 0)).unwrap();
 }
 
-fn stalled_after(bytes: u64, site: &Site, push: impl FnOnce(&SocketAddr) -> Zmove) -> (Proxy, Child) {
+fn stalled_after(
+    bytes: u64,
+    site: &Site,
+    push: impl FnOnce(&SocketAddr) -> Zmove,
+) -> (Proxy, Child) {
     let proxy = Proxy::start(site.the_daemon().address, bytes);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let client = push(&proxy.address).start();
@@ -79,10 +83,14 @@ pub(crate) fn journals_of(site: &Site) -> Vec<(PathBuf, u64)> {
 
 /// The same, of a directory.
 pub(crate) fn journals_in(directory: &Path) -> Vec<(PathBuf, u64)> {
-    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return Vec::new();
+    };
     let entries = entries.map(Result::unwrap);
     // One that has gone since the directory was read is none.
-    entries.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.len()))).collect()
+    entries
+        .filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.len())))
+        .collect()
 }
 
 /// Waits until the daemon has journalled some groups.
@@ -97,16 +105,25 @@ pub(crate) fn wait_for_journal_in(directory: &Path) {
     inotify::add_watch(&watch, directory, inotify::WatchFlags::MODIFY).unwrap();
     let mut room = [std::mem::MaybeUninit::uninit(); 4096];
     let mut events = inotify::Reader::new(&watch, &mut room);
-    while !journals_in(directory).iter().any(|(_, bytes)| *bytes >= JOURNAL_BYTES_MIN) {
+    while !journals_in(directory)
+        .iter()
+        .any(|(_, bytes)| *bytes >= JOURNAL_BYTES_MIN)
+    {
         let mut poll_fds = [PollFd::new(&watch, PollFlags::IN)];
         let patience = PATIENCE.try_into().unwrap();
-        assert_eq!(poll(&mut poll_fds, Some(&patience)).unwrap(), 1, "no journal");
+        assert_eq!(
+            poll(&mut poll_fds, Some(&patience)).unwrap(),
+            1,
+            "no journal"
+        );
         events.next().unwrap();
     }
 }
 
 fn hidden(site: &Site) -> Vec<PathBuf> {
-    let names = names(&site.target()).into_iter().filter(|name| name.starts_with(".zmove-"));
+    let names = names(&site.target())
+        .into_iter()
+        .filter(|name| name.starts_with(".zmove-"));
     names.map(|name| site.target().join(name)).collect()
 }
 
@@ -131,11 +148,21 @@ fn what_has_come_does_not_come_again() {
 fn a_preview_touches_nothing_of_it() {
     let site = broken_off();
     let before = (snapshot(&site.target()), snapshot(&journals(&site)));
-    for options in [&["-n", "--delete"][..], &["-n", "--delete", "--delta", "always"]] {
+    for options in [
+        &["-n", "--delete"][..],
+        &["-n", "--delete", "--delta", "always"],
+    ] {
         let told = site.push(options, site.contents(), "").done().stdout;
         assert!(told.lines().any(|line| line == "+ large"), "{told}");
-        assert!(!told.contains(".zmove-") && !told.lines().any(|line| line.starts_with("- ")), "{told}");
-        assert_eq!((snapshot(&site.target()), snapshot(&journals(&site))), before, "{options:?}");
+        assert!(
+            !told.contains(".zmove-") && !told.lines().any(|line| line.starts_with("- ")),
+            "{told}"
+        );
+        assert_eq!(
+            (snapshot(&site.target()), snapshot(&journals(&site))),
+            before,
+            "{options:?}"
+        );
     }
     let summary = site.push_contents();
     assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
@@ -149,21 +176,48 @@ fn a_part_is_copied_nowhere_and_that_is_told() {
     std::fs::write(site.target().join("whole"), "x").unwrap();
     let target = site.target();
     let there = site.address(target.to_str().unwrap());
-    for (command, source, copy) in [("push", target.as_os_str(), "pushed"), ("pull", &there, "pulled")] {
+    for (command, source, copy) in [
+        ("push", target.as_os_str(), "pushed"),
+        ("pull", &there, "pulled"),
+    ] {
         let mut zmove = site.zmove(&[command]);
         zmove.0.args([source, copy.as_ref()]);
-        zmove.outcome().expect(0).says(&["a part of an unfinished transfer", "is left out"]).lines(1);
-        assert_eq!(names(&site.path(copy).join("target")), ["whole"], "{command}");
+        zmove
+            .outcome()
+            .expect(0)
+            .says(&["a part of an unfinished transfer", "is left out"])
+            .lines(1);
+        assert_eq!(
+            names(&site.path(copy).join("target")),
+            ["whole"],
+            "{command}"
+        );
     }
-    let part = names(&site.target()).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
+    let part = names(&site.target())
+        .into_iter()
+        .find(|name| name.starts_with(".zmove-"))
+        .unwrap();
     std::fs::write(site.path("list"), format!("whole\n{part}\n")).unwrap();
-    let listed = site.zmove(&["push", "--files-from", "list", "target", "listed"]).outcome().expect(23);
-    listed.says(&["zmove: sender: take '", &part, "a part of an unfinished transfer"]).lines(1);
+    let listed = site
+        .zmove(&["push", "--files-from", "list", "target", "listed"])
+        .outcome()
+        .expect(23);
+    listed
+        .says(&[
+            "zmove: sender: take '",
+            &part,
+            "a part of an unfinished transfer",
+        ])
+        .lines(1);
     assert_eq!(names(&site.path("listed")), ["whole"]);
     let mut verify = site.zmove(&["verify"]);
     verify.0.args([target.as_os_str(), "pushed".as_ref()]);
     verify.outcome().expect(0).says(&["is left out"]);
-    let counted = site.zmove(&["scan", "--json", "target"]).outcome().done().stdout;
+    let counted = site
+        .zmove(&["scan", "--json", "target"])
+        .outcome()
+        .done()
+        .stdout;
     assert!(counted.starts_with(r#"{"files":{"files":1,"#), "{counted}");
     std::fs::remove_file(site.target().join("whole")).unwrap();
     let summary = site.push_contents();
@@ -177,10 +231,14 @@ fn a_mirror_of_something_else_leaves_it() {
     std::fs::create_dir(site.path("other")).unwrap();
     std::fs::write(site.path("other/small"), "x").unwrap();
     std::fs::write(site.target().join("alone"), "x").unwrap();
-    site.push(&["--delete"], site.path("other").join(""), "").done();
+    site.push(&["--delete"], site.path("other").join(""), "")
+        .done();
     assert_eq!(hidden(&site), parts);
     assert!(!site.target().join("alone").exists());
-    let summary = site.push(&["--json", "--delete"], site.contents(), "").done().summary();
+    let summary = site
+        .push(&["--json", "--delete"], site.contents(), "")
+        .done()
+        .summary();
     assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
 }
 
@@ -189,11 +247,25 @@ fn a_file_that_is_newer_at_the_target_by_now_stays() {
     let site = broken_off();
     std::fs::write(site.target().join("large"), "newer").unwrap();
     let newer = SystemTime::now() + Duration::from_secs(9);
-    File::options().append(true).open(site.target().join("large")).unwrap().set_modified(newer).unwrap();
+    File::options()
+        .append(true)
+        .open(site.target().join("large"))
+        .unwrap()
+        .set_modified(newer)
+        .unwrap();
     for option in ["--update", "--ignore-existing"] {
-        let summary = site.push(&["--json", option], site.contents(), "").done().summary();
-        assert_eq!((&summary["skipped"], &summary["bytes_resumed"]), (&1.into(), &0.into()));
-        assert_eq!(std::fs::read(site.target().join("large")).unwrap(), b"newer");
+        let summary = site
+            .push(&["--json", option], site.contents(), "")
+            .done()
+            .summary();
+        assert_eq!(
+            (&summary["skipped"], &summary["bytes_resumed"]),
+            (&1.into(), &0.into())
+        );
+        assert_eq!(
+            std::fs::read(site.target().join("large")).unwrap(),
+            b"newer"
+        );
     }
 }
 
@@ -206,16 +278,24 @@ fn a_killed_daemon_goes_on() {
     client.wait().unwrap();
     let again = Daemon::start(&site.path("server"), "127.0.0.1:0", &Runner::default());
     proxy.reset(again.address);
-    let summary = finish(site.push_by(&proxy.address, &["--json"]).start()).done().summary();
+    let summary = finish(site.push_by(&proxy.address, &["--json"]).start())
+        .done()
+        .summary();
     assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
 }
 
 #[test]
 fn it_may_come_by_other_lanes() {
-    for options in [&["--json", "--streams", "1"][..], &["--json", "--transport", "quic"]] {
+    for options in [
+        &["--json", "--streams", "1"][..],
+        &["--json", "--transport", "quic"],
+    ] {
         let site = broken_off();
         let summary = site.push(options, site.contents(), "").done().summary();
-        assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{options:?}: {summary}");
+        assert!(
+            assert_done(&site, &summary) >= GROUP_BYTES,
+            "{options:?}: {summary}"
+        );
     }
 }
 
@@ -227,10 +307,19 @@ fn a_single_file_keeps_its_other_name() {
         push.0.arg(format!("{relay}:renamed"));
         push
     });
-    let summary = site.push(&["--json"], site.source().join("large"), "renamed").done().summary();
-    assert!(summary["bytes_resumed"].as_u64().unwrap() >= GROUP_BYTES, "{summary}");
+    let summary = site
+        .push(&["--json"], site.source().join("large"), "renamed")
+        .done()
+        .summary();
+    assert!(
+        summary["bytes_resumed"].as_u64().unwrap() >= GROUP_BYTES,
+        "{summary}"
+    );
     assert_eq!(names(&site.target()), ["renamed"]);
-    assert_eq!(std::fs::read(site.target().join("renamed")).unwrap(), painted(BYTES, 0));
+    assert_eq!(
+        std::fs::read(site.target().join("renamed")).unwrap(),
+        painted(BYTES, 0)
+    );
 }
 
 /// The part of the large one goes when the small one has its name, which comes at the end of the push.
@@ -255,20 +344,36 @@ fn another_source_begins_anew() {
 #[test]
 fn a_part_that_somebody_has_written_to_is_read_again() {
     let site = broken_off();
-    let [part] = &hidden(&site)[..] else { panic!("one part") };
-    File::options().write(true).open(part).unwrap().write_all_at(b"alien", 3).unwrap();
+    let [part] = &hidden(&site)[..] else {
+        panic!("one part")
+    };
+    File::options()
+        .write(true)
+        .open(part)
+        .unwrap()
+        .write_all_at(b"alien", 3)
+        .unwrap();
     // as if the journal had not been written for a while when that happened
-    let [(journal, _)] = &journals_of(&site)[..] else { panic!("one journal") };
+    let [(journal, _)] = &journals_of(&site)[..] else {
+        panic!("one journal")
+    };
     let journal = File::options().write(true).open(journal).unwrap();
-    journal.set_modified(SystemTime::now() - Duration::from_secs(60)).unwrap();
+    journal
+        .set_modified(SystemTime::now() - Duration::from_secs(60))
+        .unwrap();
     let summary = site.push_contents();
-    assert!(assert_done(&site, &summary) > 0, "what is whole stays: {summary}");
+    assert!(
+        assert_done(&site, &summary) > 0,
+        "what is whole stays: {summary}"
+    );
 }
 
 #[test]
 fn a_part_that_is_gone_or_another_file_is_not_used() {
     let site = broken_off();
-    let [part] = &hidden(&site)[..] else { panic!("one part") };
+    let [part] = &hidden(&site)[..] else {
+        panic!("one part")
+    };
     std::fs::remove_file(part).unwrap();
     std::fs::write(part, "somebody's").unwrap();
     let summary = site.push(&["--json"], site.contents(), "").done().summary();
@@ -281,8 +386,15 @@ fn a_part_that_is_gone_or_another_file_is_not_used() {
 #[test]
 fn a_journal_that_cannot_be_read_is_left() {
     let site = broken_off();
-    let [(journal, bytes)] = &journals_of(&site)[..] else { panic!("one journal") };
-    File::options().write(true).open(journal).unwrap().write_all_at(b"?", 9).unwrap();
+    let [(journal, bytes)] = &journals_of(&site)[..] else {
+        panic!("one journal")
+    };
+    File::options()
+        .write(true)
+        .open(journal)
+        .unwrap()
+        .write_all_at(b"?", 9)
+        .unwrap();
     let summary = site.push_contents();
     assert_eq!(summary["bytes_resumed"], 0);
     assert_eq!(journals_of(&site), [(journal.clone(), *bytes)]);
@@ -293,8 +405,15 @@ fn a_journal_that_cannot_be_read_is_left() {
 #[test]
 fn a_torn_journal_tells_what_is_whole() {
     let site = broken_off();
-    let [(journal, bytes)] = &journals_of(&site)[..] else { panic!("one journal") };
-    File::options().write(true).open(journal).unwrap().set_len(bytes - 7).unwrap();
+    let [(journal, bytes)] = &journals_of(&site)[..] else {
+        panic!("one journal")
+    };
+    File::options()
+        .write(true)
+        .open(journal)
+        .unwrap()
+        .set_len(bytes - 7)
+        .unwrap();
     let summary = site.push_contents();
     assert!(assert_done(&site, &summary) > 0, "{summary}");
 }
@@ -304,19 +423,28 @@ fn what_is_compared_by_contents_goes_on_as_well() {
     let site = Site::daemon();
     std::fs::write(site.target().join("large"), painted(BYTES, 7)).unwrap();
     break_off(&site, |relay| site.push_by(relay, &["--json"]));
-    let summary = site.push(&["--json", "--checksum"], site.contents(), "").done().summary();
+    let summary = site
+        .push(&["--json", "--checksum"], site.contents(), "")
+        .done()
+        .summary();
     assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
 }
 
 #[test]
 fn two_pushes_at_once_do_not_share_a_part() {
     let site = broken_off();
-    let pushes = [(); 2].map(|()| site.push_command(&["--json"], &[&site.contents()], "").start());
+    let pushes = [(); 2].map(|()| {
+        site.push_command(&["--json"], &[&site.contents()], "")
+            .start()
+    });
     let summaries = pushes.map(|push| finish(push).done().summary());
     assert_same(&site.source(), &site.target());
     assert_eq!(journals_of(&site), []);
     let resumed = summaries.map(|summary| summary["bytes_resumed"].as_u64().unwrap());
-    assert!(resumed.contains(&0) || resumed.iter().sum::<u64>() < 2 * BYTES, "{resumed:?}");
+    assert!(
+        resumed.contains(&0) || resumed.iter().sum::<u64>() < 2 * BYTES,
+        "{resumed:?}"
+    );
 }
 
 /// A daemon may learn late that a sender is gone.

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::harness::{Site, both_ways};
 use crate::tree::{
-    assert_same, names, paint, painted, picture, set_mode, set_old, set_own_mtime, wait_for_another_time,
+    assert_same, names, paint, painted, picture, set_mode, set_old, set_own_mtime,
+    wait_for_another_time,
 };
 
 both_ways!(
@@ -49,7 +50,10 @@ fn nothing_moves_the_second_time(site: &Site) {
     assert_eq!(counts(&site.push_contents()), [2, 0, LARGE + 1_000]);
     assert_eq!(counts(&site.push_contents()), [0, 2, 0]);
     let text = site.push(&[], site.contents(), "").done().stdout;
-    assert!(text.starts_with("no files to move: 2 compared equal in "), "{text}");
+    assert!(
+        text.starts_with("no files to move: 2 compared equal in "),
+        "{text}"
+    );
     assert_same(&site.source(), &site.target());
 }
 
@@ -78,7 +82,10 @@ fn what_is_read_before_the_target_is_known_moves_once(site: &Site) {
         std::fs::write(path(number), "longer than it was").unwrap();
     }
     let again = counts(&site.push_contents());
-    assert_eq!(again[..2], [changed.len() as u64, FILES - changed.len() as u64]);
+    assert_eq!(
+        again[..2],
+        [changed.len() as u64, FILES - changed.len() as u64]
+    );
     assert_same(&site.source(), &site.target());
 }
 
@@ -91,7 +98,10 @@ fn another_time_moves_a_file_again(site: &Site) {
     let again = site.push_contents();
     assert_eq!(counts(&again)[..2], [1, 1]);
     // what is the same there does not travel where that may be slow
-    assert_eq!(counts(&again)[2] + again["bytes_matched"].as_u64().unwrap(), LARGE);
+    assert_eq!(
+        counts(&again)[2] + again["bytes_matched"].as_u64().unwrap(),
+        LARGE
+    );
     assert_same(&site.source(), &site.target());
 }
 
@@ -101,8 +111,14 @@ fn equal_size_and_time_counts_as_equal_unless_checked(site: &Site) {
     repaint(&site.source().join("small"));
     repaint(&site.source().join("d/large"));
     assert_eq!(counts(&site.push_contents()), [0, 2, 0]);
-    assert_eq!(std::fs::read(site.target().join("small")).unwrap(), painted(1_000, 0));
-    let checked = site.push(&["--json", "--checksum"], site.contents(), "").done().summary();
+    assert_eq!(
+        std::fs::read(site.target().join("small")).unwrap(),
+        painted(1_000, 0)
+    );
+    let checked = site
+        .push(&["--json", "--checksum"], site.contents(), "")
+        .done()
+        .summary();
     assert_eq!(counts(&checked), [2, 0, LARGE + 1_000]);
     assert_same(&site.source(), &site.target());
 }
@@ -116,7 +132,10 @@ fn equal_contents_of_another_time_move_no_data(site: &Site) {
     // what has just been written may be written again within the same time, and is sent
     wait_for_another_time(&site.target().join("small"));
     wait_for_another_time(&site.target().join("d/large"));
-    let checked = site.push(&["--json", "-c"], site.contents(), "").done().summary();
+    let checked = site
+        .push(&["--json", "-c"], site.contents(), "")
+        .done()
+        .summary();
     assert_eq!(counts(&checked), [0, 2, 0]);
     assert_same(&site.source(), &site.target());
 }
@@ -160,10 +179,19 @@ fn a_directory_in_the_way_of_a_file_stays(site: &Site) {
     paint(site.source().join("other"), 30);
     let outcome = site.push(&["--json"], site.contents(), "").expect(23);
     let summary = outcome.summary();
-    assert_eq!((&summary["failed"], &summary["files"]), (&3.into(), &1.into()));
-    let outcome = ["small", "large", "link"].into_iter().fold(outcome, |outcome, name| {
-        outcome.says(&["zmove: receiver:", &format!("'{name}'"), "a directory of that name is in the way"])
-    });
+    assert_eq!(
+        (&summary["failed"], &summary["files"]),
+        (&3.into(), &1.into())
+    );
+    let outcome = ["small", "large", "link"]
+        .into_iter()
+        .fold(outcome, |outcome, name| {
+            outcome.says(&[
+                "zmove: receiver:",
+                &format!("'{name}'"),
+                "a directory of that name is in the way",
+            ])
+        });
     outcome.lines(3);
     assert_eq!(names(&site.target()), ["large", "link", "other", "small"]);
     for name in ["small", "large", "link"] {

@@ -11,7 +11,12 @@ pub(crate) fn rsync(options: &[&str], source: &Path, target: &Path) -> bool {
         skip("rsync is missing: nothing to compare with");
         return false;
     }
-    let status = Command::new("rsync").arg("-a").args(options).arg(source.join("")).arg(target).status();
+    let status = Command::new("rsync")
+        .arg("-a")
+        .args(options)
+        .arg(source.join(""))
+        .arg(target)
+        .status();
     assert!(status.unwrap().success());
     true
 }

@@ -67,10 +67,26 @@ fn grow(site: &Site) {
 
 fn rules_choose_in_their_order(site: &Site) {
     grow(site);
-    let options =
-        ["--json", "--exclude", "*.o", "--include", "keep.o", "--exclude", "build/", "--exclude", "/big"];
+    let options = [
+        "--json",
+        "--exclude",
+        "*.o",
+        "--include",
+        "keep.o",
+        "--exclude",
+        "build/",
+        "--exclude",
+        "/big",
+    ];
     let summary = site.push(&options, site.contents(), "").done().summary();
-    let expected = ["docs/", "docs/build", "lib/", "lib/a.c", "lib/keep.o", "main.c"];
+    let expected = [
+        "docs/",
+        "docs/build",
+        "lib/",
+        "lib/a.c",
+        "lib/keep.o",
+        "main.c",
+    ];
     assert_eq!(arrived(site), expected);
     assert_eq!(
         (&summary["files"], &summary["left_out"], &summary["failed"]),
@@ -79,8 +95,19 @@ fn rules_choose_in_their_order(site: &Site) {
     // the same again has nothing to do, and the other order takes nothing in again
     let again = site.push(&options, site.contents(), "").done();
     assert_eq!(again.summary()["skipped"], 4);
-    site.push(&["--include", "keep.o", "--exclude", "*.o", "--exclude", "big"], site.source(), "other")
-        .done();
+    site.push(
+        &[
+            "--include",
+            "keep.o",
+            "--exclude",
+            "*.o",
+            "--exclude",
+            "big",
+        ],
+        site.source(),
+        "other",
+    )
+    .done();
     assert!(!site.target().join("other/source/lib/keep.o").exists());
     assert!(site.target().join("other/source/build/y").exists());
 }
@@ -90,18 +117,41 @@ fn a_file_of_rules_counts_where_it_stands(site: &Site) {
     let rules = site.path("rules");
     std::fs::write(&rules, "# all but C\r\n*\n!*/\n\n!*.c\n").unwrap();
     let rules = rules.to_str().unwrap();
-    site.push(&["--exclude", "lib", "--filter-from", rules, "--include", "y"], site.source(), "").done();
-    let expected = ["build/", "build/y", "docs/", "lib/", "lib/a.c", "lib/build/", "main.c"]
-        .map(|name| format!("source/{name}"));
+    site.push(
+        &["--exclude", "lib", "--filter-from", rules, "--include", "y"],
+        site.source(),
+        "",
+    )
+    .done();
+    let expected = [
+        "build/",
+        "build/y",
+        "docs/",
+        "lib/",
+        "lib/a.c",
+        "lib/build/",
+        "main.c",
+    ]
+    .map(|name| format!("source/{name}"));
     assert_eq!(arrived(site)[1..], expected);
 }
 
 fn sizes_choose_files_alone(site: &Site) {
     grow(site);
-    let options = ["--min-size", "30", "--max-size", "1MiB", "--exclude", "build"];
+    let options = [
+        "--min-size",
+        "30",
+        "--max-size",
+        "1MiB",
+        "--exclude",
+        "build",
+    ];
     let said = site.push(&options, site.contents(), "").done().stdout;
     assert!(said.contains("6 left out by the selection"), "{said}");
-    assert_eq!(arrived(site), ["docs/", "lib/", "lib/a.c", "lib/a.o", "lib/keep.o"]);
+    assert_eq!(
+        arrived(site),
+        ["docs/", "lib/", "lib/a.c", "lib/a.o", "lib/keep.o"]
+    );
 }
 
 fn a_source_that_is_left_out_sends_nothing(site: &Site) {
@@ -112,13 +162,19 @@ fn a_source_that_is_left_out_sends_nothing(site: &Site) {
         .expect(0)
         .says(&["leaves out all"])
         .summary();
-    assert_eq!((&summary["files"], &summary["left_out"]), (&json!(0), &json!(1)));
+    assert_eq!(
+        (&summary["files"], &summary["left_out"]),
+        (&json!(0), &json!(1))
+    );
     let summary = site
         .push(&["--json", "--exclude", "source"], site.source(), "")
         .expect(0)
         .says(&["leaves out all"])
         .summary();
-    assert_eq!((&summary["files"], &summary["left_out"]), (&json!(0), &json!(1)));
+    assert_eq!(
+        (&summary["files"], &summary["left_out"]),
+        (&json!(0), &json!(1))
+    );
     assert!(arrived(site).is_empty());
 }
 
@@ -132,12 +188,23 @@ fn push_list(site: &Site, options: &[&str], list: &[u8]) -> Outcome {
 fn a_list_names_what_is_sent(site: &Site) {
     grow(site);
     let list = b"lib/build/x\n\nlib/a.c\nlib/build/x\n./docs\nmain.o\n";
-    let summary = push_list(site, &["--json", "--exclude", "*.o"], list).done().summary();
-    assert_eq!(arrived(site), ["docs/", "lib/", "lib/a.c", "lib/build/", "lib/build/x"]);
-    assert_eq!((&summary["files"], &summary["left_out"]), (&json!(2), &json!(1)));
+    let summary = push_list(site, &["--json", "--exclude", "*.o"], list)
+        .done()
+        .summary();
+    assert_eq!(
+        arrived(site),
+        ["docs/", "lib/", "lib/a.c", "lib/build/", "lib/build/x"]
+    );
+    assert_eq!(
+        (&summary["files"], &summary["left_out"]),
+        (&json!(2), &json!(1))
+    );
     let modified = |path: &Path| path.metadata().unwrap().modified().unwrap();
     for directory in ["docs", "lib", "lib/build"] {
-        assert_eq!(modified(&site.target().join(directory)), modified(&site.source().join(directory)));
+        assert_eq!(
+            modified(&site.target().join(directory)),
+            modified(&site.source().join(directory))
+        );
     }
 }
 
@@ -145,12 +212,28 @@ fn a_list_may_come_from_stdin_with_nul_bytes(site: &Site) {
     let odd = OsStr::from_bytes(b"d/caf\xe9\nx");
     paint(site.source().join(odd), 9);
     paint(site.source().join("d/other"), 9);
-    let mut push = site.push_command(&["--files-from", "-", "--from0"], &[site.source().as_ref()], "");
-    let mut child = push.0.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(b"d/caf\xe9\nx\0").unwrap();
+    let mut push = site.push_command(
+        &["--files-from", "-", "--from0"],
+        &[site.source().as_ref()],
+        "",
+    );
+    let mut child = push
+        .0
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"d/caf\xe9\nx\0")
+        .unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
     std::fs::remove_file(site.source().join("d/other")).unwrap();
-    let names: Vec<_> = std::fs::read_dir(site.target().join("d")).unwrap().collect();
+    let names: Vec<_> = std::fs::read_dir(site.target().join("d"))
+        .unwrap()
+        .collect();
     assert_eq!(names.len(), 1);
     assert_eq!(
         std::fs::read(site.target().join(odd)).unwrap(),
@@ -165,12 +248,19 @@ fn of_many_wrong_paths_some_are_named_and_the_others_counted() {
     let list: String = (0..30).map(|number| format!("nope{number}\n")).collect();
     let outcome = push_list(&site, &[], list.as_bytes()).expect(23).lines(11);
     outcome.says(&["zmove: sender: ", "no such file", ": 20 more"]);
-    push_list(&site, &["-v"], list.as_bytes()).expect(23).lines(30);
+    push_list(&site, &["-v"], list.as_bytes())
+        .expect(23)
+        .lines(30);
 }
 
 fn wrong_paths_of_a_list_are_named(site: &Site) {
     grow(site);
-    let outcome = push_list(site, &["--json"], b"nope\n../main.c\n/main.c\nmain.c/x\nmain.c\n").expect(23);
+    let outcome = push_list(
+        site,
+        &["--json"],
+        b"nope\n../main.c\n/main.c\nmain.c/x\nmain.c\n",
+    )
+    .expect(23);
     assert_eq!(arrived(site), ["main.c"]);
     let summary = outcome.summary();
     assert_eq!(
@@ -178,7 +268,10 @@ fn wrong_paths_of_a_list_are_named(site: &Site) {
         (&json!(1), &json!(4), &json!(0))
     );
     let failed = |path: &str, why: &str| {
-        let events = outcome.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let events = outcome
+            .stdout
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
         let count = events.filter(|event| {
             let text = event.to_string();
             text.contains(&format!("take '{path}' from the list of paths")) && text.contains(why)
@@ -200,10 +293,18 @@ fn a_long_list_is_sent_whole(site: &Site) {
     }
     let summary = push_list(site, &["--json"], &list).done().summary();
     assert_eq!(summary["files"], 5_000);
-    std::fs::set_permissions(site.target(), site.source().metadata().unwrap().permissions()).unwrap();
+    std::fs::set_permissions(
+        site.target(),
+        site.source().metadata().unwrap().permissions(),
+    )
+    .unwrap();
     let (source, target) = (picture(&site.source()), picture(&site.target()));
     let without_top = |picture: &crate::tree::Picture| {
-        picture.iter().skip(1).map(|(path, _)| path.clone()).collect::<BTreeSet<_>>()
+        picture
+            .iter()
+            .skip(1)
+            .map(|(path, _)| path.clone())
+            .collect::<BTreeSet<_>>()
     };
     assert_eq!(without_top(&source), without_top(&target));
 }
@@ -230,14 +331,18 @@ fn rsync_chooses_the_same() {
     grow(&site);
     for (number, rules) in RULES_OF_BOTH.into_iter().enumerate() {
         for source in ["source", "source/"] {
-            let [ours, theirs] =
-                ["ours", "theirs"].map(|name| site.path(&format!("{name}{number}-{}", source.len())));
+            let [ours, theirs] = ["ours", "theirs"]
+                .map(|name| site.path(&format!("{name}{number}-{}", source.len())));
             let mut push = site.zmove(&["push", "--quiet"]);
             push.0.args(rules).arg(source).arg(&ours);
             push.outcome().done();
             // its first match wins, here the last does
             let mut rsync = Command::new("rsync");
-            rsync.args(["-a", "--mkpath"]).args(rules.iter().rev()).arg(source).arg(&theirs);
+            rsync
+                .args(["-a", "--mkpath"])
+                .args(rules.iter().rev())
+                .arg(source)
+                .arg(&theirs);
             assert!(rsync.current_dir(site.path("")).status().unwrap().success());
             let [mut ours, mut theirs] = [ours, theirs].map(|target| picture(&target));
             if source == "source" {
@@ -258,11 +363,28 @@ fn rsync_sends_the_same_of_a_list() {
     }
     let site = Site::local();
     grow(&site);
-    std::fs::write(site.path("list"), "lib/build/x\ndocs\n\nmain.c\n./build/y\n").unwrap();
+    std::fs::write(
+        site.path("list"),
+        "lib/build/x\ndocs\n\nmain.c\n./build/y\n",
+    )
+    .unwrap();
     let (ours, theirs) = (site.path("ours"), site.path("theirs"));
-    site.zmove(&["push", "--quiet", "--files-from", "list", "source", "ours"]).outcome().done();
-    let rsync = |program: &mut Command| program.current_dir(site.path("")).status().unwrap().success();
-    assert!(rsync(Command::new("rsync").args(["-a", "--files-from=list", "source", "theirs"])));
+    site.zmove(&["push", "--quiet", "--files-from", "list", "source", "ours"])
+        .outcome()
+        .done();
+    let rsync = |program: &mut Command| {
+        program
+            .current_dir(site.path(""))
+            .status()
+            .unwrap()
+            .success()
+    };
+    assert!(rsync(Command::new("rsync").args([
+        "-a",
+        "--files-from=list",
+        "source",
+        "theirs"
+    ])));
     let paths = |top: &Path| {
         let mut paths = Vec::new();
         collect(top, "", &mut paths);
@@ -281,14 +403,26 @@ fn what_cannot_be_meant_is_a_usage_error() {
         let outcome = site.push(options, site.source(), "").expect(1);
         outcome.says(says).lines(1);
     };
-    refused(&["--exclude", "a["], &["zmove: --exclude: pattern 'a[': a '[' is not closed"]);
-    refused(&["--include", "!a"], &["zmove: --include: pattern '!a': a '!' at its start"]);
+    refused(
+        &["--exclude", "a["],
+        &["zmove: --exclude: pattern 'a[': a '[' is not closed"],
+    );
+    refused(
+        &["--include", "!a"],
+        &["zmove: --include: pattern '!a': a '!' at its start"],
+    );
     refused(
         &["--filter-from", "rules"],
         &["zmove: --filter-from 'rules' line 2: pattern '[z-a]': the range 'z-a'"],
     );
-    refused(&["--filter-from", "-", "--files-from", "-"], &["stdin ('-') can be only one"]);
-    refused(&["--min-size", "2", "--max-size", "1"], &["--min-size is above --max-size"]);
+    refused(
+        &["--filter-from", "-", "--files-from", "-"],
+        &["stdin ('-') can be only one"],
+    );
+    refused(
+        &["--min-size", "2", "--max-size", "1"],
+        &["--min-size is above --max-size"],
+    );
     let two = [site.source(), site.source().join("lib")];
     let two = two.each_ref().map(|path| path.as_os_str());
     site.push_command(&["--files-from", "rules"], &two, "")
@@ -297,8 +431,12 @@ fn what_cannot_be_meant_is_a_usage_error() {
         .says(&["takes one SRC"])
         .lines(1);
     for option in ["--filter-from", "--files-from"] {
-        let outcome = site.push(&[option, "nowhere"], site.source(), "").expect(11);
-        outcome.says(&["zmove: ", option, "'nowhere'", "No such file"]).lines(1);
+        let outcome = site
+            .push(&[option, "nowhere"], site.source(), "")
+            .expect(11);
+        outcome
+            .says(&["zmove: ", option, "'nowhere'", "No such file"])
+            .lines(1);
     }
     assert!(arrived(&site).is_empty());
 }
@@ -311,8 +449,13 @@ fn two_sources_may_share_a_name_that_is_left_out() {
     }
     let sources = ["one/", "two/"].map(|name| site.source().join(name).into_os_string());
     let sources = sources.each_ref().map(|name| name.as_os_str());
-    site.push_command(&[], &sources, "").outcome().expect(1).says(&["would both become '.DS_Store'"]);
-    site.push_command(&["--exclude", ".DS_Store"], &sources, "").outcome().done();
+    site.push_command(&[], &sources, "")
+        .outcome()
+        .expect(1)
+        .says(&["would both become '.DS_Store'"]);
+    site.push_command(&["--exclude", ".DS_Store"], &sources, "")
+        .outcome()
+        .done();
     assert_eq!(arrived(&site), ["f", "g"]);
 }
 
@@ -322,14 +465,27 @@ fn a_scan_counts_what_is_chosen() {
     grow(&site);
     std::fs::write(site.path("list"), "lib/a.c\nlib/a.o\n").unwrap();
     let count = |options: &[&str]| -> (Value, Value) {
-        let said = site.zmove(&[&["scan", "--json"], options].concat()).outcome().done().stdout;
+        let said = site
+            .zmove(&[&["scan", "--json"], options].concat())
+            .outcome()
+            .done()
+            .stdout;
         let scan: Value = serde_json::from_str(&said).unwrap();
         (scan["files"]["files"].clone(), scan["directories"].clone())
     };
-    assert_eq!(count(&["--exclude", "/source/lib", "source"]), (json!(5), json!(3)));
+    assert_eq!(
+        count(&["--exclude", "/source/lib", "source"]),
+        (json!(5), json!(3))
+    );
     assert_eq!(count(&["--max-size", "40", "source"]), (json!(4), json!(5)));
-    assert_eq!(count(&["--exclude", "main.o", "source/main.o"]), (json!(0), json!(0)));
-    assert_eq!(count(&["--files-from", "list", "--exclude", "*.o", "source"]), (json!(1), json!(1)));
+    assert_eq!(
+        count(&["--exclude", "main.o", "source/main.o"]),
+        (json!(0), json!(0))
+    );
+    assert_eq!(
+        count(&["--files-from", "list", "--exclude", "*.o", "source"]),
+        (json!(1), json!(1))
+    );
 }
 
 /// A site whose source holds `mounted`, a file system of its own.
@@ -349,20 +505,48 @@ fn with_a_mount() -> Option<Site> {
 }
 
 /// What is there below the target once the source has been pushed with `-x --delete`.
-const WITHOUT_THE_MOUNT: [&str; 7] =
-    ["d/", "d/g", "f", "mounted/", "mounted/below", "mounted/d/", "mounted/d/f"];
+const WITHOUT_THE_MOUNT: [&str; 7] = [
+    "d/",
+    "d/g",
+    "f",
+    "mounted/",
+    "mounted/below",
+    "mounted/d/",
+    "mounted/d/f",
+];
 
 fn what_is_mounted_stays_outside(site: &Site) {
-    let preview = site.push(&["-n", "-x", "--delete"], site.contents(), "").done();
-    let mut lines: Vec<_> = preview.stdout.lines().filter(|line| line.starts_with(['+', '-'])).collect();
+    let preview = site
+        .push(&["-n", "-x", "--delete"], site.contents(), "")
+        .done();
+    let mut lines: Vec<_> = preview
+        .stdout
+        .lines()
+        .filter(|line| line.starts_with(['+', '-']))
+        .collect();
     lines.sort_unstable();
     assert_eq!(lines, ["+ d/g", "+ f", "- alone", "- d/alone"]);
-    let summary = site.push(&["--json", "-x", "--delete"], site.contents(), "").done().summary();
-    assert_eq!((&summary["files"], &summary["removed"]), (&2.into(), &2.into()));
+    let summary = site
+        .push(&["--json", "-x", "--delete"], site.contents(), "")
+        .done()
+        .summary();
+    assert_eq!(
+        (&summary["files"], &summary["removed"]),
+        (&2.into(), &2.into())
+    );
     assert_eq!(arrived(site), WITHOUT_THE_MOUNT);
-    let summary = site.push(&["--json", "--delete"], site.contents(), "").done().summary();
-    assert_eq!((&summary["files"], &summary["removed"]), (&1.into(), &3.into()));
-    assert_eq!(arrived(site), ["d/", "d/g", "f", "mounted/", "mounted/inside"]);
+    let summary = site
+        .push(&["--json", "--delete"], site.contents(), "")
+        .done()
+        .summary();
+    assert_eq!(
+        (&summary["files"], &summary["removed"]),
+        (&1.into(), &3.into())
+    );
+    assert_eq!(
+        arrived(site),
+        ["d/", "d/g", "f", "mounted/", "mounted/inside"]
+    );
 }
 
 #[test]
@@ -388,7 +572,10 @@ fn rsync_stays_in_the_same_file_system() {
     }
     let (source, target) = (site.contents(), site.path("target"));
     let words = ["rsync", "-ax", "--delete"].map(OsStr::new);
-    assert!(site.namespace().run(&[&words[..], &[&source, target.as_os_str()]].concat()));
+    assert!(
+        site.namespace()
+            .run(&[&words[..], &[&source, target.as_os_str()]].concat())
+    );
     assert_eq!(arrived(&site), WITHOUT_THE_MOUNT);
 }
 
@@ -401,11 +588,29 @@ fn each_source_is_walked_in_its_own_file_system_and_counted_there() {
         serde_json::from_str(&scan.outcome().done().stdout).unwrap()
     };
     let mounted = site.source().join("mounted");
-    assert_eq!(scan(&site.source(), &["-x"])["files"], json!({ "files": 2, "bytes": 20 }));
-    assert_eq!(scan(&site.source(), &["-x"])["directories"], scan(&site.source(), &[])["directories"]);
-    assert_eq!(scan(&site.source(), &[])["files"], json!({ "files": 3, "bytes": 30 }));
-    assert_eq!(scan(&mounted, &["-x"])["files"], json!({ "files": 1, "bytes": 10 }));
+    assert_eq!(
+        scan(&site.source(), &["-x"])["files"],
+        json!({ "files": 2, "bytes": 20 })
+    );
+    assert_eq!(
+        scan(&site.source(), &["-x"])["directories"],
+        scan(&site.source(), &[])["directories"]
+    );
+    assert_eq!(
+        scan(&site.source(), &[])["files"],
+        json!({ "files": 3, "bytes": 30 })
+    );
+    assert_eq!(
+        scan(&mounted, &["-x"])["files"],
+        json!({ "files": 1, "bytes": 10 })
+    );
     let sources = [site.source().join("d"), mounted];
-    site.push_command(&["-x"], &sources.each_ref().map(|path| path.as_os_str()), "").outcome().done();
+    site.push_command(
+        &["-x"],
+        &sources.each_ref().map(|path| path.as_os_str()),
+        "",
+    )
+    .outcome()
+    .done();
     assert!(site.target().join("mounted/inside").exists() && site.target().join("d/g").exists());
 }

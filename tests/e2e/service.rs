@@ -14,7 +14,9 @@ use crate::tree::{assert_same, paint};
 
 fn check(site: &Site) -> Outcome {
     let mut zmove = Command::new(ZMOVE);
-    zmove.env("ZMOVE_HOME", site.path("server")).args(["serve", "--check"]);
+    zmove
+        .env("ZMOVE_HOME", site.path("server"))
+        .args(["serve", "--check"]);
     Zmove(zmove).outcome()
 }
 
@@ -23,7 +25,11 @@ fn a_check_says_ok_and_changes_nothing() {
     let site = Site::local();
     check(&site).done();
     assert_eq!(std::fs::read_dir(site.path("server")).unwrap().count(), 0);
-    std::fs::copy(shipped("zmove.toml"), site.path("server").join("zmove.toml")).unwrap();
+    std::fs::copy(
+        shipped("zmove.toml"),
+        site.path("server").join("zmove.toml"),
+    )
+    .unwrap();
     assert_eq!(check(&site).done().stdout, "ok\n");
 }
 
@@ -52,10 +58,16 @@ fn a_file_that_is_wrong_or_not_there_starts_nothing() {
     let missing = site.path("none.toml");
     let serve = |options: &[&str]| {
         let mut zmove = Command::new(ZMOVE);
-        zmove.env("ZMOVE_HOME", site.path("server")).arg("serve").args(options);
+        zmove
+            .env("ZMOVE_HOME", site.path("server"))
+            .arg("serve")
+            .args(options);
         Zmove(zmove).outcome()
     };
-    serve(&["--config", missing.to_str().unwrap()]).expect(1).says(&["none.toml"]).lines(1);
+    serve(&["--config", missing.to_str().unwrap()])
+        .expect(1)
+        .says(&["none.toml"])
+        .lines(1);
     std::fs::write(site.path("server/zmove.toml"), "transport = \"udp\"\n").unwrap();
     let wrong = "zmove.toml: line 1: transport: \"udp\" is not one of \"both\", \"tcp\", \"quic\"";
     serve(&[]).expect(1).says(&[wrong]).lines(1);
@@ -65,7 +77,11 @@ fn a_file_that_is_wrong_or_not_there_starts_nothing() {
 fn the_command_line_wins() {
     let mut site = Site::local();
     // nobody could listen there
-    std::fs::write(site.path("server/zmove.toml"), "listen = \"192.0.2.1:1\"\nallow_clear = true\n").unwrap();
+    std::fs::write(
+        site.path("server/zmove.toml"),
+        "listen = \"192.0.2.1:1\"\nallow_clear = true\n",
+    )
+    .unwrap();
     site.start_daemon();
     site.the_daemon().wait_for_log("in clear (--allow-clear)");
 }
@@ -79,9 +95,18 @@ fn json_says_who_what_and_how_much() {
     let line = site.the_daemon().wait_for_log("received from tester");
     let line: Value = serde_json::from_str(&line).unwrap();
     assert_eq!(line["event"], "received");
-    assert_eq!((&line["audit"], &line["result"]), (&Value::Bool(true), &Value::from("complete")));
-    assert_eq!((&line["bytes"], &line["files"]), (&Value::from(1000), &Value::from(1)));
-    assert_eq!((&line["name"], &line["faults"]), (&Value::from("tester"), &Value::from(0)));
+    assert_eq!(
+        (&line["audit"], &line["result"]),
+        (&Value::Bool(true), &Value::from("complete"))
+    );
+    assert_eq!(
+        (&line["bytes"], &line["files"]),
+        (&Value::from(1000), &Value::from(1))
+    );
+    assert_eq!(
+        (&line["name"], &line["faults"]),
+        (&Value::from("tester"), &Value::from(0))
+    );
     assert!(line["key"].as_str().unwrap().starts_with("SHA256:"));
     assert!(line["from"].as_str().unwrap().starts_with("127.0.0.1:"));
     assert!(line["seconds"].is_number());
@@ -97,7 +122,10 @@ fn text_has_a_time_and_names_cannot_command_a_terminal() {
     site.push(&[], site.contents(), "a\u{1b}[2Jb").done();
     let line = site.the_daemon().wait_for_log("received from tester");
     assert!(line.contains("into 'a\\u{1b}[2Jb' in "), "{line}");
-    assert!(line.contains(" s, 0 faults; 1 file, 1000 bytes; key SHA256:"), "{line}");
+    assert!(
+        line.contains(" s, 0 faults; 1 file, 1000 bytes; key SHA256:"),
+        "{line}"
+    );
     assert!(line.split(' ').next().unwrap().ends_with('Z'), "{line}");
 }
 
@@ -139,7 +167,10 @@ fn takes_sockets_and_says_that_it_is_ready(confine: &str) {
         ready.clear();
         assert!(stderr.read_line(&mut ready).unwrap() > 0, "it ended");
     }
-    assert!(ready.contains(&format!("listening on {address}, key ")), "{ready}");
+    assert!(
+        ready.contains(&format!("listening on {address}, key ")),
+        "{ready}"
+    );
     let told = |manager: &UnixDatagram, wanted: &str| {
         let mut bytes = [0; 200];
         loop {
@@ -152,13 +183,24 @@ fn takes_sockets_and_says_that_it_is_ready(confine: &str) {
     told(&manager, "READY=1");
     told(&manager, "WATCHDOG=1");
     told(&manager, "WATCHDOG=1");
-    let key = ready.trim_end().rsplit(' ').next().unwrap().parse().unwrap();
+    let key = ready
+        .trim_end()
+        .rsplit(' ')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
     site.pin(&address, key);
     for transport in ["tcp", "quic"] {
         let mut push = site.zmove(&["push", "--transport", transport]);
-        push.0.arg(site.source()).arg(format!("{address}:{transport}"));
+        push.0
+            .arg(site.source())
+            .arg(format!("{address}:{transport}"));
         push.outcome().done();
-        assert_same(&site.source(), &site.target().join(transport).join("source"));
+        assert_same(
+            &site.source(),
+            &site.target().join(transport).join("source"),
+        );
     }
     let pid = rustix::process::Pid::from_child(&daemon);
     rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
@@ -171,7 +213,9 @@ fn takes_sockets_and_says_that_it_is_ready(confine: &str) {
 }
 
 fn shipped(name: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/systemd").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("docs/systemd")
+        .join(name)
 }
 
 /// Without the boot id nobody could tell at once that what left a hidden name has ended.
@@ -196,12 +240,17 @@ fn the_unit_is_one_that_systemd_likes() {
     for name in ["zmove.service", "zmove.socket"] {
         let text = std::fs::read_to_string(shipped(name)).unwrap();
         // what is to be started must be there
-        std::fs::write(units.join(name), text.replace("ExecStart=zmove", &format!("ExecStart={ZMOVE}")))
-            .unwrap();
+        std::fs::write(
+            units.join(name),
+            text.replace("ExecStart=zmove", &format!("ExecStart={ZMOVE}")),
+        )
+        .unwrap();
     }
     let run = |words: &[&str]| {
         let mut command = Command::new("systemd-analyze");
-        command.args(words).args(["zmove.service", "zmove.socket"].map(|name| units.join(name)));
+        command
+            .args(words)
+            .args(["zmove.service", "zmove.socket"].map(|name| units.join(name)));
         Zmove(command).outcome()
     };
     run(&["verify", "--man=no"]).expect(0).lines(0);
@@ -212,7 +261,16 @@ fn the_unit_is_one_that_systemd_likes() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&security.stdout).into_owned();
-    let overall = text.lines().find(|line| line.contains("Overall exposure level")).expect("a figure");
-    let figure = overall.split(':').next_back().unwrap().split_whitespace().next().unwrap();
+    let overall = text
+        .lines()
+        .find(|line| line.contains("Overall exposure level"))
+        .expect("a figure");
+    let figure = overall
+        .split(':')
+        .next_back()
+        .unwrap()
+        .split_whitespace()
+        .next()
+        .unwrap();
     assert!(figure.parse::<f64>().unwrap() <= EXPOSURE_MAX, "{overall}");
 }

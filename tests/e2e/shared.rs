@@ -12,17 +12,18 @@ use rustix::process::Signal;
 use tokio::io::AsyncWriteExt;
 use tokio::runtime::Runtime;
 use zmove_transport::{
-    Access, AuthorizedKeys, Channel, ChannelDialler, ControlWriter, Grant, HostPolicy, Identity, LaneSink,
-    Reach, TransportChoice, control_pair,
+    Access, AuthorizedKeys, Channel, ChannelDialler, ControlWriter, Grant, HostPolicy, Identity,
+    LaneSink, Reach, TransportChoice, control_pair,
 };
 use zmove_types::{
-    Beginning, FileId, GROUP_BYTES, ItemId, LaneId, SharedJobId, StageClock, Timestamp, TransferId, WorkId,
+    Beginning, FileId, GROUP_BYTES, ItemId, LaneId, SharedJobId, StageClock, Timestamp, TransferId,
+    WorkId,
 };
 use zmove_wire::{
-    Batch, BatchEntry, Cipher, DirectoryGroup, Durability, FaultCode, FileEntry, FileHead, FrameHeader,
-    FrameKind, Greeting, NodeName, Open, Operation, Role, SharedJobAnswer, SharedJobOpening, SharedJobOrder,
-    SharedJobRequest, SharedJobResult, ToReceiver, ToSender, Version, WorkEnd, decode_message,
-    encode_message,
+    Batch, BatchEntry, Cipher, DirectoryGroup, Durability, FaultCode, FileEntry, FileHead,
+    FrameHeader, FrameKind, Greeting, NodeName, Open, Operation, Role, SharedJobAnswer,
+    SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, ToReceiver, ToSender,
+    Version, WorkEnd, decode_message, encode_message,
 };
 
 use crate::command::Runner;
@@ -61,10 +62,19 @@ impl Cluster {
     fn new() -> Self {
         let site = Site::local();
         let identity = Identity::load_or_create(&site.path("mover")).unwrap();
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
         std::fs::create_dir_all(site.path("shared")).unwrap();
-        Self { site, runtime, identity, sessions: std::cell::Cell::new(0), nodes: 0 }
+        Self {
+            site,
+            runtime,
+            identity,
+            sessions: std::cell::Cell::new(0),
+            nodes: 0,
+        }
     }
 
     fn root(&self) -> PathBuf {
@@ -77,18 +87,34 @@ impl Cluster {
         let home = self.site.path(&format!("node{}", self.nodes));
         std::fs::create_dir_all(&home).unwrap();
         let roots = vec![self.root().canonicalize().unwrap()];
-        let grant = Grant::new(self.identity.fingerprint(), "mover", roots, Access::ReadWrite);
+        let grant = Grant::new(
+            self.identity.fingerprint(),
+            "mover",
+            roots,
+            Access::ReadWrite,
+        );
         AuthorizedKeys::allow(&home, grant).unwrap();
         let options = ["--listen", "127.0.0.1:0"];
         Node(Daemon::start_with(&home, &options, &Runner::default()))
     }
 
     async fn greet(&self, node: &Node, transfer: TransferId, role: Role) -> Channel {
-        let reach = Reach { transport: TransportChoice::Tcp, ..Reach::default() };
-        let (policy, port) = (HostPolicy::Pinned(node.0.fingerprint), node.0.address.port());
-        let dialler = ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach).await.unwrap();
+        let reach = Reach {
+            transport: TransportChoice::Tcp,
+            ..Reach::default()
+        };
+        let (policy, port) = (
+            HostPolicy::Pinned(node.0.fingerprint),
+            node.0.address.port(),
+        );
+        let dialler = ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach)
+            .await
+            .unwrap();
         let mut channel = dialler.dial(PATIENCE).await.unwrap();
-        channel.write_all(&Greeting::new(role, transfer).encode()).await.unwrap();
+        channel
+            .write_all(&Greeting::new(role, transfer).encode())
+            .await
+            .unwrap();
         channel.flush().await.unwrap();
         channel
     }
@@ -110,12 +136,21 @@ impl Cluster {
             ..Open::new(Vec::new(), run)
         };
         let (control, answers, reading, lane) = self.runtime.block_on(async {
-            let (mut reader, mut writer) = control_pair(self.greet(node, transfer, Role::Control).await);
+            let (mut reader, mut writer) =
+                control_pair(self.greet(node, transfer, Role::Control).await);
             reader.greeting().await.unwrap();
-            writer.send(&encode_message(&open.into_message(Version::NEWEST))).await.unwrap();
+            writer
+                .send(&encode_message(&open.into_message(Version::NEWEST)))
+                .await
+                .unwrap();
             let mut inbox = reader.into_inbox(decode_message::<ToSender>, 16);
             loop {
-                match tokio::time::timeout(PATIENCE, inbox.recv()).await.unwrap().unwrap().unwrap() {
+                match tokio::time::timeout(PATIENCE, inbox.recv())
+                    .await
+                    .unwrap()
+                    .unwrap()
+                    .unwrap()
+                {
                     ToSender::RateMax { .. } | ToSender::Waiting(_) => {}
                     ToSender::Opened(_) | ToSender::OpenedWith(..) => break,
                     other => return Err(other),
@@ -128,20 +163,40 @@ impl Cluster {
                 {}
             });
             let lane = self.greet(node, transfer, Role::Lane(LaneId(0))).await;
-            Ok((writer, answers, reading, lane.into_sink(Cipher::Tls, 1).unwrap()))
+            Ok((
+                writer,
+                answers,
+                reading,
+                lane.into_sink(Cipher::Tls, 1).unwrap(),
+            ))
         })?;
         let (clock, faults) = (StageClock::default(), Vec::new());
-        Ok(Mover { cluster: self, control, answers, reading, lane, clock, items: 0, orders: 0, faults })
+        Ok(Mover {
+            cluster: self,
+            control,
+            answers,
+            reading,
+            lane,
+            clock,
+            items: 0,
+            orders: 0,
+            faults,
+        })
     }
 
     fn begin(&self, node: &Node, epoch: u64) -> Mover<'_> {
-        self.try_begin(node, epoch).unwrap_or_else(|said| panic!("{said:?}"))
+        self.try_begin(node, epoch)
+            .unwrap_or_else(|said| panic!("{said:?}"))
     }
 
     /// How many files wait for their names.
     fn waiting(&self, epoch: u64) -> usize {
-        let epoch = self.root().join(format!(".zmove-job-{JOB}/.zmove-epoch-{epoch}"));
-        let Ok(sessions) = std::fs::read_dir(epoch) else { return 0 };
+        let epoch = self
+            .root()
+            .join(format!(".zmove-job-{JOB}/.zmove-epoch-{epoch}"));
+        let Ok(sessions) = std::fs::read_dir(epoch) else {
+            return 0;
+        };
         let files = |session: std::io::Result<std::fs::DirEntry>| {
             std::fs::read_dir(session.unwrap().path()).map_or(0, Iterator::count)
         };
@@ -152,9 +207,16 @@ impl Cluster {
 impl Mover<'_> {
     fn send(&mut self, header: FrameHeader, head: Vec<u8>, content: &[u8; 32], data: &[u8]) {
         let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap();
-        let header = FrameHeader { head_bytes: length(&head), data_bytes: length(data), ..header };
+        let header = FrameHeader {
+            head_bytes: length(&head),
+            data_bytes: length(data),
+            ..header
+        };
         // a node that was killed is no longer there
-        drop(self.lane.send(frame(header, head, content, data), &mut self.clock.start()));
+        drop(
+            self.lane
+                .send(frame(header, head, content, data), &mut self.clock.start()),
+        );
     }
 
     fn item(&mut self) -> ItemId {
@@ -176,26 +238,52 @@ impl Mover<'_> {
         };
         let entries: Vec<_> = names.map(entry).collect();
         let data = vec![byte; entries.len()];
-        let head = Batch { groups: vec![DirectoryGroup { directory: path(directory), entries }] }.encode();
+        let head = Batch {
+            groups: vec![DirectoryGroup {
+                directory: path(directory),
+                entries,
+            }],
+        }
+        .encode();
         let content = *blake3::hash(&head).as_bytes();
-        let header = FrameHeader { kind: FrameKind::Batch, item: self.item(), ..FrameHeader::default() };
+        let header = FrameHeader {
+            kind: FrameKind::Batch,
+            item: self.item(),
+            ..FrameHeader::default()
+        };
         self.send(header, head, &content, &data);
     }
 
     fn declare(&mut self, head: &FileHead) {
         let head = head.encode();
         let content = *blake3::hash(&head).as_bytes();
-        let header = FrameHeader { kind: FrameKind::Declare, file: FileId(1), ..FrameHeader::default() };
+        let header = FrameHeader {
+            kind: FrameKind::Declare,
+            file: FileId(1),
+            ..FrameHeader::default()
+        };
         self.send(header, head, &content, &[]);
     }
 
     fn chunk(&mut self, group: u32, contents: &[u8]) {
         let at = usize::try_from(GROUP_BYTES).unwrap() * group as usize;
-        let data = &contents[at..contents.len().min(at + usize::try_from(GROUP_BYTES).unwrap())];
+        let data = &contents[at..contents
+            .len()
+            .min(at + usize::try_from(GROUP_BYTES).unwrap())];
         let item = self.item();
-        let header =
-            FrameHeader { kind: FrameKind::Chunk, file: FileId(1), group, item, ..FrameHeader::default() };
-        self.send(header, Vec::new(), &zmove_chunk::group_cv(group, data).0, data);
+        let header = FrameHeader {
+            kind: FrameKind::Chunk,
+            file: FileId(1),
+            group,
+            item,
+            ..FrameHeader::default()
+        };
+        self.send(
+            header,
+            Vec::new(),
+            &zmove_chunk::group_cv(group, data).0,
+            data,
+        );
     }
 
     fn next(&mut self) -> Option<ToSender> {
@@ -206,10 +294,20 @@ impl Mover<'_> {
         };
         match &said {
             ToSender::Stored(told) => {
-                self.faults.extend(told.items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
+                self.faults.extend(
+                    told.items
+                        .iter()
+                        .flat_map(|item| &item.faults)
+                        .map(|fault| fault.code),
+                );
             }
             ToSender::Published { items } => {
-                self.faults.extend(items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
+                self.faults.extend(
+                    items
+                        .iter()
+                        .flat_map(|item| &item.faults)
+                        .map(|fault| fault.code),
+                );
             }
             _ => {}
         }
@@ -231,7 +329,10 @@ impl Mover<'_> {
         let number = self.say(order);
         loop {
             match self.next().expect("an answer") {
-                ToSender::SharedJob(SharedJobAnswer { number: answered, result }) if answered == number => {
+                ToSender::SharedJob(SharedJobAnswer {
+                    number: answered,
+                    result,
+                }) if answered == number => {
                     return result;
                 }
                 _ => {}
@@ -241,8 +342,14 @@ impl Mover<'_> {
 
     fn say(&mut self, order: SharedJobOrder) -> u64 {
         self.orders += 1;
-        let request = encode_message(&ToReceiver::SharedJob(SharedJobRequest { number: self.orders, order }));
-        self.cluster.runtime.block_on(self.control.send(&request)).unwrap();
+        let request = encode_message(&ToReceiver::SharedJob(SharedJobRequest {
+            number: self.orders,
+            order,
+        }));
+        self.cluster
+            .runtime
+            .block_on(self.control.send(&request))
+            .unwrap();
         self.orders
     }
 
@@ -254,7 +361,9 @@ impl Mover<'_> {
             parent: id(parent),
             pass: 1,
             children: children.into(),
-            children_sum: (work + 1..=work + children).map(|child| id(child).number()).sum(),
+            children_sum: (work + 1..=work + children)
+                .map(|child| id(child).number())
+                .sum(),
             files: 1,
             bytes: 1,
             ..WorkEnd::default()
@@ -263,8 +372,14 @@ impl Mover<'_> {
     }
 
     fn finish(mut self) {
-        let announce = encode_message(&ToReceiver::Announce { items: self.items, mismatches: 0 });
-        self.cluster.runtime.block_on(self.control.send(&announce)).unwrap();
+        let announce = encode_message(&ToReceiver::Announce {
+            items: self.items,
+            mismatches: 0,
+        });
+        self.cluster
+            .runtime
+            .block_on(self.control.send(&announce))
+            .unwrap();
         let mut last = None;
         while let Some(said) = self.next() {
             last = Some(said);
@@ -286,27 +401,54 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, (u64, i64, i64, Vec<u8>)> {
     while let Some(directory) = directories.pop() {
         for entry in std::fs::read_dir(&directory).unwrap() {
             let path = entry.unwrap().path();
-            if path.file_name().unwrap().as_encoded_bytes().starts_with(b".zmove-job-") {
+            if path
+                .file_name()
+                .unwrap()
+                .as_encoded_bytes()
+                .starts_with(b".zmove-job-")
+            {
                 continue;
             }
             let there = path.symlink_metadata().unwrap();
-            let contents = if there.is_file() { std::fs::read(&path).unwrap() } else { Vec::new() };
+            let contents = if there.is_file() {
+                std::fs::read(&path).unwrap()
+            } else {
+                Vec::new()
+            };
             if there.is_dir() {
                 directories.push(path.clone());
             }
-            found.insert(path, (there.ino(), there.ctime(), there.ctime_nsec(), contents));
+            found.insert(
+                path,
+                (there.ino(), there.ctime(), there.ctime_nsec(), contents),
+            );
         }
     }
     found
 }
 
 fn contents(bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|at| (at / 11 + (at >> 15)).to_le_bytes()[0]).collect()
+    (0..bytes)
+        .map(|at| (at / 11 + (at >> 15)).to_le_bytes()[0])
+        .collect()
 }
 
 fn large(to: &str, contents: &[u8]) -> FileHead {
-    let (bytes, ctime) = (contents.len() as u64, Timestamp { seconds: 1, nanos: 2 });
-    FileHead { path: path(to), metadata: metadata(0o640), bytes, ctime, inode: 3, data: None }
+    let (bytes, ctime) = (
+        contents.len() as u64,
+        Timestamp {
+            seconds: 1,
+            nanos: 2,
+        },
+    );
+    FileHead {
+        path: path(to),
+        metadata: metadata(0o640),
+        bytes,
+        ctime,
+        inode: 3,
+        data: None,
+    }
 }
 
 /// A node is stopped in the middle of a batch, as a client of a shared file system that hangs. Others take over, and it
@@ -339,7 +481,11 @@ fn a_node_that_was_stopped_and_wakes_up_in_the_next_epoch_changes_nothing() {
     }
     let waiting = cluster.waiting(1);
     let mut mover = cluster.begin(&new, 2);
-    assert_eq!((cluster.waiting(1), cluster.waiting(2)), (0, 0), "of {waiting} files");
+    assert_eq!(
+        (cluster.waiting(1), cluster.waiting(2)),
+        (0, 0),
+        "of {waiting} files"
+    );
     mover.files("d", names(0..20), b'n');
     mover.stored(1);
     assert_eq!(mover.end(1, 1, 0), SharedJobResult::Done);
@@ -350,16 +496,32 @@ fn a_node_that_was_stopped_and_wakes_up_in_the_next_epoch_changes_nothing() {
     sleeper.stored(usize::try_from(batches).unwrap() + 2);
     let fenced = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
     assert_eq!(sleeper.end(2, 1, 0), fenced);
-    let commit = SharedJobOrder::Commit { head: head.encode(), root: None };
+    let commit = SharedJobOrder::Commit {
+        head: head.encode(),
+        root: None,
+    };
     assert_eq!(sleeper.order(commit), fenced);
-    let failed = sleeper.faults.iter().filter(|code| **code == FaultCode::Fenced).count();
-    assert!(failed >= 20 && failed == sleeper.faults.len(), "{failed} of {}", sleeper.faults.len());
+    let failed = sleeper
+        .faults
+        .iter()
+        .filter(|code| **code == FaultCode::Fenced)
+        .count();
+    assert!(
+        failed >= 20 && failed == sleeper.faults.len(),
+        "{failed} of {}",
+        sleeper.faults.len()
+    );
     sleeper.finish();
     assert!(tree(&cluster.root()) == before, "something has changed");
     let refused = cluster.try_begin(&old, 1).err();
     assert!(matches!(refused, Some(ToSender::Refused(_))), "{refused:?}");
-    let SharedJobResult::Counted(counted) = mover.order(SharedJobOrder::Count) else { panic!("not counted") };
-    assert!(counted.work_ended == 1 && counted.is_finished(), "{counted:?}");
+    let SharedJobResult::Counted(counted) = mover.order(SharedJobOrder::Count) else {
+        panic!("not counted")
+    };
+    assert!(
+        counted.work_ended == 1 && counted.is_finished(),
+        "{counted:?}"
+    );
     assert_eq!(mover.order(SharedJobOrder::Close), SharedJobResult::Done);
     mover.finish();
     assert!(tree(&cluster.root()) == before);
@@ -377,13 +539,20 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         let mut movers = [cluster.begin(&one, 1), cluster.begin(&other, 1)];
         for (mover, groups) in movers.iter_mut().zip(groups.chunks(5)) {
             mover.declare(&head);
-            groups[..3].iter().for_each(|group| mover.chunk(*group, &file));
+            groups[..3]
+                .iter()
+                .for_each(|group| mover.chunk(*group, &file));
         }
         movers.iter_mut().for_each(|mover| mover.stored(3));
         assert_eq!(movers[0].end(1, 1, 1), SharedJobResult::Done);
         // the rest of its work is under way
         let [parent, work] = [1, 2].map(|number| WorkId([number; 16]));
-        movers[1].say(SharedJobOrder::End(WorkEnd { work, parent, pass: 1, ..WorkEnd::default() }));
+        movers[1].say(SharedJobOrder::End(WorkEnd {
+            work,
+            parent,
+            pass: 1,
+            ..WorkEnd::default()
+        }));
         other.0.signal(Signal::KILL);
         drop(movers);
         assert!(!cluster.root().join("d/large").exists());
@@ -395,7 +564,10 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         }
         movers.iter_mut().for_each(|mover| mover.stored(5));
         let root = Some(zmove_chunk::file_root(&file).0);
-        let commit = || SharedJobOrder::Commit { head: head.encode(), root };
+        let commit = || SharedJobOrder::Commit {
+            head: head.encode(),
+            root,
+        };
         assert_eq!(movers[0].end(1, 1, 1), SharedJobResult::Done);
         assert_eq!(movers[1].end(2, 1, 0), SharedJobResult::Done);
         // both are asked before either has answered
@@ -420,7 +592,10 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         let SharedJobResult::Counted(counted) = first.order(SharedJobOrder::Count) else {
             panic!("not counted")
         };
-        assert!(counted.is_finished() && counted.work_ended == 2 && counted.repeats >= 1, "{counted:?}");
+        assert!(
+            counted.is_finished() && counted.work_ended == 2 && counted.repeats >= 1,
+            "{counted:?}"
+        );
         movers.into_iter().for_each(Mover::finish);
     }
 }
@@ -435,10 +610,14 @@ fn the_directory_of_a_job_is_neither_sent_nor_removed() {
     std::fs::write(cluster.root().join("f"), "x").unwrap();
     let copied = cluster.site.path("copied");
     let site = &cluster.site;
-    site.zmove(&["push", "shared/", copied.to_str().unwrap()]).outcome().expect(0);
+    site.zmove(&["push", "shared/", copied.to_str().unwrap()])
+        .outcome()
+        .expect(0);
     assert!(copied.join("f").exists() && !copied.join(job.file_name().unwrap()).exists());
     std::fs::create_dir(site.path("empty")).unwrap();
-    site.zmove(&["push", "--delete", "empty/", "shared"]).outcome().expect(0);
+    site.zmove(&["push", "--delete", "empty/", "shared"])
+        .outcome()
+        .expect(0);
     assert!(job.exists() && !cluster.root().join("f").exists());
     mover.finish();
     assert!(job.exists(), "its end is ordered");

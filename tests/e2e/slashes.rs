@@ -36,7 +36,12 @@ fn a_directory_arrives_under_its_name(site: &Site) {
 
 fn the_contents_of_a_directory(site: &Site) {
     grow(site);
-    for (form, target) in [("source/", "x"), ("source/.", "y"), ("source//", "z/"), ("./source/", "w/v/u")] {
+    for (form, target) in [
+        ("source/", "x"),
+        ("source/.", "y"),
+        ("source//", "z/"),
+        ("./source/", "w/v/u"),
+    ] {
         site.push(&[], form, target).done();
         assert_same(&site.source(), &site.target().join(target));
     }
@@ -62,13 +67,22 @@ fn a_single_file_takes_the_name_of_the_target(site: &Site) {
         let source = site.source().join(format!("f{bytes}"));
         paint(&source, bytes);
         let name = format!("new{bytes}");
-        assert_eq!(site.push(&options, &source, &name).done().summary()["files"], 1);
+        assert_eq!(
+            site.push(&options, &source, &name).done().summary()["files"],
+            1
+        );
         let mut expected = picture(&site.source());
         let copied = picture(&site.target()).remove(name.as_bytes()).unwrap();
-        assert_eq!(expected.remove(format!("f{bytes}").as_bytes()), Some(copied));
+        assert_eq!(
+            expected.remove(format!("f{bytes}").as_bytes()),
+            Some(copied)
+        );
         let listed = std::fs::read_to_string(&manifest).unwrap();
         assert!(listed.ends_with(&format!("  {name}\n")), "{listed}");
-        assert_eq!(site.push(&["--json"], &source, &name).done().summary()["skipped"], 1);
+        assert_eq!(
+            site.push(&["--json"], &source, &name).done().summary()["skipped"],
+            1
+        );
     }
 }
 
@@ -93,7 +107,12 @@ fn a_link_at_the_top(site: &Site) {
     let link = site.path("link");
     symlink("source", &link).unwrap();
     site.push(&[], &link, "x/").done();
-    assert_eq!(std::fs::read_link(site.target().join("x/link")).unwrap().to_str(), Some("source"));
+    assert_eq!(
+        std::fs::read_link(site.target().join("x/link"))
+            .unwrap()
+            .to_str(),
+        Some("source")
+    );
     site.push(&[], link.join(""), "y").done();
     assert_same(&site.source(), &site.target().join("y"));
 }
@@ -137,7 +156,9 @@ fn a_target_inside_the_source_is_refused() {
         let before = picture(&site.source());
         for source in ["source", "source/"] {
             let outcome = site.zmove(&["push", source, target]).outcome().expect(1);
-            outcome.says(&["the target lies inside the source", source]).lines(1);
+            outcome
+                .says(&["the target lies inside the source", source])
+                .lines(1);
         }
         assert_pictures(&before, &picture(&site.source()));
     }

@@ -47,12 +47,22 @@ impl Spread {
     }
 
     /// The same, where what the receivers share may be a file system of its own; `None` where that is not possible.
-    fn within(receivers: usize, namespace: impl FnOnce(&Path) -> Option<Option<Namespace>>) -> Option<Self> {
+    fn within(
+        receivers: usize,
+        namespace: impl FnOnce(&Path) -> Option<Option<Namespace>>,
+    ) -> Option<Self> {
         let site = Site::local();
         let shared = site.path("shared");
         std::fs::create_dir_all(&shared).unwrap();
-        let runner = Runner { namespace: namespace(&shared)?.map(Arc::new), ..Runner::default() };
-        let mut spread = Self { site, daemons: Vec::new(), runner };
+        let runner = Runner {
+            namespace: namespace(&shared)?.map(Arc::new),
+            ..Runner::default()
+        };
+        let mut spread = Self {
+            site,
+            daemons: Vec::new(),
+            runner,
+        };
         for _ in 0..receivers {
             spread.start("shared");
         }
@@ -63,7 +73,11 @@ impl Spread {
     fn unprivileged(receivers: usize) -> Option<Self> {
         let site = Site::unprivileged()?;
         std::fs::create_dir_all(site.path("shared")).unwrap();
-        let mut spread = Self { runner: site.runner.clone(), site, daemons: Vec::new() };
+        let mut spread = Self {
+            runner: site.runner.clone(),
+            site,
+            daemons: Vec::new(),
+        };
         (0..receivers).for_each(|_| spread.start("shared"));
         Some(spread)
     }
@@ -97,7 +111,10 @@ impl Spread {
         self.site.give_away();
         let daemon = Daemon::start_with(&home, &["--listen", "127.0.0.1:0"], &self.runner);
         let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
-        KnownHosts::open(&self.home()).unwrap().pin(&host, port, daemon.fingerprint).unwrap();
+        KnownHosts::open(&self.home())
+            .unwrap()
+            .pin(&host, port, daemon.fingerprint)
+            .unwrap();
         self.daemons.push(daemon);
     }
 
@@ -116,7 +133,12 @@ impl Spread {
 
     fn mount(&self) {
         let (from, to) = (self.site.path("shared"), self.mount_point());
-        let words = ["mount".as_ref(), "--bind".as_ref(), from.as_os_str(), to.as_os_str()];
+        let words = [
+            "mount".as_ref(),
+            "--bind".as_ref(),
+            from.as_os_str(),
+            to.as_os_str(),
+        ];
         assert!(self.runner.namespace.as_ref().unwrap().run(&words));
     }
 
@@ -129,7 +151,11 @@ impl Spread {
 
     /// The target of all receivers.
     fn target(&self, path: &str) -> OsString {
-        let hosts: Vec<_> = self.daemons.iter().map(|daemon| daemon.address.to_string()).collect();
+        let hosts: Vec<_> = self
+            .daemons
+            .iter()
+            .map(|daemon| daemon.address.to_string())
+            .collect();
         format!("{}:{path}", hosts.join(",")).into()
     }
 
@@ -139,7 +165,12 @@ impl Spread {
 
     fn push_to(&self, target: OsString, options: &[&str], source: &str) -> Zmove {
         let mut zmove = Runner::default().zmove(&self.home());
-        zmove.0.args(["push"]).args(options).arg(self.site.path(source).join("")).arg(target);
+        zmove
+            .0
+            .args(["push"])
+            .args(options)
+            .arg(self.site.path(source).join(""))
+            .arg(target);
         zmove
     }
 
@@ -147,9 +178,15 @@ impl Spread {
     fn target_by(&self, relays: &[Proxy]) -> OsString {
         for (daemon, relay) in self.daemons.iter().zip(relays) {
             let (host, port) = (relay.address.ip().to_string(), relay.address.port());
-            KnownHosts::open(&self.home()).unwrap().pin(&host, port, daemon.fingerprint).unwrap();
+            KnownHosts::open(&self.home())
+                .unwrap()
+                .pin(&host, port, daemon.fingerprint)
+                .unwrap();
         }
-        let hosts: Vec<_> = relays.iter().map(|relay| relay.address.to_string()).collect();
+        let hosts: Vec<_> = relays
+            .iter()
+            .map(|relay| relay.address.to_string())
+            .collect();
         format!("{}:t", hosts.join(",")).into()
     }
 
@@ -157,10 +194,14 @@ impl Spread {
     fn target_that_loses_the_beginning(&self) -> OsString {
         let there = self.target_directory();
         let has_job = move || job_in(&there).is_some();
-        let relays = self.daemons.iter().enumerate().map(|(number, daemon)| match number {
-            0 => Proxy::cutting_when(daemon.address, has_job.clone()),
-            _ => Proxy::start(daemon.address, u64::MAX),
-        });
+        let relays = self
+            .daemons
+            .iter()
+            .enumerate()
+            .map(|(number, daemon)| match number {
+                0 => Proxy::cutting_when(daemon.address, has_job.clone()),
+                _ => Proxy::start(daemon.address, u64::MAX),
+            });
         self.target_by(&relays.collect::<Vec<_>>())
     }
 
@@ -175,7 +216,10 @@ impl Spread {
     /// What the receivers share, as it is seen from here.
     fn shared(&self) -> PathBuf {
         let shared = self.site.path("shared");
-        self.runner.namespace.as_ref().map_or(shared.clone(), |namespace| namespace.outside(&shared))
+        self.runner
+            .namespace
+            .as_ref()
+            .map_or(shared.clone(), |namespace| namespace.outside(&shared))
     }
 
     /// A tree that is cut into many items: a wide directory, deep ones, and a file for several.
@@ -210,7 +254,9 @@ impl Spread {
     fn kill_a_slow_push(&self, path: &str) {
         paint(self.source().join("f"), 9 << 20);
         set_old(self.source());
-        let mut child = self.push_to(self.target(path), &["--limit", "1MB"], "source").start();
+        let mut child = self
+            .push_to(self.target(path), &["--limit", "1MB"], "source")
+            .start();
         self.wait_for_job();
         child.kill().unwrap();
         child.wait().unwrap();
@@ -219,7 +265,9 @@ impl Spread {
     /// Removes the target, in which receivers of a push that was killed may still be at work for a moment.
     fn remove_target(&self) {
         let target = self.target_directory();
-        crate::jobs::wait_for("the end of the target", || std::fs::remove_dir_all(&target).is_ok());
+        crate::jobs::wait_for("the end of the target", || {
+            std::fs::remove_dir_all(&target).is_ok()
+        });
     }
 
     /// Kills the first receiver when it has marked the end of the job of a push, before it can say so.
@@ -246,16 +294,33 @@ impl Spread {
     /// How many jobs are noted that have not ended.
     fn noted(&self) -> usize {
         let notes = std::fs::read_dir(self.home().join("shared-jobs")).unwrap();
-        notes.filter(|note| !note.as_ref().unwrap().path().to_string_lossy().ends_with(".new")).count()
+        notes
+            .filter(|note| {
+                !note
+                    .as_ref()
+                    .unwrap()
+                    .path()
+                    .to_string_lossy()
+                    .ends_with(".new")
+            })
+            .count()
     }
 
     /// Removes what says that a job has ended which has lost sessions: there is one.
     fn remove_marks(&self) {
-        let mut marks =
-            std::fs::read_dir(self.target_directory()).unwrap().map(|entry| entry.unwrap().path());
-        let mark = marks.find(|path| path.to_string_lossy().contains(".zmove-job-")).expect("a mark");
-        let within: Vec<_> = std::fs::read_dir(&mark).unwrap().map(|entry| entry.unwrap().path()).collect();
-        within.iter().for_each(|epoch| std::fs::remove_dir(epoch).expect("it is empty"));
+        let mut marks = std::fs::read_dir(self.target_directory())
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let mark = marks
+            .find(|path| path.to_string_lossy().contains(".zmove-job-"))
+            .expect("a mark");
+        let within: Vec<_> = std::fs::read_dir(&mark)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        within
+            .iter()
+            .for_each(|epoch| std::fs::remove_dir(epoch).expect("it is empty"));
         std::fs::remove_dir(mark).expect("nothing of the job is left");
         set_old(self.target_directory());
     }
@@ -302,13 +367,28 @@ fn job_in(target: &Path) -> Option<PathBuf> {
 fn a_tree_comes_whole_by_several_receivers_and_is_equal_the_next_time() {
     let spread = Spread::new(3);
     spread.paint();
-    let summary = spread.push(&["--json"], "source").outcome().done().summary();
+    let summary = spread
+        .push(&["--json"], "source")
+        .outcome()
+        .done()
+        .summary();
     spread.assert_done();
     let files = summary["files"].as_u64().unwrap();
-    assert!(files > 5300 && summary["failed"] == 0 && summary["skipped"] == 0, "{summary}");
+    assert!(
+        files > 5300 && summary["failed"] == 0 && summary["skipped"] == 0,
+        "{summary}"
+    );
     spread.assert_several_have_received();
-    let again = spread.push(&["--json"], "source").outcome().done().summary();
-    assert_eq!((again["files"].as_u64(), again["skipped"].as_u64()), (Some(0), Some(files)), "{again}");
+    let again = spread
+        .push(&["--json"], "source")
+        .outcome()
+        .done()
+        .summary();
+    assert_eq!(
+        (again["files"].as_u64(), again["skipped"].as_u64()),
+        (Some(0), Some(files)),
+        "{again}"
+    );
     spread.assert_done();
 }
 
@@ -333,11 +413,27 @@ fn a_receiver_that_is_away_and_not_known_is_left_out() {
     paint(spread.source().join("f"), 7);
     let address = spread.daemons[1].address;
     let (host, port) = (address.ip().to_string(), address.port());
-    KnownHosts::open(&spread.home()).unwrap().remove(&host, port).unwrap();
+    KnownHosts::open(&spread.home())
+        .unwrap()
+        .remove(&host, port)
+        .unwrap();
     spread.daemons[1].kill();
-    let away = [&*address.to_string(), "is away, and its key not known yet: left out"];
-    spread.push(&[], "source").outcome().expect(0).says(&away).lines(1);
-    assert_eq!(KnownHosts::open(&spread.home()).unwrap().lookup(&host, port), None);
+    let away = [
+        &*address.to_string(),
+        "is away, and its key not known yet: left out",
+    ];
+    spread
+        .push(&[], "source")
+        .outcome()
+        .expect(0)
+        .says(&away)
+        .lines(1);
+    assert_eq!(
+        KnownHosts::open(&spread.home())
+            .unwrap()
+            .lookup(&host, port),
+        None
+    );
     spread.assert_done();
     spread.push(&["--strict"], "source").outcome().expect(5);
     let nameless = format!("{},nowhere.invalid:u", spread.daemons[0].address);
@@ -345,10 +441,18 @@ fn a_receiver_that_is_away_and_not_known_is_left_out() {
         "nowhere.invalid:5870 is away",
         "left out (find the address of 'nowhere.invalid' (is the name right?)",
     ];
-    spread.push_to(nameless.into(), &[], "source").outcome().expect(0).says(&left_out).lines(1);
+    spread
+        .push_to(nameless.into(), &[], "source")
+        .outcome()
+        .expect(0)
+        .says(&left_out)
+        .lines(1);
     assert!(spread.shared().join("u/f").exists());
     let none_else = format!("{address},localhost:{port}:t");
-    spread.push_to(none_else.into(), &[], "source").outcome().expect(10);
+    spread
+        .push_to(none_else.into(), &[], "source")
+        .outcome()
+        .expect(10);
 }
 
 #[test]
@@ -363,10 +467,17 @@ fn of_two_sources_that_become_the_target_the_last_gives_it_mode_and_time() {
     });
     set_old(&sources[1]);
     let mut zmove = Runner::default().zmove(&spread.home());
-    zmove.0.arg("push").args(sources.map(|source| source.join(""))).arg(spread.target("t"));
+    zmove
+        .0
+        .arg("push")
+        .args(sources.map(|source| source.join("")))
+        .arg(spread.target("t"));
     zmove.outcome().done();
     let found = spread.target_directory().metadata().unwrap();
-    assert_eq!((found.mode() & 0o7777, found.modified().unwrap()), (0o700, crate::tree::old()));
+    assert_eq!(
+        (found.mode() & 0o7777, found.modified().unwrap()),
+        (0o700, crate::tree::old())
+    );
 }
 
 /// The receiver dies between the end of the job and its answer.
@@ -385,15 +496,23 @@ fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
 /// Another may have left it unclosed, and the receiver that is left knows nothing of it.
 #[test]
 fn a_job_does_not_pass_for_closed_by_the_word_of_a_receiver_that_has_lost_the_storage() {
-    let Some(spread) = Spread::with_mount_point() else { return };
+    let Some(spread) = Spread::with_mount_point() else {
+        return;
+    };
     spread.mount();
     paint(spread.source().join("f"), 3 << 20);
-    let child = spread.push(&["--limit", "1MB", "--timeout", "4s"], "source").start();
+    let child = spread
+        .push(&["--limit", "1MB", "--timeout", "4s"], "source")
+        .start();
     // the head's session, and one of each mover: both receivers have the job's directory open
     let job = spread.wait_for_job();
     let is_journal = |name: &String| name.starts_with("journal-");
     crate::jobs::wait_for("three sessions", || {
-        crate::tree::names(&job).iter().filter(|name| is_journal(name)).count() == 3
+        crate::tree::names(&job)
+            .iter()
+            .filter(|name| is_journal(name))
+            .count()
+            == 3
     });
     spread.unmount();
     spread.kill_at_the_end();
@@ -407,10 +526,15 @@ fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() 
     spread.paint();
     let child = spread.push(&["--timeout", "2s"], "source").start();
     spread.daemons[0].wait_for_logs("begun by sender", 2);
-    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::KILL));
+    spread
+        .daemons
+        .iter()
+        .for_each(|daemon| daemon.signal(Signal::KILL));
     // each that is away, and the end
     let outcome = crate::command::finish(child).expect(12);
-    let outcome = outcome.lines(3).says(&["; no receiver is left: trying again for up to 2 s"]);
+    let outcome = outcome
+        .lines(3)
+        .says(&["; no receiver is left: trying again for up to 2 s"]);
     outcome.says(&["no receiver goes on: "]);
     let job = spread.wait_for_job();
     spread.daemons.clear();
@@ -427,11 +551,19 @@ fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() 
 fn of_a_push_that_no_receiver_lets_begin_nothing_is_left_to_be_ended() {
     let spread = Spread::new(2);
     paint(spread.source().join("f"), 7);
-    let lists = [0, 1].map(|number| spread.site.path(&format!("receiver{number}/authorized_keys")));
-    lists.iter().for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
+    let lists = [0, 1].map(|number| {
+        spread
+            .site
+            .path(&format!("receiver{number}/authorized_keys"))
+    });
+    lists
+        .iter()
+        .for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
     spread.push(&[], "source").outcome().expect(5);
     assert_eq!(spread.noted(), 0);
-    lists.iter().for_each(|list| std::fs::rename(list.with_extension("away"), list).unwrap());
+    lists
+        .iter()
+        .for_each(|list| std::fs::rename(list.with_extension("away"), list).unwrap());
     spread.push(&[], "source").outcome().done();
     spread.assert_done();
 }
@@ -440,9 +572,18 @@ fn of_a_push_that_no_receiver_lets_begin_nothing_is_left_to_be_ended() {
 fn of_a_push_that_is_interrupted_before_a_receiver_has_answered_nothing_is_left_to_be_ended() {
     let spread = Spread::new(2);
     paint(spread.source().join("f"), 7);
-    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::STOP));
-    let relays: Vec<_> = spread.daemons.iter().map(|daemon| Proxy::start(daemon.address, u64::MAX)).collect();
-    let child = spread.push_to(spread.target_by(&relays), &[], "source").start();
+    spread
+        .daemons
+        .iter()
+        .for_each(|daemon| daemon.signal(Signal::STOP));
+    let relays: Vec<_> = spread
+        .daemons
+        .iter()
+        .map(|daemon| Proxy::start(daemon.address, u64::MAX))
+        .collect();
+    let child = spread
+        .push_to(spread.target_by(&relays), &[], "source")
+        .start();
     relays[0].wait_for_connections(1);
     crate::breakage::interrupt(child).expect(20);
     assert_eq!(spread.noted(), 0);
@@ -459,7 +600,13 @@ fn a_receiver_whose_root_is_not_there_is_passed_over_and_says_why() {
     spread.paint();
     let outcome = spread.push(&[], "source").outcome().expect(0);
     let outcome = outcome.says(&["open root '", "/gone': No such file or directory"]);
-    assert!(!outcome.stderr.contains("the session with the receiver has ended"), "{}", outcome.stderr);
+    assert!(
+        !outcome
+            .stderr
+            .contains("the session with the receiver has ended"),
+        "{}",
+        outcome.stderr
+    );
     spread.assert_done();
 }
 
@@ -470,7 +617,11 @@ fn a_receiver_that_is_away_is_not_said_to_have_served() {
     spread.daemons[1].signal(Signal::KILL);
     let first = spread.daemons[0].address.to_string();
     let outcome = spread.push(&[], "source").outcome().expect(0);
-    assert!(outcome.stdout.contains(", by 1 receiver\n"), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains(", by 1 receiver\n"),
+        "{}",
+        outcome.stdout
+    );
     outcome.says(&[&format!("; {first} is tried next")]);
     // no session has begun there that may still do something
     spread.assert_done();
@@ -483,9 +634,18 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
     let [there, elsewhere] = [0, 1].map(|number: usize| spread.daemons[number].address.to_string());
     let began = Instant::now();
     // it takes more than a minute
-    let outcome = spread.push(&["--timeout", "3s", "--limit", "1MB"], "source").outcome().expect(3);
-    assert!(began.elapsed() < Duration::from_secs(45), "{:?}", began.elapsed());
-    outcome.says(&[&format!("{elsewhere} does not see the push that is under way at {there}")]);
+    let outcome = spread
+        .push(&["--timeout", "3s", "--limit", "1MB"], "source")
+        .outcome()
+        .expect(3);
+    assert!(
+        began.elapsed() < Duration::from_secs(45),
+        "{:?}",
+        began.elapsed()
+    );
+    outcome.says(&[&format!(
+        "{elsewhere} does not see the push that is under way at {there}"
+    )]);
     assert!(!spread.site.path("elsewhere/t").exists());
     assert_eq!(spread.noted(), 1, "the next push ends it");
     // also where no mover comes there before all is done
@@ -498,7 +658,10 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
 fn a_job_that_may_have_begun_goes_on_where_another_receiver_sees_it() {
     let spread = Spread::new(2);
     spread.paint();
-    spread.push_to(spread.target_that_loses_the_beginning(), &[], "source").outcome().expect(0);
+    spread
+        .push_to(spread.target_that_loses_the_beginning(), &[], "source")
+        .outcome()
+        .expect(0);
     assert_eq!(spread.noted(), 0);
     spread.remove_marks();
     spread.assert_done();
@@ -511,39 +674,56 @@ fn a_job_that_may_have_begun_does_not_begin_again_elsewhere() {
     let spread = Spread::with_one_elsewhere();
     spread.paint();
     let target = spread.target_that_loses_the_beginning();
-    let outcome = spread.push_to(target, &["--timeout", "3s", "--limit", "1MB"], "source").outcome();
-    outcome.expect(3).says(&["does not see the push that is under way"]);
+    let outcome = spread
+        .push_to(target, &["--timeout", "3s", "--limit", "1MB"], "source")
+        .outcome();
+    outcome
+        .expect(3)
+        .says(&["does not see the push that is under way"]);
     assert_eq!(spread.noted(), 2, "the next push ends both");
 }
 
 /// A client of NFS may take its word for a minute that a directory is not there.
 #[test]
 fn a_receiver_that_sees_the_target_late_takes_part() {
-    let Some(spread) = Spread::with_mount_point() else { return };
+    let Some(spread) = Spread::with_mount_point() else {
+        return;
+    };
     paint(spread.source().join("f"), 7);
     set_old(spread.source());
     let push = spread.push(&[], "source").start();
     spread.daemons[1].wait_for_log("is not under way");
     spread.mount();
-    crate::command::finish(push).expect(0).says(&["is not under way at this target"]);
+    crate::command::finish(push)
+        .expect(0)
+        .says(&["is not under way at this target"]);
     assert_same(&spread.source(), &spread.target_directory());
 }
 
 /// Whoever has the job under way is away, and another has an empty directory there: nothing is begun anew in that.
 #[test]
 fn a_job_that_is_under_way_does_not_begin_where_a_receiver_has_lost_the_storage() {
-    let Some(spread) = Spread::with_mount_point() else { return };
+    let Some(spread) = Spread::with_mount_point() else {
+        return;
+    };
     spread.mount();
     spread.paint();
-    let push = spread.push(&["--limit", "1MB", "--timeout", "2s"], "source").start();
+    let push = spread
+        .push(&["--limit", "1MB", "--timeout", "2s"], "source")
+        .start();
     spread.daemons[0].wait_for_logs("begun by sender", 2);
     spread.daemons[1].wait_for_log("begun by sender");
     spread.unmount();
-    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::STOP));
+    spread
+        .daemons
+        .iter()
+        .for_each(|daemon| daemon.signal(Signal::STOP));
     spread.daemons[0].signal(Signal::KILL);
     spread.daemons[1].signal(Signal::CONT);
     crate::command::finish(push).expect(12);
-    let left = std::fs::read_dir(spread.mount_point().join("t")).into_iter().flatten();
+    let left = std::fs::read_dir(spread.mount_point().join("t"))
+        .into_iter()
+        .flatten();
     assert_eq!(left.count(), 0);
 }
 
@@ -554,7 +734,11 @@ fn one_file_that_fails_stops_nothing_and_is_counted() {
     let there = spread.target_directory();
     std::fs::create_dir_all(there.join("wide/7/below")).unwrap();
     std::fs::create_dir_all(there.join("large/below")).unwrap();
-    let summary = spread.push(&["--json"], "source").outcome().expect(23).summary();
+    let summary = spread
+        .push(&["--json"], "source")
+        .outcome()
+        .expect(23)
+        .summary();
     assert_eq!(summary["failed"], 2, "{summary}");
     std::fs::remove_dir_all(there.join("wide/7")).unwrap();
     std::fs::remove_dir_all(there.join("large")).unwrap();
@@ -565,7 +749,9 @@ fn one_file_that_fails_stops_nothing_and_is_counted() {
 /// What says that a job is under way lies in the target, whose mode is set before it goes.
 #[test]
 fn nothing_is_left_in_a_target_that_its_owner_may_not_change() {
-    let Some(spread) = Spread::unprivileged(2) else { return };
+    let Some(spread) = Spread::unprivileged(2) else {
+        return;
+    };
     paint(spread.source().join("d/f"), 7);
     set_mode(spread.source(), 0o555);
     set_old(spread.source());
@@ -595,7 +781,10 @@ fn a_directory_that_is_made_for_one_file_is_open_to_others() {
     let usual = spread.site.path("usual").metadata().unwrap().mode() & 0o7777;
     for target in ["new/", "other/new/"] {
         let mut push = Runner::default().zmove(&spread.home());
-        push.0.arg("push").arg(spread.site.path("file")).arg(spread.target(target));
+        push.0
+            .arg("push")
+            .arg(spread.site.path("file"))
+            .arg(spread.target(target));
         push.outcome().done();
         let made = spread.shared().join(target);
         assert_eq!(made.metadata().unwrap().mode() & 0o7777, usual);
@@ -610,9 +799,19 @@ fn a_directory_that_is_made_for_one_file_is_open_to_others() {
 fn what_several_receivers_cannot_do_is_refused() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
-    for option in ["--delete", "--dry-run", "--checksum", "--inplace", "--verify=media", "--durability=none"]
-    {
-        spread.push(&[option], "source").outcome().expect(1).says(&["several receivers"]);
+    for option in [
+        "--delete",
+        "--dry-run",
+        "--checksum",
+        "--inplace",
+        "--verify=media",
+        "--durability=none",
+    ] {
+        spread
+            .push(&[option], "source")
+            .outcome()
+            .expect(1)
+            .says(&["several receivers"]);
     }
     let push_to = |target: &str| {
         let mut zmove = Runner::default().zmove(&spread.home());
@@ -623,7 +822,14 @@ fn what_several_receivers_cannot_do_is_refused() {
     let port = spread.daemons[0].address.port();
     push_to(&format!("127.0.0.1:{port},127.0.0.1:{port}:t")).says(&["is named twice"]);
     let key = spread.daemons[0].fingerprint;
-    KnownHosts::open(&spread.home()).unwrap().pin("localhost", port, key).unwrap();
+    KnownHosts::open(&spread.home())
+        .unwrap()
+        .pin("localhost", port, key)
+        .unwrap();
     push_to(&format!("127.0.0.1:{port},localhost:{port}:t")).says(&["they are one receiver"]);
-    spread.push(&["-H"], "source").outcome().expect(1).says(&["hard links"]);
+    spread
+        .push(&["-H"], "source")
+        .outcome()
+        .expect(1)
+        .says(&["hard links"]);
 }

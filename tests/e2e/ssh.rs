@@ -23,8 +23,10 @@ pub(crate) struct Sshd {
 impl Sshd {
     /// `None` where there is none.
     pub(crate) fn start(site: &Site) -> Option<Self> {
-        let program =
-            ["/usr/sbin/sshd", "/usr/bin/sshd"].map(Path::new).into_iter().find(|path| path.is_file());
+        let program = ["/usr/sbin/sshd", "/usr/bin/sshd"]
+            .map(Path::new)
+            .into_iter()
+            .find(|path| path.is_file());
         let (Some(program), true) = (program, has_program("ssh")) else {
             skip("sshd and ssh are not installed");
             return None;
@@ -33,12 +35,18 @@ impl Sshd {
         std::fs::create_dir(&home).unwrap();
         for key in ["host_key", "user_key"] {
             let mut keygen = Command::new("ssh-keygen");
-            keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(home.join(key));
+            keygen
+                .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+                .arg(home.join(key));
             assert!(keygen.status().unwrap().success());
         }
         std::fs::copy(home.join("user_key.pub"), home.join("authorized_keys")).unwrap();
         if is_root() {
-            std::fs::DirBuilder::new().recursive(true).mode(0o755).create("/run/sshd").unwrap();
+            std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create("/run/sshd")
+                .unwrap();
         }
         // another may take the port before sshd does
         let started = (0..9).find_map(|_| Self::try_start(program, &home, &site.path("server")));
@@ -46,7 +54,11 @@ impl Sshd {
     }
 
     fn try_start(program: &Path, home: &Path, zmove_home: &Path) -> Option<Self> {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
         let (directory, zmove_home) = (home.display(), zmove_home.display());
         let config = format!(
             "Port {port}\nListenAddress 127.0.0.1\nHostKey {directory}/host_key\n\
@@ -55,16 +67,24 @@ impl Sshd {
         );
         std::fs::write(home.join("config"), config).unwrap();
         let mut sshd = Command::new(program);
-        sshd.args(["-D", "-e", "-f"]).arg(home.join("config")).stderr(Stdio::piped());
+        sshd.args(["-D", "-e", "-f"])
+            .arg(home.join("config"))
+            .stderr(Stdio::piped());
         let mut child = sshd.spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let mut log = BufReader::new(child.stderr.take().unwrap())
+            .lines()
+            .map_while(Result::ok);
         let listens = log.any(|line| line.contains("Server listening on"));
         std::thread::spawn(move || log.for_each(drop));
         if !listens {
             child.wait().unwrap();
             return None;
         }
-        Some(Self { child, port, home: home.to_owned() })
+        Some(Self {
+            child,
+            port,
+            home: home.to_owned(),
+        })
     }
 
     /// The ssh that knows the way.
@@ -103,7 +123,13 @@ impl Drop for Sshd {
 }
 
 /// `zmove push OPTIONS source/ TARGET` by this ssh, with this zmove at its end.
-pub(crate) fn push_by(site: &Site, ssh: &str, zmove: &Path, options: &[&str], target: &str) -> Zmove {
+pub(crate) fn push_by(
+    site: &Site,
+    ssh: &str,
+    zmove: &Path,
+    options: &[&str],
+    target: &str,
+) -> Zmove {
     let mut push = site.zmove(&["push", "--json", "--ssh-command", ssh, "--remote-zmove"]);
     push.0.arg(zmove).args(options).arg("source/").arg(target);
     push
@@ -112,9 +138,23 @@ pub(crate) fn push_by(site: &Site, ssh: &str, zmove: &Path, options: &[&str], ta
 #[test]
 fn a_probe_goes_the_same_way() {
     let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else { return };
-    let mut probe = site.zmove(&["probe", "--json", "--time", "1s", "--streams", "1,2", "--no-sweep"]);
-    probe.0.args(["--ssh-command", &sshd.command(), "--remote-zmove"]).arg(ZMOVE).arg(sshd.at_target(&site));
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    let mut probe = site.zmove(&[
+        "probe",
+        "--json",
+        "--time",
+        "1s",
+        "--streams",
+        "1,2",
+        "--no-sweep",
+    ]);
+    probe
+        .0
+        .args(["--ssh-command", &sshd.command(), "--remote-zmove"])
+        .arg(ZMOVE)
+        .arg(sshd.at_target(&site));
     let found: serde_json::Value = serde_json::from_str(&probe.outcome().done().stdout).unwrap();
     assert_eq!(found["rounds"].as_array().unwrap().len(), 2, "{found}");
     assert_eq!(std::fs::read_dir(site.target()).unwrap().count(), 0);
@@ -122,7 +162,10 @@ fn a_probe_goes_the_same_way() {
 
 fn user() -> String {
     let told = Command::new("id").arg("-un").output().unwrap();
-    String::from_utf8(told.stdout).unwrap().trim_end().to_owned()
+    String::from_utf8(told.stdout)
+        .unwrap()
+        .trim_end()
+        .to_owned()
 }
 
 fn paint(site: &Site) {
@@ -142,29 +185,50 @@ fn script(site: &Site, name: &str, text: &str) -> PathBuf {
 #[test]
 fn a_tree_arrives_where_no_daemon_runs() {
     let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     paint(&site);
-    for options in [&[][..], &["--transport", "quic"], &["--cipher", "none", "--checksum"]] {
-        let summary = sshd.run(&site, options, &sshd.at_target(&site)).done().summary();
+    for options in [
+        &[][..],
+        &["--transport", "quic"],
+        &["--cipher", "none", "--checksum"],
+    ] {
+        let summary = sshd
+            .run(&site, options, &sshd.at_target(&site))
+            .done()
+            .summary();
         assert_eq!(summary["failed"], 0);
         assert_same(&site.source(), &site.target());
     }
-    let ports = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let ports = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     std::fs::remove_dir_all(site.target().join("sub")).unwrap();
     sshd.run(
         &site,
-        &["--ssh-ports", &format!("{ports}-{}", ports.saturating_add(9))],
+        &[
+            "--ssh-ports",
+            &format!("{ports}-{}", ports.saturating_add(9)),
+        ],
         &sshd.at_target(&site),
     )
     .done();
     assert_same(&site.source(), &site.target());
-    assert!(!site.path("client").join("key.pem").exists(), "a key for once needs no file");
+    assert!(
+        !site.path("client").join("key.pem").exists(),
+        "a key for once needs no file"
+    );
 }
 
 #[test]
 fn a_host_without_a_user_needs_the_word() {
     let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     paint(&site);
     let target = format!("127.0.0.1:{}:{}", sshd.port, site.target().display());
     sshd.run(&site, &["--ssh"], &target).done();
@@ -174,33 +238,62 @@ fn a_host_without_a_user_needs_the_word() {
 #[test]
 fn a_shell_that_talks_is_passed_over() {
     let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     paint(&site);
-    let talking =
-        script(&site, "talking", &format!("echo Welcome; echo; printf title; exec '{ZMOVE}' \"$@\""));
-    push_by(&site, &sshd.command(), &talking, &[], &sshd.at_target(&site)).outcome().done();
+    let talking = script(
+        &site,
+        "talking",
+        &format!("echo Welcome; echo; printf title; exec '{ZMOVE}' \"$@\""),
+    );
+    push_by(
+        &site,
+        &sshd.command(),
+        &talking,
+        &[],
+        &sshd.at_target(&site),
+    )
+    .outcome()
+    .done();
     assert_same(&site.source(), &site.target());
 }
 
 #[test]
 fn a_host_without_zmove_says_what_to_do() {
     let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     paint(&site);
-    let push = push_by(&site, &sshd.command(), Path::new("/nowhere/zmove"), &[], &sshd.at_target(&site));
+    let push = push_by(
+        &site,
+        &sshd.command(),
+        Path::new("/nowhere/zmove"),
+        &[],
+        &sshd.at_target(&site),
+    );
     let outcome = push.outcome().expect(10);
-    outcome.says(&["zmove: ", "127.0.0.1 has no '/nowhere/zmove'", "--remote-zmove"]);
+    outcome.says(&[
+        "zmove: ",
+        "127.0.0.1 has no '/nowhere/zmove'",
+        "--remote-zmove",
+    ]);
 }
 
 #[test]
 fn a_login_that_is_refused() {
     let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     paint(&site);
     std::fs::write(sshd.home.join("authorized_keys"), "").unwrap();
     let ssh = format!("{} -o BatchMode=yes", sshd.command());
     let outcome = push_by(&site, &ssh, Path::new(ZMOVE), &[], &sshd.at_target(&site)).outcome();
-    outcome.expect(10).says(&["zmove: ssh has not reached ", "127.0.0.1"]);
+    outcome
+        .expect(10)
+        .says(&["zmove: ssh has not reached ", "127.0.0.1"]);
 }
 
 #[test]
@@ -209,13 +302,19 @@ fn an_ssh_that_is_not_there() {
     paint(&site);
     let mut zmove = site.zmove(&["push", "--ssh-command", "/nowhere/ssh", "source/"]);
     zmove.0.arg("alice@127.0.0.1:x");
-    zmove.outcome().expect(10).says(&["zmove: start '/nowhere/ssh': No such file or directory"]).lines(1);
+    zmove
+        .outcome()
+        .expect(10)
+        .says(&["zmove: start '/nowhere/ssh': No such file or directory"])
+        .lines(1);
 }
 
 #[test]
 fn a_push_that_is_killed_goes_on() {
     let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     std::fs::write(site.source().join("large"), painted(40 << 20, 0)).unwrap();
     let slow = ["--limit", "8MiB"];
     let mut client = sshd.push(&site, &slow, &sshd.at_target(&site)).start();
@@ -224,7 +323,10 @@ fn a_push_that_is_killed_goes_on() {
     client.wait().unwrap();
     let again = sshd.push(&site, &[], &sshd.at_target(&site)).start();
     let summary = finish(again).done().summary();
-    assert!(summary["bytes_resumed"].as_u64().unwrap() >= 4 << 20, "{summary}");
+    assert!(
+        summary["bytes_resumed"].as_u64().unwrap() >= 4 << 20,
+        "{summary}"
+    );
     assert_same(&site.source(), &site.target());
 }
 
@@ -233,15 +335,22 @@ fn a_push_that_is_killed_goes_on() {
 #[test]
 fn a_broken_push_never_has_the_last_word() {
     let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     if !has_program("strace") {
         return skip("strace is missing: nothing delays a system call");
     }
     std::fs::write(site.source().join("file"), "older").unwrap();
     let log = site.path("strace.log");
     rustix::fs::mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    let tracer = "strace -f --seccomp-bpf -qq -e trace=renameat -e inject=renameat:delay_enter=3000000";
-    let late = script(&site, "late", &format!("exec {tracer} -o '{}' '{ZMOVE}' \"$@\"", log.display()));
+    let tracer =
+        "strace -f --seccomp-bpf -qq -e trace=renameat -e inject=renameat:delay_enter=3000000";
+    let late = script(
+        &site,
+        "late",
+        &format!("exec {tracer} -o '{}' '{ZMOVE}' \"$@\"", log.display()),
+    );
     let mut client = push_by(&site, &sshd.command(), &late, &[], &sshd.at_target(&site)).start();
     let mut log = BufReader::new(File::open(&log).unwrap());
     log.read_until(b'(', &mut Vec::new()).unwrap();
@@ -253,7 +362,12 @@ fn a_broken_push_never_has_the_last_word() {
     log.read_to_string(&mut calls).unwrap();
     assert!(calls.contains("= 0 (DELAYED)"), "{calls}");
     assert_same(&site.source(), &site.target());
-    assert_eq!(std::fs::read_dir(site.path("server/ending")).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(site.path("server/ending"))
+            .unwrap()
+            .count(),
+        0
+    );
 }
 
 /// What `zmove receive` is for is told to whoever tries it by hand.
@@ -262,5 +376,7 @@ fn nonsense_instead_of_an_order() {
     let site = Site::local();
     let outcome = site.zmove(&["receive"]).outcome();
     assert_eq!(outcome.code, Some(11), "{}", outcome.stderr);
-    outcome.says(&["zmove: read what is to be done from standard input"]).lines(1);
+    outcome
+        .says(&["zmove: read what is to be done from standard input"])
+        .lines(1);
 }

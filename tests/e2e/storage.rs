@@ -52,7 +52,13 @@ fn a_large_file_that_is_replaced(site: &Site) {
 /// Pushes all of the source; where the engine is refused that is a skip, since the other one did it.
 #[track_caller]
 fn pushed_by(site: &Site, engine: &str, direct: &str) -> bool {
-    let outcome = site.push(&["--io-engine", engine, "--direct", direct], site.contents(), "").expect(0);
+    let outcome = site
+        .push(
+            &["--io-engine", engine, "--direct", direct],
+            site.contents(),
+            "",
+        )
+        .expect(0);
     let refused = outcome.stderr.contains("using threads instead");
     if refused {
         skip(outcome.stderr.trim_end());
@@ -74,7 +80,8 @@ fn a_daemon_takes_the_same_options() {
 
 #[test]
 fn memory_is_no_place_for_direct_writes() {
-    let Some(site) = Site::within(|target| crate::namespace::Namespace::with_small_disk(target, 64 << 20))
+    let Some(site) =
+        Site::within(|target| crate::namespace::Namespace::with_small_disk(target, 64 << 20))
     else {
         return;
     };
@@ -91,5 +98,7 @@ fn memory_is_no_place_for_direct_writes() {
 #[test]
 fn an_engine_that_does_not_exist_is_a_usage_error() {
     let site = Site::local();
-    site.push(&["--io-engine", "floppy"], site.contents(), "").expect(1).says(&["floppy", "io-engine"]);
+    site.push(&["--io-engine", "floppy"], site.contents(), "")
+        .expect(1)
+        .says(&["floppy", "io-engine"]);
 }

@@ -19,12 +19,22 @@ use crate::tree::{assert_same, paint};
 const GROUPS: u64 = 12;
 
 /// Pushes one large file over two lanes, of which each is made by `wrap`.
-fn push(site: &Site, wrap: impl Fn(usize, Box<dyn LaneSink>) -> Box<dyn LaneSink> + 'static) -> Pushed {
+fn push(
+    site: &Site,
+    wrap: impl Fn(usize, Box<dyn LaneSink>) -> Box<dyn LaneSink> + 'static,
+) -> Pushed {
     paint(site.source().join("large"), GROUPS * GROUP_BYTES - 1);
     let next = AtomicUsize::new(0);
     let wrap = Box::new(move |sink| wrap(next.fetch_add(1, Ordering::Relaxed), sink));
-    let config = SenderConfig { readers: 2, ..SenderConfig::default() };
-    let push = InProcess { wrap, config, ..InProcess::default() };
+    let config = SenderConfig {
+        readers: 2,
+        ..SenderConfig::default()
+    };
+    let push = InProcess {
+        wrap,
+        config,
+        ..InProcess::default()
+    };
     push.push(&site.source(), &site.target())
 }
 
@@ -40,23 +50,42 @@ fn bytes_stored(pushed: &Pushed) -> u64 {
 fn what_a_lane_that_stands_still_has_taken_goes_over_another() {
     let site = Site::local();
     let pushed = push(&site, |number, inner| match number {
-        0 => Box::new(StrangledSink { inner, broken: Arc::default() }),
+        0 => Box::new(StrangledSink {
+            inner,
+            broken: Arc::default(),
+        }),
         _ => inner,
     });
     let summary = pushed.summary();
     assert_eq!((summary.files, summary.repeated, summary.resent), (1, 1, 0));
-    assert_ne!(summary.bottleneck.limit, Limit::Scan, "nobody waited for it: {:?}", summary.bottleneck);
-    assert_eq!((summary.bytes, bytes_stored(&pushed)), (GROUPS * GROUP_BYTES - 1, summary.bytes));
+    assert_ne!(
+        summary.bottleneck.limit,
+        Limit::Scan,
+        "nobody waited for it: {:?}",
+        summary.bottleneck
+    );
+    assert_eq!(
+        (summary.bytes, bytes_stored(&pushed)),
+        (GROUPS * GROUP_BYTES - 1, summary.bytes)
+    );
     assert_same(&site.source(), &site.target());
 }
 
 #[test]
 fn chunks_that_come_twice_count_once() {
     let site = Site::local();
-    let pushed = push(&site, |_, inner| Box::new(DoublingSink { inner, pool: pool() }));
+    let pushed = push(&site, |_, inner| {
+        Box::new(DoublingSink {
+            inner,
+            pool: pool(),
+        })
+    });
     let summary = pushed.summary();
     assert_eq!((summary.files, summary.resent, summary.failed), (1, 0, 0));
-    assert_eq!((summary.bytes, bytes_stored(&pushed)), (GROUPS * GROUP_BYTES - 1, summary.bytes));
+    assert_eq!(
+        (summary.bytes, bytes_stored(&pushed)),
+        (GROUPS * GROUP_BYTES - 1, summary.bytes)
+    );
     assert_same(&site.source(), &site.target());
 }
 
@@ -98,7 +127,12 @@ fn a_file_that_changes_while_a_chunk_is_late_was_read_before() {
     });
     let pushed = push_late(&site, file_io, again, |_| ());
     let summary = pushed.summary();
-    assert_eq!((summary.files, summary.repeated, summary.failed), (1, 1, 0), "{:?}", pushed.failed());
+    assert_eq!(
+        (summary.files, summary.repeated, summary.failed),
+        (1, 1, 0),
+        "{:?}",
+        pushed.failed()
+    );
     assert!(std::fs::read(site.target().join("large")).unwrap() == *before.lock().unwrap());
 }
 
@@ -122,14 +156,27 @@ fn push_late(
         match next.fetch_add(1, Ordering::Relaxed) {
             0 => {
                 let again = Arc::clone(&again);
-                Box::new(HookedSink { inner, before_data: move |_: &mut Stopwatch<'_>| again.wait() })
+                Box::new(HookedSink {
+                    inner,
+                    before_data: move |_: &mut Stopwatch<'_>| again.wait(),
+                })
             }
             _ => inner,
         }
     });
     let sample_interval = Some(Duration::from_secs(3600));
-    let config = SenderConfig { readers: 2, file_io, sample_interval, ..SenderConfig::default() };
-    let push = InProcess { wrap, config, on_event: Box::new(on_event), ..InProcess::default() };
+    let config = SenderConfig {
+        readers: 2,
+        file_io,
+        sample_interval,
+        ..SenderConfig::default()
+    };
+    let push = InProcess {
+        wrap,
+        config,
+        on_event: Box::new(on_event),
+        ..InProcess::default()
+    };
     push.push(&site.source(), &site.target())
 }
 
@@ -144,7 +191,9 @@ impl Flag {
     }
 
     fn wait(&self) {
-        let waited = self.1.wait_timeout_while(self.0.lock().unwrap(), PATIENCE, |raised| !*raised);
+        let waited = self
+            .1
+            .wait_timeout_while(self.0.lock().unwrap(), PATIENCE, |raised| !*raised);
         drop(waited.unwrap());
     }
 }
@@ -171,9 +220,14 @@ impl LaneSink for StrangledSink {
             return self.inner.send(frame, watch);
         }
         let (broken, changed) = &*self.broken;
-        let (broken, _) =
-            changed.wait_timeout_while(broken.lock().unwrap(), PATIENCE, |broken| !*broken).unwrap();
-        Err(if *broken { LaneError::Stopped } else { LaneError::Closed })
+        let (broken, _) = changed
+            .wait_timeout_while(broken.lock().unwrap(), PATIENCE, |broken| !*broken)
+            .unwrap();
+        Err(if *broken {
+            LaneError::Stopped
+        } else {
+            LaneError::Closed
+        })
     }
 
     fn finish(&mut self) -> Result<(), LaneError> {
@@ -201,7 +255,11 @@ fn pool() -> BufferPool {
 
 impl LaneSink for DoublingSink {
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        let mut copy = Frame { header: frame.header, head: frame.head.clone(), data: Buffer::empty() };
+        let mut copy = Frame {
+            header: frame.header,
+            head: frame.head.clone(),
+            data: Buffer::empty(),
+        };
         if !frame.data.is_empty() {
             copy.data = self.pool.take().unwrap();
             copy.data.room()[..frame.data.len()].copy_from_slice(&frame.data);

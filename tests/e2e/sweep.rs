@@ -15,11 +15,20 @@ const SMALL: [&str; 6] = ["--budget", "24MiB", "--time", "20s", "--threads", "2"
 
 fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap();
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 fn sweep(site: &Site, options: &[&str]) -> Value {
-    let command = [&["sweep"], &SMALL[..], &["--json", "sweep.json"], options, &["target"]].concat();
+    let command = [
+        &["sweep"],
+        &SMALL[..],
+        &["--json", "sweep.json"],
+        options,
+        &["target"],
+    ]
+    .concat();
     site.zmove(&command).outcome().done();
     serde_json::from_slice(&std::fs::read(site.path("sweep.json")).unwrap()).unwrap()
 }
@@ -28,24 +37,48 @@ fn sweep(site: &Site, options: &[&str]) -> Value {
 fn table_and_json_agree_and_nothing_is_left() {
     let site = Site::local();
     paint(site.path("target/precious"), 10);
-    let command = ["sweep", "--json", "sweep.json", "--svg", "sweep.svg", "target"];
-    let said = site.zmove(&[&command[..5], &SMALL, &command[5..]].concat()).outcome().done().stdout;
+    let command = [
+        "sweep",
+        "--json",
+        "sweep.json",
+        "--svg",
+        "sweep.svg",
+        "target",
+    ];
+    let said = site
+        .zmove(&[&command[..5], &SMALL, &command[5..]].concat())
+        .outcome()
+        .done()
+        .stdout;
     assert_eq!(names(&site.path("target")), ["precious"]);
-    let sweep: Value = serde_json::from_slice(&std::fs::read(site.path("sweep.json")).unwrap()).unwrap();
+    let sweep: Value =
+        serde_json::from_slice(&std::fs::read(site.path("sweep.json")).unwrap()).unwrap();
     let sizes = sweep["sizes"].as_array().unwrap();
     assert!(sizes.len() >= 6, "{sweep}");
     let mut written = 0;
     for size in sizes {
         let bytes = size["file_bytes"].as_u64().unwrap();
         for moved in [&size["write"], &size["read"]] {
-            assert_eq!(moved["bytes"].as_u64().unwrap(), moved["files"].as_u64().unwrap() * bytes, "{size}");
+            assert_eq!(
+                moved["bytes"].as_u64().unwrap(),
+                moved["files"].as_u64().unwrap() * bytes,
+                "{size}"
+            );
             let rate = moved["bytes"].as_f64().unwrap() / moved["seconds"].as_f64().unwrap();
-            assert!((rate / moved["bytes_per_second"].as_f64().unwrap() - 1.0).abs() < 1e-6, "{size}");
+            assert!(
+                (rate / moved["bytes_per_second"].as_f64().unwrap() - 1.0).abs() < 1e-6,
+                "{size}"
+            );
         }
         written += size["write"]["bytes"].as_u64().unwrap();
-        let label =
-            if bytes < 1 << 20 { format!("{} KiB ", bytes >> 10) } else { format!("{} MiB ", bytes >> 20) };
-        let line = said.lines().find(|line| line.trim_start().starts_with(&label));
+        let label = if bytes < 1 << 20 {
+            format!("{} KiB ", bytes >> 10)
+        } else {
+            format!("{} MiB ", bytes >> 20)
+        };
+        let line = said
+            .lines()
+            .find(|line| line.trim_start().starts_with(&label));
         let files = size["write"]["files"].to_string();
         assert!(
             line.is_some_and(|line| line.split_whitespace().any(|word| word == files)),
@@ -55,7 +88,9 @@ fn table_and_json_agree_and_nothing_is_left() {
     assert!(written > 0 && written <= 24 << 20);
     assert_eq!(sweep["complete"], true);
     assert!(
-        said.contains("all LOSF") && said.contains("with the flush") && said.contains("posix_fadvise"),
+        said.contains("all LOSF")
+            && said.contains("with the flush")
+            && said.contains("posix_fadvise"),
         "{said}"
     );
     let drawing = std::fs::read_to_string(site.path("sweep.svg")).unwrap();
@@ -75,7 +110,10 @@ fn whoever_is_interrupted_removes_what_there_is() {
         let outcome = finish(child);
         // a fast storage may be through by then
         if outcome.code != Some(0) {
-            outcome.expect(20).says(&["zmove: interrupted", "removed"]).lines(1);
+            outcome
+                .expect(20)
+                .says(&["zmove: interrupted", "removed"])
+                .lines(1);
         }
         assert_eq!(names(&site.path("target")), [""; 0]);
     }
@@ -84,7 +122,9 @@ fn whoever_is_interrupted_removes_what_there_is() {
 #[test]
 fn what_a_killed_one_left_is_removed_by_the_next() {
     let site = Site::local();
-    let child = site.zmove(&["sweep", "--budget", "200MiB", "--time", "1h", "target"]).start();
+    let child = site
+        .zmove(&["sweep", "--budget", "200MiB", "--time", "1h", "target"])
+        .start();
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     until(|| first_cell(&site.path("target")).is_some());
     kill_process(pid, Signal::KILL).unwrap();
@@ -92,26 +132,53 @@ fn what_a_killed_one_left_is_removed_by_the_next() {
     let left = names(&site.path("target"));
     assert!(left[0].starts_with(".zmove-sweep-"), "{left:?}");
     std::fs::create_dir(site.path("target/.zmove-sweep-elsewhere-1")).unwrap();
-    let outcome = site.zmove(&[&["sweep"], &SMALL[..], &["target"]].concat()).outcome().expect(0);
-    outcome.says(&["earlier sweep", &left[0]]).says(&["elsewhere-1", "it stays"]).lines(2);
+    let outcome = site
+        .zmove(&[&["sweep"], &SMALL[..], &["target"]].concat())
+        .outcome()
+        .expect(0);
+    outcome
+        .says(&["earlier sweep", &left[0]])
+        .says(&["elsewhere-1", "it stays"])
+        .lines(2);
     assert_eq!(names(&site.path("target")), [".zmove-sweep-elsewhere-1"]);
 }
 
 #[test]
 fn what_cannot_be_measured_is_told() {
-    let Some(site) = Site::unprivileged() else { return };
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
     let sweep = |options: &[&str]| site.zmove(&[&["sweep"], options].concat()).outcome();
-    sweep(&["nowhere"]).expect(11).says(&["open", "nowhere", "No such file or directory"]).lines(1);
+    sweep(&["nowhere"])
+        .expect(11)
+        .says(&["open", "nowhere", "No such file or directory"])
+        .lines(1);
     sweep(&[]).expect(1);
     paint(site.path("file"), 1);
     site.give_away();
-    sweep(&[&SMALL[..], &["file"]].concat()).expect(11).says(&["file", "Not a directory"]).lines(1);
-    sweep(&["--budget", "1000TiB", "target"]).expect(11).says(&["free", "--budget"]).lines(1);
-    sweep(&["--budget", "1KiB", "target"]).expect(1).says(&["budget of 1.00 KiB"]).lines(1);
+    sweep(&[&SMALL[..], &["file"]].concat())
+        .expect(11)
+        .says(&["file", "Not a directory"])
+        .lines(1);
+    sweep(&["--budget", "1000TiB", "target"])
+        .expect(11)
+        .says(&["free", "--budget"])
+        .lines(1);
+    sweep(&["--budget", "1KiB", "target"])
+        .expect(1)
+        .says(&["budget of 1.00 KiB"])
+        .lines(1);
     set_mode(site.path("target"), 0o500);
     let outcome = sweep(&[&SMALL[..], &["target"]].concat());
     set_mode(site.path("target"), 0o700);
-    outcome.expect(11).says(&["make the directory", "target/.zmove-sweep-", "Permission denied"]).lines(1);
+    outcome
+        .expect(11)
+        .says(&[
+            "make the directory",
+            "target/.zmove-sweep-",
+            "Permission denied",
+        ])
+        .lines(1);
     assert_eq!(names(&site.path("target")), [""; 0]);
 }
 
@@ -132,13 +199,28 @@ fn two_sweeps_are_compared() {
         site.zmove(&command).outcome().done().stdout
     };
     let said = compare(&[]);
-    let line = |said: &str| said.lines().find(|line| line.contains("64 KiB ")).unwrap().to_owned();
-    assert!(said.contains("F_c = 0.20") && said.contains("When to use rsync"), "{said}");
-    assert!(line(&said).ends_with("1.00       0.25     0.25   0.05 x E_1"), "{said}");
+    let line = |said: &str| {
+        said.lines()
+            .find(|line| line.contains("64 KiB "))
+            .unwrap()
+            .to_owned()
+    };
+    assert!(
+        said.contains("F_c = 0.20") && said.contains("When to use rsync"),
+        "{said}"
+    );
+    assert!(
+        line(&said).ends_with("1.00       0.25     0.25   0.05 x E_1"),
+        "{said}"
+    );
     assert!(line(&compare(&["--e1", "1Gbit", "--e1", "64KiB=8Gbit"])).ends_with("   400 Mbit/s"));
     std::fs::write(site.path("there.json"), "{\"format\": 9}").unwrap();
     let command = ["sweep", "--compare", "sweep.json", "there.json"];
-    site.zmove(&command).outcome().expect(11).says(&["there.json", "format is 9"]).lines(1);
+    site.zmove(&command)
+        .outcome()
+        .expect(11)
+        .says(&["there.json", "format is 9"])
+        .lines(1);
 }
 
 #[test]
@@ -148,11 +230,17 @@ fn later_scans_say_how_long_reading_takes() {
     let before = site.push(&[], site.contents(), "before").done().stdout;
     assert!(!before.contains("storage gave"), "{before}");
     let scanned = site.zmove(&["scan", "source"]).outcome().done().stdout;
-    assert!(scanned.contains("'zmove sweep source' measures"), "{scanned}");
+    assert!(
+        scanned.contains("'zmove sweep source' measures"),
+        "{scanned}"
+    );
     sweep(&site, &[]);
     assert_eq!(names(&site.path("client/sweeps")).len(), 1);
     let said = site.zmove(&["scan", "source"]).outcome().done().stdout;
-    assert!(said.contains("LOSF is 100.0 % of the files") && said.contains("reading it takes "), "{said}");
+    assert!(
+        said.contains("LOSF is 100.0 % of the files") && said.contains("reading it takes "),
+        "{said}"
+    );
 }
 
 #[test]
@@ -163,13 +251,26 @@ fn a_push_to_a_daemon_has_the_share_of_the_source_alone() {
     // Runs below a second have no share.
     let slow = ["--limit", "60KB"];
     let said = site.push(&slow, site.contents(), "said").done().stdout;
-    let share = said.lines().find(|line| line.starts_with("reads: ")).unwrap();
-    assert!(share.contains(" % of what this storage gave (sweep of 20"), "{said}");
+    let share = said
+        .lines()
+        .find(|line| line.starts_with("reads: "))
+        .unwrap();
+    assert!(
+        share.contains(" % of what this storage gave (sweep of 20"),
+        "{said}"
+    );
     let summary = |options: &[&str]| site.push(options, site.contents(), "json").done().summary();
     let moved = summary(&[&slow[..], &["--json"]].concat());
-    assert!(moved["storage"]["reads"]["share"].as_f64().unwrap() > 0.0, "{moved}");
+    assert!(
+        moved["storage"]["reads"]["share"].as_f64().unwrap() > 0.0,
+        "{moved}"
+    );
     assert_eq!(moved["storage"]["writes"], Value::Null);
-    assert_eq!(summary(&["--json"])["storage"]["reads"], Value::Null, "nothing has moved");
+    assert_eq!(
+        summary(&["--json"])["storage"]["reads"],
+        Value::Null,
+        "nothing has moved"
+    );
 }
 
 /// A directory of files that a sweep is writing.

@@ -48,7 +48,11 @@ impl LaneSink for BadLane {
             FrameKind::Guess => FrameKind::Batch,
             kind => kind,
         };
-        if self.damages.iter().any(|damage| damage.kind == kind && bytes < damage.bytes_min) {
+        if self
+            .damages
+            .iter()
+            .any(|damage| damage.kind == kind && bytes < damage.bytes_min)
+        {
             return self.inner.send(frame, watch);
         }
         let number = self.seen[kind as usize].fetch_add(1, Ordering::Relaxed);
@@ -73,11 +77,21 @@ impl Damage {
     fn once(kind: FrameKind, part: Part, first: u64) -> Self {
         // the source directory itself may go before the rest, in a batch that has no data
         let bytes_min = usize::from(part == Part::Data);
-        Self { kind, part, first, count: 1, bytes_min, permille: 500 }
+        Self {
+            kind,
+            part,
+            first,
+            count: 1,
+            bytes_min,
+            permille: 500,
+        }
     }
 
     fn always(kind: FrameKind, part: Part) -> Self {
-        Self { count: u64::MAX, ..Self::once(kind, part, 0) }
+        Self {
+            count: u64::MAX,
+            ..Self::once(kind, part, 0)
+        }
     }
 
     fn strike(self, frame: &mut Frame) {
@@ -94,18 +108,35 @@ impl Damage {
 }
 
 fn push(site: &Site, lanes: usize, damages: &[Damage]) -> Pushed {
-    let (damages, seen) = (damages.to_vec(), Arc::new([const { AtomicU64::new(0) }; KINDS]));
+    let (damages, seen) = (
+        damages.to_vec(),
+        Arc::new([const { AtomicU64::new(0) }; KINDS]),
+    );
     let wrap = move |inner| {
         let (damages, seen) = (damages.clone(), Arc::clone(&seen));
-        Box::new(BadLane { inner, damages, seen }) as Box<dyn LaneSink>
+        Box::new(BadLane {
+            inner,
+            damages,
+            seen,
+        }) as Box<dyn LaneSink>
     };
-    InProcess { lanes, wrap: Box::new(wrap), ..InProcess::default() }.push(&site.source(), &site.target())
+    InProcess {
+        lanes,
+        wrap: Box::new(wrap),
+        ..InProcess::default()
+    }
+    .push(&site.source(), &site.target())
 }
 
 #[track_caller]
 fn expect_repaired(site: &Site, pushed: &Pushed, times: u64) {
     let summary = pushed.summary();
-    assert_eq!((summary.resent, summary.failed), (times, 0), "{:?} {summary:?}", pushed.failed());
+    assert_eq!(
+        (summary.resent, summary.failed),
+        (times, 0),
+        "{:?} {summary:?}",
+        pushed.failed()
+    );
     assert_eq!(pushed.resent().len() as u64, times);
     assert_same(&site.source(), &site.target());
 }
@@ -123,7 +154,11 @@ fn data_of_a_small_file() {
     paint(site.source().join("only"), 1_000);
     let pushed = push(&site, 1, &[Damage::once(FrameKind::Batch, Part::Data, 0)]);
     expect_repaired(&site, &pushed, 1);
-    assert!(pushed.resent()[0].contains("'only'"), "{:?}", pushed.resent());
+    assert!(
+        pushed.resent()[0].contains("'only'"),
+        "{:?}",
+        pushed.resent()
+    );
 }
 
 /// The file that was damaged is named, not just the batch that it travelled in.
@@ -135,10 +170,17 @@ fn data_of_one_small_file_among_many() {
     for number in 0..40 {
         paint(site.source().join(format!("d/{number}")), 10);
     }
-    let damage = Damage { bytes_min: 900_000, ..Damage::once(FrameKind::Batch, Part::Data, 0) };
+    let damage = Damage {
+        bytes_min: 900_000,
+        ..Damage::once(FrameKind::Batch, Part::Data, 0)
+    };
     let pushed = push(&site, 1, &[damage]);
     expect_repaired(&site, &pushed, 1);
-    assert!(pushed.resent()[0].contains("d/bbb"), "{:?} does not name d/bbb", pushed.resent());
+    assert!(
+        pushed.resent()[0].contains("d/bbb"),
+        "{:?} does not name d/bbb",
+        pushed.resent()
+    );
 }
 
 #[test]
@@ -151,11 +193,17 @@ fn head_of_a_batch() {
     for permille in [0, 100, 300, 600, 999] {
         let site = Site::local();
         paint(site.source().join("d/f"), 77);
-        let damage = Damage { permille, ..Damage::once(FrameKind::Batch, Part::Head, 0) };
+        let damage = Damage {
+            permille,
+            ..Damage::once(FrameKind::Batch, Part::Head, 0)
+        };
         expect_repaired(&site, &push(&site, 1, &[damage]), 1);
     }
     // the directories may go before the files, in a batch that has no data
-    let damage = Damage { bytes_min: 1, ..Damage::once(FrameKind::Batch, Part::Head, 0) };
+    let damage = Damage {
+        bytes_min: 1,
+        ..Damage::once(FrameKind::Batch, Part::Head, 0)
+    };
     let pushed = push(&site, 1, &[damage]);
     expect_repaired(&site, &pushed, 1);
     assert!(pushed.resent()[0].contains("/f'"), "{:?}", pushed.resent());
@@ -166,10 +214,17 @@ fn data_of_each_chunk_of_a_large_file() {
     for number in 0..4 {
         let site = Site::local();
         paint(site.source().join("big"), 3 * GROUP_BYTES + 5);
-        let pushed = push(&site, 2, &[Damage::once(FrameKind::Chunk, Part::Data, number)]);
+        let pushed = push(
+            &site,
+            2,
+            &[Damage::once(FrameKind::Chunk, Part::Data, number)],
+        );
         expect_repaired(&site, &pushed, 1);
         let (what, name) = (pushed.resent()[0], site.source().join("big"));
-        assert!(what.starts_with("bytes ") && what.contains(name.to_str().unwrap()), "{what}");
+        assert!(
+            what.starts_with("bytes ") && what.contains(name.to_str().unwrap()),
+            "{what}"
+        );
     }
 }
 
@@ -178,11 +233,19 @@ fn declaration_of_a_large_file() {
     for lanes in [1, 3] {
         let site = Site::local();
         paint(site.source().join("big"), 3 * GROUP_BYTES + 5);
-        let pushed = push(&site, lanes, &[Damage::once(FrameKind::Declare, Part::Head, 0)]);
+        let pushed = push(
+            &site,
+            lanes,
+            &[Damage::once(FrameKind::Declare, Part::Head, 0)],
+        );
         let summary = pushed.summary();
         assert_eq!((summary.files, summary.failed), (1, 0));
         assert!(summary.resent > 0 || lanes > 1);
-        assert!(pushed.resent().iter().all(|what| what.contains("big'")), "{:?}", pushed.resent());
+        assert!(
+            pushed.resent().iter().all(|what| what.contains("big'")),
+            "{:?}",
+            pushed.resent()
+        );
         assert_same(&site.source(), &site.target());
     }
 }
@@ -192,8 +255,18 @@ fn damage_that_comes_back_is_repaired_as_often() {
     let site = Site::local();
     paint(site.source().join("small"), 1_000);
     paint(site.source().join("big"), GROUP_BYTES + 1);
-    let three = |kind, part| Damage { count: 3, ..Damage::once(kind, part, 0) };
-    let pushed = push(&site, 1, &[three(FrameKind::Batch, Part::Data), three(FrameKind::Chunk, Part::Data)]);
+    let three = |kind, part| Damage {
+        count: 3,
+        ..Damage::once(kind, part, 0)
+    };
+    let pushed = push(
+        &site,
+        1,
+        &[
+            three(FrameKind::Batch, Part::Data),
+            three(FrameKind::Chunk, Part::Data),
+        ],
+    );
     expect_repaired(&site, &pushed, 6);
 }
 
@@ -204,7 +277,12 @@ fn what_is_always_damaged_is_given_up_and_named() {
         Damage::always(FrameKind::Chunk, Part::Data),
         Damage::always(FrameKind::Declare, Part::Head),
     ];
-    for damages in [&everything[..1], &everything[1..2], &everything[2..], &everything] {
+    for damages in [
+        &everything[..1],
+        &everything[1..2],
+        &everything[2..],
+        &everything,
+    ] {
         let site = Site::local();
         paint(site.source().join("one"), 10);
         paint(site.source().join("two"), 20);
@@ -215,7 +293,11 @@ fn what_is_always_damaged_is_given_up_and_named() {
         let large = damages.iter().any(|damage| damage.kind != FrameKind::Batch);
         // the source directory itself goes with the two small files, or before them
         let failed = 2 * u64::from(small) + u64::from(large);
-        assert!((failed..=failed + u64::from(small)).contains(&summary.failed), "{:?}", pushed.failed());
+        assert!(
+            (failed..=failed + u64::from(small)).contains(&summary.failed),
+            "{:?}",
+            pushed.failed()
+        );
         let expected: Vec<_> = if small { vec![] } else { vec!["one", "two"] }
             .into_iter()
             .chain((!large).then_some("big"))
@@ -223,9 +305,14 @@ fn what_is_always_damaged_is_given_up_and_named() {
         let mut found = names(&site.target());
         found.sort_by_key(|name| (name == "big", name.clone()));
         assert_eq!(found, expected);
-        for name in ["one", "two", "big"].into_iter().filter(|name| !expected.contains(name)) {
-            let told =
-                pushed.failed().into_iter().filter(|line| line.contains(name) && line.contains("damaged"));
+        for name in ["one", "two", "big"]
+            .into_iter()
+            .filter(|name| !expected.contains(name))
+        {
+            let told = pushed
+                .failed()
+                .into_iter()
+                .filter(|line| line.contains(name) && line.contains("damaged"));
             assert_eq!(told.count(), 1, "{:?}", pushed.failed());
         }
     }
@@ -239,6 +326,13 @@ fn directories_and_links_that_never_arrive_whole_are_failures() {
     std::os::unix::fs::symlink("elsewhere", site.source().join("link")).unwrap();
     let pushed = push(&site, 1, &[Damage::always(FrameKind::Batch, Part::Head)]);
     assert!(names(&site.target()).is_empty());
-    assert!(pushed.summary().failed > 0, "nothing arrived and nothing failed");
-    assert!(pushed.failed().iter().any(|line| line.contains("link")), "{:?}", pushed.failed());
+    assert!(
+        pushed.summary().failed > 0,
+        "nothing arrived and nothing failed"
+    );
+    assert!(
+        pushed.failed().iter().any(|line| line.contains("link")),
+        "{:?}",
+        pushed.failed()
+    );
 }

@@ -47,7 +47,10 @@ pub(crate) fn name_groups(root: &Path) -> BTreeMap<Vec<PathBuf>, u64> {
             let path = entry.unwrap().path();
             let stat = path.symlink_metadata().unwrap();
             if !stat.is_dir() {
-                groups.entry(stat.ino()).or_default().push(path.strip_prefix(root).unwrap().to_owned());
+                groups
+                    .entry(stat.ino())
+                    .or_default()
+                    .push(path.strip_prefix(root).unwrap().to_owned());
             } else if !path.ends_with("lost+found") {
                 directories.push(path);
             }
@@ -82,7 +85,9 @@ pub(crate) enum Content {
 
 /// Data in which every byte tells its place, `shift` bytes on.
 pub(crate) fn painted(bytes: u64, shift: u64) -> Vec<u8> {
-    (shift..shift + bytes).map(|i| u8::try_from(i % 251).unwrap()).collect()
+    (shift..shift + bytes)
+        .map(|i| u8::try_from(i % 251).unwrap())
+        .collect()
 }
 
 /// Writes a painted file.
@@ -115,14 +120,21 @@ pub(crate) fn old() -> SystemTime {
 
 pub(crate) fn set_mtime(path: impl AsRef<Path>, mtime: SystemTime) {
     let file = File::open(path).unwrap();
-    file.set_times(FileTimes::new().set_modified(mtime)).unwrap();
+    file.set_times(FileTimes::new().set_modified(mtime))
+        .unwrap();
 }
 
 /// Sets the time of any entry, links themselves included.
 pub(crate) fn set_own_mtime(path: &Path, seconds: i64, nanos: i64) {
     let times = Timestamps {
-        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-        last_modification: Timespec { tv_sec: seconds, tv_nsec: nanos },
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+        last_modification: Timespec {
+            tv_sec: seconds,
+            tv_nsec: nanos,
+        },
     };
     rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
 }
@@ -130,8 +142,13 @@ pub(crate) fn set_own_mtime(path: &Path, seconds: i64, nanos: i64) {
 /// Waits until a file that is changed now gets a change time that tells it from how it is, by the slowest of clocks.
 pub(crate) fn wait_for_another_time(path: &Path) {
     let stat = path.symlink_metadata().unwrap();
-    let changed = Duration::new(stat.ctime().try_into().unwrap(), stat.ctime_nsec().try_into().unwrap());
-    while SystemTime::now().duration_since(UNIX_EPOCH).unwrap() < changed + Duration::from_millis(50) {
+    let changed = Duration::new(
+        stat.ctime().try_into().unwrap(),
+        stat.ctime_nsec().try_into().unwrap(),
+    );
+    while SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
+        < changed + Duration::from_millis(50)
+    {
         std::thread::yield_now();
     }
 }
@@ -150,7 +167,11 @@ fn add_directory(picture: &mut Picture, fd: OwnedFd, path: Vec<u8>) {
         let entry = entry.unwrap();
         let name = entry.file_name().to_bytes();
         if !matches!(name, b"." | b"..") {
-            let below = if path.is_empty() { name.to_vec() } else { [&path, name].join(&b'/') };
+            let below = if path.is_empty() {
+                name.to_vec()
+            } else {
+                [&path, name].join(&b'/')
+            };
             add_entry(picture, &fd, name, below);
         }
     }
@@ -166,12 +187,16 @@ fn add_entry(picture: &mut Picture, parent: &OwnedFd, name: &[u8], path: Vec<u8>
         }
         FileType::RegularFile => {
             let mut bytes = Vec::new();
-            File::from(open(OFlags::RDONLY)).read_to_end(&mut bytes).unwrap();
+            File::from(open(OFlags::RDONLY))
+                .read_to_end(&mut bytes)
+                .unwrap();
             Content::File(bytes)
         }
-        FileType::Symlink => {
-            Content::Symlink(rustix::fs::readlinkat(parent, os_name, Vec::new()).unwrap().into_bytes())
-        }
+        FileType::Symlink => Content::Symlink(
+            rustix::fs::readlinkat(parent, os_name, Vec::new())
+                .unwrap()
+                .into_bytes(),
+        ),
         _ => Content::Special,
     };
     picture.insert(path, node(parent, name, content));
@@ -180,14 +205,19 @@ fn add_entry(picture: &mut Picture, parent: &OwnedFd, name: &[u8], path: Vec<u8>
 fn node(parent: &impl AsFd, name: &[u8], content: Content) -> Node {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
     let stat = rustix::fs::statat(parent, OsStr::from_bytes(name), flags).unwrap();
-    Node { mode: stat.st_mode & 0o7777, mtime: (stat.st_mtime, stat.st_mtime_nsec), content }
+    Node {
+        mode: stat.st_mode & 0o7777,
+        mtime: (stat.st_mtime, stat.st_mtime_nsec),
+        content,
+    }
 }
 
 /// The names at the top of a directory.
 pub(crate) fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap();
-    let mut names: Vec<_> =
-        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     names
 }
@@ -203,9 +233,17 @@ pub(crate) fn assert_pictures(expected: &Picture, found: &Picture) {
     let paths = expected.keys().chain(found.keys());
     let different: BTreeMap<_, _> = paths
         .filter(|path| expected.get(*path) != found.get(*path))
-        .map(|path| (String::from_utf8_lossy(path), (expected.get(path), found.get(path))))
+        .map(|path| {
+            (
+                String::from_utf8_lossy(path),
+                (expected.get(path), found.get(path)),
+            )
+        })
         .collect();
-    assert!(different.is_empty(), "expected and found differ in:\n{different:#?}");
+    assert!(
+        different.is_empty(),
+        "expected and found differ in:\n{different:#?}"
+    );
 }
 
 /// Expects that every file of `target` is a whole one of `source`, and that nothing else stands there but what zmove
@@ -213,18 +251,33 @@ pub(crate) fn assert_pictures(expected: &Picture, found: &Picture) {
 #[track_caller]
 pub(crate) fn assert_part_of(source: &Path, target: &Path) {
     let whole = picture(source);
-    let hidden = |path: &[u8]| path.split(|&byte| byte == b'/').any(|name| name.starts_with(b".zmove-"));
-    for (path, node) in picture(target).into_iter().filter(|(path, _)| !hidden(path)) {
+    let hidden = |path: &[u8]| {
+        path.split(|&byte| byte == b'/')
+            .any(|name| name.starts_with(b".zmove-"))
+    };
+    for (path, node) in picture(target)
+        .into_iter()
+        .filter(|(path, _)| !hidden(path))
+    {
         let shown = String::from_utf8_lossy(&path);
-        let there = whole.get(&path).unwrap_or_else(|| panic!("'{shown}' is not in the source"));
-        assert!(node.content == there.content, "'{shown}' is {node:?} and not {there:?}");
+        let there = whole
+            .get(&path)
+            .unwrap_or_else(|| panic!("'{shown}' is not in the source"));
+        assert!(
+            node.content == there.content,
+            "'{shown}' is {node:?} and not {there:?}"
+        );
     }
 }
 
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, nanos) = self.mtime;
-        write!(f, "{:04o} {seconds}.{nanos:09} {:?}", self.mode, self.content)
+        write!(
+            f,
+            "{:04o} {seconds}.{nanos:09} {:?}",
+            self.mode, self.content
+        )
     }
 }
 
@@ -232,8 +285,15 @@ impl fmt::Debug for Content {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(bytes) => {
-                let wrong = (0..).zip(bytes).find(|(i, byte)| u64::from(**byte) != i % 251_u64);
-                write!(f, "file of {} bytes, not painted at {:?}", bytes.len(), wrong.map(|(i, _)| i))
+                let wrong = (0..)
+                    .zip(bytes)
+                    .find(|(i, byte)| u64::from(**byte) != i % 251_u64);
+                write!(
+                    f,
+                    "file of {} bytes, not painted at {:?}",
+                    bytes.len(),
+                    wrong.map(|(i, _)| i)
+                )
             }
             Self::Directory => f.write_str("directory"),
             Self::Symlink(target) => write!(f, "link to '{}'", String::from_utf8_lossy(target)),

@@ -10,7 +10,8 @@ use rustix::fs::{Mode, OFlags, mkdirat, open, openat};
 
 use crate::harness::{Site, every_way, is_root};
 use crate::tree::{
-    assert_pictures, assert_same, paint, paint_interesting_sizes, painted, picture, set_mode, set_own_mtime,
+    assert_pictures, assert_same, paint, paint_interesting_sizes, painted, picture, set_mode,
+    set_own_mtime,
 };
 
 every_way!(
@@ -67,7 +68,10 @@ fn names_are_bytes(site: &Site) {
         longest.as_bytes(),
     ];
     for name in names {
-        let directory = site.source().join(OsStr::from_bytes(b"d\x80")).join(OsStr::from_bytes(name));
+        let directory = site
+            .source()
+            .join(OsStr::from_bytes(b"d\x80"))
+            .join(OsStr::from_bytes(name));
         paint(directory.join(OsStr::from_bytes(name)), 11);
     }
     assert_eq!(site.push_contents()["files"], 9);
@@ -76,9 +80,16 @@ fn names_are_bytes(site: &Site) {
 
 /// New directories are filled under hidden names of that form, and what a killed receiver left of them is removed.
 fn names_like_hidden_ones_are_data(site: &Site) {
-    for directory in ["d", ".zmove-1.2.3-4-5-6-7-8-9", "d/.zmove-1.2.3-4-5-6-7-8-9"] {
+    for directory in [
+        "d",
+        ".zmove-1.2.3-4-5-6-7-8-9",
+        "d/.zmove-1.2.3-4-5-6-7-8-9",
+    ] {
         for number in 0..20 {
-            paint(site.source().join(directory).join(format!("f{number}")), 100);
+            paint(
+                site.source().join(directory).join(format!("f{number}")),
+                100,
+            );
         }
     }
     for moved in [60, 0, 0] {
@@ -90,9 +101,12 @@ fn names_like_hidden_ones_are_data(site: &Site) {
 fn links_stay_links(site: &Site) {
     let source = site.source();
     paint(source.join("d/f"), 3);
-    for (target, name) in
-        [("nowhere", "dangling"), ("d", "to-dir"), ("/etc/passwd", "absolute"), ("../..", "up")]
-    {
+    for (target, name) in [
+        ("nowhere", "dangling"),
+        ("d", "to-dir"),
+        ("/etc/passwd", "absolute"),
+        ("../..", "up"),
+    ] {
         symlink(target, source.join(name)).unwrap();
         set_own_mtime(&source.join(name), 1_234_567_890, 123_456_789);
     }
@@ -116,7 +130,11 @@ fn modes_are_kept_and_setuid_is_not(site: &Site) {
     site.push_contents();
     assert_same(&source, &site.target());
     let large = 2 * zmove_types::GROUP_BYTES;
-    for (name, mode, bytes) in [("setuid", 0o4755, 10), ("setgid", 0o2755, 10), ("both", 0o6755, large)] {
+    for (name, mode, bytes) in [
+        ("setuid", 0o4755, 10),
+        ("setgid", 0o2755, 10),
+        ("both", 0o6755, large),
+    ] {
         paint(source.join(name), bytes);
         set_mode(source.join(name), mode);
     }
@@ -132,7 +150,13 @@ fn modes_are_kept_and_setuid_is_not(site: &Site) {
 fn times_are_kept_to_the_nanosecond(site: &Site) {
     let source = site.source();
     let large = 2 * zmove_types::GROUP_BYTES;
-    let times = [(-1, 999_999_999), (-1_000_000_000, 1), (0, 0), (1, 123_456_789), (4_000_000_000, 5)];
+    let times = [
+        (-1, 999_999_999),
+        (-1_000_000_000, 1),
+        (0, 0),
+        (1, 123_456_789),
+        (4_000_000_000, 5),
+    ];
     for (number, (seconds, nanos)) in times.into_iter().enumerate() {
         for (kind, bytes) in [("small", 10), ("large", large)] {
             let path = source.join(format!("{kind}{number}"));
@@ -159,11 +183,20 @@ fn a_new_target_is_as_open_as_the_source_or_as_usual(site: &Site) {
     std::fs::create_dir(site.path("usual")).unwrap();
     std::fs::write(site.path("list"), "f\n").unwrap();
     site.push(&[], site.contents(), "above/new").done();
-    site.push(&["--files-from", site.path("list").to_str().unwrap()], site.source(), "listed").done();
+    site.push(
+        &["--files-from", site.path("list").to_str().unwrap()],
+        site.source(),
+        "listed",
+    )
+    .done();
     site.push(&[], site.source().join("f"), "single/").done();
     assert_eq!(mode(&site.target().join("above/new")), 0o710);
     for name in ["above", "listed", "single"] {
-        assert_eq!(mode(&site.target().join(name)), mode(&site.path("usual")), "{name}");
+        assert_eq!(
+            mode(&site.target().join(name)),
+            mode(&site.path("usual")),
+            "{name}"
+        );
     }
 }
 
@@ -187,10 +220,22 @@ fn paths_beyond_the_kernel_limit(site: &Site) {
     for _ in 0..30 {
         mkdirat(&directory, name.as_str(), Mode::RWXU).unwrap();
         directory = openat(&directory, name.as_str(), OFlags::RDONLY, Mode::empty()).unwrap();
-        let fd = openat(&directory, "small", OFlags::WRONLY | OFlags::CREATE, Mode::RUSR).unwrap();
+        let fd = openat(
+            &directory,
+            "small",
+            OFlags::WRONLY | OFlags::CREATE,
+            Mode::RUSR,
+        )
+        .unwrap();
         rustix::io::write(&fd, &painted(100, 0)).unwrap();
     }
-    let fd = openat(&directory, "large", OFlags::WRONLY | OFlags::CREATE, Mode::RUSR).unwrap();
+    let fd = openat(
+        &directory,
+        "large",
+        OFlags::WRONLY | OFlags::CREATE,
+        Mode::RUSR,
+    )
+    .unwrap();
     rustix::fs::ftruncate(&fd, zmove_types::GROUP_BYTES + 1).unwrap();
     for round in [31, 0] {
         assert_eq!(site.push_contents()["files"], round);
@@ -200,19 +245,29 @@ fn paths_beyond_the_kernel_limit(site: &Site) {
 
 fn five_thousand_small_files(site: &Site) {
     for number in 0..5_000_u64 {
-        paint(site.source().join(format!("{}/{}/{number}", number % 10, number % 97)), number % 700);
+        paint(
+            site.source()
+                .join(format!("{}/{}/{number}", number % 10, number % 97)),
+            number % 700,
+        );
     }
     assert_eq!(site.push_contents()["files"], 5_000);
     assert_same(&site.source(), &site.target());
     let again = site.push_contents();
-    assert_eq!((&again["files"], &again["skipped"]), (&0.into(), &5_000.into()));
+    assert_eq!(
+        (&again["files"], &again["skipped"]),
+        (&0.into(), &5_000.into())
+    );
 }
 
 fn special_files_are_counted_and_left(site: &Site) {
     paint(site.source().join("f"), 5);
     make_fifo(&site.source().join("fifo"));
     let summary = site.push_contents();
-    assert_eq!((&summary["files"], &summary["specials"]), (&1.into(), &1.into()));
+    assert_eq!(
+        (&summary["files"], &summary["specials"]),
+        (&1.into(), &1.into())
+    );
     assert_eq!(crate::tree::names(&site.target()), ["f"]);
     let text = site.push(&[], site.contents(), "").done().stdout;
     assert!(text.contains("1 special file not copied"), "{text}");
@@ -228,11 +283,19 @@ fn read_only_directories(site: &Site) {
     paint(source.join("a/b/f"), 10);
     paint(source.join("a/g"), zmove_types::GROUP_BYTES + 1);
     site.give_away();
-    let set_all = |mode| ["a/b", "a"].iter().for_each(|name| set_mode(source.join(name), mode));
+    let set_all = |mode| {
+        ["a/b", "a"]
+            .iter()
+            .for_each(|name| set_mode(source.join(name), mode))
+    };
     for round in 0..2_u64 {
         set_all(0o755);
         paint(source.join("a/b/new").with_extension(round.to_string()), 10);
-        std::fs::rename(source.join("a/b").join(format!("new.{round}")), source.join("a/b/f")).unwrap();
+        std::fs::rename(
+            source.join("a/b").join(format!("new.{round}")),
+            source.join("a/b/f"),
+        )
+        .unwrap();
         site.give_away();
         set_all(0o555);
         site.push_contents();
@@ -240,7 +303,9 @@ fn read_only_directories(site: &Site) {
     }
     // the directories that hold this case must be removable by whoever runs it
     set_all(0o755);
-    ["a/b", "a"].iter().for_each(|name| set_mode(site.target().join(name), 0o755));
+    ["a/b", "a"]
+        .iter()
+        .for_each(|name| set_mode(site.target().join(name), 0o755));
 }
 
 #[test]

@@ -21,16 +21,25 @@ fn strangers() -> (Site, Daemon) {
 }
 
 fn push(site: &Site, options: &[&str], target: &str) -> Outcome {
-    site.zmove(&[&["push"], options, &["source/", target]].concat()).outcome()
+    site.zmove(&[&["push"], options, &["source/", target]].concat())
+        .outcome()
 }
 
 fn own_key(site: &Site) -> String {
-    site.zmove(&["key", "show"]).outcome().done().stdout.trim_end().to_owned()
+    site.zmove(&["key", "show"])
+        .outcome()
+        .done()
+        .stdout
+        .trim_end()
+        .to_owned()
 }
 
 fn allow(site: &Site, arguments: &[&str]) -> Outcome {
     let mut zmove = site.zmove(&["allow"]);
-    zmove.0.args(arguments).env("ZMOVE_HOME", site.path("server"));
+    zmove
+        .0
+        .args(arguments)
+        .env("ZMOVE_HOME", site.path("server"));
     zmove.outcome()
 }
 
@@ -39,9 +48,13 @@ fn the_key_is_one_line_and_stays() {
     let site = Site::local();
     let shown = site.zmove(&["key", "show"]).outcome().done().stdout;
     assert_eq!(shown.lines().count(), 1);
-    assert!(shown.starts_with("SHA256:") && shown.ends_with('\n'), "{shown}");
+    assert!(
+        shown.starts_with("SHA256:") && shown.ends_with('\n'),
+        "{shown}"
+    );
     assert_eq!(site.zmove(&["key", "show"]).outcome().done().stdout, shown);
-    let mode = std::os::unix::fs::MetadataExt::mode(&site.path("client/key.pem").metadata().unwrap());
+    let mode =
+        std::os::unix::fs::MetadataExt::mode(&site.path("client/key.pem").metadata().unwrap());
     assert_eq!(mode & 0o077, 0);
 }
 
@@ -54,10 +67,22 @@ fn an_unknown_key_is_told_what_to_run() {
     let key = own_key(&site);
     let advice = format!("zmove allow {key} --name NAME --root DIR --write");
     let outcome = outcome.says(&["zmove: receiver: this key is not known here", &advice]);
-    outcome.says(&["zmove: pinned the key of", &daemon.fingerprint.to_string()]).lines(2);
+    outcome
+        .says(&["zmove: pinned the key of", &daemon.fingerprint.to_string()])
+        .lines(2);
     daemon.wait_for_log(&format!("unknown key {key}"));
     let root = site.target();
-    let said = allow(&site, &[&key, "--name", "alice", "--root", root.to_str().unwrap(), "--write"]);
+    let said = allow(
+        &site,
+        &[
+            &key,
+            "--name",
+            "alice",
+            "--root",
+            root.to_str().unwrap(),
+            "--write",
+        ],
+    );
     assert!(said.done().stdout.contains("alice"));
     // it counts at once, and the host is known by now
     push(&site, &["--json"], &target).done();
@@ -71,7 +96,14 @@ fn an_unknown_host_is_not_trusted_without_a_word() {
     site.authorize(Access::WriteOnly);
     for _ in 0..2 {
         let outcome = push(&site, &[], &format!("{}:x", daemon.address)).expect(5);
-        outcome.says(&["zmove: ", "is not known", &daemon.fingerprint.to_string(), "--accept-new"]).lines(1);
+        outcome
+            .says(&[
+                "zmove: ",
+                "is not known",
+                &daemon.fingerprint.to_string(),
+                "--accept-new",
+            ])
+            .lines(1);
     }
     assert!(names(&site.target()).is_empty());
 }
@@ -80,14 +112,18 @@ fn an_unknown_host_is_not_trusted_without_a_word() {
 fn a_changed_host_key_is_refused_even_with_accept_new() {
     let (site, daemon) = strangers();
     site.authorize(Access::WriteOnly);
-    let other = Identity::load_or_create(&site.path("other")).unwrap().fingerprint();
+    let other = Identity::load_or_create(&site.path("other"))
+        .unwrap()
+        .fingerprint();
     site.pin(&daemon.address, other);
     for transport in TRANSPORTS {
         for options in [&[][..], &["--accept-new"]] {
             let options = [&["--transport", transport], options].concat();
             let outcome = push(&site, &options, &format!("{}:x", daemon.address)).expect(5);
             let keys = [daemon.fingerprint.to_string(), other.to_string()];
-            outcome.says(&["zmove: trust", &keys[0], &keys[1], "known_hosts"]).lines(1);
+            outcome
+                .says(&["zmove: trust", &keys[0], &keys[1], "known_hosts"])
+                .lines(1);
         }
     }
     daemon.wait_for_log("does not trust this host's key");
@@ -100,8 +136,15 @@ fn a_key_that_may_only_read() {
     site.authorize(Access::ReadOnly);
     site.pin(&daemon.address, daemon.fingerprint);
     for transport in TRANSPORTS {
-        let outcome = push(&site, &["--transport", transport], &format!("{}:x", daemon.address)).expect(3);
-        outcome.says(&["zmove: receiver: this key may not write"]).lines(1);
+        let outcome = push(
+            &site,
+            &["--transport", transport],
+            &format!("{}:x", daemon.address),
+        )
+        .expect(3);
+        outcome
+            .says(&["zmove: receiver: this key may not write"])
+            .lines(1);
     }
     assert!(names(&site.target()).is_empty());
 }
@@ -112,12 +155,29 @@ fn targets_outside_the_roots() {
     paint(site.source().join("f"), 10);
     let (root, beside) = (site.target(), site.path("targets"));
     std::fs::create_dir(&beside).unwrap();
-    for target in ["/", "/etc", site.path("").to_str().unwrap(), beside.to_str().unwrap()] {
+    for target in [
+        "/",
+        "/etc",
+        site.path("").to_str().unwrap(),
+        beside.to_str().unwrap(),
+    ] {
         let outcome = site.push(&[], site.contents(), target).expect(3);
-        outcome.says(&["zmove: receiver: ", "lies in none of the roots", root.to_str().unwrap()]).lines(1);
+        outcome
+            .says(&[
+                "zmove: receiver: ",
+                "lies in none of the roots",
+                root.to_str().unwrap(),
+            ])
+            .lines(1);
     }
     let dotted = root.join("../targets");
-    for target in ["..", "../targets", "a/../../targets", "a/../b", dotted.to_str().unwrap()] {
+    for target in [
+        "..",
+        "../targets",
+        "a/../../targets",
+        "a/../b",
+        dotted.to_str().unwrap(),
+    ] {
         let outcome = site.push(&[], site.contents(), target).expect(3);
         outcome.says(&["zmove: receiver: target"]).lines(1);
     }
@@ -133,9 +193,17 @@ fn a_link_that_leads_out_of_the_root_is_not_followed() {
     symlink(&outside, site.target().join("absolute")).unwrap();
     symlink("../outside", site.target().join("relative")).unwrap();
     let before = picture(&site.target());
-    for target in ["absolute", "relative", "absolute/", "relative/deeper", "absolute/./x"] {
+    for target in [
+        "absolute",
+        "relative",
+        "absolute/",
+        "relative/deeper",
+        "absolute/./x",
+    ] {
         let outcome = site.push(&[], site.contents(), target).expect(3);
-        outcome.says(&["zmove: receiver: target", "symbolic link", "not followed"]).lines(1);
+        outcome
+            .says(&["zmove: receiver: target", "symbolic link", "not followed"])
+            .lines(1);
     }
     assert!(names(&outside).is_empty());
     assert_pictures(&before, &picture(&site.target()));
@@ -147,9 +215,17 @@ fn several_roots() {
     let (site, daemon) = strangers();
     let key = own_key(&site);
     let roots = ["first root", "second%20"].map(|name| site.path(name));
-    roots.iter().for_each(|root| std::fs::create_dir(root).unwrap());
+    roots
+        .iter()
+        .for_each(|root| std::fs::create_dir(root).unwrap());
     let [first, second] = roots.each_ref().map(|root| root.to_str().unwrap());
-    allow(&site, &[&key, "--name", "bob b.", "--root", first, "--root", second, "--write"]).done();
+    allow(
+        &site,
+        &[
+            &key, "--name", "bob b.", "--root", first, "--root", second, "--write",
+        ],
+    )
+    .done();
     site.pin(&daemon.address, daemon.fingerprint);
     let expect_at = |target: &str, at: &Path| {
         push(&site, &[], &format!("{}:{target}", daemon.address)).done();
@@ -167,10 +243,17 @@ fn roots_that_make_no_sense() {
     let (site, _daemon) = strangers();
     let key = own_key(&site);
     paint(site.path("file"), 1);
-    allow(&site, &[&key, "--name", "x", "--root", "nowhere", "--write"])
-        .expect(11)
-        .says(&["zmove: receiver: open root", "nowhere", "No such file or directory"])
-        .lines(1);
+    allow(
+        &site,
+        &[&key, "--name", "x", "--root", "nowhere", "--write"],
+    )
+    .expect(11)
+    .says(&[
+        "zmove: receiver: open root",
+        "nowhere",
+        "No such file or directory",
+    ])
+    .lines(1);
     allow(&site, &[&key, "--name", "x", "--root", "file", "--write"])
         .expect(1)
         .says(&["zmove: root", "file", "is not a directory"])
@@ -187,7 +270,11 @@ fn a_root_that_is_gone() {
     let outcome = site.push(&[], site.contents(), "x").expect(3);
     let root = site.target();
     outcome
-        .says(&["zmove: receiver: open root", root.to_str().unwrap(), "No such file or directory"])
+        .says(&[
+            "zmove: receiver: open root",
+            root.to_str().unwrap(),
+            "No such file or directory",
+        ])
         .lines(1);
     assert!(!site.target().exists());
 }
@@ -200,7 +287,9 @@ fn an_unreadable_list_of_keys_lets_nobody_in() {
     let text = std::fs::read_to_string(&list).unwrap();
     std::fs::write(&list, format!("{text}what is this\n")).unwrap();
     let outcome = site.push(&[], site.contents(), "x").expect(10);
-    outcome.says(&["zmove: receiver: ", "authorized_keys"]).lines(1);
+    outcome
+        .says(&["zmove: receiver: ", "authorized_keys"])
+        .lines(1);
     site.the_daemon().wait_for_log("authorized_keys");
     std::fs::write(&list, text).unwrap();
     site.push_contents();
@@ -215,8 +304,9 @@ fn lists_and_keys_that_others_can_change_are_refused_with_the_command_that_mends
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
     let give = |file: &Path, to: u32| std::os::unix::fs::chown(file, Some(to), None).unwrap();
-    let open =
-        |file: &Path, mode: u32| std::fs::set_permissions(file, PermissionsExt::from_mode(mode)).unwrap();
+    let open = |file: &Path, mode: u32| {
+        std::fs::set_permissions(file, PermissionsExt::from_mode(mode)).unwrap()
+    };
     let serve = || {
         let mut serve = site.zmove(&["serve", "--listen", "127.0.0.1:0", "--check"]);
         serve.0.env("ZMOVE_HOME", site.path("server"));
@@ -226,26 +316,34 @@ fn lists_and_keys_that_others_can_change_are_refused_with_the_command_that_mends
         let file = site.path("server").join(file).canonicalize().unwrap();
         give(&file, NOBODY);
         let shown = file.display();
-        serve()
-            .expect(1)
-            .says(&[&format!("{shown}: it belongs to user {NOBODY}"), &format!("run: chown 0 {shown}")]);
+        serve().expect(1).says(&[
+            &format!("{shown}: it belongs to user {NOBODY}"),
+            &format!("run: chown 0 {shown}"),
+        ]);
         let mut serve = site.zmove(&["serve", "--listen", "127.0.0.1:0"]);
         serve.0.env("ZMOVE_HOME", site.path("server"));
         let outcome = serve.outcome();
         assert_ne!(outcome.code, Some(0));
         // The site's daemon has the operator's socket.
-        outcome.says(&[&format!("run: chown 0 {shown}")]).says(&["another daemon answers there"]).lines(2);
+        outcome
+            .says(&[&format!("run: chown 0 {shown}")])
+            .says(&["another daemon answers there"])
+            .lines(2);
         give(&file, 0);
     }
     let home = site.path("server").canonicalize().unwrap();
     open(&home, 0o777);
-    serve()
-        .expect(1)
-        .says(&[&format!("{}: its mode 0777 lets others write to it", home.display()), "chmod go-w"]);
+    serve().expect(1).says(&[
+        &format!("{}: its mode 0777 lets others write to it", home.display()),
+        "chmod go-w",
+    ]);
     // a daemon that is running notices
     let outcome = site.push(&[], site.contents(), "x").expect(10);
-    outcome.says(&["zmove: receiver: ", "authorized_keys"]).lines(1);
-    site.the_daemon().wait_for_log(&format!("run: chmod go-w {}", home.display()));
+    outcome
+        .says(&["zmove: receiver: ", "authorized_keys"])
+        .lines(1);
+    site.the_daemon()
+        .wait_for_log(&format!("run: chmod go-w {}", home.display()));
     open(&home, 0o700);
     give(&home.join("authorized_keys"), NOBODY);
     site.push(&[], site.contents(), "x").expect(10);
@@ -282,7 +380,12 @@ fn ipv6_in_brackets() {
     let daemon = Daemon::start(&site.path("server"), "[::1]:0", &Runner::default());
     let (port, root) = (daemon.address.port(), site.target());
     push(&site, &["--accept-new"], &format!("[::1]:{port}:x")).expect(0);
-    push(&site, &[], &format!("zmove://[::1]:{port}{}/y", root.display())).done();
+    push(
+        &site,
+        &[],
+        &format!("zmove://[::1]:{port}{}/y", root.display()),
+    )
+    .done();
     assert_same(&site.source(), &root.join("x"));
     assert_same(&site.source(), &root.join("y"));
 }

@@ -28,8 +28,16 @@ const SLOW: Duration = Duration::from_millis(200);
 /// A push with two threads for each stage.
 fn quick() -> InProcess {
     InProcess {
-        config: SenderConfig { readers: 2, direct: Direct::Off, ..SenderConfig::default() },
-        receiver: ReceiverConfig { writers: 2, direct: Direct::Off, ..ReceiverConfig::default() },
+        config: SenderConfig {
+            readers: 2,
+            direct: Direct::Off,
+            ..SenderConfig::default()
+        },
+        receiver: ReceiverConfig {
+            writers: 2,
+            direct: Direct::Off,
+            ..ReceiverConfig::default()
+        },
         ..InProcess::default()
     }
 }
@@ -42,19 +50,46 @@ struct Fault {
 }
 
 const FAULTS: [Fault; 6] = [
-    Fault { name: "source read", limit: Limit::SourceReads, push: slow_source },
-    Fault { name: "sender CPU", limit: Limit::SenderCpu, push: slow_sender },
-    Fault { name: "path", limit: Limit::Path, push: slow_path },
-    Fault { name: "receiver CPU", limit: Limit::ReceiverCpu, push: slow_receiver },
-    Fault { name: "target write", limit: Limit::TargetWrites, push: slow_target },
-    Fault { name: "target write, few buffers", limit: Limit::TargetWrites, push: slow_target_few_buffers },
+    Fault {
+        name: "source read",
+        limit: Limit::SourceReads,
+        push: slow_source,
+    },
+    Fault {
+        name: "sender CPU",
+        limit: Limit::SenderCpu,
+        push: slow_sender,
+    },
+    Fault {
+        name: "path",
+        limit: Limit::Path,
+        push: slow_path,
+    },
+    Fault {
+        name: "receiver CPU",
+        limit: Limit::ReceiverCpu,
+        push: slow_receiver,
+    },
+    Fault {
+        name: "target write",
+        limit: Limit::TargetWrites,
+        push: slow_target,
+    },
+    Fault {
+        name: "target write, few buffers",
+        limit: Limit::TargetWrites,
+        push: slow_target_few_buffers,
+    },
 ];
 
 impl Fault {
     /// What was named instead, if it was not this.
     fn wrong(&self) -> Option<String> {
         let site = Site::local();
-        File::create(site.source().join("large")).unwrap().set_len(GROUPS * GROUP_BYTES).unwrap();
+        File::create(site.source().join("large"))
+            .unwrap()
+            .set_len(GROUPS * GROUP_BYTES)
+            .unwrap();
         let pushed = (self.push)().push(&site.source(), &site.target());
         let bottleneck = pushed.summary().bottleneck;
         assert_same(&site.source(), &site.target());
@@ -78,7 +113,11 @@ fn each_slow_stage_is_named_every_time() {
     let mut wrong = 0;
     let mut tell = |name: &str, said: &mut dyn FnMut() -> Option<String>| {
         let others: Vec<String> = (0..runs).filter_map(|_| said()).collect();
-        println!("{name}: {} of {runs} right {}", runs - others.len(), others.join("; "));
+        println!(
+            "{name}: {} of {runs} right {}",
+            runs - others.len(),
+            others.join("; ")
+        );
         wrong += others.len();
     };
     for fault in FAULTS {
@@ -126,12 +165,18 @@ fn slow_sending(doing: Doing) -> InProcess {
         watch.lap(doing);
     };
     let wrap = move |inner| Box::new(HookedSink { inner, before_data }) as Box<dyn LaneSink>;
-    InProcess { wrap: Box::new(wrap), ..quick() }
+    InProcess {
+        wrap: Box::new(wrap),
+        ..quick()
+    }
 }
 
 fn slow_receiver() -> InProcess {
     let wrap = |inner| Box::new(SlowSource { inner }) as Box<dyn LaneSource>;
-    InProcess { wrap_source: Box::new(wrap), ..quick() }
+    InProcess {
+        wrap_source: Box::new(wrap),
+        ..quick()
+    }
 }
 
 #[test]
@@ -149,7 +194,11 @@ fn slow_creates_wrong() -> Option<String> {
         paint(site.source().join(format!("{}/{number}", number % 4)), 1024);
     }
     let mut command = strace("utimensat:delay_enter=4000");
-    command.arg(ZMOVE).args(["push", "--json"]).arg(site.contents()).arg(site.target());
+    command
+        .arg(ZMOVE)
+        .args(["push", "--json"])
+        .arg(site.contents())
+        .arg(site.target());
     let summary = Zmove(command).outcome().done().summary();
     assert_same(&site.source(), &site.target());
     (summary["limited_by"] != "target_writes").then(|| summary.to_string())
@@ -164,7 +213,15 @@ fn can_delay() -> bool {
 /// A tracer that stops only for the system call that it delays.
 fn strace(inject: &str) -> Command {
     let mut command = Command::new("strace");
-    command.args(["-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "trace=utimensat"]);
+    command.args([
+        "-f",
+        "--seccomp-bpf",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=utimensat",
+    ]);
     command.arg("-e").arg(format!("inject={inject}"));
     command
 }
@@ -175,9 +232,16 @@ struct SlowSource {
 }
 
 impl LaneSource for SlowSource {
-    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+    fn receive(
+        &mut self,
+        pool: &BufferPool,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<Option<Frame>, LaneError> {
         let frame = self.inner.receive(pool, watch)?;
-        if frame.as_ref().is_some_and(|frame| frame.header.data_bytes > 0) {
+        if frame
+            .as_ref()
+            .is_some_and(|frame| frame.header.data_bytes > 0)
+        {
             sleep(SLOW);
             watch.lap(Doing::Busy);
         }

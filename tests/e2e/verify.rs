@@ -25,14 +25,22 @@ const LARGE: u64 = 5 * GROUP_BYTES + 7;
 
 fn verify(site: &Site, options: &[&str]) -> Outcome {
     let mut zmove = site.zmove(&["verify"]);
-    zmove.0.args(options).arg(site.contents()).arg(site.address(""));
+    zmove
+        .0
+        .args(options)
+        .arg(site.contents())
+        .arg(site.address(""));
     zmove.outcome()
 }
 
 impl Outcome {
     /// Expects a summary that begins with these words.
     fn sums_up(self, words: &str) -> Self {
-        assert!(self.stdout.lines().any(|line| line.starts_with(words)), "{words} in:\n{}", self.stdout);
+        assert!(
+            self.stdout.lines().any(|line| line.starts_with(words)),
+            "{words} in:\n{}",
+            self.stdout
+        );
         self
     }
 }
@@ -74,11 +82,16 @@ fn what_is_the_same_is_found_the_same_and_not_touched(site: &Site) {
         set_old(path);
     }
     let before = snapshot(&site.target());
-    let outcome = verify(site, &[]).done().sums_up("all the same: 8 files compared by hash");
+    let outcome = verify(site, &[])
+        .done()
+        .sums_up("all the same: 8 files compared by hash");
     assert!(list(&outcome).is_empty());
     assert_eq!(snapshot(&site.target()), before);
     let summary = verify(site, &["--json"]).done().summary();
-    assert_eq!((&summary["verify"], &summary["skipped"]), (&true.into(), &8.into()));
+    assert_eq!(
+        (&summary["verify"], &summary["skipped"]),
+        (&true.into(), &8.into())
+    );
 }
 
 /// Changes bytes of a file without a change of its size and times.
@@ -98,7 +111,8 @@ fn a_daemon_does_not_log_it_as_received() {
     verify(&site, &[]).done();
     let daemon = site.the_daemon();
     daemon.wait_for_log("verified by tester");
-    let logged = ["received from", "previewed by", "verified by"].map(|what| daemon.count_logged(what));
+    let logged =
+        ["received from", "previewed by", "verified by"].map(|what| daemon.count_logged(what));
     assert_eq!(logged, [1, 1, 1]);
 }
 
@@ -119,14 +133,28 @@ fn each_difference_is_named_and_of_large_files_its_bytes(site: &Site) {
         .unwrap();
     let first = format!("{GROUP_BYTES}-{}", 3 * GROUP_BYTES - 1);
     let last = format!("{}-{}", 5 * GROUP_BYTES, LARGE - 1);
-    let outcome = verify(site, &[]).expect(6).sums_up("3 differ, 1 only at the source, 1 only at the target");
+    let outcome = verify(site, &[])
+        .expect(6)
+        .sums_up("3 differ, 1 only at the source, 1 only at the target");
     let shown = list(&outcome);
     let large = shown.iter().find(|line| line.contains("large")).unwrap();
-    assert!(large.ends_with(&format!("large (contents of bytes {first} {last})")), "{large}");
-    let others: Vec<_> = shown.iter().filter(|line| !line.contains("large")).collect();
-    assert_eq!(others, [&"+ b", &"- more/", &"~ d/c (contents)", &"~ nothing (mode)"]);
+    assert!(
+        large.ends_with(&format!("large (contents of bytes {first} {last})")),
+        "{large}"
+    );
+    let others: Vec<_> = shown
+        .iter()
+        .filter(|line| !line.contains("large"))
+        .collect();
+    assert_eq!(
+        others,
+        [&"+ b", &"- more/", &"~ d/c (contents)", &"~ nothing (mode)"]
+    );
     let one_way = verify(site, &["--one-way", "--exclude", "large"]).expect(6);
-    assert_eq!(list(&one_way), ["+ b", "~ d/c (contents)", "~ nothing (mode)"]);
+    assert_eq!(
+        list(&one_way),
+        ["+ b", "~ d/c (contents)", "~ nothing (mode)"]
+    );
 }
 
 fn a_single_file_is_compared_with_the_one_it_became(site: &Site) {
@@ -140,7 +168,11 @@ fn a_single_file_is_compared_with_the_one_it_became(site: &Site) {
     verify().done().sums_up("all the same: 1 file ");
     spoil(&site.target().join("renamed"), LARGE - 1);
     let outcome = verify().expect(6);
-    assert!(list(&outcome)[0].starts_with("~ renamed (contents of bytes 20971520-"), "{:?}", list(&outcome));
+    assert!(
+        list(&outcome)[0].starts_with("~ renamed (contents of bytes 20971520-"),
+        "{:?}",
+        list(&outcome)
+    );
 }
 
 fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared(site: &Site) {
@@ -155,29 +187,47 @@ fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared(site: &Site) {
     symlink("nowhere", site.source().join("d/c")).unwrap();
     let outcome = verify(site, &[]).expect(6);
     let shown = list(&outcome);
-    assert!(shown.contains(&"- extra") && shown.contains(&"~ d/c -> nowhere (type)"), "{shown:?}");
+    assert!(
+        shown.contains(&"- extra") && shown.contains(&"~ d/c -> nowhere (type)"),
+        "{shown:?}"
+    );
 }
 
 /// A file system on a disk that a bit is flipped on.
-const EXT4: Image = Image { bytes: 64 << 20, make: "mkfs.ext4 -q -F", options: "loop" };
+const EXT4: Image = Image {
+    bytes: 64 << 20,
+    make: "mkfs.ext4 -q -F",
+    options: "loop",
+};
 
 /// Flips a bit on the disk, below the page cache, where these bytes are found last.
 fn strike(site: &Site, mark: &[u8]) {
     let image = std::fs::read(site.namespace().image()).unwrap();
-    let at = image.windows(mark.len()).rposition(|bytes| bytes == mark).unwrap() as u64;
-    let disk = std::fs::File::options().write(true).open(site.namespace().image()).unwrap();
+    let at = image
+        .windows(mark.len())
+        .rposition(|bytes| bytes == mark)
+        .unwrap() as u64;
+    let disk = std::fs::File::options()
+        .write(true)
+        .open(site.namespace().image())
+        .unwrap();
     disk.write_all_at(&[mark[0] ^ 1], at).unwrap();
 }
 
 /// The page cache of the target holds what was pushed; a bit of it has changed on the disk since.
 #[test]
 fn a_bit_that_has_changed_on_the_disk_is_found_past_the_page_cache() {
-    let Some(site) = Site::within_image(&EXT4) else { return };
+    let Some(site) = Site::within_image(&EXT4) else {
+        return;
+    };
     let small = b"a small file whose contents are found nowhere else in the image";
     std::fs::write(site.source().join("small"), small).unwrap();
     paint(site.source().join("large"), LARGE);
     let mark = b"a mark in a large file that is found nowhere else in the image";
-    let large = std::fs::File::options().write(true).open(site.source().join("large")).unwrap();
+    let large = std::fs::File::options()
+        .write(true)
+        .open(site.source().join("large"))
+        .unwrap();
     large.write_all_at(mark, 3 * GROUP_BYTES + 5).unwrap();
     site.push_contents();
     for mark in [&small[..], mark] {
@@ -187,5 +237,11 @@ fn a_bit_that_has_changed_on_the_disk_is_found_past_the_page_cache() {
     assert_eq!(cached, small, "the page cache has what was written");
     let outcome = verify(&site, &["--one-way"]).expect(6);
     let second = format!("{}-{}", 3 * GROUP_BYTES, 4 * GROUP_BYTES - 1);
-    assert_eq!(list(&outcome), [&format!("~ large (contents of bytes {second})"), "~ small (contents)"]);
+    assert_eq!(
+        list(&outcome),
+        [
+            &format!("~ large (contents of bytes {second})"),
+            "~ small (contents)"
+        ]
+    );
 }

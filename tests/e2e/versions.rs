@@ -19,7 +19,9 @@ enum Older {
 pub(crate) fn old_binary() -> Option<PathBuf> {
     let binary = std::env::var_os("ZMOVE_OLD_BINARY").map(PathBuf::from);
     if binary.is_none() {
-        skip("ZMOVE_OLD_BINARY is not set: there is no zmove from before protocol 4, which .ci/old builds");
+        skip(
+            "ZMOVE_OLD_BINARY is not set: there is no zmove from before protocol 4, which .ci/old builds",
+        );
     }
     binary
 }
@@ -27,7 +29,10 @@ pub(crate) fn old_binary() -> Option<PathBuf> {
 /// Files of each kind: small ones in several batches, a link, a directory without anything, and a large file.
 fn grow(site: &Site) {
     for number in 0..300 {
-        paint(site.source().join(format!("d{}/f{number}", number % 7)), 100 + number);
+        paint(
+            site.source().join(format!("d{}/f{number}", number % 7)),
+            100 + number,
+        );
     }
     paint(site.source().join("large"), 9 << 20);
     paint(site.source().join("nothing"), 0);
@@ -53,8 +58,14 @@ fn mixed(older: Older, transport: &str) {
     let manifest = site.path("manifest");
     let first = push(&["--manifest", manifest.to_str().unwrap()]);
     assert_same(&site.source(), &site.target());
-    assert_eq!((&first["files"], &first["skipped"], &first["failed"]), (&302.into(), &0.into(), &0.into()));
-    assert_eq!(std::fs::read_to_string(manifest).unwrap().lines().count(), 302);
+    assert_eq!(
+        (&first["files"], &first["skipped"], &first["failed"]),
+        (&302.into(), &0.into(), &0.into())
+    );
+    assert_eq!(
+        std::fs::read_to_string(manifest).unwrap().lines().count(),
+        302
+    );
     // what has changed, what is gone, and a group of a large file
     paint(site.source().join("d3/f3"), 5000);
     std::fs::remove_file(site.source().join("d4/f4")).unwrap();
@@ -98,5 +109,10 @@ fn an_older_daemon_is_examined() {
     site.run_by(ZMOVE.into());
     let address = site.the_daemon().address.to_string();
     let outcome = site.zmove(&["doctor", &address]).outcome();
-    assert!(outcome.stdout.contains("protocol versions 1 to 3"), "{}{}", outcome.stdout, outcome.stderr);
+    assert!(
+        outcome.stdout.contains("protocol versions 1 to 3"),
+        "{}{}",
+        outcome.stdout,
+        outcome.stderr
+    );
 }

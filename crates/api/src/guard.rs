@@ -7,8 +7,8 @@
 
 use axum::extract::{Request, State};
 use axum::http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, ORIGIN, REFERRER_POLICY,
-    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, ORIGIN,
+    REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
@@ -40,9 +40,13 @@ impl Proof {
 
     /// Whether a client that means this side may say so.
     fn is_host(&self, authority: &str) -> bool {
-        let Some(name) = without_port(authority) else { return false };
+        let Some(name) = without_port(authority) else {
+            return false;
+        };
         match self {
-            Self::Socket | Self::Token(_) => LOOPBACK.iter().any(|known| known.eq_ignore_ascii_case(name)),
+            Self::Socket | Self::Token(_) => LOOPBACK
+                .iter()
+                .any(|known| known.eq_ignore_ascii_case(name)),
             Self::Certificate(names) => names.contain(name),
         }
     }
@@ -67,7 +71,9 @@ pub(crate) async fn guard(State(proof): State<Proof>, request: Request, next: Ne
         headers.insert(name, HeaderValue::from_static(value));
     }
     if response.status() == StatusCode::UNAUTHORIZED {
-        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        response
+            .headers_mut()
+            .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
 }
@@ -75,23 +81,37 @@ pub(crate) async fn guard(State(proof): State<Proof>, request: Request, next: Ne
 fn admit(proof: &Proof, request: &Request) -> Result<(), Problem> {
     let headers = request.headers();
     let host = one(headers, &HOST).filter(|host| proof.is_host(host));
-    let named = request.uri().authority().is_none_or(|authority| proof.is_host(authority.as_str()));
+    let named = request
+        .uri()
+        .authority()
+        .is_none_or(|authority| proof.is_host(authority.as_str()));
     let Some(host) = host.filter(|_| named) else {
-        return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, proof.no_host()));
+        return Err(Problem::new(
+            StatusCode::MISDIRECTED_REQUEST,
+            proof.no_host(),
+        ));
     };
     let is_api = request.uri().path().starts_with(API);
     let is_own = one(headers, &ORIGIN).is_none_or(|origin| {
-        origin.strip_prefix(proof.scheme()).is_some_and(|origin| origin.eq_ignore_ascii_case(host))
+        origin
+            .strip_prefix(proof.scheme())
+            .is_some_and(|origin| origin.eq_ignore_ascii_case(host))
     });
     // The page itself tells nothing, and may be linked to.
     let is_visit = !is_api
         && *request.method() == Method::GET
         && one(headers, &FETCH_MODE) == Some("navigate")
         && one(headers, &FETCH_DEST) == Some("document");
-    let is_near = one(headers, &FETCH_SITE).is_none_or(|site| matches!(site, "same-origin" | "none"));
-    let are_plain = [&ORIGIN, &FETCH_SITE].iter().all(|name| headers.get_all(*name).iter().count() <= 1);
+    let is_near =
+        one(headers, &FETCH_SITE).is_none_or(|site| matches!(site, "same-origin" | "none"));
+    let are_plain = [&ORIGIN, &FETCH_SITE]
+        .iter()
+        .all(|name| headers.get_all(*name).iter().count() <= 1);
     if !is_own || !are_plain || !(is_near || is_visit) {
-        return Err(Problem::new(StatusCode::FORBIDDEN, "the request comes from another site"));
+        return Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            "the request comes from another site",
+        ));
     }
     if let (Proof::Token(token), true) = (proof, is_api) {
         let said = one(headers, &AUTHORIZATION).and_then(|said| said.strip_prefix("Bearer "));
@@ -142,8 +162,14 @@ const SECURITY: [(HeaderName, &str); 7] = [
     (X_FRAME_OPTIONS, "DENY"),
     (REFERRER_POLICY, "no-referrer"),
     (CACHE_CONTROL, "no-store"),
-    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
-    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        "same-origin",
+    ),
+    (
+        HeaderName::from_static("cross-origin-opener-policy"),
+        "same-origin",
+    ),
 ];
 
 #[cfg(test)]
@@ -157,7 +183,8 @@ mod tests {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        admit(proof, &request.body(Body::empty()).unwrap()).map_or_else(|problem| problem.status, |()| 200)
+        admit(proof, &request.body(Body::empty()).unwrap())
+            .map_or_else(|problem| problem.status, |()| 200)
     }
 
     fn get(headers: &[(&str, &str)]) -> u16 {
@@ -166,19 +193,46 @@ mod tests {
 
     #[test]
     fn only_names_of_the_loopback_are_hosts() {
-        for host in ["localhost", "localhost:8470", "127.0.0.1:1", "[::1]", "[::1]:80", "LOCALHOST"] {
+        for host in [
+            "localhost",
+            "localhost:8470",
+            "127.0.0.1:1",
+            "[::1]",
+            "[::1]:80",
+            "LOCALHOST",
+        ] {
             assert_eq!(get(&[("host", host)]), 200, "{host}");
         }
-        let bad =
-            ["evil.example", "localhost.evil.example", "127.0.0.1.evil:80", "localhost:", "localhost:a", ""];
-        for host in
-            bad.into_iter().chain(["[::1", "[::2]", "::1", "a@localhost", "10.0.0.1", "localhost:1:2"])
-        {
+        let bad = [
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil:80",
+            "localhost:",
+            "localhost:a",
+            "",
+        ];
+        for host in bad.into_iter().chain([
+            "[::1",
+            "[::2]",
+            "::1",
+            "a@localhost",
+            "10.0.0.1",
+            "localhost:1:2",
+        ]) {
             assert_eq!(get(&[("host", host)]), 421, "{host}");
         }
-        assert_eq!((get(&[]), get(&[("host", "localhost"), ("host", "localhost")])), (421, 421));
+        assert_eq!(
+            (
+                get(&[]),
+                get(&[("host", "localhost"), ("host", "localhost")])
+            ),
+            (421, 421)
+        );
         let absolute = "http://evil.example/api/v1/jobs";
-        assert_eq!(answer(&Proof::Socket, "GET", absolute, &[("host", "localhost")]), 421);
+        assert_eq!(
+            answer(&Proof::Socket, "GET", absolute, &[("host", "localhost")]),
+            421
+        );
     }
 
     #[test]
@@ -198,14 +252,30 @@ mod tests {
         }
         let own = ("origin", "http://localhost:80");
         assert_eq!(get(&[host, own, ("origin", "http://evil.example")]), 403);
-        for (site, status) in [("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)] {
+        for (site, status) in [
+            ("same-origin", 200),
+            ("none", 200),
+            ("same-site", 403),
+            ("cross-site", 403),
+        ] {
             assert_eq!(get(&[host, ("sec-fetch-site", site)]), status, "{site}");
         }
-        let visit = [host, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")];
+        let visit = [
+            host,
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "navigate"),
+        ];
         let framed = [&visit[..], &[("sec-fetch-dest", "iframe")]].concat();
         let visit = [&visit[..], &[("sec-fetch-dest", "document")]].concat();
         let of = |path, headers: &[(&str, &str)]| answer(&Proof::Socket, "GET", path, headers);
-        assert_eq!((of("/", &visit), of("/", &framed), of("/api/v1/jobs", &visit)), (200, 403, 403));
+        assert_eq!(
+            (
+                of("/", &visit),
+                of("/", &framed),
+                of("/api/v1/jobs", &visit)
+            ),
+            (200, 403, 403)
+        );
     }
 
     #[test]
@@ -215,14 +285,23 @@ mod tests {
         for host in ["dtn.example.org", "DTN.example.org:8470", "192.0.2.7:8470"] {
             assert_eq!(of(&[("host", host)]), 200, "{host}");
         }
-        for host in ["localhost:8470", "127.0.0.1", "evil.example", "dtn.example.org:", "192.0.2.8:8470"] {
+        for host in [
+            "localhost:8470",
+            "127.0.0.1",
+            "evil.example",
+            "dtn.example.org:",
+            "192.0.2.8:8470",
+        ] {
             assert_eq!(of(&[("host", host)]), 421, "{host}");
         }
         let host = ("host", "dtn.example.org:8470");
         assert_eq!(of(&[host, ("origin", "https://dtn.example.org:8470")]), 200);
-        for origin in
-            ["http://dtn.example.org:8470", "https://dtn.example.org", "https://evil.example", "null"]
-        {
+        for origin in [
+            "http://dtn.example.org:8470",
+            "https://dtn.example.org",
+            "https://evil.example",
+            "null",
+        ] {
             assert_eq!(of(&[host, ("origin", origin)]), 403, "{origin}");
         }
         assert_eq!(of(&[host, ("sec-fetch-site", "cross-site")]), 403);
@@ -235,10 +314,23 @@ mod tests {
         let token = Token::renewed(&path).unwrap();
         let proof = Proof::Token(token);
         let word = std::fs::read_to_string(path).unwrap().trim().to_owned();
-        let of =
-            |path, said: &str| answer(&proof, "GET", path, &[("host", "localhost"), ("authorization", said)]);
+        let of = |path, said: &str| {
+            answer(
+                &proof,
+                "GET",
+                path,
+                &[("host", "localhost"), ("authorization", said)],
+            )
+        };
         assert_eq!(of("/api/v1/jobs", &format!("Bearer {word}")), 200);
-        for said in ["", "Bearer ", "Bearer x", &word, &format!("Basic {word}"), &format!("Bearer {word}0")] {
+        for said in [
+            "",
+            "Bearer ",
+            "Bearer x",
+            &word,
+            &format!("Basic {word}"),
+            &format!("Bearer {word}0"),
+        ] {
             assert_eq!(of("/api/v1/jobs", said), 401, "{said}");
         }
         assert_eq!(of("/", ""), 200);

@@ -62,7 +62,10 @@ impl Hub {
     fn wait(&self) {
         let mut changing = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         while self.messages.receiver_count() == 0 {
-            changing = self.wanted.wait(changing).unwrap_or_else(PoisonError::into_inner);
+            changing = self
+                .wanted
+                .wait(changing)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -87,7 +90,11 @@ impl Hub {
                 }),
             };
             // The store may be locked, full or gone for a while; streams go on when it is back.
-            std::thread::sleep(if looked.is_ok() { INTERVAL } else { TROUBLE_INTERVAL });
+            std::thread::sleep(if looked.is_ok() {
+                INTERVAL
+            } else {
+                TROUBLE_INTERVAL
+            });
         }
     }
 

@@ -58,10 +58,17 @@ pub fn bind_unix(place: &Place) -> Result<Door, ApiError> {
     let path = socket(place);
     let fail = |operation| {
         let path = path.clone();
-        move |source| ApiError::Io { operation, path, source }
+        move |source| ApiError::Io {
+            operation,
+            path,
+            source,
+        }
     };
     // A runner that was killed leaves its socket.
-    if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
+    if path
+        .symlink_metadata()
+        .is_ok_and(|found| found.file_type().is_socket())
+    {
         if UnixStream::connect(&path).is_ok() {
             let up = io::Error::new(io::ErrorKind::AddrInUse, "another runner answers there");
             return Err(fail("listen at")(up));
@@ -110,14 +117,16 @@ pub(crate) async fn attend(door: Door, router: impl Fn(Proof) -> Router) -> io::
     match door {
         Door::Unix(listener) => {
             let listener = UnixListener::from_std(listener)?;
-            let accept =
-                |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
+            let accept = |context: &mut Context<'_>| {
+                listener.poll_accept(context).map_ok(|(socket, _)| socket)
+            };
             serve_each(accept, router(Proof::Socket)).await;
         }
         Door::Tcp(listener, token) => {
             let listener = TcpListener::from_std(listener)?;
-            let accept =
-                |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
+            let accept = |context: &mut Context<'_>| {
+                listener.poll_accept(context).map_ok(|(socket, _)| socket)
+            };
             serve_each(accept, router(Proof::Token(token))).await;
         }
         Door::Tls(listener, tls) => {
@@ -137,11 +146,18 @@ struct Rooms {
 
 impl Rooms {
     fn new() -> Self {
-        Self { connections: Room::new(CONNECTIONS_MAX), streams: Room::new(STREAMS_MAX) }
+        Self {
+            connections: Room::new(CONNECTIONS_MAX),
+            streams: Room::new(STREAMS_MAX),
+        }
     }
 
     fn visitor(&self, client: Client, seat: Arc<Seat>) -> Visitor {
-        Visitor { client, seat, streams: Arc::clone(&self.streams) }
+        Visitor {
+            client,
+            seat,
+            streams: Arc::clone(&self.streams),
+        }
     }
 }
 
@@ -168,7 +184,10 @@ async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         // Where all are being served, others wait to be accepted.
         let guest = rooms.connections.enter(&None).await;
         let visitor = rooms.visitor(None, Arc::clone(&guest.seat));
-        let socket = Patient { seat: Some(Arc::clone(&guest.seat)), ..Patient::new(socket) };
+        let socket = Patient {
+            seat: Some(Arc::clone(&guest.seat)),
+            ..Patient::new(socket)
+        };
         tokio::spawn(converse(socket, router.clone(), guest, visitor));
     }
 }
@@ -202,7 +221,10 @@ async fn serve_each_known(listener: &TcpListener, acceptor: &TlsAcceptor, router
 type Known = TlsStream<Patient<TcpStream>>;
 
 /// Waits until a client has shown a certificate, and has a place.
-async fn welcome(shown: Accept<Patient<TcpStream>>, rooms: &Rooms) -> Option<(Known, Guest, Visitor)> {
+async fn welcome(
+    shown: Accept<Patient<TcpStream>>,
+    rooms: &Rooms,
+) -> Option<(Known, Guest, Visitor)> {
     let until = Instant::now() + WELCOME_TIME_MAX;
     let mut socket = match timeout_at(until, shown.into_fallible()).await.ok()? {
         Ok(socket) => socket,
@@ -212,7 +234,10 @@ async fn welcome(shown: Accept<Patient<TcpStream>>, rooms: &Rooms) -> Option<(Kn
         }
     };
     let (patient, session) = socket.get_mut();
-    let client = session.peer_certificates().and_then(|shown| shown.first()).cloned();
+    let client = session
+        .peer_certificates()
+        .and_then(|shown| shown.first())
+        .cloned();
     if let Ok(guest) = timeout_at(until, rooms.connections.enter(&client)).await {
         patient.seat = Some(Arc::clone(&guest.seat));
         let visitor = rooms.visitor(client, Arc::clone(&guest.seat));
@@ -230,7 +255,9 @@ async fn welcome(shown: Accept<Patient<TcpStream>>, rooms: &Rooms) -> Option<(Kn
 /// was not read resets the connection, and the client might never see why.
 async fn turn_away(mut socket: impl AsyncRead + AsyncWrite + Unpin) -> Option<()> {
     socket.shutdown().await.ok()?;
-    tokio::io::copy(&mut socket, &mut tokio::io::sink()).await.ok()?;
+    tokio::io::copy(&mut socket, &mut tokio::io::sink())
+        .await
+        .ok()?;
     Some(())
 }
 
@@ -247,7 +274,9 @@ async fn converse(
         router.call(request)
     });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_MAX).max_buf_size(BUFFER_BYTES);
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME_MAX)
+        .max_buf_size(BUFFER_BYTES);
     tokio::select! {
         // A client that is slow, gone or makes no sense is ignored.
         _ended = http.serve_connection(TokioIo::new(socket), answer) => {}
@@ -266,7 +295,11 @@ struct Patient<Socket> {
 
 impl<Socket: AsyncWrite + Unpin> Patient<Socket> {
     fn new(socket: Socket) -> Self {
-        Self { socket, until: None, seat: None }
+        Self {
+            socket,
+            until: None,
+            seat: None,
+        }
     }
 
     fn bounded<T>(
@@ -279,7 +312,12 @@ impl<Socket: AsyncWrite + Unpin> Patient<Socket> {
             return Poll::Ready(done);
         }
         let deadline = || Box::pin(tokio::time::sleep_until(Instant::now() + STALL_TIME_MAX));
-        ready!(self.until.get_or_insert_with(deadline).as_mut().poll(context));
+        ready!(
+            self.until
+                .get_or_insert_with(deadline)
+                .as_mut()
+                .poll(context)
+        );
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -363,7 +401,10 @@ mod tests {
         let token = Token::renewed(&directory.path().join("token")).unwrap();
         for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80", "[2001:db8::1]:80"] {
             let refused = bind_tcp(address.parse().unwrap(), token.clone()).unwrap_err();
-            assert!(matches!(refused, ApiError::Public(_)), "{address}: {refused}");
+            assert!(
+                matches!(refused, ApiError::Public(_)),
+                "{address}: {refused}"
+            );
         }
         bind_tcp("127.0.0.1:0".parse().unwrap(), token).unwrap();
     }
@@ -385,7 +426,8 @@ mod tests {
         fn new() -> Self {
             let mut params = CertificateParams::default();
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-            let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+            let authority =
+                CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
             let directory = tempfile::tempdir().unwrap();
             let [certificate, key, client_authority] =
                 ["cert.pem", "key.pem", "ca.pem"].map(|name| directory.path().join(name));
@@ -394,8 +436,11 @@ mod tests {
             std::fs::write(&client_authority, authority.pem()).unwrap();
             std::fs::write(&key, own_key.serialize_pem()).unwrap();
             std::fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
-            let files =
-                TlsFiles { certificate: &certificate, key: &key, client_authority: &client_authority };
+            let files = TlsFiles {
+                certificate: &certificate,
+                key: &key,
+                client_authority: &client_authority,
+            };
             let tls = Tls::read(&files).unwrap();
             let (door, address) = bind_tls("127.0.0.1:0".parse().unwrap(), tls).unwrap();
             let routes = Router::new()
@@ -414,8 +459,12 @@ mod tests {
             let chain = vec![CertificateDer::from_pem_slice(certificate.pem().as_bytes()).unwrap()];
             let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
             let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-            let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-            let config = config.unwrap().with_root_certificates(roots).with_client_auth_cert(chain, key);
+            let config =
+                ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+            let config = config
+                .unwrap()
+                .with_root_certificates(roots)
+                .with_client_auth_cert(chain, key);
             TlsConnector::from(Arc::new(config.unwrap()))
         }
 
@@ -426,14 +475,18 @@ mod tests {
             words: &str,
         ) -> tokio_rustls::client::TlsStream<TcpStream> {
             let socket = TcpStream::connect(self.address).await.unwrap();
-            let mut socket = client.connect("localhost".try_into().unwrap(), socket).await.unwrap();
+            let mut socket = client
+                .connect("localhost".try_into().unwrap(), socket)
+                .await
+                .unwrap();
             socket.write_all(words.as_bytes()).await.unwrap();
             socket
         }
 
         /// All that is answered to one request.
         async fn get(&self, client: &TlsConnector, path: &str) -> String {
-            let words = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+            let words =
+                format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
             let mut said = Vec::new();
             let _end = self.say(client, &words).await.read_to_end(&mut said).await;
             String::from_utf8(said).unwrap()
@@ -441,7 +494,10 @@ mod tests {
     }
 
     fn issued(authority: &CertifiedIssuer<'static, KeyPair>) -> (rcgen::Certificate, KeyPair) {
-        let (key, params) = (KeyPair::generate().unwrap(), CertificateParams::new(["localhost".to_owned()]));
+        let (key, params) = (
+            KeyPair::generate().unwrap(),
+            CertificateParams::new(["localhost".to_owned()]),
+        );
         (params.unwrap().signed_by(&key, authority).unwrap(), key)
     }
 
@@ -468,15 +524,32 @@ mod tests {
         let [alice, bob] = [secured.client(), secured.client()];
         let _busy = say_often(&secured, &alice, ENDLESS, CONNECTIONS_MAX / 2).await;
         let begun = Instant::now();
-        assert!(secured.get(&bob, "/nowhere").await.starts_with("HTTP/1.1 404"));
+        assert!(
+            secured
+                .get(&bob, "/nowhere")
+                .await
+                .starts_with("HTTP/1.1 404")
+        );
         assert!(begun.elapsed() < WELCOME_TIME_MAX / 2);
         let refused = secured.get(&alice, "/nowhere").await;
-        assert!(begun.elapsed() >= WELCOME_TIME_MAX, "it is waited for first");
+        assert!(
+            begun.elapsed() >= WELCOME_TIME_MAX,
+            "it is waited for first"
+        );
         let (head, body) = refused.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 503") && head.contains("Retry-After: 5"), "{refused}");
-        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{refused}");
+        assert!(
+            head.starts_with("HTTP/1.1 503") && head.contains("Retry-After: 5"),
+            "{refused}"
+        );
+        assert!(
+            head.contains(&format!("Content-Length: {}", body.len())),
+            "{refused}"
+        );
         let told: serde_json::Value = serde_json::from_str(body).unwrap();
-        assert_eq!(told["error"], "there are too many connections, of this client or in all");
+        assert_eq!(
+            told["error"],
+            "there are too many connections, of this client or in all"
+        );
     }
 
     /// Heads, bodies and pauses between two requests.
@@ -495,7 +568,12 @@ mod tests {
         }
         let begun = Instant::now();
         for client in &clients {
-            assert!(secured.get(client, "/nowhere").await.starts_with("HTTP/1.1 404"));
+            assert!(
+                secured
+                    .get(client, "/nowhere")
+                    .await
+                    .starts_with("HTTP/1.1 404")
+            );
         }
         assert!(begun.elapsed() < WELCOME_TIME_MAX / 2);
     }

@@ -58,7 +58,9 @@ impl SubmitOption {
         let wanted = match (&self.takes, value) {
             (Takes::Nothing, Value::Bool(true)) => return Ok(format!("--{}", self.word)),
             (Takes::Nothing, _) => "true or false",
-            (Takes::File, Value::String(path)) if !path.starts_with('/') => "a path of this host from / on",
+            (Takes::File, Value::String(path)) if !path.starts_with('/') => {
+                "a path of this host from / on"
+            }
             (Takes::Number | Takes::Text(_) | Takes::File, Value::String(text)) => {
                 return Ok(format!("--{}={text}", self.word));
             }
@@ -68,7 +70,10 @@ impl SubmitOption {
             (Takes::Number, _) => "a number",
             (Takes::Text(_) | Takes::File, _) => "a text",
         };
-        Err(Problem::bad(format!("`{}`: {wanted} is wanted", self.name())))
+        Err(Problem::bad(format!(
+            "`{}`: {wanted} is wanted",
+            self.name()
+        )))
     }
 
     fn schema(&self) -> Schema {
@@ -77,16 +82,24 @@ impl SubmitOption {
             Takes::Number => ObjectBuilder::new().schema_type(Type::Integer),
             Takes::Text(words) => {
                 let words = (!words.is_empty()).then(|| words.clone());
-                ObjectBuilder::new().schema_type(Type::String).enum_values(words)
+                ObjectBuilder::new()
+                    .schema_type(Type::String)
+                    .enum_values(words)
             }
             Takes::File => {
                 let file = SchemaFormat::Custom("file".to_owned());
-                ObjectBuilder::new().schema_type(Type::String).format(Some(file))
+                ObjectBuilder::new()
+                    .schema_type(Type::String)
+                    .format(Some(file))
             }
         };
         let help = Some(self.help.clone());
         if self.repeats {
-            return ArrayBuilder::new().items(one).description(help).build().into();
+            return ArrayBuilder::new()
+                .items(one)
+                .description(help)
+                .build()
+                .into();
         }
         one.description(help).build().into()
     }
@@ -110,11 +123,18 @@ pub(crate) fn words(
 
 /// Adds the options to the description of an object.
 pub(crate) fn describe(api: &mut OpenApi, object: &str, options: &[SubmitOption]) {
-    let described = api.components.as_mut().and_then(|components| components.schemas.get_mut(object));
+    let described = api
+        .components
+        .as_mut()
+        .and_then(|components| components.schemas.get_mut(object));
     let Some(RefOr::T(Schema::Object(Object { properties, .. }))) = described else {
         unreachable!("{object} is described as an object")
     };
-    properties.extend(options.iter().map(|option| (option.name(), RefOr::T(option.schema()))));
+    properties.extend(
+        options
+            .iter()
+            .map(|option| (option.name(), RefOr::T(option.schema()))),
+    );
 }
 
 #[cfg(test)]
@@ -124,7 +144,13 @@ mod tests {
     use super::*;
 
     fn option(word: &str, takes: Takes, repeats: bool) -> SubmitOption {
-        SubmitOption { word: word.to_owned(), help: String::new(), takes, repeats, of_job: word == "after" }
+        SubmitOption {
+            word: word.to_owned(),
+            help: String::new(),
+            takes,
+            repeats,
+            of_job: word == "after",
+        }
     }
 
     fn said(fields: Value, job: bool) -> Result<String, String> {
@@ -137,7 +163,9 @@ mod tests {
         ];
         let fields = serde_json::from_value(fields).unwrap();
         let words = words(&known, &fields, |option| job || !option.of_job);
-        words.map(|words| words.join(" ")).map_err(|problem| problem.error)
+        words
+            .map(|words| words.join(" "))
+            .map_err(|problem| problem.error)
     }
 
     #[test]
@@ -146,9 +174,15 @@ mod tests {
             "after": [1, "2"], "delete": true, "exclude": ["-x", "--y"], "files_from": "/l", "limit": "--json",
         });
         let transfer = "--delete --exclude=-x --exclude=--y --files-from=/l --limit=--json";
-        assert_eq!(said(fields.clone(), true), Ok(format!("--after=1 --after=2 {transfer}")));
+        assert_eq!(
+            said(fields.clone(), true),
+            Ok(format!("--after=1 --after=2 {transfer}"))
+        );
         assert_eq!(said(fields, false), Ok(transfer.to_owned()));
-        assert_eq!(said(json!({ "after": [], "delete": false, "limit": null }), true), Ok(String::new()));
+        assert_eq!(
+            said(json!({ "after": [], "delete": false, "limit": null }), true),
+            Ok(String::new())
+        );
     }
 
     #[test]
@@ -156,8 +190,14 @@ mod tests {
         for (fields, error) in [
             (json!({ "rsh": "sh" }), "unknown field `rsh`"),
             (json!({ "files-from": "/l" }), "unknown field `files-from`"),
-            (json!({ "files_from": "l" }), "`files_from`: a path of this host from / on is wanted"),
-            (json!({ "files_from": "-" }), "`files_from`: a path of this host from / on is wanted"),
+            (
+                json!({ "files_from": "l" }),
+                "`files_from`: a path of this host from / on is wanted",
+            ),
+            (
+                json!({ "files_from": "-" }),
+                "`files_from`: a path of this host from / on is wanted",
+            ),
             (json!({ "delete": 1 }), "`delete`: true or false is wanted"),
             (json!({ "limit": ["1M"] }), "`limit`: a text is wanted"),
             (json!({ "after": [true] }), "`after`: a number is wanted"),

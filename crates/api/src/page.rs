@@ -9,9 +9,14 @@ use axum::routing::get;
 
 /// The files of the page.
 pub(crate) fn routes<State: Clone + Send + Sync + 'static>() -> Router<State> {
-    FILES.into_iter().fold(Router::new(), |router, (path, kind, text)| {
-        router.route(path, get(move || async move { ([(CONTENT_TYPE, kind)], text) }))
-    })
+    FILES
+        .into_iter()
+        .fold(Router::new(), |router, (path, kind, text)| {
+            router.route(
+                path,
+                get(move || async move { ([(CONTENT_TYPE, kind)], text) }),
+            )
+        })
 }
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -42,10 +47,15 @@ mod tests {
         let bytes: usize = FILES.iter().map(|(_, _, text)| text.len()).sum();
         assert!(bytes < FIRST_PAINT_BYTES_MAX, "{bytes}");
         for (path, _, text) in FILES {
-            let links: Vec<_> = text.match_indices("http").map(|(at, _)| &text[at..]).collect();
+            let links: Vec<_> = text
+                .match_indices("http")
+                .map(|(at, _)| &text[at..])
+                .collect();
             // the names of SVG, which nobody asks for
             assert!(
-                links.iter().all(|link| link.starts_with("http://www.w3.org/2000/svg")),
+                links
+                    .iter()
+                    .all(|link| link.starts_with("http://www.w3.org/2000/svg")),
                 "{path}: {links:?}"
             );
         }

@@ -22,7 +22,11 @@ pub(crate) struct Problem {
 
 impl Problem {
     pub(crate) fn new(status: StatusCode, error: impl Into<String>) -> Self {
-        Self { status: status.as_u16(), error: error.into(), exit: None }
+        Self {
+            status: status.as_u16(),
+            error: error.into(),
+            exit: None,
+        }
     }
 
     pub(crate) fn bad(error: impl Into<String>) -> Self {
@@ -35,7 +39,9 @@ impl IntoResponse for Problem {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, Json(self)).into_response();
         if status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
+            response
+                .headers_mut()
+                .insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
         }
         response
     }
@@ -45,9 +51,9 @@ impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         let status = match error {
             StoreError::NoJob(_) => StatusCode::NOT_FOUND,
-            StoreError::Illegal { .. } | StoreError::NotEnded(_) | StoreError::OtherSubmission { .. } => {
-                StatusCode::CONFLICT
-            }
+            StoreError::Illegal { .. }
+            | StoreError::NotEnded(_)
+            | StoreError::OtherSubmission { .. } => StatusCode::CONFLICT,
             StoreError::Full { .. } => StatusCode::INSUFFICIENT_STORAGE,
             StoreError::Locked { .. } => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,

@@ -41,16 +41,28 @@ impl Submission {
         }
         let paths = self.sources.iter().chain([&self.target]);
         for path in paths.clone() {
-            let is_remote = path.split('/').next().is_some_and(|head| head.contains(':'));
+            let is_remote = path
+                .split('/')
+                .next()
+                .is_some_and(|head| head.contains(':'));
             if !is_remote && !path.starts_with('/') {
-                let text = format!("'{path}' is neither a path of this host from / on nor HOST:PATH");
+                let text =
+                    format!("'{path}' is neither a path of this host from / on nor HOST:PATH");
                 return Err(Problem::bad(text));
             }
         }
         // Nobody is there who could be asked for a key.
-        let words = command.iter().copied().chain(["--strict"]).map(str::to_owned).chain(options);
+        let words = command
+            .iter()
+            .copied()
+            .chain(["--strict"])
+            .map(str::to_owned)
+            .chain(options);
         // What follows is no option, whatever it begins with.
-        let words: Vec<_> = words.chain(["--".to_owned()]).chain(paths.cloned()).collect();
+        let words: Vec<_> = words
+            .chain(["--".to_owned()])
+            .chain(paths.cloned())
+            .collect();
         if words.iter().any(|word| word.contains('\0')) {
             return Err(Problem::bad("a word holds a NUL"));
         }
@@ -63,7 +75,9 @@ impl Submission {
         let words = self.words(&["submit", "--json"], options)?;
         let api = api.clone();
         let ran = tokio::spawn(async move { run(&api, words, SUBMIT_TIME_MAX).await });
-        let ran = ran.await.map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not submitted"))?;
+        let ran = ran
+            .await
+            .map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not submitted"))?;
         let last = ran?.last;
         let id = last.as_ref().and_then(|last| last["job"].as_i64());
         id.ok_or_else(|| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not submitted"))
@@ -124,37 +138,86 @@ struct Ran {
 
 /// Runs this program, and returns what it has printed if it ended well.
 async fn run(api: &Api, words: Vec<OsString>, time_max: Duration) -> Result<Ran, Problem> {
-    let _room = api.processes.acquire().await.expect("the semaphore is never closed");
+    let _room = api
+        .processes
+        .acquire()
+        .await
+        .expect("the semaphore is never closed");
     let mut command = Command::new(&api.host.program);
-    command.args(words).current_dir("/").env("ZMOVE_JOBS", api.place.path()).kill_on_drop(true);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let fail = |error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("run zmove: {error}"));
+    command
+        .args(words)
+        .current_dir("/")
+        .env("ZMOVE_JOBS", api.place.path())
+        .kill_on_drop(true);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let fail = |error| {
+        Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("run zmove: {error}"),
+        )
+    };
     let child = command.spawn().map_err(fail)?;
-    let late =
-        || Problem::new(StatusCode::GATEWAY_TIMEOUT, format!("no end within {} s", time_max.as_secs()));
-    tokio::time::timeout(time_max, attend(child)).await.map_err(|_| late())?.map_err(fail)?
+    let late = || {
+        Problem::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            format!("no end within {} s", time_max.as_secs()),
+        )
+    };
+    tokio::time::timeout(time_max, attend(child))
+        .await
+        .map_err(|_| late())?
+        .map_err(fail)?
 }
 
 async fn attend(mut child: Child) -> std::io::Result<Result<Ran, Problem>> {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let (ran, said) = tokio::join!(
-        async { if let Some(stdout) = stdout { read_events(stdout).await } else { Ran::default() } },
-        async { if let Some(stderr) = stderr { read_words(stderr).await } else { String::new() } },
+        async {
+            if let Some(stdout) = stdout {
+                read_events(stdout).await
+            } else {
+                Ran::default()
+            }
+        },
+        async {
+            if let Some(stderr) = stderr {
+                read_words(stderr).await
+            } else {
+                String::new()
+            }
+        },
     );
     let status = child.wait().await?;
     if status.success() {
         return Ok(Ok(ran));
     }
-    let told = ran.last.as_ref().and_then(|last| last["message"].as_str()).map(str::to_owned);
+    let told = ran
+        .last
+        .as_ref()
+        .and_then(|last| last["message"].as_str())
+        .map(str::to_owned);
     let error = told.unwrap_or_else(|| reason(&said).to_owned());
-    let problem = Problem { exit: status.code(), ..Problem::bad(error) };
+    let problem = Problem {
+        exit: status.code(),
+        ..Problem::bad(error)
+    };
     Ok(Err(problem))
 }
 
 /// What a command says before it refers to its help.
 fn reason(said: &str) -> &str {
-    let said = said.split("\n\nFor more information").next().unwrap_or_default().trim();
-    ["error: ", "zmove: "].iter().find_map(|head| said.strip_prefix(head)).unwrap_or(said)
+    let said = said
+        .split("\n\nFor more information")
+        .next()
+        .unwrap_or_default()
+        .trim();
+    ["error: ", "zmove: "]
+        .iter()
+        .find_map(|head| said.strip_prefix(head))
+        .unwrap_or(said)
 }
 
 /// Reads all lines, and keeps the last and the first changes.
@@ -162,13 +225,25 @@ async fn read_events(stdout: impl AsyncRead + Unpin) -> Ran {
     let (mut ran, mut reader, mut line) = (Ran::default(), BufReader::new(stdout), Vec::new());
     loop {
         line.clear();
-        let read = (&mut reader).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).await;
+        let read = (&mut reader)
+            .take(LINE_BYTES_MAX)
+            .read_until(b'\n', &mut line)
+            .await;
         if !matches!(read, Ok(bytes) if bytes > 0) {
             return ran;
         }
-        let Ok(event) = serde_json::from_slice::<Value>(&line) else { continue };
-        if matches!(event["event"].as_str(), Some("added" | "changed" | "removed")) {
-            let change = if ran.sample.len() < SAMPLE_MAX { Change::deserialize(&event).ok() } else { None };
+        let Ok(event) = serde_json::from_slice::<Value>(&line) else {
+            continue;
+        };
+        if matches!(
+            event["event"].as_str(),
+            Some("added" | "changed" | "removed")
+        ) {
+            let change = if ran.sample.len() < SAMPLE_MAX {
+                Change::deserialize(&event).ok()
+            } else {
+                None
+            };
             ran.sample.extend(change);
         } else {
             ran.last = Some(event);
@@ -179,7 +254,10 @@ async fn read_events(stdout: impl AsyncRead + Unpin) -> Ran {
 /// Reads all words, and keeps the first.
 async fn read_words(mut stderr: impl AsyncRead + Unpin) -> String {
     let mut words = Vec::new();
-    let _best_effort = (&mut stderr).take(WORDS_BYTES_MAX).read_to_end(&mut words).await;
+    let _best_effort = (&mut stderr)
+        .take(WORDS_BYTES_MAX)
+        .read_to_end(&mut words)
+        .await;
     // The process must not wait for somebody to read the rest.
     let _rest = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
     String::from_utf8_lossy(&words).into_owned()
@@ -199,8 +277,14 @@ mod tests {
     use super::*;
 
     fn words(submission: &Submission) -> Result<String, String> {
-        let words = submission.words(&["submit"], Vec::new()).map_err(|problem| problem.error)?;
-        Ok(words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" "))
+        let words = submission
+            .words(&["submit"], Vec::new())
+            .map_err(|problem| problem.error)?;
+        Ok(words
+            .iter()
+            .map(|word| word.to_str().unwrap())
+            .collect::<Vec<_>>()
+            .join(" "))
     }
 
     #[test]
@@ -210,22 +294,42 @@ mod tests {
             target: "-h:/b".into(),
             ..Submission::default()
         };
-        assert_eq!(words(&submission), Ok("submit --strict -- --delete:x /a -h:/b".to_owned()));
+        assert_eq!(
+            words(&submission),
+            Ok("submit --strict -- --delete:x /a -h:/b".to_owned())
+        );
     }
 
     #[test]
     fn a_command_s_reason_is_told_without_its_advice() {
-        assert_eq!(reason("error: invalid value\n\nFor more information, try '--help'.\n"), "invalid value");
+        assert_eq!(
+            reason("error: invalid value\n\nFor more information, try '--help'.\n"),
+            "invalid value"
+        );
         assert_eq!(reason("zmove: no key\n"), "no key");
     }
 
     #[test]
     fn paths_without_a_beginning_are_refused() {
-        for (source, target) in [("a", "h:b"), ("/a", "b"), ("", "h:b"), ("--rsh", "/b"), ("./h:b", "/b")] {
+        for (source, target) in [
+            ("a", "h:b"),
+            ("/a", "b"),
+            ("", "h:b"),
+            ("--rsh", "/b"),
+            ("./h:b", "/b"),
+        ] {
             let (sources, target) = (vec![source.to_owned()], target.to_owned());
-            let refused = words(&Submission { sources, target, ..Submission::default() }).unwrap_err();
+            let refused = words(&Submission {
+                sources,
+                target,
+                ..Submission::default()
+            })
+            .unwrap_err();
             assert!(refused.contains("neither"), "{refused}");
         }
-        assert_eq!(words(&Submission::default()), Err("no source is named".to_owned()));
+        assert_eq!(
+            words(&Submission::default()),
+            Err("no source is named".to_owned())
+        );
     }
 }

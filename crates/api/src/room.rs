@@ -56,7 +56,11 @@ enum State {
 
 impl Room {
     pub(crate) fn new(places_max: usize) -> Arc<Self> {
-        Arc::new(Self { places_max, taken: Mutex::default(), freed: Notify::new() })
+        Arc::new(Self {
+            places_max,
+            taken: Mutex::default(),
+            freed: Notify::new(),
+        })
     }
 
     /// A place for a client that has to say something first. Waits until there is one.
@@ -90,8 +94,19 @@ impl Room {
         }
         let (held, given_up) = oneshot::channel();
         let number = taken.number();
-        taken.places.push(Place { number, client: client.clone(), state: state(number), _held: held });
-        Some(Guest { seat: Arc::new(Seat { room: Arc::clone(self), number }), given_up })
+        taken.places.push(Place {
+            number,
+            client: client.clone(),
+            state: state(number),
+            _held: held,
+        });
+        Some(Guest {
+            seat: Arc::new(Seat {
+                room: Arc::clone(self),
+                number,
+            }),
+            given_up,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
@@ -130,14 +145,20 @@ impl Seat {
 
     /// To be called when nothing is left to be sent.
     pub(crate) fn sent(&self) {
-        self.change(|state, now| (state == State::Sending).then_some(State::Waiting { since: now }));
+        self.change(|state, now| {
+            (state == State::Sending).then_some(State::Waiting { since: now })
+        });
     }
 
     fn change(&self, next: impl FnOnce(State, u64) -> Option<State>) {
         let mut taken = self.room.lock();
         let now = taken.number();
-        let own = taken.places.iter_mut().find(|place| place.number == self.number);
-        let Some((own, state)) = own.and_then(|own| next(own.state, now).map(|state| (own, state))) else {
+        let own = taken
+            .places
+            .iter_mut()
+            .find(|place| place.number == self.number);
+        let Some((own, state)) = own.and_then(|own| next(own.state, now).map(|state| (own, state)))
+        else {
             return;
         };
         own.state = state;
@@ -150,7 +171,10 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.room.lock().places.retain(|place| place.number != self.number);
+        self.room
+            .lock()
+            .places
+            .retain(|place| place.number != self.number);
         self.room.freed.notify_waiters();
     }
 }
@@ -191,7 +215,9 @@ mod tests {
     #[test]
     fn who_has_been_waited_for_longest_gives_way() {
         let room = Room::new(PLACES_MAX);
-        let mut guests: Vec<_> = (0..PLACES_MAX).map(|_| entered(&room, &None).unwrap()).collect();
+        let mut guests: Vec<_> = (0..PLACES_MAX)
+            .map(|_| entered(&room, &None).unwrap())
+            .collect();
         // The first is served, and waited for again from then on.
         drop(guests[0].seat.work());
         guests[0].seat.sent();
@@ -203,10 +229,15 @@ mod tests {
     #[test]
     fn who_is_served_keeps_its_place_until_all_is_sent() {
         let room = Room::new(PLACES_MAX);
-        let guests: Vec<_> = (0..PLACES_MAX).map(|_| room.serve(&None).unwrap()).collect();
+        let guests: Vec<_> = (0..PLACES_MAX)
+            .map(|_| room.serve(&None).unwrap())
+            .collect();
         let work = guests[0].seat.work();
         guests[0].seat.sent();
-        assert!(entered(&room, &None).is_none(), "what was sent is not the end of the answer");
+        assert!(
+            entered(&room, &None).is_none(),
+            "what was sent is not the end of the answer"
+        );
         drop(work);
         assert!(entered(&room, &None).is_none(), "the end is not sent");
         guests[0].seat.sent();
@@ -220,7 +251,10 @@ mod tests {
         let mut first = entered(&room, &alice).unwrap();
         let second = room.serve(&alice).unwrap();
         let third = entered(&room, &alice).unwrap();
-        assert!(!has_place(&mut first), "its own gives way to its own, although others are free");
+        assert!(
+            !has_place(&mut first),
+            "its own gives way to its own, although others are free"
+        );
         let _work = third.seat.work();
         assert!(entered(&room, &alice).is_none());
         let _others = [&bob, &bob].map(|client| room.serve(client).unwrap());

@@ -2,7 +2,10 @@
 
 mod extract;
 mod host;
-#[expect(unused_qualifications, reason = "what utoipa writes for the parameters has some")]
+#[expect(
+    unused_qualifications,
+    reason = "what utoipa writes for the parameters has some"
+)]
 mod jobs;
 mod orders;
 mod stream;
@@ -75,8 +78,14 @@ pub fn description(options: &[SubmitOption]) -> String {
 /// A door cannot be used.
 pub async fn serve(api: Api, doors: Vec<Door>) -> io::Result<()> {
     let (routes, _) = api_routes().split_for_parts();
-    let routes = routes.merge(page::routes()).fallback(nothing).method_not_allowed_fallback(no_method);
-    let routes = routes.layer(from_fn(at_work)).layer(from_fn(in_time)).with_state(api);
+    let routes = routes
+        .merge(page::routes())
+        .fallback(nothing)
+        .method_not_allowed_fallback(no_method);
+    let routes = routes
+        .layer(from_fn(at_work))
+        .layer(from_fn(in_time))
+        .with_state(api);
     let guarded = move |proof| -> Router { routes.clone().layer(from_fn_with_state(proof, guard)) };
     let mut attended = tokio::task::JoinSet::new();
     for door in doors {
@@ -91,7 +100,9 @@ pub async fn serve(api: Api, doors: Vec<Door>) -> io::Result<()> {
 /// Gives up a request whose body does not come, or which takes too long.
 async fn in_time(request: Request, next: Next) -> Response {
     let late = || Problem::new(StatusCode::REQUEST_TIMEOUT, "it took too long").into_response();
-    tokio::time::timeout(REQUEST_TIME_MAX, next.run(request)).await.unwrap_or_else(|_| late())
+    tokio::time::timeout(REQUEST_TIME_MAX, next.run(request))
+        .await
+        .unwrap_or_else(|_| late())
 }
 
 /// Takes a request in, and keeps the connection's place from when it is whole until all of the answer is sent: a client
@@ -117,11 +128,17 @@ pub(crate) async fn at_work(
 }
 
 async fn nothing() -> Problem {
-    Problem::new(StatusCode::NOT_FOUND, "nothing is here: see /api/v1/openapi.json")
+    Problem::new(
+        StatusCode::NOT_FOUND,
+        "nothing is here: see /api/v1/openapi.json",
+    )
 }
 
 async fn no_method() -> Problem {
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "that cannot be done here: see /api/v1/openapi.json")
+    Problem::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "that cannot be done here: see /api/v1/openapi.json",
+    )
 }
 
 /// The longest body of a request, in bytes.

@@ -27,7 +27,9 @@ pub struct Host {
 
 impl fmt::Debug for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Host").field("program", &self.program).finish_non_exhaustive()
+        f.debug_struct("Host")
+            .field("program", &self.program)
+            .finish_non_exhaustive()
     }
 }
 
@@ -48,7 +50,13 @@ impl Api {
     pub fn new(place: &Place, host: Host) -> Self {
         let processes = Arc::new(Semaphore::new(PROCESSES_MAX));
         let (stores, hub) = (Stores::new(place.clone()), Hub::new(place, host.daemon));
-        Self { place: place.clone(), host, stores, processes, hub }
+        Self {
+            place: place.clone(),
+            host,
+            stores,
+            processes,
+            hub,
+        }
     }
 }
 

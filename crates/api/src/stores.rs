@@ -18,7 +18,11 @@ pub(crate) struct Stores {
 
 impl Stores {
     pub(crate) fn new(place: Place) -> Arc<Self> {
-        Arc::new(Self { place, idle: Mutex::new(Vec::new()), room: Semaphore::new(STORES_MAX) })
+        Arc::new(Self {
+            place,
+            idle: Mutex::new(Vec::new()),
+            room: Semaphore::new(STORES_MAX),
+        })
     }
 
     /// Does something with a store.
@@ -26,7 +30,11 @@ impl Stores {
         self: &Arc<Self>,
         work: impl FnOnce(&Place, &mut Store) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
-        let _room = self.room.acquire().await.expect("the semaphore is never closed");
+        let _room = self
+            .room
+            .acquire()
+            .await
+            .expect("the semaphore is never closed");
         let stores = Arc::clone(self);
         let done = tokio::task::spawn_blocking(move || {
             let mut store = match stores.take() {
@@ -34,15 +42,27 @@ impl Stores {
                 None => Store::open(&stores.place)?,
             };
             let done = work(&stores.place, &mut store);
-            stores.idle.lock().unwrap_or_else(PoisonError::into_inner).push(store);
+            stores
+                .idle
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(store);
             done
         });
-        let broken = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the request was not done");
+        let broken = |_| {
+            Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the request was not done",
+            )
+        };
         done.await.map_err(broken)?
     }
 
     fn take(&self) -> Option<Store> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        self.idle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop()
     }
 }
 

@@ -51,30 +51,49 @@ impl Tls {
     /// One cannot be read, does not hold what it should or what a client could use now, or is a key that others may
     /// read.
     pub fn read(files: &TlsFiles<'_>) -> Result<Self, ApiError> {
-        let (chain, key) = (certificates(files.certificate, CERTIFICATE)?, key(files.key)?);
+        let (chain, key) = (
+            certificates(files.certificate, CERTIFICATE)?,
+            key(files.key)?,
+        );
         let names = Names::of(&chain[0]).map_err(unfit(files.certificate, CERTIFICATE))?;
         judge_server(&chain[0], now()).map_err(unfit(files.certificate, CERTIFICATE))?;
         let mut reminders = Reminders::default();
         // Of those that follow, clients may need none.
-        chain.iter().for_each(|certificate| reminders.add(CERTIFICATE, files.certificate, certificate));
+        chain
+            .iter()
+            .for_each(|certificate| reminders.add(CERTIFICATE, files.certificate, certificate));
         let mut roots = RootCertStore::empty();
         for root in certificates(files.client_authority, AUTHORITY)? {
             // The handshake takes whatever is named as an authority for one, whenever.
             judge_authority(&root, now()).map_err(unfit(files.client_authority, AUTHORITY))?;
             reminders.add(AUTHORITY, files.client_authority, &root);
-            roots.add(root).map_err(unfit(files.client_authority, AUTHORITY))?;
+            roots
+                .add(root)
+                .map_err(unfit(files.client_authority, AUTHORITY))?;
         }
         let provider = Arc::new(default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&provider));
-        let verifier = verifier.build().map_err(unfit(files.client_authority, AUTHORITY))?;
-        let config = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
-        let config = config.expect("the provider has suites of TLS 1.3").with_client_cert_verifier(verifier);
-        let mut config = config.with_single_cert(chain, key).map_err(|error| not_its_key(files, error))?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&provider));
+        let verifier = verifier
+            .build()
+            .map_err(unfit(files.client_authority, AUTHORITY))?;
+        let config =
+            ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
+        let config = config
+            .expect("the provider has suites of TLS 1.3")
+            .with_client_cert_verifier(verifier);
+        let mut config = config
+            .with_single_cert(chain, key)
+            .map_err(|error| not_its_key(files, error))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         // Each connection shows its certificate anew, so that none begins beyond its time.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(Self { config: Arc::new(config), names, reminders })
+        Ok(Self {
+            config: Arc::new(config),
+            names,
+            reminders,
+        })
     }
 
     /// What is to be said while it is used.
@@ -105,9 +124,14 @@ impl Names {
 
     /// Whether a client may name the door so; an address of IPv6 stands in brackets.
     pub(crate) fn contain(&self, name: &str) -> bool {
-        let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
-        let (Ok(certificate), Ok(name)) = (ParsedCertificate::try_from(&self.0), ServerName::try_from(inner))
-        else {
+        let inner = name
+            .strip_prefix('[')
+            .and_then(|name| name.strip_suffix(']'))
+            .unwrap_or(name);
+        let (Ok(certificate), Ok(name)) = (
+            ParsedCertificate::try_from(&self.0),
+            ServerName::try_from(inner),
+        ) else {
             return false;
         };
         verify_server_name(&certificate, &name).is_ok()
@@ -127,15 +151,23 @@ impl Names {
 fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'static>>, ApiError> {
     let (bytes, _) = read(path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    let found =
-        found.and_then(|found| if found.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(found) });
+    let found = found.and_then(|found| {
+        if found.is_empty() {
+            Err(pem::Error::NoItemsFound)
+        } else {
+            Ok(found)
+        }
+    });
     found.map_err(|error| not_pem(path, what, &bytes, &error))
 }
 
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>, ApiError> {
     let (bytes, mode) = read(path)?;
     if mode & 0o077 != 0 {
-        return Err(ApiError::Exposed { path: path.to_owned(), mode });
+        return Err(ApiError::Exposed {
+            path: path.to_owned(),
+            mode,
+        });
     }
     PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| not_pem(path, KEY, &bytes, &error))
 }
@@ -150,7 +182,11 @@ fn not_pem(path: &Path, what: &'static str, bytes: &[u8], error: &pem::Error) ->
         pem::Error::NoItemsFound => "the file holds none in PEM (BEGIN CERTIFICATE)".to_owned(),
         error => error.to_string(),
     };
-    ApiError::Tls { what, path: path.to_owned(), cause }
+    ApiError::Tls {
+        what,
+        path: path.to_owned(),
+        cause,
+    }
 }
 
 /// What to say of a key that cannot be used with the certificate.
@@ -162,13 +198,21 @@ fn not_its_key(files: &TlsFiles<'_>, error: rustls::Error) -> ApiError {
         ),
         error => error.to_string(),
     };
-    ApiError::Tls { what: KEY, path: files.key.to_owned(), cause }
+    ApiError::Tls {
+        what: KEY,
+        path: files.key.to_owned(),
+        cause,
+    }
 }
 
 /// What to say of a file whose parts are in order, and do not do.
 fn unfit<Cause: ToString>(path: &Path, what: &'static str) -> impl FnOnce(Cause) -> ApiError {
     let path = path.to_owned();
-    move |cause| ApiError::Tls { what, path, cause: cause.to_string() }
+    move |cause| ApiError::Tls {
+        what,
+        path,
+        cause: cause.to_string(),
+    }
 }
 
 /// What a file holds, and who may use it, both of the same one.
@@ -176,7 +220,10 @@ fn read(path: &Path) -> Result<(Vec<u8>, u32), ApiError> {
     let read = || -> io::Result<_> {
         // A FIFO would be opened only once somebody writes to it.
         let at_once = OFlags::NONBLOCK.bits().cast_signed();
-        let file = OpenOptions::new().read(true).custom_flags(at_once).open(path)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(at_once)
+            .open(path)?;
         let found = file.metadata()?;
         if !found.is_file() {
             let other = "it is a directory, a FIFO or a device: name a regular file";
@@ -186,7 +233,11 @@ fn read(path: &Path) -> Result<(Vec<u8>, u32), ApiError> {
         file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
         Ok((bytes, found.mode() & 0o777))
     };
-    read().map_err(|source| ApiError::Io { operation: "read", path: path.to_owned(), source })
+    read().map_err(|source| ApiError::Io {
+        operation: "read",
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// What is read of a file; a bundle of all public authorities is smaller.
@@ -202,7 +253,9 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::PathBuf;
 
-    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd,
+    };
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     use zmove_jobs::Moment;
 
@@ -215,13 +268,18 @@ mod tests {
 
     impl Made {
         fn new() -> Self {
-            let made = Self { directory: tempfile::tempdir().unwrap() };
+            let made = Self {
+                directory: tempfile::tempdir().unwrap(),
+            };
             let mut authority = CertificateParams::default();
             authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-            let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+            let authority =
+                CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
             let key = KeyPair::generate().unwrap();
-            let own =
-                CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+            let own = CertificateParams::new(vec!["localhost".to_owned()])
+                .unwrap()
+                .self_signed(&key)
+                .unwrap();
             made.write("ca.pem", &authority.pem(), 0o644);
             made.write("cert.pem", &own.pem(), 0o644);
             made.write("key.pem", &key.serialize_pem(), 0o600);
@@ -240,7 +298,11 @@ mod tests {
         fn read(&self) -> Result<Tls, ApiError> {
             let [certificate, key, client_authority] =
                 ["cert.pem", "key.pem", "ca.pem"].map(|name| self.path(name));
-            Tls::read(&TlsFiles { certificate: &certificate, key: &key, client_authority: &client_authority })
+            Tls::read(&TlsFiles {
+                certificate: &certificate,
+                key: &key,
+                client_authority: &client_authority,
+            })
         }
 
         #[track_caller]
@@ -253,16 +315,35 @@ mod tests {
 
     #[test]
     fn a_door_is_named_as_its_certificate_does() {
-        let names = Names::issued(&["dtn.example.org", "*.lab.example.org", "192.0.2.7", "2001:db8::7"]);
-        for name in ["dtn.example.org", "DTN.Example.ORG", "a.lab.example.org", "192.0.2.7", "[2001:db8::7]"]
-        {
+        let names = Names::issued(&[
+            "dtn.example.org",
+            "*.lab.example.org",
+            "192.0.2.7",
+            "2001:db8::7",
+        ]);
+        for name in [
+            "dtn.example.org",
+            "DTN.Example.ORG",
+            "a.lab.example.org",
+            "192.0.2.7",
+            "[2001:db8::7]",
+        ] {
             assert!(names.contain(name), "{name}");
         }
-        let others =
-            ["localhost", "127.0.0.1", "example.org", "dtn.example.org.evil.example", "192.0.2.8", ""];
-        for name in
-            others.into_iter().chain(["a.b.lab.example.org", "[2001:db8::8]", "[", "*.lab.example.org"])
-        {
+        let others = [
+            "localhost",
+            "127.0.0.1",
+            "example.org",
+            "dtn.example.org.evil.example",
+            "192.0.2.8",
+            "",
+        ];
+        for name in others.into_iter().chain([
+            "a.b.lab.example.org",
+            "[2001:db8::8]",
+            "[",
+            "*.lab.example.org",
+        ]) {
             assert!(!names.contain(name), "{name}");
         }
     }
@@ -300,14 +381,28 @@ mod tests {
             made.refused(file, "name a regular file");
             std::fs::remove_dir(made.path(file)).unwrap();
             // Nobody writes to it.
-            mknodat(CWD, made.path(file), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+            mknodat(
+                CWD,
+                made.path(file),
+                FileType::Fifo,
+                Mode::RUSR | Mode::WUSR,
+                0,
+            )
+            .unwrap();
             made.refused(file, "name a regular file");
             std::fs::remove_file(made.path(file)).unwrap();
             made.write(file, &good, 0o600);
         }
-        made.write("key.pem", &KeyPair::generate().unwrap().serialize_pem(), 0o600);
+        made.write(
+            "key.pem",
+            &KeyPair::generate().unwrap().serialize_pem(),
+            0o600,
+        );
         let certificate = made.path("cert.pem").display().to_string();
-        made.refused("key.pem", &format!("it does not belong to the certificate in '{certificate}'"));
+        made.refused(
+            "key.pem",
+            &format!("it does not belong to the certificate in '{certificate}'"),
+        );
     }
 
     #[test]
@@ -318,7 +413,8 @@ mod tests {
             let mut params = CertificateParams::new(names).unwrap();
             params.not_after = date_time_ymd(year, 1, 15);
             params.is_ca = is_ca;
-            let key = KeyPair::from_pem(&std::fs::read_to_string(made.path("key.pem")).unwrap()).unwrap();
+            let key =
+                KeyPair::from_pem(&std::fs::read_to_string(made.path("key.pem")).unwrap()).unwrap();
             params.self_signed(&key).unwrap().pem()
         };
         let authority = || IsCa::Ca(BasicConstraints::Unconstrained);
@@ -326,7 +422,10 @@ mod tests {
         made.write("cert.pem", &issued(2020, &["localhost"], IsCa::NoCa), 0o644);
         made.refused("cert.pem", "it expired at 2020-01-1");
         made.write("cert.pem", &issued(2100, &[], IsCa::NoCa), 0o644);
-        made.refused("cert.pem", "it names no host: issue one with subjectAltName");
+        made.refused(
+            "cert.pem",
+            "it names no host: issue one with subjectAltName",
+        );
         made.write("cert.pem", &good, 0o644);
         made.write("ca.pem", &issued(2020, &[], authority()), 0o644);
         made.refused("ca.pem", "it expired at 2020-01-1");
@@ -334,6 +433,9 @@ mod tests {
         made.write("ca.pem", &(issued(2100, &[], authority()) + &good), 0o644);
         made.refused("ca.pem", "it is no authority's");
         made.write("ca.pem", &issued(2100, &[], authority()), 0o644);
-        assert_eq!(made.read().unwrap().reminders().due(Moment(i64::MAX)).len(), 4);
+        assert_eq!(
+            made.read().unwrap().reminders().due(Moment(i64::MAX)).len(),
+            4
+        );
     }
 }

@@ -30,12 +30,21 @@ impl Token {
     /// # Errors
     /// The system's.
     pub fn renewed(path: &Path) -> Result<Self, ApiError> {
-        let fail = |operation| move |source| ApiError::Io { operation, path: path.to_owned(), source };
+        let fail = |operation| {
+            move |source| ApiError::Io {
+                operation,
+                path: path.to_owned(),
+                source,
+            }
+        };
         let mut bytes = [0_u8; 32];
         let filled = getrandom(&mut bytes[..], GetRandomFlags::empty()).map_err(io::Error::from);
         filled.map_err(fail("draw a token for"))?;
         let mut text = String::new();
-        bytes.iter().try_for_each(|byte| write!(text, "{byte:02x}")).expect("a string takes all");
+        bytes
+            .iter()
+            .try_for_each(|byte| write!(text, "{byte:02x}"))
+            .expect("a string takes all");
         let new = path.with_extension("new");
         // A runner that was killed may have left one.
         match std::fs::remove_file(&new) {
@@ -44,7 +53,11 @@ impl Token {
             }
             _ => {}
         }
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new);
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&new);
         writeln!(file.map_err(fail("create"))?, "{text}").map_err(fail("write"))?;
         std::fs::rename(&new, path).map_err(fail("replace"))?;
         Ok(Self(text))
@@ -54,7 +67,10 @@ impl Token {
     #[must_use]
     pub(crate) fn is(&self, said: &[u8]) -> bool {
         let own = self.0.as_bytes();
-        let differs = own.iter().zip(said).fold(0, |differs, (own, said)| differs | (own ^ said));
+        let differs = own
+            .iter()
+            .zip(said)
+            .fold(0, |differs, (own, said)| differs | (own ^ said));
         own.len() == said.len() && std::hint::black_box(differs) == 0
     }
 }
@@ -75,10 +91,22 @@ mod tests {
         let second = Token::renewed(&path).unwrap();
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_to_string(&path).unwrap().trim(), second.0);
-        assert!(second.is(second.0.as_bytes()) && !second.is(first.0.as_bytes()) && second.0.len() == 64);
-        for other in ["", &second.0[1..], &second.0.replace(['0', '1', '2', '3'], "g")] {
+        assert!(
+            second.is(second.0.as_bytes())
+                && !second.is(first.0.as_bytes())
+                && second.0.len() == 64
+        );
+        for other in [
+            "",
+            &second.0[1..],
+            &second.0.replace(['0', '1', '2', '3'], "g"),
+        ] {
             assert!(!second.is(other.as_bytes()), "{other}");
         }
-        assert_eq!(directory.path().read_dir().unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(
+            directory.path().read_dir().unwrap().count(),
+            1,
+            "nothing is left beside it"
+        );
     }
 }

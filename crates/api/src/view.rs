@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde::Serialize;
 use utoipa::ToSchema;
 use zmove_jobs::{
-    Job, JobEvent, JobId, Moment, Moved, Node, Nodes, Place, Progress, State, Watching, Wish, progress_of,
+    Job, JobEvent, JobId, Moment, Moved, Node, Nodes, Place, Progress, State, Watching, Wish,
+    progress_of,
 };
 
 /// A job, and how far it is if it runs. Times are seconds since 1970.
@@ -99,8 +100,12 @@ impl Figures {
             (None, None) => None,
             (moved, now) => {
                 let (files, bytes) = moved.map_or((0, 0), |moved| (moved.files, moved.bytes));
-                let (more_files, more_bytes) = now.map_or((0, 0), |now| (now.files_moved, now.bytes_moved));
-                Some((files.saturating_add(more_files), bytes.saturating_add(more_bytes)))
+                let (more_files, more_bytes) =
+                    now.map_or((0, 0), |now| (now.files_moved, now.bytes_moved));
+                Some((
+                    files.saturating_add(more_files),
+                    bytes.saturating_add(more_bytes),
+                ))
             }
         };
         Self {
@@ -111,11 +116,17 @@ impl Figures {
             files_found: progress.map(|progress| progress.files_found),
             bytes_found: progress.map(|progress| progress.bytes_found),
             scan_ended: progress.map(|progress| progress.scan_ended),
-            seconds: progress.map(|progress| progress.seconds).or(at_the_end.map(|moved| moved.seconds)),
-            bytes_per_second: now.map(|now| now.bytes_per_second).or_else(|| at_the_end.and_then(rate)),
+            seconds: progress
+                .map(|progress| progress.seconds)
+                .or(at_the_end.map(|moved| moved.seconds)),
+            bytes_per_second: now
+                .map(|now| now.bytes_per_second)
+                .or_else(|| at_the_end.and_then(rate)),
             eta_seconds: now.and_then(left).map(|left| left.as_secs()),
             lanes: now.map(|now| now.lanes),
-            limited_by: now.map(|now| now.limited_by.clone()).or_else(|| at_the_end?.limited_by.clone()),
+            limited_by: now
+                .map(|now| now.limited_by.clone())
+                .or_else(|| at_the_end?.limited_by.clone()),
             nodes: now.and_then(|now| now.nodes.as_ref()).map(NodesView::from),
         }
     }
@@ -152,13 +163,39 @@ struct NodeView {
 }
 
 impl From<&Nodes> for NodesView {
-    fn from(Nodes { kind, count, items_waiting, nodes }: &Nodes) -> Self {
+    fn from(
+        Nodes {
+            kind,
+            count,
+            items_waiting,
+            nodes,
+        }: &Nodes,
+    ) -> Self {
         let view = |node: &Node| {
-            let Node { name, state, files, bytes, bytes_per_second, percent_of_others } = node.clone();
-            NodeView { name, state, files, bytes, bytes_per_second, percent_of_others }
+            let Node {
+                name,
+                state,
+                files,
+                bytes,
+                bytes_per_second,
+                percent_of_others,
+            } = node.clone();
+            NodeView {
+                name,
+                state,
+                files,
+                bytes,
+                bytes_per_second,
+                percent_of_others,
+            }
         };
         let (kind, nodes) = (kind.clone(), nodes.iter().map(view).collect());
-        Self { kind, count: *count, items_waiting: *items_waiting, nodes }
+        Self {
+            kind,
+            count: *count,
+            items_waiting: *items_waiting,
+            nodes,
+        }
     }
 }
 
@@ -181,8 +218,22 @@ struct WatchView {
 
 impl From<&Watching> for WatchView {
     fn from(watching: &Watching) -> Self {
-        let Watching { by, why, directories, ready, changing, idle } = watching.clone();
-        Self { by, why, directories, ready, changing, idle }
+        let Watching {
+            by,
+            why,
+            directories,
+            ready,
+            changing,
+            idle,
+        } = watching.clone();
+        Self {
+            by,
+            why,
+            directories,
+            ready,
+            changing,
+            idle,
+        }
     }
 }
 
@@ -214,7 +265,9 @@ impl JobView {
             attempts: job.attempt,
             exit: job.exit,
             figures,
-            watch: progress.and_then(|progress| progress.watch.as_ref()).map(WatchView::from),
+            watch: progress
+                .and_then(|progress| progress.watch.as_ref())
+                .map(WatchView::from),
             label: job.label,
             source: job.source,
             target: job.target,
@@ -239,7 +292,10 @@ pub(crate) struct ProgressView {
 impl ProgressView {
     /// That of a job whose attempts before this one have moved so much.
     pub(crate) fn new(id: JobId, moved: &Moved, progress: &Progress) -> Self {
-        Self { id: id.0, figures: Figures::new(Some(moved), Some(progress), State::Running) }
+        Self {
+            id: id.0,
+            figures: Figures::new(Some(moved), Some(progress), State::Running),
+        }
     }
 }
 
@@ -248,11 +304,16 @@ impl ProgressView {
 #[must_use]
 pub fn reached(place: &Place, job: &Job) -> Option<Progress> {
     let has_come = job.attempt > 0 && !job.state.is_final();
-    has_come.then(|| progress_of(place, job.id, job.attempt)).flatten()
+    has_come
+        .then(|| progress_of(place, job.id, job.attempt))
+        .flatten()
 }
 
 /// The rate of an ended attempt.
-#[expect(clippy::cast_precision_loss, reason = "a rate is shown with three digits")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a rate is shown with three digits"
+)]
 fn rate(moved: &Moved) -> Option<f64> {
     (moved.seconds > 0.0 && moved.bytes > 0).then(|| moved.bytes as f64 / moved.seconds)
 }
@@ -332,7 +393,13 @@ mod tests {
 
     #[test]
     fn a_few_small_files_do_not_tell_how_long_a_large_one_takes() {
-        let tells = [(0, 0), (141, 30 << 20), (4 << 20, 1 << 40), (1 << 20, 20 << 20), (50, 1000)];
+        let tells = [
+            (0, 0),
+            (141, 30 << 20),
+            (4 << 20, 1 << 40),
+            (1 << 20, 20 << 20),
+            (50, 1000),
+        ];
         assert_eq!(
             tells.map(|(moved, found)| tells_time_left(moved, found)),
             [false, false, true, true, true]

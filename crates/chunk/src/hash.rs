@@ -8,7 +8,9 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use blake3::hazmat::{HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
+use blake3::hazmat::{
+    HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
+};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root, Xattr};
 
 /// Hashes one group of a file with several, slice by slice while the bytes are in cache.
@@ -68,7 +70,9 @@ pub fn xattr_digest(xattrs: &[Xattr]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     for Xattr { name, value } in xattrs {
         for part in [name, value] {
-            hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+            hasher
+                .update(&(part.len() as u64).to_le_bytes())
+                .update(part);
         }
     }
     hasher.finalize().into()
@@ -95,9 +99,15 @@ pub fn group_cv(index: u32, bytes: &[u8]) -> Cv {
 /// # Panics
 /// When the ranges are not as long as the data.
 #[must_use]
-pub fn sparse_group_cv(span: GroupSpan, ranges: impl Iterator<Item = Range<usize>>, data: &[u8]) -> Cv {
+pub fn sparse_group_cv(
+    span: GroupSpan,
+    ranges: impl Iterator<Item = Range<usize>>,
+    data: &[u8],
+) -> Cv {
     let mut hasher = GroupHasher::new(span.index);
-    fill_holes(span.len as usize, ranges, data, |bytes| hasher.update(bytes));
+    fill_holes(span.len as usize, ranges, data, |bytes| {
+        hasher.update(bytes)
+    });
     hasher.finish()
 }
 
@@ -106,7 +116,11 @@ pub fn sparse_group_cv(span: GroupSpan, ranges: impl Iterator<Item = Range<usize
 /// # Panics
 /// When the ranges are not as long as the data.
 #[must_use]
-pub fn sparse_file_root(bytes: usize, ranges: impl Iterator<Item = Range<usize>>, data: &[u8]) -> Root {
+pub fn sparse_file_root(
+    bytes: usize,
+    ranges: impl Iterator<Item = Range<usize>>,
+    data: &[u8],
+) -> Root {
     let mut hasher = FileHasher::default();
     fill_holes(bytes, ranges, data, |bytes| hasher.update(bytes));
     hasher.finish()
@@ -133,7 +147,9 @@ fn fill_holes(
 
 /// So many zeros, in pieces.
 fn zeros(bytes: usize) -> impl Iterator<Item = &'static [u8]> {
-    (0..bytes).step_by(ZEROS.len()).map(move |at| &ZEROS[..ZEROS.len().min(bytes - at)])
+    (0..bytes)
+        .step_by(ZEROS.len())
+        .map(move |at| &ZEROS[..ZEROS.len().min(bytes - at)])
 }
 
 /// Small enough to stay in the first-level cache.
@@ -187,7 +203,9 @@ pub fn contents_digest(
             return Ok(None);
         }
         let index = u32::try_from(begin / GROUP_BYTES).ok();
-        let Some(span) = index.and_then(|index| GroupSpan::of(bytes, index)) else { break };
+        let Some(span) = index.and_then(|index| GroupSpan::of(bytes, index)) else {
+            break;
+        };
         if let Some(cv) = cv_unless_zeros(file, span)? {
             hasher.update(&span.index.to_le_bytes());
             hasher.update(&cv.0);
@@ -217,7 +235,10 @@ fn cv_unless_zeros(file: &File, span: GroupSpan) -> io::Result<Option<Cv>> {
 #[must_use]
 pub fn merge_root(file_bytes: u64, cvs: &[Cv]) -> Root {
     assert!(cvs.len() > 1, "a file of one group has no chaining values");
-    assert_eq!(GroupSpan::count(file_bytes).map(|count| count as usize), Some(cvs.len()));
+    assert_eq!(
+        GroupSpan::count(file_bytes).map(|count| count as usize),
+        Some(cvs.len())
+    );
     let (left, right) = split(file_bytes, cvs);
     Root(merge_subtrees_root(&left, &right, Mode::Hash).into())
 }
@@ -254,7 +275,10 @@ impl RootMerger {
     /// When fewer than two groups were given.
     #[must_use]
     pub fn finish(mut self) -> Root {
-        assert!(self.groups > 1, "a file of one group has no chaining values");
+        assert!(
+            self.groups > 1,
+            "a file of one group has no chaining values"
+        );
         while self.subtrees.len() > 2 {
             self.merge(merge_subtrees_non_root);
         }
@@ -274,7 +298,10 @@ fn split(bytes: u64, cvs: &[Cv]) -> ([u8; 32], [u8; 32]) {
     let left_bytes = left_subtree_len(bytes);
     let middle = usize::try_from(left_bytes / GROUP_BYTES).expect("fewer groups than cvs.len()");
     let (left, right) = cvs.split_at(middle);
-    (subtree(left_bytes, left), subtree(bytes - left_bytes, right))
+    (
+        subtree(left_bytes, left),
+        subtree(bytes - left_bytes, right),
+    )
 }
 
 fn subtree(bytes: u64, cvs: &[Cv]) -> [u8; 32] {
@@ -312,8 +339,10 @@ mod tests {
     fn root_by_groups(data: &[u8]) -> Root {
         let mut cvs: Vec<_> = data.chunks(GROUP).enumerate().collect();
         cvs.reverse(); // any order
-        let mut cvs: Vec<_> =
-            cvs.into_iter().map(|(i, bytes)| (i, group_cv(u32::try_from(i).unwrap(), bytes))).collect();
+        let mut cvs: Vec<_> = cvs
+            .into_iter()
+            .map(|(i, bytes)| (i, group_cv(u32::try_from(i).unwrap(), bytes)))
+            .collect();
         cvs.sort_by_key(|(i, _)| *i);
         let cvs: Vec<_> = cvs.into_iter().map(|(_, cv)| cv).collect();
         merge_root(data.len() as u64, &cvs)
@@ -330,11 +359,16 @@ mod tests {
     #[test]
     fn a_root_that_is_merged_step_by_step_is_the_same() {
         for groups in 2..70_u32 {
-            let cvs: Vec<_> = (0..groups).map(|group| group_cv(group, &group.to_le_bytes())).collect();
+            let cvs: Vec<_> = (0..groups)
+                .map(|group| group_cv(group, &group.to_le_bytes()))
+                .collect();
             let mut merger = RootMerger::default();
             cvs.iter().for_each(|cv| merger.push(*cv));
             let bytes = u64::from(groups - 1) * GROUP_BYTES + 4;
-            assert_eq!((merger.groups(), merger.finish()), (groups, merge_root(bytes, &cvs)));
+            assert_eq!(
+                (merger.groups(), merger.finish()),
+                (groups, merge_root(bytes, &cvs))
+            );
         }
     }
 
@@ -342,8 +376,12 @@ mod tests {
     #[test]
     fn a_group_or_a_file_with_holes_has_the_hash_of_its_bytes() {
         let span = GroupSpan::of(3 * GROUP_BYTES, 1).unwrap();
-        let cases: [&[Range<usize>]; 4] =
-            [&[], &[0..1, 9..11], &[5..70_000, 70_001..GROUP], &[0..4096, 8192..12_288]];
+        let cases: [&[Range<usize>]; 4] = [
+            &[],
+            &[0..1, 9..11],
+            &[5..70_000, 70_001..GROUP],
+            &[0..4096, 8192..12_288],
+        ];
         for ranges in cases {
             let (mut whole, mut data) = (vec![0; GROUP], Vec::new());
             for range in ranges {
@@ -364,14 +402,26 @@ mod tests {
     fn what_is_compared_of_contents_does_not_depend_on_what_is_a_hole() {
         let bytes = 3 * GROUP_BYTES + 5;
         let path = std::env::temp_dir().join(format!("zmove-chunk-{}", std::process::id()));
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .unwrap();
         std::fs::remove_file(path).unwrap();
         file.set_len(bytes).unwrap();
         file.write_all_at(b"data", GROUP_BYTES + 9).unwrap();
         let digest = |starts_and_ends: &[u64]| {
-            let ranges: Vec<_> = starts_and_ends.chunks(2).map(|pair| pair[0]..pair[1]).collect();
+            let ranges: Vec<_> = starts_and_ends
+                .chunks(2)
+                .map(|pair| pair[0]..pair[1])
+                .collect();
             let next = |_: &File, at| {
-                Ok(ranges.iter().find(|range| range.end > at).map(|range| range.start.max(at)))
+                Ok(ranges
+                    .iter()
+                    .find(|range| range.end > at)
+                    .map(|range| range.start.max(at)))
             };
             contents_digest(&file, next, || false).unwrap().unwrap()
         };
@@ -386,7 +436,11 @@ mod tests {
         assert_ne!(digest(&[]), sparse);
         file.write_all_at(b"a", 3 * GROUP_BYTES).unwrap();
         assert_ne!(digest(&[0, bytes]), sparse);
-        assert!(contents_digest(&file, |_, at| Ok(Some(at)), || true).unwrap().is_none());
+        assert!(
+            contents_digest(&file, |_, at| Ok(Some(at)), || true)
+                .unwrap()
+                .is_none()
+        );
     }
 
     #[test]
@@ -394,7 +448,10 @@ mod tests {
         let data = painted(2 * GROUP);
         let cvs = [group_cv(0, &data[..GROUP]), group_cv(1, &data[GROUP..])];
         let swapped = [group_cv(0, &data[GROUP..]), group_cv(1, &data[..GROUP])];
-        assert_ne!(merge_root(data.len() as u64, &cvs), merge_root(data.len() as u64, &swapped));
+        assert_ne!(
+            merge_root(data.len() as u64, &cvs),
+            merge_root(data.len() as u64, &swapped)
+        );
     }
 
     #[test]

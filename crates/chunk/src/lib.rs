@@ -16,7 +16,7 @@ mod hash;
 mod plan;
 
 pub use hash::{
-    FileHasher, GroupHasher, RootMerger, contents_digest, file_root, group_cv, merge_root, read_root, seal,
-    sparse_file_root, sparse_group_cv, xattr_digest,
+    FileHasher, GroupHasher, RootMerger, contents_digest, file_root, group_cv, merge_root,
+    read_root, seal, sparse_file_root, sparse_group_cv, xattr_digest,
 };
 pub use plan::{Groups, Plan, Work};

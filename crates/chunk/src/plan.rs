@@ -69,7 +69,10 @@ impl Groups {
     pub fn count(&self, bytes: u64) -> u32 {
         match self {
             Self::From(first) => GroupSpan::count(bytes).unwrap_or(0).saturating_sub(*first),
-            Self::Only(ranges) => ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum(),
+            Self::Only(ranges) => ranges
+                .iter()
+                .map(|range| range.end.saturating_sub(range.start))
+                .sum(),
         }
     }
 
@@ -139,7 +142,11 @@ impl<P, F: Clone> Plan<P, F> {
             ended: false,
             packs_last: false,
         };
-        Self { state: Mutex::new(state), changed: Condvar::new(), depth: Depth { entries, files } }
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            depth: Depth { entries, files },
+        }
     }
 
     /// Adds a pack of `entries` small files; waits while the plan is full.
@@ -166,7 +173,11 @@ impl<P, F: Clone> Plan<P, F> {
         if state.ended {
             return Err(file);
         }
-        state.waiting.push(Waiting { bytes, groups, file });
+        state.waiting.push(Waiting {
+            bytes,
+            groups,
+            file,
+        });
         self.changed.notify_all();
         Ok(())
     }
@@ -174,7 +185,10 @@ impl<P, F: Clone> Plan<P, F> {
     /// Takes back the packs for which `which` holds and that have not been handed out.
     pub fn take_back(&self, which: impl Fn(&P) -> bool) -> Vec<P> {
         let mut state = self.lock();
-        let (taken, left): (VecDeque<_>, _) = state.packs.drain(..).partition(|(_entries, pack)| which(pack));
+        let (taken, left): (VecDeque<_>, _) = state
+            .packs
+            .drain(..)
+            .partition(|(_entries, pack)| which(pack));
         state.packs = left;
         state.packed_entries -= taken.iter().map(|(entries, _pack)| entries).sum::<usize>();
         self.changed.notify_all();
@@ -189,7 +203,11 @@ impl<P, F: Clone> Plan<P, F> {
 
     /// Adds a large file without waiting, even after the end: for one that turned out to be needed after all.
     pub fn push_file_again(&self, file: F, bytes: u64) {
-        self.lock().waiting.push(Waiting { bytes, groups: Groups::From(0), file });
+        self.lock().waiting.push(Waiting {
+            bytes,
+            groups: Groups::From(0),
+            file,
+        });
         self.changed.notify_all();
     }
 
@@ -199,7 +217,9 @@ impl<P, F: Clone> Plan<P, F> {
         let mut state = self.lock();
         let file = state.active.iter_mut().find(|active| which(&active.file));
         let skipped = file.map_or(0, |active| active.groups.skip_to(active.bytes, index));
-        state.active.retain(|active| !active.groups.is_empty(active.bytes));
+        state
+            .active
+            .retain(|active| !active.groups.is_empty(active.bytes));
         self.changed.notify_all();
         skipped
     }
@@ -243,7 +263,10 @@ impl<P, F: Clone> Plan<P, F> {
             if stop(state.ended) {
                 return None;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -293,11 +316,24 @@ impl<P, F: Clone> State<P, F> {
     fn next_group(&mut self) -> Option<Work<P, F>> {
         loop {
             while self.active.len() < FILES_ACTIVE_MAX {
-                let Some(Waiting { bytes, groups, file }) = self.waiting.pop() else { break };
-                self.active.push_back(Active { bytes, groups, file });
+                let Some(Waiting {
+                    bytes,
+                    groups,
+                    file,
+                }) = self.waiting.pop()
+                else {
+                    break;
+                };
+                self.active.push_back(Active {
+                    bytes,
+                    groups,
+                    file,
+                });
             }
             let mut active = self.active.pop_front()?;
-            let Some(span) = active.groups.take(active.bytes) else { continue };
+            let Some(span) = active.groups.take(active.bytes) else {
+                continue;
+            };
             let file = active.file.clone();
             if !active.groups.is_empty(active.bytes) {
                 self.active.push_back(active);
@@ -330,7 +366,12 @@ impl<F> Ord for Waiting<F> {
 impl<P, F> fmt::Debug for Plan<P, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        write!(f, "Plan({} packs, {} files waiting)", state.packs.len(), state.waiting.len())
+        write!(
+            f,
+            "Plan({} packs, {} files waiting)",
+            state.packs.len(),
+            state.waiting.len()
+        )
     }
 }
 
@@ -345,7 +386,8 @@ mod tests {
         plan.push_pack("first", 1).unwrap();
         plan.push_pack("second", 1).unwrap();
         assert_eq!(plan.last_packs(), None, "more may come");
-        plan.push_file("large", 2 * GROUP_BYTES, Groups::From(0)).unwrap();
+        plan.push_file("large", 2 * GROUP_BYTES, Groups::From(0))
+            .unwrap();
         plan.end();
         assert_eq!(plan.last_packs(), None, "a large file waits");
         while !matches!(plan.try_take(), Some(Work::Group(_, span)) if span.index == 1) {}
@@ -357,12 +399,17 @@ mod tests {
     #[test]
     fn largest_file_goes_first_and_each_group_once() {
         let plan: Plan<(), &str> = Plan::new(4, 4);
-        plan.push_file("small", 2 * GROUP_BYTES, Groups::From(0)).unwrap();
-        plan.push_file("large", 3 * GROUP_BYTES + 1, Groups::From(0)).unwrap();
-        plan.push_file("later", GROUP_BYTES + 1, Groups::From(0)).unwrap();
+        plan.push_file("small", 2 * GROUP_BYTES, Groups::From(0))
+            .unwrap();
+        plan.push_file("large", 3 * GROUP_BYTES + 1, Groups::From(0))
+            .unwrap();
+        plan.push_file("later", GROUP_BYTES + 1, Groups::From(0))
+            .unwrap();
         plan.end();
         let taken: Vec<_> = std::iter::from_fn(|| plan.try_take()).collect();
-        let Work::Group(first, _) = &taken[0] else { panic!("a group") };
+        let Work::Group(first, _) = &taken[0] else {
+            panic!("a group")
+        };
         assert_eq!(*first, "large");
         for (name, groups) in [("small", 2), ("large", 4), ("later", 2)] {
             let mut indices: Vec<_> = taken
@@ -386,13 +433,17 @@ mod tests {
         assert_eq!(plan.try_take(), Some(Work::Pack(1)));
         assert_eq!(plan.take_back(|&pack| pack < 3), [2]);
         assert_eq!(plan.lock().packed_entries, 2);
-        assert_eq!([plan.try_take(), plan.try_take()], [Some(Work::Pack(3)), None]);
+        assert_eq!(
+            [plan.try_take(), plan.try_take()],
+            [Some(Work::Pack(3)), None]
+        );
     }
 
     #[test]
     fn only_the_groups_that_are_wanted_are_handed_out() {
         let plan: Plan<(), u8> = Plan::new(4, 4);
-        let wanted = |groups: &[u32]| Groups::Only(groups.iter().map(|group| *group..group + 1).collect());
+        let wanted =
+            |groups: &[u32]| Groups::Only(groups.iter().map(|group| *group..group + 1).collect());
         assert_eq!(wanted(&[1, 3]).count(4 * GROUP_BYTES), 2);
         plan.push_file(1, 4 * GROUP_BYTES, wanted(&[1, 3])).unwrap();
         plan.push_file(2, 3 * GROUP_BYTES, wanted(&[])).unwrap();
@@ -405,17 +456,24 @@ mod tests {
     fn groups_that_are_skipped_are_counted_and_not_handed_out() {
         let plan: Plan<(), u8> = Plan::new(4, 4);
         plan.push_file(1, 9 * GROUP_BYTES, Groups::From(0)).unwrap();
-        plan.push_file(2, 8 * GROUP_BYTES, Groups::Only([1..2, 3..4, 6..7].into())).unwrap();
+        plan.push_file(2, 8 * GROUP_BYTES, Groups::Only([1..2, 3..4, 6..7].into()))
+            .unwrap();
         plan.end();
         let index = |work| match work {
             Some(Work::Group(file, span)) => (file, span.index),
             other => panic!("{other:?}"),
         };
-        assert_eq!([index(plan.try_take()), index(plan.try_take())], [(1, 0), (2, 1)]);
+        assert_eq!(
+            [index(plan.try_take()), index(plan.try_take())],
+            [(1, 0), (2, 1)]
+        );
         assert_eq!(plan.skip_groups(|file| *file == 1, 7), 6);
         assert_eq!(plan.skip_groups(|file| *file == 1, 3), 0, "they have gone");
         assert_eq!(plan.skip_groups(|file| *file == 2, 6), 1);
-        assert_eq!([index(plan.try_take()), index(plan.try_take())], [(1, 7), (2, 6)]);
+        assert_eq!(
+            [index(plan.try_take()), index(plan.try_take())],
+            [(1, 7), (2, 6)]
+        );
         assert_eq!(plan.skip_groups(|file| *file == 1, u32::MAX), 1);
         assert_eq!(plan.last_packs(), Some(0), "nothing is left of either");
         assert_eq!(plan.try_take(), None);

@@ -34,7 +34,9 @@ pub(crate) use cluster::{ClusterCommand, ClusterInitArgs};
 pub(crate) use copy::{CopyArgs, ResultArgs};
 pub(crate) use dial::{DialArgs, TransportArg};
 pub(crate) use doctor::DoctorArgs;
-pub(crate) use job::{JOB, JobAction, JobArgs, JobsArgs, JobsCommand, RunnerArgs, RunnerCommand, SubmitArgs};
+pub(crate) use job::{
+    JOB, JobAction, JobArgs, JobsArgs, JobsCommand, RunnerArgs, RunnerCommand, SubmitArgs,
+};
 pub(crate) use journal::{JournalCleanArgs, JournalCommand};
 pub(crate) use keeping::{KeepingArgs, KindArg, SparseArg};
 pub(crate) use operate::{ControlArgs, DrainArgs, StatusArgs, StopArgs};

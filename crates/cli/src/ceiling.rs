@@ -15,7 +15,9 @@ use crate::settings::{self, Role};
 
 /// The sweeps that are kept in the home directory of the user.
 pub(crate) fn kept() -> Option<SavedSweeps> {
-    settings::home(Role::Client).ok().map(|home| SavedSweeps { directory: home.join("sweeps") })
+    settings::home(Role::Client).ok().map(|home| SavedSweeps {
+        directory: home.join("sweeps"),
+    })
 }
 
 /// The sweep of the storage of these paths, if they are all on one that has been swept. For a path that does not exist
@@ -25,19 +27,25 @@ pub(crate) fn known<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Option<Swe
     let kept = kept().filter(|kept| !kept.is_empty())?;
     let mut storages = paths.into_iter().map(storage);
     let first = storages.next()??;
-    storages.all(|other| other.is_some_and(|other| other.is_same(&first))).then_some(())?;
+    storages
+        .all(|other| other.is_some_and(|other| other.is_same(&first)))
+        .then_some(())?;
     kept.find(&first)
 }
 
 fn storage(path: &Path) -> Option<Storage> {
     let absolute = std::path::absolute(path).ok()?;
-    absolute.ancestors().find_map(|ancestor| Storage::at(ancestor).ok())
+    absolute
+        .ancestors()
+        .find_map(|ancestor| Storage::at(ancestor).ok())
 }
 
 /// The day of a sweep, in UTC.
 pub(crate) fn date(sweep: &Sweep) -> String {
     let moment = Expiry::after(UNIX_EPOCH, Duration::from_secs(sweep.unix_seconds));
-    moment.map_or_else(String::new, |moment| moment.to_string().chars().take(DATE_LETTERS).collect())
+    moment.map_or_else(String::new, |moment| {
+        moment.to_string().chars().take(DATE_LETTERS).collect()
+    })
 }
 
 /// The letters of a date like `2026-11-20`.
@@ -63,7 +71,9 @@ impl Moved {
             (0, bytes) => counts.large.1 += bytes,
             (1, 0) => counts.large.0 += 1,
             (files, bytes) => {
-                let power = (bytes / files).checked_ilog2().map_or(0, |power| power as usize);
+                let power = (bytes / files)
+                    .checked_ilog2()
+                    .map_or(0, |power| power as usize);
                 if counts.small.len() <= power {
                     counts.small.resize(power + 1, (0, 0));
                 }
@@ -77,15 +87,31 @@ impl Moved {
     pub(crate) fn total(&self) -> (u64, u64) {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let sizes = counts.small.iter().chain([&counts.large]);
-        sizes.fold((0, 0), |sum, counted| (sum.0 + counted.0, sum.1 + counted.1))
+        sizes.fold((0, 0), |sum, counted| {
+            (sum.0 + counted.0, sum.1 + counted.1)
+        })
     }
 
     /// The least time that moving these files takes.
     fn seconds(&self, ceiling: &Ceiling) -> f64 {
-        let Counts { small, large: (files, bytes) } =
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let large = if bytes > 0 { (files.max(1), bytes) } else { (files, 0) };
-        small.into_iter().chain([large]).map(|(files, bytes)| ceiling.seconds(files, bytes)).sum()
+        let Counts {
+            small,
+            large: (files, bytes),
+        } = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let large = if bytes > 0 {
+            (files.max(1), bytes)
+        } else {
+            (files, 0)
+        };
+        small
+            .into_iter()
+            .chain([large])
+            .map(|(files, bytes)| ceiling.seconds(files, bytes))
+            .sum()
     }
 }
 
@@ -108,15 +134,26 @@ const TIME_MIN: Duration = Duration::from_secs(1);
 
 impl Shares {
     /// The shares of a push from `source` to `target`, as far as both have been swept.
-    pub(crate) fn of(moved: &Moved, took: Duration, source: Option<&Sweep>, target: Option<&Sweep>) -> Self {
+    pub(crate) fn of(
+        moved: &Moved,
+        took: Duration,
+        source: Option<&Sweep>,
+        target: Option<&Sweep>,
+    ) -> Self {
         // A share of so short a time says more about start and end than about the storage.
         if took < TIME_MIN {
-            return Self { reads: None, writes: None };
+            return Self {
+                reads: None,
+                writes: None,
+            };
         }
         let share = |sweep: &Sweep, direction| {
             let seconds = moved.seconds(&Ceiling::of(sweep, direction)?);
             let share = seconds / took.as_secs_f64().max(1e-9);
-            (seconds > 0.0).then(|| Share { share, sweep: date(sweep) })
+            (seconds > 0.0).then(|| Share {
+                share,
+                sweep: date(sweep),
+            })
         };
         Self {
             reads: source.and_then(|sweep| share(sweep, Direction::Read)),
@@ -128,11 +165,21 @@ impl Shares {
     pub(crate) fn line(&self) -> String {
         let told = |what, share: &Option<Share>, whose| {
             let Share { share, sweep } = share.as_ref()?;
-            Some(format!("{what}: {:.0} % of what {whose} storage gave (sweep of {sweep})", share * 100.0))
+            Some(format!(
+                "{what}: {:.0} % of what {whose} storage gave (sweep of {sweep})",
+                share * 100.0
+            ))
         };
-        let told = [told("reads", &self.reads, "this"), told("writes", &self.writes, "the target's")];
+        let told = [
+            told("reads", &self.reads, "this"),
+            told("writes", &self.writes, "the target's"),
+        ];
         let told: Vec<_> = told.into_iter().flatten().collect();
-        if told.is_empty() { String::new() } else { told.join("; ") + "\n" }
+        if told.is_empty() {
+            String::new()
+        } else {
+            told.join("; ") + "\n"
+        }
     }
 }
 
@@ -167,20 +214,34 @@ mod tests {
         moved.add(1, 0);
         let sweep = sweep();
         let shares = Shares::of(&moved, Duration::from_secs(2), Some(&sweep), None);
-        assert_eq!(shares.line(), "reads: 50 % of what this storage gave (sweep of 2026-11-20)\n");
+        assert_eq!(
+            shares.line(),
+            "reads: 50 % of what this storage gave (sweep of 2026-11-20)\n"
+        );
         let said = json!(shares);
-        assert_eq!((&said["reads"]["sweep"], &said["writes"]), (&json!("2026-11-20"), &Value::Null));
+        assert_eq!(
+            (&said["reads"]["sweep"], &said["writes"]),
+            (&json!("2026-11-20"), &Value::Null)
+        );
         let both = Shares::of(&moved, Duration::from_secs(4), Some(&sweep), Some(&sweep));
         assert!(
-            both.line().ends_with("; writes: 25 % of what the target's storage gave (sweep of 2026-11-20)\n")
+            both.line().ends_with(
+                "; writes: 25 % of what the target's storage gave (sweep of 2026-11-20)\n"
+            )
         );
     }
 
     #[test]
     fn without_a_sweep_or_anything_moved_there_is_nothing_to_say() {
         let moved = Moved::default();
-        assert_eq!(Shares::of(&moved, Duration::from_secs(2), Some(&sweep()), None).line(), "");
+        assert_eq!(
+            Shares::of(&moved, Duration::from_secs(2), Some(&sweep()), None).line(),
+            ""
+        );
         moved.add(1, 5);
-        assert_eq!(Shares::of(&moved, Duration::from_secs(2), None, None).line(), "");
+        assert_eq!(
+            Shares::of(&moved, Duration::from_secs(2), None, None).line(),
+            ""
+        );
     }
 }

@@ -16,8 +16,18 @@ pub use crate::commands::trace::fuzzing::trace;
 /// # Panics
 /// When a value that was read cannot be shown.
 pub fn quantities(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
-    drop(parse_size(text).map(|size| size.to_string()).map_err(|error| error.to_string()));
-    drop(text.parse::<RateLimit>().map(|limit| limit.to_string()).map_err(|error| error.to_string()));
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    drop(
+        parse_size(text)
+            .map(|size| size.to_string())
+            .map_err(|error| error.to_string()),
+    );
+    drop(
+        text.parse::<RateLimit>()
+            .map(|limit| limit.to_string())
+            .map_err(|error| error.to_string()),
+    );
     drop(text.parse::<Age>().map(|age| age.to_string()));
 }

@@ -20,8 +20,8 @@ use zmove_engine::After;
 
 use args::{Args, Command, SubmitArgs};
 use commands::{
-    allow, cluster, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push, receive,
-    runner, scan, serve, submit, sweep, trace, trust, verify,
+    allow, cluster, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push,
+    receive, runner, scan, serve, submit, sweep, trace, trust, verify,
 };
 use display::{failures, terminal};
 use value::exit::{self, Exit};

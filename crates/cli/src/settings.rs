@@ -62,7 +62,10 @@ pub(crate) fn target_leases(home: &Path) -> PathBuf {
 /// that, else in the daemon's home.
 pub(crate) fn control_socket(home: &Path) -> PathBuf {
     let given = std::env::var_os("RUNTIME_DIRECTORY").filter(|given| !given.is_empty());
-    given.as_deref().map_or(home, Path::new).join("control.sock")
+    given
+        .as_deref()
+        .map_or(home, Path::new)
+        .join("control.sock")
 }
 
 /// The directory of a daemon's journals: below the service manager's state directory, else in the daemon's home.
@@ -90,7 +93,11 @@ pub(crate) fn tell() -> Result<PathBuf> {
 /// The directory of the user's jobs, which must be on this host: below the home of zmove where one is named, else in
 /// the user's directory for state.
 pub(crate) fn jobs() -> Result<PathBuf> {
-    let named = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let named = |name| {
+        std::env::var_os(name)
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from)
+    };
     if let Some(jobs) = named("ZMOVE_JOBS").or_else(|| Some(named("ZMOVE_HOME")?.join("jobs"))) {
         // a runner begins in another directory
         return std::path::absolute(&jobs).with_context(|| format!("find '{}'", jobs.display()));
@@ -111,20 +118,32 @@ pub(crate) const SERVICE_RUNTIME: &str = "/run/zmove";
 
 /// The settings by which a host is asked something in a few words.
 pub(crate) fn ask_dial() -> DialSettings {
-    DialSettings { unknown_host: UnknownHost::Ask(Arc::new(Prompt)), ..DialSettings::default() }
+    DialSettings {
+        unknown_host: UnknownHost::Ask(Arc::new(Prompt)),
+        ..DialSettings::default()
+    }
 }
 
 /// Raises the limit of open files as far as it goes: descriptors are held for directories, files and lanes.
 pub(crate) fn prepare_process() {
     let limit = getrlimit(Resource::Nofile);
     // A refusal leaves the limit as it was, which is handled where descriptors run out.
-    let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let _refused = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    );
 }
 
 /// Runs work that waits for few connections, on so many threads. Tasks that block a thread are not waited for at the
 /// end.
 pub(crate) fn block_on<T>(threads: usize, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build();
     let runtime = runtime.context("start the runtime")?;
     let done = runtime.block_on(work);
     runtime.shutdown_background();
@@ -159,7 +178,10 @@ fn storage_with(
         EngineArg::Uring => match start_uring() {
             Ok(uring) => Arc::new(uring),
             Err(error) => {
-                tell(&format!("{:#}: using threads instead", anyhow::Error::new(error)));
+                tell(&format!(
+                    "{:#}: using threads instead",
+                    anyhow::Error::new(error)
+                ));
                 Arc::new(Threads)
             }
         },
@@ -175,7 +197,10 @@ mod tests {
 
     #[test]
     fn a_refused_engine_is_replaced_and_told_once() {
-        let args = |io_engine| StorageArgs { io_engine, direct: DirectArg::On };
+        let args = |io_engine| StorageArgs {
+            io_engine,
+            direct: DirectArg::On,
+        };
         let refused = || {
             let source = std::io::Error::from_raw_os_error(rustix::io::Errno::PERM.raw_os_error());
             Err(Unavailable::Setup { source })
@@ -187,9 +212,17 @@ mod tests {
         }
         assert_eq!(told.borrow().len(), 0);
         let storage = storage_with(args(EngineArg::Uring), tell, refused);
-        assert_eq!((format!("{:?}", storage.file_io).as_str(), storage.direct), ("Threads", Direct::On));
+        assert_eq!(
+            (format!("{:?}", storage.file_io).as_str(), storage.direct),
+            ("Threads", Direct::On)
+        );
         let told = told.borrow();
-        let [notice] = &told[..] else { panic!("{told:?}") };
-        assert!(notice.starts_with("io_uring_setup is refused: Operation not permitted"), "{notice}");
+        let [notice] = &told[..] else {
+            panic!("{told:?}")
+        };
+        assert!(
+            notice.starts_with("io_uring_setup is refused: Operation not permitted"),
+            "{notice}"
+        );
     }
 }

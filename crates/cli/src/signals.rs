@@ -22,9 +22,15 @@ impl EndSignals {
     pub(crate) fn listen() -> io::Result<Self> {
         // With a handler, once set, SIGXFSZ no longer ends the process: a write beyond the limit for files fails
         // instead.
-        drop(signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?);
+        drop(signal(SignalKind::from_raw(
+            rustix::process::Signal::XFSZ.as_raw(),
+        ))?);
         let interrupt = signal(SignalKind::interrupt())?;
-        Ok(Self { interrupt, terminate: signal(SignalKind::terminate())?, hangup: None })
+        Ok(Self {
+            interrupt,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: None,
+        })
     }
 
     /// Listens for the signals from now on, and for the end of the terminal, unless that is ignored, as below `nohup`.
@@ -34,7 +40,11 @@ impl EndSignals {
     pub(crate) fn listen_at_terminal() -> io::Result<Self> {
         let signals = Self::listen()?;
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let hangup = if ignores_hangup(&status) { None } else { Some(signal(SignalKind::hangup())?) };
+        let hangup = if ignores_hangup(&status) {
+            None
+        } else {
+            Some(signal(SignalKind::hangup())?)
+        };
         Ok(Self { hangup, ..signals })
     }
 
@@ -51,7 +61,9 @@ impl EndSignals {
 /// Whether a process with this `/proc/PID/status` ignores SIGHUP, as its parent has arranged.
 fn ignores_hangup(status: &str) -> bool {
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let ignored = ignored
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0);
     ignored >> (rustix::process::Signal::HUP.as_raw() - 1) & 1 == 1
 }
 
@@ -61,7 +73,8 @@ mod tests {
 
     #[test]
     fn hangup_is_ignored_below_nohup() {
-        let status = |ignored: &str| format!("SigBlk:\t0000000000000001\nSigIgn:\t{ignored}\nSigCgt:\t1\n");
+        let status =
+            |ignored: &str| format!("SigBlk:\t0000000000000001\nSigIgn:\t{ignored}\nSigCgt:\t1\n");
         assert!(ignores_hangup(&status("0000000000000001")));
         assert!(ignores_hangup(&status("0000000000001001")));
         assert!(!ignores_hangup(&status("0000000000001000")));

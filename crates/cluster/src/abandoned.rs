@@ -39,11 +39,21 @@ pub async fn end_abandoned(
     observer: Arc<dyn Observer>,
     listener: Arc<dyn Listener + Send + Sync>,
 ) -> Result<Abandoned, Box<SessionEnd>> {
-    let events = JobEvents::new(Arc::clone(&observer), listener, Arc::default(), Arc::default());
+    let events = JobEvents::new(
+        Arc::clone(&observer),
+        listener,
+        Arc::default(),
+        Arc::default(),
+    );
     let end_at = async |number, receiver: &Receiver| {
         let session = events.within(number, receiver);
         let ended = in_session(receiver, job, beginning, &session, async |feeder| {
-            Orders { feeder, answers_within: ORDER_MAX }.give(SharedJobOrder::Close).await?;
+            Orders {
+                feeder,
+                answers_within: ORDER_MAX,
+            }
+            .give(SharedJobOrder::Close)
+            .await?;
             session.await_end();
             Ok(())
         });
@@ -53,7 +63,10 @@ pub async fn end_abandoned(
         Beginning::UnderWay => receivers.len(),
         Beginning::Allowed => 1,
     };
-    let ends = receivers.iter().enumerate().map(|(number, receiver)| end_at(number, receiver));
+    let ends = receivers
+        .iter()
+        .enumerate()
+        .map(|(number, receiver)| end_at(number, receiver));
     let mut ends = pin!(stream::iter(ends).buffer_unordered(at_once.max(1)));
     let mut is_absent_somewhere = false;
     let mut failed = Vec::new();
@@ -67,9 +80,15 @@ pub async fn end_abandoned(
     }
     // one that may do so later is the reason rather than one that never does
     failed.sort_by_key(|(error, _)| !error.is_final());
-    let reason = if is_absent_somewhere { None } else { failed.pop() };
+    let reason = if is_absent_somewhere {
+        None
+    } else {
+        failed.pop()
+    };
     for (error, number) in &failed {
-        observer.on(&Event::Warned { message: failure_at(&receivers[*number], error) });
+        observer.on(&Event::Warned {
+            message: failure_at(&receivers[*number], error),
+        });
     }
     match reason {
         Some((error, _)) => Err(Box::new(error)),

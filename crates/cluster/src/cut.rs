@@ -10,15 +10,27 @@ use crate::work::{LargeFile, Marks, Place, Work};
 
 /// What a portion of a source leaves to other items.
 pub(crate) fn rest_of(portion: &Portion, source: u32) -> Vec<(Work, Marks)> {
-    let place = |found: &MarkedPath| Place { source, path: found.path.clone() };
+    let place = |found: &MarkedPath| Place {
+        source,
+        path: found.path.clone(),
+    };
     let trees = |some: &[MarkedPath]| {
         let marks = some.iter().map(|found| found.mark).collect();
         (Work::Trees(some.iter().map(place).collect()), marks)
     };
     let mut rest: Vec<_> = in_turns(&portion.directories).map(trees).collect();
     for (MarkedPath { path, mark }, names) in &portion.names {
-        let directory = Place { source, path: path.clone() };
-        rest.push((Work::Names { directory, names: names.clone() }, vec![*mark]));
+        let directory = Place {
+            source,
+            path: path.clone(),
+        };
+        rest.push((
+            Work::Names {
+                directory,
+                names: names.clone(),
+            },
+            vec![*mark],
+        ));
     }
     rest
 }
@@ -31,7 +43,10 @@ pub(crate) fn work_of(file: &LargeFile) -> impl Iterator<Item = Work> {
 /// Directories that are walked by one item each time: few where there are few, which may be large, so that all nodes
 /// get some; and not too few where there are many, which may be small.
 fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
-    let at_once = directories.len().div_ceil(ITEMS_PER_PORTION).clamp(1, DIRECTORIES_MAX);
+    let at_once = directories
+        .len()
+        .div_ceil(ITEMS_PER_PORTION)
+        .clamp(1, DIRECTORIES_MAX);
     directories.chunks(at_once)
 }
 
@@ -47,7 +62,10 @@ fn ranges(file: &LargeFile) -> impl Iterator<Item = Work> {
             None | Some(0) => (long / 8).max(2).min(groups - first),
             Some(left) => long.min(left),
         };
-        let range = Work::Range { file: file.clone(), range: GroupRange::new(first, groups) };
+        let range = Work::Range {
+            file: file.clone(),
+            range: GroupRange::new(first, groups),
+        };
         first += groups;
         (groups > 0).then_some(range)
     })
@@ -68,10 +86,18 @@ mod tests {
     use zmove_types::{GROUP_BYTES, Name, RelPath, Timestamp};
 
     fn ranges_of(groups: u64) -> Vec<(u32, u32)> {
-        let directory = Place { source: 0, path: RelPath::root() };
+        let directory = Place {
+            source: 0,
+            path: RelPath::root(),
+        };
         let name = Name::from_bytes(b"f").unwrap();
         let (bytes, mtime) = (groups * GROUP_BYTES, Timestamp::default());
-        let file = LargeFile { directory, name, bytes, mtime };
+        let file = LargeFile {
+            directory,
+            name,
+            bytes,
+            mtime,
+        };
         let range = |work| match work {
             Work::Range { range, .. } => (range.first, range.count),
             other => panic!("{other:?}"),
@@ -81,7 +107,10 @@ mod tests {
 
     #[test]
     fn ranges_have_each_group_once_and_the_last_are_short() {
-        assert_eq!(ranges_of(20), [(0, 4), (4, 4), (8, 4), (12, 3), (15, 2), (17, 2), (19, 1)]);
+        assert_eq!(
+            ranges_of(20),
+            [(0, 4), (4, 4), (8, 4), (12, 3), (15, 2), (17, 2), (19, 1)]
+        );
         for groups in [16, 17, 33, 1000, 5000, 262_144, 4_000_000] {
             let ranges = ranges_of(groups);
             let mut next = 0;
@@ -90,18 +119,37 @@ mod tests {
                 next += groups;
             }
             assert_eq!(u64::from(next), groups);
-            assert!(ranges.iter().all(|(_, groups)| *groups <= LONG_RANGE_GROUPS_MAX));
+            assert!(
+                ranges
+                    .iter()
+                    .all(|(_, groups)| *groups <= LONG_RANGE_GROUPS_MAX)
+            );
             assert!(ranges.last().unwrap().1 <= ranges[0].1);
         }
     }
 
     #[test]
     fn few_directories_are_an_item_each_and_many_are_many_at_once() {
-        let places = |count: usize| vec![Place { source: 0, path: RelPath::root() }; count];
-        let sizes = |count| in_turns(&places(count)).map(<[Place]>::len).collect::<Vec<_>>();
+        let places = |count: usize| {
+            vec![
+                Place {
+                    source: 0,
+                    path: RelPath::root()
+                };
+                count
+            ]
+        };
+        let sizes = |count| {
+            in_turns(&places(count))
+                .map(<[Place]>::len)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(sizes(3), [1, 1, 1]);
         assert_eq!(sizes(33), [3; 11]);
         let many = sizes(10_000);
-        assert!(many.iter().all(|size| *size <= DIRECTORIES_MAX) && many.iter().sum::<usize>() == 10_000);
+        assert!(
+            many.iter().all(|size| *size <= DIRECTORIES_MAX)
+                && many.iter().sum::<usize>() == 10_000
+        );
     }
 }

@@ -86,7 +86,9 @@ pub enum Stop {
     #[error("not all work has ended, and walking the sources again and again adds nothing to it")]
     Missing,
     /// The sources have changed each time that all was gone through, while work had to be done twice.
-    #[error("in each of {0} passes work had to be done again, and the sources had changed meanwhile")]
+    #[error(
+        "in each of {0} passes work had to be done again, and the sources had changed meanwhile"
+    )]
     Contradictory(u32),
     /// A receiver does not see the job that another has begun.
     #[error(
@@ -138,7 +140,9 @@ pub enum SessionEnd {
         code: FaultCode,
     },
     /// Nothing was done in so many sessions in a row.
-    #[error("{last}; {sessions} sessions in a row began and were lost, and nothing was done in them")]
+    #[error(
+        "{last}; {sessions} sessions in a row began and were lost, and nothing was done in them"
+    )]
     InVain {
         /// How many sessions.
         sessions: u32,
@@ -155,9 +159,9 @@ impl SessionEnd {
     pub(crate) fn into_queue_failure(self) -> Result<WorkError, Self> {
         match self {
             Self::Stop(Stop::Queue(error)) => Ok(error),
-            Self::Stop(Stop::Movers(end)) => {
-                end.into_queue_failure().map_err(|end| Self::Stop(Stop::Movers(Box::new(end))))
-            }
+            Self::Stop(Stop::Movers(end)) => end
+                .into_queue_failure()
+                .map_err(|end| Self::Stop(Stop::Movers(Box::new(end)))),
             other => Err(other),
         }
     }
@@ -184,8 +188,12 @@ impl SessionEnd {
     /// What the receiver was doing when it found no room, and how it has told that.
     pub(crate) fn found_no_room(&self) -> Option<(Operation, FaultCode)> {
         match self {
-            Self::Stop(Stop::Receiver { operation, code }) if code.is_no_room() => Some((*operation, *code)),
-            Self::Session(SessionError::Refused(refusal)) => Some((Operation::Write, no_room_of(refusal)?)),
+            Self::Stop(Stop::Receiver { operation, code }) if code.is_no_room() => {
+                Some((*operation, *code))
+            }
+            Self::Session(SessionError::Refused(refusal)) => {
+                Some((Operation::Write, no_room_of(refusal)?))
+            }
             _ => None,
         }
     }
@@ -204,8 +212,12 @@ impl SessionEnd {
     pub(crate) fn is_refusal(&self) -> bool {
         use RefusalCode::{Broken, Failed};
         match self {
-            Self::Connect(_) | Self::NoRoom { .. } | Self::Session(SessionError::NothingAsked(_)) => true,
-            Self::Session(SessionError::Refused(refusal)) => !matches!(refusal.code, Broken | Failed),
+            Self::Connect(_)
+            | Self::NoRoom { .. }
+            | Self::Session(SessionError::NothingAsked(_)) => true,
+            Self::Session(SessionError::Refused(refusal)) => {
+                !matches!(refusal.code, Broken | Failed)
+            }
             _ => false,
         }
     }
@@ -239,7 +251,10 @@ impl SessionEnd {
             Self::Session(error) => !error.is_lost(),
             Self::NoRoom { .. } => true,
             Self::InVain { .. } => false,
-            Self::Stop(stop) => matches!(stop, Stop::Fenced | Stop::PeerMisbehaved(_) | Stop::Panicked(_)),
+            Self::Stop(stop) => matches!(
+                stop,
+                Stop::Fenced | Stop::PeerMisbehaved(_) | Stop::Panicked(_)
+            ),
         }
     }
 }
@@ -247,7 +262,10 @@ impl SessionEnd {
 /// Why a session is refused that finds no room for its journal: a refusal has words and no number for that.
 fn no_room_of(refusal: &Refusal) -> Option<FaultCode> {
     let says = |code: &FaultCode| refusal.text.contains(&code.to_string());
-    FaultCode::NO_ROOM.into_iter().find(says).filter(|_| refusal.code == RefusalCode::Target)
+    FaultCode::NO_ROOM
+        .into_iter()
+        .find(says)
+        .filter(|_| refusal.code == RefusalCode::Target)
 }
 
 /// An order that was not done, for which the session ends: what it has not recorded is done again.

@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use zmove_scan::{MarkedPath, Portion, PortionSize, ScanItem, ScanRoot, Wanted, walk_portion};
 use zmove_types::{Escaped, Event, HashOnlySet, Name, Observer, RelPath};
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, EntryFault, Fault, FaultCode, SharedJobOrder, SharedJobResult,
-    directory_batches,
+    Batch, BatchEntry, DirectoryGroup, EntryFault, Fault, FaultCode, SharedJobOrder,
+    SharedJobResult, directory_batches,
 };
 
 use crate::error::{Stop, refused};
@@ -81,8 +81,15 @@ struct DirectoryOrder {
 impl DirectoryOrder {
     fn new(batch: &Batch) -> Self {
         let closes = |entry: &BatchEntry| entry.metadata().mode & MAY_ENTER != MAY_ENTER;
-        let closes = batch.groups.iter().flat_map(|group| &group.entries).any(closes);
-        Self { head: batch.encode(), closes }
+        let closes = batch
+            .groups
+            .iter()
+            .flat_map(|group| &group.entries)
+            .any(closes);
+        Self {
+            head: batch.encode(),
+            closes,
+        }
     }
 }
 
@@ -105,19 +112,28 @@ impl Gone {
         if self.lists > LISTS_MAX {
             return Err(ENDLESS);
         }
-        for group in Batch::decode(head, 0).map_err(|_malformed| OTHER_HEAD)?.groups {
-            let [BatchEntry::Itself(_)] = &*group.entries else { return Err(OTHER_HEAD) };
+        for group in Batch::decode(head, 0)
+            .map_err(|_malformed| OTHER_HEAD)?
+            .groups
+        {
+            let [BatchEntry::Itself(_)] = &*group.entries else {
+                return Err(OTHER_HEAD);
+            };
             if found.contains(&group.directory) {
                 continue;
             }
             let path = &group.directory;
-            let is_sent =
-                |tops: &Vec<Name>| tops.iter().any(|top| path.components().next() == Some(top.as_bytes()));
+            let is_sent = |tops: &Vec<Name>| {
+                tops.iter()
+                    .any(|top| path.components().next() == Some(top.as_bytes()))
+            };
             if !self.tops.as_ref().is_none_or(is_sent) {
                 return Err(NOT_SENT);
             }
             self.bytes += bytes_of(&group);
-            let before = self.directories.insert((Reverse(path.depth()), path.clone()), group);
+            let before = self
+                .directories
+                .insert((Reverse(path.depth()), path.clone()), group);
             self.bytes -= before.as_ref().map_or(0, bytes_of);
             if self.bytes > GONE_BYTES_MAX {
                 return Err(TOO_MANY_GONE);
@@ -129,7 +145,11 @@ impl Gone {
 
 /// The memory that a directory takes, about.
 fn bytes_of(group: &DirectoryGroup) -> usize {
-    let extra = group.entries.iter().map(|entry| entry.metadata().extra_bytes()).sum::<usize>();
+    let extra = group
+        .entries
+        .iter()
+        .map(|entry| entry.metadata().extra_bytes())
+        .sum::<usize>();
     GONE_BYTES + 2 * group.directory.as_bytes().len() + extra
 }
 
@@ -140,11 +160,21 @@ impl Finishing {
     pub(crate) fn of(job: &SharedJob) -> Self {
         let mark = |source: u32| *job.source_marks.get(usize::try_from(source).ok()?)?;
         let root = |source| {
-            let directory = MarkedPath { path: RelPath::root(), mark: mark(source) };
+            let directory = MarkedPath {
+                path: RelPath::root(),
+                mark: mark(source),
+            };
             Step::Walk(Unwalked { source, directory })
         };
-        let steps = std::iter::once(Step::Gone).chain((0..job.source_count()).rev().map(root)).collect();
-        Self { steps, found: HashOnlySet::default(), closing: Vec::new(), failed: 0 }
+        let steps = std::iter::once(Step::Gone)
+            .chain((0..job.source_count()).rev().map(root))
+            .collect();
+        Self {
+            steps,
+            found: HashOnlySet::default(),
+            closing: Vec::new(),
+            failed: 0,
+        }
     }
 
     /// Sets mode and time of all directories; returns how many did not get them. Failures are told.
@@ -169,7 +199,10 @@ impl Finishing {
     ) -> Result<(), Stop> {
         while let Some(step) = self.steps.pop() {
             let waiting = self.steps.len();
-            if let Err(stop) = self.answered(job, ordered, events, step.unanswered_max()).await {
+            if let Err(stop) = self
+                .answered(job, ordered, events, step.unanswered_max())
+                .await
+            {
                 // what has not been answered is done again before
                 self.steps.insert(waiting, step);
                 return Err(stop);
@@ -194,11 +227,14 @@ impl Finishing {
         let source = first.source;
         let places = self.with_next(first);
         let waiting = self.steps.len();
-        let walked = self.walk_places(job, (source, &places), orders, events).await;
+        let walked = self
+            .walk_places(job, (source, &places), orders, events)
+            .await;
         if walked.is_err() {
             self.steps.truncate(waiting);
             let places = places.into_iter().rev();
-            self.steps.extend(places.map(|directory| Step::Walk(Unwalked { source, directory })));
+            self.steps
+                .extend(places.map(|directory| Step::Walk(Unwalked { source, directory })));
         }
         walked
     }
@@ -214,7 +250,9 @@ impl Finishing {
         for portion in walk(job, source, places).await? {
             for item in &portion.items {
                 // what could not be walked before has been told, and counted
-                let ScanItem::Error(error) = item else { continue };
+                let ScanItem::Error(error) = item else {
+                    continue;
+                };
                 let message = format!("sender: {error}: {AS_THEY_CAME}");
                 if !events.has_told(&format!("sender: {error}")) && !events.has_told(&message) {
                     self.failed += 1;
@@ -230,7 +268,8 @@ impl Finishing {
             below.extend(portion.directories);
         }
         let below = below.into_iter().rev();
-        self.steps.extend(below.map(|directory| Step::Walk(Unwalked { source, directory })));
+        self.steps
+            .extend(below.map(|directory| Step::Walk(Unwalked { source, directory })));
         Ok(())
     }
 
@@ -238,8 +277,9 @@ impl Finishing {
     fn with_next(&mut self, Unwalked { source, directory }: Unwalked) -> Vec<MarkedPath> {
         let mut places = vec![directory];
         while places.len() < PLACES_AT_ONCE
-            && let Some(Step::Walk(next)) =
-                self.steps.pop_if(|next| matches!(next, Step::Walk(next) if next.source == source))
+            && let Some(Step::Walk(next)) = self
+                .steps
+                .pop_if(|next| matches!(next, Step::Walk(next) if next.source == source))
         {
             places.push(next.directory);
         }
@@ -260,20 +300,27 @@ impl Finishing {
             return Ok(());
         }
         let again = std::mem::take(&mut self.closing).into_iter();
-        let orders: Vec<_> =
-            directory_batches(gone).map(|batch| DirectoryOrder::new(&batch)).chain(again).collect();
+        let orders: Vec<_> = directory_batches(gone)
+            .map(|batch| DirectoryOrder::new(&batch))
+            .chain(again)
+            .collect();
         self.steps.extend(orders.into_iter().rev().map(Step::Set));
         Ok(())
     }
 
     /// The directories that came and were not found at the end, the deepest first.
     async fn gone(&self, job: &SharedJob, orders: &Orders) -> Result<Vec<DirectoryGroup>, Stop> {
-        let mut gone = Gone { tops: job.tops(), ..Gone::default() };
+        let mut gone = Gone {
+            tops: job.tops(),
+            ..Gone::default()
+        };
         let mut has_more = true;
         while has_more {
             let lists = (0..ORDERS_AT_ONCE).map(|_| orders.answer(SharedJobOrder::ListDirectories));
             for result in try_join_all(lists).await? {
-                let SharedJobResult::Directories { head } = result else { return Err(refused(result)) };
+                let SharedJobResult::Directories { head } = result else {
+                    return Err(refused(result));
+                };
                 has_more = !head.is_empty();
                 if has_more {
                     gone.take(&head, &self.found)?;
@@ -283,7 +330,12 @@ impl Finishing {
         Ok(gone.directories.into_values().collect())
     }
 
-    fn order(&mut self, order: DirectoryOrder, orders: &Orders, ordered: &mut JoinSet<DirectoryOrdered>) {
+    fn order(
+        &mut self,
+        order: DirectoryOrder,
+        orders: &Orders,
+        ordered: &mut JoinSet<DirectoryOrdered>,
+    ) {
         if order.closes {
             self.closing.push(order.clone());
         }
@@ -322,7 +374,8 @@ impl Finishing {
     /// Notes what has not been answered as still to be done.
     async fn take_back(&mut self, mut ordered: JoinSet<DirectoryOrdered>) {
         while let Some(done) = ordered.join_next().await {
-            self.steps.extend(done.ok().map(|(order, _)| Step::Set(order)));
+            self.steps
+                .extend(done.ok().map(|(order, _)| Step::Set(order)));
         }
     }
 
@@ -334,25 +387,42 @@ impl Finishing {
         result: SharedJobResult,
         events: &SessionEvents,
     ) -> Result<(), Stop> {
-        let SharedJobResult::DirectoriesSet(faults) = result else { return Err(refused(result)) };
+        let SharedJobResult::DirectoriesSet(faults) = result else {
+            return Err(refused(result));
+        };
         if faults.is_empty() {
             return Ok(());
         }
         // each group is one directory itself
-        let directories = Batch::decode(&order.head, 0).map_err(|_own| OWN_HEAD)?.groups;
-        for EntryFault { entry, operation, code } in &faults {
+        let directories = Batch::decode(&order.head, 0)
+            .map_err(|_own| OWN_HEAD)?
+            .groups;
+        for EntryFault {
+            entry,
+            operation,
+            code,
+        } in &faults
+        {
             let number = usize::try_from(*entry).unwrap_or(usize::MAX);
             let path = directories.get(number).ok_or(NO_ENTRY)?.directory.clone();
-            let fault = Fault { path, operation: *operation, code: *code };
+            let fault = Fault {
+                path,
+                operation: *operation,
+                code: *code,
+            };
             let came_later = match code {
                 // it is not there for the same reason
-                FaultCode::Os(NO_SUCH_FILE) if has_failed_above(job, &fault.path, events) => continue,
+                FaultCode::Os(NO_SUCH_FILE) if has_failed_above(job, &fault.path, events) => {
+                    continue;
+                }
                 // one that was found before has been made
                 FaultCode::Os(NO_SUCH_FILE) => CAME_LATER,
                 _ => "",
             };
             self.failed += 1;
-            events.on(&Event::Failed { message: format!("receiver: {fault}{came_later}") });
+            events.on(&Event::Failed {
+                message: format!("receiver: {fault}{came_later}"),
+            });
         }
         Ok(())
     }
@@ -360,11 +430,18 @@ impl Finishing {
 
 /// Walks several portions at once: storage on other hosts takes its time for each directory.
 async fn walk(job: &SharedJob, source: u32, places: &[MarkedPath]) -> Result<Vec<Portion>, Stop> {
-    let size = PortionSize { wanted: Wanted::Directories, ..ITEM };
-    let walks = places.chunks(places.len().div_ceil(WALKS_AT_ONCE)).map(|places| {
-        let places = places.to_vec();
-        job.scan(source, move |root, config| walk_portion(root, &places, size, config))
-    });
+    let size = PortionSize {
+        wanted: Wanted::Directories,
+        ..ITEM
+    };
+    let walks = places
+        .chunks(places.len().div_ceil(WALKS_AT_ONCE))
+        .map(|places| {
+            let places = places.to_vec();
+            job.scan(source, move |root, config| {
+                walk_portion(root, &places, size, config)
+            })
+        });
     try_join_all(walks).await
 }
 
@@ -375,24 +452,31 @@ fn has_failed_above(job: &SharedJob, path: &RelPath, events: &SessionEvents) -> 
         let below = path.as_path().strip_prefix(source.prefix.as_path());
         below.is_ok_and(|below| {
             has_failed(&source.source)
-                || below.ancestors().any(|above| has_failed(&source.source.join(above)))
+                || below
+                    .ancestors()
+                    .any(|above| has_failed(&source.source.join(above)))
         })
     };
     path.as_path().ancestors().any(has_failed) || job.sources.iter().any(in_source)
 }
 
-const OWN_HEAD: Stop = Stop::PeerMisbehaved("the head of an order cannot be read that was made here");
-const OTHER_HEAD: Stop = Stop::PeerMisbehaved("the receiver tells of directories what cannot be read");
+const OWN_HEAD: Stop =
+    Stop::PeerMisbehaved("the head of an order cannot be read that was made here");
+const OTHER_HEAD: Stop =
+    Stop::PeerMisbehaved("the receiver tells of directories what cannot be read");
 const ENDLESS: Stop = Stop::PeerMisbehaved("the receiver tells of directories without end");
-const NOT_SENT: Stop = Stop::PeerMisbehaved("the receiver tells of a directory that this push does not send");
+const NOT_SENT: Stop =
+    Stop::PeerMisbehaved("the receiver tells of a directory that this push does not send");
 const TOO_MANY_GONE: Stop = Stop::PeerMisbehaved(
     "the receiver tells of more directories that are not at the source any more than are kept",
 );
 const NO_ENTRY: Stop =
     Stop::PeerMisbehaved("the receiver tells the fault of a directory that it was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
-const CAME_LATER: &str = ": it came while the push ran, or was removed; the same command sends what is there";
-const AS_THEY_CAME: &str = "the copies of the directories there have the modes and times that they came with";
+const CAME_LATER: &str =
+    ": it came while the push ran, or was removed; the same command sends what is there";
+const AS_THEY_CAME: &str =
+    "the copies of the directories there have the modes and times that they came with";
 /// What an owner needs of a directory to do something below it.
 const MAY_ENTER: u32 = 0o300;
 /// How many directories are taken at once: all that wait may be very many.
@@ -424,16 +508,25 @@ mod tests {
     use crate::lab::{self, feeder, session_events};
 
     fn path(path: &str) -> RelPath {
-        if path.is_empty() { RelPath::root() } else { RelPath::from_bytes(path.as_bytes()).unwrap() }
+        if path.is_empty() {
+            RelPath::root()
+        } else {
+            RelPath::from_bytes(path.as_bytes()).unwrap()
+        }
     }
 
     fn batch_of(directories: &[&str], mode: u32) -> Batch {
-        let metadata = || Metadata { mode, ..Metadata::default() };
+        let metadata = || Metadata {
+            mode,
+            ..Metadata::default()
+        };
         let group = |directory: &&str| DirectoryGroup {
             directory: path(directory),
             entries: vec![BatchEntry::Itself(metadata())],
         };
-        Batch { groups: directories.iter().map(group).collect() }
+        Batch {
+            groups: directories.iter().map(group).collect(),
+        }
     }
 
     fn head_of(directories: &[&str], mode: u32) -> Vec<u8> {
@@ -446,17 +539,27 @@ mod tests {
 
     fn job() -> SharedJob {
         let source = ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root());
-        SharedJob { sources: vec![source], ..lab::job() }
+        SharedJob {
+            sources: vec![source],
+            ..lab::job()
+        }
     }
 
     fn finishing(steps: Vec<Step>) -> Finishing {
-        Finishing { steps, found: HashOnlySet::default(), closing: Vec::new(), failed: 0 }
+        Finishing {
+            steps,
+            found: HashOnlySet::default(),
+            closing: Vec::new(),
+            failed: 0,
+        }
     }
 
     /// The directories that are to be set, or `walk`, the next first.
     fn next_of(finishing: &Finishing) -> Vec<String> {
         let name = |step: &Step| match step {
-            Step::Set(order) => Batch::decode(&order.head, 0).unwrap().groups[0].directory.to_string(),
+            Step::Set(order) => Batch::decode(&order.head, 0).unwrap().groups[0]
+                .directory
+                .to_string(),
             Step::Walk(unwalked) => format!("walk {}", unwalked.directory.path),
             Step::Gone => "gone".to_owned(),
         };
@@ -464,7 +567,10 @@ mod tests {
     }
 
     fn orders_of_no_session() -> Orders {
-        Orders { feeder: feeder(), answers_within: Duration::MAX }
+        Orders {
+            feeder: feeder(),
+            answers_within: Duration::MAX,
+        }
     }
 
     /// Runs the steps in a session that is over, in which orders of these directories have not been answered.
@@ -476,7 +582,9 @@ mod tests {
             let order = order_of(directory, 0o755);
             ordered.spawn(async { (order, Err(SessionOver.into())) });
         }
-        let done = finishing.run_steps(&job(), &orders, &events, &mut ordered).await;
+        let done = finishing
+            .run_steps(&job(), &orders, &events, &mut ordered)
+            .await;
         assert!(matches!(done, Err(Stop::Session(SessionOver))), "{done:?}");
         finishing.take_back(ordered).await;
     }
@@ -503,15 +611,24 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_source_is_begun_when_all_orders_of_the_one_before_have_been_answered() {
         let source = ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root());
-        let mut finishing = Finishing::of(&SharedJob { sources: vec![source.clone(), source], ..job() });
+        let mut finishing = Finishing::of(&SharedJob {
+            sources: vec![source.clone(), source],
+            ..job()
+        });
         let next = finishing.steps.last().unwrap();
-        assert!(matches!(next, Step::Walk(Unwalked { source: 0, .. })), "the last source wins: {next:?}");
+        assert!(
+            matches!(next, Step::Walk(Unwalked { source: 0, .. })),
+            "the last source wins: {next:?}"
+        );
         let orders = orders_of_no_session();
         let mut ordered = JoinSet::new();
         ordered.spawn(pending());
         let (job, events) = (job(), session_events());
         let waiting = finishing.run_steps(&job, &orders, &events, &mut ordered);
-        assert!(timeout(Duration::from_secs(1), waiting).await.is_err(), "for the answer");
+        assert!(
+            timeout(Duration::from_secs(1), waiting).await.is_err(),
+            "for the answer"
+        );
         let mut finishing = Finishing::of(&job);
         run_without_session(&mut finishing, &["d"]).await;
         assert_eq!(next_of(&finishing), ["d", "walk .", "gone"]);
@@ -519,8 +636,17 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_being_walked_when_the_session_broke_is_walked_again() {
-        let directory = MarkedPath { path: path("d"), mark: None };
-        let mut finishing = finishing(vec![Step::Gone, Step::Walk(Unwalked { source: 0, directory })]);
+        let directory = MarkedPath {
+            path: path("d"),
+            mark: None,
+        };
+        let mut finishing = finishing(vec![
+            Step::Gone,
+            Step::Walk(Unwalked {
+                source: 0,
+                directory,
+            }),
+        ]);
         run_without_session(&mut finishing, &[]).await;
         assert_eq!(next_of(&finishing), ["walk d", "gone"]);
     }
@@ -535,58 +661,114 @@ mod tests {
     #[test]
     fn only_directories_of_one_source_are_walked_at_once() {
         let walk = |source, name| {
-            Step::Walk(Unwalked { source, directory: MarkedPath { path: path(name), mark: None } })
+            Step::Walk(Unwalked {
+                source,
+                directory: MarkedPath {
+                    path: path(name),
+                    mark: None,
+                },
+            })
         };
         let mut finishing = finishing(vec![Step::Gone, walk(1, "b"), walk(0, "a"), walk(0, "c")]);
-        let first = Unwalked { source: 0, directory: MarkedPath { path: path("d"), mark: None } };
-        let places: Vec<_> =
-            finishing.with_next(first).into_iter().map(|place| place.path.to_string()).collect();
+        let first = Unwalked {
+            source: 0,
+            directory: MarkedPath {
+                path: path("d"),
+                mark: None,
+            },
+        };
+        let places: Vec<_> = finishing
+            .with_next(first)
+            .into_iter()
+            .map(|place| place.path.to_string())
+            .collect();
         assert_eq!(
             (places, next_of(&finishing)),
-            (vec!["d".into(), "c".into(), "a".into()], vec!["walk b".into(), "gone".into()])
+            (
+                vec!["d".into(), "c".into(), "a".into()],
+                vec!["walk b".into(), "gone".into()]
+            )
         );
     }
 
     /// Once by this node, and not at all where another has told it when it did that work.
     #[tokio::test]
     async fn what_cannot_be_walked_counts_once() {
-        let source = || Unwalked { source: 0, directory: MarkedPath { path: path(""), mark: None } };
+        let source = || Unwalked {
+            source: 0,
+            directory: MarkedPath {
+                path: path(""),
+                mark: None,
+            },
+        };
         let orders = orders_of_no_session();
         let portions = walk(&job(), 0, &[source().directory]).await.unwrap();
-        let ScanItem::Error(error) = &portions[0].items[0] else { panic!("there is no such source") };
+        let ScanItem::Error(error) = &portions[0].items[0] else {
+            panic!("there is no such source")
+        };
         let events = session_events();
         let mut finishing = finishing(Vec::new());
         for _ in 0..2 {
-            finishing.walk(&job(), source(), &orders, &events).await.unwrap_err();
+            finishing
+                .walk(&job(), source(), &orders, &events)
+                .await
+                .unwrap_err();
             assert_eq!(finishing.failed, 1);
         }
         let others_have_told = session_events();
-        others_have_told.on(&Event::Failed { message: format!("sender: {error}") });
-        finishing.walk(&job(), source(), &orders, &others_have_told).await.unwrap_err();
+        others_have_told.on(&Event::Failed {
+            message: format!("sender: {error}"),
+        });
+        finishing
+            .walk(&job(), source(), &orders, &others_have_told)
+            .await
+            .unwrap_err();
         assert_eq!(finishing.failed, 1);
     }
 
     #[test]
     fn directories_below_one_that_has_failed_are_neither_told_nor_counted() {
         let events = session_events();
-        for failed in ["sender: list directory '/nowhere/closed': no", "receiver: make directory 'there': no"]
-        {
-            events.on(&Event::Failed { message: failed.into() });
+        for failed in [
+            "sender: list directory '/nowhere/closed': no",
+            "receiver: make directory 'there': no",
+        ] {
+            events.on(&Event::Failed {
+                message: failed.into(),
+            });
         }
         let has_failed = |directory| has_failed_above(&job(), &path(directory), &events);
-        assert!(["closed/a/b", "closed/a", "there", "there/a"].into_iter().all(has_failed));
-        assert!(!["closed2", "a/closed", "a/there", ""].into_iter().any(has_failed));
+        assert!(
+            ["closed/a/b", "closed/a", "there", "there/a"]
+                .into_iter()
+                .all(has_failed)
+        );
+        assert!(
+            !["closed2", "a/closed", "a/there", ""]
+                .into_iter()
+                .any(has_failed)
+        );
         let of_source = session_events();
-        of_source.on(&Event::Failed { message: "sender: open directory '/nowhere': no".into() });
+        of_source.on(&Event::Failed {
+            message: "sender: open directory '/nowhere': no".into(),
+        });
         assert!(has_failed_above(&job(), &path("a"), &of_source));
         let mut finishing = finishing(Vec::new());
         let order = DirectoryOrder::new(&batch_of(&["closed/a", "later", "closed/a/b"], 0o755));
         let code = FaultCode::Os(NO_SUCH_FILE);
-        let fault = |entry| EntryFault { entry, operation: Operation::SetMetadata, code };
+        let fault = |entry| EntryFault {
+            entry,
+            operation: Operation::SetMetadata,
+            code,
+        };
         let result = SharedJobResult::DirectoriesSet((0..3).map(fault).collect());
         finishing.hear(&job(), &order, result, &events).unwrap();
         assert_eq!(
-            (finishing.failed, events.has_failed("later"), events.has_failed("closed/a")),
+            (
+                finishing.failed,
+                events.has_failed("later"),
+                events.has_failed("closed/a")
+            ),
             (1, true, false)
         );
     }
@@ -595,36 +777,64 @@ mod tests {
     fn what_is_kept_of_directories_that_are_gone_is_bounded_and_those_found_take_nothing() {
         let mut found = HashOnlySet::default();
         found.insert(&path("found"));
-        let mut gone = Gone { bytes: GONE_BYTES_MAX - GONE_BYTES - 10, ..Gone::default() };
+        let mut gone = Gone {
+            bytes: GONE_BYTES_MAX - GONE_BYTES - 10,
+            ..Gone::default()
+        };
         for _ in 0..10 {
-            gone.take(&head_of(&["found", "gone"], 0o755), &found).unwrap();
+            gone.take(&head_of(&["found", "gone"], 0o755), &found)
+                .unwrap();
         }
-        assert_eq!((gone.directories.len(), gone.bytes), (1, GONE_BYTES_MAX - 2));
+        assert_eq!(
+            (gone.directories.len(), gone.bytes),
+            (1, GONE_BYTES_MAX - 2)
+        );
         let full = gone.take(&head_of(&["other"], 0o755), &found).unwrap_err();
         assert_eq!(full.to_string(), TOO_MANY_GONE.to_string());
-        let mut gone = Gone { bytes: GONE_BYTES_MAX - GONE_BYTES - 10, ..Gone::default() };
+        let mut gone = Gone {
+            bytes: GONE_BYTES_MAX - GONE_BYTES - 10,
+            ..Gone::default()
+        };
         let mut grown = batch_of(&["gone"], 0o755);
         gone.take(&grown.encode(), &found).unwrap();
-        let extra = Extra { atime: Some(Timestamp::default()), ..Extra::default() };
-        let metadata = Metadata { extra: Some(Arc::new(extra)), ..Metadata::default() };
+        let extra = Extra {
+            atime: Some(Timestamp::default()),
+            ..Extra::default()
+        };
+        let metadata = Metadata {
+            extra: Some(Arc::new(extra)),
+            ..Metadata::default()
+        };
         grown.groups[0].entries = vec![BatchEntry::Itself(metadata)];
         let full = gone.take(&grown.encode(), &found).unwrap_err();
-        assert_eq!(full.to_string(), TOO_MANY_GONE.to_string(), "told again with more");
+        assert_eq!(
+            full.to_string(),
+            TOO_MANY_GONE.to_string(),
+            "told again with more"
+        );
     }
 
     #[test]
     fn directories_that_are_gone_are_set_the_deepest_first() {
         let mut gone = Gone::default();
         for directory in ["a", "b/c/d", "b/c", "a/e"] {
-            gone.take(&head_of(&[directory], 0o755), &HashOnlySet::default()).unwrap();
+            gone.take(&head_of(&[directory], 0o755), &HashOnlySet::default())
+                .unwrap();
         }
-        let order: Vec<_> = gone.directories.values().map(|group| group.directory.to_string()).collect();
+        let order: Vec<_> = gone
+            .directories
+            .values()
+            .map(|group| group.directory.to_string())
+            .collect();
         assert_eq!(order, ["b/c/d", "a/e", "b/c", "a"]);
     }
 
     #[test]
     fn a_receiver_whose_lists_do_not_end_misbehaves() {
-        let mut gone = Gone { lists: LISTS_MAX - 1, ..Gone::default() };
+        let mut gone = Gone {
+            lists: LISTS_MAX - 1,
+            ..Gone::default()
+        };
         let list = head_of(&["d"], 0o755);
         gone.take(&list, &HashOnlySet::default()).unwrap();
         let endless = gone.take(&list, &HashOnlySet::default()).unwrap_err();
@@ -633,19 +843,36 @@ mod tests {
 
     #[test]
     fn what_a_receiver_tells_of_directories_beside_those_of_the_push_is_refused() {
-        let mut gone = Gone { tops: Some(vec![Name::from_bytes(b"mine").unwrap()]), ..Gone::default() };
-        gone.take(&head_of(&["mine", "mine/below"], 0o755), &HashOnlySet::default()).unwrap();
+        let mut gone = Gone {
+            tops: Some(vec![Name::from_bytes(b"mine").unwrap()]),
+            ..Gone::default()
+        };
+        gone.take(
+            &head_of(&["mine", "mine/below"], 0o755),
+            &HashOnlySet::default(),
+        )
+        .unwrap();
         for other in ["other", "other/mine", "mine2", ""] {
-            let refused = gone.take(&head_of(&[other], 0o777), &HashOnlySet::default()).unwrap_err();
+            let refused = gone
+                .take(&head_of(&[other], 0o777), &HashOnlySet::default())
+                .unwrap_err();
             assert_eq!(refused.to_string(), NOT_SENT.to_string(), "{other:?}");
         }
     }
 
     #[test]
     fn a_list_of_anything_else_than_directories_is_refused() {
-        let group = DirectoryGroup { directory: path("d"), entries: Vec::new() };
-        let list = Batch { groups: vec![group] }.encode();
-        let refused = Gone::default().take(&list, &HashOnlySet::default()).unwrap_err();
+        let group = DirectoryGroup {
+            directory: path("d"),
+            entries: Vec::new(),
+        };
+        let list = Batch {
+            groups: vec![group],
+        }
+        .encode();
+        let refused = Gone::default()
+            .take(&list, &HashOnlySet::default())
+            .unwrap_err();
         assert_eq!(refused.to_string(), OTHER_HEAD.to_string());
     }
 }

@@ -138,9 +138,13 @@ impl<W: WorkQueue> Head<W> {
                 others_come_within: self.others_come_within,
             };
             let sessions = self.node.sessions(number, events.clone());
-            course
-                .movers
-                .spawn(async { if standby.until_needed().await { sessions.moving().await } else { Ok(()) } });
+            course.movers.spawn(async {
+                if standby.until_needed().await {
+                    sessions.moving().await
+                } else {
+                    Ok(())
+                }
+            });
         }
         for (number, receiver) in self.node.receivers.iter().enumerate() {
             let witness = Witness {
@@ -159,8 +163,11 @@ impl<W: WorkQueue> Head<W> {
             ended = self.lead(self.node.sessions(self.begins_at, events), &mut course) => Some(ended),
             () = stop => None,
         };
-        let ended = ended
-            .unwrap_or_else(|| Err(JobError::Interrupted { may_have_begun: self.may_have_begun(&course) }));
+        let ended = ended.unwrap_or_else(|| {
+            Err(JobError::Interrupted {
+                may_have_begun: self.may_have_begun(&course),
+            })
+        });
         if ended.is_err() {
             // where the queue does not hear it, movers find that the job is over at the receivers
             let _best_effort = timeout(CLOSE_MAX, self.node.queue.close()).await;
@@ -179,37 +186,60 @@ impl<W: WorkQueue> Head<W> {
             Ok(error) => JobError::Queue(error),
             Err(error) if !self.may_have_begun(course) => JobError::NotBegun(Box::new(error)),
             Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
-            Err(error @ SessionEnd::Stop(Stop::NotShared { .. })) => JobError::NotShared(Box::new(error)),
+            Err(error @ SessionEnd::Stop(Stop::NotShared { .. })) => {
+                JobError::NotShared(Box::new(error))
+            }
             Err(error) if *self.begun.borrow() => JobError::Lost(Box::new(error)),
             Err(error) => {
                 let absent_at = course.absent_at.filter(|_| !course.has_opened);
-                JobError::PerhapsBegun { error: Box::new(error), absent_at }
+                JobError::PerhapsBegun {
+                    error: Box::new(error),
+                    absent_at,
+                }
             }
         }
     }
 
     /// Leads the job in sessions, one after the other.
-    async fn lead(&self, mut sessions: Sessions<W>, course: &mut Course) -> Result<JobEnd, JobError> {
+    async fn lead(
+        &self,
+        mut sessions: Sessions<W>,
+        course: &mut Course,
+    ) -> Result<JobEnd, JobError> {
         let last_epoch = self.node.job.last_epoch();
         loop {
             let (receiver, events) = sessions.next();
-            let job = if course.is_fenced { &last_epoch } else { &*self.node.job };
+            let job = if course.is_fenced {
+                &last_epoch
+            } else {
+                &*self.node.job
+            };
             // A job that is under way, or may be, must not begin anew in another directory, which this receiver may
             // have: two would pass for one.
-            let beginning =
-                if self.may_have_begun(course) { Beginning::UnderWay } else { Beginning::Allowed };
+            let beginning = if self.may_have_begun(course) {
+                Beginning::UnderWay
+            } else {
+                Beginning::Allowed
+            };
             let ended = {
                 let session = pin!(in_session(&receiver, job, beginning, &events, |feeder| {
-                    let orders = Orders { feeder, answers_within: course.answers_within };
+                    let orders = Orders {
+                        feeder,
+                        answers_within: course.answers_within,
+                    };
                     self.lead_in(orders, &events, course)
                 }));
                 sessions.outages.watch(session).await
             };
             course.has_opened |= events.fate() != SessionFate::NotBegun;
             // the receiver may have closed the job by the order before, and the answer was lost
-            let was_closed = |error: &SessionEnd| course.stage == Stage::Ordered && is_closed(error);
+            let was_closed =
+                |error: &SessionEnd| course.stage == Stage::Ordered && is_closed(error);
             if course.stage == Stage::Closed || ended.as_ref().is_err_and(was_closed) {
-                return Ok(JobEnd { count: course.count, walks: course.walks.done });
+                return Ok(JobEnd {
+                    count: course.count,
+                    walks: course.walks.done,
+                });
             }
             match ended {
                 // the next epoch is begun where the job's directory is
@@ -229,7 +259,12 @@ impl<W: WorkQueue> Head<W> {
 
     /// Leads the job for one session: to its end; or, where another session may still be at work, to the point from
     /// which on the head has to have an epoch of its own.
-    async fn lead_in(&self, orders: Orders, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
+    async fn lead_in(
+        &self,
+        orders: Orders,
+        events: &SessionEvents,
+        course: &mut Course,
+    ) -> Result<(), Stop> {
         loop {
             course.stage = match course.stage {
                 Stage::Working => {
@@ -247,7 +282,9 @@ impl<W: WorkQueue> Head<W> {
                     Stage::Finishing
                 }
                 Stage::Finishing => {
-                    let finishing = course.finishing.get_or_insert_with(|| Finishing::of(&self.node.job));
+                    let finishing = course
+                        .finishing
+                        .get_or_insert_with(|| Finishing::of(&self.node.job));
                     course.count.failed += finishing.run(&self.node.job, &orders, events).await?;
                     Stage::Finished
                 }
@@ -274,9 +311,15 @@ impl<W: WorkQueue> Head<W> {
     ///
     /// # Errors
     /// A receiver does not see the job.
-    async fn all_have_left(&self, events: &SessionEvents, course: &mut Course) -> Result<bool, Stop> {
-        let movers_have =
-            timeout(ENDS_WITHIN, async { while course.movers.join_next().await.is_some() {} }).await;
+    async fn all_have_left(
+        &self,
+        events: &SessionEvents,
+        course: &mut Course,
+    ) -> Result<bool, Stop> {
+        let movers_have = timeout(ENDS_WITHIN, async {
+            while course.movers.join_next().await.is_some() {}
+        })
+        .await;
         if movers_have.is_err() {
             events.warn_of_hanging();
             course.movers.shutdown().await;
@@ -286,7 +329,8 @@ impl<W: WorkQueue> Head<W> {
             self.check_one_target(witness, events)?;
         }
         let mut others = self.others.clone();
-        let none_ends_any_more = others.wait_for(|others| others.at_work == 0 || others.unfinished == 0);
+        let none_ends_any_more =
+            others.wait_for(|others| others.at_work == 0 || others.unfinished == 0);
         if timeout(ENDS_WITHIN, none_ends_any_more).await.is_err() {
             let message = format!(
                 "nodes have not said for {} s that their part has ended: nobody waits for them any longer",
@@ -310,7 +354,11 @@ impl<W: WorkQueue> Head<W> {
             Ok(Ok(())) => Ok(()),
             Ok(Err(unseen_at)) => {
                 let (seen_at, target) = (events.receiver.clone(), self.node.job.target());
-                Err(Stop::NotShared { unseen_at, seen_at, target })
+                Err(Stop::NotShared {
+                    unseen_at,
+                    seen_at,
+                    target,
+                })
             }
             Err(_panic) => Err(Stop::Panicked("a witness panicked")),
         }
@@ -337,7 +385,10 @@ impl<W: WorkQueue> Head<W> {
                 if counted.pass == course.walks.pass && counted.is_finished() {
                     return Ok(counted);
                 }
-                self.node.queue.put(vec![course.walks.next_walk(&self.node.job, &counted)?]).await?;
+                self.node
+                    .queue
+                    .put(vec![course.walks.next_walk(&self.node.job, &counted)?])
+                    .await?;
             }
             tokio::select! {
                 () = sleep(LOOK_EVERY) => {}
@@ -376,7 +427,11 @@ impl Standby {
         let are_too_few = async {
             sleep(self.others_come_within).await;
             // where nobody counts them any more, there are none
-            drop(self.others.wait_for(|others| others.at_work < self.number).await);
+            drop(
+                self.others
+                    .wait_for(|others| others.at_work < self.number)
+                    .await,
+            );
         };
         tokio::select! {
             biased;
@@ -474,7 +529,12 @@ struct Walks {
 
 impl Default for Walks {
     fn default() -> Self {
-        Self { done: 0, pass: 1, ended_before: 0, in_vain: 0 }
+        Self {
+            done: 0,
+            pass: 1,
+            ended_before: 0,
+            in_vain: 0,
+        }
     }
 }
 
@@ -505,7 +565,10 @@ impl Walks {
         }
         self.done += 1;
         let begin = WorkItem::first(job.id, Work::Begin(job.source_count()), self.done);
-        Ok(WorkItem { marks: job.source_marks.clone(), ..begin.in_pass(job.id, self.pass) })
+        Ok(WorkItem {
+            marks: job.source_marks.clone(),
+            ..begin.in_pass(job.id, self.pass)
+        })
     }
 }
 
@@ -552,11 +615,19 @@ mod tests {
     fn a_refusal_by_whoever_may_have_begun_the_job_counts_as_a_lost_session() {
         let head = head();
         let is_lost = |code| {
-            let refusal = Refusal { code, text: String::new() };
+            let refusal = Refusal {
+                code,
+                text: String::new(),
+            };
             session(&head).note_lost(&SessionError::Refused(refusal).into());
             head.node.served.has_lost_sessions()
         };
-        for code in [RefusalCode::Denied, RefusalCode::Target, RefusalCode::NotUnderWay, RefusalCode::Full] {
+        for code in [
+            RefusalCode::Denied,
+            RefusalCode::Target,
+            RefusalCode::NotUnderWay,
+            RefusalCode::Full,
+        ] {
             assert!(!is_lost(code), "{code:?}");
         }
         assert!(is_lost(RefusalCode::Failed));
@@ -565,11 +636,19 @@ mod tests {
     #[test]
     fn only_the_word_that_a_job_has_ended_says_that_it_is_closed() {
         let refused = |code| {
-            let refusal = Refusal { code, text: String::new() };
+            let refusal = Refusal {
+                code,
+                text: String::new(),
+            };
             is_closed(&SessionEnd::Session(SessionError::Refused(refusal)))
         };
         assert!(refused(RefusalCode::Ended) && is_closed(&Stop::Fenced.into()));
-        for code in [RefusalCode::Denied, RefusalCode::Target, RefusalCode::UnknownKey, RefusalCode::Busy] {
+        for code in [
+            RefusalCode::Denied,
+            RefusalCode::Target,
+            RefusalCode::UnknownKey,
+            RefusalCode::Busy,
+        ] {
             assert!(!refused(code), "{code:?}");
         }
     }
@@ -577,27 +656,55 @@ mod tests {
     #[test]
     fn what_a_job_has_come_to_tells_what_may_be_left_of_it() {
         let head = head();
-        let mut course = Course { absent_at: Some(1), ..Course::new() };
+        let mut course = Course {
+            absent_at: Some(1),
+            ..Course::new()
+        };
         let failure = |course: &Course, error| head.failure(error, course);
         let over = || Stop::Session(SessionOver).into();
         let (operation, code) = (Operation::Write, FaultCode::Os(28));
-        let no_room = || SessionEnd::NoRoom { receiver: "h:1".into(), target: "t".into(), operation, code };
+        let no_room = || SessionEnd::NoRoom {
+            receiver: "h:1".into(),
+            target: "t".into(),
+            operation,
+            code,
+        };
         assert!(matches!(failure(&course, no_room()), JobError::NotBegun(_)));
         head.node.served.lose_session();
-        assert!(matches!(failure(&course, over()), JobError::PerhapsBegun { absent_at: Some(1), .. }));
+        assert!(matches!(
+            failure(&course, over()),
+            JobError::PerhapsBegun {
+                absent_at: Some(1),
+                ..
+            }
+        ));
         course.has_opened = true;
-        assert!(matches!(failure(&course, over()), JobError::PerhapsBegun { absent_at: None, .. }));
+        assert!(matches!(
+            failure(&course, over()),
+            JobError::PerhapsBegun {
+                absent_at: None,
+                ..
+            }
+        ));
         head.begun.send_replace(true);
         assert!(matches!(failure(&course, no_room()), JobError::NoRoom(_)));
         assert!(matches!(failure(&course, over()), JobError::Lost(_)));
     }
 
     fn head() -> Head<LocalQueue> {
-        Head::new(Node::new(job(), Arc::new(LocalQueue::new(JOB)), Vec::new(), 0, Duration::ZERO))
+        Head::new(Node::new(
+            job(),
+            Arc::new(LocalQueue::new(JOB)),
+            Vec::new(),
+            0,
+            Duration::ZERO,
+        ))
     }
 
     fn session(head: &Head<LocalQueue>) -> Arc<SessionEvents> {
-        head.node.events(Arc::new(NoObserver), Arc::new(NoListener)).within(0, &receiver())
+        head.node
+            .events(Arc::new(NoObserver), Arc::new(NoListener))
+            .within(0, &receiver())
     }
 
     fn walks_again(count: impl Fn(&Walks) -> SharedJobCount) -> (Walks, Stop) {
@@ -623,7 +730,10 @@ mod tests {
         let (walks, stop) = walks_again(lost);
         assert!(matches!(stop, Stop::Missing), "{stop}");
         assert_eq!((walks.pass, walks.done), (2, 2 * WALKS_IN_VAIN_MAX + 1));
-        let nothing_of_the_second = |_: &Walks| SharedJobCount { pass: 1, ..lost(&walks) };
+        let nothing_of_the_second = |_: &Walks| SharedJobCount {
+            pass: 1,
+            ..lost(&walks)
+        };
         let (walks, stop) = walks_again(nothing_of_the_second);
         assert!(matches!(stop, Stop::Missing), "{stop}");
         assert_eq!((walks.pass, walks.done), (2, 2 * WALKS_IN_VAIN_MAX));
@@ -639,7 +749,10 @@ mod tests {
             ..SharedJobCount::default()
         });
         assert!(matches!(stop, Stop::Missing), "{stop}");
-        assert_eq!((walks.pass, walks.done), (2, ADDING + 2 * WALKS_IN_VAIN_MAX + 1));
+        assert_eq!(
+            (walks.pass, walks.done),
+            (2, ADDING + 2 * WALKS_IN_VAIN_MAX + 1)
+        );
     }
 
     #[test]
@@ -653,8 +766,11 @@ mod tests {
         });
         assert!(matches!(stop, Stop::Contradictory(PASSES_MAX)), "{stop}");
         assert_eq!((walks.pass, walks.done), (PASSES_MAX, PASSES_MAX - 1));
-        let of_the_first =
-            |_: &Walks| SharedJobCount { pass: 1, contradictions: 1, ..SharedJobCount::default() };
+        let of_the_first = |_: &Walks| SharedJobCount {
+            pass: 1,
+            contradictions: 1,
+            ..SharedJobCount::default()
+        };
         let (walks, stop) = walks_again(of_the_first);
         assert!(matches!(stop, Stop::Missing) && walks.pass == 2, "{stop}");
     }
@@ -662,10 +778,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_at_the_end_for_sessions_that_do_not_end_and_these_may_be_at_work() {
         let nodes = watch::Sender::default();
-        let head = Head { others: nodes.subscribe(), ..head() };
+        let head = Head {
+            others: nodes.subscribe(),
+            ..head()
+        };
         let session = session(&head);
         let left = async |at_work, unfinished, mover: Option<(Duration, bool)>| {
-            nodes.send_replace(Others { at_work, unfinished });
+            nodes.send_replace(Others {
+                at_work,
+                unfinished,
+            });
             let began = Instant::now();
             let mut course = Course::new();
             if let Some((ends_after, is_up)) = mover {
@@ -676,21 +798,43 @@ mod tests {
                     Ok(())
                 });
             }
-            (head.all_have_left(&session, &mut course).await.unwrap(), began.elapsed())
+            (
+                head.all_have_left(&session, &mut course).await.unwrap(),
+                began.elapsed(),
+            )
         };
         assert_eq!(left(0, 0, None).await, (true, Duration::ZERO));
-        assert_eq!(left(0, 1, None).await, (false, Duration::ZERO), "a node that is lost");
+        assert_eq!(
+            left(0, 1, None).await,
+            (false, Duration::ZERO),
+            "a node that is lost"
+        );
         assert_eq!(
             left(1, 1, None).await,
             (false, ENDS_WITHIN),
             "a node that does not say that it has ended"
         );
-        assert_eq!(left(0, 0, Some((ENDS_WITHIN / 2, false))).await, (true, ENDS_WITHIN / 2));
+        assert_eq!(
+            left(0, 0, Some((ENDS_WITHIN / 2, false))).await,
+            (true, ENDS_WITHIN / 2)
+        );
         let connects = Some((Duration::MAX, false));
-        assert_eq!(left(0, 0, connects).await, (true, ENDS_WITHIN), "a mover that no receiver answers");
+        assert_eq!(
+            left(0, 0, connects).await,
+            (true, ENDS_WITHIN),
+            "a mover that no receiver answers"
+        );
         let hangs = Some((Duration::MAX, true));
-        assert_eq!(left(0, 0, hangs).await, (false, ENDS_WITHIN), "a mover that hangs in a session");
-        assert_eq!(left(0, 0, None).await, (false, Duration::ZERO), "it stays lost");
+        assert_eq!(
+            left(0, 0, hangs).await,
+            (false, ENDS_WITHIN),
+            "a mover that hangs in a session"
+        );
+        assert_eq!(
+            left(0, 0, None).await,
+            (false, Duration::ZERO),
+            "it stays lost"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -703,14 +847,28 @@ mod tests {
             Err("elsewhere".to_owned())
         });
         let ended = head.all_have_left(&session(&head), &mut course).await;
-        let Err(Stop::NotShared { unseen_at, seen_at, target }) = ended else { panic!("{ended:?}") };
-        assert_eq!((&*unseen_at, &*seen_at, &*target), ("elsewhere", "h:1", "t"));
+        let Err(Stop::NotShared {
+            unseen_at,
+            seen_at,
+            target,
+        }) = ended
+        else {
+            panic!("{ended:?}")
+        };
+        assert_eq!(
+            (&*unseen_at, &*seen_at, &*target),
+            ("elsewhere", "h:1", "t")
+        );
     }
 
     #[test]
-    fn the_head_shuts_out_a_lost_session_that_may_carry_out_an_order_for_directories_and_waits_longer() {
+    fn the_head_shuts_out_a_lost_session_that_may_carry_out_an_order_for_directories_and_waits_longer()
+     {
         let after = |stage, error: Stop| {
-            let mut course = Course { stage, ..Course::new() };
+            let mut course = Course {
+                stage,
+                ..Course::new()
+            };
             course.lose_session(&error.into());
             (course.is_fenced, course.answers_within)
         };
@@ -721,7 +879,10 @@ mod tests {
         for stage in [Stage::Finishing, Stage::Finished, Stage::Ordered] {
             assert_eq!(after(stage, is_over()), (true, ORDER_MAX));
         }
-        assert_eq!(after(Stage::Working, Stop::Hangs(ORDER_MAX)), (false, 2 * ORDER_MAX));
+        assert_eq!(
+            after(Stage::Working, Stop::Hangs(ORDER_MAX)),
+            (false, 2 * ORDER_MAX)
+        );
     }
 
     fn standby(others: &watch::Sender<Others>, over: &watch::Sender<bool>) -> Standby {
@@ -746,13 +907,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_mover_serves_the_receiver_of_a_node_that_is_at_work_no_more() {
-        let one = Others { at_work: 1, unfinished: 1 };
+        let one = Others {
+            at_work: 1,
+            unfinished: 1,
+        };
         let (others, over) = (watch::Sender::new(one), watch::Sender::new(false));
         let began = Instant::now();
         let needed = tokio::spawn(standby(&others, &over).until_needed());
         sleep(Duration::from_secs(60)).await;
         assert!(!needed.is_finished());
-        others.send_replace(Others { at_work: 0, unfinished: 1 });
+        others.send_replace(Others {
+            at_work: 0,
+            unfinished: 1,
+        });
         assert!(needed.await.unwrap());
         assert_eq!(began.elapsed(), Duration::from_secs(60));
     }

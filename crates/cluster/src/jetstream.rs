@@ -66,8 +66,8 @@ use take::Taker;
 
 pub use connection::{Access, BrokerState, NodeCertificate, check_address};
 pub use notices::{
-    GrantNotice, Heard, InsteadNotice, JobNotice, NODES_MAX, NodeFailure, NodeMoved, NodeNotice, NodePart,
-    NodeState, Notice, Notices, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
+    GrantNotice, Heard, InsteadNotice, JobNotice, NODES_MAX, NodeFailure, NodeMoved, NodeNotice,
+    NodePart, NodeState, Notice, Notices, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
 };
 pub use seal::JobKey;
 pub use server::{Nkey, Server, ServerConfig, ServerTls, User};
@@ -153,7 +153,10 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(delivery) = self.delivery.take() {
             // where nobody listens any more the lease ends by itself
-            let _best_effort = self.dropped.send(Dropped { delivery, _held: self.held.clone() });
+            let _best_effort = self.dropped.send(Dropped {
+                delivery,
+                _held: self.held.clone(),
+            });
         }
     }
 }
@@ -161,7 +164,9 @@ impl Drop for Lease {
 /// Gives back what was dropped, so that others need not wait for the end of its lease.
 async fn give_back_dropped(broker: Arc<Broker>, mut all: UnboundedReceiver<Dropped>) {
     while let Some(dropped) = all.recv().await {
-        let _leased_for_a_while_then = broker.acknowledge(&dropped.delivery, AckKind::Nak(None)).await;
+        let _leased_for_a_while_then = broker
+            .acknowledge(&dropped.delivery, AckKind::Nak(None))
+            .await;
         broker.tell().await;
     }
 }
@@ -219,7 +224,16 @@ impl JetStream {
         tokio::spawn(give_back_dropped(Arc::clone(&broker), to_be_told));
         let (taker, leases) = (Mutex::default(), watch::Sender::new(()));
         let is_removed = AtomicBool::new(false);
-        Ok(Self { broker, settings, taker, dropped, leases, unreadable, closed, is_removed })
+        Ok(Self {
+            broker,
+            settings,
+            taker,
+            dropped,
+            leases,
+            unreadable,
+            closed,
+            is_removed,
+        })
     }
 
     async fn begin(&self) -> Result<(), BrokerError> {
@@ -237,7 +251,11 @@ impl JetStream {
     }
 
     fn lease(&self, delivery: Option<Subject>) -> Lease {
-        Lease { delivery, dropped: self.dropped.clone(), held: self.leases.subscribe() }
+        Lease {
+            delivery,
+            dropped: self.dropped.clone(),
+            held: self.leases.subscribe(),
+        }
     }
 
     /// Whether the broker is there, and has the job; a change is notified.
@@ -259,8 +277,13 @@ impl JetStream {
     }
 
     async fn check_is_on(&self) -> Result<(), BrokerError> {
-        let is_over = *self.closed.borrow() || self.broker.ended().await? >= Some(self.settings.epoch);
-        if is_over { Err(BrokerError::Over) } else { Ok(()) }
+        let is_over =
+            *self.closed.borrow() || self.broker.ended().await? >= Some(self.settings.epoch);
+        if is_over {
+            Err(BrokerError::Over)
+        } else {
+            Ok(())
+        }
     }
 
     /// Makes what is missing at the broker, if this is the head and the epoch is not over.
@@ -276,7 +299,11 @@ impl JetStream {
     }
 
     fn patience(&self, operation: &'static str) -> Patience<'_> {
-        Patience { queue: self, operation, since: Instant::now() }
+        Patience {
+            queue: self,
+            operation,
+            since: Instant::now(),
+        }
     }
 
     async fn acknowledge(
@@ -285,7 +312,9 @@ impl JetStream {
         lease: &Lease,
         what: AckKind,
     ) -> Result<(), WorkError> {
-        let Some(delivery) = &lease.delivery else { return Ok(()) };
+        let Some(delivery) = &lease.delivery else {
+            return Ok(());
+        };
         let mut patience = self.patience(operation);
         while let Err(error) = self.broker.acknowledge(delivery, what).await {
             patience.endure(error).await?;
@@ -308,8 +337,10 @@ impl WorkQueue for JetStream {
     async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
         let mut patience = self.patience("put work into the queue");
         let mut refused = Vec::new();
-        let mut outgoing: VecDeque<Outgoing> =
-            items.into_iter().map(|item| self.broker.outgoing(item)).collect();
+        let mut outgoing: VecDeque<Outgoing> = items
+            .into_iter()
+            .map(|item| self.broker.outgoing(item))
+            .collect();
         while let Err(error) = self.broker.publish(&mut outgoing, &mut refused).await {
             patience.endure(error).await?;
         }
@@ -317,11 +348,17 @@ impl WorkQueue for JetStream {
     }
 
     async fn renew(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
-        self.acknowledge("renew the lease of work", &taken.delivery, AckKind::Progress).await
+        self.acknowledge(
+            "renew the lease of work",
+            &taken.delivery,
+            AckKind::Progress,
+        )
+        .await
     }
 
     async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
-        self.acknowledge("take work out of the queue", &taken.delivery, AckKind::Ack).await?;
+        self.acknowledge("take work out of the queue", &taken.delivery, AckKind::Ack)
+            .await?;
         taken.delivery.settle();
         Ok(())
     }
@@ -387,14 +424,22 @@ impl Patience<'_> {
         let (away, patience) = (self.since.elapsed(), self.queue.settings.patience);
         if away >= patience {
             let (operation, broker) = (self.operation, connection.broker.clone());
-            return Err(WorkError::Away { operation, broker, away, source });
+            return Err(WorkError::Away {
+                operation,
+                broker,
+                away,
+                source,
+            });
         }
         connection.pause(patience - away).await;
         Ok(())
     }
 
     fn failed(&self, source: Box<dyn std::error::Error + Send + Sync>) -> WorkError {
-        WorkError::Queue { operation: self.operation, source }
+        WorkError::Queue {
+            operation: self.operation,
+            source,
+        }
     }
 }
 

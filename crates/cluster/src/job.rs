@@ -11,7 +11,8 @@ use zmove_scan::{Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root};
 use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
 use zmove_wire::{
-    JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName, Version,
+    JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName,
+    Version,
 };
 
 use crate::error::Stop;
@@ -85,49 +86,101 @@ impl SharedJob {
     ) -> Self {
         config.walk_for(&open);
         let (grant, source_marks, view) = (HeldGrant::default(), Marks::new(), View::default());
-        Self { id, epoch, node, sources, open, config, grant, source_marks, view }
+        Self {
+            id,
+            epoch,
+            node,
+            sources,
+            open,
+            config,
+            grant,
+            source_marks,
+            view,
+        }
     }
 
     /// Looks at the sources, so that all nodes compare what they see with each other. May block on files.
     #[must_use]
     pub fn with_marks(self) -> Self {
-        let source_marks = self.sources.iter().map(|source| mark_root(source, &self.config.scan)).collect();
-        Self { source_marks, ..self }
+        let source_marks = self
+            .sources
+            .iter()
+            .map(|source| mark_root(source, &self.config.scan))
+            .collect();
+        Self {
+            source_marks,
+            ..self
+        }
     }
 
     /// The grant for the node of this key, at the receivers of these, for the time of these seconds since 1970. Of
     /// sources that have no name at the target, and of very many, any names may come.
     #[must_use]
-    pub fn grant_for(&self, node: [u8; 32], receivers: Vec<[u8; 32]>, valid: Range<u64>) -> JobGrant {
-        let tops = self.tops().map(|tops| tops.into_iter().map(TopName).collect());
+    pub fn grant_for(
+        &self,
+        node: [u8; 32],
+        receivers: Vec<[u8; 32]>,
+        valid: Range<u64>,
+    ) -> JobGrant {
+        let tops = self
+            .tops()
+            .map(|tops| tops.into_iter().map(TopName).collect());
         let grant = |tops| {
-            let open = Open { shape: TargetShape::Directory { tops }, ..self.opening(Beginning::UnderWay) };
+            let open = Open {
+                shape: TargetShape::Directory { tops },
+                ..self.opening(Beginning::UnderWay)
+            };
             let ToReceiver::OpenWith(open, extensions) = open.into_message(Version::V4) else {
                 unreachable!("this version has extensions")
             };
             let (receivers, Range { start, end }) = (receivers.clone(), valid.clone());
-            JobGrant { node, receivers, open, extensions, not_before: start, not_after: end }
+            JobGrant {
+                node,
+                receivers,
+                open,
+                extensions,
+                not_before: start,
+                not_after: end,
+            }
         };
         let whole = grant(tops.unwrap_or_default());
-        if whole.encode().len() <= JOB_GRANT_BYTES_MAX { whole } else { grant(Vec::new()) }
+        if whole.encode().len() <= JOB_GRANT_BYTES_MAX {
+            whole
+        } else {
+            grant(Vec::new())
+        }
     }
 
     /// The names at the top of the target that the sources get; `None` where one has no name there.
     pub(crate) fn tops(&self) -> Option<Vec<Name>> {
-        self.sources.iter().map(|source| source.prefix.file_name()).collect()
+        self.sources
+            .iter()
+            .map(|source| source.prefix.file_name())
+            .collect()
     }
 
     /// The job in the epoch in which its head alone has sessions, at the end.
     #[must_use]
     pub fn last_epoch(&self) -> Self {
-        Self { epoch: self.epoch.saturating_add(1), ..self.clone() }
+        Self {
+            epoch: self.epoch.saturating_add(1),
+            ..self.clone()
+        }
     }
 
     /// The opening of a session, which may begin the job or finds it under way.
     pub(crate) fn opening(&self, beginning: Beginning) -> Open {
         let (job, epoch, node) = (self.id, self.epoch, self.node.clone());
-        let shared_job = Some(Box::new(SharedJobOpening { job, epoch, beginning, node }));
-        Open { shared_job, ..self.open.clone() }
+        let shared_job = Some(Box::new(SharedJobOpening {
+            job,
+            epoch,
+            beginning,
+            node,
+        }));
+        Open {
+            shared_job,
+            ..self.open.clone()
+        }
     }
 
     /// The target, as it is told.
@@ -151,7 +204,11 @@ impl SharedJob {
         let (at, config) = (root.clone(), self.config.scan.clone());
         let scanned = spawn_blocking(move || scan(&at, &config)).await;
         let portion = scanned.map_err(|_panic| Stop::Panicked("a walk panicked"))?;
-        let differs = || portion.difference().or_else(|| portion.failure_at(&root.source));
+        let differs = || {
+            portion
+                .difference()
+                .or_else(|| portion.failure_at(&root.source))
+        };
         match differs().filter(|_| self.view == View::Follows) {
             Some(error) => Err(Stop::Differs(error.to_string())),
             None => Ok(portion),
@@ -164,9 +221,14 @@ impl SharedJob {
     }
 }
 
-const NO_SOURCE: Stop = Stop::PeerMisbehaved("a work item is about a source that the job does not have");
+const NO_SOURCE: Stop =
+    Stop::PeerMisbehaved("a work item is about a source that the job does not have");
 
 /// How much one work item has: little enough that no node is long at work after the others, a third of a second at
 /// 400 Mbit/s.
-pub(crate) const ITEM: PortionSize =
-    PortionSize { entries: 1000, bytes: 4 * GROUP_BYTES, large_bytes: 16 * GROUP_BYTES, wanted: Wanted::All };
+pub(crate) const ITEM: PortionSize = PortionSize {
+    entries: 1000,
+    bytes: 4 * GROUP_BYTES,
+    large_bytes: 16 * GROUP_BYTES,
+    wanted: Wanted::All,
+};

@@ -17,16 +17,35 @@ pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
 /// A job without sources.
 pub(crate) fn job() -> SharedJob {
     let names = (JOB, 1, NodeName::new("head").unwrap());
-    SharedJob::new(names, Vec::new(), Open::new(b"t".to_vec(), [0; 16]), SenderConfig::default())
+    SharedJob::new(
+        names,
+        Vec::new(),
+        Open::new(b"t".to_vec(), [0; 16]),
+        SenderConfig::default(),
+    )
 }
 
 pub(crate) fn receiver() -> Receiver {
-    let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
-    Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() }
+    let remote = Remote {
+        host: "h".into(),
+        port: 1,
+        path: b"t".to_vec(),
+        login: None,
+    };
+    Receiver {
+        home: PathBuf::new(),
+        remote,
+        settings: DialSettings::default(),
+    }
 }
 
 pub(crate) fn job_events(observer: Arc<dyn Observer>) -> JobEvents {
-    JobEvents::new(observer, Arc::new(NoListener), Arc::default(), Arc::default())
+    JobEvents::new(
+        observer,
+        Arc::new(NoListener),
+        Arc::default(),
+        Arc::default(),
+    )
 }
 
 pub(crate) fn session_events() -> Arc<SessionEvents> {
@@ -40,5 +59,9 @@ pub(crate) fn feeder() -> Feeder {
 
 /// A session that has not begun, and what feeds it.
 pub(crate) fn pushed() -> (Push, Feeder) {
-    Push::fed(job().opening(Beginning::Allowed), SenderConfig::default(), Instant::now())
+    Push::fed(
+        job().opening(Beginning::Allowed),
+        SenderConfig::default(),
+        Instant::now(),
+    )
 }

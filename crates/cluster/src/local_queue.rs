@@ -89,7 +89,11 @@ impl State {
     }
 
     fn line_of(&mut self, queued: &Queued) -> &mut VecDeque<Queued> {
-        if queued.item.work.is_walk() { &mut self.walks } else { &mut self.data }
+        if queued.item.work.is_walk() {
+            &mut self.walks
+        } else {
+            &mut self.data
+        }
     }
 
     fn len(&self) -> usize {
@@ -102,7 +106,13 @@ impl State {
         queued.deliveries += 1;
         self.numbers += 1;
         let until = Instant::now() + lease(queued.lapses);
-        self.taken.insert(self.numbers, Leased { queued: queued.clone(), until });
+        self.taken.insert(
+            self.numbers,
+            Leased {
+                queued: queued.clone(),
+                until,
+            },
+        );
         Some((self.numbers, queued))
     }
 
@@ -120,7 +130,10 @@ impl State {
     /// Lets the items wait again whose leases are over; returns when the next one is.
     fn end_leases(&mut self) -> Option<Instant> {
         let now = Instant::now();
-        let over: Vec<_> = self.taken.extract_if(|_, leased| leased.until <= now).collect();
+        let over: Vec<_> = self
+            .taken
+            .extract_if(|_, leased| leased.until <= now)
+            .collect();
         for (_, Leased { mut queued, .. }) in over {
             queued.lapses += 1;
             self.push_first(queued);
@@ -133,7 +146,10 @@ impl LocalQueue {
     /// An empty queue of a job.
     #[must_use]
     pub fn new(job: SharedJobId) -> Self {
-        Self { job, shared: Arc::default() }
+        Self {
+            job,
+            shared: Arc::default(),
+        }
     }
 }
 
@@ -154,9 +170,22 @@ impl WorkQueue for LocalQueue {
                 let next_end = state.end_leases();
                 (state.take(), next_end)
             };
-            if let Some((number, Queued { item, deliveries, .. })) = taken {
-                let delivery = Lease { number, shared: Arc::clone(&self.shared) };
-                return Ok(Some(Taken { item, deliveries, delivery }));
+            if let Some((
+                number,
+                Queued {
+                    item, deliveries, ..
+                },
+            )) = taken
+            {
+                let delivery = Lease {
+                    number,
+                    shared: Arc::clone(&self.shared),
+                };
+                return Ok(Some(Taken {
+                    item,
+                    deliveries,
+                    delivery,
+                }));
             }
             match next_end {
                 Some(end) => drop(timeout_at(end, changed).await),
@@ -175,7 +204,11 @@ impl WorkQueue for LocalQueue {
             if state.len() >= ITEMS_MAX {
                 refused.push(item);
             } else if state.known.insert((item.id(self.job), item.walk)) {
-                state.push(Queued { item, deliveries: 0, lapses: 0 });
+                state.push(Queued {
+                    item,
+                    deliveries: 0,
+                    lapses: 0,
+                });
             }
         }
         drop(state);
@@ -184,7 +217,13 @@ impl WorkQueue for LocalQueue {
     }
 
     async fn renew(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
-        if let Some(leased) = self.shared.state.lock().taken.get_mut(&taken.delivery.number) {
+        if let Some(leased) = self
+            .shared
+            .state
+            .lock()
+            .taken
+            .get_mut(&taken.delivery.number)
+        {
             leased.until = Instant::now() + lease(leased.queued.lapses);
         }
         Ok(())
@@ -197,7 +236,10 @@ impl WorkQueue for LocalQueue {
 
     async fn waiting(&self) -> Result<Waiting, WorkError> {
         let state = self.shared.state.lock();
-        Ok(Waiting { waiting: state.len() as u64, taken: state.taken.len() as u64 })
+        Ok(Waiting {
+            waiting: state.len() as u64,
+            taken: state.taken.len() as u64,
+        })
     }
 
     async fn close(&self) -> Result<(), WorkError> {
@@ -221,12 +263,29 @@ mod tests {
     use zmove_types::{Name, RelPath};
 
     fn walk(number: u32) -> WorkItem {
-        WorkItem::first(JOB, Work::Trees(vec![Place { source: number, path: RelPath::root() }]), 1)
+        WorkItem::first(
+            JOB,
+            Work::Trees(vec![Place {
+                source: number,
+                path: RelPath::root(),
+            }]),
+            1,
+        )
     }
 
     fn data(number: u32) -> WorkItem {
-        let directory = Place { source: number, path: RelPath::root() };
-        WorkItem::first(JOB, Work::Names { directory, names: vec![Name::from_bytes(b"n").unwrap()] }, 1)
+        let directory = Place {
+            source: number,
+            path: RelPath::root(),
+        };
+        WorkItem::first(
+            JOB,
+            Work::Names {
+                directory,
+                names: vec![Name::from_bytes(b"n").unwrap()],
+            },
+            1,
+        )
     }
 
     async fn next(queue: &LocalQueue) -> Taken<Lease> {
@@ -236,7 +295,10 @@ mod tests {
     #[tokio::test]
     async fn data_goes_before_walks_and_each_in_its_order() {
         let queue = LocalQueue::new(JOB);
-        queue.put(vec![walk(1), data(1), walk(2), data(2)]).await.unwrap();
+        queue
+            .put(vec![walk(1), data(1), walk(2), data(2)])
+            .await
+            .unwrap();
         let mut taken = Vec::new();
         for _ in 0..4 {
             let next = next(&queue).await;
@@ -255,7 +317,10 @@ mod tests {
         queue.done(taken).await.unwrap();
         queue.put(vec![data(1)]).await.unwrap();
         assert!(queue.waiting().await.unwrap().is_idle());
-        queue.put(vec![WorkItem { walk: 2, ..data(1) }]).await.unwrap();
+        queue
+            .put(vec![WorkItem { walk: 2, ..data(1) }])
+            .await
+            .unwrap();
         assert_eq!(next(&queue).await.item.walk, 2);
     }
 
@@ -265,7 +330,16 @@ mod tests {
         queue.put(vec![data(1)]).await.unwrap();
         drop(next(&queue).await);
         let again = next(&queue).await;
-        assert_eq!((again.deliveries, queue.waiting().await.unwrap()), (2, Waiting { waiting: 0, taken: 1 }));
+        assert_eq!(
+            (again.deliveries, queue.waiting().await.unwrap()),
+            (
+                2,
+                Waiting {
+                    waiting: 0,
+                    taken: 1
+                }
+            )
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -283,10 +357,26 @@ mod tests {
             again = next(&queue) => again,
             () = renewing => unreachable!(),
         };
-        assert_eq!((again.item.clone(), again.deliveries, began.elapsed()), (hangs.item.clone(), 2, LEASE));
-        assert_eq!(queue.waiting().await.unwrap(), Waiting { waiting: 0, taken: 2 });
+        assert_eq!(
+            (again.item.clone(), again.deliveries, began.elapsed()),
+            (hangs.item.clone(), 2, LEASE)
+        );
+        assert_eq!(
+            queue.waiting().await.unwrap(),
+            Waiting {
+                waiting: 0,
+                taken: 2
+            }
+        );
         queue.done(hangs).await.unwrap();
-        assert_eq!(queue.waiting().await.unwrap(), Waiting { waiting: 0, taken: 1 }, "whoever does it again");
+        assert_eq!(
+            queue.waiting().await.unwrap(),
+            Waiting {
+                waiting: 0,
+                taken: 1
+            },
+            "whoever does it again"
+        );
         drop(again);
         queue.done(goes_on).await.unwrap();
         assert!(queue.waiting().await.unwrap().is_idle(), "it has been done");
@@ -309,7 +399,12 @@ mod tests {
         let queue = Arc::new(LocalQueue::new(JOB));
         let waiting = tokio::spawn({
             let queue = Arc::clone(&queue);
-            async move { (next(&queue).await.item.clone(), queue.take().await.unwrap().is_none()) }
+            async move {
+                (
+                    next(&queue).await.item.clone(),
+                    queue.take().await.unwrap().is_none(),
+                )
+            }
         });
         tokio::task::yield_now().await;
         queue.put(vec![data(1)]).await.unwrap();
@@ -322,7 +417,10 @@ mod tests {
     async fn nothing_is_put_into_a_job_that_is_over() {
         let queue = LocalQueue::new(JOB);
         queue.close().await.unwrap();
-        assert!(matches!(queue.put(vec![data(1)]).await, Err(WorkError::Over)));
+        assert!(matches!(
+            queue.put(vec![data(1)]).await,
+            Err(WorkError::Over)
+        ));
     }
 
     #[tokio::test]

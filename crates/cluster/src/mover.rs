@@ -60,8 +60,9 @@ pub(crate) enum MoverEnd {
 }
 
 /// An item that is being taken.
-type Taking<W> =
-    Pin<Box<dyn Future<Output = Result<Option<Assigned<<W as WorkQueue>::Delivery>>, Stop>> + Send>>;
+type Taking<W> = Pin<
+    Box<dyn Future<Output = Result<Option<Assigned<<W as WorkQueue>::Delivery>>, Stop>> + Send>,
+>;
 
 /// An item that this mover does.
 #[derive(Debug)]
@@ -81,8 +82,17 @@ impl<D> Assigned<D> {
     /// The item, as it is to be done.
     fn to_do(&self) -> WorkItem {
         let item = self.item().clone();
-        let comes_again = matches!(self, Self::Leased(Taken { deliveries: 2.., .. }));
-        WorkItem { is_repeat: item.is_repeat || comes_again, ..item }
+        let comes_again = matches!(
+            self,
+            Self::Leased(Taken {
+                deliveries: 2..,
+                ..
+            })
+        );
+        WorkItem {
+            is_repeat: item.is_repeat || comes_again,
+            ..item
+        }
     }
 }
 

@@ -55,7 +55,15 @@ impl<W: WorkQueue> Node<W> {
         patience: Duration,
     ) -> Self {
         let (served, told) = Default::default();
-        Self { job: Arc::new(job), queue, receivers: receivers.into(), movers, patience, served, told }
+        Self {
+            job: Arc::new(job),
+            queue,
+            receivers: receivers.into(),
+            movers,
+            patience,
+            served,
+            told,
+        }
     }
 
     /// Takes part in the job, which another node leads: `number` is that of this node.
@@ -71,7 +79,10 @@ impl<W: WorkQueue> Node<W> {
         let events = self.events(observer, listener);
         let mut movers = JoinSet::new();
         for mover in 0..self.movers {
-            movers.spawn(self.sessions(number * self.movers + mover, events.clone()).moving());
+            movers.spawn(
+                self.sessions(number * self.movers + mover, events.clone())
+                    .moving(),
+            );
         }
         let mut ended = Ok(());
         while let Some(mover) = movers.join_next().await {
@@ -85,7 +96,12 @@ impl<W: WorkQueue> Node<W> {
         observer: Arc<dyn Observer>,
         listener: Arc<dyn Listener + Send + Sync>,
     ) -> JobEvents {
-        JobEvents::new(observer, listener, Arc::clone(&self.served), Arc::clone(&self.told))
+        JobEvents::new(
+            observer,
+            listener,
+            Arc::clone(&self.served),
+            Arc::clone(&self.told),
+        )
     }
 
     /// The sessions of one mover, or of the head; the first is with the receiver of this number.
@@ -152,12 +168,17 @@ impl<W: WorkQueue> Sessions<W> {
             let (call, called_away) = watch::channel(false);
             let own_is_well = self.is_well(own);
             let ended = {
-                let session =
-                    pin!(in_session(&receiver, &self.job, Beginning::UnderWay, &events, |feeder| {
+                let session = pin!(in_session(
+                    &receiver,
+                    &self.job,
+                    Beginning::UnderWay,
+                    &events,
+                    |feeder| {
                         let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
                         let mover = Mover::new(job, queue, feeder, Arc::clone(&events));
                         mover.run(called_away, || events.note_ended_item())
-                    }));
+                    }
+                ));
                 let mut session = pin!(self.outages.watch(session));
                 tokio::select! {
                     ended = &mut session => ended,
@@ -209,31 +230,53 @@ impl<W: WorkQueue> Sessions<W> {
     ) -> Result<(), Box<SessionEnd>> {
         let fate = session.fate();
         session.note_lost(&error);
-        let before = if fate == SessionFate::OfUse { 0 } else { self.refusals };
-        self.refusals = if error.is_final() || !self.is_under_way { before + 1 } else { 0 };
+        let before = if fate == SessionFate::OfUse {
+            0
+        } else {
+            self.refusals
+        };
+        self.refusals = if error.is_final() || !self.is_under_way {
+            before + 1
+        } else {
+            0
+        };
         if error.ends_all() || self.refusals >= self.receivers.len() {
             return Err(Box::new(error));
         }
-        let Next::Retry(retry_at, _) = self.outages.lost(fate) else { return Err(self.given_up(error)) };
+        let Next::Retry(retry_at, _) = self.outages.lost(fate) else {
+            return Err(self.given_up(error));
+        };
         let number = session.number;
         if self.events.note_useless(number, &error) {
             let failed = failure_at(&self.receivers[number], &error);
             let then = match &*self.receivers {
                 all if self.events.none_is_of_use(all.len()) => {
-                    format!("no receiver is left: trying again for up to {}", self.patience)
+                    format!(
+                        "no receiver is left: trying again for up to {}",
+                        self.patience
+                    )
                 }
                 all => format!("{} is tried next", all[self.next_number()].remote),
             };
-            self.events.observer.on(&Event::Warned { message: format!("{failed}; {then}") });
+            self.events.observer.on(&Event::Warned {
+                message: format!("{failed}; {then}"),
+            });
         }
-        if self.outages.wait(retry_at).await { Ok(()) } else { Err(self.given_up(error)) }
+        if self.outages.wait(retry_at).await {
+            Ok(())
+        } else {
+            Err(self.given_up(error))
+        }
     }
 
     /// Why nobody waits any longer.
     fn given_up(&self, last: SessionEnd) -> Box<SessionEnd> {
         Box::new(match self.outages.in_vain() {
             0 | 1 => last,
-            sessions => SessionEnd::InVain { sessions, last: Box::new(last) },
+            sessions => SessionEnd::InVain {
+                sessions,
+                last: Box::new(last),
+            },
         })
     }
 }
@@ -265,11 +308,18 @@ mod tests {
     use crate::local_queue::LocalQueue;
 
     fn node(receivers: usize, patience: Duration) -> Node<LocalQueue> {
-        Node::new(job(), Arc::new(LocalQueue::new(JOB)), vec![receiver(); receivers], 1, patience)
+        Node::new(
+            job(),
+            Arc::new(LocalQueue::new(JOB)),
+            vec![receiver(); receivers],
+            1,
+            patience,
+        )
     }
 
     fn under_way(node: &Node<LocalQueue>) -> Sessions<LocalQueue> {
-        let mut sessions = node.sessions(0, node.events(Arc::new(NoObserver), Arc::new(NoListener)));
+        let mut sessions =
+            node.sessions(0, node.events(Arc::new(NoObserver), Arc::new(NoListener)));
         sessions.is_under_way = true;
         sessions
     }
@@ -283,11 +333,17 @@ mod tests {
             if is_of_use {
                 session.note_ended_item();
             }
-            let refusal = Refusal { code: RefusalCode::Denied, text: String::new() };
+            let refusal = Refusal {
+                code: RefusalCode::Denied,
+                text: String::new(),
+            };
             let refused = SessionEnd::Session(SessionError::Refused(refusal));
             sessions.pause(&session, refused).await.is_ok()
         };
-        assert!(goes_on(false).await && goes_on(true).await, "the second one has been of use before");
+        assert!(
+            goes_on(false).await && goes_on(true).await,
+            "the second one has been of use before"
+        );
         assert!(!goes_on(false).await);
     }
 
@@ -310,7 +366,9 @@ mod tests {
             unreachable!("the patience has an end")
         };
         let (number, end) = given_up(true).await;
-        let SessionEnd::InVain { sessions, last } = end else { panic!("{end}") };
+        let SessionEnd::InVain { sessions, last } = end else {
+            panic!("{end}")
+        };
         assert!(number > 1 && sessions == number, "{sessions} of {number}");
         assert!(matches!(*last, SessionEnd::Stop(Stop::Hangs(_))), "{last}");
         let (_, end) = given_up(false).await;

@@ -63,7 +63,9 @@ impl Witness {
                 (false, true) => None,
                 (false, false) => Some(ENDS_WITHIN),
             };
-            let Err(error) = self.ask_once(&ask, at_end_within).await else { break };
+            let Err(error) = self.ask_once(&ask, at_end_within).await else {
+                break;
+            };
             is_away = error.is_away();
             // one that has said so to a mover, and refuses for another reason now, does not see the job either
             if error.is_absent() || !is_away && self.events.has_missed_job(self.number) {
@@ -178,7 +180,10 @@ mod tests {
     }
 
     fn absent() -> SessionEnd {
-        let refusal = Refusal { code: RefusalCode::NotUnderWay, text: String::new() };
+        let refusal = Refusal {
+            code: RefusalCode::NotUnderWay,
+            text: String::new(),
+        };
         SessionError::Refused(refusal).into()
     }
 
@@ -195,10 +200,16 @@ mod tests {
         let within = |(said, took): (Result<(), String>, Duration), time: Duration| {
             assert_eq!(said, Err("h:1".to_owned()));
             let begins = MOVERS_COME_WITHIN + time;
-            assert!(took >= begins && took <= begins + ASKED_AGAIN_AFTER, "{took:?}");
+            assert!(
+                took >= begins && took <= begins + ASKED_AGAIN_AFTER,
+                "{took:?}"
+            );
         };
         within(said(LONG, LONG, never).await, SHOWS_WITHIN);
-        within(said(Duration::from_secs(9), LONG, never).await, Duration::from_secs(9));
+        within(
+            said(Duration::from_secs(9), LONG, never).await,
+            Duration::from_secs(9),
+        );
         // also where all work has ended meanwhile
         let begins = SHOWS_WITHIN.saturating_sub(MOVERS_COME_WITHIN);
         within(said(LONG, Duration::ZERO, never).await, begins);
@@ -206,10 +217,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_receiver_that_was_away_is_asked_again_and_ends_nothing() {
-        let back_later = async |asked, _: &SessionEvents| if asked < 3 { Err(away()) } else { Ok(()) };
+        let back_later =
+            async |asked, _: &SessionEvents| if asked < 3 { Err(away()) } else { Ok(()) };
         let begins = MOVERS_COME_WITHIN + 3 * TRIED_AGAIN_AFTER;
-        assert_eq!(said(Duration::ZERO, LONG, back_later).await, (Ok(()), begins));
-        let away_and_absent = async |asked, _: &SessionEvents| Err(if asked < 3 { away() } else { absent() });
+        assert_eq!(
+            said(Duration::ZERO, LONG, back_later).await,
+            (Ok(()), begins)
+        );
+        let away_and_absent =
+            async |asked, _: &SessionEvents| Err(if asked < 3 { away() } else { absent() });
         let (said, _) = said(Duration::ZERO, LONG, away_and_absent).await;
         assert!(said.is_err(), "it is back, and does not see the job");
     }
@@ -233,24 +249,51 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_receiver_that_has_not_seen_the_job_and_refuses_then_ends_it() {
         let refuses = async |asked, _: &SessionEvents| {
-            let refusal = Refusal { code: RefusalCode::Target, text: String::new() };
-            Err(if asked == 0 { absent() } else { SessionError::Refused(refusal).into() })
+            let refusal = Refusal {
+                code: RefusalCode::Target,
+                text: String::new(),
+            };
+            Err(if asked == 0 {
+                absent()
+            } else {
+                SessionError::Refused(refusal).into()
+            })
         };
-        assert!(said(Duration::from_secs(9), Duration::ZERO, refuses).await.0.is_err());
+        assert!(
+            said(Duration::from_secs(9), Duration::ZERO, refuses)
+                .await
+                .0
+                .is_err()
+        );
         let has_told_a_mover = async |asked, events: &SessionEvents| {
             events.note_lost(&absent());
             refuses(asked + 1, events).await
         };
-        assert!(said(Duration::from_secs(9), Duration::ZERO, has_told_a_mover).await.0.is_err());
+        assert!(
+            said(Duration::from_secs(9), Duration::ZERO, has_told_a_mover)
+                .await
+                .0
+                .is_err()
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_at_the_end_for_a_receiver_that_is_away_or_hangs() {
         let hangs = async |_, _: &SessionEvents| std::future::pending().await;
-        assert_eq!(said(LONG, Duration::ZERO, hangs).await, (Ok(()), ENDS_WITHIN));
-        assert_eq!(said(LONG, LONG / 4, hangs).await, (Ok(()), LONG / 4 + ENDS_WITHIN));
+        assert_eq!(
+            said(LONG, Duration::ZERO, hangs).await,
+            (Ok(()), ENDS_WITHIN)
+        );
+        assert_eq!(
+            said(LONG, LONG / 4, hangs).await,
+            (Ok(()), LONG / 4 + ENDS_WITHIN)
+        );
         let away = async |asked, _: &SessionEvents| {
-            if asked > 0 { std::future::pending().await } else { Err(away()) }
+            if asked > 0 {
+                std::future::pending().await
+            } else {
+                Err(away())
+            }
         };
         let leave = MOVERS_COME_WITHIN + TRIED_AGAIN_AFTER * 2;
         assert_eq!(said(LONG, leave, away).await, (Ok(()), leave));

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
-use zmove_engine::{Connector, DIAL_TIMEOUT, DialSettings, Listener, Push, Remote, Run, SessionFate};
+use zmove_engine::{
+    Connector, DIAL_TIMEOUT, DialSettings, Listener, Push, Remote, Run, SessionFate,
+};
 use zmove_sender::{Feeder, Link, SessionError};
 use zmove_types::{Beginning, Event, Lock, Observer, WorkId};
 use zmove_wire::{FaultCode, Refusal, SharedJobOrder};
@@ -85,13 +87,20 @@ impl JobEvents {
 
     /// Whether this reason is new for this receiver. A session that was of use clears what was told.
     pub(crate) fn note_useless(&self, receiver: usize, why: &SessionEnd) -> bool {
-        self.useless.lock().insert((receiver, (!why.is_away()).then(|| why.to_string())))
+        self.useless
+            .lock()
+            .insert((receiver, (!why.is_away()).then(|| why.to_string())))
     }
 
     /// Whether no session with any of so many receivers has been of use since it was told that they are of no use.
     pub(crate) fn none_is_of_use(&self, receivers: usize) -> bool {
         let useless = self.useless.lock();
-        (0..receivers).all(|number| useless.range((number, None)..(number + 1, None)).next().is_some())
+        (0..receivers).all(|number| {
+            useless
+                .range((number, None)..(number + 1, None))
+                .next()
+                .is_some()
+        })
     }
 
     /// Whether this receiver sees the job: it has answered in a session of it.
@@ -146,8 +155,14 @@ impl SessionEvents {
     /// Work has ended, in this session or elsewhere since the one before.
     pub(crate) fn note_use(&self) {
         self.has_come_further.store(true, Ordering::Relaxed);
-        self.events.useless.lock().retain(|(number, _)| *number != self.number);
-        self.events.waits_told.lock().retain(|(number, _)| *number != self.number);
+        self.events
+            .useless
+            .lock()
+            .retain(|(number, _)| *number != self.number);
+        self.events
+            .waits_told
+            .lock()
+            .retain(|(number, _)| *number != self.number);
     }
 
     /// All that was wanted of the session has been done, and the user waits for its end.
@@ -177,7 +192,9 @@ impl SessionEvents {
     fn warn_of_no_answer(&self) {
         let seconds = ANSWERS_WITHIN.as_secs();
         let most = DIAL_TIMEOUT.as_secs();
-        self.warn_of_wait(&format!("no answer for {seconds} s; it is waited for up to {most} s"));
+        self.warn_of_wait(&format!(
+            "no answer for {seconds} s; it is waited for up to {most} s"
+        ));
     }
 
     /// Warns, once for each receiver and for ever, that it has not opened the target.
@@ -194,7 +211,12 @@ impl SessionEvents {
 
     fn warn_of_wait(&self, what: &str) {
         let message = format!("{}: {what}", self.receiver);
-        if self.events.waits_told.lock().insert((self.number, message.clone())) {
+        if self
+            .events
+            .waits_told
+            .lock()
+            .insert((self.number, message.clone()))
+        {
             self.on(&Event::Warned { message });
         }
     }
@@ -222,8 +244,12 @@ impl SessionEvents {
             return SessionFate::OfUse;
         }
         match self.answered.get() {
-            Some(first) => SessionFate::InVain { answered: first.elapsed() },
-            None if is(&self.was_up) => SessionFate::InVain { answered: Duration::ZERO },
+            Some(first) => SessionFate::InVain {
+                answered: first.elapsed(),
+            },
+            None if is(&self.was_up) => SessionFate::InVain {
+                answered: Duration::ZERO,
+            },
             None => SessionFate::NotBegun,
         }
     }
@@ -233,7 +259,10 @@ impl SessionEvents {
         if error.is_absent() {
             self.events.missed_by.lock().insert(self.number);
         }
-        self.events.unsettled.lock().add(std::mem::take(&mut *self.unsettled.lock()));
+        self.events
+            .unsettled
+            .lock()
+            .add(std::mem::take(&mut *self.unsettled.lock()));
         if self.fate() != SessionFate::NotBegun || !error.is_refusal() {
             self.events.served.lose_session();
         }
@@ -272,34 +301,57 @@ impl Observer for SessionEvents {
                     return;
                 }
                 let is_of_receiver = message.starts_with("receiver: ");
-                let at = if is_of_receiver { format!(" (at {})", self.receiver) } else { String::new() };
-                return self.events.observer.on(&Event::Failed { message: format!("{message}{at}") });
+                let at = if is_of_receiver {
+                    format!(" (at {})", self.receiver)
+                } else {
+                    String::new()
+                };
+                return self.events.observer.on(&Event::Failed {
+                    message: format!("{message}{at}"),
+                });
             }
             Event::Found { files, bytes } => {
-                let found = Amount { files: *files, bytes: *bytes };
+                let found = Amount {
+                    files: *files,
+                    bytes: *bytes,
+                };
                 self.unsettled.lock().add(found);
                 let Amount { files, bytes } = self.events.unsettled.lock().found_again(found);
                 return self.events.observer.on(&Event::Found { files, bytes });
             }
             Event::Stored { files, bytes } => {
                 self.has_stored.store(true, Ordering::Relaxed);
-                let stored = Amount { files: *files, bytes: *bytes };
+                let stored = Amount {
+                    files: *files,
+                    bytes: *bytes,
+                };
                 self.unsettled.lock().take(stored);
                 self.events.served.add(self.number, stored);
             }
             Event::Skipped { files, bytes } => {
-                self.unsettled.lock().take(Amount { files: *files, bytes: *bytes });
+                self.unsettled.lock().take(Amount {
+                    files: *files,
+                    bytes: *bytes,
+                });
             }
             // a session that has nothing to do waits for work, which is no limit of those that have
             Event::Limited { .. } if !self.has_stored.swap(false, Ordering::Relaxed) => return,
             Event::Warned { message } if message.starts_with("receiver: ") => {
                 let message = format!("{message} (at {})", self.receiver);
-                if !self.events.waits_told.lock().insert((self.number, message.clone())) {
+                if !self
+                    .events
+                    .waits_told
+                    .lock()
+                    .insert((self.number, message.clone()))
+                {
                     return;
                 }
                 return self.events.observer.on(&Event::Warned { message });
             }
-            Event::Resent { .. } | Event::NotKept { .. } | Event::Warned { .. } | Event::Limited { .. } => {}
+            Event::Resent { .. }
+            | Event::NotKept { .. }
+            | Event::Warned { .. }
+            | Event::Limited { .. } => {}
             Event::Answered => {
                 self.answered.get_or_init(Instant::now);
                 self.events.seen_by.lock().insert(self.number);
@@ -393,9 +445,21 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     events: &Arc<SessionEvents>,
     work: impl FnOnce(Feeder) -> Doing,
 ) -> Result<T, SessionEnd> {
-    let Receiver { home, remote, settings } = receiver;
-    let settings = &DialSettings { job_grant: job.grant.current(), ..settings.clone() };
-    let connector = Connector { home, remote, settings, listener: &*events.events.listener };
+    let Receiver {
+        home,
+        remote,
+        settings,
+    } = receiver;
+    let settings = &DialSettings {
+        job_grant: job.grant.current(),
+        ..settings.clone()
+    };
+    let connector = Connector {
+        home,
+        remote,
+        settings,
+        listener: &*events.events.listener,
+    };
     let mut connecting = Box::pin(connector.connect(None));
     let reached = match timeout(ANSWERS_WITHIN, &mut connecting).await {
         Ok(reached) => reached,
@@ -413,7 +477,10 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
         let _told_or_dropped = broken_off.await;
     };
     let observer = Arc::clone(events);
-    let link = Link { quota: None, ..reached.link };
+    let link = Link {
+        quota: None,
+        ..reached.link
+    };
     let ended = {
         let mut session = Box::pin(push.run(&mut run, link, observer, stop));
         tokio::select! {
@@ -457,11 +524,20 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
 /// The end of a session, with the receiver where that has no room, or refuses it: several may, each for its own reason.
 fn with_receiver(end: SessionEnd, receiver: &str, job: &SharedJob) -> SessionEnd {
     if let Some((operation, code)) = end.found_no_room() {
-        return SessionEnd::NoRoom { receiver: receiver.to_owned(), target: job.target(), operation, code };
+        return SessionEnd::NoRoom {
+            receiver: receiver.to_owned(),
+            target: job.target(),
+            operation,
+            code,
+        };
     }
     match end {
         SessionEnd::Session(SessionError::Refused(Refusal { code, text })) => {
-            SessionError::Refused(Refusal { code, text: format!("{text} (at {receiver})") }).into()
+            SessionError::Refused(Refusal {
+                code,
+                text: format!("{text} (at {receiver})"),
+            })
+            .into()
         }
         end => end,
     }
@@ -474,7 +550,12 @@ pub(crate) async fn ask(
     events: &Arc<SessionEvents>,
 ) -> Result<(), SessionEnd> {
     let asked = in_session(receiver, job, Beginning::UnderWay, events, async |feeder| {
-        Orders { feeder, answers_within: ENDS_MAX }.give(SharedJobOrder::Ping).await
+        Orders {
+            feeder,
+            answers_within: ENDS_MAX,
+        }
+        .give(SharedJobOrder::Ping)
+        .await
     });
     asked.await.inspect_err(|error| events.note_lost(error))
 }
@@ -488,7 +569,10 @@ pub(crate) struct Up<'a> {
 impl<'a> Up<'a> {
     pub(crate) fn new(session: &'a SessionEvents) -> Self {
         session.events.up_at.lock().push(session.receiver.clone());
-        Self { session, has_ended: false }
+        Self {
+            session,
+            has_ended: false,
+        }
     }
 }
 
@@ -496,7 +580,10 @@ impl Drop for Up<'_> {
     fn drop(&mut self) {
         let Self { session, has_ended } = self;
         let mut up_at = session.events.up_at.lock();
-        if let Some(own) = up_at.iter().position(|receiver| *receiver == session.receiver) {
+        if let Some(own) = up_at
+            .iter()
+            .position(|receiver| *receiver == session.receiver)
+        {
             up_at.swap_remove(own);
         }
         drop(up_at);
@@ -514,7 +601,12 @@ async fn end<S>(
     events: &SessionEvents,
 ) -> Result<(), SessionEnd> {
     let is_awaited = events.is_awaited.load(Ordering::Relaxed);
-    if let Ok(ended) = timeout(if is_awaited { ENDS_WITHIN } else { ENDS_MAX }, &mut session).await {
+    if let Ok(ended) = timeout(
+        if is_awaited { ENDS_WITHIN } else { ENDS_MAX },
+        &mut session,
+    )
+    .await
+    {
         return Ok(ended.map(drop)?);
     }
     drop(break_off);
@@ -565,28 +657,43 @@ mod tests {
     fn what_another_node_has_told_has_been_told() {
         let elsewhere = Arc::new(Told::default());
         let told_elsewhere = Arc::clone(&elsewhere);
-        let events = JobEvents { told_elsewhere, ..job_events(Arc::new(NoObserver)) };
+        let events = JobEvents {
+            told_elsewhere,
+            ..job_events(Arc::new(NoObserver))
+        };
         let session = events.within(0, &receiver());
         assert!(!session.has_told("sender: x"));
         elsewhere.insert("sender: x");
-        session.on(&Event::Failed { message: "sender: y".into() });
+        session.on(&Event::Failed {
+            message: "sender: y".into(),
+        });
         assert!(
-            session.has_told("sender: x") && session.has_told("sender: y") && !session.has_told("sender: z")
+            session.has_told("sender: x")
+                && session.has_told("sender: y")
+                && !session.has_told("sender: z")
         );
     }
 
     #[test]
-    fn a_session_is_of_use_if_work_has_ended_and_else_its_receiver_has_answered_since_it_first_did() {
+    fn a_session_is_of_use_if_work_has_ended_and_else_its_receiver_has_answered_since_it_first_did()
+    {
         let session = session_events();
         assert_eq!(session.fate(), SessionFate::NotBegun);
         session.was_up.store(true, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(30));
-        assert_eq!(session.fate(), SessionFate::InVain { answered: Duration::ZERO });
+        assert_eq!(
+            session.fate(),
+            SessionFate::InVain {
+                answered: Duration::ZERO
+            }
+        );
         let before = Instant::now();
         session.on(&Event::Answered);
         std::thread::sleep(Duration::from_millis(5));
         session.on(&Event::Answered);
-        let SessionFate::InVain { answered } = session.fate() else { panic!("it is in vain") };
+        let SessionFate::InVain { answered } = session.fate() else {
+            panic!("it is in vain")
+        };
         assert!(answered >= Duration::from_millis(5) && answered <= before.elapsed());
         session.note_ended_item();
         assert_eq!(session.fate(), SessionFate::OfUse);
@@ -606,7 +713,10 @@ mod tests {
             });
             let began = tokio::time::Instant::now();
             end(session, break_off, &session_events).await.unwrap();
-            (began.elapsed(), session_events.events.served.has_lost_sessions())
+            (
+                began.elapsed(),
+                session_events.events.served.has_lost_sessions(),
+            )
         };
         assert_eq!(ends(true, ENDS_WITHIN / 2).await, (ENDS_WITHIN / 2, false));
         assert_eq!(ends(true, Duration::MAX).await, (ENDS_WITHIN, true));
@@ -616,9 +726,13 @@ mod tests {
 
     #[test]
     fn of_work_that_stands_still_and_of_no_answer_a_session_warns_once_with_its_receiver() {
-        for warn in [SessionEvents::warn_of_a_stop, SessionEvents::warn_of_no_answer] {
+        for warn in [
+            SessionEvents::warn_of_a_stop,
+            SessionEvents::warn_of_no_answer,
+        ] {
             let heard = Arc::new(Heard::default());
-            let session = job_events(Arc::clone(&heard) as Arc<dyn Observer>).within(0, &receiver());
+            let session =
+                job_events(Arc::clone(&heard) as Arc<dyn Observer>).within(0, &receiver());
             (0..2).for_each(|_| warn(&session));
             let told = heard.warnings.lock();
             assert!(told.len() == 1 && told[0].starts_with("h:1: "), "{told:?}");
@@ -630,15 +744,32 @@ mod tests {
         let heard = Arc::new(Heard::default());
         let events = job_events(Arc::clone(&heard) as Arc<dyn Observer>);
         let [lost, next] = [0, 1].map(|number| events.within(number, &receiver()));
-        lost.on(&Event::Found { files: 9, bytes: 900 });
-        lost.on(&Event::Stored { files: 2, bytes: 200 });
-        lost.on(&Event::Skipped { files: 1, bytes: 100 });
+        lost.on(&Event::Found {
+            files: 9,
+            bytes: 900,
+        });
+        lost.on(&Event::Stored {
+            files: 2,
+            bytes: 200,
+        });
+        lost.on(&Event::Skipped {
+            files: 1,
+            bytes: 100,
+        });
         (0..2).for_each(|_| lost.note_lost(&Stop::Hangs(LEASE).into()));
-        next.on(&Event::Found { files: 4, bytes: 400 });
-        next.on(&Event::Found { files: 4, bytes: 400 });
+        next.on(&Event::Found {
+            files: 4,
+            bytes: 400,
+        });
+        next.on(&Event::Found {
+            files: 4,
+            bytes: 400,
+        });
         let found = heard.found.lock();
         assert_eq!(
-            found.iter().fold((0, 0), |sum, (files, bytes)| (sum.0 + files, sum.1 + bytes)),
+            found
+                .iter()
+                .fold((0, 0), |sum, (files, bytes)| (sum.0 + files, sum.1 + bytes)),
             (11, 1100)
         );
     }
@@ -658,7 +789,10 @@ mod tests {
         assert!(!events.served.has_lost_sessions());
         head.warn_of_hanging();
         let told = heard.warnings.lock();
-        assert!(told.len() == 1 && told[0].starts_with("c:1: a session"), "{told:?}");
+        assert!(
+            told.len() == 1 && told[0].starts_with("c:1: a session"),
+            "{told:?}"
+        );
         drop(up);
         assert!(events.served.has_lost_sessions() && events.up_at.lock().is_empty());
     }
@@ -668,10 +802,15 @@ mod tests {
         let heard = Arc::new(Heard::default());
         let session = job_events(Arc::clone(&heard) as Arc<dyn Observer>).within(0, &receiver());
         for (file, why) in [("x", FaultCode::Fenced), ("y", FaultCode::Os(28))] {
-            session.on(&Event::Failed { message: format!("receiver: name '{file}': {why}") });
+            session.on(&Event::Failed {
+                message: format!("receiver: name '{file}': {why}"),
+            });
         }
         let told = heard.failures.lock();
-        assert!(told.len() == 1 && told[0].starts_with("receiver: name 'y': "), "{told:?}");
+        assert!(
+            told.len() == 1 && told[0].starts_with("receiver: name 'y': "),
+            "{told:?}"
+        );
         assert!(!session.has_failed("x"));
     }
 
@@ -682,10 +821,14 @@ mod tests {
         let [idle, busy] = [0, 1].map(|number| events.within(number, &receiver()));
         for by in ["path", "target"] {
             busy.on(&Event::Stored { files: 0, bytes: 9 });
-            idle.on(&Event::Limited { by: "waiting for replies" });
+            idle.on(&Event::Limited {
+                by: "waiting for replies",
+            });
             busy.on(&Event::Limited { by });
         }
-        busy.on(&Event::Limited { by: "waiting for replies" });
+        busy.on(&Event::Limited {
+            by: "waiting for replies",
+        });
         assert_eq!(*heard.limits.lock(), ["path", "target"]);
     }
 }

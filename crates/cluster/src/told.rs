@@ -47,14 +47,21 @@ mod tests {
     #[test]
     fn a_line_is_told_once() {
         let told = Told::default();
-        assert_eq!(["a", "b", "a"].map(|line| told.insert(line)), [true, true, false]);
+        assert_eq!(
+            ["a", "b", "a"].map(|line| told.insert(line)),
+            [true, true, false]
+        );
         assert!(told.has("b") && !told.has("c"));
     }
 
     #[test]
     fn a_path_is_known_that_a_line_was_about() {
         let told = Told::default();
-        let lines = ["sender: list '/d/it's': no (os error 13)", "one ' alone", "none"];
+        let lines = [
+            "sender: list '/d/it's': no (os error 13)",
+            "one ' alone",
+            "none",
+        ];
         lines.iter().for_each(|line| assert!(told.insert(line)));
         assert!(told.names("/d/it's") && !told.names("/d/it") && !told.names(" alone"));
     }

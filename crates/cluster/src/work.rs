@@ -101,7 +101,10 @@ pub struct LargeFile {
 impl Place {
     /// The top of each of so many sources.
     pub(crate) fn roots(sources: u32) -> impl Iterator<Item = Self> {
-        (0..sources).map(|source| Self { source, path: RelPath::root() })
+        (0..sources).map(|source| Self {
+            source,
+            path: RelPath::root(),
+        })
     }
 }
 
@@ -110,21 +113,45 @@ impl WorkItem {
     #[must_use]
     pub fn first(job: SharedJobId, work: Work, walk: u32) -> Self {
         let is_repeat = walk > 1;
-        Self { parent: WorkId([0; 16]), walk, pass: 1, is_repeat, marks: Marks::new(), work }.in_pass(job, 1)
+        Self {
+            parent: WorkId([0; 16]),
+            walk,
+            pass: 1,
+            is_repeat,
+            marks: Marks::new(),
+            work,
+        }
+        .in_pass(job, 1)
     }
 
     /// The same as the first work of another pass.
     #[must_use]
     pub fn in_pass(self, job: SharedJobId, pass: u32) -> Self {
         let parent = self.work.id(job, pass);
-        Self { parent, pass, ..self }
+        Self {
+            parent,
+            pass,
+            ..self
+        }
     }
 
     /// Work that this one announces.
     #[must_use]
     pub fn child(&self, job: SharedJobId, work: Work, marks: Marks) -> Self {
-        let Self { walk, pass, is_repeat, .. } = *self;
-        Self { parent: self.id(job), walk, pass, is_repeat, marks, work }
+        let Self {
+            walk,
+            pass,
+            is_repeat,
+            ..
+        } = *self;
+        Self {
+            parent: self.id(job),
+            walk,
+            pass,
+            is_repeat,
+            marks,
+            work,
+        }
     }
 
     /// The mark of the directory of this number.
@@ -183,7 +210,9 @@ mod work_id {
         id.0.serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<WorkId, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<WorkId, D::Error> {
         Deserialize::deserialize(deserializer).map(WorkId)
     }
 }
@@ -192,11 +221,16 @@ mod rel_path {
     use super::{Deserialize, Deserializer, RelPath, Serializer};
     use serde::de::Error as _;
 
-    pub(super) fn serialize<S: Serializer>(path: &RelPath, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(
+        path: &RelPath,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serializer.serialize_bytes(path.as_bytes())
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RelPath, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<RelPath, D::Error> {
         let bytes: &[u8] = Deserialize::deserialize(deserializer)?;
         RelPath::from_bytes(bytes).map_err(D::Error::custom)
     }
@@ -210,7 +244,9 @@ mod name {
         serializer.serialize_bytes(name.as_bytes())
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Name, D::Error> {
         let bytes: &[u8] = Deserialize::deserialize(deserializer)?;
         Name::from_bytes(bytes).map_err(D::Error::custom)
     }
@@ -221,20 +257,29 @@ mod names {
     use super::{Deserialize, Deserializer, Name, Serializer};
     use serde::de::Error as _;
 
-    pub(super) fn serialize<S: Serializer>(names: &[Name], serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(
+        names: &[Name],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         let packed: Vec<_> = names.iter().map(Name::as_bytes).collect();
         serializer.serialize_bytes(&packed.join(&0))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Name>, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<Name>, D::Error> {
         let bytes: &[u8] = Deserialize::deserialize(deserializer)?;
         let names = bytes.split(|byte| *byte == 0);
-        names.map(|name| Name::from_bytes(name).map_err(D::Error::custom)).collect()
+        names
+            .map(|name| Name::from_bytes(name).map_err(D::Error::custom))
+            .collect()
     }
 }
 
 mod marks {
-    use super::{Deserialize, Deserializer, DirectoryMark, Marks, Serialize, Serializer, Timestamp};
+    use super::{
+        Deserialize, Deserializer, DirectoryMark, Marks, Serialize, Serializer, Timestamp,
+    };
 
     type Time = (i64, u32);
 
@@ -244,10 +289,16 @@ mod marks {
     ) -> Result<S::Ok, S::Error> {
         let time = |time: Timestamp| (time.seconds, time.nanos);
         let mark = |mark: DirectoryMark| (mark.inode, time(mark.ctime), mark.above_ctime.map(time));
-        marks.iter().map(|seen| seen.map(mark)).collect::<Vec<_>>().serialize(serializer)
+        marks
+            .iter()
+            .map(|seen| seen.map(mark))
+            .collect::<Vec<_>>()
+            .serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Marks, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Marks, D::Error> {
         let time = |(seconds, nanos): Time| Timestamp { seconds, nanos };
         let mark = |(inode, ctime, above): (u64, Time, Option<Time>)| DirectoryMark {
             inode,
@@ -262,11 +313,16 @@ mod marks {
 mod timestamp {
     use super::{Deserialize, Deserializer, Serialize, Serializer, Timestamp};
 
-    pub(super) fn serialize<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(
+        time: &Timestamp,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         (time.seconds, time.nanos).serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Timestamp, D::Error> {
         let (seconds, nanos) = Deserialize::deserialize(deserializer)?;
         Ok(Timestamp { seconds, nanos })
     }
@@ -278,7 +334,10 @@ mod tests {
     use crate::lab::JOB;
 
     fn place(path: &str) -> Place {
-        Place { source: 1, path: RelPath::from_bytes(path.as_bytes()).unwrap() }
+        Place {
+            source: 1,
+            path: RelPath::from_bytes(path.as_bytes()).unwrap(),
+        }
     }
 
     fn name(text: &str) -> Name {
@@ -286,36 +345,70 @@ mod tests {
     }
 
     fn each() -> [Work; 5] {
-        let mtime = Timestamp { seconds: -3, nanos: 5 };
-        let file = LargeFile { directory: place("a/b"), name: name("f"), bytes: 1 << 40, mtime };
+        let mtime = Timestamp {
+            seconds: -3,
+            nanos: 5,
+        };
+        let file = LargeFile {
+            directory: place("a/b"),
+            name: name("f"),
+            bytes: 1 << 40,
+            mtime,
+        };
         [
             Work::Begin(2),
             Work::Trees(vec![place(""), place("a")]),
-            Work::Names { directory: place("a"), names: vec![name("x"), name("\u{e9}y")] },
-            Work::Range { file: file.clone(), range: GroupRange::new(3, 9) },
+            Work::Names {
+                directory: place("a"),
+                names: vec![name("x"), name("\u{e9}y")],
+            },
+            Work::Range {
+                file: file.clone(),
+                range: GroupRange::new(3, 9),
+            },
             Work::Large(file),
         ]
     }
 
     #[test]
     fn what_is_encoded_comes_back() {
-        let ctime = Timestamp { seconds: 1 << 33, nanos: 999_999_999 };
-        let marks =
-            [Some(ctime), None].map(|above_ctime| Some(DirectoryMark { inode: 1 << 60, ctime, above_ctime }));
+        let ctime = Timestamp {
+            seconds: 1 << 33,
+            nanos: 999_999_999,
+        };
+        let marks = [Some(ctime), None].map(|above_ctime| {
+            Some(DirectoryMark {
+                inode: 1 << 60,
+                ctime,
+                above_ctime,
+            })
+        });
         for work in each() {
             let marks = [&marks[..], &[None]].concat();
-            let item = WorkItem { parent: WorkId([3; 16]), walk: 2, pass: 3, is_repeat: true, marks, work };
+            let item = WorkItem {
+                parent: WorkId([3; 16]),
+                walk: 2,
+                pass: 3,
+                is_repeat: true,
+                marks,
+                work,
+            };
             assert_eq!(WorkItem::decode(&item.encode()).unwrap(), item);
         }
     }
 
     #[test]
     fn an_id_follows_from_job_pass_and_work_alone() {
-        let ids: std::collections::BTreeSet<_> = each().iter().map(|work| work.id(JOB, 1).0).collect();
+        let ids: std::collections::BTreeSet<_> =
+            each().iter().map(|work| work.id(JOB, 1).0).collect();
         assert_eq!(ids.len(), 5);
         for work in each() {
             let first = WorkItem::first(JOB, work.clone(), 1);
-            assert_eq!(first.parent, first.id(JOB), "the first has announced itself");
+            assert_eq!(
+                first.parent,
+                first.id(JOB),
+                "the first has announced itself"
+            );
             let again = WorkItem {
                 parent: WorkId([1; 16]),
                 walk: 2,
@@ -328,7 +421,11 @@ mod tests {
             assert!(next.id(JOB) != first.id(JOB) && next.parent == next.id(JOB));
             let children =
                 [&first, &next].map(|parent| parent.child(JOB, work.clone(), Marks::new()).id(JOB));
-            assert_eq!(children, [first.id(JOB), next.id(JOB)], "what it announces is of its pass");
+            assert_eq!(
+                children,
+                [first.id(JOB), next.id(JOB)],
+                "what it announces is of its pass"
+            );
             assert_ne!(again.id(SharedJobId([8; 16])), first.id(JOB));
         }
     }
@@ -337,11 +434,23 @@ mod tests {
     fn what_is_no_item_is_refused() {
         let work = each()[2].clone();
         let marks = vec![None];
-        let item = WorkItem { parent: WorkId([3; 16]), walk: 2, pass: 1, is_repeat: true, marks, work };
+        let item = WorkItem {
+            parent: WorkId([3; 16]),
+            walk: 2,
+            pass: 1,
+            is_repeat: true,
+            marks,
+            work,
+        };
         let bytes = item.encode();
         assert!((0..bytes.len()).all(|len| WorkItem::decode(&bytes[..len]).is_none()));
-        let dots = String::from_utf8_lossy(&bytes).replace('x', ".").into_bytes();
-        assert!(WorkItem::decode(&dots).is_none(), "a name that leads elsewhere");
+        let dots = String::from_utf8_lossy(&bytes)
+            .replace('x', ".")
+            .into_bytes();
+        assert!(
+            WorkItem::decode(&dots).is_none(),
+            "a name that leads elsewhere"
+        );
         assert!(WorkItem::decode(&vec![0; ITEM_BYTES_MAX + 1]).is_none());
     }
 }

@@ -21,7 +21,8 @@ pub trait WorkQueue: Send + Sync + 'static {
     ///
     /// # Errors
     /// The queue cannot be reached.
-    fn take(&self) -> impl Future<Output = Result<Option<Taken<Self::Delivery>>, WorkError>> + Send;
+    fn take(&self)
+    -> impl Future<Output = Result<Option<Taken<Self::Delivery>>, WorkError>> + Send;
 
     /// Puts in items that another has announced; returns those for which there is no room, which are the caller's to
     /// do: if it waited for room, all might wait. An item that the queue has had already is passed over, as far as it
@@ -29,19 +30,28 @@ pub trait WorkQueue: Send + Sync + 'static {
     ///
     /// # Errors
     /// The queue cannot be reached, or the job is over.
-    fn put(&self, items: Vec<WorkItem>) -> impl Future<Output = Result<Vec<WorkItem>, WorkError>> + Send;
+    fn put(
+        &self,
+        items: Vec<WorkItem>,
+    ) -> impl Future<Output = Result<Vec<WorkItem>, WorkError>> + Send;
 
     /// Renews the lease of an item, which has made progress.
     ///
     /// # Errors
     /// The queue cannot be reached.
-    fn renew(&self, taken: &Taken<Self::Delivery>) -> impl Future<Output = Result<(), WorkError>> + Send;
+    fn renew(
+        &self,
+        taken: &Taken<Self::Delivery>,
+    ) -> impl Future<Output = Result<(), WorkError>> + Send;
 
     /// Takes an item out of the queue: it has ended, as a journal says. A queue that has a fall may bring it again.
     ///
     /// # Errors
     /// The queue cannot be reached.
-    fn done(&self, taken: Taken<Self::Delivery>) -> impl Future<Output = Result<(), WorkError>> + Send;
+    fn done(
+        &self,
+        taken: Taken<Self::Delivery>,
+    ) -> impl Future<Output = Result<(), WorkError>> + Send;
 
     /// How much work there is.
     ///

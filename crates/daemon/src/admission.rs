@@ -105,8 +105,16 @@ pub(crate) struct Full {
 impl Admissions {
     pub(crate) fn new(limits: Limits) -> Self {
         let (all, each, queue) = (Use::default(), HashMap::new(), WaitQueue::default());
-        let book = Book { limits, all, each, queue };
-        Self(Arc::new(Shared { book: Lock::new(book), transfers: watch::Sender::new(0) }))
+        let book = Book {
+            limits,
+            all,
+            each,
+            queue,
+        };
+        Self(Arc::new(Shared {
+            book: Lock::new(book),
+            transfers: watch::Sender::new(0),
+        }))
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -131,8 +139,22 @@ impl Admissions {
         let mut book = self.0.book.lock();
         let (own, limits) = (book.of(key), book.limits);
         let (limit, value) = ("waiting_per_identity", limits.waiting_per_identity);
-        check(own.waiting < value, Full { what: "connections without a transfer", limit, value })?;
-        Ok(self.hold(&mut book, key, Use { waiting: 1, ..Use::default() }))
+        check(
+            own.waiting < value,
+            Full {
+                what: "connections without a transfer",
+                limit,
+                value,
+            },
+        )?;
+        Ok(self.hold(
+            &mut book,
+            key,
+            Use {
+                waiting: 1,
+                ..Use::default()
+            },
+        ))
     }
 
     /// The one of these keys that has the least under way; one that is crowded only where all are.
@@ -144,7 +166,11 @@ impl Admissions {
         let book = self.0.book.lock();
         keys.min_by_key(|key| {
             let own = book.of(*key);
-            (is_crowded(*key), own.transfers + book.queue.len_of(*key), own.waiting)
+            (
+                is_crowded(*key),
+                own.transfers + book.queue.len_of(*key),
+                own.waiting,
+            )
         })
     }
 
@@ -152,7 +178,16 @@ impl Admissions {
     pub(crate) fn tell(&self, key: Fingerprint) -> Option<Permit> {
         let mut book = self.0.book.lock();
         let few = book.all.refusals < TOLD_MAX && book.of(key).refusals < TOLD_PER_KEY_MAX;
-        few.then(|| self.hold(&mut book, key, Use { refusals: 1, ..Use::default() }))
+        few.then(|| {
+            self.hold(
+                &mut book,
+                key,
+                Use {
+                    refusals: 1,
+                    ..Use::default()
+                },
+            )
+        })
     }
 
     /// Puts a transfer into the queue for a slot.
@@ -160,12 +195,26 @@ impl Admissions {
         let mut book = self.0.book.lock();
         let (limit, value) = ("queued_per_identity", book.limits.queued_per_identity);
         let (ahead, full) = (book.queue.len_of(key), book.portion(key).err());
-        check(ahead < value, Full { what: "waiting transfers", limit, value })?;
+        check(
+            ahead < value,
+            Full {
+                what: "waiting transfers",
+                limit,
+                value,
+            },
+        )?;
         let (slot_in, slot) = oneshot::channel();
         let number = book.queue.enter(key, slot_in);
         drop(book);
         self.seat_those_in_line();
-        Ok(Queued { admissions: self.clone(), key, number, slot, ahead, full })
+        Ok(Queued {
+            admissions: self.clone(),
+            key,
+            number,
+            slot,
+            ahead,
+            full,
+        })
     }
 
     /// Gives a slot to each queued transfer for which there is room, in turn.
@@ -186,14 +235,25 @@ impl Admissions {
 
     fn occupy(&self, book: &mut Book, key: Fingerprint) -> Result<Slot, Full> {
         let portion = book.portion(key)?;
-        let what = Use { transfers: 1, lanes: usize::from(portion.lanes), ..Use::default() };
-        Ok(Slot { permit: self.hold(book, key, what), portion })
+        let what = Use {
+            transfers: 1,
+            lanes: usize::from(portion.lanes),
+            ..Use::default()
+        };
+        Ok(Slot {
+            permit: self.hold(book, key, what),
+            portion,
+        })
     }
 
     fn hold(&self, book: &mut Book, key: Fingerprint, what: Use) -> Permit {
         book.change(key, |used| used.change(what, usize::add_assign));
         self.0.transfers.send_replace(book.all.transfers);
-        Permit { admissions: self.clone(), key, what }
+        Permit {
+            admissions: self.clone(),
+            key,
+            what,
+        }
     }
 }
 
@@ -230,7 +290,12 @@ impl Queued {
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        self.admissions.0.book.lock().queue.leave(self.key, self.number);
+        self.admissions
+            .0
+            .book
+            .lock()
+            .queue
+            .leave(self.key, self.number);
     }
 }
 
@@ -238,13 +303,24 @@ impl Book {
     /// The portion that a transfer of this key would get now, or the limit that it meets.
     fn portion(&self, key: Fingerprint) -> Result<Portion, Full> {
         let (own, all, limits) = (self.of(key), self.all, self.limits);
-        let full = |limit, value| Full { what: "transfers", limit, value };
-        check(all.transfers < limits.transfers, full("transfers", limits.transfers))?;
+        let full = |limit, value| Full {
+            what: "transfers",
+            limit,
+            value,
+        };
+        check(
+            all.transfers < limits.transfers,
+            full("transfers", limits.transfers),
+        )?;
         let value = limits.transfers_per_identity;
         check(own.transfers < value, full("transfers_per_identity", value))?;
         let left = |max: usize, used: usize, limit| {
             let left = max.saturating_sub(used);
-            let full = Full { what: "data connections", limit, value: max };
+            let full = Full {
+                what: "data connections",
+                limit,
+                value: max,
+            };
             check(left >= usize::from(LANES_UNASKED_MAX), full).map(|()| left)
         };
         let of_all = left(limits.lanes, all.lanes, "lanes")?;
@@ -294,7 +370,10 @@ fn check(fits: bool, full: Full) -> Result<(), Full> {
 impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { what, limit, value } = self;
-        write!(f, "as many {what} as there may be are under way (limits.{limit} = {value})")
+        write!(
+            f,
+            "as many {what} as there may be are under way (limits.{limit} = {value})"
+        )
     }
 }
 
@@ -320,7 +399,11 @@ mod tests {
     #[test]
     fn each_limit_is_held_and_what_is_dropped_makes_room() {
         let [one, other] = keys();
-        let limits = Limits { transfers: 3, transfers_per_identity: 2, ..Limits::default() };
+        let limits = Limits {
+            transfers: 3,
+            transfers_per_identity: 2,
+            ..Limits::default()
+        };
         let admissions = Admissions::new(limits);
         let slots = [slot(&admissions, one), slot(&admissions, one)];
         assert_eq!(full(&admissions, one).limit, "transfers_per_identity");
@@ -335,14 +418,21 @@ mod tests {
     #[test]
     fn lanes_are_shared_out_and_eight_are_the_least() {
         let [one, other] = keys();
-        let limits = Limits { lanes: 400, lanes_per_identity: 200, ..Limits::default() };
+        let limits = Limits {
+            lanes: 400,
+            lanes_per_identity: 200,
+            ..Limits::default()
+        };
         let admissions = Admissions::new(limits);
         let slots = [25, 21, 19].map(|lanes| {
             let slot = slot(&admissions, one);
             assert_eq!(slot.portion.lanes, lanes);
             slot
         });
-        admissions.set_limits(Limits { lanes_per_identity: 70, ..limits });
+        admissions.set_limits(Limits {
+            lanes_per_identity: 70,
+            ..limits
+        });
         let full = full(&admissions, one);
         assert_eq!(
             full.to_string(),
@@ -356,8 +446,9 @@ mod tests {
     #[test]
     fn lanes_are_enough_for_as_many_transfers_as_a_key_may_have() {
         let (admissions, [one, _]) = (Admissions::new(Limits::default()), keys());
-        let slots: Vec<_> =
-            (0..Limits::default().transfers_per_identity).map(|_| slot(&admissions, one)).collect();
+        let slots: Vec<_> = (0..Limits::default().transfers_per_identity)
+            .map(|_| slot(&admissions, one))
+            .collect();
         assert_eq!(full(&admissions, one).limit, "transfers_per_identity");
         drop(slots);
     }
@@ -365,7 +456,10 @@ mod tests {
     #[test]
     fn keys_are_seated_in_turn_and_who_has_gone_is_passed() {
         let [one, other] = keys();
-        let limits = Limits { transfers: 1, ..Limits::default() };
+        let limits = Limits {
+            transfers: 1,
+            ..Limits::default()
+        };
         let admissions = Admissions::new(limits);
         let permit = slot(&admissions, one);
         let mut first = admissions.enqueue(one).unwrap();
@@ -397,13 +491,23 @@ mod tests {
     #[test]
     fn the_line_of_a_key_is_bounded_and_other_limits_move_it() {
         let [one, other] = keys();
-        let limits = Limits { transfers: 1, queued_per_identity: 1, ..Limits::default() };
+        let limits = Limits {
+            transfers: 1,
+            queued_per_identity: 1,
+            ..Limits::default()
+        };
         let admissions = Admissions::new(limits);
         let _held = slot(&admissions, one);
         let mut waiting = admissions.enqueue(one).unwrap();
-        assert_eq!(admissions.enqueue(one).unwrap_err().limit, "queued_per_identity");
+        assert_eq!(
+            admissions.enqueue(one).unwrap_err().limit,
+            "queued_per_identity"
+        );
         let _other = admissions.enqueue(other).unwrap();
-        admissions.set_limits(Limits { transfers: 2, ..limits });
+        admissions.set_limits(Limits {
+            transfers: 2,
+            ..limits
+        });
         assert!(waiting.at_once().is_some());
     }
 
@@ -411,9 +515,15 @@ mod tests {
     #[test]
     fn who_goes_with_a_seat_makes_room() {
         let [one, other] = keys();
-        let admissions = Admissions::new(Limits { transfers: 1, ..Limits::default() });
+        let admissions = Admissions::new(Limits {
+            transfers: 1,
+            ..Limits::default()
+        });
         let permit = slot(&admissions, one);
-        let (admitted, mut next) = (admissions.enqueue(one).unwrap(), admissions.enqueue(other).unwrap());
+        let (admitted, mut next) = (
+            admissions.enqueue(one).unwrap(),
+            admissions.enqueue(other).unwrap(),
+        );
         drop(permit);
         drop(admitted);
         assert!(next.at_once().is_some());
@@ -422,9 +532,15 @@ mod tests {
     #[test]
     fn connections_without_a_transfer_are_few() {
         let [one, other] = keys();
-        let admissions = Admissions::new(Limits { waiting_per_identity: 1, ..Limits::default() });
+        let admissions = Admissions::new(Limits {
+            waiting_per_identity: 1,
+            ..Limits::default()
+        });
         let waiting = admissions.wait(one).unwrap();
-        assert_eq!(admissions.wait(one).unwrap_err().limit, "waiting_per_identity");
+        assert_eq!(
+            admissions.wait(one).unwrap_err().limit,
+            "waiting_per_identity"
+        );
         admissions.wait(other).unwrap();
         drop(waiting);
         admissions.wait(one).unwrap();
@@ -434,9 +550,15 @@ mod tests {
     fn few_are_told_of_each_key_and_in_all() {
         let admissions = Admissions::new(Limits::default());
         let tell = |key| admissions.tell(Fingerprint([key; 32]));
-        let all: Vec<_> = (0..64).flat_map(|key| [(); 9].map(|()| key)).filter_map(tell).collect();
+        let all: Vec<_> = (0..64)
+            .flat_map(|key| [(); 9].map(|()| key))
+            .filter_map(tell)
+            .collect();
         assert_eq!(all.len(), TOLD_MAX);
-        assert_eq!(admissions.0.book.lock().each.len(), TOLD_MAX / TOLD_PER_KEY_MAX);
+        assert_eq!(
+            admissions.0.book.lock().each.len(),
+            TOLD_MAX / TOLD_PER_KEY_MAX
+        );
         drop(all);
         assert!(admissions.0.book.lock().each.is_empty());
         assert!(tell(1).is_some());

@@ -21,7 +21,11 @@ pub(crate) async fn answer(
     mut session: SendingSession,
     stop: impl Future<Output = Cut>,
 ) -> Result<Sent, SendingError> {
-    session.control.1.greet(&Greeting::new(Role::Control, session.transfer)).await?;
+    session
+        .control
+        .1
+        .greet(&Greeting::new(Role::Control, session.transfer))
+        .await?;
     let mut held = session.quota.book_nothing();
     let first = match next(&mut session.control.0, &mut held).await {
         Ok(first) => first,
@@ -40,7 +44,9 @@ pub(crate) async fn answer(
         ToSource::Grant(order) => copying::grant(session, *order).await,
         ToSource::Result { id, stop } => copying::tell_result(session, id, stop).await,
         ToSource::Listed { .. } | ToSource::Begin(_) => {
-            let error = WireError::OutOfOrder { what: "a list, or a beginning, without an order" };
+            let error = WireError::OutOfOrder {
+                what: "a list, or a beginning, without an order",
+            };
             Err(refuse_nonsense(session.control, error.into()).await)
         }
     }

@@ -74,7 +74,9 @@ impl Authorizer {
         match self {
             Self::Listed(list) => {
                 let keys = list.current()?;
-                Ok(keys.authorize(claim, SystemTime::now()).map(|grant| Authorized::listed(grant, key)))
+                Ok(keys
+                    .authorize(claim, SystemTime::now())
+                    .map(|grant| Authorized::listed(grant, key)))
             }
             Self::Only(only) if *only == key => Ok(Ok(Authorized::user())),
             Self::Only(_) => Ok(Err(Denial::Unknown { key })),
@@ -89,11 +91,23 @@ impl Authorized {
         } else {
             WriteAccess::ReadOnly
         };
-        let mut read_roots = if grant.access.reads() { grant.roots.clone() } else { Vec::new() };
+        let mut read_roots = if grant.access.reads() {
+            grant.roots.clone()
+        } else {
+            Vec::new()
+        };
         read_roots.extend(grant.read_roots.iter().cloned());
         let reads = (!read_roots.is_empty()).then_some(ReadAccess::Beneath(read_roots));
-        let set_ids = if grant.set_ids { SetIds::Carried } else { SetIds::Dropped };
-        let owning = if grant.set_owner { Owning::Allowed } else { Owning::Denied };
+        let set_ids = if grant.set_ids {
+            SetIds::Carried
+        } else {
+            SetIds::Dropped
+        };
+        let owning = if grant.set_owner {
+            Owning::Allowed
+        } else {
+            Owning::Denied
+        };
         let (name, owner) = (grant.name.clone(), key.to_string());
         Self {
             name,
@@ -129,7 +143,10 @@ impl Authorized {
     /// A peer that has no line of its own, and is let in for the grants of these clients.
     pub(crate) fn by_grants(clients: Vec<Granter>) -> Self {
         Self {
-            name: format!("the grant of {}", clients.first().map_or("nobody", |granter| &granter.name)),
+            name: format!(
+                "the grant of {}",
+                clients.first().map_or("nobody", |granter| &granter.name)
+            ),
             access: WriteAccess::ReadOnly,
             reads: None,
             set_ids: SetIds::Dropped,
@@ -145,14 +162,26 @@ impl Authorized {
 
     /// A node that has no line of its own, and is let in for the grant of a head of this name.
     pub(crate) fn by_head(name: String, grant: NodeGrant) -> Self {
-        let head = Granter { key: grant.head(), name: name.clone() };
-        Self { name, node: Some(Arc::new(grant)), ..Self::by_grants(vec![head]) }
+        let head = Granter {
+            key: grant.head(),
+            name: name.clone(),
+        };
+        Self {
+            name,
+            node: Some(Arc::new(grant)),
+            ..Self::by_grants(vec![head])
+        }
     }
 
     /// The peer, as it is shown and logged.
     pub(crate) fn who(&self, address: SocketAddr, key: Fingerprint) -> Who {
         let by_head = self.node.as_ref().map(|node| node.head());
-        Who { name: self.name.clone(), address, key, by_head }
+        Who {
+            name: self.name.clone(),
+            address,
+            key,
+            by_head,
+        }
     }
 
     pub(crate) fn may_write(&self) -> bool {
@@ -166,7 +195,24 @@ impl Authorized {
         (allowance, removals): (Option<Arc<Allowance>>, Arc<RemovalBudget>),
         quota: Quota,
     ) -> TakenUp {
-        let Self { access, set_ids, owning, owner, max_rate: rate_max, .. } = self;
-        TakenUp { access, set_ids, owning, owner, quota, rate_max, top_names, allowance, removals }
+        let Self {
+            access,
+            set_ids,
+            owning,
+            owner,
+            max_rate: rate_max,
+            ..
+        } = self;
+        TakenUp {
+            access,
+            set_ids,
+            owning,
+            owner,
+            quota,
+            rate_max,
+            top_names,
+            allowance,
+            removals,
+        }
     }
 }

@@ -26,8 +26,14 @@ impl AuthorizerThreads {
     }
 
     /// Runs `work` on a blocking thread, once fewer than the bound are busy.
-    pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let permit = Arc::clone(&self.0).acquire_owned().await.expect("nobody closes it");
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        let permit = Arc::clone(&self.0)
+            .acquire_owned()
+            .await
+            .expect("nobody closes it");
         let authorizing = move || {
             let _until_it_ends = permit;
             work()
@@ -69,6 +75,9 @@ mod tests {
         assert_eq!(threads.0.available_permits(), 0);
         drop(ends);
         assert_eq!(threads.run(|| 7).await, 7);
-        assert!(begun.try_recv().is_err(), "those that had not begun are gone with their peers");
+        assert!(
+            begun.try_recv().is_err(),
+            "those that had not begun are gone with their peers"
+        );
     }
 }

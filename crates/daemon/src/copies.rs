@@ -74,7 +74,9 @@ const RESULTS_MAX: usize = 4096;
 
 /// The time in seconds since 1970.
 pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }
 
 impl Copies {
@@ -83,13 +85,26 @@ impl Copies {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn open(home: &Path, directory: Option<&Path>, identity: Identity) -> io::Result<Arc<Self>> {
+    pub fn open(
+        home: &Path,
+        directory: Option<&Path>,
+        identity: Identity,
+    ) -> io::Result<Arc<Self>> {
         let store = Store::new(directory.map(|directory| directory.join("results")));
         let kept = store.read::<KeptResult>()?.into_iter();
-        let results = kept.map(|kept| ((Fingerprint(kept.client), kept.id), kept)).collect();
+        let results = kept
+            .map(|kept| ((Fingerprint(kept.client), kept.id), kept))
+            .collect();
         let grants = GrantBook::open(directory, identity.clone())?;
         let (running, results) = (Lock::default(), Lock::new(results));
-        Ok(Arc::new(Self { home: home.to_owned(), identity, grants, running, results, store }))
+        Ok(Arc::new(Self {
+            home: home.to_owned(),
+            identity,
+            grants,
+            running,
+            results,
+            store,
+        }))
     }
 
     pub(crate) const fn identity(&self) -> &Identity {
@@ -129,21 +144,42 @@ impl Copies {
     ) -> Option<(Arc<RunningCopy>, Entered)> {
         let key = (client, order.id);
         let order = (order.anew(), list);
-        let copy = Arc::new(RunningCopy { id: key.1, order, relaying, stop: Notify::new() });
+        let copy = Arc::new(RunningCopy {
+            id: key.1,
+            order,
+            relaying,
+            stop: Notify::new(),
+        });
         let mut running = self.running.lock();
         if running.contains_key(&key) {
             return None;
         }
         running.insert(key, Arc::clone(&copy));
-        Some((copy, Entered { copies: Arc::clone(self), key }))
+        Some((
+            copy,
+            Entered {
+                copies: Arc::clone(self),
+                key,
+            },
+        ))
     }
 
     /// Keeps the result of a copy. May block on files.
     ///
     /// # Errors
     /// It cannot be written; it is kept until this process ends.
-    pub(crate) fn keep(&self, client: Fingerprint, id: [u8; 16], result: EndedCopy) -> io::Result<()> {
-        let kept = KeptResult { client: client.0, id, ended: now(), result };
+    pub(crate) fn keep(
+        &self,
+        client: Fingerprint,
+        id: [u8; 16],
+        result: EndedCopy,
+    ) -> io::Result<()> {
+        let kept = KeptResult {
+            client: client.0,
+            id,
+            ended: now(),
+            result,
+        };
         let gone = {
             let mut results = self.results.lock();
             let gone = prune(&mut results, client);
@@ -157,17 +193,26 @@ impl Copies {
     }
 
     fn write(&self, key: &CopyKey) -> io::Result<()> {
-        self.store.update(&result_name(key), || self.results.lock().get(key).cloned())
+        self.store
+            .update(&result_name(key), || self.results.lock().get(key).cloned())
     }
     /// The result of a copy that this daemon has sent.
     pub(crate) fn ended(&self, client: Fingerprint, id: [u8; 16]) -> Option<EndedCopy> {
         let oldest = now().saturating_sub(KEPT_FOR.as_secs());
         let results = self.results.lock();
-        results.get(&(client, id)).filter(|kept| kept.ended >= oldest).map(|kept| kept.result.clone())
+        results
+            .get(&(client, id))
+            .filter(|kept| kept.ended >= oldest)
+            .map(|kept| kept.result.clone())
     }
 
     /// What has become of a copy of this client; one that runs is told to `stop`, if it shall.
-    pub(crate) fn result(&self, client: Fingerprint, id: [u8; 16], stop: bool) -> Option<CopyResult> {
+    pub(crate) fn result(
+        &self,
+        client: Fingerprint,
+        id: [u8; 16],
+        stop: bool,
+    ) -> Option<CopyResult> {
         let running = self.running.lock().get(&(client, id)).cloned();
         if let Some(copy) = running {
             if stop {
@@ -178,15 +223,22 @@ impl Copies {
         if let Some(ended) = self.ended(client, id) {
             return Some(CopyResult::Ended(Box::new(ended)));
         }
-        if stop { self.grants.revoke(client, id) } else { self.grants.result(client, id) }
+        if stop {
+            self.grants.revoke(client, id)
+        } else {
+            self.grants.result(client, id)
+        }
     }
 }
 
 /// Drops results that are too old, and those of `client`, or of anybody, that are too many; returns which.
 fn prune(results: &mut HashMap<CopyKey, KeptResult>, client: Fingerprint) -> Vec<CopyKey> {
     let oldest = now().saturating_sub(KEPT_FOR.as_secs());
-    let mut gone: Vec<_> =
-        results.iter().filter(|(_, kept)| kept.ended < oldest).map(|(key, _)| *key).collect();
+    let mut gone: Vec<_> = results
+        .iter()
+        .filter(|(_, kept)| kept.ended < oldest)
+        .map(|(key, _)| *key)
+        .collect();
     for (whose, most) in [(Some(client), RESULTS_PER_KEY_MAX), (None, RESULTS_MAX)] {
         let mut of: Vec<_> = results
             .iter()
@@ -215,7 +267,9 @@ impl Drop for Entered {
 
 impl fmt::Debug for Copies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Copies").field("home", &self.home).finish_non_exhaustive()
+        f.debug_struct("Copies")
+            .field("home", &self.home)
+            .finish_non_exhaustive()
     }
 }
 
@@ -225,8 +279,15 @@ mod tests {
     use zmove_wire::{Place, TransferAccount};
 
     fn ended(port: u16) -> EndedCopy {
-        let to = Place { host: "h".into(), port };
-        EndedCopy { to, ended: Ok(TransferAccount::default()), receipt: None }
+        let to = Place {
+            host: "h".into(),
+            port,
+        };
+        EndedCopy {
+            to,
+            ended: Ok(TransferAccount::default()),
+            receipt: None,
+        }
     }
 
     #[test]
@@ -243,11 +304,26 @@ mod tests {
             copies.keep(one, [number; 16], ended(8)).unwrap();
         }
         let again = open();
-        let held = |copies: &Copies| (0..100).filter(|id| copies.ended(one, [*id; 16]).is_some()).count();
-        assert_eq!((held(&copies), held(&again)), (RESULTS_PER_KEY_MAX, RESULTS_PER_KEY_MAX));
-        assert_eq!(again.ended(other, [0; 16]), Some(ended(7)), "another key's stay");
+        let held = |copies: &Copies| {
+            (0..100)
+                .filter(|id| copies.ended(one, [*id; 16]).is_some())
+                .count()
+        };
+        assert_eq!(
+            (held(&copies), held(&again)),
+            (RESULTS_PER_KEY_MAX, RESULTS_PER_KEY_MAX)
+        );
+        assert_eq!(
+            again.ended(other, [0; 16]),
+            Some(ended(7)),
+            "another key's stay"
+        );
         assert_eq!(again.ended(one, [0; 16]), None);
-        again.results.lock().values_mut().for_each(|kept| kept.ended -= KEPT_FOR.as_secs() + 1);
+        again
+            .results
+            .lock()
+            .values_mut()
+            .for_each(|kept| kept.ended -= KEPT_FOR.as_secs() + 1);
         assert_eq!(again.ended(other, [0; 16]), None);
     }
 }

@@ -14,26 +14,28 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use zmove_engine::{
-    BoxError, Causes, ConnectError, Connector, DialSettings, JobMaking, Listener, Notice, PushError, Remote,
-    RemotePush, Timeout,
+    BoxError, Causes, ConnectError, Connector, DialSettings, JobMaking, Listener, Notice,
+    PushError, Remote, RemotePush, Timeout,
 };
 use zmove_receiver::Quota;
 use zmove_sender::{Beside, PeerQuota, Push, PushJob, Run, SessionError, Summary};
 use zmove_transport::{
-    Claim, ControlReader, ControlWriter, DialError, Fingerprint, Identity, Reach, TransportChoice, blocking,
+    Claim, ControlReader, ControlWriter, DialError, Fingerprint, Identity, Reach, TransportChoice,
+    blocking,
 };
 use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
-    Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, Place, Refusal, RefusalCode, Relay,
-    ToReceiver, ToSender, ToSource, TransferAccount, TransportOrder, WireError, encode_message,
+    Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, Place, Refusal, RefusalCode,
+    Relay, ToReceiver, ToSender, ToSource, TransferAccount, TransportOrder, WireError,
+    encode_message,
 };
 
 use crate::authorizer::{Authorized, Authorizer, Destinations};
 use crate::copies::{Copies, RunningCopy};
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::sending::{
-    Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, denied, job, next, prepare,
-    refuse, refuse_nonsense, say_last, tell_often,
+    Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, denied, job, next,
+    prepare, refuse, refuse_nonsense, say_last, tell_often,
 };
 use crate::sources::ReadAccess;
 use crate::transfers::Cut;
@@ -84,10 +86,16 @@ pub(crate) async fn copy(
         Ok(begin) => begin,
         Err(error) => return Err(refuse_nonsense(session.control, error).await),
     };
-    let (relaying, words) =
-        Relaying::new(session.quota.clone(), Listeners::Optional, Arc::clone(&session.meter));
+    let (relaying, words) = Relaying::new(
+        session.quota.clone(),
+        Listeners::Optional,
+        Arc::clone(&session.meter),
+    );
     let Some((running, entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
-        let refusal = Refusal { code: RefusalCode::Busy, text: "this copy runs already".to_owned() };
+        let refusal = Refusal {
+            code: RefusalCode::Busy,
+            text: "this copy runs already".to_owned(),
+        };
         return Err(refuse(session.control, refusal).await);
     };
     let listening = tokio::spawn(follow(session.control, words));
@@ -106,7 +114,15 @@ pub(crate) async fn copy(
             () = running.stop.notified() => {}
         }
     };
-    let ended = Box::pin(push(&copies, &copy, begin, prepared, (checked, &relaying), stop)).await;
+    let ended = Box::pin(push(
+        &copies,
+        &copy,
+        begin,
+        prepared,
+        (checked, &relaying),
+        stop,
+    ))
+    .await;
     telling.abort();
     let ended = finish(&copies, client, &copy, (ended, cut_off), &relaying).await;
     // An equal order begins anew from now on, whether the client still hears or has gone without a word.
@@ -117,15 +133,23 @@ pub(crate) async fn copy(
 
 fn no_copies() -> Refusal {
     let text = "copies between hosts are made by 'zmove serve' alone".to_owned();
-    Refusal { code: RefusalCode::Denied, text }
+    Refusal {
+        code: RefusalCode::Denied,
+        text,
+    }
 }
 
 /// Where the client may read, if it may have files sent to that place.
-fn rights(authorized: &Authorized, peer: &(Fingerprint, String), to: &Place) -> Result<ReadAccess, Refusal> {
+fn rights(
+    authorized: &Authorized,
+    peer: &(Fingerprint, String),
+    to: &Place,
+) -> Result<ReadAccess, Refusal> {
     let access = authorized.reads.clone().ok_or_else(|| denied(peer))?;
     let is_there = |allowed: &String| {
-        Remote::parse_endpoint(allowed)
-            .is_ok_and(|allowed| allowed.host.eq_ignore_ascii_case(&to.host) && allowed.port == to.port)
+        Remote::parse_endpoint(allowed).is_ok_and(|allowed| {
+            allowed.host.eq_ignore_ascii_case(&to.host) && allowed.port == to.port
+        })
     };
     let may = match &authorized.to {
         Destinations::Anywhere => true,
@@ -135,30 +159,49 @@ fn rights(authorized: &Authorized, peer: &(Fingerprint, String), to: &Place) -> 
         return Ok(access);
     }
     let (key, name) = peer;
-    let name = if name.contains(char::is_whitespace) { "NAME" } else { name };
-    let bracketed = if to.host.contains(':') { format!("[{}]", to.host) } else { to.host.clone() };
+    let name = if name.contains(char::is_whitespace) {
+        "NAME"
+    } else {
+        name
+    };
+    let bracketed = if to.host.contains(':') {
+        format!("[{}]", to.host)
+    } else {
+        to.host.clone()
+    };
     let place = format!("{bracketed}:{}", to.port);
     let text = format!(
         "this key may not have files sent from there to {place}. On that host, run: zmove allow {key} --name {name} \
          --read-root DIR --to {place}"
     );
-    Err(Refusal { code: RefusalCode::Denied, text })
+    Err(Refusal {
+        code: RefusalCode::Denied,
+        text,
+    })
 }
 
 /// Accepts the order, and waits for what the copy begins with.
 async fn begin(session: &mut SendingSession) -> Result<Begin, SendingError> {
     let (reader, writer) = &mut session.control;
-    writer.send(&encode_message(&ToSender::Copy(CopyState::Ready))).await?;
+    writer
+        .send(&encode_message(&ToSender::Copy(CopyState::Ready)))
+        .await?;
     let mut held = session.quota.book_nothing();
     let said = tokio::time::timeout(BEGIN_TIMEOUT, next(reader, &mut held)).await;
     match said.map_err(|_| SendingError::Silent)?? {
         ToSource::Begin(begin) => Ok(begin),
-        _ => Err(WireError::OutOfOrder { what: "a second order" }.into()),
+        _ => Err(WireError::OutOfOrder {
+            what: "a second order",
+        }
+        .into()),
     }
 }
 
 /// Lets a client listen to a copy that runs, in the place of whoever has listened before.
-async fn listen((reader, mut writer): Control, running: &RunningCopy) -> Result<Sent, SendingError> {
+async fn listen(
+    (reader, mut writer): Control,
+    running: &RunningCopy,
+) -> Result<Sent, SendingError> {
     let follows = ToSender::Copy(CopyState::Follows { id: running.id });
     writer.send(&encode_message(&follows)).await?;
     let words = running.relaying.attach();
@@ -166,7 +209,11 @@ async fn listen((reader, mut writer): Control, running: &RunningCopy) -> Result<
     Ok(Sent::Told)
 }
 
-async fn tell_ended(control: Control, id: [u8; 16], ended: EndedCopy) -> Result<Sent, SendingError> {
+async fn tell_ended(
+    control: Control,
+    id: [u8; 16],
+    ended: EndedCopy,
+) -> Result<Sent, SendingError> {
     let mut said = encode_message(&ToSender::Copy(CopyState::Follows { id }));
     for relay in last_words(ended) {
         said.extend(encode_message(&ToReceiver::Relay(relay)));
@@ -181,7 +228,11 @@ fn last_words(EndedCopy { ended, receipt, .. }: EndedCopy) -> Vec<Relay> {
         Ok(account) => Relay::Account(Box::new(account)),
         Err(refusal) => Relay::Broken(refusal),
     };
-    receipt.map(Relay::Receipt).into_iter().chain([last]).collect()
+    receipt
+        .map(Relay::Receipt)
+        .into_iter()
+        .chain([last])
+        .collect()
 }
 
 /// Tells a client the words of a copy, until either comes to its end.
@@ -236,7 +287,11 @@ impl Search {
         let stopping = StopOnDrop::default();
         let stopped = stopping.flag();
         let searched = tokio::task::spawn_blocking(move || {
-            let Self { fetch, list, checked } = &*self;
+            let Self {
+                fetch,
+                list,
+                checked,
+            } = &*self;
             let access = checked.access()?;
             // What is booked for the sources stands for those of every session.
             let found = job(fetch, list.as_ref(), &access, (&checked.quota, &stopped));
@@ -254,7 +309,15 @@ async fn push(
     (checked, relaying): (Checked, &Arc<Relaying>),
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, PushError> {
-    let Prepared { mut job, config, mut fetch, list, missing, held: _until_the_end, .. } = prepared;
+    let Prepared {
+        mut job,
+        config,
+        mut fetch,
+        list,
+        missing,
+        held: _until_the_end,
+        ..
+    } = prepared;
     let missing_count = missing.len() as u64;
     for message in missing {
         relaying.on(&Event::Failed { message });
@@ -270,10 +333,19 @@ async fn push(
     };
     let (first, mut run) = blocking(starting).await;
     let Place { host, port } = order.to.clone();
-    let remote = Remote { host, port, path: fetch.open.target.clone(), login: None };
+    let remote = Remote {
+        host,
+        port,
+        path: fetch.open.target.clone(),
+        login: None,
+    };
     let settings = dial_settings(order, (Fingerprint(key), copies.identity()));
     let quota = Some(Arc::new(KeyQuota(checked.quota.clone())) as Arc<dyn PeerQuota>);
-    let search = Arc::new(Search { fetch, list, checked });
+    let search = Arc::new(Search {
+        fetch,
+        list,
+        checked,
+    });
     let again = || Box::pin(Arc::clone(&search).again()) as JobMaking;
     let patience = Timeout(Duration::from_secs(order.patience_secs).min(PATIENCE_MAX));
     let pushing = RemotePush {
@@ -281,7 +353,10 @@ async fn push(
             home: copies.home(),
             remote: &remote,
             settings: &settings,
-            listener: &Notices { relaying, begun: AtomicBool::new(false) },
+            listener: &Notices {
+                relaying,
+                begun: AtomicBool::new(false),
+            },
         },
         job: &again,
         config,
@@ -291,7 +366,10 @@ async fn push(
         observer: Arc::<Relaying>::clone(relaying),
     };
     let summary = pushing.push(first, &mut run, stop).await?.summary;
-    Ok(Summary { failed: summary.failed + missing_count, ..summary })
+    Ok(Summary {
+        failed: summary.failed + missing_count,
+        ..summary
+    })
 }
 
 fn dial_settings(order: &CopyOrder, (key, own): (Fingerprint, &Identity)) -> DialSettings {
@@ -303,9 +381,18 @@ fn dial_settings(order: &CopyOrder, (key, own): (Fingerprint, &Identity)) -> Dia
     DialSettings {
         key: Some(key),
         identity: Some(own.clone()),
-        streams: order.streams.map(|lanes| lanes.clamp(1, zmove_wire::limits::LANES_MAX)),
-        reach: Reach { transport, ..Reach::default() },
-        cipher: if order.clear { Cipher::None } else { Cipher::Tls },
+        streams: order
+            .streams
+            .map(|lanes| lanes.clamp(1, zmove_wire::limits::LANES_MAX)),
+        reach: Reach {
+            transport,
+            ..Reach::default()
+        },
+        cipher: if order.clear {
+            Cipher::None
+        } else {
+            Cipher::Tls
+        },
         limit: order.fetch.rate_max.map(RateLimit::nearest),
         ..DialSettings::default()
     }
@@ -344,8 +431,15 @@ async fn finish(
         Ok(summary) => Ok(TransferAccount::from(summary)),
         Err(error) => Err(cut_off.map_or_else(|| refusal_of(error), Cut::refusal)),
     };
-    let receipt = ended.as_ref().ok().and_then(|summary| summary.receipt.as_deref().cloned());
-    let result = EndedCopy { to: order.to.clone(), ended: told, receipt };
+    let receipt = ended
+        .as_ref()
+        .ok()
+        .and_then(|summary| summary.receipt.as_deref().cloned());
+    let result = EndedCopy {
+        to: order.to.clone(),
+        ended: told,
+        receipt,
+    };
     // A daemon that is stopped has not ended the copy: the same order goes on with it.
     if cut_off != Some(Cut::Stopping) {
         let (copies, id, result) = (Arc::clone(copies), order.id, result.clone());
@@ -373,7 +467,9 @@ fn refusal_of(error: &PushError) -> Refusal {
     };
     let code = match error {
         PushError::Connect(error) => dial(error),
-        PushError::Session(SessionError::Refused(refusal)) if refusal.code != RefusalCode::Stopping => {
+        PushError::Session(SessionError::Refused(refusal))
+            if refusal.code != RefusalCode::Stopping =>
+        {
             refusal.code
         }
         PushError::Session(_)
@@ -386,18 +482,33 @@ fn refusal_of(error: &PushError) -> Refusal {
 }
 
 /// Gives the peer a grant.
-pub(crate) async fn grant(session: SendingSession, order: GrantOrder) -> Result<Sent, SendingError> {
-    let SendingSession { control, copies, claim, authorized, .. } = session;
-    let Some(copies) = copies else { return Err(refuse(control, no_copies()).await) };
+pub(crate) async fn grant(
+    session: SendingSession,
+    order: GrantOrder,
+) -> Result<Sent, SendingError> {
+    let SendingSession {
+        control,
+        copies,
+        claim,
+        authorized,
+        ..
+    } = session;
+    let Some(copies) = copies else {
+        return Err(refuse(control, no_copies()).await);
+    };
     let (source, target) = (Fingerprint(order.source), order.open.target.clone());
-    let giving = tokio::task::spawn_blocking(move || copies.grants.give(&claim, &authorized, order));
+    let giving =
+        tokio::task::spawn_blocking(move || copies.grants.give(&claim, &authorized, order));
     let given = giving.await.unwrap_or_else(|_panic| {
-        Err(Refusal { code: RefusalCode::Failed, text: "a thread panicked; its log says where".to_owned() })
+        Err(Refusal {
+            code: RefusalCode::Failed,
+            text: "a thread panicked; its log says where".to_owned(),
+        })
     });
     match given {
-        Ok(granted) => {
-            answer(control, &ToSender::Granted(granted)).await.map(|()| Sent::Granted { source, target })
-        }
+        Ok(granted) => answer(control, &ToSender::Granted(granted))
+            .await
+            .map(|()| Sent::Granted { source, target }),
         Err(refusal) => Err(refuse(control, refusal).await),
     }
 }
@@ -408,14 +519,31 @@ pub(crate) async fn tell_result(
     id: [u8; 16],
     stop: bool,
 ) -> Result<Sent, SendingError> {
-    let SendingSession { control, copies, peer, .. } = session;
-    let Some(copies) = copies else { return Err(refuse(control, no_copies()).await) };
+    let SendingSession {
+        control,
+        copies,
+        peer,
+        ..
+    } = session;
+    let Some(copies) = copies else {
+        return Err(refuse(control, no_copies()).await);
+    };
     let looking = tokio::task::spawn_blocking(move || copies.result(peer.0, id, stop));
     match looking.await.ok().flatten() {
-        Some(result) => answer(control, &ToSender::Result(result)).await.map(|()| Sent::Told),
+        Some(result) => answer(control, &ToSender::Result(result))
+            .await
+            .map(|()| Sent::Told),
         None => {
-            let text = "no copy of this key and id is known here; results are kept for a day".to_owned();
-            Err(refuse(control, Refusal { code: RefusalCode::Target, text }).await)
+            let text =
+                "no copy of this key and id is known here; results are kept for a day".to_owned();
+            Err(refuse(
+                control,
+                Refusal {
+                    code: RefusalCode::Target,
+                    text,
+                },
+            )
+            .await)
         }
     }
 }
@@ -437,12 +565,22 @@ mod tests {
             peer: (key, "tester".into()),
             claim: Claim::again(key, Vec::new()),
             authorizer: Arc::new(Authorizer::Only(key)),
-            to: Place { host: "h".into(), port: 1 },
+            to: Place {
+                host: "h".into(),
+                port: 1,
+            },
             quota: Quota::default(),
         };
         let fetch = Fetch::new(Open::new(Vec::new(), [0; 16]), Vec::new());
-        let search = Arc::new(Search { fetch, list: None, checked });
-        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        let search = Arc::new(Search {
+            fetch,
+            list: None,
+            checked,
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let (release, released) = std::sync::mpsc::channel::<()>();
             let working = tokio::task::spawn_blocking(move || released.recv());

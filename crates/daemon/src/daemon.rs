@@ -23,13 +23,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use zmove_transport::{
-    AcceptError, CONTROL_SILENCE_MAX, Channel, Claim, ControlReader, ControlWriter, Denial, Fingerprint,
-    Incoming, LaneError, LaneSink, LaneSource, Listener, Pulse, SharedRate, Transport, control_pair,
+    AcceptError, CONTROL_SILENCE_MAX, Channel, Claim, ControlReader, ControlWriter, Denial,
+    Fingerprint, Incoming, LaneError, LaneSink, LaneSource, Listener, Pulse, SharedRate, Transport,
+    control_pair,
 };
 use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
-    Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, Waiting, encode_message,
+    Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, Waiting,
+    encode_message,
 };
 
 use crate::admission::{Admissions, MovingUp, Queued, Slot, Turn};
@@ -43,7 +45,9 @@ use crate::node_grant::NodeGrant;
 use crate::node_session::{self, NodeSession};
 use crate::pending_handshakes::PendingHandshakes;
 use crate::rate_limits::Rates;
-use crate::refusals::{REFUSAL_TIMEOUT, denied, refuse, refuse_peer, rights_unreadable, say_and_close};
+use crate::refusals::{
+    REFUSAL_TIMEOUT, denied, refuse, refuse_peer, rights_unreadable, say_and_close,
+};
 use crate::registry::{Found, LanesIn, Registered, Registry};
 use crate::sending::{self, SendingSession, Sent};
 use crate::transfers::{Cut, Direction, Live, Transfers, Who};
@@ -113,13 +117,18 @@ enum Waited {
 /// The notice of a place in the queue.
 fn waiting(ahead: usize, reason: &str) -> Vec<u8> {
     let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
-    encode_message(&ToSender::Waiting(Waiting { ahead, text: reason.to_owned() }))
+    encode_message(&ToSender::Waiting(Waiting {
+        ahead,
+        text: reason.to_owned(),
+    }))
 }
 
 /// Says something to a sender that waits; returns whether it has taken it.
 async fn say(stream: &mut Channel, words: &[u8]) -> bool {
     let said = async { stream.write_all(words).await.is_ok() && stream.flush().await.is_ok() };
-    tokio::time::timeout(REFUSAL_TIMEOUT, said).await.unwrap_or(false)
+    tokio::time::timeout(REFUSAL_TIMEOUT, said)
+        .await
+        .unwrap_or(false)
 }
 
 impl Daemon {
@@ -146,7 +155,10 @@ impl Daemon {
             log: Box::new(log),
             stopping: watch::Sender::new(false),
         };
-        Self { shared: Arc::new(shared), pending: PendingHandshakes::default() }
+        Self {
+            shared: Arc::new(shared),
+            pending: PendingHandshakes::default(),
+        }
     }
 
     /// The same daemon, which makes copies between hosts and gives grants for them.
@@ -155,7 +167,9 @@ impl Daemon {
     /// It serves already.
     #[must_use]
     pub fn with_copies(mut self, copies: Arc<Copies>) -> Self {
-        Arc::get_mut(&mut self.shared).expect("nobody else has it before it serves").copies = Some(copies);
+        Arc::get_mut(&mut self.shared)
+            .expect("nobody else has it before it serves")
+            .copies = Some(copies);
         self
     }
 
@@ -185,7 +199,10 @@ impl Daemon {
     /// Serves until `stop` resolves. Transfers that are running then are cut off, and given some time to clean up.
     pub async fn serve(&self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
-        let (moving, pace) = (self.pending.keep_moving(), self.shared.transfers.keep_pace());
+        let (moving, pace) = (
+            self.pending.keep_moving(),
+            self.shared.transfers.keep_pace(),
+        );
         tokio::pin!(moving, pace);
         loop {
             tokio::select! {
@@ -211,7 +228,11 @@ impl Daemon {
         let max = self.limits().unproven;
         // While many handshakes are pending, a QUIC client has to show that its address is its own.
         let crowded = self.pending.count() > max / 2;
-        let asked = if crowded { incoming.send_retry() } else { Some(incoming) };
+        let asked = if crowded {
+            incoming.send_retry()
+        } else {
+            Some(incoming)
+        };
         let Some(incoming) = asked else { return };
         let (address, shared) = (incoming.address(), Arc::clone(&self.shared));
         let place = self.pending.enter(address.ip(), max);
@@ -233,13 +254,25 @@ impl Daemon {
 
 impl Shared {
     fn reject(&self, kind: Rejection, address: SocketAddr, reason: impl fmt::Display) {
-        (self.log)(&DaemonEvent::Rejected { kind, address, reason: reason.to_string() });
+        (self.log)(&DaemonEvent::Rejected {
+            kind,
+            address,
+            reason: reason.to_string(),
+        });
     }
 
     /// Has the peer prove its key, and authorizes it.
-    async fn prove(&self, incoming: Incoming, spoken: impl FnOnce()) -> Option<(Channel, Authorized)> {
+    async fn prove(
+        &self,
+        incoming: Incoming,
+        spoken: impl FnOnce(),
+    ) -> Option<(Channel, Authorized)> {
         let (address, patience) = (incoming.address(), self.admissions.limits().unproven_time);
-        let channel = match self.listener.handshake_telling(incoming, patience, spoken).await {
+        let channel = match self
+            .listener
+            .handshake_telling(incoming, patience, spoken)
+            .await
+        {
             Ok(channel) => channel,
             Err(AcceptError::Unused) => return None,
             Err(error) => {
@@ -260,10 +293,18 @@ impl Shared {
                 }
                 _ => {}
             }
-            let Ok(Err(Denial::Unknown { key })) = authorized else { return authorized };
+            let Ok(Err(Denial::Unknown { key })) = authorized else {
+                return authorized;
+            };
             // A host that may send here by a client's grant needs no line of its own.
-            let clients = copies.map(|copies| copies.grants.clients_for(key)).unwrap_or_default();
-            if clients.is_empty() { authorized } else { Ok(Ok(Authorized::by_grants(clients))) }
+            let clients = copies
+                .map(|copies| copies.grants.clients_for(key))
+                .unwrap_or_default();
+            if clients.is_empty() {
+                authorized
+            } else {
+                Ok(Ok(Authorized::by_grants(clients)))
+            }
         };
         match self.authorizer_threads.run(authorize).await {
             Ok(Ok(authorized)) => Some((channel, authorized)),
@@ -283,7 +324,10 @@ impl Shared {
 
     /// Reads the greeting and does what it asks for.
     async fn admit(self: Arc<Self>, channel: Channel, authorized: Authorized) {
-        let (address, key) = (channel.address(), self.booked_on(channel.peer(), &authorized));
+        let (address, key) = (
+            channel.address(),
+            self.booked_on(channel.peer(), &authorized),
+        );
         let waiting = match self.admissions.wait(key) {
             Ok(waiting) => waiting,
             Err(full) => return self.refuse_full(channel, full).await,
@@ -310,17 +354,23 @@ impl Shared {
         match greeting.role {
             _ if greeting.cipher == Cipher::None && stream.transport() == Transport::Quic => {
                 let reason = "it asks for lanes in clear over QUIC, which has none";
-                self.turn_away(Rejection::Clear, stream, reason, denied(CLEAR_QUIC)).await;
+                self.turn_away(Rejection::Clear, stream, reason, denied(CLEAR_QUIC))
+                    .await;
             }
             _ if greeting.cipher == Cipher::None && !self.config.allow_clear => {
                 let reason = "it asks for lanes in clear, which need 'zmove serve --allow-clear'";
-                self.turn_away(Rejection::Clear, stream, reason, denied(CLEAR_LANES)).await;
+                self.turn_away(Rejection::Clear, stream, reason, denied(CLEAR_LANES))
+                    .await;
             }
             Role::Control | Role::Fetch => {
                 drop(waiting);
-                self.run_control(stream, authorized, greeting, version).await;
+                self.run_control(stream, authorized, greeting, version)
+                    .await;
             }
-            Role::Lane(_) => self.hand_over_lane(stream, address, authorized, greeting).await,
+            Role::Lane(_) => {
+                self.hand_over_lane(stream, address, authorized, greeting)
+                    .await
+            }
         }
     }
 
@@ -328,7 +378,9 @@ impl Shared {
     /// that of a client that has given one. Once it has named its grant, what it keeps is that client's.
     fn booked_on(&self, peer: Fingerprint, authorized: &Authorized) -> Fingerprint {
         let clients = authorized.by_grants_of.iter().map(|granter| granter.key);
-        self.admissions.least_used(clients, |key| self.quotas.is_crowded(key)).unwrap_or(peer)
+        self.admissions
+            .least_used(clients, |key| self.quotas.is_crowded(key))
+            .unwrap_or(peer)
     }
 
     async fn run_control(
@@ -341,21 +393,28 @@ impl Shared {
         let (address, key) = (stream.address(), stream.peer());
         if *self.draining.borrow() {
             let reason = "this receiver is being stopped";
-            return self.turn_away(Rejection::Stopping, stream, reason, Cut::Stopping.refusal()).await;
+            return self
+                .turn_away(Rejection::Stopping, stream, reason, Cut::Stopping.refusal())
+                .await;
         }
         let mut place = match self.admissions.enqueue(self.booked_on(key, &authorized)) {
             Ok(place) => place,
             Err(full) => return self.refuse_full(stream, full).await,
         };
         let who = authorized.who(address, key);
-        let entered = self.transfers.enter(greeting.transfer, who.clone(), authorized.max_rate);
+        let entered = self
+            .transfers
+            .enter(greeting.transfer, who.clone(), authorized.max_rate);
         let live = &*entered.live;
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
             return self.reject(Rejection::Transfer, address, error);
         }
         let (slot, told) = match place.at_once() {
             Some(slot) => (slot, None),
-            None => match self.wait_in_line(stream, place, (who.clone(), live), (greeting, version)).await {
+            None => match self
+                .wait_in_line(stream, place, (who.clone(), live), (greeting, version))
+                .await
+            {
                 Some((channel, slot, told)) => {
                     stream = channel;
                     (slot, told)
@@ -418,16 +477,23 @@ impl Shared {
         (greeting, version): (Greeting, Version),
     ) -> Option<(Channel, Slot, Option<Registered>)> {
         let (address, key) = (who.address, who.key);
-        let reason = place.full.map_or_else(|| "others were first".to_owned(), |full| full.to_string());
+        let reason = place
+            .full
+            .map_or_else(|| "others were first".to_owned(), |full| full.to_string());
         live.waits(&reason, place.ahead);
-        (self.log)(&DaemonEvent::Waits { who, reason: reason.clone() });
+        (self.log)(&DaemonEvent::Waits {
+            who,
+            reason: reason.clone(),
+        });
         let mut told = None;
         if version >= Version::V4 {
             let Some(registered) = self.registry.enter(key, greeting.transfer, None) else {
                 self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
                 return None;
             };
-            let mut words = Greeting::new(Role::Control, greeting.transfer).encode().to_vec();
+            let mut words = Greeting::new(Role::Control, greeting.transfer)
+                .encode()
+                .to_vec();
             words.extend(waiting(place.ahead, &reason));
             if !say(&mut stream, &words).await {
                 return None;
@@ -476,7 +542,11 @@ impl Shared {
                 looks.tick().await;
             }
         };
-        let moving_up = if patience.is_none() { MovingUp::Told } else { MovingUp::Untold };
+        let moving_up = if patience.is_none() {
+            MovingUp::Told
+        } else {
+            MovingUp::Untold
+        };
         let too_long = async {
             match patience {
                 Some(patience) => tokio::time::sleep(patience).await,
@@ -513,8 +583,21 @@ impl Shared {
         (control, pulse): ((ControlReader, ControlWriter), Pulse),
         (lanes, rate): (mpsc::Receiver<Box<dyn LaneSource>>, SharedRate),
         slot: &Slot,
-        Authorized { access, set_ids, owning, owner, max_rate: rate_max, node, .. }: Authorized,
-        (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
+        Authorized {
+            access,
+            set_ids,
+            owning,
+            owner,
+            max_rate: rate_max,
+            node,
+            ..
+        }: Authorized,
+        (
+            Greeting {
+                transfer, cipher, ..
+            },
+            version,
+        ): (Greeting, Version),
     ) {
         let key = who.key;
         // When it stops, the daemon waits until all receivers of this channel have been dropped: until transfers that
@@ -557,7 +640,12 @@ impl Shared {
         let moved = moved(&live.meter, started.elapsed());
         (self.log)(&match ended {
             Ok(_) if moved.probed.is_some() => DaemonEvent::Probed { who, moved },
-            Ok(report) => DaemonEvent::Received { who, cipher, moved, report },
+            Ok(report) => DaemonEvent::Received {
+                who,
+                cipher,
+                moved,
+                report,
+            },
             Err(error) => DaemonEvent::Broken { who, moved, error },
         });
     }
@@ -570,10 +658,19 @@ impl Shared {
         rate: SharedRate,
     ) -> Option<Arc<dyn Grants>> {
         let (rates, quotas) = (Arc::clone(&self.rates), Arc::clone(&self.quotas));
-        let around = Around { rate, rates, quotas, limits: self.admissions.limits() };
+        let around = Around {
+            rate,
+            rates,
+            quotas,
+            limits: self.admissions.limits(),
+        };
         let authorizer = Arc::clone(&self.authorizer);
         match node {
-            Some(grant) => Some(Arc::new(NodeSession { grant, authorizer, around })),
+            Some(grant) => Some(Arc::new(NodeSession {
+                grant,
+                authorizer,
+                around,
+            })),
             None => {
                 let copies = self.copies.clone()?;
                 Some(PeerGrants::new(copies, authorizer, peer, around) as Arc<dyn Grants>)
@@ -588,7 +685,12 @@ impl Shared {
         lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
         (slot, has_waited): (&Slot, bool),
         authorized: Authorized,
-        (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
+        (
+            Greeting {
+                transfer, cipher, ..
+            },
+            version,
+        ): (Greeting, Version),
     ) {
         let (key, name, rate_max) = (who.key, who.name.clone(), authorized.max_rate);
         let _until_it_has_ended = self.stopping.subscribe();
@@ -620,14 +722,36 @@ impl Shared {
         let moved = moved(&live.meter, started.elapsed());
         let event = match ended {
             Ok(Sent::Files(summary)) => {
-                let moved = Moved { files: summary.files, bytes: summary.bytes, ..moved };
-                DaemonEvent::Sent { who, cipher, moved, failed: summary.failed }
+                let moved = Moved {
+                    files: summary.files,
+                    bytes: summary.bytes,
+                    ..moved
+                };
+                DaemonEvent::Sent {
+                    who,
+                    cipher,
+                    moved,
+                    failed: summary.failed,
+                }
             }
             Ok(Sent::Copied(to, summary)) => {
-                let moved = Moved { files: summary.files, bytes: summary.bytes, ..moved };
-                DaemonEvent::Copied { who, to, moved, failed: summary.failed }
+                let moved = Moved {
+                    files: summary.files,
+                    bytes: summary.bytes,
+                    ..moved
+                };
+                DaemonEvent::Copied {
+                    who,
+                    to,
+                    moved,
+                    failed: summary.failed,
+                }
             }
-            Ok(Sent::Granted { source, target }) => DaemonEvent::Granted { who, source, target },
+            Ok(Sent::Granted { source, target }) => DaemonEvent::Granted {
+                who,
+                source,
+                target,
+            },
             Ok(Sent::Told) => return,
             Err(error) => DaemonEvent::SendingBroken { who, moved, error },
         };
@@ -636,13 +760,27 @@ impl Shared {
 
     async fn refuse_full(&self, stream: Channel, full: impl fmt::Display) {
         let text = format!("{full}; try again later");
-        let code = if stream.version() >= Version::V4 { RefusalCode::Full } else { RefusalCode::Busy };
-        let refusal = Refusal { code, text: text.clone() };
-        self.turn_away(Rejection::Limit, stream, text, refusal).await;
+        let code = if stream.version() >= Version::V4 {
+            RefusalCode::Full
+        } else {
+            RefusalCode::Busy
+        };
+        let refusal = Refusal {
+            code,
+            text: text.clone(),
+        };
+        self.turn_away(Rejection::Limit, stream, text, refusal)
+            .await;
     }
 
     /// Refuses a peer whose key is authorized, and logs why.
-    async fn turn_away(&self, kind: Rejection, peer: Channel, reason: impl fmt::Display, refusal: Refusal) {
+    async fn turn_away(
+        &self,
+        kind: Rejection,
+        peer: Channel,
+        reason: impl fmt::Display,
+        refusal: Refusal,
+    ) {
         self.reject(kind, peer.address(), reason);
         refuse_peer(&self.admissions, peer, refusal).await;
     }
@@ -655,7 +793,11 @@ impl Shared {
         greeting: Greeting,
     ) {
         let key = stream.peer();
-        let lanes = match self.registry.find(key, greeting.transfer, EARLY_LANE_TIMEOUT).await {
+        let lanes = match self
+            .registry
+            .find(key, greeting.transfer, EARLY_LANE_TIMEOUT)
+            .await
+        {
             Found::Lanes(lanes) => lanes,
             // The sender dialled this lane before it knew that its transfer waits in the queue.
             // Or its transfer has come to its end without it.
@@ -668,7 +810,11 @@ impl Shared {
         // A few lanes may wait for others to end. A lane that comes after the end of its transfer is not needed.
         let is_one_too_many = match lanes {
             LanesIn::Receiving(lanes, rate) => {
-                stream.set_receive_rate(authorized.max_rate.map_or(rate, |limit| self.rates.of(key, limit)));
+                stream.set_receive_rate(
+                    authorized
+                        .max_rate
+                        .map_or(rate, |limit| self.rates.of(key, limit)),
+                );
                 stream
                     .into_source(greeting.cipher)
                     .map(|lane| matches!(lanes.try_send(lane), Err(TrySendError::Full(_))))
@@ -678,7 +824,11 @@ impl Shared {
                 .map(|lane| matches!(lanes.try_send(Ok(lane)), Err(TrySendError::Full(_)))),
         };
         match is_one_too_many {
-            Ok(true) => self.reject(Rejection::Transfer, address, "more lanes than its transfer may have"),
+            Ok(true) => self.reject(
+                Rejection::Transfer,
+                address,
+                "more lanes than its transfer may have",
+            ),
             Ok(false) => {}
             Err(error) => self.reject(Rejection::Transfer, address, error),
         }
@@ -697,13 +847,19 @@ fn lanes_for(role: Role, granted: u16) -> (LanesIn, Lanes) {
         Role::Control | Role::Lane(_) => {
             let (lanes_in, lanes) = mpsc::channel(room);
             let rate = SharedRate::default();
-            (LanesIn::Receiving(lanes_in, rate.clone()), Lanes::Sources(lanes, rate))
+            (
+                LanesIn::Receiving(lanes_in, rate.clone()),
+                Lanes::Sources(lanes, rate),
+            )
         }
     }
 }
 
 /// Decodes the greeting, and agrees on a version within the one that TLS has negotiated.
-fn agreed(bytes: &[u8; Greeting::BYTES], named: Version) -> Result<(Greeting, Version), GreetingError> {
+fn agreed(
+    bytes: &[u8; Greeting::BYTES],
+    named: Version,
+) -> Result<(Greeting, Version), GreetingError> {
     let greeting = Greeting::decode(bytes)?;
     let version = greeting.agree_within(named)?;
     Ok((greeting, version))
@@ -720,15 +876,21 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
         }
         Denial::Certificate { fault, .. } => format!("this key may not be used here: {fault}"),
         Denial::Authority { .. } => {
-            let text =
-                "the receiver cannot read what its site's authority has issued; see its log".to_owned();
-            return Refusal { code: RefusalCode::Busy, text };
+            let text = "the receiver cannot read what its site's authority has issued; see its log"
+                .to_owned();
+            return Refusal {
+                code: RefusalCode::Busy,
+                text,
+            };
         }
         _ => format!(
             "this key is not known here. On the receiving host, run: zmove allow {peer} --name NAME --root DIR --write"
         ),
     };
-    Refusal { code: RefusalCode::UnknownKey, text }
+    Refusal {
+        code: RefusalCode::UnknownKey,
+        text,
+    }
 }
 
 /// Resolves when the grant of a node has ended; never for others.
@@ -741,18 +903,21 @@ async fn grant_over(node: Option<Arc<NodeGrant>>) {
 
 /// The text of an error and its causes; a cause with which the text already ends is left out.
 fn with_causes(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |&cause| cause.source()).map(ToString::to_string);
-    causes.fold(
-        error.to_string(),
-        |told, cause| {
-            if told.ends_with(&cause) { told } else { format!("{told}: {cause}") }
-        },
-    )
+    let causes =
+        std::iter::successors(error.source(), |&cause| cause.source()).map(ToString::to_string);
+    causes.fold(error.to_string(), |told, cause| {
+        if told.ends_with(&cause) {
+            told
+        } else {
+            format!("{told}: {cause}")
+        }
+    })
 }
 
 const CLEAR_LANES: &str = "this receiver takes nothing in clear: leave out '--cipher none', or have it run with \
                            'zmove serve --allow-clear'";
-const CLEAR_QUIC: &str = "QUIC is always encrypted: leave out '--cipher none', or use '--transport tcp'";
+const CLEAR_QUIC: &str =
+    "QUIC is always encrypted: leave out '--cipher none', or use '--transport tcp'";
 
 fn crowded_out(max: usize) -> String {
     format!("it made room for others: {max} connections had not proved a key (limits.unproven)")
@@ -760,7 +925,10 @@ fn crowded_out(max: usize) -> String {
 
 fn moved(meter: &TransferMeter, elapsed: Duration) -> Moved {
     let reading = meter.reading();
-    let (bytes, files) = (reading.bytes + reading.sent_bytes, reading.files + reading.sent_files);
+    let (bytes, files) = (
+        reading.bytes + reading.sent_bytes,
+        reading.files + reading.sent_files,
+    );
     Moved {
         target: meter.target().to_vec(),
         bytes,

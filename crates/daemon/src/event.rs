@@ -176,7 +176,13 @@ impl Rejection {
 impl Moved {
     /// Writes what has failed, by operation and cause, each with one path.
     fn write_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Failures { operation, code, count, first } in &self.failures {
+        for Failures {
+            operation,
+            code,
+            count,
+            first,
+        } in &self.failures
+        {
             match first {
                 Some(first) => write!(f, "; {count} x {operation}: {code}, of which '{first}'")?,
                 None => write!(f, "; {count} x {operation}: {code}")?,
@@ -198,10 +204,17 @@ impl fmt::Display for Files {
 impl fmt::Display for DaemonEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rejected { address, reason, .. } => write!(f, "rejected {address}: {reason}"),
+            Self::Rejected {
+                address, reason, ..
+            } => write!(f, "rejected {address}: {reason}"),
             Self::Waits { who, reason } => write!(f, "queued: {who}: {reason}"),
             Self::Begun { who } => write!(f, "begun by {who}"),
-            Self::Received { who, cipher, moved, report } => {
+            Self::Received {
+                who,
+                cipher,
+                moved,
+                report,
+            } => {
                 let target = Escaped(&moved.target);
                 let (seconds, faults) = (moved.elapsed.as_secs_f64(), report.faults);
                 if let Some(looked) = report.looked {
@@ -209,20 +222,52 @@ impl fmt::Display for DaemonEvent {
                         Looked::Preview => ("previewed", "into"),
                         Looked::Verification => ("verified", "against"),
                     };
-                    return write!(f, "{done} by {who} {at} '{target}' in {seconds:.2} s; key {}", who.key);
+                    return write!(
+                        f,
+                        "{done} by {who} {at} '{target}' in {seconds:.2} s; key {}",
+                        who.key
+                    );
                 }
-                let clear = if *cipher == Cipher::None { ", in clear" } else { "" };
-                write!(f, "received from {who} into '{target}' in {seconds:.2} s, {faults} faults{clear}")?;
-                write!(f, "; {}, {} bytes; key {}", Files(moved.files), moved.bytes, who.key)?;
+                let clear = if *cipher == Cipher::None {
+                    ", in clear"
+                } else {
+                    ""
+                };
+                write!(
+                    f,
+                    "received from {who} into '{target}' in {seconds:.2} s, {faults} faults{clear}"
+                )?;
+                write!(
+                    f,
+                    "; {}, {} bytes; key {}",
+                    Files(moved.files),
+                    moved.bytes,
+                    who.key
+                )?;
                 moved.write_failures(f)?;
                 let trouble = report.journal_trouble.as_ref();
-                trouble.map_or(Ok(()), |trouble| write!(f, "; without a journal: {trouble}"))
+                trouble.map_or(Ok(()), |trouble| {
+                    write!(f, "; without a journal: {trouble}")
+                })
             }
             Self::Probed { who, moved } => {
                 let (seconds, bytes) = (moved.elapsed.as_secs_f64(), moved.probed.unwrap_or(0));
-                write!(f, "probed by {who} for {seconds:.2} s; {bytes} bytes of filler; key {}", who.key)
+                write!(
+                    f,
+                    "probed by {who} for {seconds:.2} s; {bytes} bytes of filler; key {}",
+                    who.key
+                )
             }
-            Self::Broken { who, moved: Moved { probed: Some(bytes), elapsed, .. }, error } => {
+            Self::Broken {
+                who,
+                moved:
+                    Moved {
+                        probed: Some(bytes),
+                        elapsed,
+                        ..
+                    },
+                error,
+            } => {
                 let seconds = elapsed.as_secs_f64();
                 write!(f, "probe broken off by {who} after {seconds:.2} s: {error}")?;
                 write!(f, "; {bytes} bytes of filler; key {}", who.key)
@@ -230,32 +275,75 @@ impl fmt::Display for DaemonEvent {
             Self::Broken { who, moved, error } => {
                 let target = Escaped(&moved.target);
                 let (seconds, Moved { files, bytes, .. }) = (moved.elapsed.as_secs_f64(), moved);
-                write!(f, "broken off by {who} into '{target}' after {seconds:.2} s: {error}")?;
+                write!(
+                    f,
+                    "broken off by {who} into '{target}' after {seconds:.2} s: {error}"
+                )?;
                 write!(f, "; {}, {bytes} bytes; key {}", Files(*files), who.key)?;
                 moved.write_failures(f)
             }
-            Self::Sent { who, cipher, moved, failed } => {
+            Self::Sent {
+                who,
+                cipher,
+                moved,
+                failed,
+            } => {
                 let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());
-                let clear = if *cipher == Cipher::None { ", in clear" } else { "" };
-                write!(f, "sent to {who} from '{sources}' in {seconds:.2} s, {failed} faults{clear}")?;
-                write!(f, "; {}, {} bytes; key {}", Files(moved.files), moved.bytes, who.key)
+                let clear = if *cipher == Cipher::None {
+                    ", in clear"
+                } else {
+                    ""
+                };
+                write!(
+                    f,
+                    "sent to {who} from '{sources}' in {seconds:.2} s, {failed} faults{clear}"
+                )?;
+                write!(
+                    f,
+                    "; {}, {} bytes; key {}",
+                    Files(moved.files),
+                    moved.bytes,
+                    who.key
+                )
             }
-            Self::Copied { who, to: Place { host, port }, moved, failed } => {
+            Self::Copied {
+                who,
+                to: Place { host, port },
+                moved,
+                failed,
+            } => {
                 let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());
                 let host = Escaped(host.as_bytes());
                 write!(
                     f,
                     "copied for {who} from '{sources}' to {host}:{port} in {seconds:.2} s, {failed} faults"
                 )?;
-                write!(f, "; {}, {} bytes; key {}", Files(moved.files), moved.bytes, who.key)
+                write!(
+                    f,
+                    "; {}, {} bytes; key {}",
+                    Files(moved.files),
+                    moved.bytes,
+                    who.key
+                )
             }
-            Self::Granted { who, source, target } => {
+            Self::Granted {
+                who,
+                source,
+                target,
+            } => {
                 let target = Escaped(target);
-                write!(f, "granted to {who}: a copy by {source} into '{target}'; key {}", who.key)
+                write!(
+                    f,
+                    "granted to {who}: a copy by {source} into '{target}'; key {}",
+                    who.key
+                )
             }
             Self::SendingBroken { who, moved, error } => {
                 let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());
-                write!(f, "sending from '{sources}' to {who} broken off after {seconds:.2} s: {error}")?;
+                write!(
+                    f,
+                    "sending from '{sources}' to {who} broken off after {seconds:.2} s: {error}"
+                )?;
                 write!(f, "; key {}", who.key)
             }
             Self::Accept { error } => write!(f, "accept a connection: {error}"),

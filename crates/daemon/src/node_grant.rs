@@ -45,7 +45,14 @@ impl NodeGrant {
     ) -> Result<Self, Cow<'static, str>> {
         let signed = SignedJobGrant::decode(encoded);
         let signed = signed.map_err(|_| "it cannot be read, or is of another version of zmove")?;
-        let JobGrant { node, receivers, open, extensions, not_before, not_after } = &signed.grant;
+        let JobGrant {
+            node,
+            receivers,
+            open,
+            extensions,
+            not_before,
+            not_after,
+        } = &signed.grant;
         if *node != key.0 {
             return Err("it is for the key of another node".into());
         }
@@ -54,8 +61,9 @@ impl NodeGrant {
         }
         if *not_before > now.saturating_add(AHEAD_SECS_MAX) {
             let behind = (not_before - now) / 60;
-            let text =
-                format!("the receiver's clock is {behind} min or more behind that of the node that leads");
+            let text = format!(
+                "the receiver's clock is {behind} min or more behind that of the node that leads"
+            );
             return Err(text.into());
         }
         if now >= *not_after {
@@ -69,10 +77,21 @@ impl NodeGrant {
             return Err("it is for longer than a day".into());
         }
         let head = job_grant_signer(&signed).ok_or("its signature is not right")?;
-        let open =
-            open.clone().with(extensions.clone()).map_err(|_| "it is for what this version does not know")?;
-        let is_of_a_node = open.shared_job.as_ref().is_some_and(|part| part.beginning == Beginning::UnderWay);
-        is_of_a_node.then_some(Self { head, open, not_after: *not_after }).ok_or("it is not for a job".into())
+        let open = open
+            .clone()
+            .with(extensions.clone())
+            .map_err(|_| "it is for what this version does not know")?;
+        let is_of_a_node = open
+            .shared_job
+            .as_ref()
+            .is_some_and(|part| part.beginning == Beginning::UnderWay);
+        is_of_a_node
+            .then_some(Self {
+                head,
+                open,
+                not_after: *not_after,
+            })
+            .ok_or("it is not for a job".into())
     }
 
     /// The key of the head.
@@ -96,15 +115,29 @@ impl NodeGrant {
         let (Some(granted), Some(asked)) = (&self.open.shared_job, &open.shared_job) else {
             return Err(denied("the grant is for a part in a job"));
         };
-        if **granted != (SharedJobOpening { node: granted.node.clone(), ..(**asked).clone() }) {
-            return Err(denied("the grant is for another job, or for another epoch of it"));
+        if **granted
+            != (SharedJobOpening {
+                node: granted.node.clone(),
+                ..(**asked).clone()
+            })
+        {
+            return Err(denied(
+                "the grant is for another job, or for another epoch of it",
+            ));
         }
         let shape = match &open.shape {
             TargetShape::Directory { .. } => self.open.shape.clone(),
             shape @ TargetShape::Single { .. } => shape.clone(),
         };
         let (run, shared_job) = (self.open.run, self.open.shared_job.clone());
-        if self.open != (Open { run, shape, shared_job, ..open.clone() }) {
+        if self.open
+            != (Open {
+                run,
+                shape,
+                shared_job,
+                ..open.clone()
+            })
+        {
             return Err(granted_otherwise());
         }
         Ok(())
@@ -128,6 +161,8 @@ impl NodeGrant {
 
 impl fmt::Debug for NodeGrant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NodeGrant").field("head", &self.head.key).finish_non_exhaustive()
+        f.debug_struct("NodeGrant")
+            .field("head", &self.head.key)
+            .finish_non_exhaustive()
     }
 }

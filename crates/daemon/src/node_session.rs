@@ -27,17 +27,25 @@ pub(crate) fn authorize(
     own: Fingerprint,
     (claim, encoded): (&Claim, &[u8]),
 ) -> Result<Result<Authorized, Denial>, Arc<AuthorizedKeysError>> {
-    let denied = |fault: String| Ok(Err(Denial::JobGrant { key: claim.key, fault }));
+    let denied = |fault: String| {
+        Ok(Err(Denial::JobGrant {
+            key: claim.key,
+            fault,
+        }))
+    };
     let grant = match NodeGrant::check(own, (claim.key, encoded), now()) {
         Ok(grant) => grant,
         Err(fault) => return denied(fault.into_owned()),
     };
     match authorizer.authorize(grant.claim())? {
-        Ok(head) if !head.may_write() => {
-            denied(format!("{}, who has signed it, may not write here", head.name))
-        }
+        Ok(head) if !head.may_write() => denied(format!(
+            "{}, who has signed it, may not write here",
+            head.name
+        )),
         Ok(head) => Ok(Ok(Authorized::by_head(head.name, grant))),
-        Err(denial) => denied(format!("the key that has signed it is not let in: {denial}")),
+        Err(denial) => denied(format!(
+            "the key that has signed it is not let in: {denial}"
+        )),
     }
 }
 
@@ -55,16 +63,29 @@ impl Grants for NodeSession {
 
     fn take_up(&self, open: &Open) -> Result<TakenUp, Refusal> {
         self.grant.check_opening(open)?;
-        let head = self.authorizer.authorize(self.grant.claim()).map_err(|_| rights_unreadable())?;
+        let head = self
+            .authorizer
+            .authorize(self.grant.claim())
+            .map_err(|_| rights_unreadable())?;
         let head = head.ok().filter(Authorized::may_write);
-        let head = head.ok_or_else(|| denied("the key of the job's head may not write here any more"))?;
-        let Around { rate, rates, quotas, limits } = &self.around;
+        let head =
+            head.ok_or_else(|| denied("the key of the job's head may not write here any more"))?;
+        let Around {
+            rate,
+            rates,
+            quotas,
+            limits,
+        } = &self.around;
         let key = self.grant.head();
         if let Some(limit) = head.max_rate {
             rate.keep_within(rates.of(key, limit));
         }
         let nothing = Arc::new(RemovalBudget::new(0));
-        Ok(head.taken_up(self.grant.top_names(), (None, nothing), quotas.of(key, limits)))
+        Ok(head.taken_up(
+            self.grant.top_names(),
+            (None, nothing),
+            quotas.of(key, limits),
+        ))
     }
 
     fn note(&self, _stored: Stored) {}
@@ -78,7 +99,9 @@ impl Grants for NodeSession {
 
 impl fmt::Debug for NodeSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NodeSession").field("grant", &self.grant).finish_non_exhaustive()
+        f.debug_struct("NodeSession")
+            .field("grant", &self.grant)
+            .finish_non_exhaustive()
     }
 }
 
@@ -90,8 +113,8 @@ mod tests {
     use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KeyList};
     use zmove_types::{Beginning, Name, SharedJobId};
     use zmove_wire::{
-        Extensions, JobGrant, NodeName, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName,
-        Version,
+        Extensions, JobGrant, NodeName, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver,
+        TopName, Version,
     };
 
     const NODE: Fingerprint = Fingerprint([1; 32]);
@@ -106,13 +129,22 @@ mod tests {
 
     fn opening(target: &str, job: u8, epoch: u64) -> Open {
         let node = NodeName::new("b").unwrap();
-        let part =
-            SharedJobOpening { job: SharedJobId([job; 16]), epoch, beginning: Beginning::UnderWay, node };
-        Open { shared_job: Some(Box::new(part)), ..Open::new(target.into(), [0; 16]) }
+        let part = SharedJobOpening {
+            job: SharedJobId([job; 16]),
+            epoch,
+            beginning: Beginning::UnderWay,
+            node,
+        };
+        Open {
+            shared_job: Some(Box::new(part)),
+            ..Open::new(target.into(), [0; 16])
+        }
     }
 
     fn granted(open: Open) -> JobGrant {
-        let ToReceiver::OpenWith(open, extensions) = open.into_message(Version::V4) else { panic!("older") };
+        let ToReceiver::OpenWith(open, extensions) = open.into_message(Version::V4) else {
+            panic!("older")
+        };
         let (not_before, not_after) = (now() - 5, now() + 3600);
         JobGrant {
             node: NODE.0,
@@ -132,11 +164,23 @@ mod tests {
         fn new(access: Access) -> Self {
             let home = tempfile::tempdir().unwrap();
             let head = Identity::for_once().unwrap();
-            let grant = Grant::new(head.fingerprint(), "ann", vec![home.path().to_owned()], access);
-            let grant = Grant { max_rate: Some("1MB".parse().unwrap()), ..grant };
+            let grant = Grant::new(
+                head.fingerprint(),
+                "ann",
+                vec![home.path().to_owned()],
+                access,
+            );
+            let grant = Grant {
+                max_rate: Some("1MB".parse().unwrap()),
+                ..grant
+            };
             AuthorizedKeys::allow(home.path(), grant).unwrap();
             let authorizer = Arc::new(Authorizer::Listed(KeyList::new(home.path().to_owned())));
-            Self { home, authorizer, head }
+            Self {
+                home,
+                authorizer,
+                head,
+            }
         }
 
         fn judge(
@@ -154,16 +198,26 @@ mod tests {
         }
 
         fn fault_of(&self, grant: JobGrant) -> String {
-            self.judge(&self.signed(grant), (NODE, RECEIVER)).unwrap_err()
+            self.judge(&self.signed(grant), (NODE, RECEIVER))
+                .unwrap_err()
         }
 
         /// The session of a node with this grant.
         fn session(&self, grant: JobGrant) -> NodeSession {
             let authorized = self.judge(&self.signed(grant), (NODE, RECEIVER)).unwrap();
             let (rate, rates, quotas) = Default::default();
-            let around = Around { rate, rates, quotas, limits: Limits::default() };
+            let around = Around {
+                rate,
+                rates,
+                quotas,
+                limits: Limits::default(),
+            };
             let authorizer = Arc::clone(&self.authorizer);
-            NodeSession { grant: authorized.node.unwrap(), authorizer, around }
+            NodeSession {
+                grant: authorized.node.unwrap(),
+                authorizer,
+                around,
+            }
         }
     }
 
@@ -171,8 +225,14 @@ mod tests {
     fn a_node_has_nothing_but_what_its_head_has_granted() {
         let site = Site::new(Access::ReadWrite);
         let node = site.judge(&site.signed(usual()), (NODE, RECEIVER)).unwrap();
-        assert!(!node.may_write() && node.reads.is_none(), "by itself it may nothing");
-        assert_eq!((node.name.as_str(), node.by_grants_of[0].key), ("ann", site.head.fingerprint()));
+        assert!(
+            !node.may_write() && node.reads.is_none(),
+            "by itself it may nothing"
+        );
+        assert_eq!(
+            (node.name.as_str(), node.by_grants_of[0].key),
+            ("ann", site.head.fingerprint())
+        );
         let taken = site.session(usual()).take_up(&opening("t", 7, 3)).unwrap();
         assert_eq!(taken.owner, site.head.fingerprint().to_string());
         assert!(taken.rate_max.is_some() && taken.allowance.is_none());
@@ -188,7 +248,13 @@ mod tests {
         assert!(fault.contains("the key of another node"), "{fault}");
         let fault = site.judge(&encoded, (NODE, other)).unwrap_err();
         assert!(fault.contains("for other receivers"), "{fault}");
-        let at = |not_before, not_after| site.fault_of(JobGrant { not_before, not_after, ..usual() });
+        let at = |not_before, not_after| {
+            site.fault_of(JobGrant {
+                not_before,
+                not_after,
+                ..usual()
+            })
+        };
         let now = now();
         let ended = at(now - 3700, now - 65);
         assert!(
@@ -203,18 +269,27 @@ mod tests {
         );
         assert!(at(now - 10, now + VALID_SECS_MAX).contains("for longer than a day"));
         assert!(at(0, u64::MAX).contains("for longer than a day"));
-        site.session(JobGrant { not_before: now + AHEAD_SECS_MAX - 60, ..usual() });
+        site.session(JobGrant {
+            not_before: now + AHEAD_SECS_MAX - 60,
+            ..usual()
+        });
     }
 
     #[test]
     fn a_grant_by_a_key_that_may_not_write_here_does_not_count() {
         let site = Site::new(Access::ReadOnly);
-        assert!(site.fault_of(usual()).contains("ann, who has signed it, may not write here"));
+        assert!(
+            site.fault_of(usual())
+                .contains("ann, who has signed it, may not write here")
+        );
         let stranger = Identity::for_once().unwrap();
         let encoded = stranger.sign_job_grant(usual()).unwrap().encode();
         let fault = site.judge(&encoded, (NODE, RECEIVER)).unwrap_err();
         assert!(
-            fault.ends_with(&format!("is not let in: unknown key {}", stranger.fingerprint())),
+            fault.ends_with(&format!(
+                "is not let in: unknown key {}",
+                stranger.fingerprint()
+            )),
             "{fault}"
         );
     }
@@ -223,11 +298,21 @@ mod tests {
     #[test]
     fn the_head_s_line_is_not_looked_for_without_its_signature() {
         let site = Site::new(Access::WriteOnly);
-        let forger = Identity::for_once().unwrap().sign_job_grant(usual()).unwrap();
+        let forger = Identity::for_once()
+            .unwrap()
+            .sign_job_grant(usual())
+            .unwrap();
         let certificates = site.head.sign_job_grant(usual()).unwrap().certificates;
-        let forged = SignedJobGrant { certificates, ..forger }.encode();
+        let forged = SignedJobGrant {
+            certificates,
+            ..forger
+        }
+        .encode();
         let fault = site.judge(&forged, (NODE, RECEIVER)).unwrap_err();
-        assert!(fault.ends_with("its signature is not right") && !fault.contains("ann"), "{fault}");
+        assert!(
+            fault.ends_with("its signature is not right") && !fault.contains("ann"),
+            "{fault}"
+        );
     }
 
     #[test]
@@ -260,17 +345,53 @@ mod tests {
         }
         let mut begins = opening("t", 7, 3);
         begins.shared_job.as_mut().unwrap().beginning = Beginning::Allowed;
-        assert!(refused(begins).contains("another job"), "the head begins it");
+        assert!(
+            refused(begins).contains("another job"),
+            "the head begins it"
+        );
         for target in ["", "..", "t/../u", "t/..", "u", "t/u", "/t"] {
-            assert!(refused(opening(target, 7, 3)).contains("another target"), "{target}");
+            assert!(
+                refused(opening(target, 7, 3)).contains("another target"),
+                "{target}"
+            );
         }
-        assert!(refused(Open { shared_job: None, ..opening("t", 7, 3) }).contains("a part in a job"));
-        let shape = TargetShape::Single { name: Name::from_bytes(b"n").unwrap() };
-        assert!(refused(Open { shape, ..opening("t", 7, 3) }).contains("other options"));
-        assert!(refused(Open { grant: Some([0; 32]), ..opening("t", 7, 3) }).contains("other options"));
-        assert!(refused(Open { inplace: true, ..opening("t", 7, 3) }).contains("other options"));
+        assert!(
+            refused(Open {
+                shared_job: None,
+                ..opening("t", 7, 3)
+            })
+            .contains("a part in a job")
+        );
+        let shape = TargetShape::Single {
+            name: Name::from_bytes(b"n").unwrap(),
+        };
+        assert!(
+            refused(Open {
+                shape,
+                ..opening("t", 7, 3)
+            })
+            .contains("other options")
+        );
+        assert!(
+            refused(Open {
+                grant: Some([0; 32]),
+                ..opening("t", 7, 3)
+            })
+            .contains("other options")
+        );
+        assert!(
+            refused(Open {
+                inplace: true,
+                ..opening("t", 7, 3)
+            })
+            .contains("other options")
+        );
         let tops = vec![TopName(Name::from_bytes(b"n").unwrap())];
-        let mut other = Open { run: [5; 16], shape: TargetShape::Directory { tops }, ..opening("t", 7, 3) };
+        let mut other = Open {
+            run: [5; 16],
+            shape: TargetShape::Directory { tops },
+            ..opening("t", 7, 3)
+        };
         other.shared_job.as_mut().unwrap().node = NodeName::new("c").unwrap();
         session.take_up(&other).unwrap();
     }
@@ -278,14 +399,27 @@ mod tests {
     #[test]
     fn a_grant_for_no_job_or_for_what_is_not_known_does_not_count() {
         let site = Site::new(Access::ReadWrite);
-        let plain = granted(Open { shared_job: None, ..opening("t", 7, 3) });
+        let plain = granted(Open {
+            shared_job: None,
+            ..opening("t", 7, 3)
+        });
         assert!(site.fault_of(plain).contains("not for a job"));
         let mut begins = opening("t", 7, 3);
         begins.shared_job.as_mut().unwrap().beginning = Beginning::Allowed;
         assert!(site.fault_of(granted(begins)).contains("not for a job"));
-        let unknown = zmove_wire::Extension { number: 999, critical: true, bytes: Box::default() };
+        let unknown = zmove_wire::Extension {
+            number: 999,
+            critical: true,
+            bytes: Box::default(),
+        };
         let extensions = Extensions::default().with(unknown);
-        assert!(site.fault_of(JobGrant { extensions, ..usual() }).contains("does not know"));
+        assert!(
+            site.fault_of(JobGrant {
+                extensions,
+                ..usual()
+            })
+            .contains("does not know")
+        );
     }
 
     #[test]
@@ -293,9 +427,18 @@ mod tests {
         let site = Site::new(Access::ReadWrite);
         let path = |text: &str| zmove_types::RelPath::from_bytes(text.as_bytes()).unwrap();
         let names = |tops: &[&str]| {
-            let tops = tops.iter().map(|top| TopName(Name::from_bytes(top.as_bytes()).unwrap())).collect();
-            let open = Open { shape: TargetShape::Directory { tops }, ..opening("t", 7, 3) };
-            site.session(granted(open)).take_up(&opening("t", 7, 3)).unwrap().top_names
+            let tops = tops
+                .iter()
+                .map(|top| TopName(Name::from_bytes(top.as_bytes()).unwrap()))
+                .collect();
+            let open = Open {
+                shape: TargetShape::Directory { tops },
+                ..opening("t", 7, 3)
+            };
+            site.session(granted(open))
+                .take_up(&opening("t", 7, 3))
+                .unwrap()
+                .top_names
         };
         let run7 = names(&["run7"]);
         assert!(run7.check(&path("run7/a/b")).is_ok() && run7.check(&path("run8")).is_err());
@@ -308,7 +451,10 @@ mod tests {
         let session = site.session(usual());
         AuthorizedKeys::remove(site.home.path(), "ann").unwrap();
         let refusal = session.take_up(&opening("t", 7, 3)).unwrap_err();
-        assert!(refusal.text.contains("may not write here any more"), "{refusal:?}");
+        assert!(
+            refusal.text.contains("may not write here any more"),
+            "{refusal:?}"
+        );
         assert!(site.fault_of(usual()).contains("is not let in"));
     }
 }

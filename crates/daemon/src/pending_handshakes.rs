@@ -182,15 +182,32 @@ impl Connections {
         self.queue.remove(source.site, place)
     }
 
-    fn admit(&mut self, queued: Queued, pending: PendingHandshakes) -> (Place, oneshot::Sender<Place>) {
+    fn admit(
+        &mut self,
+        queued: Queued,
+        pending: PendingHandshakes,
+    ) -> (Place, oneshot::Sender<Place>) {
         let Queued { source, begins, .. } = queued;
         let (stays_in, stays) = oneshot::channel();
         self.entered += 1;
         let number = self.entered;
         let since = Instant::now();
         self.counts.add(source);
-        self.members.push_back(Member { number, source, since, spoken: false, _stays: stays_in });
-        (Place { pending, number, stays }, begins)
+        self.members.push_back(Member {
+            number,
+            source,
+            since,
+            spoken: false,
+            _stays: stays_in,
+        });
+        (
+            Place {
+                pending,
+                number,
+                stays,
+            },
+            begins,
+        )
     }
 
     fn remove(&mut self, place: usize) {
@@ -208,7 +225,11 @@ impl Connections {
             (most <= share || self.counts.site(member.source) == most)
                 && member.is_late(now, self.counts.more_than(newcomer, member.source), share)
         };
-        let going = self.members.iter().enumerate().filter(|(_, member)| goes(member));
+        let going = self
+            .members
+            .iter()
+            .enumerate()
+            .filter(|(_, member)| goes(member));
         let first = |(place, member): &(usize, &Member)| {
             let beyond = self.counts.host(member.source).saturating_sub(share);
             (Reverse(beyond), member.spoken, *place)
@@ -227,7 +248,11 @@ impl Queue {
     fn push(&mut self, source: Source, begins: oneshot::Sender<Place>) {
         self.entered += 1;
         self.len += 1;
-        let queued = Queued { number: self.entered, source, begins };
+        let queued = Queued {
+            number: self.entered,
+            source,
+            begins,
+        };
         self.sites.entry(source.site).or_default().push_back(queued);
     }
 
@@ -235,8 +260,10 @@ impl Queue {
     fn first(&self, counts: &Counts) -> Option<(Source, usize)> {
         let members = |site: &IpAddr| counts.sites.get(site).copied().unwrap_or(0);
         let oldest = |waiting: &VecDeque<Queued>| waiting.front().map(|queued| queued.number);
-        let (site, waiting) =
-            self.sites.iter().min_by_key(|(site, waiting)| (members(site), oldest(waiting)))?;
+        let (site, waiting) = self
+            .sites
+            .iter()
+            .min_by_key(|(site, waiting)| (members(site), oldest(waiting)))?;
         // A site of IPv4 is one host: its oldest connection is the next.
         let several = if site.is_ipv6() { waiting.len() } else { 1 };
         let hosts = waiting.iter().take(several).enumerate();
@@ -245,7 +272,9 @@ impl Queue {
     }
 
     fn remove(&mut self, site: IpAddr, place: usize) -> Option<Queued> {
-        let Entry::Occupied(mut waiting) = self.sites.entry(site) else { return None };
+        let Entry::Occupied(mut waiting) = self.sites.entry(site) else {
+            return None;
+        };
         let removed = waiting.get_mut().remove(place);
         self.len -= usize::from(removed.is_some());
         if waiting.get().is_empty() {
@@ -257,7 +286,10 @@ impl Queue {
     /// Closes the youngest connection of the network with the most in the queue: those before it keep their turn.
     fn send_away(&mut self) {
         let youngest = |waiting: &VecDeque<Queued>| waiting.back().map(|queued| queued.number);
-        let most = self.sites.iter().max_by_key(|(_, waiting)| (waiting.len(), youngest(waiting)));
+        let most = self
+            .sites
+            .iter()
+            .max_by_key(|(_, waiting)| (waiting.len(), youngest(waiting)));
         if let Some((site, place)) = most.map(|(site, waiting)| (*site, waiting.len() - 1)) {
             drop(self.remove(site, place));
         }
@@ -271,7 +303,10 @@ impl Counts {
     }
 
     fn subtract(&mut self, source: Source) {
-        for (counts, network) in [(&mut self.sites, source.site), (&mut self.hosts, source.host)] {
+        for (counts, network) in [
+            (&mut self.sites, source.site),
+            (&mut self.hosts, source.host),
+        ] {
             if let Entry::Occupied(mut count) = counts.entry(network) {
                 *count.get_mut() -= 1;
                 if *count.get() == 0 {
@@ -322,9 +357,13 @@ impl Place {
         let (pending, number) = (self.pending.clone(), self.number);
         move || {
             let mut connections = pending.0.connections.lock();
-            connections.members.iter_mut().filter(|member| member.number == number).for_each(|member| {
-                member.spoken = true;
-            });
+            connections
+                .members
+                .iter_mut()
+                .filter(|member| member.number == number)
+                .for_each(|member| {
+                    member.spoken = true;
+                });
         }
     }
 
@@ -338,7 +377,11 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut connections = self.pending.0.connections.lock();
-        if let Some(place) = connections.members.iter().position(|member| member.number == self.number) {
+        if let Some(place) = connections
+            .members
+            .iter()
+            .position(|member| member.number == self.number)
+        {
             connections.remove(place);
         }
         drop(connections);
@@ -352,9 +395,15 @@ impl Source {
             IpAddr::V6(address) => {
                 let [a, b, c, d, ..] = address.segments();
                 let network = |d| Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into();
-                Self { site: network(0), host: network(d) }
+                Self {
+                    site: network(0),
+                    host: network(d),
+                }
             }
-            address @ IpAddr::V4(_) => Self { site: address, host: address },
+            address @ IpAddr::V4(_) => Self {
+                site: address,
+                host: address,
+            },
         }
     }
 }
@@ -377,7 +426,13 @@ mod tests {
 
     /// Makes all members older by so much, and begins what that allows.
     fn grow_older(pending: &PendingHandshakes, by: Duration) {
-        pending.0.connections.lock().members.iter_mut().for_each(|member| member.since -= by);
+        pending
+            .0
+            .connections
+            .lock()
+            .members
+            .iter_mut()
+            .for_each(|member| member.since -= by);
         pending.begin_those_that_can();
     }
 
@@ -391,7 +446,11 @@ mod tests {
         let mut fourth = pending.enter(one, 3).try_recv().unwrap();
         assert_eq!(pending.count(), 3);
         assert!(is_taken(&mut second).await);
-        assert!(!is_taken(&mut first).await && !is_taken(&mut third).await && !is_taken(&mut fourth).await);
+        assert!(
+            !is_taken(&mut first).await
+                && !is_taken(&mut third).await
+                && !is_taken(&mut fourth).await
+        );
         drop((first, second, third, fourth));
         assert_eq!(pending.count(), 0);
     }
@@ -416,7 +475,8 @@ mod tests {
         let pending = PendingHandshakes::default();
         let host = address("192.0.2.1");
         let enter = || pending.enter(host, 2);
-        let [mut spoken, mut silent] = [enter(), enter()].map(|mut place| place.try_recv().unwrap());
+        let [mut spoken, mut silent] =
+            [enter(), enter()].map(|mut place| place.try_recv().unwrap());
         spoken.has_spoken()();
         let [mut third, mut fourth] = [enter(), enter()];
         assert!(third.try_recv().is_err());
@@ -439,8 +499,17 @@ mod tests {
         let closed = |place: &mut oneshot::Receiver<Place>| {
             matches!(place.try_recv(), Err(oneshot::error::TryRecvError::Closed))
         };
-        assert_eq!(queued.iter_mut().filter_map(|place| closed(place).then_some(())).count(), 1);
-        assert!(closed(queued.last_mut().unwrap()), "those before it keep their turn");
+        assert_eq!(
+            queued
+                .iter_mut()
+                .filter_map(|place| closed(place).then_some(()))
+                .count(),
+            1
+        );
+        assert!(
+            closed(queued.last_mut().unwrap()),
+            "those before it keep their turn"
+        );
         pending.enter(one, 2).try_recv().unwrap();
     }
 
@@ -451,14 +520,22 @@ mod tests {
         let client = address("2001:db8:1::1");
         let mut all = Vec::new();
         let mut lanes: Vec<_> = (0..12).map(|_| pending.enter(client, 64)).collect();
-        let mut lanes: Vec<_> = lanes.iter_mut().map(|lane| lane.try_recv().unwrap()).collect();
+        let mut lanes: Vec<_> = lanes
+            .iter_mut()
+            .map(|lane| lane.try_recv().unwrap())
+            .collect();
         all.extend(addresses.map(|of| pending.enter(address(&of), 64)));
         for _ in 0..4 {
             // Others are closed, however many connections the client has by then.
             grow_older(&pending, SILENCE_MAX);
             lanes.iter().for_each(|lane| lane.has_spoken()());
             all.push(pending.enter(client, 64));
-            lanes.push(all.pop().unwrap().try_recv().expect("a silent one makes room"));
+            lanes.push(
+                all.pop()
+                    .unwrap()
+                    .try_recv()
+                    .expect("a silent one makes room"),
+            );
         }
         for lane in &mut lanes {
             assert!(!is_taken(lane).await);
@@ -480,25 +557,37 @@ mod tests {
         }
         others[0].has_spoken()();
         for _ in 0..12 {
-            hers.push(pending.enter(address("2001:db8:1::1"), 256).try_recv().expect("at once"));
+            hers.push(
+                pending
+                    .enter(address("2001:db8:1::1"), 256)
+                    .try_recv()
+                    .expect("at once"),
+            );
         }
         let mut next = pending.enter(host(300), 256);
         assert!(next.try_recv().is_err(), "it waits for its own");
         for hers in &mut hers {
             assert!(!is_taken(hers).await);
         }
-        assert!(!is_taken(&mut others[0]).await && is_taken(&mut others[1]).await, "the silent go first");
+        assert!(
+            !is_taken(&mut others[0]).await && is_taken(&mut others[1]).await,
+            "the silent go first"
+        );
     }
 
     #[tokio::test]
     async fn those_that_have_spoken_and_stall_make_room_for_who_has_fewer() {
         let pending = PendingHandshakes::default();
         let source = |number: usize| address(&format!("192.0.2.{}", number % 8));
-        let mut stalling: Vec<_> =
-            (0..64).map(|number| pending.enter(source(number), 64).try_recv().unwrap()).collect();
+        let mut stalling: Vec<_> = (0..64)
+            .map(|number| pending.enter(source(number), 64).try_recv().unwrap())
+            .collect();
         stalling.iter().for_each(|place| place.has_spoken()());
         let mut client = pending.enter(address("192.0.2.100"), 64);
-        assert!(client.try_recv().is_err(), "nobody has more than a fair share");
+        assert!(
+            client.try_recv().is_err(),
+            "nobody has more than a fair share"
+        );
         grow_older(&pending, HANDSHAKE_ASKED_MAX);
         let mut client = client.try_recv().unwrap();
         assert!(is_taken(&mut stalling[0]).await && !is_taken(&mut stalling[1]).await);
@@ -510,18 +599,27 @@ mod tests {
     async fn a_newcomer_passes_a_queue_of_those_that_stall() {
         let pending = PendingHandshakes::default();
         let source = |number: usize| address(&format!("192.0.2.{}", number % 8));
-        let stalling: Vec<_> =
-            (0..256).map(|number| pending.enter(source(number), 256).try_recv().unwrap()).collect();
+        let stalling: Vec<_> = (0..256)
+            .map(|number| pending.enter(source(number), 256).try_recv().unwrap())
+            .collect();
         stalling.iter().for_each(|place| place.has_spoken()());
-        let mut queued: Vec<_> = (0..QUEUED_MAX).map(|number| pending.enter(source(number), 256)).collect();
+        let mut queued: Vec<_> = (0..QUEUED_MAX)
+            .map(|number| pending.enter(source(number), 256))
+            .collect();
         let [mut client, mut second] =
             ["2001:db8:1:1::1", "2001:db8:1:2::1"].map(|text| pending.enter(address(text), 256));
-        assert!(client.try_recv().is_err(), "nobody has more than a fair share");
+        assert!(
+            client.try_recv().is_err(),
+            "nobody has more than a fair share"
+        );
         grow_older(&pending, HANDSHAKE_ASKED_MAX);
         let mut client = client.try_recv().unwrap();
         let mut second = second.try_recv().unwrap();
         assert!(!is_taken(&mut client).await && !is_taken(&mut second).await);
-        let began = queued.iter_mut().filter_map(|place| place.try_recv().ok()).count();
+        let began = queued
+            .iter_mut()
+            .filter_map(|place| place.try_recv().ok())
+            .count();
         assert_eq!(began, 0, "they do not take turns with their like");
         let third = pending.enter(address("192.0.2.100"), 256).try_recv();
         assert!(third.is_ok(), "there are others that have had their time");
@@ -529,12 +627,19 @@ mod tests {
 
     #[test]
     fn a_network_of_ipv6_is_one_host_and_several_are_one_site() {
-        let [first, second, near, far] =
-            ["2001:db8::1", "2001:db8::2:3:4:5", "2001:db8:0:1::1", "2001:db8:1::1"]
-                .map(|text| Source::of(address(text)));
+        let [first, second, near, far] = [
+            "2001:db8::1",
+            "2001:db8::2:3:4:5",
+            "2001:db8:0:1::1",
+            "2001:db8:1::1",
+        ]
+        .map(|text| Source::of(address(text)));
         assert_eq!(first, second);
         assert!(near.site == first.site && near.host != first.host && far.site != first.site);
         let v4 = address("192.0.2.1");
-        assert_eq!(Source::of(address("::ffff:192.0.2.1")), Source { site: v4, host: v4 });
+        assert_eq!(
+            Source::of(address("::ffff:192.0.2.1")),
+            Source { site: v4, host: v4 }
+        );
     }
 }

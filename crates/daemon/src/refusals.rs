@@ -20,7 +20,10 @@ const DRAIN_BYTES_MAX: u64 = 64 << 10;
 
 /// The refusal of what a peer may not do.
 pub(crate) fn denied(text: impl Into<String>) -> Refusal {
-    Refusal { code: RefusalCode::Denied, text: text.into() }
+    Refusal {
+        code: RefusalCode::Denied,
+        text: text.into(),
+    }
 }
 
 /// The refusal of an opening that is not the one that was granted.
@@ -31,7 +34,10 @@ pub(crate) fn granted_otherwise() -> Refusal {
 /// The refusal of a peer whose rights cannot be read.
 pub(crate) fn rights_unreadable() -> Refusal {
     let text = "the receiver cannot read its authorized_keys; see its log".to_owned();
-    Refusal { code: RefusalCode::Busy, text }
+    Refusal {
+        code: RefusalCode::Busy,
+        text,
+    }
 }
 
 /// Refuses a peer whose key is authorized, without looking at what it sends.
@@ -50,7 +56,9 @@ pub(crate) async fn say_and_close(admissions: &Admissions, channel: Channel, ans
 
 /// Refuses a peer that is counted elsewhere, such as a pending handshake.
 pub(crate) async fn refuse(channel: Channel, refusal: Refusal) {
-    let mut answer = Greeting::new(Role::Control, TransferId([0; 16])).encode().to_vec();
+    let mut answer = Greeting::new(Role::Control, TransferId([0; 16]))
+        .encode()
+        .to_vec();
     answer.extend(encode_message(&ToSender::Refused(refusal)));
     write_and_close(channel, &answer).await;
 }

@@ -71,11 +71,19 @@ impl Registry {
         transfers.insert(key, lanes);
         drop(transfers);
         self.0.changed.notify_waiters();
-        Some(Registered { registry: self.clone(), key })
+        Some(Registered {
+            registry: self.clone(),
+            key,
+        })
     }
 
     /// The channel for a transfer's lanes. A lane that precedes its control connection waits for it, up to `patience`.
-    pub(crate) async fn find(&self, owner: Fingerprint, transfer: TransferId, patience: Duration) -> Found {
+    pub(crate) async fn find(
+        &self,
+        owner: Fingerprint,
+        transfer: TransferId,
+        patience: Duration,
+    ) -> Found {
         let found = async {
             loop {
                 let changed = self.0.changed.notified();
@@ -90,13 +98,19 @@ impl Registry {
                 changed.await;
             }
         };
-        tokio::time::timeout(patience, found).await.unwrap_or(Found::Nothing)
+        tokio::time::timeout(patience, found)
+            .await
+            .unwrap_or(Found::Nothing)
     }
 }
 
 impl Registry {
     fn has_ended(&self, key: &Key) -> bool {
-        self.0.ended.lock().iter().any(|(at, ended)| ended == key && at.elapsed() < ENDED_KNOWN)
+        self.0
+            .ended
+            .lock()
+            .iter()
+            .any(|(at, ended)| ended == key && at.elapsed() < ENDED_KNOWN)
     }
 }
 
@@ -107,7 +121,11 @@ const ENDED_MAX: usize = 256;
 impl Registered {
     /// Enters the channel for the lanes of a transfer that was queued and now begins.
     pub(crate) fn begin(&self, lanes: LanesIn) {
-        self.registry.0.transfers.lock().insert(self.key, Some(lanes));
+        self.registry
+            .0
+            .transfers
+            .lock()
+            .insert(self.key, Some(lanes));
         self.registry.0.changed.notify_waiters();
     }
 }
@@ -140,14 +158,21 @@ mod tests {
         tokio::task::yield_now().await;
         let (lanes, _kept) = mpsc::channel(1);
         let lanes = LanesIn::Receiving(lanes, SharedRate::default());
-        let registered = registry.enter(owner, TRANSFER, Some(lanes.clone())).unwrap();
+        let registered = registry
+            .enter(owner, TRANSFER, Some(lanes.clone()))
+            .unwrap();
         assert!(matches!(early.await.unwrap(), Found::Lanes(_)));
-        let found = registry.find(stranger, TRANSFER, Duration::from_secs(1)).await;
+        let found = registry
+            .find(stranger, TRANSFER, Duration::from_secs(1))
+            .await;
         assert!(matches!(found, Found::Nothing));
         assert!(registry.enter(owner, TRANSFER, Some(lanes)).is_none());
         drop(registered);
         let found = registry.find(owner, TRANSFER, Duration::from_secs(1)).await;
-        assert!(matches!(found, Found::Ended), "a lane that comes late is no stranger's");
+        assert!(
+            matches!(found, Found::Ended),
+            "a lane that comes late is no stranger's"
+        );
         tokio::time::advance(ENDED_KNOWN).await;
         let found = registry.find(owner, TRANSFER, Duration::from_secs(1)).await;
         assert!(matches!(found, Found::Nothing));
@@ -161,7 +186,11 @@ mod tests {
         assert!(matches!(find().await, Found::Queued));
         let (lanes, _kept) = mpsc::channel(1);
         let lanes = LanesIn::Receiving(lanes, SharedRate::default());
-        assert!(registry.enter(owner, TRANSFER, Some(lanes.clone())).is_none());
+        assert!(
+            registry
+                .enter(owner, TRANSFER, Some(lanes.clone()))
+                .is_none()
+        );
         registered.begin(lanes);
         assert!(matches!(find().await, Found::Lanes(_)));
         drop(registered);

@@ -20,8 +20,8 @@ use zmove_sender::{Beside, Held, Known, PeerQuota, SessionError, Summary};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample};
 use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
 use zmove_wire::{
-    FileHash, Progress, Refusal, RefusalCode, Relay, StageProgress, ToReceiver, Told, ToldChange, ToldForm,
-    ToldKind, TransferAccount, WireError, encode_message,
+    FileHash, Progress, Refusal, RefusalCode, Relay, StageProgress, ToReceiver, Told, ToldChange,
+    ToldForm, ToldKind, TransferAccount, WireError, encode_message,
 };
 
 /// The teller of one session; see the module.
@@ -115,13 +115,22 @@ impl Relaying {
     /// Tells the counts and hashes that have gathered.
     pub(crate) fn flush(&self) {
         let mut totals = self.totals.lock();
-        let counts = self.counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed));
-        totals.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
+        let counts = self
+            .counts
+            .each_ref()
+            .map(|count| count.swap(0, Ordering::Relaxed));
+        totals
+            .iter_mut()
+            .zip(counts)
+            .for_each(|(total, count)| *total += count);
         // a listener who comes now has heard of these counts in the totals
         let words = self.words.lock().clone();
         drop(totals);
         if counts != [0; 6] {
-            self.say_to(words.as_ref(), Relay::Told(vec![Told::Progress(progress_by(counts))]));
+            self.say_to(
+                words.as_ref(),
+                Relay::Told(vec![Told::Progress(progress_by(counts))]),
+            );
         }
         self.flush_hashes(mem::take(&mut *self.hashed.lock()), Relay::Hashed);
         self.flush_hashes(mem::take(&mut *self.looked.lock()), Relay::Looked);
@@ -134,7 +143,10 @@ impl Relaying {
             Known::Looked => (&self.looked, Relay::Looked),
         };
         let mut hashed = hashed.lock();
-        hashed.push(FileHash { path: path.clone(), root: *root });
+        hashed.push(FileHash {
+            path: path.clone(),
+            root: *root,
+        });
         if hashed.len() >= HASHED_AT_ONCE {
             let full = mem::take(&mut *hashed);
             drop(hashed);
@@ -153,11 +165,17 @@ impl Relaying {
         let (words_in, words) = mpsc::unbounded_channel();
         let totals = self.totals.lock();
         let before = self.words.lock().replace(words_in.clone());
-        self.say_to(Some(&words_in), Relay::Told(vec![Told::Progress(progress_by(*totals))]));
+        self.say_to(
+            Some(&words_in),
+            Relay::Told(vec![Told::Progress(progress_by(*totals))]),
+        );
         drop(totals);
         if before.is_some() {
             let text = "another client listens to this copy now".to_owned();
-            let refusal = Refusal { code: RefusalCode::Denied, text };
+            let refusal = Refusal {
+                code: RefusalCode::Denied,
+                text,
+            };
             self.say_to(before.as_ref(), Relay::Broken(refusal));
         }
         words
@@ -202,9 +220,17 @@ impl Relaying {
         self.say(match ended {
             Ok(summary) => {
                 let account = TransferAccount::from(summary);
-                Relay::Account(Box::new(TransferAccount { failed: account.failed + missing, ..account }))
+                Relay::Account(Box::new(TransferAccount {
+                    failed: account.failed + missing,
+                    ..account
+                }))
             }
-            Err(error) => Relay::Broken(self.cut_off.get().cloned().unwrap_or_else(|| refusal_of(error))),
+            Err(error) => Relay::Broken(
+                self.cut_off
+                    .get()
+                    .cloned()
+                    .unwrap_or_else(|| refusal_of(error)),
+            ),
         });
         self.words.lock().take();
         self.waiting.less.notify_all();
@@ -220,18 +246,29 @@ impl Relaying {
     }
 
     fn say_to(&self, words: Option<&UnboundedSender<Beside>>, relay: Relay) {
-        let Some(words) = words.filter(|words| !words.is_closed()) else { return };
+        let Some(words) = words.filter(|words| !words.is_closed()) else {
+            return;
+        };
         let bytes = encode_message(&ToReceiver::Relay(relay));
         let amount = bytes.len() + WORD_BYTES;
         self.wait_for_room();
         if self.waiting.bytes.load(Ordering::Relaxed) > OVERFLOW_BYTES {
             return self.overflow();
         }
-        let Ok(booked) = self.quota.book_memory(amount) else { return self.overflow() };
+        let Ok(booked) = self.quota.book_memory(amount) else {
+            return self.overflow();
+        };
         self.waiting.bytes.fetch_add(amount, Ordering::Relaxed);
-        let word = Word { waiting: Arc::clone(&self.waiting), bytes: amount, _booked: booked };
+        let word = Word {
+            waiting: Arc::clone(&self.waiting),
+            bytes: amount,
+            _booked: booked,
+        };
         // Sending fails only when the session is over, or the listener has gone.
-        let _over = words.send(Beside { bytes, held: Box::new(word) });
+        let _over = words.send(Beside {
+            bytes,
+            held: Box::new(word),
+        });
     }
 
     /// Too much waits for a listener who does not read.
@@ -248,7 +285,11 @@ impl Relaying {
         if !is_full() || Handle::try_current().is_ok() {
             return;
         }
-        let mut guard = self.waiting.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self
+            .waiting
+            .lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         while is_full() && !*self.over.borrow() && !self.has_ended() {
             let waited = self.waiting.less.wait_timeout(guard, LOOK_EVERY);
             guard = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -257,7 +298,10 @@ impl Relaying {
 
     /// Whether the writer has gone, or the account has been told.
     fn has_ended(&self) -> bool {
-        self.words.lock().as_ref().is_none_or(UnboundedSender::is_closed)
+        self.words
+            .lock()
+            .as_ref()
+            .is_none_or(UnboundedSender::is_closed)
     }
 
     fn count(&self, at: usize, files: u64, bytes: u64) {
@@ -284,7 +328,9 @@ impl Observer for Relaying {
                 self.tell(Told::ScanEnded);
             }
             Event::FirstByte(after) => self.tell(Told::FirstByte(micros(*after))),
-            Event::LaneUp { lanes } => self.tell(Told::LaneUp(u16::try_from(*lanes).unwrap_or(u16::MAX))),
+            Event::LaneUp { lanes } => {
+                self.tell(Told::LaneUp(u16::try_from(*lanes).unwrap_or(u16::MAX)))
+            }
             Event::Resent { what } => self.tell(Told::Resent(what.clone())),
             Event::Failed { message } => self.tell(Told::Failed(message.clone())),
             Event::NotKept { message } => self.tell(Told::NotKept(message.clone())),
@@ -296,7 +342,9 @@ impl Observer for Relaying {
             Event::Listed { changes } => {
                 for part in changes.chunks(TOLD_MAX) {
                     self.say(Relay::Told(
-                        part.iter().map(|change| Told::Listed(change_of(change))).collect(),
+                        part.iter()
+                            .map(|change| Told::Listed(change_of(change)))
+                            .collect(),
                     ));
                 }
             }
@@ -312,8 +360,22 @@ impl Observer for Relaying {
 }
 
 fn progress_by(counts: [u64; 6]) -> Progress {
-    let [found_files, found_bytes, stored_files, stored_bytes, skipped_files, skipped_bytes] = counts;
-    Progress { found_files, found_bytes, stored_files, stored_bytes, skipped_files, skipped_bytes }
+    let [
+        found_files,
+        found_bytes,
+        stored_files,
+        stored_bytes,
+        skipped_files,
+        skipped_bytes,
+    ] = counts;
+    Progress {
+        found_files,
+        found_bytes,
+        stored_files,
+        stored_bytes,
+        skipped_files,
+        skipped_bytes,
+    }
 }
 
 fn micros(time: Duration) -> u64 {
@@ -362,7 +424,10 @@ pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
         }
         _ => RefusalCode::Failed,
     };
-    Refusal { code, text: error.to_string() }
+    Refusal {
+        code,
+        text: error.to_string(),
+    }
 }
 
 impl Drop for Word {
@@ -374,7 +439,9 @@ impl Drop for Word {
 
 impl fmt::Debug for Relaying {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Relaying").field("waiting", &self.waiting.bytes).finish_non_exhaustive()
+        f.debug_struct("Relaying")
+            .field("waiting", &self.waiting.bytes)
+            .finish_non_exhaustive()
     }
 }
 
@@ -401,12 +468,15 @@ mod tests {
     use zmove_wire::decode_message;
 
     fn failed() -> Event {
-        Event::Failed { message: "x".repeat(1000) }
+        Event::Failed {
+            message: "x".repeat(1000),
+        }
     }
 
     #[test]
     fn counts_are_added_up_and_come_before_the_end_of_the_scan() {
-        let (relaying, mut words) = Relaying::new(Quota::default(), Listeners::Needed, Arc::default());
+        let (relaying, mut words) =
+            Relaying::new(Quota::default(), Listeners::Needed, Arc::default());
         for _ in 0..3 {
             relaying.on(&Event::Found { files: 1, bytes: 2 });
         }
@@ -414,14 +484,24 @@ mod tests {
         let heard: Vec<_> = std::iter::from_fn(|| words.try_recv().ok())
             .map(|Beside { bytes, .. }| decode_message::<ToReceiver>(&bytes[4..]).unwrap())
             .collect();
-        let progress = Progress { found_files: 3, found_bytes: 6, ..Progress::default() };
+        let progress = Progress {
+            found_files: 3,
+            found_bytes: 6,
+            ..Progress::default()
+        };
         let told = |told| ToReceiver::Relay(Relay::Told(vec![told]));
-        assert_eq!(heard, [told(Told::Progress(progress)), told(Told::ScanEnded)]);
+        assert_eq!(
+            heard,
+            [told(Told::Progress(progress)), told(Told::ScanEnded)]
+        );
     }
 
     #[test]
     fn a_thread_waits_for_a_receiver_that_does_not_read_and_what_waits_is_booked() {
-        let limits = Limits { memory_per_identity: ByteCount(8 << 20), ..Limits::default() };
+        let limits = Limits {
+            memory_per_identity: ByteCount(8 << 20),
+            ..Limits::default()
+        };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
         let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Needed, Arc::default());
         let telling = Arc::clone(&relaying);
@@ -437,27 +517,40 @@ mod tests {
         }
         thread.join().unwrap();
         assert_eq!(heard, 20_000);
-        assert!(quota.book_memory(8 << 20).is_ok(), "all has been given back");
+        assert!(
+            quota.book_memory(8 << 20).is_ok(),
+            "all has been given back"
+        );
         assert!(!*relaying.over.borrow());
     }
 
     #[tokio::test]
     async fn a_listener_who_does_not_read_is_left_and_the_next_hears_the_totals() {
-        let limits = Limits { memory_per_identity: ByteCount(1 << 20), ..Limits::default() };
+        let limits = Limits {
+            memory_per_identity: ByteCount(1 << 20),
+            ..Limits::default()
+        };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Optional, Arc::default());
+        let (relaying, mut words) =
+            Relaying::new(quota.clone(), Listeners::Optional, Arc::default());
         relaying.on(&Event::Found { files: 1, bytes: 2 });
         relaying.flush();
         (0..2_000).for_each(|_| relaying.on(&failed()));
         let ended = async { while words.recv().await.is_some() {} };
-        tokio::time::timeout(Duration::from_secs(10), ended).await.expect("what is told comes to its end");
+        tokio::time::timeout(Duration::from_secs(10), ended)
+            .await
+            .expect("what is told comes to its end");
         assert!(!*relaying.over.borrow());
         relaying.on(&Event::Found { files: 1, bytes: 2 });
         relaying.flush();
         let mut words = relaying.attach();
         relaying.end_copy(Vec::new());
         let Beside { bytes, .. } = words.recv().await.unwrap();
-        let progress = Progress { found_files: 2, found_bytes: 4, ..Progress::default() };
+        let progress = Progress {
+            found_files: 2,
+            found_bytes: 4,
+            ..Progress::default()
+        };
         let told = ToReceiver::Relay(Relay::Told(vec![Told::Progress(progress)]));
         assert_eq!(decode_message::<ToReceiver>(&bytes[4..]), Ok(told));
         assert!(words.recv().await.is_none());
@@ -465,7 +558,10 @@ mod tests {
 
     #[tokio::test]
     async fn the_runtime_does_not_wait_and_ends_the_session() {
-        let limits = Limits { memory_per_identity: ByteCount(1 << 20), ..Limits::default() };
+        let limits = Limits {
+            memory_per_identity: ByteCount(1 << 20),
+            ..Limits::default()
+        };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
         let (relaying, _words) = Relaying::new(quota, Listeners::Needed, Arc::default());
         (0..2_000).for_each(|_| relaying.on(&failed()));

@@ -16,13 +16,17 @@ use zmove_engine::{Causes, PushError};
 use zmove_receiver::{
     Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, ThreadBooking, TransferMeter,
 };
-use zmove_scan::{Effect, FileSystems, PathList, PatternError, Rule, ScanConfig, Selection, Separator};
+use zmove_scan::{
+    Effect, FileSystems, PathList, PatternError, Rule, ScanConfig, Selection, Separator,
+};
 use zmove_sender::{
-    AfterErrors, Extent, Instead, LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Mapped, Mapping,
-    Owners, Push, PushJob, Relay, Removals, Run, SenderConfig, SessionError, Summary, Zeros,
+    AfterErrors, Extent, Instead, LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Mapped,
+    Mapping, Owners, Push, PushJob, Relay, Removals, Run, SenderConfig, SessionError, Summary,
+    Zeros,
 };
 use zmove_transport::{
-    Claim, ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate, blocking,
+    Claim, ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink,
+    SharedRate, blocking,
 };
 use zmove_types::{Account, Accounts, NoAccounts, RateLimit, TransferId};
 use zmove_wire::limits::{
@@ -30,7 +34,8 @@ use zmove_wire::limits::{
 };
 use zmove_wire::{
     AccountOrder, AccountsFrom, Cipher, Fetch, Fetching, Open, OwnerOrder, Place, Purpose, Refusal,
-    RefusalCode, SourcePath, ToSender, ToSource, Version, WireError, decode_message_within, encode_message,
+    RefusalCode, SourcePath, ToSender, ToSource, Version, WireError, decode_message_within,
+    encode_message,
 };
 
 use crate::authorizer::{Authorized, Authorizer};
@@ -137,7 +142,10 @@ pub(crate) enum Sent {
     /// Files were sent to another host.
     Copied(Place, Box<Summary>),
     /// A grant was given to the peer, by which the holder of the key `source` may send to `target`.
-    Granted { source: Fingerprint, target: Vec<u8> },
+    Granted {
+        source: Fingerprint,
+        target: Vec<u8>,
+    },
     /// The peer has asked about a copy, or listened to one.
     Told,
 }
@@ -165,7 +173,8 @@ const SAMPLE_MILLIS_MIN: u32 = 50;
 
 /// What is booked for the plan of one transfer of a key that may have so much memory.
 pub(crate) fn plan_bytes(limits: &Limits) -> usize {
-    usize::try_from((limits.memory_per_identity.0 / PLAN_SHARE).min(PLAN_BYTES_MAX)).unwrap_or(usize::MAX)
+    usize::try_from((limits.memory_per_identity.0 / PLAN_SHARE).min(PLAN_BYTES_MAX))
+        .unwrap_or(usize::MAX)
 }
 
 /// Sends files to the peer.
@@ -186,9 +195,9 @@ pub(crate) async fn send_files(
         }
     };
     match prepared {
-        Ok(prepared) => {
-            Box::pin(prepared.run(session, stop)).await.map(|summary| Sent::Files(Box::new(summary)))
-        }
+        Ok(prepared) => Box::pin(prepared.run(session, stop))
+            .await
+            .map(|summary| Sent::Files(Box::new(summary))),
         Err(refusal) => Err(refuse(session.control, refusal).await),
     }
 }
@@ -238,16 +247,27 @@ pub(crate) fn shown(fetch: &Fetch) -> Vec<u8> {
 }
 
 pub(crate) fn denied((key, name): &(Fingerprint, String)) -> Refusal {
-    let name = if name.contains(char::is_whitespace) { "NAME" } else { name };
+    let name = if name.contains(char::is_whitespace) {
+        "NAME"
+    } else {
+        name
+    };
     let text = format!(
         "this key may not read here. On that host, run: zmove allow {key} --name {name} --read-root DIR"
     );
-    Refusal { code: RefusalCode::Denied, text }
+    Refusal {
+        code: RefusalCode::Denied,
+        text,
+    }
 }
 
-pub(crate) async fn refuse(control: (ControlReader, ControlWriter), refusal: Refusal) -> SendingError {
+pub(crate) async fn refuse(
+    control: (ControlReader, ControlWriter),
+    refusal: Refusal,
+) -> SendingError {
     let words = encode_message(&ToSender::Refused(refusal.clone()));
-    let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, say_last(control, &words, CLOSE_TIMEOUT)).await;
+    let _in_time =
+        tokio::time::timeout(CLOSE_TIMEOUT, say_last(control, &words, CLOSE_TIMEOUT)).await;
     SendingError::Refused(refusal)
 }
 
@@ -256,8 +276,17 @@ pub(crate) async fn refuse_nonsense(
     control: (ControlReader, ControlWriter),
     error: SendingError,
 ) -> SendingError {
-    let SendingError::Control(ControlError::Wire(error)) = error else { return error };
-    refuse(control, Refusal { code: RefusalCode::Protocol, text: error.to_string() }).await
+    let SendingError::Control(ControlError::Wire(error)) = error else {
+        return error;
+    };
+    refuse(
+        control,
+        Refusal {
+            code: RefusalCode::Protocol,
+            text: error.to_string(),
+        },
+    )
+    .await
 }
 
 /// Says the last words on a connection, and reads for `patience` what the peer still says: a close with unread data
@@ -283,29 +312,53 @@ pub(crate) async fn order(
     let rule_bytes = fetch.rules.iter().map(|rule| rule.pattern.len()).sum();
     within("patterns of a selection", rule_bytes, FETCH_RULE_BYTES_MAX)?;
     held.grow(rule_bytes * RULE_BYTES_PER_BYTE)?;
-    let Some(announced) = fetch.list else { return Ok(Order { fetch, list: None, held }) };
+    let Some(announced) = fetch.list else {
+        return Ok(Order {
+            fetch,
+            list: None,
+            held,
+        });
+    };
     within("list of paths", announced.bytes, FETCH_LIST_BYTES_MAX)?;
     let length = usize::try_from(announced.bytes).unwrap_or(usize::MAX);
     let mut list = Vec::new();
     while list.len() < length {
         let ToSource::Listed { bytes } = next(reader, &mut held).await? else {
-            return Err(WireError::OutOfOrder { what: "a second order" }.into());
+            return Err(WireError::OutOfOrder {
+                what: "a second order",
+            }
+            .into());
         };
         within("part of a list", bytes.len(), FETCH_LIST_PART_BYTES_MAX)?;
         if bytes.is_empty() || list.len() + bytes.len() > length {
-            return Err(WireError::OutOfOrder { what: "a part of a list that was not announced" }.into());
+            return Err(WireError::OutOfOrder {
+                what: "a part of a list that was not announced",
+            }
+            .into());
         }
         list.extend(bytes);
     }
-    Ok(Order { fetch, list: Some(list.into()), held })
+    Ok(Order {
+        fetch,
+        list: Some(list.into()),
+        held,
+    })
 }
 
 /// The next message; it is booked twice over, since its strings are copied.
-pub(crate) async fn next(reader: &mut ControlReader, held: &mut Booking) -> Result<ToSource, SendingError> {
-    let received = tokio::time::timeout(ORDER_TIMEOUT, reader.receive_within(FETCH_BYTES_MAX)).await;
-    let bytes = received.map_err(|_| SendingError::Silent)??.ok_or(ControlError::Closed)?;
+pub(crate) async fn next(
+    reader: &mut ControlReader,
+    held: &mut Booking,
+) -> Result<ToSource, SendingError> {
+    let received =
+        tokio::time::timeout(ORDER_TIMEOUT, reader.receive_within(FETCH_BYTES_MAX)).await;
+    let bytes = received
+        .map_err(|_| SendingError::Silent)??
+        .ok_or(ControlError::Closed)?;
     held.grow(2 * bytes.len())?;
-    Ok(decode_message_within(&bytes, |strings| held.grow(STRING_BYTES * strings))?)
+    Ok(decode_message_within(&bytes, |strings| {
+        held.grow(STRING_BYTES * strings)
+    })?)
 }
 
 /// A transfer that can begin.
@@ -352,19 +405,34 @@ pub(crate) async fn prepare(
     access: ReadAccess,
     target: Target,
 ) -> Result<Prepared, Refusal> {
-    let Order { mut fetch, list, mut held } = order;
-    held.grow(around.plan_bytes)
-        .map_err(|error| Refusal { code: RefusalCode::Full, text: error.to_string() })?;
-    let protocol = |error: WireError| Refusal { code: RefusalCode::Protocol, text: error.to_string() };
+    let Order {
+        mut fetch,
+        list,
+        mut held,
+    } = order;
+    held.grow(around.plan_bytes).map_err(|error| Refusal {
+        code: RefusalCode::Full,
+        text: error.to_string(),
+    })?;
+    let protocol = |error: WireError| Refusal {
+        code: RefusalCode::Protocol,
+        text: error.to_string(),
+    };
     let extensions = std::mem::take(&mut fetch.extensions);
-    let extent = if extensions.get(Fetch::LIST_ALL).is_some() { Extent::All } else { Extent::Sent };
+    let extent = if extensions.get(Fetch::LIST_ALL).is_some() {
+        Extent::All
+    } else {
+        Extent::Sent
+    };
     fetch.open = fetch.open.with(extensions).map_err(protocol)?;
     fetch.open.grant = None;
     if fetch.open.purpose == Purpose::Probe {
         return Err(protocol(WireError::OutOfOrder { what: "a probe" }));
     }
     if list.is_some() && fetch.sources.len() != 1 {
-        return Err(protocol(WireError::OutOfOrder { what: "a list of more than one source" }));
+        return Err(protocol(WireError::OutOfOrder {
+            what: "a list of more than one source",
+        }));
     }
     if list.is_some() && !fetch.sources[0].0.is_empty() && !fetch.sources[0].0.ends_with(b"/") {
         // the contents of a directory are listed
@@ -376,15 +444,38 @@ pub(crate) async fn prepare(
     let stopping = StopOnDrop::default();
     let stopped = stopping.flag();
     let prepared = tokio::task::spawn_blocking(move || {
-        let Found { job, missing, held: _sources } =
-            job(&fetch, list.as_ref(), &access, (&around.quota, &stopped))?;
-        let Booked { config, files: _files, threads: _threads } = sender_config(&fetch, &around)?;
-        let held = Held { _order: held, _sources, _files, _threads };
-        Ok(Prepared { job, config, fetch, list, missing, extent, held })
+        let Found {
+            job,
+            missing,
+            held: _sources,
+        } = job(&fetch, list.as_ref(), &access, (&around.quota, &stopped))?;
+        let Booked {
+            config,
+            files: _files,
+            threads: _threads,
+        } = sender_config(&fetch, &around)?;
+        let held = Held {
+            _order: held,
+            _sources,
+            _files,
+            _threads,
+        };
+        Ok(Prepared {
+            job,
+            config,
+            fetch,
+            list,
+            missing,
+            extent,
+            held,
+        })
     });
     prepared.await.unwrap_or_else(|_panic| {
         let text = "a thread of the sender panicked; its log says where".to_owned();
-        Err(Refusal { code: RefusalCode::Failed, text })
+        Err(Refusal {
+            code: RefusalCode::Failed,
+            text,
+        })
     })
 }
 
@@ -420,20 +511,50 @@ pub(crate) fn job(
     access: &ReadAccess,
     limits: (&Quota, &AtomicBool),
 ) -> Result<Found, Refusal> {
-    let Sources { roots, shape, missing, held } = Sources::find(&fetch.sources, access, limits)?;
+    let Sources {
+        roots,
+        shape,
+        missing,
+        held,
+    } = Sources::find(&fetch.sources, access, limits)?;
     let path_list = list.zip(fetch.list).map(|(bytes, order)| {
-        let separator = if order.nul { Separator::Nul } else { Separator::Newline };
+        let separator = if order.nul {
+            Separator::Nul
+        } else {
+            Separator::Newline
+        };
         let bytes = Cursor::new(Arc::clone(bytes));
-        PathList::new(roots[0].clone(), bytes, "the list of paths".into(), separator)
+        PathList::new(
+            roots[0].clone(),
+            bytes,
+            "the list of paths".into(),
+            separator,
+        )
     });
-    let open = Open { shape, ..fetch.open.clone() };
-    let mirror = fetch.removals.filter(|_| list.is_none()).map(|order| Removals {
-        after_errors: if order.after_errors { AfterErrors::Remove } else { AfterErrors::Keep },
-        entries_max: order.entries_max,
-        ..Removals::default()
-    });
+    let open = Open {
+        shape,
+        ..fetch.open.clone()
+    };
+    let mirror = fetch
+        .removals
+        .filter(|_| list.is_none())
+        .map(|order| Removals {
+            after_errors: if order.after_errors {
+                AfterErrors::Remove
+            } else {
+                AfterErrors::Keep
+            },
+            entries_max: order.entries_max,
+            ..Removals::default()
+        });
     let sources_missing = missing.len() as u64;
-    let job = PushJob { sources: roots, open, mirror, sources_missing, list: path_list };
+    let job = PushJob {
+        sources: roots,
+        open,
+        mirror,
+        sources_missing,
+        list: path_list,
+    };
     Ok(Found { job, missing, held })
 }
 
@@ -447,32 +568,57 @@ struct Booked {
 /// The settings of the sender, for which files and threads are booked.
 fn sender_config(
     fetch: &Fetch,
-    Around { quota, config, portion, rate, .. }: &Around,
+    Around {
+        quota,
+        config,
+        portion,
+        rate,
+        ..
+    }: &Around,
 ) -> Result<Booked, Refusal> {
     let usual = SenderConfig::default();
     let full = |what: &str| Refusal {
         code: RefusalCode::Full,
         text: format!("the transfers of this key have as many {what} as they may; try again later"),
     };
-    let files: Vec<_> = (0..OPEN_FILES).map_while(|_| quota.book_file().ok()).collect();
+    let files: Vec<_> = (0..OPEN_FILES)
+        .map_while(|_| quota.book_file().ok())
+        .collect();
     if files.len() < OPEN_FILES {
         return Err(full("files open (limits.files_per_identity)"));
     }
     let wanted = usual.scan.threads + usual.readers_max;
     let threads: Vec<_> = (0..wanted).map_while(|_| quota.book_thread()).collect();
     let scan_threads = (threads.len() / 2).clamp(THREADS_MIN, usual.scan.threads);
-    let readers_max = threads.len().saturating_sub(scan_threads).clamp(THREADS_MIN, usual.readers_max);
-    let file_systems = if fetch.one_file_system { FileSystems::OfRoot } else { FileSystems::All };
+    let readers_max = threads
+        .len()
+        .saturating_sub(scan_threads)
+        .clamp(THREADS_MIN, usual.readers_max);
+    let file_systems = if fetch.one_file_system {
+        FileSystems::OfRoot
+    } else {
+        FileSystems::All
+    };
     let selection = selection(fetch)?.map(Arc::new);
-    let sample =
-        fetch.sample_millis.map(|millis| Duration::from_millis(millis.max(SAMPLE_MILLIS_MIN).into()));
+    let sample = fetch
+        .sample_millis
+        .map(|millis| Duration::from_millis(millis.max(SAMPLE_MILLIS_MIN).into()));
     let sender = SenderConfig {
         readers: usual.readers.min(readers_max),
         readers_max,
         buffers_max: usual.buffers_max.min(portion.buffers),
-        scan: ScanConfig { threads: scan_threads, selection, file_systems, ..usual.scan.clone() },
+        scan: ScanConfig {
+            threads: scan_threads,
+            selection,
+            file_systems,
+            ..usual.scan.clone()
+        },
         owners: owners(&fetch.owners, &config.accounts),
-        zeros: if fetch.zeros_made_holes { Zeros::MadeHoles } else { Zeros::Sent },
+        zeros: if fetch.zeros_made_holes {
+            Zeros::MadeHoles
+        } else {
+            Zeros::Sent
+        },
         instead: Instead {
             mtime: fetch.mtime.map(|time| time.0),
             umask: fetch.umask.map(|umask| umask & 0o777),
@@ -485,7 +631,11 @@ fn sender_config(
         rate_shared: rate.clone(),
         ..usual
     };
-    Ok(Booked { config: sender, files, threads })
+    Ok(Booked {
+        config: sender,
+        files,
+        threads,
+    })
 }
 
 fn selection(fetch: &Fetch) -> Result<Option<Selection>, Refusal> {
@@ -493,20 +643,35 @@ fn selection(fetch: &Fetch) -> Result<Option<Selection>, Refusal> {
     if fetch.rules.is_empty() && sizes == (0..=u64::MAX) {
         return Ok(None);
     }
-    let effect = |includes: bool| if includes { Effect::Include } else { Effect::Exclude };
-    let rules = fetch.rules.iter().map(|rule| Rule::again(effect(rule.includes), &rule.pattern));
+    let effect = |includes: bool| {
+        if includes {
+            Effect::Include
+        } else {
+            Effect::Exclude
+        }
+    };
+    let rules = fetch
+        .rules
+        .iter()
+        .map(|rule| Rule::again(effect(rule.includes), &rule.pattern));
     let rules = rules.collect::<Result<Vec<_>, _>>();
     let wrong = |error: PatternError| Refusal {
         code: RefusalCode::Protocol,
         text: format!("the patterns of the selection: {error}"),
     };
-    Selection::new(&rules.map_err(wrong)?, sizes).map(Some).map_err(wrong)
+    Selection::new(&rules.map_err(wrong)?, sizes)
+        .map(Some)
+        .map_err(wrong)
 }
 
 fn owners(order: &OwnerOrder, accounts: &Arc<dyn Accounts>) -> Owners {
     let mappings = |orders: &[AccountOrder]| orders.iter().map(mapping).collect();
     Owners {
-        accounts: if order.numeric { Arc::new(NoAccounts) } else { Arc::clone(accounts) },
+        accounts: if order.numeric {
+            Arc::new(NoAccounts)
+        } else {
+            Arc::clone(accounts)
+        },
         users: mappings(&order.users),
         groups: mappings(&order.groups),
     }
@@ -519,8 +684,18 @@ fn mapping(AccountOrder { name, id, from }: &AccountOrder) -> Mapping {
         AccountsFrom::Name(name) => Mapped::Name(name.clone()),
         AccountsFrom::Ids(first, last) => Mapped::Ids(*first, *last),
     };
-    let name = if name.len() <= Account::NAME_BYTES_MAX { name.as_str() } else { "" };
-    Mapping { from, to: Account { id: *id, name: name.into() } }
+    let name = if name.len() <= Account::NAME_BYTES_MAX {
+        name.as_str()
+    } else {
+        ""
+    };
+    Mapping {
+        from,
+        to: Account {
+            id: *id,
+            name: name.into(),
+        },
+    }
 }
 
 impl Prepared {
@@ -530,20 +705,51 @@ impl Prepared {
         stop: impl Future<Output = Cut>,
     ) -> Result<Summary, SendingError> {
         let started = Instant::now();
-        let Self { job, config, fetch, missing, extent, held: _until_the_end, .. } = self;
-        let SendingSession { transfer, version, cipher, control, lanes, run_leases, portion, .. } = session;
-        let SendingSession { has_waited, quota, meter, .. } = session;
+        let Self {
+            job,
+            config,
+            fetch,
+            missing,
+            extent,
+            held: _until_the_end,
+            ..
+        } = self;
+        let SendingSession {
+            transfer,
+            version,
+            cipher,
+            control,
+            lanes,
+            run_leases,
+            portion,
+            ..
+        } = session;
+        let SendingSession {
+            has_waited,
+            quota,
+            meter,
+            ..
+        } = session;
         let (reader, mut writer) = control;
         let lease = run_leases.acquire(fetch.open.run).await;
-        let fetching = ToSender::Fetching(Fetching { lanes_max: portion.lanes });
+        let fetching = ToSender::Fetching(Fetching {
+            lanes_max: portion.lanes,
+        });
         writer.send(&encode_message(&fetching)).await?;
         let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed, meter);
         for message in &missing {
-            zmove_types::Observer::on(&*relaying, &zmove_types::Event::Failed { message: message.clone() });
+            zmove_types::Observer::on(
+                &*relaying,
+                &zmove_types::Event::Failed {
+                    message: message.clone(),
+                },
+            );
         }
         let manifest = fetch.manifest.then(|| {
             let relaying = Arc::clone(&relaying);
-            Manifest::told(extent, move |path, root, known| relaying.hash(path, root, known))
+            Manifest::told(extent, move |path, root, known| {
+                relaying.hash(path, root, known)
+            })
         });
         let mut run = Run::begin(manifest, started);
         let starting = move || {
@@ -553,7 +759,10 @@ impl Prepared {
         let (push, mut run) = blocking(starting).await;
         let ending = Arc::clone(&relaying);
         let missing = missing.len() as u64;
-        let relay = Relay { words, last: Box::new(move |ended| ending.end(ended, missing)) };
+        let relay = Relay {
+            words,
+            last: Box::new(move |ended| ending.end(ended, missing)),
+        };
         let link = Link {
             transfer,
             cipher,
@@ -584,7 +793,9 @@ impl Prepared {
             Err(SessionError::Interrupted) if superseded => Err(SendingError::Superseded),
             Err(SessionError::Interrupted) if unread => Err(SendingError::Unread),
             Err(SessionError::Interrupted) if cut_off.is_some_and(|cut| cut != Cut::Stopping) => {
-                Err(SendingError::CutOff(Cut::refusal(cut_off.expect("it is some"))))
+                Err(SendingError::CutOff(Cut::refusal(
+                    cut_off.expect("it is some"),
+                )))
             }
             Err(error) => Err(error.into()),
         }
@@ -610,7 +821,10 @@ fn supply(fetch: &Fetch, lanes_max: u16, has_waited: bool, relaying: &Arc<Relayi
         }
     });
     let asked = fetch.lanes.dialled.min(lanes_max);
-    let number = fetch.lanes.least.map_or(LaneNumber::Fixed, |least| LaneNumber::Tuned { least });
+    let number = fetch
+        .lanes
+        .least
+        .map_or(LaneNumber::Fixed, |least| LaneNumber::Tuned { least });
     let congestion = match number {
         LaneNumber::Fixed => LossAnswer::default(),
         LaneNumber::Tuned { .. } => LossAnswer::of_host(None),
@@ -619,5 +833,11 @@ fn supply(fetch: &Fetch, lanes_max: u16, has_waited: bool, relaying: &Arc<Relayi
     if again > 0 {
         more.send(again).expect("the receiver is above");
     }
-    LaneSupply { more, asked, again, number, congestion }
+    LaneSupply {
+        more,
+        asked,
+        again,
+        number,
+        congestion,
+    }
 }

@@ -117,7 +117,10 @@ impl Sources {
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for SourcePath(path) in asked {
             if path.len() > FETCH_SOURCE_BYTES_MAX || path.contains(&0) {
-                return Err(refuse(RefusalCode::Protocol, "a source is too long or holds a NUL byte".into()));
+                return Err(refuse(
+                    RefusalCode::Protocol,
+                    "a source is too long or holds a NUL byte".into(),
+                ));
             }
             let wanted = search.locate(path)?;
             for path in search.expand(&wanted)? {
@@ -126,24 +129,40 @@ impl Sources {
                 match search.look_at(&wanted, &path)? {
                     Ok(source) => found.push(source),
                     Err(error) => {
-                        missing
-                            .push(format!("open '{}': {error}", Escaped::path(&wanted.ground.shown(&path))));
+                        missing.push(format!(
+                            "open '{}': {error}",
+                            Escaped::path(&wanted.ground.shown(&path))
+                        ));
                     }
                 }
             }
         }
         search.refuse_same_names(&found)?;
         if found.is_empty() {
-            let text =
-                format!("nothing to send: {}", missing.first().map_or("no source is there", |first| first));
+            let text = format!(
+                "nothing to send: {}",
+                missing.first().map_or("no source is there", |first| first)
+            );
             return Err(refuse(RefusalCode::Target, text));
         }
         let shape = shape(&found);
-        let Search { memory, mut descriptors, .. } = search;
+        let Search {
+            memory,
+            mut descriptors,
+            ..
+        } = search;
         descriptors.push(memory);
         let roots = found.into_iter().map(|source| source.root).collect();
-        let missing = missing.into_iter().map(|source| format!("sender: {source}")).collect();
-        Ok(Self { roots, shape, missing, held: descriptors })
+        let missing = missing
+            .into_iter()
+            .map(|source| format!("sender: {source}"))
+            .collect();
+        Ok(Self {
+            roots,
+            shape,
+            missing,
+            held: descriptors,
+        })
     }
 }
 
@@ -151,13 +170,18 @@ impl Search<'_> {
     /// Waits for a turn of the key, before a piece of work.
     fn ask_for_turn(&self) -> Result<(), Refusal> {
         if self.turn.is_over() {
-            return Err(refuse(RefusalCode::Stopping, "the session has ended".into()));
+            return Err(refuse(
+                RefusalCode::Stopping,
+                "the session has ended".into(),
+            ));
         }
         Ok(())
     }
 
     fn book(&mut self, bytes: usize) -> Result<(), Refusal> {
-        self.memory.grow(bytes).map_err(|error| refuse(RefusalCode::Full, error.to_string()))
+        self.memory
+            .grow(bytes)
+            .map_err(|error| refuse(RefusalCode::Full, error.to_string()))
     }
 
     fn book_descriptor(&mut self) -> Result<(), Refusal> {
@@ -176,19 +200,38 @@ impl Search<'_> {
         let ReadAccess::Beneath(roots) = self.access else {
             let path = if source.is_empty() { b"." } else { source };
             let ground = Arc::new(Ground::Own);
-            return Ok(Wanted { ground, path: path.to_vec(), contents, root_name: None });
+            return Ok(Wanted {
+                ground,
+                path: path.to_vec(),
+                contents,
+                root_name: None,
+            });
         };
         let (root, rest) = choose_root(source, roots)?;
-        let parts: Vec<_> =
-            rest.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
+        let parts: Vec<_> = rest
+            .split(|&byte| byte == b'/')
+            .filter(|part| !matches!(*part, b"" | b"."))
+            .collect();
         let path = parts.join(&b'/');
-        let clean = RelPath::from_bytes(&path)
-            .map_err(|error| refuse(RefusalCode::Denied, format!("source '{}': {error}", Escaped(source))))?;
+        let clean = RelPath::from_bytes(&path).map_err(|error| {
+            refuse(
+                RefusalCode::Denied,
+                format!("source '{}': {error}", Escaped(source)),
+            )
+        })?;
         let ground = Arc::new(Ground::Root(self.open_root(root)?, root.to_owned()));
-        let last = source.rsplit(|&byte| byte == b'/').next().filter(|_| clean.is_root() && !contents);
+        let last = source
+            .rsplit(|&byte| byte == b'/')
+            .next()
+            .filter(|_| clean.is_root() && !contents);
         let root_name = last.map(<[u8]>::to_vec);
         let contents = contents || clean.is_root();
-        Ok(Wanted { ground, path: clean.as_bytes().to_vec(), contents, root_name })
+        Ok(Wanted {
+            ground,
+            path: clean.as_bytes().to_vec(),
+            contents,
+            root_name,
+        })
     }
 
     /// A root of the key, opened once for all sources.
@@ -198,7 +241,10 @@ impl Search<'_> {
         }
         self.book_descriptor()?;
         let tree = Tree::open_guarded(root).map_err(|error| {
-            refuse(RefusalCode::Target, format!("open root '{}': {error}", Escaped::path(root)))
+            refuse(
+                RefusalCode::Target,
+                format!("open root '{}': {error}", Escaped::path(root)),
+            )
         })?;
         let opened = tree.open_directory(&RelPath::root());
         let opened = opened.map_err(|error| refuse(RefusalCode::Target, error.to_string()))?;
@@ -212,7 +258,9 @@ impl Search<'_> {
         ground: &Ground,
         parent: &RelPath,
     ) -> Result<io::Result<Arc<OwnedFd>>, Refusal> {
-        let Ground::Root(root, _) = ground else { return Ok(Err(Errno::INVAL.into())) };
+        let Ground::Root(root, _) = ground else {
+            return Ok(Err(Errno::INVAL.into()));
+        };
         if parent.is_root() {
             return Ok(Ok(Arc::clone(root)));
         }
@@ -236,7 +284,11 @@ impl Search<'_> {
         }
         let absolute = wanted.path.starts_with(b"/");
         let mut paths = vec![if absolute { b"/".to_vec() } else { Vec::new() }];
-        for part in wanted.path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
+        for part in wanted
+            .path
+            .split(|&byte| byte == b'/')
+            .filter(|part| !part.is_empty())
+        {
             let mut next = Vec::new();
             for path in paths {
                 if !is_glob(part) {
@@ -288,7 +340,10 @@ impl Search<'_> {
         path: &[u8],
         mut each: impl FnMut(&mut Self, &[u8]) -> Result<(), Refusal>,
     ) -> Result<io::Result<()>, Refusal> {
-        let entries = match ground.open_directory(path).and_then(|directory| Ok(Dir::read_from(directory)?)) {
+        let entries = match ground
+            .open_directory(path)
+            .and_then(|directory| Ok(Dir::read_from(directory)?))
+        {
             Ok(entries) => entries,
             Err(error) => return Ok(Err(error)),
         };
@@ -304,7 +359,8 @@ impl Search<'_> {
             self.ask_for_turn()?;
             self.looked_at += 1;
             if self.looked_at > LOOKED_AT_MAX {
-                let text = format!("the sources make this host look at more than {LOOKED_AT_MAX} names");
+                let text =
+                    format!("the sources make this host look at more than {LOOKED_AT_MAX} names");
                 return Err(refuse(RefusalCode::Denied, text));
             }
             each(self, name)?;
@@ -313,7 +369,12 @@ impl Search<'_> {
     }
 
     fn look_at(&mut self, wanted: &Wanted, path: &[u8]) -> Result<io::Result<Source>, Refusal> {
-        let Wanted { ground, contents, root_name, .. } = wanted;
+        let Wanted {
+            ground,
+            contents,
+            root_name,
+            ..
+        } = wanted;
         let is_directory = match ground.is_directory(path, *contents) {
             Ok(is_directory) => is_directory,
             Err(error) => return Ok(Err(error)),
@@ -325,7 +386,11 @@ impl Search<'_> {
         if *contents {
             shown.push("");
         }
-        let name = path.rsplit(|&byte| byte == b'/').next().filter(|_| !contents).or(root_name.as_deref());
+        let name = path
+            .rsplit(|&byte| byte == b'/')
+            .next()
+            .filter(|_| !contents)
+            .or(root_name.as_deref());
         let (top, prefix) = match top_of(name) {
             Ok(named) => named,
             Err(error) => return Ok(Err(error)),
@@ -338,7 +403,13 @@ impl Search<'_> {
                 Err(error) => return Ok(Err(error)),
             },
         };
-        Ok(Ok(Source { root, top, is_directory, ground: Arc::clone(ground), path: path.to_vec() }))
+        Ok(Ok(Source {
+            root,
+            top,
+            is_directory,
+            ground: Arc::clone(ground),
+            path: path.to_vec(),
+        }))
     }
 
     /// The directory that holds a source beneath a root, and its path there.
@@ -356,10 +427,17 @@ impl Search<'_> {
             // it is opened to be walked
             self.book_descriptor()?;
         }
-        let name = path.file_name().map(|name| RelPath::root().join(&name)).transpose();
+        let name = path
+            .file_name()
+            .map(|name| RelPath::root().join(&name))
+            .transpose();
         let parent = path.parent().unwrap_or_else(RelPath::root);
-        let name = name.map(|name| name.unwrap_or_else(RelPath::root)).map_err(io::Error::other);
-        Ok(self.open_parent(ground, &parent)?.and_then(|parent| Ok((parent, name?))))
+        let name = name
+            .map(|name| name.unwrap_or_else(RelPath::root))
+            .map_err(io::Error::other);
+        Ok(self
+            .open_parent(ground, &parent)?
+            .and_then(|parent| Ok((parent, name?))))
     }
 
     /// Refuses two sources that bring entries under one name: luck would decide which of them the target gets.
@@ -368,11 +446,16 @@ impl Search<'_> {
             return Ok(());
         }
         let mut names = HashSet::new();
-        for Source { top, ground, path, .. } in found {
+        for Source {
+            top, ground, path, ..
+        } in found
+        {
             match top {
                 Some(top) => self.note_name(&mut names, top.as_bytes())?,
                 // a directory that cannot be listed brings no names; the scan reports it
-                None => drop(self.list(ground, path, |search, name| search.note_name(&mut names, name))?),
+                None => drop(self.list(ground, path, |search, name| {
+                    search.note_name(&mut names, name)
+                })?),
             }
         }
         Ok(())
@@ -381,31 +464,47 @@ impl Search<'_> {
     fn note_name(&mut self, names: &mut HashSet<Vec<u8>>, name: &[u8]) -> Result<(), Refusal> {
         self.book(PATH_BYTES + name.len())?;
         if !names.insert(name.to_vec()) {
-            let text = format!("two of the sources would become '{}' at the target", Escaped(name));
+            let text = format!(
+                "two of the sources would become '{}' at the target",
+                Escaped(name)
+            );
             return Err(refuse(RefusalCode::Target, text));
         }
         if names.len() > FETCH_MATCHES_MAX {
-            let text =
-                "too many names to find out whether two sources have the same: ask for them one by one";
+            let text = "too many names to find out whether two sources have the same: ask for them one by one";
             return Err(refuse(RefusalCode::Denied, text.into()));
         }
         Ok(())
     }
 }
 
-fn choose_root<'a>(source: &'a [u8], roots: &'a [PathBuf]) -> Result<(&'a Path, &'a [u8]), Refusal> {
+fn choose_root<'a>(
+    source: &'a [u8],
+    roots: &'a [PathBuf],
+) -> Result<(&'a Path, &'a [u8]), Refusal> {
     if !source.starts_with(b"/") {
         let first = roots.first();
-        let first = first.ok_or_else(|| refuse(RefusalCode::Denied, "this key has no roots".into()))?;
+        let first =
+            first.ok_or_else(|| refuse(RefusalCode::Denied, "this key has no roots".into()))?;
         return Ok((first, source));
     }
     let path = Path::new(std::ffi::OsStr::from_bytes(source));
-    let longest =
-        roots.iter().filter(|root| path.starts_with(root)).max_by_key(|root| root.as_os_str().len());
+    let longest = roots
+        .iter()
+        .filter(|root| path.starts_with(root))
+        .max_by_key(|root| root.as_os_str().len());
     longest
-        .and_then(|root| Some((root.as_path(), path.strip_prefix(root).ok()?.as_os_str().as_bytes())))
+        .and_then(|root| {
+            Some((
+                root.as_path(),
+                path.strip_prefix(root).ok()?.as_os_str().as_bytes(),
+            ))
+        })
         .ok_or_else(|| {
-            let allowed: Vec<_> = roots.iter().map(|root| format!("'{}'", Escaped::path(root))).collect();
+            let allowed: Vec<_> = roots
+                .iter()
+                .map(|root| format!("'{}'", Escaped::path(root)))
+                .collect();
             let text = format!(
                 "'{}' lies in none of the roots that this key may read: {}",
                 Escaped::path(path),
@@ -436,10 +535,16 @@ impl Ground {
     }
 
     fn is_directory(&self, path: &[u8], contents: bool) -> io::Result<bool> {
-        let follow = if contents { OFlags::empty() } else { OFlags::NOFOLLOW };
+        let follow = if contents {
+            OFlags::empty()
+        } else {
+            OFlags::NOFOLLOW
+        };
         let opened = match self {
             Self::Root(root, _) => open_beneath(root.as_fd(), &relative(path)?, OFlags::PATH)?,
-            Self::Own => rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | follow, Mode::empty())?,
+            Self::Own => {
+                rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | follow, Mode::empty())?
+            }
         };
         let mode = rustix::fs::fstat(&opened)?.st_mode;
         Ok(FileType::from_raw_mode(mode) == FileType::Directory)
@@ -448,7 +553,10 @@ impl Ground {
 
 /// The name of a source at the target, and its path there.
 fn top_of(name: Option<&[u8]>) -> io::Result<(Option<Name>, RelPath)> {
-    let top = name.map(Name::from_bytes).transpose().map_err(io::Error::other)?;
+    let top = name
+        .map(Name::from_bytes)
+        .transpose()
+        .map_err(io::Error::other)?;
     let prefix = match &top {
         Some(name) => RelPath::root().join(name).map_err(io::Error::other)?,
         None => RelPath::root(),
@@ -461,16 +569,32 @@ fn relative(path: &[u8]) -> io::Result<RelPath> {
 }
 
 fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
-    let separator: &[u8] = if path.is_empty() || path.ends_with(b"/") { b"" } else { b"/" };
+    let separator: &[u8] = if path.is_empty() || path.ends_with(b"/") {
+        b""
+    } else {
+        b"/"
+    };
     [path, separator, name].concat()
 }
 
 fn shape(found: &[Source]) -> TargetShape {
-    if let [Source { top: Some(name), is_directory: false, .. }] = found {
+    if let [
+        Source {
+            top: Some(name),
+            is_directory: false,
+            ..
+        },
+    ] = found
+    {
         return TargetShape::Single { name: name.clone() };
     }
-    let tops: Option<Vec<_>> = found.iter().map(|source| source.top.clone().map(TopName)).collect();
-    TargetShape::Directory { tops: tops.unwrap_or_default() }
+    let tops: Option<Vec<_>> = found
+        .iter()
+        .map(|source| source.top.clone().map(TopName))
+        .collect();
+    TargetShape::Directory {
+        tops: tops.unwrap_or_default(),
+    }
 }
 
 fn refuse(code: RefusalCode, text: String) -> Refusal {
@@ -485,8 +609,15 @@ mod tests {
     use zmove_transport::Fingerprint;
 
     fn find(root: &Path, sources: &[&str], quota: &Quota) -> Result<Sources, Refusal> {
-        let asked: Vec<_> = sources.iter().map(|path| SourcePath(path.as_bytes().to_vec())).collect();
-        Sources::find(&asked, &ReadAccess::Beneath(vec![root.to_owned()]), (quota, &AtomicBool::new(false)))
+        let asked: Vec<_> = sources
+            .iter()
+            .map(|path| SourcePath(path.as_bytes().to_vec()))
+            .collect();
+        Sources::find(
+            &asked,
+            &ReadAccess::Beneath(vec![root.to_owned()]),
+            (quota, &AtomicBool::new(false)),
+        )
     }
 
     fn ask(root: &Path, sources: &[&str]) -> Result<Vec<String>, Refusal> {
@@ -495,11 +626,21 @@ mod tests {
             .roots
             .iter()
             .map(|found| {
-                let path = found.source.strip_prefix(root).unwrap().display().to_string();
+                let path = found
+                    .source
+                    .strip_prefix(root)
+                    .unwrap()
+                    .display()
+                    .to_string();
                 format!("{path}→{}", found.prefix)
             })
             .collect();
-        shown.extend(found.missing.iter().map(|line| line.rsplit(": ").next().unwrap().to_owned()));
+        shown.extend(
+            found
+                .missing
+                .iter()
+                .map(|line| line.rsplit(": ").next().unwrap().to_owned()),
+        );
         Ok(shown)
     }
 
@@ -541,14 +682,24 @@ mod tests {
             let refusal = refused(&[source]);
             assert_eq!(refusal.code, RefusalCode::Target, "{source}");
             // nor are names told that lie there
-            assert!(refusal.text.contains(&format!("/{}'", source.trim_end_matches('/'))), "{refusal:?}");
+            assert!(
+                refusal
+                    .text
+                    .contains(&format!("/{}'", source.trim_end_matches('/'))),
+                "{refusal:?}"
+            );
         }
     }
 
     #[test]
     fn two_sources_with_one_name_are_refused() {
         let home = tree();
-        for sources in [&["*/x.txt"][..], &["a/", "b/"], &["a/x.txt", "b/"], &["[ab]/"]] {
+        for sources in [
+            &["*/x.txt"][..],
+            &["a/", "b/"],
+            &["a/x.txt", "b/"],
+            &["[ab]/"],
+        ] {
             let refusal = ask(home.path(), sources).unwrap_err();
             assert!(refusal.text.contains("'x.txt'"), "{refusal:?}");
         }
@@ -557,7 +708,11 @@ mod tests {
     /// The quota of a key that may have so many descriptors, and the least memory.
     fn quota(files_per_identity: usize) -> Quota {
         let memory_per_identity = zmove_types::ByteCount(64 << 20);
-        let limits = Limits { files_per_identity, memory_per_identity, ..Limits::default() };
+        let limits = Limits {
+            files_per_identity,
+            memory_per_identity,
+            ..Limits::default()
+        };
         Quotas::default().of(Fingerprint([1; 32]), &limits)
     }
 
@@ -565,43 +720,73 @@ mod tests {
     fn a_directory_of_which_many_entries_are_asked_for_is_opened_once() {
         let home = tree();
         let names: Vec<_> = (0..200).map(|number| format!("a/{number}")).collect();
-        names.iter().for_each(|name| std::fs::write(home.path().join(name), "").unwrap());
+        names
+            .iter()
+            .for_each(|name| std::fs::write(home.path().join(name), "").unwrap());
         let names: Vec<_> = names.iter().map(String::as_str).collect();
         let quota = quota(64);
         let found = find(home.path(), &names, &quota).unwrap();
         assert_eq!(found.roots.len(), 200);
         let left = std::iter::from_fn(|| quota.book_descriptor());
-        assert_eq!(left.collect::<Vec<_>>().len(), 64 - 2, "the root and the directory");
+        assert_eq!(
+            left.collect::<Vec<_>>().len(),
+            64 - 2,
+            "the root and the directory"
+        );
     }
 
     #[test]
     fn directories_that_stay_open_are_booked() {
         let home = tree();
-        (0..70).for_each(|number| std::fs::create_dir(home.path().join(format!("a/{number}"))).unwrap());
+        (0..70).for_each(|number| {
+            std::fs::create_dir(home.path().join(format!("a/{number}"))).unwrap()
+        });
         let quota = quota(64);
         let refusal = find(home.path(), &["a/[0-9]*"], &quota).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Full, "{refusal:?}");
-        assert!(refusal.text.contains("limits.files_per_identity"), "{refusal:?}");
-        assert!(find(home.path(), &["a/[0-9]"], &quota).is_ok(), "all has been given back");
+        assert!(
+            refusal.text.contains("limits.files_per_identity"),
+            "{refusal:?}"
+        );
+        assert!(
+            find(home.path(), &["a/[0-9]"], &quota).is_ok(),
+            "all has been given back"
+        );
     }
 
     #[test]
     fn names_are_bounded_and_booked_over_all_sources() {
         let home = tree();
-        (0..300).for_each(|number| std::fs::write(home.path().join(format!("b/{number}")), "").unwrap());
+        (0..300).for_each(|number| {
+            std::fs::write(home.path().join(format!("b/{number}")), "").unwrap()
+        });
         let quota = quota(64);
         let refusal = find(home.path(), &["b/*"; 300], &quota).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Denied);
-        assert!(refusal.text.contains("matches more than 65536 names"), "{refusal:?}");
+        assert!(
+            refusal.text.contains("matches more than 65536 names"),
+            "{refusal:?}"
+        );
         let booked = quota.book_memory(60 << 20).unwrap();
         let refusal = find(home.path(), &["b/*"; 100], &quota).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Full);
-        assert!(refusal.text.contains("limits.memory_per_identity"), "{refusal:?}");
+        assert!(
+            refusal.text.contains("limits.memory_per_identity"),
+            "{refusal:?}"
+        );
         drop(booked);
-        assert!(quota.book_memory(64 << 20).is_ok(), "all has been given back");
+        assert!(
+            quota.book_memory(64 << 20).is_ok(),
+            "all has been given back"
+        );
         // names that only lead to others, of which there are none
         let _booked = quota.book_memory(63 << 20).unwrap();
-        assert_eq!(find(home.path(), &["b/*/none"; 200], &quota).unwrap_err().code, RefusalCode::Full);
+        assert_eq!(
+            find(home.path(), &["b/*/none"; 200], &quota)
+                .unwrap_err()
+                .code,
+            RefusalCode::Full
+        );
     }
 
     #[test]
@@ -609,8 +794,8 @@ mod tests {
         let home = tree();
         let asked = [SourcePath(b"a/*".to_vec())];
         let access = ReadAccess::Beneath(vec![home.path().to_owned()]);
-        let refusal =
-            Sources::find(&asked, &access, (&Quota::default(), &AtomicBool::new(true))).unwrap_err();
+        let refusal = Sources::find(&asked, &access, (&Quota::default(), &AtomicBool::new(true)))
+            .unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Stopping);
     }
 }

@@ -44,8 +44,14 @@ pub(crate) struct Live {
 
 #[derive(Clone, Debug)]
 enum State {
-    Waits { reason: String, ahead: usize },
-    Runs { direction: Direction, since: Instant },
+    Waits {
+        reason: String,
+        ahead: usize,
+    },
+    Runs {
+        direction: Direction,
+        since: Instant,
+    },
 }
 
 /// The peer of a transfer.
@@ -163,26 +169,39 @@ impl fmt::Display for Who {
 
 impl Transfers {
     /// Enters a transfer that has come.
-    pub(crate) fn enter(self: &Arc<Self>, id: TransferId, who: Who, limit: Option<RateLimit>) -> LiveGuard {
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        id: TransferId,
+        who: Who,
+        limit: Option<RateLimit>,
+    ) -> LiveGuard {
         let live = Arc::new(Live {
             id,
             who,
             limit,
             since: SystemTime::now(),
-            state: Lock::new(State::Waits { reason: String::new(), ahead: 0 }),
+            state: Lock::new(State::Waits {
+                reason: String::new(),
+                ahead: 0,
+            }),
             meter: Arc::default(),
             pace: Lock::default(),
             cut: watch::Sender::new(None),
         });
         self.0.lock().live.push(Arc::clone(&live));
-        LiveGuard { transfers: Arc::clone(self), live }
+        LiveGuard {
+            transfers: Arc::clone(self),
+            live,
+        }
     }
 
     /// The totals of all transfers, and the present state of those that run; a total never falls.
     #[must_use]
     pub fn read(&self) -> MeterReading {
         let book = self.0.lock();
-        book.live.iter().fold(book.ended, |sum, live| sum.and(&live.reading()))
+        book.live
+            .iter()
+            .fold(book.ended, |sum, live| sum.and(&live.reading()))
     }
 
     /// The same for each name of a key.
@@ -199,7 +218,12 @@ impl Transfers {
     /// The transfers that wait or run, in the order in which they came.
     #[must_use]
     pub fn list(&self) -> Vec<TransferStatus> {
-        self.0.lock().live.iter().map(|live| live.status()).collect()
+        self.0
+            .lock()
+            .live
+            .iter()
+            .map(|live| live.status())
+            .collect()
     }
 
     /// Ends the transfers that `which` names; returns what they were.
@@ -221,14 +245,22 @@ impl Transfers {
         let mut ticks = tokio::time::interval(PACE_INTERVAL);
         loop {
             ticks.tick().await;
-            self.0.lock().live.iter().for_each(|live| live.pace.lock().tick(live.bytes()));
+            self.0
+                .lock()
+                .live
+                .iter()
+                .for_each(|live| live.pace.lock().tick(live.bytes()));
         }
     }
 }
 
 fn add(by_name: &mut BTreeMap<String, MeterReading>, name: &str, reading: &MeterReading) {
     let is_new = !by_name.contains_key(name);
-    let name = if is_new && by_name.len() >= NAMES_MAX { OTHER_NAMES } else { name };
+    let name = if is_new && by_name.len() >= NAMES_MAX {
+        OTHER_NAMES
+    } else {
+        name
+    };
     let sum = by_name.entry(name.to_owned()).or_default();
     *sum = sum.and(reading);
 }
@@ -236,19 +268,26 @@ fn add(by_name: &mut BTreeMap<String, MeterReading>, name: &str, reading: &Meter
 impl Live {
     /// The transfer waits in the queue.
     pub(crate) fn waits(&self, reason: &str, ahead: usize) {
-        *self.state.lock() = State::Waits { reason: reason.to_owned(), ahead };
+        *self.state.lock() = State::Waits {
+            reason: reason.to_owned(),
+            ahead,
+        };
     }
 
     /// The transfer begins.
     pub(crate) fn begins(&self, direction: Direction) {
-        *self.state.lock() = State::Runs { direction, since: Instant::now() };
+        *self.state.lock() = State::Runs {
+            direction,
+            since: Instant::now(),
+        };
     }
 
     /// Resolves when the operator ends the transfer.
     pub(crate) async fn cut(&self) -> Cut {
         let mut cut = self.cut.subscribe();
         let cut = cut.wait_for(Option::is_some).await;
-        cut.expect("this owns the sending end").expect("it was waited for")
+        cut.expect("this owns the sending end")
+            .expect("it was waited for")
     }
 
     fn bytes(&self) -> u64 {
@@ -258,7 +297,10 @@ impl Live {
 
     fn reading(&self) -> MeterReading {
         let runs = matches!(*self.state.lock(), State::Runs { .. });
-        MeterReading { transfers: usize::from(runs), ..self.meter.reading() }
+        MeterReading {
+            transfers: usize::from(runs),
+            ..self.meter.reading()
+        }
     }
 
     fn status(&self) -> TransferStatus {
@@ -290,7 +332,10 @@ impl Live {
             eta_seconds: eta(found, bytes, rate),
             lanes: reading.lanes,
             limit_bytes_per_second: self.limit.map(|limit| limit.bytes_per_second()),
-            since: self.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            since: self
+                .since
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
             seconds: (lasted.as_secs_f64() * 1e3).round() / 1e3,
         }
     }
@@ -315,7 +360,9 @@ fn whole(number: f64) -> u64 {
 /// The time until the end; `None` where that is not known.
 fn eta(found: Found, bytes: u64, per_second: f64) -> Option<u64> {
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-    let rest = found.bytes.saturating_sub(found.skipped_bytes.saturating_add(bytes)) as f64;
+    let rest = found
+        .bytes
+        .saturating_sub(found.skipped_bytes.saturating_add(bytes)) as f64;
     (found.all && per_second >= 1.0).then(|| whole(rest / per_second))
 }
 
@@ -326,8 +373,11 @@ impl Pace {
         let newest = bytes.saturating_sub(self.bytes) as f64;
         let is_first = self.bytes == 0;
         self.bytes = bytes;
-        self.per_second =
-            if is_first { newest } else { self.per_second + NEWEST * (newest - self.per_second) };
+        self.per_second = if is_first {
+            newest
+        } else {
+            self.per_second + NEWEST * (newest - self.per_second)
+        };
     }
 }
 
@@ -343,15 +393,19 @@ impl Cut {
                 RefusalCode::Denied,
                 "the operator there has stopped this transfer; the same command goes on where it was",
             ),
-            Self::GrantOver => {
-                (RefusalCode::Stopping, "the grant by which this node takes part in the job has ended")
-            }
+            Self::GrantOver => (
+                RefusalCode::Stopping,
+                "the grant by which this node takes part in the job has ended",
+            ),
             Self::KeyRemoved => (
                 RefusalCode::UnknownKey,
                 "the operator there has removed this key, and stopped its transfers",
             ),
         };
-        Refusal { code, text: text.to_owned() }
+        Refusal {
+            code,
+            text: text.to_owned(),
+        }
     }
 
     /// The error with which a session that receives ends.
@@ -367,7 +421,12 @@ impl Drop for LiveGuard {
     fn drop(&mut self) {
         let mut book = self.transfers.0.lock();
         book.live.retain(|live| !Arc::ptr_eq(live, &self.live));
-        let last = MeterReading { transfers: 0, lanes: 0, queued: 0, ..self.live.meter.reading() };
+        let last = MeterReading {
+            transfers: 0,
+            lanes: 0,
+            queued: 0,
+            ..self.live.meter.reading()
+        };
         book.ended = book.ended.and(&last);
         add(&mut book.ended_by_name, &self.live.who.name, &last);
     }
@@ -406,8 +465,14 @@ mod tests {
         assert_eq!((after.sent_bytes, after.sent_files), (8, 2));
         assert_eq!((after.transfers, after.lanes), (1, 0));
         let by_name = transfers.read_by_name();
-        assert_eq!((by_name["ann"].sent_bytes, by_name["ann"].transfers), (7, 0));
-        assert_eq!((by_name["ben"].sent_bytes, by_name["ben"].transfers), (1, 1));
+        assert_eq!(
+            (by_name["ann"].sent_bytes, by_name["ann"].transfers),
+            (7, 0)
+        );
+        assert_eq!(
+            (by_name["ben"].sent_bytes, by_name["ben"].transfers),
+            (1, 1)
+        );
     }
 
     #[test]
@@ -418,7 +483,10 @@ mod tests {
             guard.live.meter.hear(&Event::Stored { files: 1, bytes: 1 });
         }
         let by_name = transfers.read_by_name();
-        assert_eq!((by_name.len(), by_name[OTHER_NAMES].sent_bytes), (NAMES_MAX + 1, 5));
+        assert_eq!(
+            (by_name.len(), by_name[OTHER_NAMES].sent_bytes),
+            (NAMES_MAX + 1, 5)
+        );
     }
 
     #[tokio::test]
@@ -437,11 +505,31 @@ mod tests {
         let mut pace = Pace::default();
         pace.tick(100);
         pace.tick(200);
-        let found = Found { files: 9, bytes: 1000, skipped_bytes: 300, all: false };
-        assert_eq!(eta(found, 200, pace.per_second), None, "the scan has not ended");
-        assert_eq!(eta(Found { all: true, ..found }, 200, pace.per_second), Some(5));
+        let found = Found {
+            files: 9,
+            bytes: 1000,
+            skipped_bytes: 300,
+            all: false,
+        };
+        assert_eq!(
+            eta(found, 200, pace.per_second),
+            None,
+            "the scan has not ended"
+        );
+        assert_eq!(
+            eta(Found { all: true, ..found }, 200, pace.per_second),
+            Some(5)
+        );
         assert_eq!(eta(Found { all: true, ..found }, 200, 0.0), None);
-        let nonsense = Found { all: true, skipped_bytes: u64::MAX, ..found };
-        assert_eq!(eta(nonsense, 200, pace.per_second), Some(0), "a peer says what it likes");
+        let nonsense = Found {
+            all: true,
+            skipped_bytes: u64::MAX,
+            ..found
+        };
+        assert_eq!(
+            eta(nonsense, 200, pace.per_second),
+            Some(0),
+            "a peer says what it likes"
+        );
     }
 }

@@ -22,14 +22,20 @@ struct Waiter<T> {
 
 impl<T> Default for WaitQueue<T> {
     fn default() -> Self {
-        Self { keys: VecDeque::new(), entered: 0 }
+        Self {
+            keys: VecDeque::new(),
+            entered: 0,
+        }
     }
 }
 
 impl<T> WaitQueue<T> {
     /// The number of waiters of a key.
     pub(crate) fn len_of(&self, key: Fingerprint) -> usize {
-        self.keys.iter().find(|(of, _)| *of == key).map_or(0, |(_, waiters)| waiters.len())
+        self.keys
+            .iter()
+            .find(|(of, _)| *of == key)
+            .map_or(0, |(_, waiters)| waiters.len())
     }
 
     /// The number of waiters of a key before the one with this number; `None` once that is not waiting any more.
@@ -41,7 +47,10 @@ impl<T> WaitQueue<T> {
     /// Adds a waiter behind those of its key; returns the number by which it can leave.
     pub(crate) fn enter(&mut self, key: Fingerprint, waiting: T) -> u64 {
         self.entered += 1;
-        let waiter = Waiter { number: self.entered, waiting };
+        let waiter = Waiter {
+            number: self.entered,
+            waiting,
+        };
         match self.keys.iter_mut().find(|(of, _)| *of == key) {
             Some((_, waiters)) => waiters.push_back(waiter),
             None => self.keys.push_back((key, VecDeque::from([waiter]))),
@@ -58,9 +67,15 @@ impl<T> WaitQueue<T> {
     }
 
     /// Removes and returns the next waiter to whose key `admit` grants something. That key is the last from then on.
-    pub(crate) fn next<A>(&mut self, mut admit: impl FnMut(Fingerprint) -> Option<A>) -> Option<(T, A)> {
-        let (place, admitted) =
-            self.keys.iter().enumerate().find_map(|(place, (key, _))| Some((place, admit(*key)?)))?;
+    pub(crate) fn next<A>(
+        &mut self,
+        mut admit: impl FnMut(Fingerprint) -> Option<A>,
+    ) -> Option<(T, A)> {
+        let (place, admitted) = self
+            .keys
+            .iter()
+            .enumerate()
+            .find_map(|(place, (key, _))| Some((place, admit(*key)?)))?;
         let (key, mut waiters) = self.keys.remove(place)?;
         let Waiter { waiting, .. } = waiters.pop_front()?;
         if !waiters.is_empty() {
@@ -79,14 +94,23 @@ mod tests {
     }
 
     fn all<T>(queue: &mut WaitQueue<T>) -> Vec<T> {
-        std::iter::from_fn(|| queue.next(|_| Some(()))).map(|(waiting, ())| waiting).collect()
+        std::iter::from_fn(|| queue.next(|_| Some(())))
+            .map(|(waiting, ())| waiting)
+            .collect()
     }
 
     #[test]
     fn keys_take_turns_and_each_keeps_its_order() {
         let [one, two, three] = keys();
         let mut queue = WaitQueue::default();
-        for (key, name) in [(one, "a1"), (one, "a2"), (one, "a3"), (two, "b1"), (three, "c1"), (two, "b2")] {
+        for (key, name) in [
+            (one, "a1"),
+            (one, "a2"),
+            (one, "a3"),
+            (two, "b1"),
+            (three, "c1"),
+            (two, "b2"),
+        ] {
             queue.enter(key, name);
         }
         assert_eq!([one, two, three].map(|key| queue.len_of(key)), [3, 2, 1]);
@@ -116,7 +140,10 @@ mod tests {
         let alone = queue.enter(two, "b1");
         queue.leave(one, first);
         queue.leave(two, alone);
-        assert_eq!((queue.ahead_of(one, first), queue.ahead_of(one, first + 1)), (None, Some(0)));
+        assert_eq!(
+            (queue.ahead_of(one, first), queue.ahead_of(one, first + 1)),
+            (None, Some(0))
+        );
         assert_eq!(all(&mut queue), ["a2"]);
     }
 }

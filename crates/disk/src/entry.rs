@@ -52,7 +52,11 @@ impl FileIdentity {
     /// # Errors
     /// The system's error.
     pub fn at(directory: impl AsFd, name: &Name) -> io::Result<Self> {
-        Ok(Self::from_stat(&rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?))
+        Ok(Self::from_stat(&rustix::fs::statat(
+            directory,
+            name.as_os_str(),
+            AtFlags::SYMLINK_NOFOLLOW,
+        )?))
     }
 
     /// Mode and time to be carried over.
@@ -68,7 +72,10 @@ impl FileIdentity {
             ctime: timestamp(stat.st_ctime, stat.st_ctime_nsec),
             inode: stat.st_ino,
             mode: stat.st_mode & 0o7777,
-            ids: Ids { user: stat.st_uid, group: stat.st_gid },
+            ids: Ids {
+                user: stat.st_uid,
+                group: stat.st_gid,
+            },
             regular: FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
             names: stat.st_nlink,
         }
@@ -76,7 +83,10 @@ impl FileIdentity {
 }
 
 fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
-    Timestamp { seconds, nanos: u32::try_from(nanos).unwrap_or(0) }
+    Timestamp {
+        seconds,
+        nanos: u32::try_from(nanos).unwrap_or(0),
+    }
 }
 
 /// The device and inode of an open file.
@@ -92,7 +102,11 @@ pub fn number_of(file: impl AsFd) -> io::Result<FileNumber> {
 /// # Errors
 /// The system's error.
 pub fn number_at(directory: impl AsFd, name: &OsStr) -> io::Result<FileNumber> {
-    Ok(of_stat(&rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?))
+    Ok(of_stat(&rustix::fs::statat(
+        directory,
+        name,
+        AtFlags::SYMLINK_NOFOLLOW,
+    )?))
 }
 
 /// Whether two open files are one; `false` where the system cannot tell.
@@ -102,7 +116,10 @@ pub fn is_same_file(one: impl AsFd, other: impl AsFd) -> bool {
 }
 
 const fn of_stat(stat: &Stat) -> FileNumber {
-    FileNumber { device: stat.st_dev, inode: stat.st_ino }
+    FileNumber {
+        device: stat.st_dev,
+        inode: stat.st_ino,
+    }
 }
 
 /// Sets the metadata of a regular file if it still is what it was `judged` to be; returns what it did not get.
@@ -125,7 +142,10 @@ pub fn retouch(
     let file = open_own(directory, name)?;
     let opened = FileIdentity::of(&file)?;
     // Where opening the file took another mode, its last change is that.
-    let is_it = FileIdentity { ctime: there.ctime, ..opened } == there;
+    let is_it = FileIdentity {
+        ctime: there.ctime,
+        ..opened
+    } == there;
     if there != *judged || !is_it {
         return Err(Errno::BUSY.into());
     }
@@ -185,8 +205,17 @@ pub fn set_file_mtime(file: impl AsFd, mtime: Timestamp) -> io::Result<()> {
 
 /// Timestamps that set the modification time and leave the access time alone.
 pub(crate) fn only_mtime(mtime: Timestamp) -> Timestamps {
-    let last_modification = Timespec { tv_sec: mtime.seconds, tv_nsec: i64::from(mtime.nanos) };
-    Timestamps { last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }, last_modification }
+    let last_modification = Timespec {
+        tv_sec: mtime.seconds,
+        tv_nsec: i64::from(mtime.nanos),
+    };
+    Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+        last_modification,
+    }
 }
 
 #[cfg(test)]
@@ -196,7 +225,11 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     fn wanted(mode: u32, mtime: Option<Timestamp>) -> Wanted<'static> {
-        Wanted { mode, mtime, ..Wanted::default() }
+        Wanted {
+            mode,
+            mtime,
+            ..Wanted::default()
+        }
     }
 
     #[test]
@@ -213,13 +246,22 @@ mod tests {
         let device = node("device", FileType::CharacterDevice).is_ok();
         let mode = |name: &str| home.path().join(name).symlink_metadata().unwrap().mode();
         let names = ["directory", "link", "fifo", "socket", "device"];
-        let metadata = Metadata::new(0o777, Timestamp { seconds: 3, nanos: 4 });
+        let metadata = Metadata::new(
+            0o777,
+            Timestamp {
+                seconds: 3,
+                nanos: 4,
+            },
+        );
         for name in names.into_iter().filter(|name| device || *name != "device") {
             let before = mode(name);
             let there = Name::from_bytes(name.as_bytes()).unwrap();
             let judged = FileIdentity::at(&fd, &there).unwrap();
             let wanted = wanted(metadata.mode, Some(metadata.mtime));
-            assert!(retouch(fd.as_fd(), &there, &judged, &wanted).is_err(), "{name}");
+            assert!(
+                retouch(fd.as_fd(), &there, &judged, &wanted).is_err(),
+                "{name}"
+            );
             assert_eq!(mode(name), before, "{name}");
         }
         assert_ne!(home.path().join("precious").metadata().unwrap().mtime(), 3);
@@ -233,11 +275,24 @@ mod tests {
         std::fs::write(home.path().join("precious"), "x").unwrap();
         std::fs::hard_link(home.path().join("precious"), home.path().join("x")).unwrap();
         let judged = FileIdentity::at(&fd, &name).unwrap();
-        let given = Wanted { owner: Some(judged.ids.user + 1), may_own: true, ..wanted(0o600, None) };
+        let given = Wanted {
+            owner: Some(judged.ids.user + 1),
+            may_own: true,
+            ..wanted(0o600, None)
+        };
         let error = retouch(fd.as_fd(), &name, &judged, &given).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::BUSY));
         assert_eq!(FileIdentity::at(&fd, &name).unwrap(), judged);
-        retouch(fd.as_fd(), &name, &judged, &Wanted { owner: Some(judged.ids.user), ..given }).unwrap();
+        retouch(
+            fd.as_fd(),
+            &name,
+            &judged,
+            &Wanted {
+                owner: Some(judged.ids.user),
+                ..given
+            },
+        )
+        .unwrap();
     }
 
     /// What another program writes must not look as old as what was compared.
@@ -259,11 +314,17 @@ mod tests {
             std::fs::write(home.path().join("y"), "judged").unwrap();
             std::fs::rename(home.path().join("y"), &path).unwrap();
         };
-        let changes: [&dyn Fn(); 3] = [&|| write("twice!"), &|| write("longer than that"), &replace];
+        let changes: [&dyn Fn(); 3] =
+            [&|| write("twice!"), &|| write("longer than that"), &replace];
         for change in changes {
             change();
-            let changed =
-                retouch(fd.as_fd(), &name, &judged, &wanted(0o640, Some(of_second(7)))).unwrap_err();
+            let changed = retouch(
+                fd.as_fd(),
+                &name,
+                &judged,
+                &wanted(0o640, Some(of_second(7))),
+            )
+            .unwrap_err();
             assert_eq!(Errno::from_io_error(&changed), Some(Errno::BUSY));
             assert_ne!(path.metadata().unwrap().mtime(), 7);
         }
@@ -277,9 +338,21 @@ mod tests {
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o000)).unwrap();
         let fd = File::open(home.path()).unwrap();
         let name = Name::from_bytes(b"x").unwrap();
-        let metadata = Metadata::new(0o440, Timestamp { seconds: 3, nanos: 4 });
+        let metadata = Metadata::new(
+            0o440,
+            Timestamp {
+                seconds: 3,
+                nanos: 4,
+            },
+        );
         let judged = FileIdentity::at(&fd, &name).unwrap();
-        retouch(fd.as_fd(), &name, &judged, &wanted(metadata.mode, Some(metadata.mtime))).unwrap();
+        retouch(
+            fd.as_fd(),
+            &name,
+            &judged,
+            &wanted(metadata.mode, Some(metadata.mtime)),
+        )
+        .unwrap();
         let identity = FileIdentity::at(&fd, &name).unwrap();
         assert_eq!(identity.metadata(), metadata);
     }
@@ -288,10 +361,15 @@ mod tests {
     fn a_file_is_the_same_under_all_its_names_and_a_link_is_not() {
         let home = tempfile::tempdir().unwrap();
         let at = |name: &str| home.path().join(name);
-        let (file, other) = (File::create(at("file")).unwrap(), File::create(at("other")).unwrap());
+        let (file, other) = (
+            File::create(at("file")).unwrap(),
+            File::create(at("other")).unwrap(),
+        );
         std::fs::hard_link(at("file"), at("name")).unwrap();
         std::os::unix::fs::symlink("file", at("link")).unwrap();
-        assert!(is_same_file(&file, File::open(at("name")).unwrap()) && !is_same_file(&file, &other));
+        assert!(
+            is_same_file(&file, File::open(at("name")).unwrap()) && !is_same_file(&file, &other)
+        );
         let directory = File::open(home.path()).unwrap();
         let number = |name: &str| number_at(&directory, name.as_ref()).unwrap();
         assert_eq!(number("name"), number_of(&file).unwrap());

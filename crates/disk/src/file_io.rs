@@ -30,7 +30,13 @@ pub trait FileIo: Send + Sync + fmt::Debug {
     ///
     /// # Panics
     /// When the span ends behind the buffer's room.
-    fn read_part(&self, file: &DataFile, span: Span, buffer: Buffer, seen: Slices<'_>) -> Moved<usize>;
+    fn read_part(
+        &self,
+        file: &DataFile,
+        span: Span,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> Moved<usize>;
 
     /// Writes a span of the buffer's content.
     fn write_part(&self, file: &DataFile, span: Span, buffer: Buffer) -> Moved<()>;
@@ -40,7 +46,14 @@ pub trait FileIo: Send + Sync + fmt::Debug {
     ///
     /// # Panics
     /// When `len` is more than the buffer's capacity.
-    fn read(&self, file: &DataFile, offset: u64, len: usize, buffer: Buffer, seen: Slices<'_>) -> Moved<()> {
+    fn read(
+        &self,
+        file: &DataFile,
+        offset: u64,
+        len: usize,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> Moved<()> {
         let (outcome, mut buffer) = self.read_part(file, Span::new(offset, 0..len), buffer, seen);
         let outcome = outcome.map(|read| buffer.set_len(read));
         (outcome, buffer)
@@ -79,7 +92,8 @@ pub(crate) enum Way<'a> {
 pub(crate) trait Engine {
     /// Reads from the span's beginning on and shows each slice once. Returns how much it showed: less than the span at
     /// the end of the file, or where it cannot go on. The buffer's length is as it was.
-    fn read_some(&self, way: Way<'_>, span: Span, buffer: Buffer, seen: Slices<'_>) -> Moved<usize>;
+    fn read_some(&self, way: Way<'_>, span: Span, buffer: Buffer, seen: Slices<'_>)
+    -> Moved<usize>;
 
     /// Writes from the span's beginning on; returns how much: less than the span where it cannot go on.
     fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize>;
@@ -98,9 +112,19 @@ impl<'a> Way<'a> {
 }
 
 impl<E: Engine + Send + Sync + fmt::Debug> FileIo for E {
-    fn read_part(&self, file: &DataFile, span: Span, mut buffer: Buffer, seen: Slices<'_>) -> Moved<usize> {
+    fn read_part(
+        &self,
+        file: &DataFile,
+        span: Span,
+        mut buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> Moved<usize> {
         let (start, len) = (span.room().start, span.len());
-        assert!(span.room().end <= buffer.capacity(), "{span:?} into a buffer of {}", buffer.capacity());
+        assert!(
+            span.room().end <= buffer.capacity(),
+            "{span:?} into a buffer of {}",
+            buffer.capacity()
+        );
         let mut filled = 0;
         if let Some((way, padded)) = file.direct_read(&span, &mut buffer) {
             // Beyond `len` is what a growing file holds by now: it was not asked for and is not shown.

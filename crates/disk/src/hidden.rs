@@ -98,7 +98,10 @@ impl LastingNames {
     /// Names that contain `tag`, a few letters that distinguish transfers.
     #[must_use]
     pub fn new(tag: &str) -> Self {
-        Self { tag: tag.to_owned(), given: AtomicU64::new(0) }
+        Self {
+            tag: tag.to_owned(),
+            given: AtomicU64::new(0),
+        }
     }
 
     /// A name that was not given before.
@@ -153,7 +156,10 @@ fn passing(parent: &Parent) -> Name {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let own = own_process();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let text = format!("{HIDDEN_PREFIX}{parent}-{own}-{:x}-{number:x}", since_epoch_ms(SystemTime::now()));
+    let text = format!(
+        "{HIDDEN_PREFIX}{parent}-{own}-{:x}-{number:x}",
+        since_epoch_ms(SystemTime::now())
+    );
     Name::from_bytes(text.as_bytes()).expect("numbers alone are short")
 }
 
@@ -192,12 +198,17 @@ pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
 #[must_use]
 pub fn is_part(name: &[u8]) -> bool {
     let behind_prefix = name.strip_prefix(HIDDEN_PREFIX.as_bytes());
-    let Some((tag, number)) = behind_prefix.and_then(|rest| rest.split_at_checked(LastingNames::TAG_DIGITS))
+    let Some((tag, number)) =
+        behind_prefix.and_then(|rest| rest.split_at_checked(LastingNames::TAG_DIGITS))
     else {
         return false;
     };
-    let are_digits =
-        |text: &[u8]| !text.is_empty() && text.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    let are_digits = |text: &[u8]| {
+        !text.is_empty()
+            && text
+                .iter()
+                .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+    };
     are_digits(tag) && number.strip_prefix(b"-").is_some_and(are_digits)
 }
 
@@ -227,7 +238,9 @@ pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
 /// The entries that ended processes have left in `directory`, as far as it can be listed, and the hidden ones that
 /// `also` tells of.
 pub(crate) fn left_in(directory: BorrowedFd<'_>, also: impl Fn(&[u8]) -> bool) -> Vec<Name> {
-    let Ok(entries) = Dir::read_from(directory) else { return Vec::new() };
+    let Ok(entries) = Dir::read_from(directory) else {
+        return Vec::new();
+    };
     let here = Parent::of(directory).to_string();
     let left = entries.flatten().filter_map(|entry| {
         let name = entry.file_name().to_bytes();
@@ -246,12 +259,17 @@ fn was_born_at(directory: BorrowedFd<'_>, name: &Name, moment_ms: u64) -> bool {
         return false;
     };
     // A file system that stores no time of birth reports 0.
-    let born = Duration::new(u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0), stat.stx_btime.tv_nsec);
+    let born = Duration::new(
+        u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0),
+        stat.stx_btime.tv_nsec,
+    );
     since_epoch_ms(SystemTime::UNIX_EPOCH + born).abs_diff(moment_ms) <= BIRTH_MS_MAX
 }
 
 fn since_epoch_ms(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -283,15 +301,27 @@ impl Process {
         static OWN: OnceLock<Process> = OnceLock::new();
         OWN.get_or_init(|| {
             let pid = u64::from(std::process::id());
-            Self { machine: machine(), boot: boot(), pid, start: start_of(pid).unwrap_or(0) }
+            Self {
+                machine: machine(),
+                boot: boot(),
+                pid,
+                start: start_of(pid).unwrap_or(0),
+            }
         })
     }
 
     /// Reads a process as it is displayed, the moment behind it, and a number behind that.
     fn parse(text: &str) -> Option<(Self, u64)> {
-        let mut parts = text.split('-').map(|part| u64::from_str_radix(part, 16).ok());
+        let mut parts = text
+            .split('-')
+            .map(|part| u64::from_str_radix(part, 16).ok());
         let mut next = || parts.next().flatten();
-        let process = Self { machine: next()?, boot: next()?, pid: next()?, start: next()? };
+        let process = Self {
+            machine: next()?,
+            boot: next()?,
+            pid: next()?,
+            start: next()?,
+        };
         let (moment, _number) = (next()?, next()?);
         parts.next().is_none().then_some((process, moment))
     }
@@ -305,7 +335,11 @@ impl Process {
 
 impl Display for Process {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}-{:x}-{:x}-{:x}", self.machine, self.boot, self.pid, self.start)
+        write!(
+            f,
+            "{:x}-{:x}-{:x}-{:x}",
+            self.machine, self.boot, self.pid, self.start
+        )
     }
 }
 
@@ -325,12 +359,19 @@ fn start_of(pid: u64) -> Option<u64> {
 fn started(stat: &[u8]) -> Option<u64> {
     // The name of the program is in parentheses and may contain anything.
     let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
-    let fields: Vec<_> = std::str::from_utf8(&stat[after_name..]).ok()?.split_ascii_whitespace().collect();
+    let fields: Vec<_> = std::str::from_utf8(&stat[after_name..])
+        .ok()?
+        .split_ascii_whitespace()
+        .collect();
     // The 3rd, 20th and 22nd field; the first two are cut off.
     let (state, threads, start) = (fields.first()?, fields.get(17)?, fields.get(19)?);
     // While a thread is left, it may be in the middle of a request to storage.
     let has_ended = matches!(*state, "Z" | "X") && matches!(*threads, "0" | "1");
-    if has_ended { Some(NEVER) } else { start.parse().ok() }
+    if has_ended {
+        Some(NEVER)
+    } else {
+        start.parse().ok()
+    }
 }
 
 fn machine() -> u64 {
@@ -346,7 +387,11 @@ fn machine() -> u64 {
     };
     let pids = namespace("/proc/self/ns/pid", FIRST_PID_NAMESPACE);
     let times = namespace("/proc/self/ns/time", FIRST_TIME_NAMESPACE);
-    one_of_a_kind(id, (pids, times), rustix::system::uname().nodename().to_bytes())
+    one_of_a_kind(
+        id,
+        (pids, times),
+        rustix::system::uname().nodename().to_bytes(),
+    )
 }
 
 /// The number of a machine by its id, which those made from one image share, its namespaces, and its name.
@@ -356,7 +401,9 @@ fn one_of_a_kind(id: u64, (pids, times): (u64, u64), name: &[u8]) -> u64 {
 
 /// A hash that is the same in each release (FNV-1a, 32 bits).
 fn hash(text: &[u8]) -> u64 {
-    text.iter().fold(0x811c_9dc5, |hash, byte| ((hash ^ u64::from(*byte)) * 0x0100_0193) & 0xffff_ffff)
+    text.iter().fold(0x811c_9dc5, |hash, byte| {
+        ((hash ^ u64::from(*byte)) * 0x0100_0193) & 0xffff_ffff
+    })
 }
 
 /// When this boot began, by the clock that moments are told by. A clock that is set later moves this with it.
@@ -368,13 +415,19 @@ fn booted_ms() -> u64 {
 
 /// The first 32 bits of the kernel's identifier of this boot.
 fn boot() -> u64 {
-    boot_id().and_then(|id| u64::try_from(id >> 96).ok()).unwrap_or(0)
+    boot_id()
+        .and_then(|id| u64::try_from(id >> 96).ok())
+        .unwrap_or(0)
 }
 
 /// The first eight digits as a number.
 fn first_hex(text: Vec<u8>) -> u64 {
-    let digits = text.get(..8).and_then(|digits| std::str::from_utf8(digits).ok());
-    digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0)
+    let digits = text
+        .get(..8)
+        .and_then(|digits| std::str::from_utf8(digits).ok());
+    digits
+        .and_then(|digits| u64::from_str_radix(digits, 16).ok())
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -396,10 +449,20 @@ pub(crate) mod tests {
     /// A name that a process made so long ago which has ended.
     pub(crate) fn of_a_dead_process(directory: BorrowedFd<'_>, age: Duration) -> Name {
         let mut child = Command::new("true").spawn().unwrap();
-        let (pid, start) = (u64::from(child.id()), start_of(u64::from(child.id())).unwrap());
+        let (pid, start) = (
+            u64::from(child.id()),
+            start_of(u64::from(child.id())).unwrap(),
+        );
         child.wait().unwrap();
-        let dead = Process { pid, start, ..Process::own().clone() };
-        let (parent, moment) = (Parent::of(directory), since_epoch_ms(SystemTime::now() - age));
+        let dead = Process {
+            pid,
+            start,
+            ..Process::own().clone()
+        };
+        let (parent, moment) = (
+            Parent::of(directory),
+            since_epoch_ms(SystemTime::now() - age),
+        );
         Name::from_bytes(format!("{HIDDEN_PREFIX}{parent}-{dead}-{moment:x}-0").as_bytes()).unwrap()
     }
 
@@ -413,11 +476,22 @@ pub(crate) mod tests {
         let names = LastingNames::new("t");
         let live = passing(&Parent::of(tree.fd()));
         std::fs::write(home.path().join(live.as_os_str()), "x").unwrap();
-        std::fs::write(home.path().join(names.name().as_os_str()), "a part of a large file").unwrap();
-        let dead = home.path().join(of_a_dead_process(tree.fd(), HOUR).as_os_str());
+        std::fs::write(
+            home.path().join(names.name().as_os_str()),
+            "a part of a large file",
+        )
+        .unwrap();
+        let dead = home
+            .path()
+            .join(of_a_dead_process(tree.fd(), HOUR).as_os_str());
         std::fs::create_dir_all(dead.join("below")).unwrap();
         std::fs::write(dead.join("below/file"), "x").unwrap();
-        std::fs::write(dead.join("below").join(passing(&Parent::of(tree.fd())).as_os_str()), "x").unwrap();
+        std::fs::write(
+            dead.join("below")
+                .join(passing(&Parent::of(tree.fd())).as_os_str()),
+            "x",
+        )
+        .unwrap();
         remove_abandoned(&tree, &RelPath::root(), tree.fd());
         assert!(!dead.exists() && home.path().join(live.as_os_str()).exists());
         assert_eq!(count(&home), 2);
@@ -453,7 +527,13 @@ pub(crate) mod tests {
         let dead = of_a_dead_process(tree.fd(), HOUR);
         assert!(is_passing(tree.fd(), dead.as_bytes()));
         let lasting = LastingNames::new("t").name();
-        for name in [lasting.as_bytes(), b".zmove-", b".zmove-mine", b"f", b"\xff"] {
+        for name in [
+            lasting.as_bytes(),
+            b".zmove-",
+            b".zmove-mine",
+            b"f",
+            b"\xff",
+        ] {
             assert!(!is_passing(tree.fd(), name));
         }
     }
@@ -487,7 +567,10 @@ pub(crate) mod tests {
     #[test]
     fn what_was_born_when_its_name_tells_is_passing_wherever_it_is() {
         let ((_elsewhere, other), (home, tree)) = (place(), place());
-        let (fresh, old) = (passing(&Parent::of(other.fd())), of_a_dead_process(other.fd(), HOUR));
+        let (fresh, old) = (
+            passing(&Parent::of(other.fd())),
+            of_a_dead_process(other.fd(), HOUR),
+        );
         for name in [&fresh, &old] {
             std::fs::write(home.path().join(name.as_os_str()), "x").unwrap();
         }
@@ -496,7 +579,10 @@ pub(crate) mod tests {
 
     #[test]
     fn what_other_machines_have_made_stays_for_a_week() {
-        let foreign = made_now(Process { machine: Process::own().machine ^ 1, ..Process::own().clone() });
+        let foreign = made_now(Process {
+            machine: Process::own().machine ^ 1,
+            ..Process::own().clone()
+        });
         assert!(!foreign.has_ended(|| Some(FOREIGN_AGE_MAX)));
         assert!(foreign.has_ended(|| Some(FOREIGN_AGE_MAX + Duration::from_secs(1))));
     }
@@ -505,12 +591,29 @@ pub(crate) mod tests {
     #[test]
     fn what_comes_from_an_unknown_machine_or_boot_stays_for_a_week_on_both_sides() {
         let known = Process::own();
-        let nameless = Process { machine: 0, ..known.clone() };
-        let bootless = Process { boot: 0, ..known.clone() };
-        let pairs = [(&nameless, known), (known, &nameless), (&bootless, known), (known, &bootless)];
+        let nameless = Process {
+            machine: 0,
+            ..known.clone()
+        };
+        let bootless = Process {
+            boot: 0,
+            ..known.clone()
+        };
+        let pairs = [
+            (&nameless, known),
+            (known, &nameless),
+            (&bootless, known),
+            (known, &bootless),
+        ];
         for (maker, own) in pairs.into_iter().chain([(&bootless, &bootless)]) {
-            let maker = made_now(Process { pid: u64::MAX, ..maker.clone() });
-            assert!(!maker.has_ended_for(own, || Some(FOREIGN_AGE_MAX)), "{maker:?} {own:?}");
+            let maker = made_now(Process {
+                pid: u64::MAX,
+                ..maker.clone()
+            });
+            assert!(
+                !maker.has_ended_for(own, || Some(FOREIGN_AGE_MAX)),
+                "{maker:?} {own:?}"
+            );
             assert!(maker.has_ended_for(own, || Some(FOREIGN_AGE_MAX + Duration::from_secs(1))));
         }
     }
@@ -519,13 +622,23 @@ pub(crate) mod tests {
     fn a_process_that_cannot_be_seen_runs_as_long_as_it_exists() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = u64::from(child.id());
-        let process = Process { pid, start: start_of(pid).unwrap(), ..Process::own().clone() };
+        let process = Process {
+            pid,
+            start: start_of(pid).unwrap(),
+            ..Process::own().clone()
+        };
         assert!(process.runs(None) && process.runs(Some(process.start)));
-        assert!(!process.runs(Some(process.start + 1)), "another has its number");
+        assert!(
+            !process.runs(Some(process.start + 1)),
+            "another has its number"
+        );
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!process.runs(None));
-        let nobodys = Process { pid: u64::MAX, ..process };
+        let nobodys = Process {
+            pid: u64::MAX,
+            ..process
+        };
         assert!(!nobodys.runs(None));
     }
 
@@ -534,7 +647,11 @@ pub(crate) mod tests {
     fn a_process_that_has_ended_and_was_not_asked_after_does_not_run() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = u64::from(child.id());
-        let process = Process { pid, start: start_of(pid).unwrap(), ..Process::own().clone() };
+        let process = Process {
+            pid,
+            start: start_of(pid).unwrap(),
+            ..Process::own().clone()
+        };
         let maker = made_now(process);
         assert!(!maker.has_ended(|| None));
         child.kill().unwrap();
@@ -553,13 +670,22 @@ pub(crate) mod tests {
     }
 
     fn made_now(process: Process) -> Maker {
-        Maker { process, moment_ms: since_epoch_ms(SystemTime::now()) }
+        Maker {
+            process,
+            moment_ms: since_epoch_ms(SystemTime::now()),
+        }
     }
 
     #[test]
     fn what_was_made_before_the_last_boot_is_left_over() {
-        let before = Process { boot: Process::own().boot ^ 1, ..Process::own().clone() };
-        let before = Maker { process: before, moment_ms: booted_ms() - 1000 };
+        let before = Process {
+            boot: Process::own().boot ^ 1,
+            ..Process::own().clone()
+        };
+        let before = Maker {
+            process: before,
+            moment_ms: booted_ms() - 1000,
+        };
         assert!(before.has_ended(|| None) && !made_now(Process::own().clone()).has_ended(|| None));
     }
 
@@ -567,13 +693,19 @@ pub(crate) mod tests {
     #[test]
     fn what_a_clone_of_this_machine_is_at_since_this_boot_stays() {
         let (home, tree) = place();
-        let clone = Process { boot: Process::own().boot ^ 1, ..Process::own().clone() };
+        let clone = Process {
+            boot: Process::own().boot ^ 1,
+            ..Process::own().clone()
+        };
         let (parent, moment) = (Parent::of(tree.fd()), since_epoch_ms(SystemTime::now()));
         let name = format!("{HIDDEN_PREFIX}{parent}-{clone}-{moment:x}-0");
         std::fs::create_dir(home.path().join(&name)).unwrap();
         std::fs::write(home.path().join(&name).join("file"), "x").unwrap();
         remove_abandoned(&tree, &RelPath::root(), tree.fd());
-        assert!(home.path().join(&name).join("file").exists(), "it was made after this machine has booted");
+        assert!(
+            home.path().join(&name).join("file").exists(),
+            "it was made after this machine has booted"
+        );
     }
 
     /// What a clone is at that booted before this machine is told apart by its name.
@@ -581,14 +713,25 @@ pub(crate) mod tests {
     fn machines_of_one_image_differ_by_their_names_and_containers_by_their_namespaces() {
         let one = one_of_a_kind(7, (0, 0), b"dtn1");
         assert_eq!(one, one_of_a_kind(7, (0, 0), b"dtn1"));
-        let others = [((0, 0), &b"dtn2"[..]), ((0xF000_0001, 0), b"dtn1"), ((0, 0xF000_0001), b"dtn1")];
-        assert!(others.into_iter().all(|(namespaces, name)| one_of_a_kind(7, namespaces, name) != one));
+        let others = [
+            ((0, 0), &b"dtn2"[..]),
+            ((0xF000_0001, 0), b"dtn1"),
+            ((0, 0xF000_0001), b"dtn1"),
+        ];
+        assert!(
+            others
+                .into_iter()
+                .all(|(namespaces, name)| one_of_a_kind(7, namespaces, name) != one)
+        );
     }
 
     #[test]
     fn names_are_read_back_and_others_are_none() {
         let own = Process::own();
-        assert_eq!(Process::parse(&format!("{own}-7b-2a")), Some((own.clone(), 0x7b)));
+        assert_eq!(
+            Process::parse(&format!("{own}-7b-2a")),
+            Some((own.clone(), 0x7b))
+        );
         for other in ["", "1-2-3-4-5", "1-2-3-4-5-6-7", "1-2-3-4-5-x", "t-0"] {
             assert_eq!(Process::parse(other), None, "{other}");
         }
@@ -620,9 +763,12 @@ pub(crate) mod tests {
     fn nothing_is_made_in_a_directory_that_only_takes_new_names() {
         let (home, tree) = place();
         if rustix::fs::ioctl_setflags(tree.fd(), rustix::fs::IFlags::APPEND).is_err() {
-            return eprintln!("skipped: the directory for temporary files cannot be made append-only here");
+            return eprintln!(
+                "skipped: the directory for temporary files cannot be made append-only here"
+            );
         }
-        let make = |name: &Name| rustix::fs::mkdirat(tree.fd(), name.as_os_str(), rustix::fs::Mode::RWXU);
+        let make =
+            |name: &Name| rustix::fs::mkdirat(tree.fd(), name.as_os_str(), rustix::fs::Mode::RWXU);
         let made = make_hidden(tree.fd(), make);
         rustix::fs::ioctl_setflags(tree.fd(), rustix::fs::IFlags::empty()).unwrap();
         assert_eq!((made.unwrap_err(), count(&home)), (Errno::PERM, 0));

@@ -57,7 +57,10 @@ pub fn find_data_but_zeros(
             let piece = usize::try_from(end - at).map_or(room.len(), |left| left.min(room.len()));
             let piece = &mut room[..piece];
             file.read_exact_at(piece, at)?;
-            for (start, block) in (at..).step_by(ZERO_BLOCK_BYTES).zip(piece.chunks(ZERO_BLOCK_BYTES)) {
+            for (start, block) in (at..)
+                .step_by(ZERO_BLOCK_BYTES)
+                .zip(piece.chunks(ZERO_BLOCK_BYTES))
+            {
                 if *block != ZERO_BLOCK[..block.len()] {
                     finder.add(start..start + block.len() as u64);
                 }
@@ -80,7 +83,9 @@ const SEARCHED_AT_ONCE_BYTES: usize = 256 << 10;
 /// # Errors
 /// What the system says.
 pub fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
-    let Some(start) = data_begins(file, at)? else { return Ok(None) };
+    let Some(start) = data_begins(file, at)? else {
+        return Ok(None);
+    };
     match seek(file, SeekFrom::Hole(start)) {
         Ok(end) if end > start => Ok(Some(start..end)),
         // The file has been cut off meanwhile.
@@ -110,7 +115,11 @@ pub(crate) fn make_holes(file: &File, data: &DataRanges) -> io::Result<()> {
     let length = file.metadata()?.len();
     for hole in data.holes() {
         // A file that is changed in its place is longer than it will be.
-        let end = if hole.end == data.file_bytes() { length } else { hole.end.min(length) };
+        let end = if hole.end == data.file_bytes() {
+            length
+        } else {
+            hole.end.min(length)
+        };
         let mut at = hole.start;
         while at < end
             && let Some(there) = next_data(file, at)?.filter(|there| there.start < end)
@@ -143,7 +152,11 @@ pub fn write_data(file: &File, data: &DataRanges, contents: &[u8]) -> io::Result
 fn clear(file: &File, range: Range<u64>, length: u64) -> io::Result<()> {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     // The last block goes only where all of it is to go.
-    let end = if range.end == length { length.next_multiple_of(BLOCK_BYTES_MAX) } else { range.end };
+    let end = if range.end == length {
+        length.next_multiple_of(BLOCK_BYTES_MAX)
+    } else {
+        range.end
+    };
     match retry_on_intr(|| fallocate(file, mode, range.start, end - range.start)) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => write_zeros(file, range),
         punched => Ok(punched?),
@@ -154,7 +167,8 @@ fn write_zeros(file: &File, range: Range<u64>) -> io::Result<()> {
     let zeros = vec![0; ZEROS_BYTES];
     let mut at = range.start;
     while at < range.end {
-        let wanted = usize::try_from(range.end - at).map_or(zeros.len(), |left| left.min(zeros.len()));
+        let wanted =
+            usize::try_from(range.end - at).map_or(zeros.len(), |left| left.min(zeros.len()));
         file.write_all_at(&zeros[..wanted], at)?;
         at += wanted as u64;
     }
@@ -166,7 +180,10 @@ const ZEROS_BYTES: usize = 256 << 10;
 const BLOCK_BYTES_MAX: u64 = 64 << 10;
 
 #[cfg(test)]
-#[expect(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
+#[expect(
+    clippy::single_range_in_vec_init,
+    reason = "lists of one range are meant"
+)]
 mod tests {
     use super::*;
 
@@ -191,11 +208,19 @@ mod tests {
         let file = sparse();
         let found = find_data(&file, 8 * MIB).unwrap();
         assert_eq!(found, (ranges(&[MIB..2 * MIB, 7 * MIB..8 * MIB]), 0));
-        assert_eq!(seek(&file, SeekFrom::Current(0)), Ok(0), "it is read from the beginning");
+        assert_eq!(
+            seek(&file, SeekFrom::Current(0)),
+            Ok(0),
+            "it is read from the beginning"
+        );
         file.set_len(0).unwrap();
         assert_eq!(find_data(&file, 0).unwrap(), (None, 0));
         file.write_all_at(&[0; 8192], 0).unwrap();
-        assert_eq!(find_data(&file, 8192).unwrap(), (None, 0), "zeros that are allocated are data");
+        assert_eq!(
+            find_data(&file, 8192).unwrap(),
+            (None, 0),
+            "zeros that are allocated are data"
+        );
     }
 
     #[test]
@@ -203,10 +228,16 @@ mod tests {
         let file = sparse();
         let wanted = ranges(&[MIB..MIB + 4096, 3 * MIB..4 * MIB]).unwrap();
         make_holes(&file, &wanted).unwrap();
-        assert_eq!(find_data(&file, 8 * MIB).unwrap().0, ranges(&[MIB..MIB + 4096]));
+        assert_eq!(
+            find_data(&file, 8 * MIB).unwrap().0,
+            ranges(&[MIB..MIB + 4096])
+        );
         let mut there = vec![1; 8192];
         file.read_exact_at(&mut there, MIB).unwrap();
-        assert!(there[..4096].iter().all(|byte| *byte == 7) && there[4096..].iter().all(|byte| *byte == 0));
+        assert!(
+            there[..4096].iter().all(|byte| *byte == 7)
+                && there[4096..].iter().all(|byte| *byte == 0)
+        );
         assert_eq!(file.metadata().unwrap().len(), 8 * MIB);
     }
 
@@ -235,7 +266,11 @@ mod tests {
         zeros(size - 4096 + 5..size);
         zeros(5 * MIB..6 * MIB);
         let found = find_data_but_zeros(&file, size, || false).unwrap();
-        let ranges = [MIB..MIB + 8192, MIB + 16_384..2 * MIB, 7 * MIB..8 * MIB - 4096];
+        let ranges = [
+            MIB..MIB + 8192,
+            MIB + 16_384..2 * MIB,
+            7 * MIB..8 * MIB - 4096,
+        ];
         assert_eq!(found, (DataRanges::new(size, ranges.to_vec()), 0));
         assert!(find_data_but_zeros(&file, size, || true).is_err());
     }

@@ -24,7 +24,10 @@ impl Inheritance {
         let stat = rustix::fs::fstat(directory)?;
         let is_setgid = Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID);
         let group = is_setgid.then(|| Gid::from_raw(stat.st_gid));
-        Ok(Self { group, acl: default_acl(directory)? })
+        Ok(Self {
+            group,
+            acl: default_acl(directory)?,
+        })
     }
 
     /// Gives it to a file that was made elsewhere; its mode is still to be set. Returns whether there was anything to
@@ -46,9 +49,17 @@ impl Inheritance {
 
     /// Gives an entry that is no file, by its name in a directory, the group.
     pub(crate) fn give_group(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
-        let Some(group) = self.group else { return Ok(()) };
+        let Some(group) = self.group else {
+            return Ok(());
+        };
         let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
-        Ok(rustix::fs::chownat(directory, name.as_os_str(), None, Some(group), flags)?)
+        Ok(rustix::fs::chownat(
+            directory,
+            name.as_os_str(),
+            None,
+            Some(group),
+            flags,
+        )?)
     }
 }
 

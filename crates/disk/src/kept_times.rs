@@ -44,7 +44,8 @@ impl KeptTimes {
     /// What the file system of a directory makes of a time, as far as that can be tried.
     #[must_use]
     pub fn kept(&self, directory: impl AsFd, time: Timestamp) -> Timestamp {
-        self.keeping(directory.as_fd()).map_or(time, |keeping| keeping.kept(time))
+        self.keeping(directory.as_fd())
+            .map_or(time, |keeping| keeping.kept(time))
     }
 
     fn keeping(&self, directory: BorrowedFd<'_>) -> io::Result<Keeping> {
@@ -89,14 +90,20 @@ impl Keeping {
         let probe = Probe::make(directory)?;
         let usual = probe.keeps(USUAL)?;
         // Times that are changed in another way than by cutting count as equal only if they are the same.
-        let unit_ns = units_ns().find(|unit| cut(USUAL, *unit) == usual).unwrap_or(1);
+        let unit_ns = units_ns()
+            .find(|unit| cut(USUAL, *unit) == usual)
+            .unwrap_or(1);
         let limit = |far: Timestamp| {
             let between = far.min(USUAL)..=far.max(USUAL);
             let kept = probe.keeps(far).ok()?;
             (kept != cut(far, unit_ns) && between.contains(&kept)).then_some(kept)
         };
         let at = |seconds| Timestamp { seconds, nanos: 0 };
-        Ok(Self { unit_ns, earliest: limit(at(-FAR_SECONDS)), latest: limit(at(FAR_SECONDS)) })
+        Ok(Self {
+            unit_ns,
+            earliest: limit(at(-FAR_SECONDS)),
+            latest: limit(at(FAR_SECONDS)),
+        })
     }
 
     fn kept(self, time: Timestamp) -> Timestamp {
@@ -111,12 +118,19 @@ impl Keeping {
 /// A time cut down to a whole unit.
 fn cut(time: Timestamp, unit_ns: u64) -> Timestamp {
     let Timestamp { seconds, nanos } = time;
-    let unit_seconds = i64::try_from(unit_ns / NANOS_PER_SECOND).expect("a unit is a few seconds at most");
+    let unit_seconds =
+        i64::try_from(unit_ns / NANOS_PER_SECOND).expect("a unit is a few seconds at most");
     if unit_seconds > 0 {
-        return Timestamp { seconds: seconds - seconds.rem_euclid(unit_seconds), nanos: 0 };
+        return Timestamp {
+            seconds: seconds - seconds.rem_euclid(unit_seconds),
+            nanos: 0,
+        };
     }
     let unit = u32::try_from(unit_ns).expect("a unit below a second");
-    Timestamp { seconds, nanos: nanos - nanos % unit }
+    Timestamp {
+        seconds,
+        nanos: nanos - nanos % unit,
+    }
 }
 
 /// An empty file on which times are set: without a name, or with a hidden one that is removed on drop.
@@ -130,13 +144,20 @@ impl<'a> Probe<'a> {
         let mode = Mode::RUSR | Mode::WUSR;
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         if let Ok(file) = rustix::fs::openat(directory, c".", flags, mode) {
-            return Ok(Self { file: file.into(), named: None });
+            return Ok(Self {
+                file: file.into(),
+                named: None,
+            });
         }
         let before = FileIdentity::of(directory)?;
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let make = |name: &Name| rustix::fs::openat(directory, name.as_os_str(), flags, mode);
         let (name, file) = make_hidden(directory, make)?;
-        Ok(Self { file: file.into(), named: Some((directory, name, before)) })
+        Ok(Self {
+            file: file.into(),
+            named: Some((directory, name, before)),
+        })
     }
 
     fn keeps(&self, time: Timestamp) -> io::Result<Timestamp> {
@@ -156,7 +177,10 @@ impl Drop for Probe<'_> {
 }
 
 /// A time that every file system can store: an odd second, and no digit of the fraction is 0.
-const USUAL: Timestamp = Timestamp { seconds: 1_000_000_001, nanos: 987_654_321 };
+const USUAL: Timestamp = Timestamp {
+    seconds: 1_000_000_001,
+    nanos: 987_654_321,
+};
 /// About 35,000 years: beyond the range of file systems that have a limit. More may overflow where a server counts in
 /// nanoseconds.
 const FAR_SECONDS: i64 = 1 << 40;
@@ -170,7 +194,9 @@ const UNIT_SECONDS_MAX: u64 = 2;
 /// The units that file systems have, in nanoseconds: a power of ten up to a second, or two seconds. The first
 /// that explains an answer counts.
 fn units_ns() -> impl Iterator<Item = u64> {
-    (0..=9).map(|zeros| 10_u64.pow(zeros)).chain([UNIT_SECONDS_MAX * NANOS_PER_SECOND])
+    (0..=9)
+        .map(|zeros| 10_u64.pow(zeros))
+        .chain([UNIT_SECONDS_MAX * NANOS_PER_SECOND])
 }
 
 #[cfg(test)]
@@ -192,7 +218,11 @@ mod tests {
 
     #[test]
     fn times_are_cut_off_downwards_also_before_1970() {
-        let both_ways = [(1, 734_000_001), (1_000, 734_000_000), (NANOS_PER_SECOND, 0)];
+        let both_ways = [
+            (1, 734_000_001),
+            (1_000, 734_000_000),
+            (NANOS_PER_SECOND, 0),
+        ];
         for (unit, nanos) in both_ways {
             assert_eq!(cut(at(7, 734_000_001), unit), at(7, nanos));
             assert_eq!(cut(at(-7, 734_000_001), unit), at(-7, nanos));
@@ -203,7 +233,11 @@ mod tests {
 
     #[test]
     fn what_is_beyond_the_range_becomes_its_end() {
-        let limits = Keeping { unit_ns: 1_000, earliest: Some(at(-10, 0)), latest: Some(at(10, 0)) };
+        let limits = Keeping {
+            unit_ns: 1_000,
+            earliest: Some(at(-10, 0)),
+            latest: Some(at(10, 0)),
+        };
         let pairs = [
             (at(-11, 5_000), at(-10, 0)),
             (at(-10, 5_000), at(-10, 0)),
@@ -212,8 +246,14 @@ mod tests {
             (at(10, 5_000), at(10, 0)),
             (at(11, 5_000), at(10, 0)),
         ];
-        pairs.into_iter().for_each(|(source, kept)| assert_eq!(limits.kept(source), kept));
-        let none = Keeping { unit_ns: 1, earliest: None, latest: None };
+        pairs
+            .into_iter()
+            .for_each(|(source, kept)| assert_eq!(limits.kept(source), kept));
+        let none = Keeping {
+            unit_ns: 1,
+            earliest: None,
+            latest: None,
+        };
         assert_eq!(none.kept(at(i64::MIN, 7)), at(i64::MIN, 7));
     }
 
@@ -225,8 +265,18 @@ mod tests {
         let before = FileIdentity::of(&directory).unwrap();
         let times = KeptTimes::default();
         let year = 31_556_952;
-        let sources = [-120 * year, -year, year, 40 * year, 70 * year, 530 * year, FAR_SECONDS];
-        let asked: Vec<_> = sources.map(|seconds| times.kept(&directory, at(seconds, 734_567_891))).into();
+        let sources = [
+            -120 * year,
+            -year,
+            year,
+            40 * year,
+            70 * year,
+            530 * year,
+            FAR_SECONDS,
+        ];
+        let asked: Vec<_> = sources
+            .map(|seconds| times.kept(&directory, at(seconds, 734_567_891)))
+            .into();
         assert_eq!(FileIdentity::of(&directory).unwrap(), before);
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
         let file = File::create(home.path().join("f")).unwrap();
@@ -238,7 +288,11 @@ mod tests {
             assert!(!times.is_kept(&directory, at(kept.seconds - 1, kept.nanos), source));
         }
         if times.kept(&directory, at(7, 1)) == at(7, 1) {
-            assert!(!times.is_kept(&directory, at(seconds_of_2001(), 0), at(seconds_of_2001(), 734_000_000)));
+            assert!(!times.is_kept(
+                &directory,
+                at(seconds_of_2001(), 0),
+                at(seconds_of_2001(), 734_000_000)
+            ));
         }
     }
 
@@ -275,7 +329,10 @@ mod tests {
         let before = FileIdentity::of(&directory).unwrap();
         let name = crate::LastingNames::new("t").name();
         let file = File::create(home.path().join(name.as_os_str())).unwrap();
-        drop(Probe { file, named: Some((directory.as_fd(), name, before)) });
+        drop(Probe {
+            file,
+            named: Some((directory.as_fd(), name, before)),
+        });
         assert_eq!(FileIdentity::of(&directory).unwrap().mtime, at(9, 8));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }

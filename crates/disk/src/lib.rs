@@ -41,8 +41,8 @@ pub use entry::metadata::{Miss, Wanted};
 pub use entry::open_own::{hold_new, open_own};
 pub use entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, Named, mode_without_acl};
 pub use entry::{
-    FileIdentity, is_kept_by_other_names, is_same_file, number_at, number_of, retouch, set_file_mtime,
-    set_metadata, set_new_file_metadata,
+    FileIdentity, is_kept_by_other_names, is_same_file, number_at, number_of, retouch,
+    set_file_mtime, set_metadata, set_new_file_metadata,
 };
 pub use file_io::auto::Auto;
 pub use file_io::contents::ContentsWriter;
@@ -63,8 +63,8 @@ pub use remembered::{Remembered, today};
 pub use remove::{RemovalBudget, remove_entries, remove_entries_within};
 pub use replace_file::replace_file;
 pub use shared_job_directory::{
-    EpochError, EpochSession, FENCED, GroupOfNew, LOOK_AGAIN_AFTER, PART_GONE, PartFound, SharedJobDirectory,
-    UNSEEN_MAX,
+    EpochError, EpochSession, FENCED, GroupOfNew, LOOK_AGAIN_AFTER, PART_GONE, PartFound,
+    SharedJobDirectory, UNSEEN_MAX,
 };
 pub use shared_job_names::is_shared_job_name;
 pub use special::{is_special_at, place_special};

@@ -57,7 +57,8 @@ pub fn place_link(
 ) -> io::Result<Linked> {
     // somebody may have put another file there between the two looks
     let is_it = |number: FileNumber| {
-        let is_meant = |there: FileIdentity| there.inode == number.inode && there.regular && is_it(&there);
+        let is_meant =
+            |there: FileIdentity| there.inode == number.inode && there.regular && is_it(&there);
         FileIdentity::at(from, first).is_ok_and(is_meant)
     };
     place((from, first), (directory, name), is_it, replace)
@@ -75,7 +76,12 @@ pub fn place_link_to_non_regular(
     entry: NonRegular<'_>,
     replace: Replace,
 ) -> io::Result<Linked> {
-    place((from, first), (directory, name), |_number| entry.is_at(from, first), replace)
+    place(
+        (from, first),
+        (directory, name),
+        |_number| entry.is_at(from, first),
+        replace,
+    )
 }
 
 fn place(
@@ -95,7 +101,13 @@ fn place(
         return Ok(Linked::There);
     }
     let link = |hidden: &Name| {
-        rustix::fs::linkat(from, first.as_os_str(), directory, hidden.as_os_str(), AtFlags::empty())
+        rustix::fs::linkat(
+            from,
+            first.as_os_str(),
+            directory,
+            hidden.as_os_str(),
+            AtFlags::empty(),
+        )
     };
     let (hidden, ()) = make_hidden(directory.as_fd(), link)?;
     // somebody else may have given the first name to another entry since
@@ -119,7 +131,12 @@ mod tests {
     fn place(home: &Path, first: &str, name: &str, replace: Replace) -> io::Result<Linked> {
         let directory = OwnedFd::from(File::open(home).unwrap());
         let of = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
-        place_link((&directory, &of(first)), (&directory, &of(name)), |there| there.bytes == 1, replace)
+        place_link(
+            (&directory, &of(first)),
+            (&directory, &of(name)),
+            |there| there.bytes == 1,
+            replace,
+        )
     }
 
     fn inode(home: &Path, name: &str) -> u64 {
@@ -134,18 +151,32 @@ mod tests {
         std::fs::write(home.join("old"), "another").unwrap();
         std::os::unix::fs::symlink("first", home.join("link")).unwrap();
         for name in ["new", "old", "link"] {
-            assert_eq!(place(home, "first", name, Replace::Existing).unwrap(), Linked::Made);
-            assert_eq!(place(home, "first", name, Replace::Existing).unwrap(), Linked::There);
+            assert_eq!(
+                place(home, "first", name, Replace::Existing).unwrap(),
+                Linked::Made
+            );
+            assert_eq!(
+                place(home, "first", name, Replace::Existing).unwrap(),
+                Linked::There
+            );
             assert_eq!(inode(home, name), inode(home, "first"));
         }
-        assert_eq!(std::fs::read_dir(home).unwrap().count(), 4, "nothing else is left");
+        assert_eq!(
+            std::fs::read_dir(home).unwrap().count(),
+            4,
+            "nothing else is left"
+        );
         std::fs::write(home.join("stays"), "x").unwrap();
         let error = place(home, "first", "stays", Replace::Nothing).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::EXIST));
         std::fs::create_dir(home.join("directory")).unwrap();
         let error = place(home, "first", "directory", Replace::Existing).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::ISDIR));
-        assert_eq!(std::fs::read_dir(home).unwrap().count(), 6, "nothing else is left");
+        assert_eq!(
+            std::fs::read_dir(home).unwrap().count(),
+            6,
+            "nothing else is left"
+        );
     }
 
     #[test]
@@ -171,10 +202,22 @@ mod tests {
         std::fs::write(home.join("other"), "y").unwrap();
         let directory = OwnedFd::from(File::open(home).unwrap());
         let of = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
-        let swap = |_: &FileIdentity| std::fs::rename(home.join("other"), home.join("first")).is_ok();
-        let placed =
-            place_link((&directory, &of("first")), (&directory, &of("name")), swap, Replace::Existing);
-        assert_eq!(Errno::from_io_error(&placed.unwrap_err()), Some(Errno::STALE));
-        assert_eq!(std::fs::read_dir(home).unwrap().count(), 1, "nothing else is left");
+        let swap =
+            |_: &FileIdentity| std::fs::rename(home.join("other"), home.join("first")).is_ok();
+        let placed = place_link(
+            (&directory, &of("first")),
+            (&directory, &of("name")),
+            swap,
+            Replace::Existing,
+        );
+        assert_eq!(
+            Errno::from_io_error(&placed.unwrap_err()),
+            Some(Errno::STALE)
+        );
+        assert_eq!(
+            std::fs::read_dir(home).unwrap().count(),
+            1,
+            "nothing else is left"
+        );
     }
 }

@@ -40,7 +40,9 @@ pub struct Mount {
 impl Mount {
     /// All mounts of a text like `/proc/self/mountinfo`, in its order; malformed lines are skipped.
     pub fn all(mountinfo: &[u8]) -> impl Iterator<Item = Self> {
-        mountinfo.split(|byte| *byte == b'\n').filter_map(Self::parse)
+        mountinfo
+            .split(|byte| *byte == b'\n')
+            .filter_map(Self::parse)
     }
 
     /// The mount that a path without links lies in: the innermost, and of several on top of each other the last.
@@ -57,10 +59,21 @@ impl Mount {
         let device = shown(fields.nth(1)?);
         let mut path = || Some(PathBuf::from(OsString::from_vec(unescaped(fields.next()?))));
         let (root, point) = (path()?, path()?);
-        let options = shown(fields.next()?).split(',').map(str::to_owned).collect();
+        let options = shown(fields.next()?)
+            .split(',')
+            .map(str::to_owned)
+            .collect();
         fields.find(|field| *field == b"-")?;
         let (kind, source) = (shown(fields.next()?), shown(fields.next()?));
-        Some(Self { id, device, root, point, kind, source, options })
+        Some(Self {
+            id,
+            device,
+            root,
+            point,
+            kind,
+            source,
+            options,
+        })
     }
 }
 
@@ -73,8 +86,10 @@ fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, after)) = rest.split_first() {
-        let digits =
-            after.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        let digits = after
+            .get(..3)
+            .filter(|_| *first == b'\\')
+            .and_then(|digits| std::str::from_utf8(digits).ok());
         match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
             Some(byte) => {
                 bytes.push(byte);
@@ -108,9 +123,15 @@ mod tests {
             (42, vec!["rw".to_owned()]),
             "what is mounted last hides the other"
         );
-        assert_eq!((hiding.device.as_str(), hiding.root.as_path()), ("0:37", Path::new("/x y")));
+        assert_eq!(
+            (hiding.device.as_str(), hiding.root.as_path()),
+            ("0:37", Path::new("/x y"))
+        );
         let inner = at("/data/my disk/x");
-        assert_eq!((inner.kind.as_str(), inner.source.as_str()), ("nfs4", "far:/export\\x"));
+        assert_eq!(
+            (inner.kind.as_str(), inner.source.as_str()),
+            ("nfs4", "far:/export\\x")
+        );
         assert_eq!(inner.options, ["ro", "relatime"]);
         assert_eq!(at("/database").kind, "ext4");
         assert_eq!(Mount::around(b"what is this", Path::new("/")), None);
@@ -118,13 +139,19 @@ mod tests {
 
     #[test]
     fn every_line_that_makes_sense_is_a_mount() {
-        assert_eq!(Mount::all(MOUNTS).map(|mount| mount.id).collect::<Vec<_>>(), [22, 40, 41, 42]);
+        assert_eq!(
+            Mount::all(MOUNTS).map(|mount| mount.id).collect::<Vec<_>>(),
+            [22, 40, 41, 42]
+        );
     }
 
     #[test]
     fn digits_are_read_over_their_dashes() {
         let number = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef;
-        assert_eq!(parse_boot_id("01234567-89ab-cdef-0123-456789abcdef"), Some(number));
+        assert_eq!(
+            parse_boot_id("01234567-89ab-cdef-0123-456789abcdef"),
+            Some(number)
+        );
         for other in ["", "-", "x", "101234567-89ab-cdef-0123-456789abcdef"] {
             assert_eq!(parse_boot_id(other), None, "{other}");
         }

@@ -25,7 +25,12 @@ pub enum Replace {
 /// # Errors
 /// The system's error; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not
 /// to be replaced.
-pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Replace) -> io::Result<()> {
+pub fn publish_file(
+    directory: &OwnedFd,
+    hidden: &Name,
+    name: &Name,
+    replace: Replace,
+) -> io::Result<()> {
     move_to((directory, hidden), (directory, name), replace)
 }
 
@@ -51,8 +56,18 @@ pub(crate) fn move_to(
 ///
 /// # Errors
 /// The system's error; `EEXIST` when something has that name.
-pub fn publish_from((directory, file): (&OwnedFd, &Name), into: &OwnedFd, name: &Name) -> io::Result<()> {
-    rustix::fs::linkat(directory, file.as_os_str(), into, name.as_os_str(), AtFlags::empty())?;
+pub fn publish_from(
+    (directory, file): (&OwnedFd, &Name),
+    into: &OwnedFd,
+    name: &Name,
+) -> io::Result<()> {
+    rustix::fs::linkat(
+        directory,
+        file.as_os_str(),
+        into,
+        name.as_os_str(),
+        AtFlags::empty(),
+    )?;
     // The file has its name; another one that stays goes with its directory, or is swept.
     let _goes_later = rustix::fs::unlinkat(directory, file.as_os_str(), AtFlags::empty());
     Ok(())
@@ -77,11 +92,20 @@ pub fn place_symlink(
         Err(error) => return Err(error.into()),
     }
     let times = only_mtime(mtime);
-    rustix::fs::utimensat(directory, name.as_os_str(), &times, AtFlags::SYMLINK_NOFOLLOW)?;
+    rustix::fs::utimensat(
+        directory,
+        name.as_os_str(),
+        &times,
+        AtFlags::SYMLINK_NOFOLLOW,
+    )?;
     Ok(true)
 }
 
-fn replace_with_symlink(directory: BorrowedFd<'_>, name: &Name, target: &[u8]) -> rustix::io::Result<()> {
+fn replace_with_symlink(
+    directory: BorrowedFd<'_>,
+    name: &Name,
+    target: &[u8],
+) -> rustix::io::Result<()> {
     let there = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new());
     // one with other names may be anybody's
     let is_alone = || FileIdentity::at(directory, name).is_ok_and(|there| there.names == 1);
@@ -90,7 +114,12 @@ fn replace_with_symlink(directory: BorrowedFd<'_>, name: &Name, target: &[u8]) -
     }
     let make = |name: &Name| rustix::fs::symlinkat(target, directory, name.as_os_str());
     let (temporary, ()) = make_hidden(directory, make)?;
-    let renamed = rustix::fs::renameat(directory, temporary.as_os_str(), directory, name.as_os_str());
+    let renamed = rustix::fs::renameat(
+        directory,
+        temporary.as_os_str(),
+        directory,
+        name.as_os_str(),
+    );
     if renamed.is_err() {
         let _best_effort = rustix::fs::unlinkat(directory, temporary.as_os_str(), AtFlags::empty());
     }
@@ -116,12 +145,22 @@ mod tests {
             std::fs::write(home.path().join("from/h"), contents).unwrap();
             publish_from((&from, &hidden), &into, &name)
         };
-        let count = || directories.each_ref().map(|path| std::fs::read_dir(path).unwrap().count());
+        let count = || {
+            directories
+                .each_ref()
+                .map(|path| std::fs::read_dir(path).unwrap().count())
+        };
         publish("one").unwrap();
-        assert_eq!((std::fs::read(home.path().join("into/n")).unwrap(), count()), (b"one".into(), [0, 1]));
+        assert_eq!(
+            (std::fs::read(home.path().join("into/n")).unwrap(), count()),
+            (b"one".into(), [0, 1])
+        );
         let there = publish("two").unwrap_err();
         assert_eq!(Errno::from_io_error(&there), Some(Errno::EXIST));
-        assert_eq!((std::fs::read(home.path().join("into/n")).unwrap(), count()), (b"one".into(), [1, 1]));
+        assert_eq!(
+            (std::fs::read(home.path().join("into/n")).unwrap(), count()),
+            (b"one".into(), [1, 1])
+        );
     }
 
     #[test]
@@ -129,9 +168,18 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let fd = std::fs::File::open(home.path()).unwrap();
         let name = Name::from_bytes(b"l").unwrap();
-        let mtime = Timestamp { seconds: 10, nanos: 20 };
+        let mtime = Timestamp {
+            seconds: 10,
+            nanos: 20,
+        };
         for target in ["one", "one", "two\u{ff}"] {
-            place_symlink(fd.as_fd(), &name, (target.as_bytes(), mtime), Replace::Existing).unwrap();
+            place_symlink(
+                fd.as_fd(),
+                &name,
+                (target.as_bytes(), mtime),
+                Replace::Existing,
+            )
+            .unwrap();
             let link = home.path().join("l");
             assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some(target));
             let stat = link.symlink_metadata().unwrap();

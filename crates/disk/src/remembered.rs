@@ -27,7 +27,12 @@ impl<V: FromStr + Display> Remembered<V> {
     /// A file with this first line, and at most so many others.
     #[must_use]
     pub const fn new(file: PathBuf, header: &'static str, lines_max: usize) -> Self {
-        Self { file, header, lines_max, values: PhantomData }
+        Self {
+            file,
+            header,
+            lines_max,
+            values: PhantomData,
+        }
     }
 
     /// Where it is.
@@ -41,7 +46,11 @@ impl<V: FromStr + Display> Remembered<V> {
     /// # Errors
     /// The file cannot be read, or is no such file.
     pub fn recall(&self, key: &str) -> io::Result<Option<V>> {
-        Ok(self.read()?.into_iter().find(|(of, _)| of == key).map(|(_, value)| value))
+        Ok(self
+            .read()?
+            .into_iter()
+            .find(|(of, _)| of == key)
+            .map(|(_, value)| value))
     }
 
     /// Remembers `value` of `key`, or nothing of it any more; lines beyond the most, the oldest, are forgotten.
@@ -58,7 +67,9 @@ impl<V: FromStr + Display> Remembered<V> {
 
     fn read(&self) -> io::Result<Vec<(String, V)>> {
         match fs::read_to_string(&self.file) {
-            Ok(text) => self.parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into()),
+            Ok(text) => self
+                .parse(&text)
+                .ok_or_else(|| io::ErrorKind::InvalidData.into()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(error),
         }
@@ -76,7 +87,11 @@ impl<V: FromStr + Display> Remembered<V> {
             let (key, value) = line.split_once(' ')?;
             Some((key.to_owned(), value.parse().ok()?))
         };
-        if is_one { lines.map(split).collect() } else { None }
+        if is_one {
+            lines.map(split).collect()
+        } else {
+            None
+        }
     }
 
     /// The text of a file that has these lines, and `value` of `key` in the place of what it had.
@@ -96,7 +111,10 @@ impl<V: FromStr + Display> Remembered<V> {
 /// The day, from 1970 on: by it, values are too old one day.
 #[must_use]
 pub fn today() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()) / (24 * 60 * 60)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| time.as_secs())
+        / (24 * 60 * 60)
 }
 
 const BYTES_MAX: usize = 1 << 20;
@@ -114,16 +132,25 @@ mod tests {
         for (key, value) in [("one", 1), ("two", 2), ("one", 11)] {
             remembered.keep(key, Some(value)).unwrap();
         }
-        assert_eq!(fs::read_to_string(remembered.file()).unwrap(), "# numbers 1\ntwo 2\none 11\n");
         assert_eq!(
-            (remembered.recall("one").unwrap(), remembered.recall("three").unwrap()),
+            fs::read_to_string(remembered.file()).unwrap(),
+            "# numbers 1\ntwo 2\none 11\n"
+        );
+        assert_eq!(
+            (
+                remembered.recall("one").unwrap(),
+                remembered.recall("three").unwrap()
+            ),
             (Some(11), None)
         );
         remembered.keep("three", Some(3)).unwrap();
         remembered.keep("four", Some(4)).unwrap();
         assert_eq!(remembered.recall("two").unwrap(), None, "the oldest");
         remembered.keep("one", None).unwrap();
-        assert_eq!(fs::read_to_string(remembered.file()).unwrap(), "# numbers 1\nthree 3\nfour 4\n");
+        assert_eq!(
+            fs::read_to_string(remembered.file()).unwrap(),
+            "# numbers 1\nthree 3\nfour 4\n"
+        );
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
     }
 
@@ -131,11 +158,22 @@ mod tests {
     fn a_file_that_is_no_such_file_is_written_anew() {
         let home = tempfile::tempdir().unwrap();
         let remembered = Remembered::<u64>::new(home.path().join("numbers"), "# numbers 1", 3);
-        for text in ["x", "# numbers 2\none 1\n", "# numbers 1\none\n", "# numbers 1\none 1\ntwo x\n"] {
+        for text in [
+            "x",
+            "# numbers 2\none 1\n",
+            "# numbers 1\none\n",
+            "# numbers 1\none 1\ntwo x\n",
+        ] {
             fs::write(remembered.file(), text).unwrap();
             assert!(remembered.recall("one").is_err(), "{text}");
         }
         remembered.keep("two", Some(2)).unwrap();
-        assert_eq!((remembered.recall("one").unwrap(), remembered.recall("two").unwrap()), (None, Some(2)));
+        assert_eq!(
+            (
+                remembered.recall("one").unwrap(),
+                remembered.recall("two").unwrap()
+            ),
+            (None, Some(2))
+        );
     }
 }

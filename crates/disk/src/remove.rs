@@ -46,7 +46,11 @@ impl RemovalBudget {
 
     /// Removes an entry by `unlink`, unless as many have been removed as may be, which is `EDQUOT`.
     fn remove(&self, unlink: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
-        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        let taken = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                left.checked_sub(1)
+            });
         taken.map_err(|_| Errno::DQUOT)?;
         unlink().inspect_err(|_| {
             self.0.fetch_add(1, Ordering::Relaxed);
@@ -62,7 +66,14 @@ pub fn remove_entries<'n>(
     names: impl Iterator<Item = &'n Name>,
     failed: impl FnMut(RelPath, io::Error),
 ) -> u64 {
-    remove_entries_within(&RemovalBudget::new(u64::MAX), || false, tree, directory, names, failed)
+    remove_entries_within(
+        &RemovalBudget::new(u64::MAX),
+        || false,
+        tree,
+        directory,
+        names,
+        failed,
+    )
 }
 
 /// Like [`remove_entries`], until `stops` returns true, which is called before each entry; then the rest stays. The
@@ -92,7 +103,9 @@ pub fn remove_entries_within<'n>(
     for name in names.take_while(|_| !is_used_up.get()) {
         let failed = |below: &[Name], error: io::Error| {
             let path = std::iter::once(name).chain(below);
-            let path = path.fold(directory.clone(), |path, name| path.join(name).unwrap_or(path));
+            let path = path.fold(directory.clone(), |path, name| {
+                path.join(name).unwrap_or(path)
+            });
             let over = error.kind() == io::ErrorKind::QuotaExceeded && budget.left() == 0;
             is_used_up.set(is_used_up.get() || over);
             failed(path, error);
@@ -182,10 +195,11 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
 
     fn enter(&mut self, name: Name) {
         let opened = open_to_empty(self.here.as_ref().map_or(self.top, OwnedFd::as_fd), &name);
-        let (directory, itself) = match opened.and_then(|fd| number_of(&fd).map(|itself| (fd, itself))) {
-            Ok(opened) => opened,
-            Err(error) => return self.fail(Some(&name), error),
-        };
+        let (directory, itself) =
+            match opened.and_then(|fd| number_of(&fd).map(|itself| (fd, itself))) {
+                Ok(opened) => opened,
+                Err(error) => return self.fail(Some(&name), error),
+            };
         let above = self.levels.len().checked_sub(LISTED_MAX);
         if let Some(above) = above.and_then(|depth| self.levels.get_mut(depth)) {
             above.is_unread |= !above.directories.is_empty();
@@ -217,7 +231,9 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     }
 
     fn read_entries(&mut self, stops: &impl Fn() -> bool) -> io::Result<()> {
-        let Some(here) = &self.here else { return Ok(()) };
+        let Some(here) = &self.here else {
+            return Ok(());
+        };
         for entry in Dir::read_from(here)? {
             if stops() || matches!(self.meet(&entry?)?, Reading::IsEnough) {
                 break;
@@ -227,7 +243,9 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
     }
 
     fn meet(&mut self, entry: &DirEntry) -> io::Result<Reading> {
-        let Some(here) = &self.here else { return Ok(Reading::IsEnough) };
+        let Some(here) = &self.here else {
+            return Ok(Reading::IsEnough);
+        };
         let bytes = entry.file_name().to_bytes();
         if matches!(bytes, b"." | b"..") {
             return Ok(Reading::GoesOn);
@@ -239,11 +257,15 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             && !above.any(|name| is_hidden(name.as_bytes()))
             && !is_left_over(here.as_fd(), bytes)
         {
-            let Some(level) = self.levels.last_mut() else { return Ok(Reading::IsEnough) };
+            let Some(level) = self.levels.last_mut() else {
+                return Ok(Reading::IsEnough);
+            };
             level.hidden = Some(name);
             return Ok(Reading::GoesOn);
         }
-        let Some(level) = self.levels.last_mut() else { return Ok(Reading::IsEnough) };
+        let Some(level) = self.levels.last_mut() else {
+            return Ok(Reading::IsEnough);
+        };
         if self.staying.contains(&(level.number, &name)) {
             return Ok(Reading::GoesOn);
         }
@@ -254,9 +276,16 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         if is_directory {
             level.directories.push(name);
             level.is_unread = level.directories.len() == NAMES_MAX;
-            return Ok(if level.is_unread { Reading::IsEnough } else { Reading::GoesOn });
+            return Ok(if level.is_unread {
+                Reading::IsEnough
+            } else {
+                Reading::GoesOn
+            });
         }
-        match self.budget.remove(|| rustix::fs::unlinkat(here, name.as_os_str(), AtFlags::empty())) {
+        match self
+            .budget
+            .remove(|| rustix::fs::unlinkat(here, name.as_os_str(), AtFlags::empty()))
+        {
             Ok(()) => {
                 level.has_shrunk = true;
                 self.removed += 1;
@@ -279,7 +308,9 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
                 return self.levels.clear();
             }
         };
-        let Some(level) = self.levels.last() else { return };
+        let Some(level) = self.levels.last() else {
+            return;
+        };
         let parent = above.as_ref().map_or(self.top, OwnedFd::as_fd);
         let unlink = || rustix::fs::unlinkat(parent, level.name.as_os_str(), AtFlags::REMOVEDIR);
         let gone = self.budget.remove(unlink);
@@ -292,11 +323,16 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             self.fail(hidden.as_ref(), Errno::NOTEMPTY.into());
         }
         self.here = above;
-        let Some(level) = self.levels.pop() else { return };
+        let Some(level) = self.levels.pop() else {
+            return;
+        };
         match gone {
             Ok(()) => {
                 self.removed += 1;
-                self.levels.last_mut().into_iter().for_each(|above| above.has_shrunk = true);
+                self.levels
+                    .last_mut()
+                    .into_iter()
+                    .for_each(|above| above.has_shrunk = true);
             }
             Err(_) if level.stays => self.stay(&level.name),
             Err(Errno::NOENT) => {}
@@ -306,7 +342,9 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
 
     /// The directory above the deepest one; `None` where that is the top.
     fn above(&self) -> io::Result<Option<OwnedFd>> {
-        let (Some(here), [.., above, _]) = (&self.here, &self.levels[..]) else { return Ok(None) };
+        let (Some(here), [.., above, _]) = (&self.here, &self.levels[..]) else {
+            return Ok(None);
+        };
         open_above(here, above.itself).map(Some)
     }
 
@@ -326,7 +364,12 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             Some(name) => self.stay(name),
             None => self.levels.iter_mut().for_each(|level| level.stays = true),
         }
-        let path = self.levels.iter().map(|level| &level.name).chain(name).skip(1);
+        let path = self
+            .levels
+            .iter()
+            .map(|level| &level.name)
+            .chain(name)
+            .skip(1);
         let path: Vec<_> = path.cloned().collect();
         (self.failed)(&path, error);
     }
@@ -359,8 +402,13 @@ fn refuse_mount(parent: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result
     let is_apart = rustix::fs::fstat(parent)?.st_dev != rustix::fs::fstat(directory)?.st_dev;
     // A bind mount may have its parent's device number; kernels before 5.8 do not report mount roots.
     let known = rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
-    let is_mounted = known.is_ok_and(|known| known.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
-    if is_apart || is_mounted { Err(Errno::XDEV.into()) } else { Ok(()) }
+    let is_mounted =
+        known.is_ok_and(|known| known.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
+    if is_apart || is_mounted {
+        Err(Errno::XDEV.into())
+    } else {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -393,8 +441,12 @@ mod tests {
         std::fs::write(home.path().join("stays"), "x").unwrap();
         symlink(outside.path(), home.path().join("tree/a/link")).unwrap();
         symlink(outside.path(), home.path().join("link")).unwrap();
-        std::fs::set_permissions(home.path().join("tree/a"), PermissionsExt::from_mode(0o000)).unwrap();
-        assert_eq!(remove(home.path(), &["tree", "file", "link", "not there"]), (7, vec![]));
+        std::fs::set_permissions(home.path().join("tree/a"), PermissionsExt::from_mode(0o000))
+            .unwrap();
+        assert_eq!(
+            remove(home.path(), &["tree", "file", "link", "not there"]),
+            (7, vec![])
+        );
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
         assert!(outside.path().join("precious").exists());
     }
@@ -411,13 +463,24 @@ mod tests {
         let tree = Tree::open(home.path()).unwrap();
         let mut faults = Vec::new();
         let mut remove = |names: &[Name]| {
-            let failed = |path: RelPath, error: io::Error| faults.push((path.to_string(), error.kind()));
-            remove_entries_within(&budget, || false, &tree, &RelPath::root(), names.iter(), failed)
+            let failed =
+                |path: RelPath, error: io::Error| faults.push((path.to_string(), error.kind()));
+            remove_entries_within(
+                &budget,
+                || false,
+                &tree,
+                &RelPath::root(),
+                names.iter(),
+                failed,
+            )
         };
         assert_eq!(remove(&[name("not there"), name("c")]), 1);
         assert_eq!(remove(&[name("a"), name("d")]), 3);
         assert!(home.path().join("d").exists() && home.path().join("a").exists());
-        assert!(matches!(&faults[..], [(_, io::ErrorKind::QuotaExceeded)]), "{faults:?}");
+        assert!(
+            matches!(&faults[..], [(_, io::ErrorKind::QuotaExceeded)]),
+            "{faults:?}"
+        );
     }
 
     /// A receiver that was killed leaves files and staging directories, and nobody comes to their directory again.
@@ -427,7 +490,9 @@ mod tests {
         let dead_in = |directory: &std::path::Path, age: u64| {
             std::fs::create_dir_all(directory).unwrap();
             let opened = std::fs::File::open(directory).unwrap();
-            directory.join(of_a_dead_process(opened.as_fd(), std::time::Duration::from_secs(age)).as_os_str())
+            directory.join(
+                of_a_dead_process(opened.as_fd(), std::time::Duration::from_secs(age)).as_os_str(),
+            )
         };
         std::fs::write(dead_in(&home.path().join("gone/a"), 0), "x").unwrap();
         let staging = dead_in(&home.path().join("gone/b"), 0);
@@ -442,7 +507,11 @@ mod tests {
             let path = home.path().join("stays").join(name);
             std::fs::write(&path, "x").unwrap();
             let (removed, faults) = remove(home.path(), &["stays"]);
-            assert_eq!((removed, faults.len(), path.exists()), (0, 1, true), "{name:?}");
+            assert_eq!(
+                (removed, faults.len(), path.exists()),
+                (0, 1, true),
+                "{name:?}"
+            );
             std::fs::remove_file(&path).unwrap();
         }
     }
@@ -467,7 +536,13 @@ mod tests {
         let (removed, faults) = remove(home.path(), &["a"]);
         assert_eq!(
             (removed, faults),
-            (1, vec![("a/b/.zmove-1-0".to_owned(), io::ErrorKind::DirectoryNotEmpty)])
+            (
+                1,
+                vec![(
+                    "a/b/.zmove-1-0".to_owned(),
+                    io::ErrorKind::DirectoryNotEmpty
+                )]
+            )
         );
     }
 
@@ -493,11 +568,17 @@ mod tests {
             std::fs::create_dir_all(home.path().join(format!("a/goes{number}"))).unwrap();
         }
         let (removed, mut faults) = remove(home.path(), &["a"]);
-        assert_eq!((removed, faults.len()), (2 * NAMES_MAX as u64, 2 * NAMES_MAX));
+        assert_eq!(
+            (removed, faults.len()),
+            (2 * NAMES_MAX as u64, 2 * NAMES_MAX)
+        );
         faults.sort();
         faults.dedup();
         assert_eq!(faults.len(), 2 * NAMES_MAX);
-        assert_eq!(std::fs::read_dir(home.path().join("a")).unwrap().count(), 2 * NAMES_MAX);
+        assert_eq!(
+            std::fs::read_dir(home.path().join("a")).unwrap().count(),
+            2 * NAMES_MAX
+        );
     }
 
     /// The names of the others are forgotten while the first directory is emptied, and only a second reading finds
@@ -507,7 +588,8 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let deep = ["d"; LISTED_MAX + 1].join("/");
         for number in 0..20 {
-            std::fs::create_dir_all(home.path().join(format!("a/stays{number}/{deep}/.zmove-x"))).unwrap();
+            std::fs::create_dir_all(home.path().join(format!("a/stays{number}/{deep}/.zmove-x")))
+                .unwrap();
             std::fs::create_dir_all(home.path().join(format!("a/goes{number}"))).unwrap();
         }
         let (removed, faults) = remove(home.path(), &["a"]);
@@ -522,11 +604,16 @@ mod tests {
         std::fs::create_dir_all(deep.join(".zmove-x")).unwrap();
         let tree = Tree::open(&home).unwrap();
         let mut open = 0;
-        remove_entries(&tree, &RelPath::root(), std::iter::once(&name("d")), |_path, _stays| {
-            let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
-            let targets = descriptors.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
-            open += targets.filter(|target| target.starts_with(&home)).count();
-        });
+        remove_entries(
+            &tree,
+            &RelPath::root(),
+            std::iter::once(&name("d")),
+            |_path, _stays| {
+                let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+                let targets = descriptors.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+                open += targets.filter(|target| target.starts_with(&home)).count();
+            },
+        );
         // With the directory from which the entry is removed, and that once more.
         assert!((1..=2 + 3).contains(&open), "{open}");
     }
@@ -540,12 +627,21 @@ mod tests {
         std::fs::create_dir_all(outside.path().join("precious")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
         let mut faults = Vec::new();
-        remove_entries(&tree, &RelPath::root(), std::iter::once(&name("a")), |path, error| {
-            let _moved_once = std::fs::rename(home.path().join("a/b"), outside.path().join("moved"));
-            faults.push((path.to_string(), Errno::from_io_error(&error)));
-        });
+        remove_entries(
+            &tree,
+            &RelPath::root(),
+            std::iter::once(&name("a")),
+            |path, error| {
+                let _moved_once =
+                    std::fs::rename(home.path().join("a/b"), outside.path().join("moved"));
+                faults.push((path.to_string(), Errno::from_io_error(&error)));
+            },
+        );
         let told = [("a/b/c/.zmove-x", Errno::NOTEMPTY), ("a/b", Errno::STALE)];
-        assert_eq!(faults, told.map(|(path, errno)| (path.to_owned(), Some(errno))));
+        assert_eq!(
+            faults,
+            told.map(|(path, errno)| (path.to_owned(), Some(errno)))
+        );
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 3);
     }
 }

@@ -70,7 +70,9 @@ pub struct SharedJobDirectory {
 #[non_exhaustive]
 pub enum EpochError {
     /// A newer epoch has begun.
-    #[error("its push has ended, or a later one has taken its place (epoch {newest} of the job has begun)")]
+    #[error(
+        "its push has ended, or a later one has taken its place (epoch {newest} of the job has begun)"
+    )]
     Fenced {
         /// The newest epoch.
         newest: u64,
@@ -153,7 +155,11 @@ impl SharedJobDirectory {
     ///
     /// # Errors
     /// See [`EpochError`].
-    pub fn open(root: &Arc<OwnedFd>, job: SharedJobId, beginning: Beginning) -> Result<Self, EpochError> {
+    pub fn open(
+        root: &Arc<OwnedFd>,
+        job: SharedJobId,
+        beginning: Beginning,
+    ) -> Result<Self, EpochError> {
         let name = name_of(job);
         let began = Instant::now();
         let directory = loop {
@@ -169,14 +175,17 @@ impl SharedJobDirectory {
                     std::thread::sleep(LOOK_AGAIN_AFTER);
                 }
                 Err(error)
-                    if error.kind() == io::ErrorKind::PermissionDenied && is_of_another_user(root, &name) =>
+                    if error.kind() == io::ErrorKind::PermissionDenied
+                        && is_of_another_user(root, &name) =>
                 {
                     return Err(EpochError::OfAnotherUser);
                 }
                 opened => break opened?,
             }
         };
-        Ok(Self { directory: Arc::new(directory) })
+        Ok(Self {
+            directory: Arc::new(directory),
+        })
     }
 
     /// The directory.
@@ -190,7 +199,11 @@ impl SharedJobDirectory {
     pub fn take_back(root: &OwnedFd, job: SharedJobId, number: u64, own: &str) -> bool {
         let name = name_of(job);
         let epoch = Path::new(name.as_os_str()).join(epoch_name(number).as_os_str());
-        for directory in [&epoch.join(own_name(own)), &epoch, Path::new(name.as_os_str())] {
+        for directory in [
+            &epoch.join(own_name(own)),
+            &epoch,
+            Path::new(name.as_os_str()),
+        ] {
             // what others have something in stays
             let _best_effort = rustix::fs::unlinkat(root, directory, AtFlags::REMOVEDIR);
         }
@@ -203,24 +216,43 @@ impl SharedJobDirectory {
     ///
     /// # Errors
     /// See [`EpochError`].
-    pub fn begin(&self, number: u64, own: &str, patience: Duration) -> Result<EpochSession, EpochError> {
-        self.try_to_begin(number, own, patience).map_err(|failed| self.why(failed, number))
+    pub fn begin(
+        &self,
+        number: u64,
+        own: &str,
+        patience: Duration,
+    ) -> Result<EpochSession, EpochError> {
+        self.try_to_begin(number, own, patience)
+            .map_err(|failed| self.why(failed, number))
     }
 
-    fn try_to_begin(&self, number: u64, own: &str, patience: Duration) -> Result<EpochSession, EpochError> {
+    fn try_to_begin(
+        &self,
+        number: u64,
+        own: &str,
+        patience: Duration,
+    ) -> Result<EpochSession, EpochError> {
         let directory = make(&self.directory, &epoch_name(number))?;
         self.fence(number, patience)?;
-        let own_name = Name::from_bytes(own_name(own).as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
+        let own_name =
+            Name::from_bytes(own_name(own).as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
         let own = make(&directory, &own_name)?;
-        Ok(EpochSession::new((Arc::clone(&self.directory), number), directory, (own_name, own))?)
+        Ok(EpochSession::new(
+            (Arc::clone(&self.directory), number),
+            directory,
+            (own_name, own),
+        )?)
     }
 
     /// Looks for newer epochs, then removes older ones. To be called when the directory of this one has been made.
     fn fence(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
         let epochs = self.epochs()?;
         if let Err(over) = goes_on(number, &epochs) {
-            let _of_nothing =
-                rustix::fs::unlinkat(&self.directory, epoch_name(number).as_os_str(), AtFlags::REMOVEDIR);
+            let _of_nothing = rustix::fs::unlinkat(
+                &self.directory,
+                epoch_name(number).as_os_str(),
+                AtFlags::REMOVEDIR,
+            );
             if matches!(over, EpochError::Ended) {
                 // whoever has ended it may have been killed before it had removed all
                 let _best_effort = self.clear(patience);
@@ -257,7 +289,8 @@ impl SharedJobDirectory {
     /// # Errors
     /// See [`EpochError`].
     pub fn close(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
-        self.try_to_close(number, patience).map_err(|failed| self.why(failed, number))
+        self.try_to_close(number, patience)
+            .map_err(|failed| self.why(failed, number))
     }
 
     fn try_to_close(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
@@ -286,16 +319,26 @@ impl SharedJobDirectory {
             return Err(Errno::NOTEMPTY.into());
         }
         let remove = |directory: &OwnedFd, name: Name| {
-            gone(rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::REMOVEDIR))
+            gone(rustix::fs::unlinkat(
+                directory,
+                name.as_os_str(),
+                AtFlags::REMOVEDIR,
+            ))
         };
         // the mode of the target is set by now, and may forbid its owner to change what is in it
         let mode = Mode::from_raw_mode(rustix::fs::fstat(root)?.st_mode);
-        let access = rustix::fs::accessat(root, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+        let access = rustix::fs::accessat(
+            root,
+            ".",
+            Access::WRITE_OK | Access::EXEC_OK,
+            AtFlags::EACCESS,
+        );
         let is_closed = access == Err(Errno::ACCESS);
         if is_closed {
             rustix::fs::fchmod(root, mode | Mode::RWXU)?;
         }
-        let removed = remove(&self.directory, epoch_name(END)).and_then(|()| remove(root, name_of(job)));
+        let removed =
+            remove(&self.directory, epoch_name(END)).and_then(|()| remove(root, name_of(job)));
         if is_closed {
             rustix::fs::fchmod(root, mode)?;
         }
@@ -309,7 +352,9 @@ impl SharedJobDirectory {
         self.fence(END, patience)?;
         for entry in Dir::read_from(&self.directory)? {
             let entry = entry?;
-            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
+            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else {
+                continue;
+            };
             if name != epoch_name(END) {
                 remove_for_good(&self.directory, &name, patience)?;
             }
@@ -335,12 +380,16 @@ pub(crate) fn ended_long_ago(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
 
 fn ended_before(parent: BorrowedFd<'_>, name: &[u8], age_min: Duration) -> bool {
     let look = || -> io::Result<bool> {
-        let directory = rustix::fs::openat(parent, OsStr::from_bytes(name), DIRECTORY, Mode::empty())?;
-        let mark =
-            match rustix::fs::statat(&directory, epoch_name(END).as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT) if holds_nothing(&directory)? => rustix::fs::fstat(&directory)?,
-                mark => mark?,
-            };
+        let directory =
+            rustix::fs::openat(parent, OsStr::from_bytes(name), DIRECTORY, Mode::empty())?;
+        let mark = match rustix::fs::statat(
+            &directory,
+            epoch_name(END).as_os_str(),
+            AtFlags::SYMLINK_NOFOLLOW,
+        ) {
+            Err(Errno::NOENT) if holds_nothing(&directory)? => rustix::fs::fstat(&directory)?,
+            mark => mark?,
+        };
         let changed = UNIX_EPOCH + Duration::from_secs(u64::try_from(mark.st_ctime).unwrap_or(0));
         Ok(changed.elapsed().is_ok_and(|age| age >= age_min))
     };
@@ -365,7 +414,9 @@ fn holds_nothing(directory: &OwnedFd) -> io::Result<bool> {
 fn names_in(directory: &OwnedFd) -> io::Result<Vec<CString>> {
     let names = Dir::read_from(directory)?.map(|entry| Ok(entry?.file_name().to_owned()));
     let is_entry = |name: &CString| ![c".", c".."].contains(&&**name);
-    names.filter(|name| name.as_ref().map_or(true, is_entry)).collect()
+    names
+        .filter(|name| name.as_ref().map_or(true, is_entry))
+        .collect()
 }
 
 /// Removes a directory with all that is in it, and what is put into it meanwhile.
@@ -376,7 +427,14 @@ fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io
         let mut failed = None;
         let (stops, names) = (|| began.elapsed() > patience, std::iter::once(name));
         let fails = |_path, error| failed = Some(error);
-        remove_entries_within(&RemovalBudget::new(u64::MAX), stops, &tree, &RelPath::root(), names, fails);
+        remove_entries_within(
+            &RemovalBudget::new(u64::MAX),
+            stops,
+            &tree,
+            &RelPath::root(),
+            names,
+            fails,
+        );
         match number_at(parent, name.as_os_str()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
@@ -442,7 +500,12 @@ mod tests {
         assert_fenced(old.open_part(&name("other"), 10, Direct::Off));
         assert_fenced(old.has_part(&name("part"), part.file()));
         assert!(
-            old.publish_part((&name("part"), part.file()), (&root, &name("p")), Replace::Existing).is_err()
+            old.publish_part(
+                (&name("part"), part.file()),
+                (&root, &name("p")),
+                Replace::Existing
+            )
+            .is_err()
         );
         assert_fenced(old.place(
             (&root, &name("l")),
@@ -459,7 +522,8 @@ mod tests {
         assert!(old.is_fenced() && !new.is_fenced());
         drop((old, part));
         let hidden = create(&new, &root).unwrap();
-        new.publish(&hidden, (&root, &name("f")), Replace::Existing).unwrap();
+        new.publish(&hidden, (&root, &name("f")), Replace::Existing)
+            .unwrap();
         let names = std::fs::read_dir(home.path()).unwrap().count();
         assert_eq!(names, 2, "the job's directory and one file");
     }
@@ -470,10 +534,19 @@ mod tests {
         let directory = job(&root);
         let _newer = directory.begin(2, "a", NOT_LONG).unwrap();
         let refused = directory.begin(1, "b", NOT_LONG);
-        assert!(matches!(refused, Err(EpochError::Fenced { newest: 2 })), "{refused:?}");
-        assert!(matches!(directory.close(1, NOT_LONG), Err(EpochError::Fenced { newest: 2 })));
+        assert!(
+            matches!(refused, Err(EpochError::Fenced { newest: 2 })),
+            "{refused:?}"
+        );
+        assert!(matches!(
+            directory.close(1, NOT_LONG),
+            Err(EpochError::Fenced { newest: 2 })
+        ));
         let unknown = SharedJobDirectory::open(&root, SharedJobId([8; 16]), Beginning::UnderWay);
-        assert!(matches!(unknown, Err(EpochError::NotUnderWay)), "{unknown:?}");
+        assert!(
+            matches!(unknown, Err(EpochError::NotUnderWay)),
+            "{unknown:?}"
+        );
     }
 
     /// A session that may begin the job comes when it has ended, perhaps from a queue of connections.
@@ -487,12 +560,20 @@ mod tests {
         directory.close(2, NOT_LONG).unwrap();
         assert!(session.is_fenced());
         let is_old = |age_min| {
-            let found = std::fs::read_dir(home.path()).unwrap().next().unwrap().unwrap();
+            let found = std::fs::read_dir(home.path())
+                .unwrap()
+                .next()
+                .unwrap()
+                .unwrap();
             ended_before(root.as_fd(), found.file_name().as_encoded_bytes(), age_min)
         };
         assert!(is_old(Duration::ZERO) && !is_old(Duration::from_secs(60)));
-        let left =
-            || std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        let left = || {
+            std::fs::read_dir(&path)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(left(), [epoch_name(END).as_os_str()]);
         for epoch in [1, 2, 3] {
             let late = job(&root).begin(epoch, "late", NOT_LONG);
@@ -502,7 +583,10 @@ mod tests {
         // whoever has ended it was killed before it had removed all
         std::fs::create_dir_all(path.join(".zmove-epoch-2/.zmove-a")).unwrap();
         std::fs::write(path.join("journal-2-1"), "x").unwrap();
-        assert!(matches!(job(&root).begin(3, "late", NOT_LONG), Err(EpochError::Ended)));
+        assert!(matches!(
+            job(&root).begin(3, "late", NOT_LONG),
+            Err(EpochError::Ended)
+        ));
         assert_eq!(left(), [epoch_name(END).as_os_str()]);
     }
 
@@ -535,7 +619,9 @@ mod tests {
         for replace in [Replace::Existing, Replace::Nothing] {
             let hidden = create(&epoch, &root).unwrap();
             rustix::fs::unlinkat(epoch.own(), hidden.as_os_str(), AtFlags::empty()).unwrap();
-            let told = epoch.publish(&hidden, (&root, &name("f")), replace).unwrap_err();
+            let told = epoch
+                .publish(&hidden, (&root, &name("f")), replace)
+                .unwrap_err();
             assert_eq!(told.kind(), io::ErrorKind::NotFound);
             assert!(!home.path().join("f").exists() && !epoch.is_fenced());
         }
@@ -546,10 +632,16 @@ mod tests {
         let (home, root) = place();
         let directory = job(&root);
         let session = directory.begin(2, "a", NOT_LONG).unwrap();
-        assert_eq!(Errno::from_io_error(&directory.forget(&root, JOB).unwrap_err()), Some(Errno::NOTEMPTY));
+        assert_eq!(
+            Errno::from_io_error(&directory.forget(&root, JOB).unwrap_err()),
+            Some(Errno::NOTEMPTY)
+        );
         directory.close(2, NOT_LONG).unwrap();
         drop(session);
-        let time = Timestamp { seconds: 1_000_000_000, nanos: 5 };
+        let time = Timestamp {
+            seconds: 1_000_000_000,
+            nanos: 5,
+        };
         set_file_mtime(&root, time).unwrap();
         directory.forget(&root, JOB).unwrap();
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
@@ -577,11 +669,17 @@ mod tests {
                     })
                 });
                 let sessions: Vec<_> = sessions.collect();
-                sessions.into_iter().filter_map(|session| session.join().unwrap()).collect()
+                sessions
+                    .into_iter()
+                    .filter_map(|session| session.join().unwrap())
+                    .collect()
             });
             let newest = numbers[2];
             assert!(went_on.contains(&newest), "round {round}: {went_on:?}");
-            assert!(went_on.iter().all(|number| *number == newest), "round {round}: {went_on:?}");
+            assert!(
+                went_on.iter().all(|number| *number == newest),
+                "round {round}: {went_on:?}"
+            );
         }
     }
 
@@ -618,10 +716,15 @@ mod tests {
         );
         let epoch = job(&root).begin(1, "a", NOT_LONG).unwrap();
         for directory in [&epoch.job, &epoch.directory, &epoch.own] {
-            let there = File::from(directory.try_clone().unwrap()).metadata().unwrap();
+            let there = File::from(directory.try_clone().unwrap())
+                .metadata()
+                .unwrap();
             assert_eq!(there.mode() & 0o7777, 0o700);
             if has_acl.is_ok() {
-                assert_eq!(crate::entry::xattrs::default_acl(directory.as_fd()).unwrap(), None);
+                assert_eq!(
+                    crate::entry::xattrs::default_acl(directory.as_fd()).unwrap(),
+                    None
+                );
             }
         }
     }
@@ -639,14 +742,21 @@ mod tests {
         }
         let is_old = |age_min| ended_before(root.as_fd(), job_name.as_bytes(), age_min);
         assert!(!is_old(Duration::ZERO));
-        crate::abandoned::remove_abandoned(&Tree::at(Arc::clone(&root)), &RelPath::root(), root.as_fd());
+        crate::abandoned::remove_abandoned(
+            &Tree::at(Arc::clone(&root)),
+            &RelPath::root(),
+            root.as_fd(),
+        );
         let path = home.path().join(job_name.as_os_str());
         assert!(path.exists());
         // a session made it that was to begin the job, and was lost
         std::fs::remove_dir_all(&path).unwrap();
         for left in ["", ".zmove-epoch-1"] {
             std::fs::create_dir_all(path.join(left)).unwrap();
-            assert!(is_old(Duration::ZERO) && !is_old(Duration::from_secs(60)), "{left}");
+            assert!(
+                is_old(Duration::ZERO) && !is_old(Duration::from_secs(60)),
+                "{left}"
+            );
         }
         for file in [".zmove-epoch-1/f", "journal-1-1"] {
             std::fs::write(path.join(file), "x").unwrap();
@@ -661,7 +771,9 @@ mod tests {
         let (_home, root) = place();
         let epoch = job(&root).begin(1, "a", NOT_LONG).unwrap();
         epoch.check_device(&root).unwrap();
-        let refused = epoch.check_device(File::open("/proc").unwrap()).unwrap_err();
+        let refused = epoch
+            .check_device(File::open("/proc").unwrap())
+            .unwrap_err();
         assert_eq!(Errno::from_io_error(&refused), Some(Errno::XDEV));
     }
 
@@ -672,16 +784,26 @@ mod tests {
         let part = name("p");
         let open = |epoch: &EpochSession| epoch.open_part(&part, 4, Direct::Off);
         let [of_one, of_other] = [&one, &other].map(|epoch| open(epoch).unwrap());
-        one.give_up_part(&part, of_one.file(), Errno::NOSPC).unwrap();
+        one.give_up_part(&part, of_one.file(), Errno::NOSPC)
+            .unwrap();
         assert_eq!(of_one.file().metadata().unwrap().nlink(), 0);
         assert!(!other.has_part(&part, of_other.file()).unwrap());
-        assert_eq!(Errno::from_io_error(&open(&other).unwrap_err()), Some(PART_GONE));
+        assert_eq!(
+            Errno::from_io_error(&open(&other).unwrap_err()),
+            Some(PART_GONE)
+        );
         let found = other.find_part(&part).unwrap();
-        assert!(matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error()));
+        assert!(
+            matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error())
+        );
         // the reason of the first stays
-        other.give_up_part(&part, of_other.file(), Errno::DQUOT).unwrap();
+        other
+            .give_up_part(&part, of_other.file(), Errno::DQUOT)
+            .unwrap();
         let found = one.find_part(&part).unwrap();
-        assert!(matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error()));
+        assert!(
+            matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error())
+        );
         drop(home);
     }
 
@@ -689,7 +811,8 @@ mod tests {
     #[test]
     fn a_part_that_has_been_committed_is_not_begun_again() {
         let (home, root) = place();
-        let [slow, fast, late] = ["a", "b", "c"].map(|own| job(&root).begin(1, own, NOT_LONG).unwrap());
+        let [slow, fast, late] =
+            ["a", "b", "c"].map(|own| job(&root).begin(1, own, NOT_LONG).unwrap());
         let part = name("p");
         let open = |epoch: &EpochSession| epoch.open_part(&part, 4, Direct::Off);
         let [of_slow, of_fast] = [&slow, &fast].map(|epoch| open(epoch).unwrap());
@@ -697,18 +820,25 @@ mod tests {
         std::os::unix::fs::FileExt::write_all_at(of_fast.file(), b"data", 0).unwrap();
         let file_name = name("f");
         let target = (&*root, &file_name);
-        fast.publish_part((&part, of_fast.file()), target, Replace::Existing).unwrap();
-        assert_eq!(Errno::from_io_error(&open(&late).unwrap_err()), Some(PART_GONE));
+        fast.publish_part((&part, of_fast.file()), target, Replace::Existing)
+            .unwrap();
+        assert_eq!(
+            Errno::from_io_error(&open(&late).unwrap_err()),
+            Some(PART_GONE)
+        );
         let there = home.path().join("f");
         let expected = there.metadata().unwrap().ino();
         let is_told = |epoch: &EpochSession| matches!(epoch.find_part(&part), Ok(PartFound::Committed { inode }) if inode == expected);
         assert!(is_told(&late));
-        slow.publish_part((&part, of_slow.file()), target, Replace::Existing).unwrap();
+        slow.publish_part((&part, of_slow.file()), target, Replace::Existing)
+            .unwrap();
         assert_eq!(std::fs::read(&there).unwrap(), b"data");
         assert_eq!(there.metadata().unwrap().nlink(), 1);
         assert!(!slow.has_part(&part, of_slow.file()).unwrap() && is_told(&slow));
         std::fs::remove_file(&there).unwrap();
-        let gone = slow.publish_part((&part, of_slow.file()), target, Replace::Existing).unwrap_err();
+        let gone = slow
+            .publish_part((&part, of_slow.file()), target, Replace::Existing)
+            .unwrap_err();
         assert!(gone.kind() == io::ErrorKind::NotFound && is_told(&slow) && !there.exists());
     }
 
@@ -724,8 +854,14 @@ mod tests {
         other.file().read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!(bytes, *b"\0\0\0\0\0\0\0\0\0x");
         drop((one, other));
-        assert!(matches!(epoch.find_part(&name("p")), Ok(PartFound::Part(_))));
-        assert!(matches!(epoch.find_part(&name("q")), Ok(PartFound::Nothing)));
+        assert!(matches!(
+            epoch.find_part(&name("p")),
+            Ok(PartFound::Part(_))
+        ));
+        assert!(matches!(
+            epoch.find_part(&name("q")),
+            Ok(PartFound::Nothing)
+        ));
     }
 
     #[test]
@@ -736,7 +872,10 @@ mod tests {
         rustix::fs::mkdirat(&epoch, own_name("a"), Mode::RWXU).unwrap();
         assert!(SharedJobDirectory::take_back(&root, JOB, 3, "a") && !has_job());
         let session = job(&root).begin(3, "b", NOT_LONG).unwrap();
-        assert!(!SharedJobDirectory::take_back(&root, JOB, 3, "a") && has_job(), "another session has begun");
+        assert!(
+            !SharedJobDirectory::take_back(&root, JOB, 3, "a") && has_job(),
+            "another session has begun"
+        );
         drop(session);
         job(&root).close(3, NOT_LONG).unwrap();
         assert!(!SharedJobDirectory::take_back(&root, JOB, 3, "a"));

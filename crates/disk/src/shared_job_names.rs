@@ -11,5 +11,7 @@ pub(crate) const JOB_PREFIX: &str = ".zmove-job-";
 /// Whether a name is that of the directory of a shared job.
 #[must_use]
 pub fn is_shared_job_name(name: &[u8]) -> bool {
-    name.strip_prefix(JOB_PREFIX.as_bytes()).and_then(from_hex::<16>).is_some()
+    name.strip_prefix(JOB_PREFIX.as_bytes())
+        .and_then(from_hex::<16>)
+        .is_some()
 }

@@ -41,12 +41,21 @@ pub fn place_special(
     }
     let (form, device) = (form(special), device(special));
     if device != 0 && is_without_devices(directory.as_fd()) {
-        return Ok(vec![Miss { kind: special.kind(), error: Errno::OPNOTSUPP }]);
+        return Ok(vec![Miss {
+            kind: special.kind(),
+            error: Errno::OPNOTSUPP,
+        }]);
     }
-    let make = |name: &Name| rustix::fs::mknodat(directory, name.as_os_str(), form, Mode::empty(), device);
+    let make =
+        |name: &Name| rustix::fs::mknodat(directory, name.as_os_str(), form, Mode::empty(), device);
     let hidden = match make_hidden(directory.as_fd(), make) {
         Ok((hidden, ())) => hidden,
-        Err(error) if is_refusal(error) => return Ok(vec![Miss { kind: special.kind(), error }]),
+        Err(error) if is_refusal(error) => {
+            return Ok(vec![Miss {
+                kind: special.kind(),
+                error,
+            }]);
+        }
         Err(error) => return Err(error.into()),
     };
     let placed = hold_new(directory.as_fd(), &hidden, form).and_then(|held| {
@@ -95,7 +104,14 @@ fn is_without_devices(directory: BorrowedFd<'_>) -> bool {
 
 /// Whether the user may not make such an entry, or the file system has none.
 fn is_refusal(error: Errno) -> bool {
-    [Errno::PERM, Errno::ACCESS, Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL].contains(&error)
+    [
+        Errno::PERM,
+        Errno::ACCESS,
+        Errno::OPNOTSUPP,
+        Errno::NOSYS,
+        Errno::INVAL,
+    ]
+    .contains(&error)
 }
 
 #[cfg(test)]
@@ -109,27 +125,48 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory: OwnedFd = std::fs::File::open(home.path()).unwrap().into();
         let (name, path) = (Name::from_bytes(b"s").unwrap(), home.path().join("s"));
-        let mtime = Some(Timestamp { seconds: 5, nanos: 6 });
-        let wanted = |mode| Wanted { mode, mtime, ..Wanted::default() };
-        let place =
-            |special, mode, replace| place_special(&directory, &name, (special, &wanted(mode)), replace);
+        let mtime = Some(Timestamp {
+            seconds: 5,
+            nanos: 6,
+        });
+        let wanted = |mode| Wanted {
+            mode,
+            mtime,
+            ..Wanted::default()
+        };
+        let place = |special, mode, replace| {
+            place_special(&directory, &name, (special, &wanted(mode)), replace)
+        };
         std::fs::write(&path, "x").unwrap();
         place(Special::Fifo, 0o640, Replace::Nothing).unwrap();
         assert!(path.symlink_metadata().unwrap().is_file());
         assert_eq!(place(Special::Fifo, 0o640, Replace::Existing).unwrap(), []);
         let stat = path.symlink_metadata().unwrap();
         assert!(stat.file_type().is_fifo());
-        assert_eq!((stat.mode() & 0o7777, stat.mtime(), stat.mtime_nsec()), (0o640, 5, 6));
+        assert_eq!(
+            (stat.mode() & 0o7777, stat.mtime(), stat.mtime_nsec()),
+            (0o640, 5, 6)
+        );
         assert_eq!(place(Special::Fifo, 0o600, Replace::Existing).unwrap(), []);
         let kept = path.symlink_metadata().unwrap();
         assert_eq!((kept.ino(), kept.mode() & 0o7777), (stat.ino(), 0o600));
-        assert_eq!(place(Special::Socket, 0o600, Replace::Existing).unwrap(), []);
+        assert_eq!(
+            place(Special::Socket, 0o600, Replace::Existing).unwrap(),
+            []
+        );
         assert!(path.symlink_metadata().unwrap().file_type().is_socket());
         assert!(is_special_at(directory.as_fd(), &name, Special::Socket));
         let misses = place(Special::Character(0x0103), 0o600, Replace::Existing).unwrap();
-        let is_device = path.symlink_metadata().unwrap().file_type().is_char_device();
+        let is_device = path
+            .symlink_metadata()
+            .unwrap()
+            .file_type()
+            .is_char_device();
         assert!(
-            is_device == misses.is_empty() && misses.iter().all(|miss| miss.kind == Special::Block(1).kind())
+            is_device == misses.is_empty()
+                && misses
+                    .iter()
+                    .all(|miss| miss.kind == Special::Block(1).kind())
         );
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     }
@@ -140,8 +177,16 @@ mod tests {
         let directory: OwnedFd = std::fs::File::open(home.path()).unwrap().into();
         std::fs::create_dir(home.path().join("d")).unwrap();
         let name = Name::from_bytes(b"d").unwrap();
-        let placed = place_special(&directory, &name, (Special::Fifo, &Wanted::default()), Replace::Existing);
-        assert_eq!(Errno::from_io_error(&placed.unwrap_err()), Some(Errno::ISDIR));
+        let placed = place_special(
+            &directory,
+            &name,
+            (Special::Fifo, &Wanted::default()),
+            Replace::Existing,
+        );
+        assert_eq!(
+            Errno::from_io_error(&placed.unwrap_err()),
+            Some(Errno::ISDIR)
+        );
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     }
 }

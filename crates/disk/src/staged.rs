@@ -63,12 +63,21 @@ impl Staged {
     ///
     /// # Errors
     /// Like [`create`](Self::create).
-    pub fn create_in(directory: &Arc<OwnedFd>, new_files: &NewFiles, mode: u32) -> io::Result<Self> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    pub fn create_in(
+        directory: &Arc<OwnedFd>,
+        new_files: &NewFiles,
+        mode: u32,
+    ) -> io::Result<Self> {
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o777);
         let make = |name: &Name| rustix::fs::openat(directory, name.as_os_str(), flags, mode);
         let (name, file) = make_hidden_beneath(new_files.parent(directory.as_fd()), make)?;
-        Ok(Self::new(DataFile::new(file.into()), Arc::clone(directory), Some(name)))
+        Ok(Self::new(
+            DataFile::new(file.into()),
+            Arc::clone(directory),
+            Some(name),
+        ))
     }
 
     /// Opens a lasting file again, as it is, if `is_it` recognizes it: another file that has its name by now is left
@@ -117,7 +126,8 @@ impl Staged {
         bytes: u64,
         direct: Direct,
     ) -> io::Result<Self> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)?;
         let file = File::from(file);
         let there = FileIdentity::of(&file)?;
@@ -128,8 +138,11 @@ impl Staged {
         if there.bytes < bytes {
             file.set_len(bytes)?;
         }
-        let shared =
-            Self::new(DataFile::for_writing(file, direct)?, Arc::clone(directory), Some(name.clone()));
+        let shared = Self::new(
+            DataFile::for_writing(file, direct)?,
+            Arc::clone(directory),
+            Some(name.clone()),
+        );
         shared.lasting.store(true, Ordering::Relaxed);
         Ok(shared)
     }
@@ -142,7 +155,14 @@ impl Staged {
     }
 
     fn new(data: DataFile, directory: Arc<OwnedFd>, temporary: Option<Name>) -> Self {
-        Self { data, directory, temporary, lasting: AtomicBool::new(false), in_place: None, _attached: None }
+        Self {
+            data,
+            directory,
+            temporary,
+            lasting: AtomicBool::new(false),
+            in_place: None,
+            _attached: None,
+        }
     }
 
     /// Keeps `what` until the file is closed, such as the booking of its descriptors.
@@ -170,7 +190,9 @@ impl Staged {
     /// # Errors
     /// The system's error; `EBUSY` when somebody else has changed the file meanwhile.
     pub fn set_final_length(&self) -> io::Result<()> {
-        self.in_place.as_ref().map_or(Ok(()), |in_place| in_place.set_final_length(self.file()))
+        self.in_place
+            .as_ref()
+            .map_or(Ok(()), |in_place| in_place.set_final_length(self.file()))
     }
 
     /// The hidden name, unless the file is changed in its place.
@@ -189,7 +211,9 @@ impl Staged {
     /// # Errors
     /// The system's error: the file is then still there under its hidden name, as one that is meant to last.
     pub fn remove(&self) -> io::Result<()> {
-        let Some(name) = &self.temporary else { return Ok(()) };
+        let Some(name) = &self.temporary else {
+            return Ok(());
+        };
         // nothing is left to be done on drop
         self.lasting.store(true, Ordering::Relaxed);
         match rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty()) {
@@ -204,7 +228,9 @@ impl Staged {
     /// # Errors
     /// The system's error, `EEXIST` when something has that name; the file stays as it was.
     pub fn last_as(&mut self, name: Name) -> io::Result<()> {
-        let Some(hidden) = &self.temporary else { return Err(Errno::NOENT.into()) };
+        let Some(hidden) = &self.temporary else {
+            return Err(Errno::NOENT.into());
+        };
         match publish_file(&self.directory, hidden, &name, Replace::Nothing) {
             // Some file systems can neither rename without replacing nor link.
             Err(error) if is_refusal(&error) => {
@@ -233,7 +259,12 @@ impl Staged {
     ///
     /// # Errors
     /// The system's error.
-    pub fn reserve(&mut self, bytes: u64, data: Option<&DataRanges>, direct: Direct) -> io::Result<()> {
+    pub fn reserve(
+        &mut self,
+        bytes: u64,
+        data: Option<&DataRanges>,
+        direct: Direct,
+    ) -> io::Result<()> {
         self.data.reserve(bytes, data, direct)
     }
 
@@ -294,15 +325,23 @@ impl Staged {
     pub fn give_name(&mut self, name: &Name, replace: Replace) -> io::Result<()> {
         if let Some(in_place) = &self.in_place {
             let there = FileIdentity::of(self.file())?;
-            let of_that_name = FileIdentity::at(&self.directory, name).ok().map(|there| there.inode);
+            let of_that_name = FileIdentity::at(&self.directory, name)
+                .ok()
+                .map(|there| there.inode);
             let still = of_that_name == Some(there.inode);
             if still && !in_place.has_final_length(&there) {
                 return Err(Errno::BUSY.into());
             }
             self.in_place = None;
-            return if still { Ok(()) } else { Err(Errno::STALE.into()) };
+            return if still {
+                Ok(())
+            } else {
+                Err(Errno::STALE.into())
+            };
         }
-        let Some(hidden) = &self.temporary else { return Err(Errno::NOENT.into()) };
+        let Some(hidden) = &self.temporary else {
+            return Err(Errno::NOENT.into());
+        };
         publish_file(&self.directory, hidden, name, replace)?;
         self.temporary = None;
         Ok(())
@@ -316,7 +355,8 @@ impl Drop for Staged {
         }
         if let (Some(name), false) = (&self.temporary, *self.lasting.get_mut()) {
             // Nothing more can be done about a temporary file that cannot be removed.
-            let _best_effort = rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty());
+            let _best_effort =
+                rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty());
         }
     }
 }
@@ -376,12 +416,18 @@ mod tests {
         std::fs::write(&target, "old").unwrap();
         let staged = create(&fd);
         staged.file().write_all(b"new").unwrap();
-        let mtime = Timestamp { seconds: -7, nanos: 123_456_789 };
+        let mtime = Timestamp {
+            seconds: -7,
+            nanos: 123_456_789,
+        };
         set_new_file_metadata(staged.file(), &Metadata::new(0o641, mtime)).unwrap();
         assert_eq!(std::fs::read(&target).unwrap(), b"old");
         staged.commit(&name("x"), Replace::Existing).unwrap();
         let stat = target.metadata().unwrap();
-        assert_eq!((stat.mode() & 0o7777, stat.mtime(), stat.mtime_nsec()), (0o641, -7, 123_456_789));
+        assert_eq!(
+            (stat.mode() & 0o7777, stat.mtime(), stat.mtime_nsec()),
+            (0o641, -7, 123_456_789)
+        );
         assert_eq!(std::fs::read(&target).unwrap(), b"new");
         assert_eq!(entries(&home), 1);
     }
@@ -392,7 +438,9 @@ mod tests {
         std::fs::write(home.path().join("hidden"), "whole").unwrap();
         let name = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
         if rustix::fs::ioctl_setflags(&fd, IFlags::APPEND).is_err() {
-            return eprintln!("skipped: the directory for temporary files cannot be made append-only here");
+            return eprintln!(
+                "skipped: the directory for temporary files cannot be made append-only here"
+            );
         }
         let publish = || {
             let published = publish_from((&fd, &name("hidden")), &fd, &name("x"));
@@ -409,9 +457,17 @@ mod tests {
         let (home, fd) = home();
         create(&fd).commit(&name("x"), Replace::Nothing).unwrap();
         std::fs::write(home.path().join("x"), "old").unwrap();
-        let error = create(&fd).commit(&name("x"), Replace::Nothing).unwrap_err();
+        let error = create(&fd)
+            .commit(&name("x"), Replace::Nothing)
+            .unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::EXIST));
-        assert_eq!((std::fs::read(home.path().join("x")).unwrap(), entries(&home)), (b"old".to_vec(), 1));
+        assert_eq!(
+            (
+                std::fs::read(home.path().join("x")).unwrap(),
+                entries(&home)
+            ),
+            (b"old".to_vec(), 1)
+        );
     }
 
     #[test]
@@ -440,9 +496,18 @@ mod tests {
         let hidden = made.hidden_name().unwrap().clone();
         drop(made);
         let again = Staged::reopen(&fd, &hidden, Direct::Auto, |_| true).unwrap();
-        assert_eq!(std::fs::read(home.path().join(hidden.as_os_str())).unwrap(), b"first");
+        assert_eq!(
+            std::fs::read(home.path().join(hidden.as_os_str())).unwrap(),
+            b"first"
+        );
         again.commit(&name("x"), Replace::Existing).unwrap();
-        assert_eq!((std::fs::read(home.path().join("x")).unwrap(), entries(&home)), (b"first".to_vec(), 1));
+        assert_eq!(
+            (
+                std::fs::read(home.path().join("x")).unwrap(),
+                entries(&home)
+            ),
+            (b"first".to_vec(), 1)
+        );
         create_lasting(&fd, &names).discard();
         assert_eq!(entries(&home), 1);
     }
@@ -451,9 +516,14 @@ mod tests {
     #[test]
     fn another_file_under_the_name_of_a_lasting_one_is_neither_opened_nor_changed() {
         let (home, fd) = home();
-        let (precious, hidden) = (home.path().join("precious"), Name::from_bytes(b".zmove-t-0").unwrap());
+        let (precious, hidden) = (
+            home.path().join("precious"),
+            Name::from_bytes(b".zmove-t-0").unwrap(),
+        );
         std::fs::write(&precious, "x").unwrap();
-        let mode = |mode| std::fs::set_permissions(&precious, std::fs::Permissions::from_mode(mode)).unwrap();
+        let mode = |mode| {
+            std::fs::set_permissions(&precious, std::fs::Permissions::from_mode(mode)).unwrap()
+        };
         mode(0o444);
         std::fs::hard_link(&precious, home.path().join(hidden.as_os_str())).unwrap();
         let refused = Staged::reopen(&fd, &hidden, Direct::Auto, |_| false).unwrap_err();
@@ -466,7 +536,14 @@ mod tests {
         let (home, fd) = home();
         let made = create_lasting(&fd, &LastingNames::new("t"));
         let hidden = made.hidden_name().unwrap().clone();
-        set_new_file_metadata(made.file(), &Metadata { mode: 0, ..Metadata::default() }).unwrap();
+        set_new_file_metadata(
+            made.file(),
+            &Metadata {
+                mode: 0,
+                ..Metadata::default()
+            },
+        )
+        .unwrap();
         drop(made);
         // Root may open it anyway.
         let path = home.path().join(hidden.as_os_str());
@@ -474,7 +551,9 @@ mod tests {
             let flags = OFlags::PATH | OFlags::NOFOLLOW;
             rustix::fs::openat(&fd, name.as_os_str(), flags, Mode::empty()).unwrap()
         };
-        File::from(open_finished(hold(&hidden)).unwrap()).write_all(b"more").unwrap();
+        File::from(open_finished(hold(&hidden)).unwrap())
+            .write_all(b"more")
+            .unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"more");
         std::os::unix::fs::symlink(&path, home.path().join("link")).unwrap();
         let link = Name::from_bytes(b"link").unwrap();
@@ -487,7 +566,9 @@ mod tests {
     fn a_directory_of_that_name_stays() {
         let (home, fd) = home();
         std::fs::create_dir(home.path().join("x")).unwrap();
-        let error = create(&fd).commit(&name("x"), Replace::Existing).unwrap_err();
+        let error = create(&fd)
+            .commit(&name("x"), Replace::Existing)
+            .unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::ISDIR));
         assert_eq!(entries(&home), 1);
     }

@@ -116,7 +116,8 @@ impl StagingDirectory {
     /// # Errors
     /// The system's error.
     pub fn create(&self, name: &Name, mode: u32) -> io::Result<File> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o777);
         Ok(rustix::fs::openat(&self.directory, name.as_os_str(), flags, mode)?.into())
     }
@@ -132,7 +133,11 @@ impl StagingDirectory {
     /// # Errors
     /// The system's error: the directory must then not be published.
     pub fn discard(&self, name: &Name) -> io::Result<()> {
-        Ok(rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty())?)
+        Ok(rustix::fs::unlinkat(
+            &self.directory,
+            name.as_os_str(),
+            AtFlags::empty(),
+        )?)
     }
 
     /// Gives the directory its final name, which nothing or an empty directory may have, or, where that may be
@@ -143,7 +148,11 @@ impl StagingDirectory {
     /// taken the place of a file. All is then as before; where the exchange cannot be undone, that directory stays
     /// under the hidden name.
     pub fn publish(&self, replace: Replace) -> io::Result<()> {
-        let (parent, hidden, name) = (self.parent(), self.hidden.as_os_str(), self.name.as_os_str());
+        let (parent, hidden, name) = (
+            self.parent(),
+            self.hidden.as_os_str(),
+            self.name.as_os_str(),
+        );
         match rustix::fs::renameat(&parent, hidden, &parent, name) {
             Err(Errno::NOTDIR) if replace == Replace::Existing => self.publish_over_a_file()?,
             renamed => renamed?,
@@ -155,7 +164,11 @@ impl StagingDirectory {
     /// Exchanges the names in one step, so that there is something whole under the name at each moment. An entry that
     /// cannot be removed, since it is a directory by now, gets its name back.
     fn publish_over_a_file(&self) -> io::Result<()> {
-        let (parent, hidden, name) = (&self.parent(), self.hidden.as_os_str(), self.name.as_os_str());
+        let (parent, hidden, name) = (
+            &self.parent(),
+            self.hidden.as_os_str(),
+            self.name.as_os_str(),
+        );
         match rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE) {
             Ok(()) => {
                 let removed = rustix::fs::unlinkat(parent, hidden, AtFlags::empty());
@@ -171,8 +184,13 @@ impl StagingDirectory {
     }
 
     fn exchange_back(&self) {
-        let (parent, hidden, name) = (&self.parent(), self.hidden.as_os_str(), self.name.as_os_str());
-        let exchanged = rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE);
+        let (parent, hidden, name) = (
+            &self.parent(),
+            self.hidden.as_os_str(),
+            self.name.as_os_str(),
+        );
+        let exchanged =
+            rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE);
         // The entry with the hidden name is somebody else's then, and must not be removed.
         self.let_go.store(exchanged.is_err(), Ordering::Relaxed);
     }
@@ -201,7 +219,10 @@ pub fn set_usual_mode(directory: BorrowedFd<'_>) -> io::Result<()> {
     let (made, ()) = make_hidden(directory, make)?;
     let stat = rustix::fs::statat(directory, made.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
     rustix::fs::unlinkat(directory, made.as_os_str(), AtFlags::REMOVEDIR)?;
-    Ok(rustix::fs::fchmod(directory, Mode::from_raw_mode(stat?.st_mode))?)
+    Ok(rustix::fs::fchmod(
+        directory,
+        Mode::from_raw_mode(stat?.st_mode),
+    )?)
 }
 
 impl Drop for StagingDirectory {
@@ -245,7 +266,9 @@ pub(crate) mod tests {
 
     fn names(home: &tempfile::TempDir) -> Vec<String> {
         let entries = std::fs::read_dir(home.path()).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     #[test]
@@ -254,7 +277,11 @@ pub(crate) mod tests {
         std::fs::create_dir(home.path().join("d")).unwrap();
         let staging = begin(&fd, "d");
         for file in ["a", "b"] {
-            staging.create(&name(file), 0o644).unwrap().write_all(b"x").unwrap();
+            staging
+                .create(&name(file), 0o644)
+                .unwrap()
+                .write_all(b"x")
+                .unwrap();
         }
         assert_eq!(std::fs::read_dir(home.path().join("d")).unwrap().count(), 0);
         staging.discard(&name("b")).unwrap();
@@ -273,13 +300,23 @@ pub(crate) mod tests {
         let modes = [0o600, 0o666, 0o600, 0o777, 0o777, 0o644, 0o1644, 0o400];
         for (number, mode) in modes.into_iter().enumerate() {
             let file = staging.create(&name(&number.to_string()), mode).unwrap();
-            let mtime = Timestamp { seconds: 7, nanos: 8 };
-            staging.new_files().set_metadata(&file, &Metadata::new(mode, mtime)).unwrap();
+            let mtime = Timestamp {
+                seconds: 7,
+                nanos: 8,
+            };
+            staging
+                .new_files()
+                .set_metadata(&file, &Metadata::new(mode, mtime))
+                .unwrap();
         }
         staging.publish(Replace::Existing).unwrap();
         for (number, mode) in modes.into_iter().enumerate() {
             let found = std::fs::metadata(home.path().join("d").join(number.to_string())).unwrap();
-            assert_eq!((found.mode() & 0o7777, found.mtime(), found.mtime_nsec()), (mode, 7, 8), "{number}");
+            assert_eq!(
+                (found.mode() & 0o7777, found.mtime(), found.mtime_nsec()),
+                (mode, 7, 8),
+                "{number}"
+            );
         }
     }
 
@@ -289,7 +326,11 @@ pub(crate) mod tests {
         let staging = begin(&fd, "d");
         staging.create(&name("a"), 0o644).unwrap();
         rustix::fs::mkdirat(staging.directory(), "below", Mode::RWXU).unwrap();
-        std::fs::write(home.path().join(staging.hidden.as_os_str()).join("below/b"), "x").unwrap();
+        std::fs::write(
+            home.path().join(staging.hidden.as_os_str()).join("below/b"),
+            "x",
+        )
+        .unwrap();
         drop(staging);
         assert_eq!(names(&home), [""; 0]);
     }
@@ -317,7 +358,12 @@ pub(crate) mod tests {
         staging.create(&name("ours"), 0o644).unwrap();
         assert!(staging.publish_over_a_file().is_err());
         assert!(home.path().join("d/theirs").exists());
-        assert!(home.path().join(staging.hidden.as_os_str()).join("ours").exists());
+        assert!(
+            home.path()
+                .join(staging.hidden.as_os_str())
+                .join("ours")
+                .exists()
+        );
         drop(staging);
         assert_eq!(names(&home), ["d"]);
         assert!(home.path().join("d/theirs").exists());
@@ -347,15 +393,24 @@ pub(crate) mod tests {
         let hidden = staged.into_hidden_name().unwrap();
         let target = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
         let failed = &mut |path, error| panic!("{path}: {error}");
-        staging.move_into(&target, &mut Answers { stays: &mut |_, _, _| false, failed, pause: &|| {} });
+        staging.move_into(
+            &target,
+            &mut Answers {
+                stays: &mut |_, _, _| false,
+                failed,
+                pause: &|| {},
+            },
+        );
         // The same file under the name of a process that had this one's number.
         let mut parts: Vec<_> = hidden.as_os_str().to_str().unwrap().split('-').collect();
         parts[5] = "1";
         rustix::fs::renameat(&target, hidden.as_os_str(), &target, parts.join("-")).unwrap();
         let tree = Tree::at(fd);
         remove_abandoned(&tree, &RelPath::from_bytes(b"d").unwrap(), target.as_fd());
-        let left: Vec<_> =
-            std::fs::read_dir(home.path().join("d")).unwrap().map(|it| it.unwrap().file_name()).collect();
+        let left: Vec<_> = std::fs::read_dir(home.path().join("d"))
+            .unwrap()
+            .map(|it| it.unwrap().file_name())
+            .collect();
         assert_eq!(left, ["theirs"]);
     }
 
@@ -378,12 +433,23 @@ pub(crate) mod tests {
         let mut failed = Vec::new();
         let mut stays = |_: &OwnedFd, _: &OwnedFd, path: &RelPath| path.as_bytes() == b"both/stays";
         let mut tell = |path, _error| failed.push(path);
-        staging.move_into(&filled, &mut Answers { stays: &mut stays, failed: &mut tell, pause: &|| {} });
+        staging.move_into(
+            &filled,
+            &mut Answers {
+                stays: &mut stays,
+                failed: &mut tell,
+                pause: &|| {},
+            },
+        );
         drop(staging);
         let read = |file: &str| std::fs::read_to_string(home.path().join("d").join(file)).unwrap();
         assert_eq!(["new", "both/goes", "both/new/x"].map(read), ["new"; 3]);
         assert_eq!([read("old"), read("both/stays")], ["keep", "old"]);
-        assert_eq!(failed, [RelPath::from_bytes(b"dir").unwrap()], "no file replaces a directory");
+        assert_eq!(
+            failed,
+            [RelPath::from_bytes(b"dir").unwrap()],
+            "no file replaces a directory"
+        );
         assert_eq!(names(&home), ["d"]);
     }
 }

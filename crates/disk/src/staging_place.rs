@@ -46,7 +46,12 @@ impl StagingPlace {
     ///
     /// # Errors
     /// The system's error, `EPERM` where the file could not get another name, and [`FENCED`](crate::FENCED).
-    pub fn create(&self, directory: &Arc<OwnedFd>, new_files: &NewFiles, mode: u32) -> io::Result<Staged> {
+    pub fn create(
+        &self,
+        directory: &Arc<OwnedFd>,
+        new_files: &NewFiles,
+        mode: u32,
+    ) -> io::Result<Staged> {
         match self {
             Self::Beside => Staged::create_in(directory, new_files, mode),
             Self::Epoch(epoch) => epoch.create(|| Staged::create_in(epoch.own(), new_files, mode)),

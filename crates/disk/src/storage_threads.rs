@@ -157,12 +157,23 @@ impl StorageThreads {
             waiting: VecDeque::new(),
             next: 0,
         };
-        Self { places, lease, state: Mutex::new(state), is_spare: Default::default() }
+        Self {
+            places,
+            lease,
+            state: Mutex::new(state),
+            is_spare: Default::default(),
+        }
     }
 
     /// A turn for a thread of a session that ends when `stopping` is set.
     pub fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
-        Turn { threads: self, task, stopping, place: Mutex::default(), start_another: None }
+        Turn {
+            threads: self,
+            task,
+            stopping,
+            place: Mutex::default(),
+            start_another: None,
+        }
     }
 
     /// Runs `work` on this thread, and beside it on as many others as are of use; returns all results. Between its
@@ -175,9 +186,20 @@ impl StorageThreads {
         admit: impl Fn() -> Option<Permit> + Sync,
         work: impl Fn(&Turn<'_>) -> T + Sync,
     ) -> Vec<T> {
-        let shared = SideBySide { threads: self, task, stopping, name, work, admit, done: Mutex::default() };
+        let shared = SideBySide {
+            threads: self,
+            task,
+            stopping,
+            name,
+            work,
+            admit,
+            done: Mutex::default(),
+        };
         thread::scope(|scope| shared.run(scope));
-        shared.done.into_inner().unwrap_or_else(PoisonError::into_inner)
+        shared
+            .done
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether storage answers so late that more threads do a task than there are cores.
@@ -203,7 +225,11 @@ impl StorageThreads {
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;
-        state.waiting.push_back(Waiting { number, task, thread: thread::current() });
+        state.waiting.push_back(Waiting {
+            number,
+            task,
+            thread: thread::current(),
+        });
         loop {
             if stopping.load(Ordering::Relaxed) {
                 state.waiting.retain(|other| other.number != number);
@@ -260,15 +286,22 @@ impl StorageThreads {
     }
 }
 
-impl<Work: Fn(&Turn<'_>) -> T + Sync, Admit: Fn() -> Option<Permit> + Sync, Permit: Send + 'static, T: Send>
-    SideBySide<'_, Work, Admit, T>
+impl<
+    Work: Fn(&Turn<'_>) -> T + Sync,
+    Admit: Fn() -> Option<Permit> + Sync,
+    Permit: Send + 'static,
+    T: Send,
+> SideBySide<'_, Work, Admit, T>
 {
     fn run<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         let start_another = || self.start_another(scope);
         let mut turn = self.threads.turn(self.task, self.stopping);
         turn.start_another = Some(&start_another);
         let done = (self.work)(&turn);
-        self.done.lock().unwrap_or_else(PoisonError::into_inner).push(done);
+        self.done
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(done);
     }
 
     fn start_another<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
@@ -281,7 +314,10 @@ impl<Work: Fn(&Turn<'_>) -> T + Sync, Admit: Fn() -> Option<Permit> + Sync, Perm
                 self.threads.end_start(self.task);
                 self.run(scope);
             };
-            thread::Builder::new().name(self.name.to_owned()).spawn_scoped(scope, help).ok()
+            thread::Builder::new()
+                .name(self.name.to_owned())
+                .spawn_scoped(scope, help)
+                .ok()
         });
         if started.is_none() {
             self.threads.end_start(self.task);
@@ -322,7 +358,11 @@ impl State {
         if self.at_work.len() < places || self.crowds[task as usize].at_work < width {
             return true;
         }
-        let leased = || self.at_work.values().filter(|(_, asked)| asked.elapsed() < lease);
+        let leased = || {
+            self.at_work
+                .values()
+                .filter(|(_, asked)| asked.elapsed() < lease)
+        };
         leased().count() < places || leased().filter(|(other, _)| *other == task).count() < width
     }
 
@@ -393,14 +433,18 @@ impl Turn<'_> {
         let mut place = self.lock();
         if let Some((number, _)) = place.held {
             place.done += 1;
-            let Some(pieces) = place.measured() else { return false };
+            let Some(pieces) = place.measured() else {
+                return false;
+            };
             if !self.threads.worked(self.task, number, &pieces) {
                 return false;
             }
             place.held = None;
             self.threads.leave(number);
         }
-        let Some(number) = self.threads.enter(self.task, self.stopping) else { return true };
+        let Some(number) = self.threads.enter(self.task, self.stopping) else {
+            return true;
+        };
         place.awake = place.awake.or_else(awake);
         place.held = Some((number, Instant::now()));
         false
@@ -427,7 +471,9 @@ impl Turn<'_> {
     /// the peer.
     pub fn pause(&self) {
         let mut place = self.lock();
-        let Some((number, _)) = place.held else { return };
+        let Some((number, _)) = place.held else {
+            return;
+        };
         place.done += 1;
         if let Some(pieces) = place.measured() {
             self.threads.worked(self.task, number, &pieces);
@@ -455,12 +501,27 @@ impl Place {
         *since = Instant::now();
         self.elapsed = Duration::ZERO;
         let before = std::mem::replace(&mut self.awake, awake());
-        let awake = before.zip(self.awake).and_then(|(before, now)| now.checked_sub(before));
+        let awake = before
+            .zip(self.awake)
+            .and_then(|(before, now)| now.checked_sub(before));
         // A kernel that does not count these times reports only zeros.
-        let awake = awake.filter(|awake| !awake.is_zero()).unwrap_or(elapsed).min(elapsed);
-        let (done, prompt) = (std::mem::take(&mut self.done), std::mem::take(&mut self.prompt));
+        let awake = awake
+            .filter(|awake| !awake.is_zero())
+            .unwrap_or(elapsed)
+            .min(elapsed);
+        let (done, prompt) = (
+            std::mem::take(&mut self.done),
+            std::mem::take(&mut self.prompt),
+        );
         let is_prompt = !prompt.is_zero() && elapsed - awake <= prompt;
-        Some(Sample { wall: elapsed, done, elapsed, awake, reports: 1, prompt: u32::from(is_prompt) })
+        Some(Sample {
+            wall: elapsed,
+            done,
+            elapsed,
+            awake,
+            reports: 1,
+            prompt: u32::from(is_prompt),
+        })
     }
 }
 
@@ -468,7 +529,10 @@ impl Place {
 /// there may be hundreds of threads and descriptors are scarce.
 fn awake() -> Option<Duration> {
     let mut text = [0; 64];
-    let bytes = File::open("/proc/thread-self/schedstat").ok()?.read(&mut text).ok()?;
+    let bytes = File::open("/proc/thread-self/schedstat")
+        .ok()?
+        .read(&mut text)
+        .ok()?;
     awake_by(std::str::from_utf8(&text[..bytes]).ok()?)
 }
 
@@ -481,7 +545,9 @@ fn awake_by(schedstat: &str) -> Option<Duration> {
 
 impl fmt::Debug for Turn<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turn").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Turn")
+            .field("place", &self.place)
+            .finish_non_exhaustive()
     }
 }
 
@@ -516,14 +582,19 @@ mod tests {
                 });
             }
         });
-        assert_eq!((done.into_inner(), threads.lock().at_work.len()), (4 * most, 0));
+        assert_eq!(
+            (done.into_inner(), threads.lock().at_work.len()),
+            (4 * most, 0)
+        );
     }
 
     #[test]
     fn who_waits_leaves_when_its_session_ends() {
         let threads = StorageThreads::in_turns();
         let (running, ending) = (AtomicBool::new(false), AtomicBool::new(false));
-        let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &running)).collect();
+        let all: Vec<_> = (0..threads.places)
+            .map(|_| threads.turn(Task::Look, &running))
+            .collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
         thread::scope(|scope| {
             let waiting = scope.spawn(|| threads.turn(Task::Look, &ending).is_over());
@@ -540,7 +611,9 @@ mod tests {
     #[test]
     fn who_waits_first_works_first() {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
-        let mut all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
+        let mut all: Vec<_> = (0..threads.places)
+            .map(|_| threads.turn(Task::Look, &stopping))
+            .collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
         let order = Mutex::new(Vec::new());
         thread::scope(|scope| {
@@ -564,7 +637,11 @@ mod tests {
     #[test]
     fn nobody_passes_who_waits_although_there_is_room() {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
-        let other = Waiting { number: u64::MAX, task: Task::Look, thread: thread::current() };
+        let other = Waiting {
+            number: u64::MAX,
+            task: Task::Look,
+            thread: thread::current(),
+        };
         threads.lock().waiting.push_back(other);
         thread::scope(|scope| {
             let (threads, stopping) = (&threads, &stopping);
@@ -573,8 +650,15 @@ mod tests {
             while threads.lock().next == 0 {
                 thread::yield_now();
             }
-            let has_passed = threads.lock().waiting.front().is_none_or(|first| first.number != u64::MAX);
-            threads.lock().waiting.retain(|waiting| waiting.number != u64::MAX);
+            let has_passed = threads
+                .lock()
+                .waiting
+                .front()
+                .is_none_or(|first| first.number != u64::MAX);
+            threads
+                .lock()
+                .waiting
+                .retain(|waiting| waiting.number != u64::MAX);
             threads.lock().wake_first();
             assert!(!last.join().unwrap() && !has_passed);
         });
@@ -583,7 +667,9 @@ mod tests {
     #[test]
     fn a_thread_that_does_not_come_back_leaves_its_place_to_others() {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
-        let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
+        let all: Vec<_> = (0..threads.places)
+            .map(|_| threads.turn(Task::Look, &stopping))
+            .collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
         assert!(!threads.lock().has_room(Task::Look, &threads));
         if let Some((_, asked)) = threads.lock().at_work.values_mut().next() {
@@ -594,9 +680,14 @@ mod tests {
 
     #[test]
     fn a_task_does_not_wait_behind_the_other_for_what_it_is_worth() {
-        let (threads, stopping, ending) =
-            (StorageThreads::in_turns(), AtomicBool::new(false), AtomicBool::new(false));
-        let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
+        let (threads, stopping, ending) = (
+            StorageThreads::in_turns(),
+            AtomicBool::new(false),
+            AtomicBool::new(false),
+        );
+        let all: Vec<_> = (0..threads.places)
+            .map(|_| threads.turn(Task::Look, &stopping))
+            .collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
         thread::scope(|scope| {
             let waiting = scope.spawn(|| threads.turn(Task::Look, &ending).is_over());
@@ -625,8 +716,12 @@ mod tests {
     fn work_that_waits_for_storage_is_done_by_many_side_by_side() {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         let left = AtomicUsize::new(2_000);
-        let take =
-            || left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        let take = || {
+            left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                left.checked_sub(1)
+            })
+            .is_ok()
+        };
         let helpers = AtomicUsize::new(0);
         let admit = || (helpers.fetch_add(1, Ordering::SeqCst) < 20).then_some(());
         let done = threads.side_by_side((Task::Write, "help"), &stopping, admit, |turn| {
@@ -650,8 +745,12 @@ mod tests {
     fn contents_that_storage_takes_promptly_are_written_by_one() {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         let left = AtomicUsize::new(100);
-        let take =
-            || left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        let take = || {
+            left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                left.checked_sub(1)
+            })
+            .is_ok()
+        };
         let done = threads.side_by_side(
             (Task::Write, "help"),
             &stopping,
@@ -695,7 +794,9 @@ mod tests {
             |turn| {
                 while !threads.is_late(Task::Write)
                     && !turn.is_over()
-                    && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok()
+                    && left
+                        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1))
+                        .is_ok()
                 {
                     answer_late();
                     turn.get_help();
@@ -703,7 +804,9 @@ mod tests {
             },
         );
         assert!(threads.is_late(Task::Write));
-        let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
+        let all: Vec<_> = (0..threads.places)
+            .map(|_| threads.turn(Task::Look, &stopping))
+            .collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
         let state = threads.lock();
         assert!(!state.has_room(Task::Look, &threads) && state.has_room(Task::Write, &threads));

@@ -42,10 +42,15 @@ pub trait Fence: fmt::Debug + Send + Sync {
 /// How often an operation is tried again when another process changes the entry concerned meanwhile.
 const RACES_MAX: usize = 16;
 
-pub(crate) const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+pub(crate) const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
 
-const HELD: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const HELD: OFlags = OFlags::PATH
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
 
 impl Tree {
     /// The tree at `path`, which may itself be reached through links.
@@ -75,7 +80,10 @@ impl Tree {
     /// The same tree, in which no directory is opened up any more when that is fenced off.
     #[must_use]
     pub fn fenced_by(self, fence: Arc<dyn Fence>) -> Self {
-        Self { fence: Some(fence), ..self }
+        Self {
+            fence: Some(fence),
+            ..self
+        }
     }
 
     /// The root's descriptor.
@@ -142,7 +150,9 @@ impl Tree {
         };
         let mut closed = Arc::clone(&self.root);
         for name in path.components().map(OsStr::from_bytes) {
-            let Ok(next) = rustix::fs::openat(&closed, name, HELD, Mode::empty()) else { break };
+            let Ok(next) = rustix::fs::openat(&closed, name, HELD, Mode::empty()) else {
+                break;
+            };
             closed = Arc::new(next);
         }
         let is_own = rustix::fs::fstat(&closed)?.st_uid == rustix::process::geteuid().as_raw();
@@ -232,7 +242,8 @@ impl Tree {
                 let held = EntryHandle::of(held, FileType::Directory)?;
                 self.fence.as_ref().map_or(Ok(()), |fence| fence.check())?;
                 // A directory that cannot be opened up is as closed as it was.
-                held.open_up(OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_error| Errno::ACCESS)
+                held.open_up(OFlags::RDONLY | OFlags::DIRECTORY)
+                    .map_err(|_error| Errno::ACCESS)
             }
             opened => opened,
         }
@@ -295,13 +306,19 @@ fn enter_or_make(
 /// `ESTALE` where the open one has been moved since, and so leads elsewhere.
 pub(crate) fn open_above(directory: &OwnedFd, known: FileNumber) -> io::Result<OwnedFd> {
     let above = rustix::fs::openat(directory, c"..", DIRECTORY, Mode::empty())?;
-    if number_of(&above)? == known { Ok(above) } else { Err(Errno::STALE.into()) }
+    if number_of(&above)? == known {
+        Ok(above)
+    } else {
+        Err(Errno::STALE.into())
+    }
 }
 
 /// Makes a directory writable for its owner: one that came read-only must take its files again, and gets its mode anew
 /// at the end. Where this is not allowed, the create that follows fails.
 pub(crate) fn make_writable(directory: &OwnedFd) {
-    let Ok(stat) = rustix::fs::fstat(directory) else { return };
+    let Ok(stat) = rustix::fs::fstat(directory) else {
+        return;
+    };
     let mode = Mode::from_raw_mode(stat.st_mode);
     if !mode.contains(Mode::RWXU) {
         let _best_effort = rustix::fs::fchmod(directory, mode | Mode::RWXU);
@@ -366,15 +383,23 @@ mod tests {
         let thread = std::thread::Builder::new().stack_size(256 << 10);
         let made = thread.spawn(move || {
             tree.ensure_directory(&deep).unwrap();
-            drop(tree.create_directory(&deep.join(&Name::from_bytes(b"e").unwrap()).unwrap()).unwrap());
+            drop(
+                tree.create_directory(&deep.join(&Name::from_bytes(b"e").unwrap()).unwrap())
+                    .unwrap(),
+            );
             tree.open_directory(&deep).unwrap()
         });
         assert!(rustix::fs::fstat(made.unwrap().join().unwrap()).is_ok());
         let tree = Tree::open(home.path()).unwrap();
         let top = path("d").file_name().unwrap();
-        let gone = crate::remove_entries(&tree, &RelPath::root(), std::iter::once(&top), |path, error| {
-            panic!("{path}: {error}");
-        });
+        let gone = crate::remove_entries(
+            &tree,
+            &RelPath::root(),
+            std::iter::once(&top),
+            |path, error| {
+                panic!("{path}: {error}");
+            },
+        );
         assert_eq!(gone, 6_001);
     }
 

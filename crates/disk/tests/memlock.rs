@@ -3,10 +3,16 @@
 //!
 //! In a program of its own, since the limit is the process's.
 
-#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "in a test, helpers included, a panic is the report"
+)]
 
 #[path = "engines/suite.rs"]
-#[expect(dead_code, reason = "one case and one engine of the suite are used here")]
+#[expect(
+    dead_code,
+    reason = "one case and one engine of the suite are used here"
+)]
 mod suite;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -27,7 +33,9 @@ fn without_locked_memory_nothing_is_missed() {
         });
     };
     lower_limit(1 << 20);
-    let Some(file_io) = suite::uring() else { return };
+    let Some(file_io) = suite::uring() else {
+        return;
+    };
     both_ways(&*file_io);
     drop(file_io);
     lower_limit(0);
@@ -38,5 +46,12 @@ fn without_locked_memory_nothing_is_missed() {
 }
 
 fn lower_limit(bytes: u64) {
-    setrlimit(Resource::Memlock, Rlimit { current: Some(bytes), maximum: Some(bytes) }).unwrap();
+    setrlimit(
+        Resource::Memlock,
+        Rlimit {
+            current: Some(bytes),
+            maximum: Some(bytes),
+        },
+    )
+    .unwrap();
 }

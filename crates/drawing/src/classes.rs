@@ -31,13 +31,18 @@ impl SizeAxis {
     pub fn bands(&self, top: f64, height: f64) -> Group {
         let mut group = Group::new();
         for (name, from, to, colour) in CLASSES {
-            let (from, to) = ((from - self.lead).max(self.first), (to - self.lead).min(self.last));
+            let (from, to) = (
+                (from - self.lead).max(self.first),
+                (to - self.lead).min(self.last),
+            );
             if from >= to {
                 continue;
             }
             let (x, end) = (self.place(from), self.place(to));
-            let band =
-                Rectangle::new().set("x", x).set("y", rounded(top - NAMES)).set("width", rounded(end - x));
+            let band = Rectangle::new()
+                .set("x", x)
+                .set("y", rounded(top - NAMES))
+                .set("width", rounded(end - x));
             group = group.add(band.set("height", height + NAMES).set("fill", colour));
             if end - x >= name.chars().fold(8.0, |width, _| width + LETTER_WIDTH) {
                 group = group.add(words(name, x + 4.0, top - 5.0).set("fill", "#555555"));
@@ -54,7 +59,9 @@ impl SizeAxis {
             let place = f64::from(power);
             if (self.first..=self.last).contains(&place) {
                 // Half of the longest label must have room at either end of the axis.
-                let x = self.place(place).clamp(LEFT + 4.0, LEFT + PLOT_WIDTH - 12.0);
+                let x = self
+                    .place(place)
+                    .clamp(LEFT + 4.0, LEFT + PLOT_WIDTH - 12.0);
                 group = group.add(words(&power_label(power), x, bottom + 17.0));
             }
         }
@@ -63,7 +70,10 @@ impl SizeAxis {
 }
 
 /// The size classes of "When to use rsync": name, first and last power of two, colour.
-const CLASSES: [(&str, f64, f64, &str); 3] =
-    [("LOSF", -2.0, 20.0, "#f3f3f3"), ("medium", 20.0, 30.0, "#e9e9e9"), ("large", 30.0, 64.0, "#dedede")];
+const CLASSES: [(&str, f64, f64, &str); 3] = [
+    ("LOSF", -2.0, 20.0, "#f3f3f3"),
+    ("medium", 20.0, 30.0, "#e9e9e9"),
+    ("large", 30.0, 64.0, "#dedede"),
+];
 /// The height of the strip above a plot that holds the classes' names.
 pub const NAMES: f64 = 18.0;

@@ -11,6 +11,6 @@ mod picture;
 pub mod scale;
 
 pub use picture::{
-    GAP, GREY, Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, WIDTH, bold, document,
-    drawn, fitted, grid, grid_with_labels, legend, polyline, rounded, stroke, words,
+    GAP, GREY, Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, WIDTH, bold,
+    document, drawn, fitted, grid, grid_with_labels, legend, polyline, rounded, stroke, words,
 };

@@ -1,7 +1,9 @@
 //! The parts of a picture: paper, heading, legend, lines and text.
 
 use svg::Document;
-use svg::node::element::{Description, Group, Line as Stroke, Polyline, Rectangle, Style, Text, Title};
+use svg::node::element::{
+    Description, Group, Line as Stroke, Polyline, Rectangle, Style, Text, Title,
+};
 
 /// The heading above the diagrams.
 #[derive(Debug)]
@@ -24,7 +26,12 @@ pub struct Pen {
 }
 
 /// A picture of the given width and height as SVG; its diagrams begin at [`TOP`].
-pub fn document(heading: &Heading, described: &str, (width, height): (f64, f64), body: Group) -> String {
+pub fn document(
+    heading: &Heading,
+    described: &str,
+    (width, height): (f64, f64),
+    body: Group,
+) -> String {
     let title = bold(&heading.title, LEFT, 26.0).set("font-size", 18);
     let document = Document::new()
         .set("viewBox", (0.0, 0.0, width, height))
@@ -36,8 +43,17 @@ pub fn document(heading: &Heading, described: &str, (width, height): (f64, f64),
         .add(Title::new(heading.title.as_str()))
         .add(Description::new().add(svg::node::Text::new(described)))
         .add(Style::new(on_dark()))
-        .add(Rectangle::new().set("width", width).set("height", height).set("fill", PAPER))
-        .add(Group::new().add(title).add(words(&heading.below, LEFT, 46.0)))
+        .add(
+            Rectangle::new()
+                .set("width", width)
+                .set("height", height)
+                .set("fill", PAPER),
+        )
+        .add(
+            Group::new()
+                .add(title)
+                .add(words(&heading.below, LEFT, 46.0)),
+        )
         .add(body);
     format!("{document}\n")
 }
@@ -57,8 +73,12 @@ pub fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -> Group
     let mut x = LEFT;
     for (name, pen) in curves {
         let sample = stroke((x, y - 4.5), (x + SAMPLE_WIDTH, y - 4.5));
-        group = group.add(drawn(pen).add(sample)).add(words(name, x + SAMPLE_WIDTH + 5.0, y));
-        x += name.chars().fold(SAMPLE_WIDTH + 5.0 + 12.0, |width, _| width + LETTER_WIDTH);
+        group = group
+            .add(drawn(pen).add(sample))
+            .add(words(name, x + SAMPLE_WIDTH + 5.0, y));
+        x += name
+            .chars()
+            .fold(SAMPLE_WIDTH + 5.0 + 12.0, |width, _| width + LETTER_WIDTH);
     }
     group
 }
@@ -78,7 +98,11 @@ pub fn drawn(pen: Pen) -> Group {
 
 /// A straight line.
 pub fn stroke(from: (f64, f64), to: (f64, f64)) -> Stroke {
-    Stroke::new().set("x1", from.0).set("y1", from.1).set("x2", to.0).set("y2", to.1)
+    Stroke::new()
+        .set("x1", from.0)
+        .set("y1", from.1)
+        .set("x2", to.0)
+        .set("y2", to.1)
 }
 
 /// A line through all points.
@@ -94,10 +118,16 @@ pub fn grid() -> Group {
 
 /// Adds a line across the plot for each height; returns the grid, and the labels at its left.
 pub fn grid_with_labels(grid: Group, ticks: impl Iterator<Item = (f64, String)>) -> [Group; 2] {
-    ticks.fold([grid, Group::new().set("text-anchor", "end")], |[grid, labels], (y, label)| {
-        let line = stroke((LEFT, y), (LEFT + PLOT_WIDTH, y));
-        [grid.add(line), labels.add(words(&label, LEFT - 7.0, y + 4.5))]
-    })
+    ticks.fold(
+        [grid, Group::new().set("text-anchor", "end")],
+        |[grid, labels], (y, label)| {
+            let line = stroke((LEFT, y), (LEFT + PLOT_WIDTH, y));
+            [
+                grid.add(line),
+                labels.add(words(&label, LEFT - 7.0, y + 4.5)),
+            ]
+        },
+    )
 }
 
 /// Text that begins, or is anchored, at a place.
@@ -173,10 +203,18 @@ mod tests {
 
     #[test]
     fn a_dark_screen_gets_light_ink() {
-        let heading = Heading { title: String::new(), below: String::new() };
+        let heading = Heading {
+            title: String::new(),
+            below: String::new(),
+        };
         let drawing = document(&heading, "", (WIDTH, 100.0), Group::new());
-        let (_, dark) = drawing.split_once("@media (prefers-color-scheme:dark)").unwrap();
-        assert!(dark.contains(&format!("[fill=\"{INK}\"]{{fill:#e6edf3}}")), "{drawing}");
+        let (_, dark) = drawing
+            .split_once("@media (prefers-color-scheme:dark)")
+            .unwrap();
+        assert!(
+            dark.contains(&format!("[fill=\"{INK}\"]{{fill:#e6edf3}}")),
+            "{drawing}"
+        );
         assert!(
             drawing.contains(&format!("fill=\"{INK}\"")),
             "the colour for light paper stands in the element"

@@ -12,29 +12,73 @@ pub struct Unit {
 
 /// The largest unit that `most` has at least one of; the first if there is none.
 pub fn unit(units: &[Unit], most: f64) -> Unit {
-    units.iter().rev().find(|unit| most >= unit.size).copied().unwrap_or(units[0])
+    units
+        .iter()
+        .rev()
+        .find(|unit| most >= unit.size)
+        .copied()
+        .unwrap_or(units[0])
 }
 
 /// Units of bytes.
 pub const BYTES: [Unit; 5] = [
-    Unit { name: "B", size: 1.0 },
-    Unit { name: "KiB", size: 1_024.0 },
-    Unit { name: "MiB", size: 1_048_576.0 },
-    Unit { name: "GiB", size: 1_073_741_824.0 },
-    Unit { name: "TiB", size: 1_099_511_627_776.0 },
+    Unit {
+        name: "B",
+        size: 1.0,
+    },
+    Unit {
+        name: "KiB",
+        size: 1_024.0,
+    },
+    Unit {
+        name: "MiB",
+        size: 1_048_576.0,
+    },
+    Unit {
+        name: "GiB",
+        size: 1_073_741_824.0,
+    },
+    Unit {
+        name: "TiB",
+        size: 1_099_511_627_776.0,
+    },
 ];
 
 /// Units of bit rates, with their sizes in bytes per second.
 pub const RATES: [Unit; 4] = [
-    Unit { name: "bit/s", size: 0.125 },
-    Unit { name: "kbit/s", size: 125.0 },
-    Unit { name: "Mbit/s", size: 125e3 },
-    Unit { name: "Gbit/s", size: 125e6 },
+    Unit {
+        name: "bit/s",
+        size: 0.125,
+    },
+    Unit {
+        name: "kbit/s",
+        size: 125.0,
+    },
+    Unit {
+        name: "Mbit/s",
+        size: 125e3,
+    },
+    Unit {
+        name: "Gbit/s",
+        size: 125e6,
+    },
 ];
 
 /// Units of time.
-pub const TIMES: [Unit; 3] =
-    [Unit { name: "s", size: 1.0 }, Unit { name: "min", size: 60.0 }, Unit { name: "h", size: 3_600.0 }];
+pub const TIMES: [Unit; 3] = [
+    Unit {
+        name: "s",
+        size: 1.0,
+    },
+    Unit {
+        name: "min",
+        size: 60.0,
+    },
+    Unit {
+        name: "h",
+        size: 3_600.0,
+    },
+];
 
 /// A linear axis that begins at zero.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,7 +97,11 @@ impl Axis {
         let axis = Self::to_value(most, ticks_max);
         let step = axis.ticks[1];
         let steps = (most / step - 1e-9).ceil().max(1.0);
-        Self { most: steps * step, ticks: ticks(step, steps), ..axis }
+        Self {
+            most: steps * step,
+            ticks: ticks(step, steps),
+            ..axis
+        }
     }
 
     /// An axis that ends at `most`, with at most `ticks_max` steps.
@@ -66,7 +114,11 @@ impl Axis {
             .into_iter()
             .find(|step| *step >= rough * 0.999_999);
         let step = step.unwrap_or(10.0 * power);
-        Self { most, ticks: ticks(step, (most / step + 1e-9).floor()), decimals: decimals(step) }
+        Self {
+            most,
+            ticks: ticks(step, (most / step + 1e-9).floor()),
+            decimals: decimals(step),
+        }
     }
 
     /// The label of a tick.
@@ -87,11 +139,15 @@ impl LogAxis {
     /// The shortest axis that holds all values above zero.
     pub fn around(values: impl Iterator<Item = f64>) -> Self {
         let logs = values.filter(|value| *value > 0.0).map(f64::log10);
-        let ends = logs
-            .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), log| (least.min(log), most.max(log)));
+        let ends = logs.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), log| {
+            (least.min(log), most.max(log))
+        });
         let (least, most) = if ends.0 <= ends.1 { ends } else { (0.0, 1.0) };
         let (least, most) = (exponent(least.floor()), exponent(most.ceil()));
-        Self { least, most: most.max(least + 1) }
+        Self {
+            least,
+            most: most.max(least + 1),
+        }
     }
 
     /// The place of a value on the axis, from 0 at the beginning to 1 at the end.
@@ -115,7 +171,10 @@ impl LogAxis {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "of a number that somebody has measured")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "of a number that somebody has measured"
+)]
 fn exponent(log: f64) -> i32 {
     log.clamp(-9.0, 18.0) as i32
 }
@@ -136,7 +195,10 @@ pub fn power_label(power: u32) -> String {
 
 /// How many powers of two apart labels stand, where one power is `width` wide.
 pub fn powers_apart(width: f64) -> u32 {
-    [1, 2, 5].into_iter().find(|step| f64::from(*step) * width >= LABEL_WIDTH).unwrap_or(10)
+    [1, 2, 5]
+        .into_iter()
+        .find(|step| f64::from(*step) * width >= LABEL_WIDTH)
+        .unwrap_or(10)
 }
 
 /// The room that the longest label of a size needs.
@@ -152,7 +214,11 @@ fn ticks(step: f64, steps: f64) -> Vec<f64> {
 }
 
 /// The number of decimals that tell one step from the next.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few, and not below zero")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a few, and not below zero"
+)]
 fn decimals(step: f64) -> usize {
     (-step.log10() - 1e-9).ceil().clamp(0.0, 9.0) as usize
 }
@@ -168,8 +234,14 @@ mod tests {
     #[test]
     fn an_axis_ends_above_what_it_shows() {
         let axis = Axis::to_tick(4.45, 4);
-        assert_eq!((labels(&axis), axis.most), (vec!["0".into(), "2".into(), "4".into(), "6".into()], 6.0));
-        assert_eq!(labels(&Axis::to_tick(0.35, 4)), ["0.0", "0.1", "0.2", "0.3", "0.4"]);
+        assert_eq!(
+            (labels(&axis), axis.most),
+            (vec!["0".into(), "2".into(), "4".into(), "6".into()], 6.0)
+        );
+        assert_eq!(
+            labels(&Axis::to_tick(0.35, 4)),
+            ["0.0", "0.1", "0.2", "0.3", "0.4"]
+        );
         assert_eq!(labels(&Axis::to_tick(256.0, 4)), ["0", "100", "200", "300"]);
         assert_eq!(labels(&Axis::to_tick(1.0, 2)), ["0.0", "0.5", "1.0"]);
     }
@@ -182,13 +254,19 @@ mod tests {
     #[test]
     fn time_ends_where_the_trace_does() {
         let axis = Axis::to_value(3.86, 6);
-        assert_eq!((labels(&axis), axis.most), (vec!["0".into(), "1".into(), "2".into(), "3".into()], 3.86));
+        assert_eq!(
+            (labels(&axis), axis.most),
+            (vec!["0".into(), "1".into(), "2".into(), "3".into()], 3.86)
+        );
     }
 
     #[test]
     fn powers_of_ten_lie_at_equal_distances() {
         let axis = LogAxis::around([0.0, 3.0, 250.0].into_iter());
-        assert_eq!(axis.ticks().map(LogAxis::label).collect::<Vec<_>>(), ["1", "10", "100", "1000"]);
+        assert_eq!(
+            axis.ticks().map(LogAxis::label).collect::<Vec<_>>(),
+            ["1", "10", "100", "1000"]
+        );
         assert!((axis.place(10.0) - 1.0 / 3.0).abs() < 1e-9);
         assert_eq!(LogAxis::around([1.0].into_iter()).ticks().count(), 2);
         assert_eq!(LogAxis::around(std::iter::empty()).ticks().count(), 2);
@@ -197,8 +275,14 @@ mod tests {
 
     #[test]
     fn sizes_are_named_by_their_power() {
-        assert_eq!([0, 9, 10, 35, 63].map(power_label), ["1 B", "512 B", "1 KiB", "32 GiB", "8 EiB"]);
-        assert_eq!([1 << 20, 0, 1500].map(size_label), ["1 MiB", "0 B", "1.46 KiB"]);
+        assert_eq!(
+            [0, 9, 10, 35, 63].map(power_label),
+            ["1 B", "512 B", "1 KiB", "32 GiB", "8 EiB"]
+        );
+        assert_eq!(
+            [1 << 20, 0, 1500].map(size_label),
+            ["1 MiB", "0 B", "1.46 KiB"]
+        );
         assert_eq!([60.0, 26.0, 11.0, 6.0].map(powers_apart), [1, 2, 5, 10]);
     }
 

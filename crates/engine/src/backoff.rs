@@ -65,7 +65,13 @@ impl Outages {
     /// Outages that may last so long each.
     #[must_use]
     pub fn new(timeout: Timeout) -> Self {
-        Self { timeout, wait: WAIT_MIN, wait_max: WAIT_MAX, since: None, in_vain: 0 }
+        Self {
+            timeout,
+            wait: WAIT_MIN,
+            wait_max: WAIT_MAX,
+            since: None,
+            in_vain: 0,
+        }
     }
 
     /// The same with shorter waits, where another host may be tried next.
@@ -97,7 +103,11 @@ impl Outages {
             }
             SessionFate::OfUse => *self = Self::new(self.timeout).with_waits_within(self.wait_max),
         }
-        let outage = if self.since.is_none() { Outage::Begins } else { Outage::GoesOn };
+        let outage = if self.since.is_none() {
+            Outage::Begins
+        } else {
+            Outage::GoesOn
+        };
         let until = *self.since.get_or_insert(now) + self.timeout.0;
         if now >= until {
             return Next::GiveUp;
@@ -158,12 +168,16 @@ impl FromStr for Timeout {
 
     /// Reads `500ms`, `90s`, `5min`, `1.5h`, and a bare number as seconds.
     fn from_str(text: &str) -> Result<Self, ParseTimeoutError> {
-        read(text).map(Self).ok_or_else(|| ParseTimeoutError(text.to_owned()))
+        read(text)
+            .map(Self)
+            .ok_or_else(|| ParseTimeoutError(text.to_owned()))
     }
 }
 
 fn read(text: &str) -> Option<Duration> {
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let seconds = match text[end..].trim_start() {
         "" | "s" => 1.0,
         "ms" => 1e-3,
@@ -199,9 +213,16 @@ mod tests {
     fn times_are_read_and_shown() {
         let shown = ["0", "1s", "90", "5min", "1.5h", "250ms", "2 h"];
         let shown = shown.map(|text| text.parse::<Timeout>().unwrap().to_string());
-        assert_eq!(shown, ["0 ms", "1 s", "90 s", "5 min", "90 min", "250 ms", "2 h"]);
+        assert_eq!(
+            shown,
+            ["0 ms", "1 s", "90 s", "5 min", "90 min", "250 ms", "2 h"]
+        );
         for text in ["", "5 days", "-1s", "s", "1.2.3s", "1e9s", "99999h"] {
-            assert_eq!(text.parse::<Timeout>(), Err(ParseTimeoutError(text.into())), "{text}");
+            assert_eq!(
+                text.parse::<Timeout>(),
+                Err(ParseTimeoutError(text.into())),
+                "{text}"
+            );
         }
     }
 
@@ -209,11 +230,19 @@ mod tests {
     fn waits_double_up_to_a_bound_and_begin_anew() {
         let fresh = || Outages::new(Timeout::NONE);
         let waits = |outages: &mut Outages| {
-            (0..9).map(|_| outages.next_wait(u32::MAX).as_millis()).collect::<Vec<_>>()
+            (0..9)
+                .map(|_| outages.next_wait(u32::MAX).as_millis())
+                .collect::<Vec<_>>()
         };
-        assert_eq!(waits(&mut fresh()), [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        assert_eq!(
+            waits(&mut fresh()),
+            [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]
+        );
         let mut short = fresh().with_waits_within(SECOND);
-        assert_eq!(waits(&mut short), [100, 200, 400, 800, 1000, 1000, 1000, 1000, 1000]);
+        assert_eq!(
+            waits(&mut short),
+            [100, 200, 400, 800, 1000, 1000, 1000, 1000, 1000]
+        );
         short.lost(SessionFate::OfUse);
         assert_eq!((short.wait, short.wait_max), (WAIT_MIN, SECOND));
         assert_eq!(fresh().next_wait(0).as_millis(), 50);
@@ -232,13 +261,23 @@ mod tests {
         let mut outages = Outages::new(Timeout(SECOND));
         for fate in [SessionFate::NotBegun, SessionFate::OfUse] {
             let begins = lost(&mut outages, Duration::ZERO, fate).await;
-            assert!(matches!(begins, Next::Retry(_, Outage::Begins)), "{begins:?}");
+            assert!(
+                matches!(begins, Next::Retry(_, Outage::Begins)),
+                "{begins:?}"
+            );
             let until = Instant::now() + SECOND;
             assert_eq!(outages.until(), Some(until));
             outages.wait = WAIT_MAX;
             let goes_on = lost(&mut outages, SECOND * 9 / 10, SessionFate::NotBegun).await;
-            assert_eq!(goes_on, Next::Retry(until, Outage::GoesOn), "no wait goes beyond the end");
-            assert_eq!(lost(&mut outages, SECOND / 10, SessionFate::NotBegun).await, Next::GiveUp);
+            assert_eq!(
+                goes_on,
+                Next::Retry(until, Outage::GoesOn),
+                "no wait goes beyond the end"
+            );
+            assert_eq!(
+                lost(&mut outages, SECOND / 10, SessionFate::NotBegun).await,
+                Next::GiveUp
+            );
         }
     }
 
@@ -250,7 +289,9 @@ mod tests {
             assert!(matches!(next, Next::Retry(..)), "{next:?}");
         }
         assert_eq!(outages.in_vain(), 3);
-        let silent = SessionFate::InVain { answered: Duration::ZERO };
+        let silent = SessionFate::InVain {
+            answered: Duration::ZERO,
+        };
         assert_eq!(lost(&mut outages, SECOND, silent).await, Next::GiveUp);
         outages.lost(SessionFate::OfUse);
         assert_eq!(outages.in_vain(), 0);
@@ -271,7 +312,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn no_timeout_gives_up_at_once() {
-        assert_eq!(Outages::new(Timeout::NONE).lost(SessionFate::NotBegun), Next::GiveUp);
+        assert_eq!(
+            Outages::new(Timeout::NONE).lost(SessionFate::NotBegun),
+            Next::GiveUp
+        );
     }
 
     #[test]

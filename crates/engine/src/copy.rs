@@ -16,11 +16,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zmove_sender::{SessionFate, Summary};
-use zmove_transport::{ChannelDialler, ControlReader, ControlWriter, Fingerprint, Signed, control_pair};
+use zmove_transport::{
+    ChannelDialler, ControlReader, ControlWriter, Fingerprint, Signed, control_pair,
+};
 use zmove_types::{Hex, NoObserver, Observer};
 use zmove_wire::{
-    Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, Granted, Purpose, Receipt, Refusal,
-    RefusalCode, SignedReceipt, SourcePath, ToSender, ToSource, WireError, decode_message, encode_message,
+    Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, Granted, Purpose, Receipt,
+    Refusal, RefusalCode, SignedReceipt, SourcePath, ToSender, ToSource, WireError, decode_message,
+    encode_message,
 };
 
 use crate::backoff::Timeout;
@@ -95,7 +98,10 @@ const END_INTERVAL: Duration = Duration::from_millis(100);
 impl fmt::Debug for RemoteCopy<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RemoteCopy");
-        shown.field("source", &self.source).field("target", &self.target).finish_non_exhaustive()
+        shown
+            .field("source", &self.source)
+            .field("target", &self.target)
+            .finish_non_exhaustive()
     }
 }
 
@@ -107,11 +113,26 @@ impl RemoteCopy<'_> {
     /// # Errors
     /// A host cannot be reached or refuses, or the copy came to no good end. Files that failed are no such error: the
     /// summary counts them.
-    pub async fn copy(&self, started: Instant, stop: impl Future<Output = ()>) -> Result<Copied, PushError> {
+    pub async fn copy(
+        &self,
+        started: Instant,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Copied, PushError> {
         let run = CopyRun::begin(started);
-        let Self { source: connector, timeout, busy_timeout, .. } = *self;
+        let Self {
+            source: connector,
+            timeout,
+            busy_timeout,
+            ..
+        } = *self;
         let mut sessions = CopySessions { of: self, run };
-        let copied = Retrying { connector, timeout, busy_timeout }.run(&mut sessions, stop).await;
+        let copied = Retrying {
+            connector,
+            timeout,
+            busy_timeout,
+        }
+        .run(&mut sessions, stop)
+        .await;
         match (copied, sessions.run.id) {
             (Err(PushError::Pull(PullError::Interrupted)), Some(id)) if !self.ends_with_ssh() => {
                 Err(self.leave(id).await.into())
@@ -177,10 +198,24 @@ impl RemoteCopy<'_> {
         }
         let (channel, dialler) = hosts.source.connect_control().await?;
         let source = channel.peer();
-        let order = ToSource::Copy(Box::new(CopyOrder { to: hosts.target.place(), ..self.order.clone() }));
+        let order = ToSource::Copy(Box::new(CopyOrder {
+            to: hosts.target.place(),
+            ..self.order.clone()
+        }));
         let listener = self.source.listener;
-        let asking = say(control_pair(channel), order, self.list.clone(), run.patience, &*self.observer);
-        let Asked { reader, mut writer, answer, .. } = asking.await?;
+        let asking = say(
+            control_pair(channel),
+            order,
+            self.list.clone(),
+            run.patience,
+            &*self.observer,
+        );
+        let Asked {
+            reader,
+            mut writer,
+            answer,
+            ..
+        } = asking.await?;
         let id = match answer {
             ToSender::Copy(CopyState::Follows { id }) => {
                 run.id = Some(id);
@@ -194,16 +229,29 @@ impl RemoteCopy<'_> {
                 let key = run.key.map_or([0; 32], |key| key.0);
                 let begin = ToSource::Begin(Begin { grant: token, key });
                 run.id = Some(self.order.id);
-                writer.send(&encode_message(&begin)).await.map_err(PullError::from)?;
+                writer
+                    .send(&encode_message(&begin))
+                    .await
+                    .map_err(PullError::from)?;
                 self.order.id
             }
-            _ => return Err(PullError::from(WireError::OutOfOrder { what: "the answer to an order" }).into()),
+            _ => {
+                return Err(PullError::from(WireError::OutOfOrder {
+                    what: "the answer to an order",
+                })
+                .into());
+            }
         };
         run.was_up = true;
-        run.fate = SessionFate::InVain { answered: Duration::ZERO };
+        run.fate = SessionFate::InVain {
+            answered: Duration::ZERO,
+        };
         listener.hear(&Notice::SessionBegins { transfer: None });
         if !std::mem::replace(&mut run.told, true) && !self.ends_with_ssh() {
-            listener.hear(&Notice::CopyRuns { id: &Hex(&id).to_string(), remote: self.source.remote });
+            listener.hear(&Notice::CopyRuns {
+                id: &Hex(&id).to_string(),
+                remote: self.source.remote,
+            });
         }
         Ok((id, dialler, reader))
     }
@@ -230,7 +278,11 @@ impl RemoteCopy<'_> {
         run.key = Some(channel.peer());
         let CopyOrder { id, fetch, .. } = &self.order;
         // the names of a list are not looked at: it may be long
-        let sources: Vec<SourcePath> = if fetch.list.is_some() { Vec::new() } else { fetch.sources.clone() };
+        let sources: Vec<SourcePath> = if fetch.list.is_some() {
+            Vec::new()
+        } else {
+            fetch.sources.clone()
+        };
         let order = GrantOrder {
             id: *id,
             source: source.0,
@@ -241,24 +293,47 @@ impl RemoteCopy<'_> {
             entries_max: self.entries_max,
         };
         let order = ToSource::Grant(Box::new(order));
-        let asking = say(control_pair(channel), order, None, run.patience, &*self.observer);
+        let asking = say(
+            control_pair(channel),
+            order,
+            None,
+            run.patience,
+            &*self.observer,
+        );
         let asked = tokio::time::timeout(GRANT_TIMEOUT.max(run.patience), asking).await;
-        let answer = asked.unwrap_or(Err(PullError::Silent)).map_err(of_target)?.answer;
+        let answer = asked
+            .unwrap_or(Err(PullError::Silent))
+            .map_err(of_target)?
+            .answer;
         dialler.close().await;
         match answer {
             ToSender::Granted(granted) => Ok(granted),
-            _ => Err(PullError::from(WireError::OutOfOrder { what: "the answer to an order" }).into()),
+            _ => Err(PullError::from(WireError::OutOfOrder {
+                what: "the answer to an order",
+            })
+            .into()),
         }
     }
 
     /// Hears what the host that sends tells, to the end of the copy.
-    async fn listen(&self, run: &mut CopyRun, mut reader: ControlReader) -> Result<Heard, PullError> {
+    async fn listen(
+        &self,
+        run: &mut CopyRun,
+        mut reader: ControlReader,
+    ) -> Result<Heard, PullError> {
         let (more, _never) = mpsc::unbounded_channel();
-        let relayed = Relayed::new(Arc::clone(&self.observer), (None, more), run.started.elapsed());
+        let relayed = Relayed::new(
+            Arc::clone(&self.observer),
+            (None, more),
+            run.started.elapsed(),
+        );
         let mut first = None;
         let ended = self.hear(&relayed, &mut reader, &mut first).await;
         let (_, heard) = relayed.end(None);
-        run.add(&heard, first.map_or(Duration::ZERO, |first: Instant| first.elapsed()));
+        run.add(
+            &heard,
+            first.map_or(Duration::ZERO, |first: Instant| first.elapsed()),
+        );
         ended.map(|()| heard)
     }
 
@@ -274,18 +349,29 @@ impl RemoteCopy<'_> {
             first.get_or_insert_with(Instant::now);
             relayed.take(&bytes)?;
             if std::mem::replace(&mut restarts, relayed.restarts()) < restarts {
-                self.source.listener.hear(&Notice::SessionBegins { transfer: None });
+                self.source
+                    .listener
+                    .hear(&Notice::SessionBegins { transfer: None });
             }
         }
         Ok(())
     }
 
     fn finish(&self, run: &CopyRun, id: [u8; 16], heard: Heard) -> Result<Copied, PullError> {
-        let Heard { account, broken, receipt, restarts, first_byte, .. } = heard;
+        let Heard {
+            account,
+            broken,
+            receipt,
+            restarts,
+            first_byte,
+            ..
+        } = heard;
         let Some(account) = account else {
             return Err(match broken {
                 // The host may come back, and finds where it was.
-                Some(refusal) if refusal.code == RefusalCode::Stopping => PullError::Refused(refusal),
+                Some(refusal) if refusal.code == RefusalCode::Stopping => {
+                    PullError::Refused(refusal)
+                }
                 Some(refusal) => PullError::Ended(refusal),
                 None => zmove_transport::ControlError::Closed.into(),
             });
@@ -300,7 +386,12 @@ impl RemoteCopy<'_> {
             None => None,
         };
         let elapsed = run.started.elapsed();
-        let summary = Summary { elapsed, reconnects: restarts, first_byte, ..Summary::from(account) };
+        let summary = Summary {
+            elapsed,
+            reconnects: restarts,
+            first_byte,
+            ..Summary::from(account)
+        };
         Ok(Copied { summary, receipt })
     }
 }
@@ -334,9 +425,10 @@ impl CopyRun {
 /// An error in the conversation with the host that has the target: it is not taken for one of the other.
 fn of_target(error: PullError) -> PullError {
     match error {
-        PullError::Refused(Refusal { code, text }) => {
-            PullError::Ended(Refusal { code, text: format!("receiver: {text}") })
-        }
+        PullError::Refused(Refusal { code, text }) => PullError::Ended(Refusal {
+            code,
+            text: format!("receiver: {text}"),
+        }),
         error => error,
     }
 }
@@ -350,7 +442,15 @@ async fn say(
     observer: &dyn Observer,
 ) -> Result<Asked, PullError> {
     let transfer = fresh_transfer().map_err(|source| PullError::Control(source.into()))?;
-    ask(control, (transfer, Cipher::Tls), wanted, list, patience, observer).await
+    ask(
+        control,
+        (transfer, Cipher::Tls),
+        wanted,
+        list,
+        patience,
+        observer,
+    )
+    .await
 }
 
 /// The receipt for the copy of this id to this target, if `key` has signed it. The id alone may be that of another copy
@@ -367,9 +467,16 @@ fn checked(
 /// What a receipt says, and whose it is; `None` where the signature is not right.
 #[must_use]
 pub fn read_receipt(
-    SignedReceipt { receipt, certificate, signature }: &SignedReceipt,
+    SignedReceipt {
+        receipt,
+        certificate,
+        signature,
+    }: &SignedReceipt,
 ) -> Option<(Fingerprint, Receipt)> {
-    let signed = Signed { certificate: certificate.clone(), signature: signature.clone() };
+    let signed = Signed {
+        certificate: certificate.clone(),
+        signature: signature.clone(),
+    };
     let signer = signed.signer_of(receipt)?;
     Some((signer, decode_message(receipt).ok()?))
 }
@@ -394,7 +501,11 @@ pub async fn end_copy(source: &Connector<'_>, id: [u8; 16]) -> Result<(), PullEr
         Ok(Err(error)) => Causes(&error).to_string(),
         Err(_elapsed) => format!("it has not ended within {} s", END_TIMEOUT.as_secs()),
     };
-    Err(PullError::NotEnded { id: Hex(&id).to_string(), remote: source.remote.to_string(), why })
+    Err(PullError::NotEnded {
+        id: Hex(&id).to_string(),
+        remote: source.remote.to_string(),
+        why,
+    })
 }
 
 async fn end(source: &Connector<'_>, id: [u8; 16]) -> Result<(), PushError> {
@@ -403,7 +514,9 @@ async fn end(source: &Connector<'_>, id: [u8; 16]) -> Result<(), PushError> {
         match copy_result(source, id, After::Stops, &NoObserver).await {
             Ok((_, CopyResult::Runs)) => {}
             Ok(_) => return Ok(()),
-            Err(PushError::Pull(PullError::Refused(refusal))) if refusal.code == RefusalCode::Target => {
+            Err(PushError::Pull(PullError::Refused(refusal)))
+                if refusal.code == RefusalCode::Target =>
+            {
                 if since.elapsed() >= BEGIN_TIMEOUT {
                     return Ok(());
                 }
@@ -426,12 +539,26 @@ pub async fn copy_result(
 ) -> Result<(Fingerprint, CopyResult), PushError> {
     let (channel, dialler) = connector.connect_control().await?;
     let key = channel.peer();
-    let wanted = ToSource::Result { id, stop: after == After::Stops };
-    let answer = say(control_pair(channel), wanted, None, Duration::ZERO, observer).await?.answer;
+    let wanted = ToSource::Result {
+        id,
+        stop: after == After::Stops,
+    };
+    let answer = say(
+        control_pair(channel),
+        wanted,
+        None,
+        Duration::ZERO,
+        observer,
+    )
+    .await?
+    .answer;
     dialler.close().await;
     match answer {
         ToSender::Result(result) => Ok((key, result)),
-        _ => Err(PullError::from(WireError::OutOfOrder { what: "the answer to a question" }).into()),
+        _ => Err(PullError::from(WireError::OutOfOrder {
+            what: "the answer to a question",
+        })
+        .into()),
     }
 }
 
@@ -482,12 +609,29 @@ mod tests {
     fn a_session_that_hears_of_no_more_comes_no_further() {
         let mut run = CopyRun::begin(Instant::now());
         let mut fate = |there_most| {
-            run.add(&Heard { there_most, ..Heard::default() }, Duration::ZERO);
+            run.add(
+                &Heard {
+                    there_most,
+                    ..Heard::default()
+                },
+                Duration::ZERO,
+            );
             run.fate
         };
-        let in_vain = SessionFate::InVain { answered: Duration::ZERO };
+        let in_vain = SessionFate::InVain {
+            answered: Duration::ZERO,
+        };
         let fates = [0, 5, 5, 3, 6].map(&mut fate);
-        assert_eq!(fates, [in_vain, SessionFate::OfUse, in_vain, in_vain, SessionFate::OfUse]);
+        assert_eq!(
+            fates,
+            [
+                in_vain,
+                SessionFate::OfUse,
+                in_vain,
+                in_vain,
+                SessionFate::OfUse
+            ]
+        );
     }
 
     #[test]
@@ -504,15 +648,28 @@ mod tests {
             ended: 1,
         };
         let bytes = encode_message(&receipt)[4..].to_vec();
-        let Signed { certificate, signature } = identity.sign(&bytes).unwrap();
-        let signed = SignedReceipt { receipt: bytes, certificate, signature };
+        let Signed {
+            certificate,
+            signature,
+        } = identity.sign(&bytes).unwrap();
+        let signed = SignedReceipt {
+            receipt: bytes,
+            certificate,
+            signature,
+        };
         let key = Some(identity.fingerprint());
         assert_eq!(checked(&signed, ([1; 16], b"asked"), key), Some(receipt));
         assert_eq!(checked(&signed, ([9; 16], b"asked"), key), None);
         assert_eq!(checked(&signed, ([1; 16], b"other"), key), None);
-        assert_eq!(checked(&signed, ([1; 16], b"asked"), Some(Fingerprint([9; 32]))), None);
+        assert_eq!(
+            checked(&signed, ([1; 16], b"asked"), Some(Fingerprint([9; 32]))),
+            None
+        );
         assert_eq!(checked(&signed, ([1; 16], b"asked"), None), None);
-        let forged = SignedReceipt { signature: vec![0; 8], ..signed };
+        let forged = SignedReceipt {
+            signature: vec![0; 8],
+            ..signed
+        };
         assert_eq!(checked(&forged, ([1; 16], b"asked"), key), None);
     }
 }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use zmove_sender::{Learnt, Link, Need, Summary};
 use zmove_transport::{
-    CONTROL_SILENCE_MAX, Channel, ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, LaneSink,
-    PathEnds, Reach, Resumption, SavedWindow, Transport, TransportChoice,
+    CONTROL_SILENCE_MAX, Channel, ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts,
+    LaneSink, PathEnds, Reach, Resumption, SavedWindow, Transport, TransportChoice,
 };
 
 use self::lanes::dial_all;
@@ -70,11 +70,40 @@ pub(crate) struct Connected<L> {
 
 impl From<Connected<Box<dyn LaneSink>>> for Reached {
     fn from(connected: Connected<Box<dyn LaneSink>>) -> Self {
-        let Connected { dialled, transport, dialler, route, ssh } = connected;
-        let Dialled { transfer, cipher, version, control, lanes, supply, .. } = dialled;
+        let Connected {
+            dialled,
+            transport,
+            dialler,
+            route,
+            ssh,
+        } = connected;
+        let Dialled {
+            transfer,
+            cipher,
+            version,
+            control,
+            lanes,
+            supply,
+            ..
+        } = dialled;
         let (supply, relay, quota) = (Some(supply), None, None);
-        let link = Link { transfer, cipher, version, control, lanes, supply, relay, quota };
-        Self { link, transport, dialler, route, ssh }
+        let link = Link {
+            transfer,
+            cipher,
+            version,
+            control,
+            lanes,
+            supply,
+            relay,
+            quota,
+        };
+        Self {
+            link,
+            transport,
+            dialler,
+            route,
+            ssh,
+        }
     }
 }
 
@@ -110,28 +139,38 @@ impl Connector<'_> {
     ) -> Result<Connected<L>, ConnectError> {
         match &self.remote.login {
             Some(login) => self.connect_over_ssh(login, need).await,
-            None => self.connect_to_daemon(need).await.inspect_err(|_| self.tell_of_port()),
+            None => self
+                .connect_to_daemon(need)
+                .await
+                .inspect_err(|_| self.tell_of_port()),
         }
     }
 
     /// Dials control alone, for a conversation without data.
     pub(crate) async fn connect_control(&self) -> Result<(Channel, ChannelDialler), ConnectError> {
-        self.dial_control().await.inspect_err(|_| self.tell_of_port())
+        self.dial_control()
+            .await
+            .inspect_err(|_| self.tell_of_port())
     }
 
     async fn dial_control(&self) -> Result<(Channel, ChannelDialler), ConnectError> {
-        let Self { remote, settings, .. } = *self;
+        let Self {
+            remote, settings, ..
+        } = *self;
         let identity = self.identity()?;
         let first_key = FirstKey::default();
         let policy = self.host_policy(&identity, &first_key).await?;
         let reach = settings.reach.clone();
         let dialled = self.announced(Box::pin(async {
-            let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
+            let dialler =
+                ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
             Ok::<_, ConnectError>((dialler.dial(DIAL_TIMEOUT).await?, dialler))
         }));
         let (channel, dialler) = dialled.await?;
         self.pin(&first_key)?;
-        channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).map_err(ConnectError::Control)?;
+        channel
+            .set_unacknowledged_max(CONTROL_SILENCE_MAX)
+            .map_err(ConnectError::Control)?;
         Ok((channel, dialler))
     }
 
@@ -153,11 +192,16 @@ impl Connector<'_> {
             dialled = &mut dial => return dialled,
             () = tokio::time::sleep(NOTICED_AFTER) => {}
         }
-        self.listener.hear(&Notice::Dialling { remote: self.remote });
+        self.listener.hear(&Notice::Dialling {
+            remote: self.remote,
+        });
         dial.await
     }
 
-    async fn connect_to_daemon<L: LaneEnd>(&self, need: Option<&Need>) -> Result<Connected<L>, ConnectError> {
+    async fn connect_to_daemon<L: LaneEnd>(
+        &self,
+        need: Option<&Need>,
+    ) -> Result<Connected<L>, ConnectError> {
         let remote = self.remote;
         let identity = self.identity()?;
         let first_key = FirstKey::default();
@@ -165,7 +209,8 @@ impl Connector<'_> {
         let known = self.recall(need).await;
         let reach = self.reach(&known);
         let reached = self.announced(Box::pin(async {
-            let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
+            let dialler =
+                ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
             self.reach_by(dialler, known, need).await
         }));
         let reached = reached.await?;
@@ -174,7 +219,9 @@ impl Connector<'_> {
     }
 
     fn tell_of_port(&self) {
-        let Self { remote, listener, .. } = *self;
+        let Self {
+            remote, listener, ..
+        } = *self;
         if remote.has_path_like_port() {
             listener.hear(&Notice::PathLikePort { remote });
         }
@@ -182,7 +229,12 @@ impl Connector<'_> {
 
     /// Pins the key of a host that was not known before and that somebody has agreed to.
     fn pin(&self, first_key: &FirstKey) -> Result<(), ConnectError> {
-        let Self { home, remote, listener, .. } = *self;
+        let Self {
+            home,
+            remote,
+            listener,
+            ..
+        } = *self;
         if let Some(key) = first_key.get() {
             KnownHosts::open(home)?.pin(&remote.host, remote.port, key)?;
             listener.hear(&Notice::KeyPinned { remote, key });
@@ -195,21 +247,37 @@ impl Connector<'_> {
         login: &Login,
         need: Option<&Need>,
     ) -> Result<Connected<L>, ConnectError> {
-        let SshReceiver { identity, key, host, port, session } =
-            ssh::start(self.remote, login, self.settings, Duty::Session).await?;
+        let SshReceiver {
+            identity,
+            key,
+            host,
+            port,
+            session,
+        } = ssh::start(self.remote, login, self.settings, Duty::Session).await?;
         let policy = HostPolicy::Pinned(key);
         let known = self.recall(need).await;
         let reach = self.reach(&known);
         let dialler = ChannelDialler::new(&identity, &host, port, policy, reach).await?;
         match self.reach_by(dialler, known, need).await {
-            Ok(reached) => Ok(Connected { ssh: Some(session), ..reached }),
-            Err(error) => Err(ConnectError::BehindSsh { host, source: Box::new(error) }),
+            Ok(reached) => Ok(Connected {
+                ssh: Some(session),
+                ..reached
+            }),
+            Err(error) => Err(ConnectError::BehindSsh {
+                host,
+                source: Box::new(error),
+            }),
         }
     }
 
     /// What is known of the path; a window that QUIC is to use is taken out of the memory.
     async fn recall(&self, need: Option<&Need>) -> Recalled {
-        let Self { home, remote, settings, listener } = *self;
+        let Self {
+            home,
+            remote,
+            settings,
+            listener,
+        } = *self;
         let paths = PathMemory::of(home, remote);
         let known = paths.recall(listener);
         let quic_first = choice::quic_head_start(settings, known, need).await;
@@ -218,18 +286,39 @@ impl Connector<'_> {
         if let (Some(known), Some(_)) = (known, window) {
             paths.take_window(known, listener);
         }
-        Recalled { paths, known, quic_first, window }
+        Recalled {
+            paths,
+            known,
+            quic_first,
+            window,
+        }
     }
 
-    fn reach(&self, Recalled { quic_first, window, .. }: &Recalled) -> Reach {
+    fn reach(
+        &self,
+        Recalled {
+            quic_first, window, ..
+        }: &Recalled,
+    ) -> Reach {
         let connections = self.settings.streams.unwrap_or_else(quic_lanes);
-        let saved = window.map(|Window { bytes, round_trip, ends, .. }| SavedWindow {
-            bytes,
-            round_trip,
-            ends,
-            connections,
-        });
-        Reach { saved, quic_first: *quic_first, ..self.settings.reach.clone() }
+        let saved = window.map(
+            |Window {
+                 bytes,
+                 round_trip,
+                 ends,
+                 ..
+             }| SavedWindow {
+                bytes,
+                round_trip,
+                ends,
+                connections,
+            },
+        );
+        Reach {
+            saved,
+            quic_first: *quic_first,
+            ..self.settings.reach.clone()
+        }
     }
 
     async fn reach_by<L: LaneEnd>(
@@ -258,21 +347,38 @@ struct Recalled {
 
 impl fmt::Debug for Connector<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { home, remote, settings, .. } = self;
+        let Self {
+            home,
+            remote,
+            settings,
+            ..
+        } = self;
         let mut shown = f.debug_struct("Connector");
-        shown.field("home", home).field("remote", remote).field("settings", settings).finish_non_exhaustive()
+        shown
+            .field("home", home)
+            .field("remote", remote)
+            .field("settings", settings)
+            .finish_non_exhaustive()
     }
 }
 
 impl Route {
     /// Keeps what a push has learnt.
     pub fn learn(&self, summary: &Summary, resumption: Resumption, listener: &dyn Listener) {
-        let millis = u64::try_from(summary.elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
+        let millis = u64::try_from(summary.elapsed.as_millis())
+            .unwrap_or(u64::MAX)
+            .max(1);
         let rate = summary.bytes * 1000 / millis;
-        let learnt = summary
-            .learnt
-            .map(|Learnt { lanes, loss_tolerant }| Known::new(lanes, loss_tolerant, self.round_trip, rate));
-        let before = self.known.map(|known| Known { bytes_per_second: rate, ..known });
+        let learnt = summary.learnt.map(
+            |Learnt {
+                 lanes,
+                 loss_tolerant,
+             }| Known::new(lanes, loss_tolerant, self.round_trip, rate),
+        );
+        let before = self.known.map(|known| Known {
+            bytes_per_second: rate,
+            ..known
+        });
         let by_quic = || Known::new(lanes_for(self.round_trip), false, self.round_trip, rate);
         let known = match self.transport {
             // where nothing was tuned, there is still what was taken away, and what did not get through
@@ -280,26 +386,40 @@ impl Route {
             Transport::Quic => before.or_else(|| Some(by_quic())),
         };
         let Some(known) = known else { return };
-        self.paths.keep(self.with_rates(known, summary, resumption), listener);
+        self.paths
+            .keep(self.with_rates(known, summary, resumption), listener);
     }
 
     /// With what was known before of rates and window, and what has been found now.
     fn with_rates(&self, known: Known, summary: &Summary, resumption: Resumption) -> Known {
         // another push may have left a window meanwhile
         let before = self.paths.known();
-        let window = before.and_then(|known| known.window).or(self.known.and_then(|known| known.window));
-        let mut rates = before.or(self.known).map(|known| known.rates).unwrap_or_default();
+        let window = before
+            .and_then(|known| known.window)
+            .or(self.known.and_then(|known| known.window));
+        let mut rates = before
+            .or(self.known)
+            .map(|known| known.rates)
+            .unwrap_or_default();
         if self.quic_first && self.transport == Transport::Tcp {
             rates.quic = Some(0);
         }
-        let lost = summary.path.as_ref().is_some_and(|path| path.bytes_retransmitted > 0);
+        let lost = summary
+            .path
+            .as_ref()
+            .is_some_and(|path| path.bytes_retransmitted > 0);
         let found = Found {
             transport: self.transport,
             at_best: summary.at_best.filter(|_| !self.limited),
             ends: self.ends,
             has_lost: lost || resumption.is_refuted,
         };
-        Known { rates, window, ..known }.after(&found)
+        Known {
+            rates,
+            window,
+            ..known
+        }
+        .after(&found)
     }
 }
 
@@ -321,13 +441,26 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_dial_that_takes_its_time_is_announced_once() {
-        let remote = Remote { login: None, host: "dtn".into(), port: 1, path: Vec::new() };
+        let remote = Remote {
+            login: None,
+            host: "dtn".into(),
+            port: 1,
+            path: Vec::new(),
+        };
         let (settings, listener) = (DialSettings::default(), Dials::default());
-        let connector =
-            Connector { home: Path::new("/"), remote: &remote, settings: &settings, listener: &listener };
-        connector.announced(Box::pin(tokio::time::sleep(NOTICED_AFTER / 2))).await;
+        let connector = Connector {
+            home: Path::new("/"),
+            remote: &remote,
+            settings: &settings,
+            listener: &listener,
+        };
+        connector
+            .announced(Box::pin(tokio::time::sleep(NOTICED_AFTER / 2)))
+            .await;
         assert_eq!(listener.0.load(Ordering::Relaxed), 0);
-        connector.announced(Box::pin(tokio::time::sleep(NOTICED_AFTER * 9))).await;
+        connector
+            .announced(Box::pin(tokio::time::sleep(NOTICED_AFTER * 9)))
+            .await;
         assert_eq!(listener.0.load(Ordering::Relaxed), 1);
     }
 }

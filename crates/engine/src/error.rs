@@ -15,7 +15,8 @@ use tokio::task::JoinError;
 use zmove_receiver::SessionError as ReceiverError;
 use zmove_sender::SessionError;
 use zmove_transport::{
-    AuthorityError, ControlError, DialError, IdentityError, KnownHostsError, LaneError, ParseFingerprintError,
+    AuthorityError, ControlError, DialError, IdentityError, KnownHostsError, LaneError,
+    ParseFingerprintError,
 };
 use zmove_types::Escaped;
 use zmove_wire::{Refusal, RefusalCode, WireError};
@@ -344,7 +345,9 @@ pub enum PullError {
     #[error("copy: {}", .0.text)]
     Ended(Refusal),
     /// What the host with the target is said to have signed is not signed by it, or not of this copy.
-    #[error("the copy has ended, but what is shown as the target's receipt is not signed by its key")]
+    #[error(
+        "the copy has ended, but what is shown as the target's receipt is not signed by its key"
+    )]
     Receipt,
     /// The host has had no room for the transfer for as long as this side was to wait.
     #[error("sender: {reason}; its turn has not come within {} s", waited.as_secs_f64())]
@@ -386,7 +389,9 @@ pub enum PullError {
         remote: String,
     },
     /// A copy between other hosts was to end, and it is not known that it has.
-    #[error("interrupted; the copy may go on at {remote}: zmove result --stop {id} {remote} ends it; {why}")]
+    #[error(
+        "interrupted; the copy may go on at {remote}: zmove result --stop {id} {remote} ends it; {why}"
+    )]
     NotEnded {
         /// The id of the copy, as it is written.
         id: String,

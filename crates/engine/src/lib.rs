@@ -63,7 +63,9 @@ mod ssh;
 
 pub use backoff::{Next, Outage, Outages, ParseTimeoutError, Timeout};
 pub use copy::{After, Copied, RemoteCopy, copy_result, end_copy, read_receipt};
-pub use dial::{Connector, LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, Reached, Route, lanes_for_machine};
+pub use dial::{
+    Connector, LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, Reached, Route, lanes_for_machine,
+};
 pub use error::{
     BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PullError, PushError,
     SourcesError, SshError, SshMessageError,
@@ -75,7 +77,9 @@ pub use path_memory::{Known, PathMemory, Rates, Window};
 pub use pull::{PullReceiver, PullRun, Pulled, RemotePull, RemoteSources};
 pub use random::{fresh_transfer, random};
 pub use reconnect::{JobMaking, Pushed, RemotePush};
-pub use settings::{Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost};
+pub use settings::{
+    Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost,
+};
 pub use sources::Sources;
 pub use ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshSession};
 pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, SessionFate, Summary};

@@ -76,7 +76,14 @@ pub async fn push_locally(
     drop((sinks_in, sources_in));
     let receiving = tokio::spawn(async move {
         let version = far_reader.greeting().await?.agree()?;
-        let LocalReceiver { file_io, direct, storage, journals, accounts, listed } = receiver;
+        let LocalReceiver {
+            file_io,
+            direct,
+            storage,
+            journals,
+            accounts,
+            listed,
+        } = receiver;
         // who pushes here may do what they may do
         let owning = Owning::Allowed;
         let config = ReceiverConfig {
@@ -90,7 +97,10 @@ pub async fn push_locally(
             ..ReceiverConfig::default()
         };
         let control = (far_reader, far_writer);
-        let session = Session { config, ..Session::new(transfer, version, control, sources) };
+        let session = Session {
+            config,
+            ..Session::new(transfer, version, control, sources)
+        };
         run_session(session, pending()).await
     });
     let link = Link {

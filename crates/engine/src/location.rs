@@ -64,14 +64,20 @@ pub enum Start {
 impl fmt::Display for Remote {
     /// Writes the receiver for the user: host and port of a daemon, over ssh `USER@HOST` or the host alone.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port, login, .. } = self;
+        let Self {
+            host, port, login, ..
+        } = self;
         if let Some(login) = login {
             return match &login.user {
                 Some(user) => write!(f, "{user}@{host}"),
                 None => write!(f, "{host}"),
             };
         }
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+        if host.contains(':') {
+            write!(f, "[{host}]:{port}")
+        } else {
+            write!(f, "{host}:{port}")
+        }
     }
 }
 
@@ -82,7 +88,12 @@ impl Remote {
     /// The text is none of these.
     pub fn parse_endpoint(text: &str) -> Result<Self, LocationError> {
         if text.parse::<IpAddr>().is_ok() {
-            return Ok(Self { host: text.to_owned(), port: DEFAULT_PORT, path: Vec::new(), login: None });
+            return Ok(Self {
+                host: text.to_owned(),
+                port: DEFAULT_PORT,
+                path: Vec::new(),
+                login: None,
+            });
         }
         Self::at_daemon(text.as_bytes(), b"")
     }
@@ -102,7 +113,12 @@ impl Remote {
             [b':', digits @ ..] => parse_port(digits)?,
             _ => return Err(LocationError::NotHostPort(show(endpoint))),
         };
-        Ok(Self { host: host_name(host)?, port, path: path.to_vec(), login: None })
+        Ok(Self {
+            host: host_name(host)?,
+            port,
+            path: path.to_vec(),
+            login: None,
+        })
     }
 }
 
@@ -129,9 +145,17 @@ impl Location {
             }
             return parse_url(rest).map(Self::Remote);
         }
-        if [&b"rsync://"[..], b"ssh://", b"sftp://", b"ftp://", b"http://", b"https://", b"file://"]
-            .iter()
-            .any(|scheme| bytes.starts_with(scheme))
+        if [
+            &b"rsync://"[..],
+            b"ssh://",
+            b"sftp://",
+            b"ftp://",
+            b"http://",
+            b"https://",
+            b"file://",
+        ]
+        .iter()
+        .any(|scheme| bytes.starts_with(scheme))
         {
             return Err(LocationError::Scheme(show(bytes)));
         }
@@ -155,7 +179,12 @@ impl Location {
             None if begins_at_home(path) => return Err(LocationError::HomeAtDaemon(show(path))),
             None => path,
         };
-        Ok(Self::Remote(Remote { host, port, path: path.to_vec(), login }))
+        Ok(Self::Remote(Remote {
+            host,
+            port,
+            path: path.to_vec(),
+            login,
+        }))
     }
 }
 
@@ -186,7 +215,10 @@ impl Location {
             return Err(LocationError::SeveralOverSsh(show(bytes)));
         }
         let at_daemon = |endpoint| Remote::at_daemon(endpoint, &last.path);
-        let mut remotes = first.split(|&byte| byte == b',').map(at_daemon).collect::<Result<Vec<_>, _>>()?;
+        let mut remotes = first
+            .split(|&byte| byte == b',')
+            .map(at_daemon)
+            .collect::<Result<Vec<_>, _>>()?;
         remotes.push(last);
         let others = remotes.split_off(1);
         Ok((Self::Remote(remotes.swap_remove(0)), others))
@@ -195,14 +227,22 @@ impl Location {
 
 /// Whether a path goes on with the same path at another host: `/data,HOST:/data`.
 fn names_another(path: &[u8], start: Start) -> bool {
-    let Some(comma) = path.iter().position(|&byte| byte == b',') else { return false };
-    let before_comma = |path: &[u8]| path.split(|&byte| byte == b',').next().unwrap_or_default().to_vec();
+    let Some(comma) = path.iter().position(|&byte| byte == b',') else {
+        return false;
+    };
+    let before_comma = |path: &[u8]| {
+        path.split(|&byte| byte == b',')
+            .next()
+            .unwrap_or_default()
+            .to_vec()
+    };
     let other = match Location::parse(OsStr::from_bytes(&path[comma + 1..]), start) {
         Ok(Location::Remote(other)) => before_comma(&other.path),
         _ => return false,
     };
     // however each is written
-    let [one, other] = [&path[..comma], &other].map(|path| Path::new(OsStr::from_bytes(path)).components());
+    let [one, other] =
+        [&path[..comma], &other].map(|path| Path::new(OsStr::from_bytes(path)).components());
     one.eq(other)
 }
 
@@ -226,9 +266,17 @@ fn begins_at_home(path: &[u8]) -> bool {
 fn refuse_unbracketed(bytes: &[u8]) -> Result<(), LocationError> {
     let head = bytes.split(|&byte| byte == b'/').next().unwrap_or_default();
     let host = head.rsplit(|&byte| byte == b'@').next().unwrap_or_default();
-    let before = |sought| host.iter().rposition(|&byte| byte == sought).map_or(host, |at| &host[..at]);
-    let is_address = |text| std::str::from_utf8(text).is_ok_and(|text| text.parse::<Ipv6Addr>().is_ok());
-    if [host, before(b':'), before(b'%')].into_iter().any(is_address) {
+    let before = |sought| {
+        host.iter()
+            .rposition(|&byte| byte == sought)
+            .map_or(host, |at| &host[..at])
+    };
+    let is_address =
+        |text| std::str::from_utf8(text).is_ok_and(|text| text.parse::<Ipv6Addr>().is_ok());
+    if [host, before(b':'), before(b'%')]
+        .into_iter()
+        .any(is_address)
+    {
         return Err(LocationError::Unbracketed(show(bytes)));
     }
     Ok(())
@@ -251,26 +299,41 @@ struct AtHost<'a> {
 
 /// Splits a target into the host, perhaps with a user, before the first colon, and the rest; `None` for a local path.
 fn split_host(bytes: &[u8]) -> Result<Option<AtHost<'_>>, LocationError> {
-    let slash = bytes.iter().position(|&byte| byte == b'/').unwrap_or(bytes.len());
+    let slash = bytes
+        .iter()
+        .position(|&byte| byte == b'/')
+        .unwrap_or(bytes.len());
     let colon = bytes[..slash].iter().position(|&byte| byte == b':');
-    let bracket = bytes[..colon.unwrap_or(slash)].iter().position(|&byte| byte == b'[');
+    let bracket = bytes[..colon.unwrap_or(slash)]
+        .iter()
+        .position(|&byte| byte == b'[');
     let colon = match bracket.filter(|&at| at == 0 || bytes[at - 1] == b'@') {
         Some(start) => {
             let end = bytes[start..].windows(2).position(|pair| pair == b"]:");
-            let Some(end) = end else { return Err(LocationError::BracketAlone(show(bytes))) };
+            let Some(end) = end else {
+                return Err(LocationError::BracketAlone(show(bytes)));
+            };
             Some(start + end + 1)
         }
         None => colon,
     };
-    let split = |colon| AtHost { host: &bytes[..colon], rest: &bytes[colon + 1..] };
+    let split = |colon| AtHost {
+        host: &bytes[..colon],
+        rest: &bytes[colon + 1..],
+    };
     Ok(colon.map(split))
 }
 
 /// Splits off the user before the last `@`, as ssh does, and removes the host's brackets.
 fn split_user(bytes: &[u8]) -> Result<(Option<String>, &[u8]), LocationError> {
-    let bare =
-        |host| <[u8]>::strip_prefix(host, b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host);
-    let Some(at) = bytes.iter().rposition(|&byte| byte == b'@') else { return Ok((None, bare(bytes))) };
+    let bare = |host| {
+        <[u8]>::strip_prefix(host, b"[")
+            .and_then(|host| host.strip_suffix(b"]"))
+            .unwrap_or(host)
+    };
+    let Some(at) = bytes.iter().rposition(|&byte| byte == b'@') else {
+        return Ok((None, bare(bytes)));
+    };
     match std::str::from_utf8(&bytes[..at]) {
         Ok(user) if is_word(user) => Ok((Some(user.to_owned()), bare(&bytes[at + 1..]))),
         _ => Err(LocationError::User(show(&bytes[..at]))),
@@ -287,7 +350,10 @@ fn split_port(rest: &[u8]) -> Result<(Option<u16>, &[u8]), LocationError> {
 }
 
 fn parse_port(digits: &[u8]) -> Result<u16, LocationError> {
-    match std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()) {
+    match std::str::from_utf8(digits)
+        .ok()
+        .and_then(|text| text.parse().ok())
+    {
         Some(port) if port > 0 => Ok(port),
         _ => Err(LocationError::Port(show(digits))),
     }
@@ -320,9 +386,12 @@ mod tests {
 
     fn remote(text: &str) -> (String, u16, String) {
         match Location::parse(OsStr::new(text), Start::Daemon).unwrap() {
-            Location::Remote(Remote { host, port, path, login: None }) => {
-                (host, port, String::from_utf8(path).unwrap())
-            }
+            Location::Remote(Remote {
+                host,
+                port,
+                path,
+                login: None,
+            }) => (host, port, String::from_utf8(path).unwrap()),
             location => panic!("{location:?}"),
         }
     }
@@ -331,7 +400,11 @@ mod tests {
         match Location::parse(OsStr::new(text), start).unwrap() {
             Location::Remote(remote) => {
                 let port = remote.login.as_ref().unwrap().port;
-                (remote.to_string(), String::from_utf8(remote.path).unwrap(), port)
+                (
+                    remote.to_string(),
+                    String::from_utf8(remote.path).unwrap(),
+                    port,
+                )
             }
             location @ Location::Local(_) => panic!("{location:?}"),
         }
@@ -346,10 +419,19 @@ mod tests {
         assert_eq!(remote("dtn:/data"), expect("dtn", DEFAULT_PORT, "/data"));
         assert_eq!(remote("dtn:"), expect("dtn", DEFAULT_PORT, ""));
         assert_eq!(remote("dtn:99:/data"), expect("dtn", 99, "/data"));
-        assert_eq!(remote("dtn:a@[b]:c"), expect("dtn", DEFAULT_PORT, "a@[b]:c"));
+        assert_eq!(
+            remote("dtn:a@[b]:c"),
+            expect("dtn", DEFAULT_PORT, "a@[b]:c")
+        );
         assert_eq!(remote("dtn:2024"), expect("dtn", DEFAULT_PORT, "2024"));
-        assert_eq!(remote("dtn:./2024:x"), expect("dtn", DEFAULT_PORT, "./2024:x"));
-        assert_eq!(remote("[fd00::1]:/d"), expect("fd00::1", DEFAULT_PORT, "/d"));
+        assert_eq!(
+            remote("dtn:./2024:x"),
+            expect("dtn", DEFAULT_PORT, "./2024:x")
+        );
+        assert_eq!(
+            remote("[fd00::1]:/d"),
+            expect("fd00::1", DEFAULT_PORT, "/d")
+        );
         assert_eq!(remote("[fd00::1]:7:d:e"), expect("fd00::1", 7, "d:e"));
         assert_eq!(remote("zmove://dtn:7/d/e"), expect("dtn", 7, "/d/e"));
         assert_eq!(remote("zmove://dtn/d"), expect("dtn", DEFAULT_PORT, "/d"));
@@ -360,15 +442,37 @@ mod tests {
     fn the_path_of_several_receivers_stands_once() {
         let parse = |text: &str| Location::parse_several(OsStr::new(text), Start::Daemon);
         let several = |text: &str| -> Vec<(String, Vec<u8>)> {
-            let (Location::Remote(first), others) = parse(text).unwrap() else { panic!("{text}") };
-            std::iter::once(first).chain(others).map(|remote| (remote.to_string(), remote.path)).collect()
+            let (Location::Remote(first), others) = parse(text).unwrap() else {
+                panic!("{text}")
+            };
+            std::iter::once(first)
+                .chain(others)
+                .map(|remote| (remote.to_string(), remote.path))
+                .collect()
         };
         let expect = |remotes: &[&str], path: &str| -> Vec<(String, Vec<u8>)> {
-            remotes.iter().map(|remote| ((*remote).to_owned(), path.into())).collect()
+            remotes
+                .iter()
+                .map(|remote| ((*remote).to_owned(), path.into()))
+                .collect()
         };
-        assert_eq!(several("a,b:6102:/data,x"), expect(&["a:5870", "b:6102"], "/data,x"));
-        for path in ["/data,b:/other", "/data,b:/data/x", "/,b:", "./data,b:/x", "/data,b", "/data,/data"] {
-            assert_eq!(several(&format!("a:{path}")), expect(&["a:5870"], path), "{path}");
+        assert_eq!(
+            several("a,b:6102:/data,x"),
+            expect(&["a:5870", "b:6102"], "/data,x")
+        );
+        for path in [
+            "/data,b:/other",
+            "/data,b:/data/x",
+            "/,b:",
+            "./data,b:/x",
+            "/data,b",
+            "/data,/data",
+        ] {
+            assert_eq!(
+                several(&format!("a:{path}")),
+                expect(&["a:5870"], path),
+                "{path}"
+            );
         }
         for text in [
             "a:/data,b:/data",
@@ -378,28 +482,51 @@ mod tests {
             "a:/d/,b:/d",
             "a:/d,b:/./d/",
         ] {
-            assert_eq!(parse(text), Err(LocationError::PathTwice(text.to_owned())), "{text}");
+            assert_eq!(
+                parse(text),
+                Err(LocationError::PathTwice(text.to_owned())),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn a_user_means_ssh() {
         let expect = |host: &str, path: &str, port| (host.to_owned(), path.to_owned(), port);
-        assert_eq!(login("alice@dtn:/d", Start::Daemon), expect("alice@dtn", "/d", None));
+        assert_eq!(
+            login("alice@dtn:/d", Start::Daemon),
+            expect("alice@dtn", "/d", None)
+        );
         assert_eq!(
             login("alice@site.org@dtn:22022:d", Start::Daemon),
             expect("alice@site.org@dtn", "d", Some(22022))
         );
-        assert_eq!(login("alice@[fd00::1]:/d", Start::Daemon), expect("alice@fd00::1", "/d", None));
-        assert_eq!(login("alice@dtn:~/d", Start::Daemon), expect("alice@dtn", "d", None));
-        assert_eq!(login("alice@dtn:~", Start::Daemon), expect("alice@dtn", "", None));
+        assert_eq!(
+            login("alice@[fd00::1]:/d", Start::Daemon),
+            expect("alice@fd00::1", "/d", None)
+        );
+        assert_eq!(
+            login("alice@dtn:~/d", Start::Daemon),
+            expect("alice@dtn", "d", None)
+        );
+        assert_eq!(
+            login("alice@dtn:~", Start::Daemon),
+            expect("alice@dtn", "", None)
+        );
         assert_eq!(login("dtn:/d", Start::OverSsh), expect("dtn", "/d", None));
-        assert_eq!(login("dtn:5870:/d", Start::OverSsh), expect("dtn", "/d", Some(5870)));
+        assert_eq!(
+            login("dtn:5870:/d", Start::OverSsh),
+            expect("dtn", "/d", Some(5870))
+        );
     }
 
     #[test]
     fn endpoints() {
-        let parse = |text| Remote::parse_endpoint(text).map(|remote| (remote.host, remote.port)).ok();
+        let parse = |text| {
+            Remote::parse_endpoint(text)
+                .map(|remote| (remote.host, remote.port))
+                .ok()
+        };
         let expect = |host: &str, port| Some((host.to_owned(), port));
         assert_eq!(parse("dtn"), expect("dtn", DEFAULT_PORT));
         assert_eq!(parse("dtn:7"), expect("dtn", 7));
@@ -407,9 +534,18 @@ mod tests {
         assert_eq!(parse("fd00::1"), expect("fd00::1", DEFAULT_PORT));
         assert_eq!(parse("[fd00::1]"), expect("fd00::1", DEFAULT_PORT));
         assert_eq!(parse("[fd00::1]:7"), expect("fd00::1", 7));
-        for text in
-            ["", ":7", "dtn:", "dtn:x", "dtn:0", "dtn:7:x", "[fd00::1", "[fd00::1]7", "alice@dtn", "a b"]
-        {
+        for text in [
+            "",
+            ":7",
+            "dtn:",
+            "dtn:x",
+            "dtn:0",
+            "dtn:7:x",
+            "[fd00::1",
+            "[fd00::1]7",
+            "alice@dtn",
+            "a b",
+        ] {
             assert_eq!(parse(text), None, "{text}");
         }
     }
@@ -426,19 +562,35 @@ mod tests {
     fn what_could_be_either_is_refused() {
         let parse = |text: &str, start| Location::parse(OsStr::new(text), start);
         assert_eq!(parse("", Start::Daemon), Err(LocationError::Empty));
-        assert_eq!(parse(":x", Start::Daemon), Err(LocationError::NoHost(":x".to_owned())));
-        for text in ["::1:x", "::1", "2001:db8::7:x/y", "2001:db8::7:5870:x", "fe80::1%eth0:x", "alice@::1:x"]
-        {
+        assert_eq!(
+            parse(":x", Start::Daemon),
+            Err(LocationError::NoHost(":x".to_owned()))
+        );
+        for text in [
+            "::1:x",
+            "::1",
+            "2001:db8::7:x/y",
+            "2001:db8::7:5870:x",
+            "fe80::1%eth0:x",
+            "alice@::1:x",
+        ] {
             assert_eq!(
                 parse(text, Start::Daemon),
                 Err(LocationError::Unbracketed(text.to_owned())),
                 "{text}"
             );
         }
-        assert_eq!(parse("dtn::x", Start::Daemon), Err(LocationError::Module("dtn::x".to_owned())));
+        assert_eq!(
+            parse("dtn::x", Start::Daemon),
+            Err(LocationError::Module("dtn::x".to_owned()))
+        );
         for path in ["~", "~/x", "~bob/x"] {
             let refused = Err(LocationError::HomeAtDaemon(path.to_owned()));
-            assert_eq!(parse(&format!("dtn:{path}"), Start::Daemon), refused, "{path}");
+            assert_eq!(
+                parse(&format!("dtn:{path}"), Start::Daemon),
+                refused,
+                "{path}"
+            );
         }
         let refused = Err(LocationError::HomeOfAnother("~bob/x".to_owned()));
         assert_eq!(parse("alice@dtn:~bob/x", Start::Daemon), refused);
@@ -450,16 +602,33 @@ mod tests {
 
     #[test]
     fn nonsense_is_explained() {
-        let users =
-            ["@dtn:/d", "-oProxyCommand=x@dtn:/d", "a b@dtn:/d", "-oProxyCommand=x:/d", "zmove://a@dtn/d"];
+        let users = [
+            "@dtn:/d",
+            "-oProxyCommand=x@dtn:/d",
+            "a b@dtn:/d",
+            "-oProxyCommand=x:/d",
+            "zmove://a@dtn/d",
+        ];
         for text in users {
-            assert!(Location::parse(OsStr::new(text), Start::Daemon).is_err(), "{text}");
+            assert!(
+                Location::parse(OsStr::new(text), Start::Daemon).is_err(),
+                "{text}"
+            );
         }
         assert!(Location::parse(OsStr::new("zmove://dtn/d"), Start::OverSsh).is_err());
         let hosts = ["[[fd00::1]:eth0]:/d", "[a/b]:/d", "zmove://a]:7/d"];
-        let others = ["dtn:0:/d", "dtn:70000:/d", "[::1", "zmove://dtn", "zmove://dtn:x/d"];
+        let others = [
+            "dtn:0:/d",
+            "dtn:70000:/d",
+            "[::1",
+            "zmove://dtn",
+            "zmove://dtn:x/d",
+        ];
         for text in hosts.into_iter().chain(others) {
-            assert!(Location::parse(OsStr::new(text), Start::Daemon).is_err(), "{text}");
+            assert!(
+                Location::parse(OsStr::new(text), Start::Daemon).is_err(),
+                "{text}"
+            );
         }
     }
 }

@@ -100,26 +100,47 @@ impl Display for Notice<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dialling { remote } => write!(f, "connecting to {remote} ..."),
-            Self::PathLikePort { remote: Remote { host, path, .. } } => {
+            Self::PathLikePort {
+                remote: Remote { host, path, .. },
+            } => {
                 let number = Escaped(path);
-                write!(f, "'{number}' is a path here; where it is the port, write {host}:{number}:PATH")
+                write!(
+                    f,
+                    "'{number}' is a path here; where it is the port, write {host}:{number}:PATH"
+                )
             }
             Self::SessionBegins { .. } => f.write_str("a session begins"),
-            Self::ConnectionLost { remote, cause, timeout } => {
+            Self::ConnectionLost {
+                remote,
+                cause,
+                timeout,
+            } => {
                 let cause = Causes(*cause);
-                write!(f, "connection to {remote} lost: {cause}; reconnecting for up to {timeout}")
+                write!(
+                    f,
+                    "connection to {remote} lost: {cause}; reconnecting for up to {timeout}"
+                )
             }
             Self::ReceiverBusy { cause } => Causes(*cause).fmt(f),
             Self::KeyPinned { remote, key } => {
-                write!(f, "pinned the key of {}:{}: {key}", remote.host, remote.port)
+                write!(
+                    f,
+                    "pinned the key of {}:{}: {key}",
+                    remote.host, remote.port
+                )
             }
             Self::CopyRuns { id, remote } => {
-                write!(f, "it goes on without this command; its result: zmove result {id} {remote}")
+                write!(
+                    f,
+                    "it goes on without this command; its result: zmove result {id} {remote}"
+                )
             }
             Self::PathsUnread { file, source } => {
                 write!(f, "'{}' is not used: {source}", Escaped::path(file))
             }
-            Self::PathsUnwritten { file, source } => write!(f, "write '{}': {source}", Escaped::path(file)),
+            Self::PathsUnwritten { file, source } => {
+                write!(f, "write '{}': {source}", Escaped::path(file))
+            }
             Self::SourceMissing { path, source } => {
                 write!(f, "sender: open '{}': {source}", Escaped::path(path))
             }

@@ -41,13 +41,19 @@ impl PathMemory {
     #[must_use]
     pub fn of(home: &Path, remote: &Remote) -> Self {
         let host = remote.host.to_ascii_lowercase();
-        Self { paths: paths(home.join(FILE)), endpoint: format!("{host}:{}", remote.port) }
+        Self {
+            paths: paths(home.join(FILE)),
+            endpoint: format!("{host}:{}", remote.port),
+        }
     }
 
     /// The knowledge that the last push has gained, unless it is too old.
     pub fn recall(&self, listener: &dyn Listener) -> Option<Known> {
         let known = self.paths.recall(&self.endpoint).unwrap_or_else(|source| {
-            listener.hear(&Notice::PathsUnread { file: self.paths.file(), source });
+            listener.hear(&Notice::PathsUnread {
+                file: self.paths.file(),
+                source,
+            });
             None
         });
         known.and_then(Known::unless_old)
@@ -61,12 +67,21 @@ impl PathMemory {
 
     /// What is known now, without a word about a file that cannot be read.
     pub(crate) fn known(&self) -> Option<Known> {
-        self.paths.recall(&self.endpoint).ok()?.and_then(Known::unless_old)
+        self.paths
+            .recall(&self.endpoint)
+            .ok()?
+            .and_then(Known::unless_old)
     }
 
     /// Takes the window away, so that no other push uses it meanwhile.
     pub(crate) fn take_window(&self, known: Known, listener: &dyn Listener) {
-        self.write(Known { window: None, ..known }, listener);
+        self.write(
+            Known {
+                window: None,
+                ..known
+            },
+            listener,
+        );
     }
 
     /// Stores what this push has learnt.
@@ -82,7 +97,10 @@ impl PathMemory {
 
     fn write(&self, known: Known, listener: &dyn Listener) {
         if let Err(source) = self.paths.keep(&self.endpoint, Some(known)) {
-            listener.hear(&Notice::PathsUnwritten { file: self.paths.file(), source });
+            listener.hear(&Notice::PathsUnwritten {
+                file: self.paths.file(),
+                source,
+            });
         }
     }
 }
@@ -92,7 +110,13 @@ impl Known {
     fn unless_old(self) -> Option<Self> {
         let days = today().saturating_sub(self.day);
         let loss_tolerant = self.loss_tolerant && days <= LOSS_TOLERANT_DAYS_MAX;
-        (days <= DAYS_MAX).then_some(Self { loss_tolerant, ..self }.without_old_window())
+        (days <= DAYS_MAX).then_some(
+            Self {
+                loss_tolerant,
+                ..self
+            }
+            .without_old_window(),
+        )
     }
 }
 
@@ -126,7 +150,15 @@ mod tests {
     }
 
     fn paths(home: &Path, host: &str) -> PathMemory {
-        PathMemory::of(home, &Remote { host: host.into(), port: 5870, path: Vec::new(), login: None })
+        PathMemory::of(
+            home,
+            &Remote {
+                host: host.into(),
+                port: 5870,
+                path: Vec::new(),
+                login: None,
+            },
+        )
     }
 
     #[test]
@@ -137,10 +169,15 @@ mod tests {
         one.keep(known(8), &NoListener);
         other.keep(known(32), &NoListener);
         one.keep(known(16), &NoListener);
-        assert_eq!((one.recall(&NoListener), other.recall(&NoListener)), (Some(known(16)), Some(known(32))));
+        assert_eq!(
+            (one.recall(&NoListener), other.recall(&NoListener)),
+            (Some(known(16)), Some(known(32)))
+        );
         let text = fs::read_to_string(home.path().join("paths")).unwrap();
         assert!(
-            text.starts_with("# zmove paths 1\nfd99::2:5870 lanes=32 congestion=loss-tolerant rtt_us=90123 "),
+            text.starts_with(
+                "# zmove paths 1\nfd99::2:5870 lanes=32 congestion=loss-tolerant rtt_us=90123 "
+            ),
             "{text}"
         );
         assert_eq!(text.lines().count(), 3);
@@ -160,22 +197,37 @@ mod tests {
             format!("{HEADER}\n{}\n", line.replace("lanes=8", "lanes=65")),
         ] {
             fs::write(&file, &text).unwrap();
-            assert_eq!(paths(home.path(), "one").recall(&NoListener), None, "{text}");
+            assert_eq!(
+                paths(home.path(), "one").recall(&NoListener),
+                None,
+                "{text}"
+            );
         }
         fs::write(&file, [0xff, 0xfe]).unwrap();
         assert_eq!(paths(home.path(), "one").recall(&NoListener), None);
         paths(home.path(), "one").keep(known(8), &NoListener);
-        assert_eq!(paths(home.path(), "one").recall(&NoListener), Some(known(8)));
+        assert_eq!(
+            paths(home.path(), "one").recall(&NoListener),
+            Some(known(8))
+        );
     }
 
     #[test]
     fn old_and_too_many_paths_are_forgotten() {
-        let lines = (0..PATHS_MAX).map(|number| (format!("host{number}:1"), known(8))).collect();
+        let lines = (0..PATHS_MAX)
+            .map(|number| (format!("host{number}:1"), known(8)))
+            .collect();
         let text = super::paths(PathBuf::new()).with(lines, "new:1", Some(known(9)));
         assert_eq!(text.lines().count(), PATHS_MAX + 1);
         assert!(!text.contains("host0:1 ") && text.ends_with(&format!("new:1 {}\n", known(9))));
         let home = tempfile::tempdir().unwrap();
-        paths(home.path(), "old").keep(Known { day: today() - DAYS_MAX - 1, ..known(8) }, &NoListener);
+        paths(home.path(), "old").keep(
+            Known {
+                day: today() - DAYS_MAX - 1,
+                ..known(8)
+            },
+            &NoListener,
+        );
         assert_eq!(paths(home.path(), "old").recall(&NoListener), None);
     }
 
@@ -183,13 +235,29 @@ mod tests {
     fn a_congestion_control_is_chosen_anew_in_time() {
         let home = tempfile::tempdir().unwrap();
         let path = paths(home.path(), "one");
-        let tolerant = |age| Known { day: today() - age, ..known(32) };
+        let tolerant = |age| Known {
+            day: today() - age,
+            ..known(32)
+        };
         path.keep(tolerant(LOSS_TOLERANT_DAYS_MAX), &NoListener);
         path.keep(tolerant(0), &NoListener);
-        assert_eq!(path.recall(&NoListener), Some(tolerant(LOSS_TOLERANT_DAYS_MAX)), "it has only been used");
-        path.keep(Known { loss_tolerant: false, ..tolerant(0) }, &NoListener);
+        assert_eq!(
+            path.recall(&NoListener),
+            Some(tolerant(LOSS_TOLERANT_DAYS_MAX)),
+            "it has only been used"
+        );
+        path.keep(
+            Known {
+                loss_tolerant: false,
+                ..tolerant(0)
+            },
+            &NoListener,
+        );
         path.keep(tolerant(LOSS_TOLERANT_DAYS_MAX + 1), &NoListener);
-        let usual = Known { loss_tolerant: false, ..tolerant(LOSS_TOLERANT_DAYS_MAX + 1) };
+        let usual = Known {
+            loss_tolerant: false,
+            ..tolerant(LOSS_TOLERANT_DAYS_MAX + 1)
+        };
         assert_eq!(path.recall(&NoListener), Some(usual));
         path.keep(tolerant(0), &NoListener);
         assert_eq!(path.recall(&NoListener), Some(tolerant(0)));
@@ -197,21 +265,43 @@ mod tests {
 
     #[test]
     fn another_round_trip_is_another_path() {
-        assert!(known(8).suits(Duration::from_millis(60)) && known(8).suits(Duration::from_millis(170)));
-        assert!(!known(8).suits(Duration::from_millis(1)) && !known(8).suits(Duration::from_millis(300)));
+        assert!(
+            known(8).suits(Duration::from_millis(60)) && known(8).suits(Duration::from_millis(170))
+        );
+        assert!(
+            !known(8).suits(Duration::from_millis(1))
+                && !known(8).suits(Duration::from_millis(300))
+        );
     }
 
     #[test]
     fn a_window_is_used_by_one_push_at_a_time() {
         let home = tempfile::tempdir().unwrap();
         let path = paths(home.path(), "one");
-        let ends = PathEnds { here: [192, 0, 2, 1].into(), there: [192, 0, 2, 9].into() };
-        let at_best = Some(AtBest { bytes_per_second: 100_000_000, round_trip: Duration::from_millis(90) });
-        let found = Found { transport: Transport::Quic, at_best, ends: Some(ends), has_lost: false };
+        let ends = PathEnds {
+            here: [192, 0, 2, 1].into(),
+            there: [192, 0, 2, 9].into(),
+        };
+        let at_best = Some(AtBest {
+            bytes_per_second: 100_000_000,
+            round_trip: Duration::from_millis(90),
+        });
+        let found = Found {
+            transport: Transport::Quic,
+            at_best,
+            ends: Some(ends),
+            has_lost: false,
+        };
         let whole = known(8).after(&found);
         path.keep(whole, &NoListener);
         assert_eq!(path.recall(&NoListener), Some(whole));
         path.take_window(whole, &NoListener);
-        assert_eq!(path.recall(&NoListener), Some(Known { window: None, ..whole }));
+        assert_eq!(
+            path.recall(&NoListener),
+            Some(Known {
+                window: None,
+                ..whole
+            })
+        );
     }
 }

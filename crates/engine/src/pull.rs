@@ -22,14 +22,16 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use zmove_disk::{Direct, FileIo, RemovalBudget, StorageMemory};
 use zmove_receiver::{
-    ListedFiles, NamedFiles, Owning, ReceiverConfig, Session, SessionError as ReceiverError, TargetLeases,
-    TransferMeter, run_session,
+    ListedFiles, NamedFiles, Owning, ReceiverConfig, Session, SessionError as ReceiverError,
+    TargetLeases, TransferMeter, run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Summary};
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
 use zmove_types::{Accounts, Brought, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
-use zmove_wire::{Compare, Fetch, LaneOrder, Open, Purpose, ToSender, ToSource, Version, WireError};
+use zmove_wire::{
+    Compare, Fetch, LaneOrder, Open, Purpose, ToSender, ToSource, Version, WireError,
+};
 
 use crate::backoff::Timeout;
 use crate::dial::{Connected, Connector, Dialled};
@@ -154,7 +156,10 @@ impl PullRun {
 impl fmt::Debug for RemotePull<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RemotePull");
-        shown.field("connector", &self.connector).field("timeout", &self.timeout).finish_non_exhaustive()
+        shown
+            .field("connector", &self.connector)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
     }
 }
 
@@ -164,10 +169,25 @@ impl RemotePull<'_> {
     /// # Errors
     /// The host cannot be reached, refuses to send, or connections were lost for too long. Files that failed are no
     /// such error: the summary counts them.
-    pub async fn pull(&self, run: &mut PullRun, stop: impl Future<Output = ()>) -> Result<Pulled, PushError> {
-        let Self { connector, timeout, busy_timeout, .. } = *self;
+    pub async fn pull(
+        &self,
+        run: &mut PullRun,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Pulled, PushError> {
+        let Self {
+            connector,
+            timeout,
+            busy_timeout,
+            ..
+        } = *self;
         let mut sessions = PullSessions { of: self, run };
-        Retrying { connector, timeout, busy_timeout }.run(&mut sessions, stop).await
+        Retrying {
+            connector,
+            timeout,
+            busy_timeout,
+        }
+        .run(&mut sessions, stop)
+        .await
     }
 
     async fn session(
@@ -182,8 +202,16 @@ impl RemotePull<'_> {
             () = moment(until) => return Err(PullError::Silent.into()),
             () = &mut stop => return Err(PullError::Interrupted.into()),
         };
-        let Connected { dialled, transport, dialler, route, ssh } = connected;
-        connector.listener.hear(&Notice::SessionBegins { transfer: Some(dialled.transfer) });
+        let Connected {
+            dialled,
+            transport,
+            dialler,
+            route,
+            ssh,
+        } = connected;
+        connector.listener.hear(&Notice::SessionBegins {
+            transfer: Some(dialled.transfer),
+        });
         let received = self.receive(run, dialled, stop).await;
         dialler.close().await;
         let summary = received?;
@@ -192,7 +220,11 @@ impl RemotePull<'_> {
         }
         let resumption = dialler.resumption();
         route.learn(&summary, resumption, connector.listener);
-        Ok(Pulled { summary, transport, resumption })
+        Ok(Pulled {
+            summary,
+            transport,
+            resumption,
+        })
     }
 
     /// Asks the host to send, and receives.
@@ -206,12 +238,26 @@ impl RemotePull<'_> {
             return Err(PullError::TooOld);
         }
         let session_started = Instant::now();
-        let Dialled { transfer, cipher, version, control, pulse, lanes, supply } = dialled;
+        let Dialled {
+            transfer,
+            cipher,
+            version,
+            control,
+            pulse,
+            lanes,
+            supply,
+        } = dialled;
         let run_id = *run.id.get_or_insert(transfer.0);
         let (fetch, own_open) = self.order(run_id, lane_order(&supply)).await;
         let wanted = ToSource::Fetch(Box::new(fetch));
-        let asking =
-            ask(control, (transfer, cipher), wanted, self.list.clone(), run.patience, &*self.observer);
+        let asking = ask(
+            control,
+            (transfer, cipher),
+            wanted,
+            self.list.clone(),
+            run.patience,
+            &*self.observer,
+        );
         let asked = tokio::select! {
             asked = asking => asked?,
             () = &mut stop => return Err(PullError::Interrupted),
@@ -221,22 +267,37 @@ impl RemotePull<'_> {
         let (reader, writer) = leave_to_receive(asked)?;
         run.was_up = true;
         run.begun += 1;
-        run.fate = SessionFate::InVain { answered: Duration::ZERO };
+        run.fate = SessionFate::InVain {
+            answered: Duration::ZERO,
+        };
         let relayed = Arc::new(Relayed::new(
             Arc::clone(&self.observer),
             (run.manifest.take(), supply.more.clone()),
             run.started.elapsed(),
         ));
-        let conversation =
-            Conversation { open: own_open, sources: self.sources.clone(), relayed: Arc::clone(&relayed) };
+        let conversation = Conversation {
+            open: own_open,
+            sources: self.sources.clone(),
+            relayed: Arc::clone(&relayed),
+        };
         let (reader, mut conversing) = conversation.between(reader);
-        let Forwarded { lanes, failed_lanes, no_lane } = forward(lanes, dialled);
+        let Forwarded {
+            lanes,
+            failed_lanes,
+            no_lane,
+        } = forward(lanes, dialled);
         let meter = Arc::<TransferMeter>::default();
-        let named = self.fetch.manifest.then(|| Arc::clone(&relayed) as Arc<dyn NamedFiles>);
+        let named = self
+            .fetch
+            .manifest
+            .then(|| Arc::clone(&relayed) as Arc<dyn NamedFiles>);
         let session = Session {
             failed_lanes: Some(failed_lanes),
             pulse,
-            config: ReceiverConfig { named, ..self.receiver_config(run, &meter) },
+            config: ReceiverConfig {
+                named,
+                ..self.receiver_config(run, &meter)
+            },
             ..Session::new(transfer, version, (reader, writer.greeted()), lanes)
         };
         let (mut interrupted, mut lane_error) = (false, None);
@@ -249,7 +310,11 @@ impl RemotePull<'_> {
         };
         let received = run_session(session, ends).await;
         drop(supply);
-        let patience = if received.is_ok() { ACCOUNT_TIMEOUT } else { LAST_WORDS_TIMEOUT };
+        let patience = if received.is_ok() {
+            ACCOUNT_TIMEOUT
+        } else {
+            LAST_WORDS_TIMEOUT
+        };
         let heard = tokio::select! {
             heard = &mut conversing => heard.unwrap_or_default(),
             () = tokio::time::sleep(patience) => None,
@@ -274,7 +339,10 @@ impl RemotePull<'_> {
 
     /// The order of a session, and how this side writes.
     async fn order(&self, run: [u8; 16], lanes: LaneOrder) -> (Fetch, Open) {
-        let mut fetch = Fetch { lanes, ..self.fetch.clone() };
+        let mut fetch = Fetch {
+            lanes,
+            ..self.fetch.clone()
+        };
         fetch.open.run = run;
         let own_open = fetch.open.clone();
         fetch.open.target = Vec::new();
@@ -285,11 +353,24 @@ impl RemotePull<'_> {
     }
 
     fn receiver_config(&self, run: &mut PullRun, meter: &Arc<TransferMeter>) -> ReceiverConfig {
-        let PullReceiver { file_io, direct, storage, journals, accounts, target_leases, listed } =
-            self.receiver.clone();
+        let PullReceiver {
+            file_io,
+            direct,
+            storage,
+            journals,
+            accounts,
+            target_leases,
+            listed,
+        } = self.receiver.clone();
         // The host was told the same, and need not keep to it.
-        let most = self.fetch.removals.and_then(|order| order.entries_max).unwrap_or(u64::MAX);
-        let removals = run.removals.get_or_insert_with(|| Arc::new(RemovalBudget::new(most)));
+        let most = self
+            .fetch
+            .removals
+            .and_then(|order| order.entries_max)
+            .unwrap_or(u64::MAX);
+        let removals = run
+            .removals
+            .get_or_insert_with(|| Arc::new(RemovalBudget::new(most)));
         run.removals_left = removals.left();
         ReceiverConfig {
             file_io,
@@ -320,9 +401,21 @@ impl RemotePull<'_> {
         let manifest = run.manifest.take();
         // a host that compares contents does not tell which files it has sent, and tells all
         let tells_all = manifest.is_none() || self.fetch.open.compare == Compare::Checksum;
-        let manifest_unread = if tells_all { 0 } else { summary.skipped.saturating_sub(heard.looked) };
-        let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(PullError::Manifest)?;
-        let Earlier { files, bytes, removed, lanes, first_byte } = run.earlier;
+        let manifest_unread = if tells_all {
+            0
+        } else {
+            summary.skipped.saturating_sub(heard.looked)
+        };
+        let manifest_left_out = manifest
+            .map_or(Ok(0), Manifest::finish)
+            .map_err(PullError::Manifest)?;
+        let Earlier {
+            files,
+            bytes,
+            removed,
+            lanes,
+            first_byte,
+        } = run.earlier;
         Ok(Summary {
             files: files + summary.files,
             bytes: bytes + summary.bytes,
@@ -347,12 +440,19 @@ impl PullRun {
     /// none before has brought, if something was removed, or if it has found more bytes here than each of these.
     fn add(&mut self, files: u64, heard: &Heard) {
         let bytes_found = heard.progress.skipped_bytes;
-        let has_removed = self.removals.as_ref().is_some_and(|removals| removals.left() < self.removals_left);
+        let has_removed = self
+            .removals
+            .as_ref()
+            .is_some_and(|removals| removals.left() < self.removals_left);
         let has_changed = self.brought.lock().take_new() || has_removed;
         self.fate = if has_changed || bytes_found > self.bytes_found_most {
             SessionFate::OfUse
         } else {
-            SessionFate::InVain { answered: heard.answered.map_or(Duration::ZERO, |first| first.elapsed()) }
+            SessionFate::InVain {
+                answered: heard
+                    .answered
+                    .map_or(Duration::ZERO, |first| first.elapsed()),
+            }
         };
         self.bytes_found_most = self.bytes_found_most.max(bytes_found);
         self.earlier.files += files;
@@ -368,13 +468,15 @@ fn why(error: Option<ReceiverError>, heard: &Heard) -> PullError {
     match (error, &heard.broken) {
         (Some(ReceiverError::PeerMisbehaved(error)), _) => PullError::Misbehaved(error),
         (Some(ReceiverError::Refused(refusal)), _) => PullError::Target(refusal),
-        (Some(error @ (ReceiverError::Control(_) | ReceiverError::Lane(_))), broken) => match broken {
-            Some(refusal) if error.is_lost() => PullError::Refused(refusal.clone()),
-            _ => match error {
-                ReceiverError::Control(error) => error.into(),
-                error => PullError::Receiver(error),
-            },
-        },
+        (Some(error @ (ReceiverError::Control(_) | ReceiverError::Lane(_))), broken) => {
+            match broken {
+                Some(refusal) if error.is_lost() => PullError::Refused(refusal.clone()),
+                _ => match error {
+                    ReceiverError::Control(error) => error.into(),
+                    error => PullError::Receiver(error),
+                },
+            }
+        }
         (Some(error), _) => PullError::Receiver(error),
         (None, Some(refusal)) => PullError::Refused(refusal.clone()),
         (None, None) => PullError::Control(zmove_transport::ControlError::Closed),
@@ -395,7 +497,10 @@ async fn nothing_is_at(open: &Open) -> bool {
 fn leave_to_receive(asked: Asked) -> Result<(ControlReader, ControlWriter), PullError> {
     match asked.answer {
         ToSender::Fetching(_) => Ok((asked.reader, asked.writer)),
-        _ => Err(WireError::OutOfOrder { what: "the first answer" }.into()),
+        _ => Err(WireError::OutOfOrder {
+            what: "the first answer",
+        }
+        .into()),
     }
 }
 
@@ -404,7 +509,11 @@ fn lane_order(supply: &LaneSupply) -> LaneOrder {
         LaneNumber::Fixed => None,
         LaneNumber::Tuned { least } => Some(least),
     };
-    LaneOrder { dialled: supply.asked, least, most: LANES_MAX }
+    LaneOrder {
+        dialled: supply.asked,
+        least,
+        most: LANES_MAX,
+    }
 }
 
 type DialledLanes = mpsc::Receiver<Result<Box<dyn LaneSource>, LaneError>>;
@@ -443,7 +552,11 @@ fn forward(mut dialled: DialledLanes, asked: usize) -> Forwarded {
             }
         }
     });
-    Forwarded { lanes, failed_lanes, no_lane }
+    Forwarded {
+        lanes,
+        failed_lanes,
+        no_lane,
+    }
 }
 
 /// The sessions of one pull.
@@ -493,17 +606,37 @@ mod tests {
     fn sessions_that_bring_find_and_remove_nothing_new_come_no_further() {
         let mut run = PullRun::begin(None, Instant::now());
         let mut is_of_use = |skipped_bytes, brought: &[&str]| {
-            brought.iter().for_each(|thing| run.brought.lock().note(thing));
-            let progress =
-                Progress { skipped_bytes, stored_files: 1, stored_bytes: 9, ..Progress::default() };
-            run.add(1, &Heard { progress, ..Heard::default() });
+            brought
+                .iter()
+                .for_each(|thing| run.brought.lock().note(thing));
+            let progress = Progress {
+                skipped_bytes,
+                stored_files: 1,
+                stored_bytes: 9,
+                ..Progress::default()
+            };
+            run.add(
+                1,
+                &Heard {
+                    progress,
+                    ..Heard::default()
+                },
+            );
             std::mem::take(&mut run.fate) == SessionFate::OfUse
         };
         assert!(is_of_use(0, &["log"]) && !is_of_use(0, &["log"]));
         assert!(is_of_use(7, &["log"]) && !is_of_use(7, &["log"]) && !is_of_use(2, &[]));
         assert!(is_of_use(2, &["a group"]), "while what is equal gets less");
         run.removals = Some(Arc::new(RemovalBudget::new(1)));
-        for (left, fate) in [(2, SessionFate::OfUse), (1, SessionFate::InVain { answered: Duration::ZERO })] {
+        for (left, fate) in [
+            (2, SessionFate::OfUse),
+            (
+                1,
+                SessionFate::InVain {
+                    answered: Duration::ZERO,
+                },
+            ),
+        ] {
             run.removals_left = left;
             run.add(0, &Heard::default());
             assert_eq!(run.fate, fate);

@@ -20,5 +20,9 @@ pub fn fresh_transfer() -> io::Result<TransferId> {
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let filled = getrandom(&mut bytes[..], GetRandomFlags::empty())?;
-    if filled == N { Ok(bytes) } else { Err(io::Error::other("too little randomness")) }
+    if filled == N {
+        Ok(bytes)
+    } else {
+        Err(io::Error::other("too little randomness"))
+    }
 }

@@ -58,7 +58,10 @@ pub struct Pushed {
 impl fmt::Debug for RemotePush<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RemotePush");
-        shown.field("connector", &self.connector).field("timeout", &self.timeout).finish_non_exhaustive()
+        shown
+            .field("connector", &self.connector)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
     }
 }
 
@@ -75,10 +78,26 @@ impl RemotePush<'_> {
         run: &mut Run,
         stop: impl Future<Output = ()>,
     ) -> Result<Pushed, PushError> {
-        let Self { connector, timeout, busy_timeout, .. } = *self;
+        let Self {
+            connector,
+            timeout,
+            busy_timeout,
+            ..
+        } = *self;
         let need = first.need();
-        let mut sessions = PushSessions { of: self, push: Some(first), need, run };
-        Retrying { connector, timeout, busy_timeout }.run(&mut sessions, stop).await
+        let mut sessions = PushSessions {
+            of: self,
+            push: Some(first),
+            need,
+            run,
+        };
+        Retrying {
+            connector,
+            timeout,
+            busy_timeout,
+        }
+        .run(&mut sessions, stop)
+        .await
     }
 
     /// Runs one session; without a `push` the walk of the sources begins when the receiver has been reached.
@@ -96,7 +115,9 @@ impl RemotePush<'_> {
             () = moment(until) => return Err(SessionError::Silent.into()),
             () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
-        connector.listener.hear(&Notice::SessionBegins { transfer: Some(reached.link.transfer) });
+        connector.listener.hear(&Notice::SessionBegins {
+            transfer: Some(reached.link.transfer),
+        });
         let push = match push {
             Some(push) => Ok(push),
             None => tokio::select! {
@@ -106,7 +127,10 @@ impl RemotePush<'_> {
         };
         let pushed = match push {
             Ok(push) => {
-                let link = Link { quota: self.quota.clone(), ..reached.link };
+                let link = Link {
+                    quota: self.quota.clone(),
+                    ..reached.link
+                };
                 let pushing = Box::pin(push.run(run, link, Arc::clone(&self.observer), stop));
                 pushing.await.map_err(PushError::from)
             }
@@ -118,13 +142,24 @@ impl RemotePush<'_> {
             ssh.end().await;
         }
         let resumption = reached.dialler.resumption();
-        reached.route.learn(&summary, resumption, connector.listener);
-        Ok(Pushed { summary, transport: reached.transport, resumption })
+        reached
+            .route
+            .learn(&summary, resumption, connector.listener);
+        Ok(Pushed {
+            summary,
+            transport: reached.transport,
+            resumption,
+        })
     }
 
     async fn start_again(&self, run: &mut Run) -> Result<Push, PushError> {
         let job = (self.job)().await.map_err(PushError::Job)?;
-        Ok(Push::start(job, self.config.clone(), run, Instant::now().into_std()))
+        Ok(Push::start(
+            job,
+            self.config.clone(),
+            run,
+            Instant::now().into_std(),
+        ))
     }
 }
 
@@ -145,7 +180,9 @@ impl Sessions for PushSessions<'_, '_> {
         until: Option<Instant>,
         stop: Pin<&mut S>,
     ) -> Result<Pushed, PushError> {
-        self.of.session(self.push.take(), &self.need, self.run, until, stop).await
+        self.of
+            .session(self.push.take(), &self.need, self.run, until, stop)
+            .await
     }
 
     fn was_up(&self) -> bool {

@@ -63,14 +63,17 @@ impl Retrying<'_> {
         sessions: &mut S,
         stop: impl Future<Output = ()>,
     ) -> Result<S::Done, PushError> {
-        let Connector { remote, listener, .. } = self.connector;
+        let Connector {
+            remote, listener, ..
+        } = self.connector;
         let mut stop = pin!(stop);
         let mut outages = Outages::new(self.timeout);
         let mut closed = 0;
         loop {
             let until = outages.until();
-            sessions
-                .wait_for(until.map_or(self.busy_timeout.0, |until| until.duration_since(Instant::now())));
+            sessions.wait_for(until.map_or(self.busy_timeout.0, |until| {
+                until.duration_since(Instant::now())
+            }));
             let ended = {
                 let session = pin!(sessions.session(until, stop.as_mut()));
                 outages.watch(session).await
@@ -97,7 +100,11 @@ impl Retrying<'_> {
             if error.is_busy() && !sessions.was_up() {
                 listener.hear(&Notice::ReceiverBusy { cause: &error });
             } else if (outage == Outage::Begins || has_answered) && sessions.was_up() {
-                listener.hear(&Notice::ConnectionLost { remote, cause: &error, timeout: self.timeout });
+                listener.hear(&Notice::ConnectionLost {
+                    remote,
+                    cause: &error,
+                    timeout: self.timeout,
+                });
             }
             let is_time_left = tokio::select! {
                 is_time_left = outages.wait(at) => is_time_left,
@@ -124,17 +131,34 @@ impl Retrying<'_> {
         let timeout = self.timeout;
         let remote = self.connector.remote.to_string();
         if was_up && in_vain > 1 {
-            return PushError::InVain { remote, sessions: in_vain, cause: Box::new(cause) };
+            return PushError::InVain {
+                remote,
+                sessions: in_vain,
+                cause: Box::new(cause),
+            };
         }
         if was_up {
-            return PushError::GivenUp { remote, timeout, cause: Box::new(cause) };
+            return PushError::GivenUp {
+                remote,
+                timeout,
+                cause: Box::new(cause),
+            };
         }
-        if cause.is_busy() { PushError::StillBusy { timeout, cause: Box::new(cause) } } else { cause }
+        if cause.is_busy() {
+            PushError::StillBusy {
+                timeout,
+                cause: Box::new(cause),
+            }
+        } else {
+            cause
+        }
     }
 }
 
 /// What a session has come to in which the host has not answered.
-const SILENT: SessionFate = SessionFate::InVain { answered: Duration::ZERO };
+const SILENT: SessionFate = SessionFate::InVain {
+    answered: Duration::ZERO,
+};
 
 /// How often a host that closes connections before it has proved its key is dialled again: it may do so with some of
 /// many that come at once.
@@ -218,11 +242,24 @@ mod tests {
 
     /// How often a transfer dials, whose sessions are such, until it is given up, and why.
     async fn dials(sessions: Lost, stop: impl Future<Output = ()>) -> (u32, PushError) {
-        let remote = Remote { login: None, host: "dtn".into(), port: 1, path: Vec::new() };
+        let remote = Remote {
+            login: None,
+            host: "dtn".into(),
+            port: 1,
+            path: Vec::new(),
+        };
         let settings = DialSettings::default();
-        let connector =
-            Connector { home: Path::new("/"), remote: &remote, settings: &settings, listener: &NoListener };
-        let retrying = Retrying { connector, timeout: TIMEOUT, busy_timeout: TIMEOUT };
+        let connector = Connector {
+            home: Path::new("/"),
+            remote: &remote,
+            settings: &settings,
+            listener: &NoListener,
+        };
+        let retrying = Retrying {
+            connector,
+            timeout: TIMEOUT,
+            busy_timeout: TIMEOUT,
+        };
         let mut sessions = sessions;
         let ended = retrying.run(&mut sessions, stop).await;
         (sessions.dials, ended.unwrap_err())
@@ -230,16 +267,27 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn time_in_which_the_host_is_dialled_counts_also_where_it_answers_then() {
-        let lost = Lost { dial: 20 * SECOND, answers: Some(SECOND), ..Lost::default() };
+        let lost = Lost {
+            dial: 20 * SECOND,
+            answers: Some(SECOND),
+            ..Lost::default()
+        };
         let (dials, why) = dials(lost, pending()).await;
         // the outage begins with the first loss, and ends while it dials for the fourth time
         assert_eq!(dials, 4);
-        assert!(matches!(why, PushError::InVain { sessions: 3, .. }), "{why}");
+        assert!(
+            matches!(why, PushError::InVain { sessions: 3, .. }),
+            "{why}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn time_in_which_the_host_answers_does_not_count() {
-        let lost = Lost { dial: SECOND, answers: Some(600 * SECOND), ..Lost::default() };
+        let lost = Lost {
+            dial: SECOND,
+            answers: Some(600 * SECOND),
+            ..Lost::default()
+        };
         let (dials, _) = dials(lost, pending()).await;
         assert!(dials > 8, "{dials}");
     }
@@ -256,13 +304,20 @@ mod tests {
             pending().await
         };
         let (dials, why) = dials(Lost::default(), stopped).await;
-        assert!(dials > undisturbed + 3, "{dials}, without a stop {undisturbed}");
+        assert!(
+            dials > undisturbed + 3,
+            "{dials}, without a stop {undisturbed}"
+        );
         assert!(matches!(why, PushError::GivenUp { .. }), "{why}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_process_that_was_stopped_while_it_dialled_dials_again() {
-        let lost = Lost { dial: 2 * SECOND, is_stopped: true, ..Lost::default() };
+        let lost = Lost {
+            dial: 2 * SECOND,
+            is_stopped: true,
+            ..Lost::default()
+        };
         let (dials, _) = dials(lost, pending()).await;
         assert!(dials > 5, "{dials}");
     }

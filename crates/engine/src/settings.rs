@@ -56,7 +56,12 @@ pub struct SshSettings {
 
 impl Default for SshSettings {
     fn default() -> Self {
-        Self { program: "ssh".into(), arguments: Vec::new(), remote_zmove: "zmove".into(), ports: None }
+        Self {
+            program: "ssh".into(),
+            arguments: Vec::new(),
+            remote_zmove: "zmove".into(),
+            ports: None,
+        }
     }
 }
 
@@ -112,7 +117,9 @@ impl TryFrom<(u16, u16)> for PortRange {
 
     fn try_from((first, last): (u16, u16)) -> Result<Self, String> {
         if first == 0 || last < first {
-            return Err(format!("{first}-{last} are no ports: write FROM-TO, as 50000-50100"));
+            return Err(format!(
+                "{first}-{last} are no ports: write FROM-TO, as 50000-50100"
+            ));
         }
         Ok(Self { first, last })
     }
@@ -131,7 +138,9 @@ impl FromStr for PortRange {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
         match (first.parse(), last.parse()) {
             (Ok(first), Ok(last)) => (first, last).try_into(),
-            _ => Err(format!("'{text}' are no ports: write FROM-TO, as 50000-50100")),
+            _ => Err(format!(
+                "'{text}' are no ports: write FROM-TO, as 50000-50100"
+            )),
         }
     }
 }

@@ -41,17 +41,25 @@ impl Sources {
         selection: Option<&Selection>,
         listener: &dyn Listener,
     ) -> Result<Self, SourcesError> {
-        let mut sources = Self { present: Vec::new(), missing: 0 };
+        let mut sources = Self {
+            present: Vec::new(),
+            missing: 0,
+        };
         for path in paths {
-            if matches!(Location::parse(path, Start::Daemon), Ok(Location::Remote(_)))
-                && !Path::new(path).exists()
+            if matches!(
+                Location::parse(path, Start::Daemon),
+                Ok(Location::Remote(_))
+            ) && !Path::new(path).exists()
             {
                 return Err(SourcesError::OnAnotherHost { path: path.clone() });
             }
             match Source::look_at(Path::new(path)) {
                 Ok(source) => sources.present.push(source),
                 Err(source) => {
-                    listener.hear(&Notice::SourceMissing { path: Path::new(path), source });
+                    listener.hear(&Notice::SourceMissing {
+                        path: Path::new(path),
+                        source,
+                    });
                     sources.missing += 1;
                 }
             }
@@ -121,25 +129,49 @@ impl Sources {
 
     /// The shape that these sources give the target.
     fn shape(&self) -> TargetShape {
-        if let [Source { top: Some(name), directory: false, .. }] = self.present.as_slice() {
+        if let [
+            Source {
+                top: Some(name),
+                directory: false,
+                ..
+            },
+        ] = self.present.as_slice()
+        {
             return TargetShape::Single { name: name.clone() };
         }
-        let tops: Option<Vec<_>> =
-            self.present.iter().map(|source| source.top.clone().map(TopName)).collect();
+        let tops: Option<Vec<_>> = self
+            .present
+            .iter()
+            .map(|source| source.top.clone().map(TopName))
+            .collect();
         let few = |tops: &Vec<_>| tops.len() <= zmove_wire::limits::TOPS_MAX;
-        TargetShape::Directory { tops: tops.filter(few).unwrap_or_default() }
+        TargetShape::Directory {
+            tops: tops.filter(few).unwrap_or_default(),
+        }
     }
 }
 
 impl Source {
     fn look_at(path: &Path) -> io::Result<Self> {
         let contents = means_contents(path.as_os_str().as_bytes());
-        let directory = if contents { path.metadata() } else { path.symlink_metadata() }?.is_dir();
+        let directory = if contents {
+            path.metadata()
+        } else {
+            path.symlink_metadata()
+        }?
+        .is_dir();
         if contents && !directory {
             return Err(io::Error::other("not a directory"));
         }
-        let name = path.file_name().filter(|_| !contents).map(|name| Name::from_bytes(name.as_bytes()));
-        Ok(Self { path: path.to_owned(), top: name.transpose().map_err(io::Error::other)?, directory })
+        let name = path
+            .file_name()
+            .filter(|_| !contents)
+            .map(|name| Name::from_bytes(name.as_bytes()));
+        Ok(Self {
+            path: path.to_owned(),
+            top: name.transpose().map_err(io::Error::other)?,
+            directory,
+        })
     }
 
     /// The names that the source will have at the top of the target.
@@ -148,18 +180,29 @@ impl Source {
             let path = RelPath::from_bytes(name.as_bytes());
             selection.is_none_or(|selection| path.is_ok_and(|path| selection.admits(&path, kind)))
         };
-        let kind_of = |directory| if directory { PathKind::Directory } else { PathKind::Other };
+        let kind_of = |directory| {
+            if directory {
+                PathKind::Directory
+            } else {
+                PathKind::Other
+            }
+        };
         if let Some(top) = &self.top {
             let top = top.as_os_str();
             let tops = wanted(top, kind_of(self.directory)).then(|| top.to_owned());
             return Ok(tops.into_iter().collect());
         }
         // A directory that cannot be listed brings no names; the scan reports it.
-        let Ok(listed) = std::fs::read_dir(&self.path) else { return Ok(Vec::new()) };
+        let Ok(listed) = std::fs::read_dir(&self.path) else {
+            return Ok(Vec::new());
+        };
         let mut tops = Vec::new();
         for entry in listed {
             let entry = entry?;
-            if wanted(&entry.file_name(), kind_of(entry.file_type().is_ok_and(|kind| kind.is_dir()))) {
+            if wanted(
+                &entry.file_name(),
+                kind_of(entry.file_type().is_ok_and(|kind| kind.is_dir())),
+            ) {
                 tops.push(entry.file_name());
             }
         }

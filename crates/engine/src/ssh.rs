@@ -72,11 +72,18 @@ pub(crate) async fn start(
 ) -> Result<SshReceiver, SshError> {
     let identity = Identity::for_once()?;
     let mut child = ssh(&settings.ssh, remote, login)
-        .args(["-T", &remote_name(remote, login), &format!("{} receive", settings.ssh.remote_zmove)])
+        .args([
+            "-T",
+            &remote_name(remote, login),
+            &format!("{} receive", settings.ssh.remote_zmove),
+        ])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .map_err(|source| SshError::Start { program: settings.ssh.program.clone(), source })?;
+        .map_err(|source| SshError::Start {
+            program: settings.ssh.program.clone(),
+            source,
+        })?;
     let mut input = child.stdin.take().expect("a pipe was asked for");
     let output = child.stdout.take().expect("a pipe was asked for");
     let allow_clear = settings.cipher == Cipher::None;
@@ -90,7 +97,10 @@ pub(crate) async fn start(
     // An ssh that ends before it has read the request gives its reason by its exit status.
     let _unheard = input.write_all(request.line().as_bytes()).await;
     let (answer, name) = tokio::join!(answer(output), host_name(&settings.ssh, remote, login));
-    let Some(ReceiveReply { key, port, address, .. }) = answer? else {
+    let Some(ReceiveReply {
+        key, port, address, ..
+    }) = answer?
+    else {
         drop(input);
         // A program that goes on writing something else is not waited for.
         let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
@@ -99,7 +109,13 @@ pub(crate) async fn start(
     };
     let host = address_of(&name.unwrap_or_else(|| remote.host.clone()), address).await;
     let key = key.parse().map_err(SshError::Key)?;
-    Ok(SshReceiver { identity, key, host, port, session: SshSession { child, input } })
+    Ok(SshReceiver {
+        identity,
+        key,
+        host,
+        port,
+        session: SshSession { child, input },
+    })
 }
 
 impl SshSession {
@@ -124,7 +140,10 @@ fn ssh(settings: &SshSettings, remote: &Remote, login: &Login) -> Command {
 }
 
 fn remote_name(remote: &Remote, login: &Login) -> String {
-    login.user.as_ref().map_or_else(|| remote.host.clone(), |user| format!("{user}@{}", remote.host))
+    login.user.as_ref().map_or_else(
+        || remote.host.clone(),
+        |user| format!("{user}@{}", remote.host),
+    )
 }
 
 /// The answer in the output of the remote shell; `None` when the output ends without one.
@@ -141,31 +160,53 @@ async fn answer(output: ChildStdout) -> Result<Option<ReceiveReply>, SshError> {
 fn no_answer(remote: &Remote, settings: &SshSettings, ended: Option<ExitStatus>) -> SshError {
     let zmove = settings.remote_zmove.clone();
     let remote = remote.to_string();
-    let Some(status) = ended else { return SshError::Nonsense { remote, zmove } };
+    let Some(status) = ended else {
+        return SshError::Nonsense { remote, zmove };
+    };
     match status.code() {
         Some(255) | None => SshError::NotReached { remote, status },
         Some(126 | 127) => SshError::NoProgram { remote, zmove },
-        Some(_) => SshError::Early { remote, zmove, status },
+        Some(_) => SshError::Early {
+            remote,
+            zmove,
+            status,
+        },
     }
 }
 
 /// The host name that ssh connects to, which its configuration may have changed.
 async fn host_name(settings: &SshSettings, remote: &Remote, login: &Login) -> Option<String> {
     let mut asked = ssh(settings, remote, login);
-    asked.args(["-G", &remote_name(remote, login)]).stdin(Stdio::null()).stderr(Stdio::null());
-    let told = tokio::time::timeout(NAME_TIMEOUT, asked.output()).await.ok()?.ok()?;
+    asked
+        .args(["-G", &remote_name(remote, login)])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null());
+    let told = tokio::time::timeout(NAME_TIMEOUT, asked.output())
+        .await
+        .ok()?
+        .ok()?;
     let told = String::from_utf8(told.stdout).ok()?;
-    told.lines().find_map(|line| line.strip_prefix("hostname ")).map(str::to_owned)
+    told.lines()
+        .find_map(|line| line.strip_prefix("hostname "))
+        .map(str::to_owned)
 }
 
 /// The address for data: of the addresses of the name the one that ssh has reached, for a name may have several hosts.
 /// An address that is none of them is only known behind a gateway, so the name is used then, unless it has no address
 /// here.
 async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
-    let Some(reached) = reached else { return name.to_owned() };
+    let Some(reached) = reached else {
+        return name.to_owned();
+    };
     let found = tokio::net::lookup_host((name, 0)).await;
-    let known = found.map_or(true, |mut found| found.any(|address| address.ip() == reached));
-    if known { reached.to_string() } else { name.to_owned() }
+    let known = found.map_or(true, |mut found| {
+        found.any(|address| address.ip() == reached)
+    });
+    if known {
+        reached.to_string()
+    } else {
+        name.to_owned()
+    }
 }
 
 /// How long ssh may take to end when all is done.

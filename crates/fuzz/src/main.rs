@@ -13,7 +13,9 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
         ["list"] => {
-            TARGETS.iter().for_each(|target| println!("{} {}", target.name, target.input_bytes_max));
+            TARGETS
+                .iter()
+                .for_each(|target| println!("{} {}", target.name, target.input_bytes_max));
             Ok(())
         }
         ["seeds", name, directory] => {
@@ -37,10 +39,12 @@ fn named(name: &str) -> io::Result<Target> {
 
 fn write_seeds(target: Target, directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
-    (0..).zip(target.seeds()).try_for_each(|(number, seed): (u32, _)| {
-        let path: PathBuf = directory.join(format!("seed-{number}"));
-        fs::write(path, seed)
-    })
+    (0..)
+        .zip(target.seeds())
+        .try_for_each(|(number, seed): (u32, _)| {
+            let path: PathBuf = directory.join(format!("seed-{number}"));
+            fs::write(path, seed)
+        })
 }
 
 fn run(target: Target, files: &[&str]) -> io::Result<()> {

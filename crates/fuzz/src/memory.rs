@@ -31,13 +31,17 @@ struct Limit;
 
 impl Limit {
     fn set(bytes: usize) -> Self {
-        ALLOCATOR.set_limit(bytes).expect("it is above what is in use");
+        ALLOCATOR
+            .set_limit(bytes)
+            .expect("it is above what is in use");
         Self
     }
 }
 
 impl Drop for Limit {
     fn drop(&mut self) {
-        ALLOCATOR.set_limit(usize::MAX).expect("it is above what is in use");
+        ALLOCATOR
+            .set_limit(usize::MAX)
+            .expect("it is above what is in use");
     }
 }

@@ -6,18 +6,20 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use zmove_types::{
-    Account, DataRanges, Extra, FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Special, Timestamp,
-    TransferId, Xattr,
+    Account, DataRanges, Extra, FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Special,
+    Timestamp, TransferId, Xattr,
 };
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader, FrameKind,
-    Greeting, LinkEntry, Role,
+    Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader,
+    FrameKind, Greeting, LinkEntry, Role,
 };
 
 pub(crate) use messages::{control, job_grant, to_receiver, to_sender, to_source};
 
 pub(crate) fn greeting() -> Vec<Vec<u8>> {
-    [Role::Control, Role::Lane(LaneId(7)), Role::Fetch].map(|role| greeting_of(role).encode().to_vec()).into()
+    [Role::Control, Role::Lane(LaneId(7)), Role::Fetch]
+        .map(|role| greeting_of(role).encode().to_vec())
+        .into()
 }
 
 fn greeting_of(role: Role) -> Greeting {
@@ -26,7 +28,9 @@ fn greeting_of(role: Role) -> Greeting {
 
 pub(crate) fn frame_header() -> Vec<Vec<u8>> {
     let head_bytes = |kind| if kind == FrameKind::Filler { 0 } else { 60 };
-    KINDS.map(|kind| header(kind, head_bytes(kind), 3).encode().to_vec()).into()
+    KINDS
+        .map(|kind| header(kind, head_bytes(kind), 3).encode().to_vec())
+        .into()
 }
 
 const KINDS: [FrameKind; 6] = [
@@ -41,7 +45,14 @@ const KINDS: [FrameKind; 6] = [
 fn header(kind: FrameKind, head_bytes: usize, data_bytes: usize) -> FrameHeader {
     let length = |bytes| u32::try_from(bytes).expect("seeds are short");
     let (head_bytes, data_bytes) = (length(head_bytes), length(data_bytes));
-    FrameHeader { kind, head_bytes, data_bytes, item: ItemId(5), file: FileId(6), ..FrameHeader::default() }
+    FrameHeader {
+        kind,
+        head_bytes,
+        data_bytes,
+        item: ItemId(5),
+        file: FileId(6),
+        ..FrameHeader::default()
+    }
 }
 
 fn name(text: &str) -> Name {
@@ -53,13 +64,25 @@ fn path(text: &str) -> RelPath {
 }
 
 fn metadata() -> Metadata {
-    Metadata::new(0o644, Timestamp { seconds: 1_700_000_000, nanos: 5 })
+    Metadata::new(
+        0o644,
+        Timestamp {
+            seconds: 1_700_000_000,
+            nanos: 5,
+        },
+    )
 }
 
 /// A batch with an entry of each kind; its one file has three bytes.
 fn sample_batch() -> Batch {
     let root = Root(*SAMPLE_ROOT);
-    let file = FileEntry { name: name("a"), metadata: metadata(), bytes: 3, root, data: None };
+    let file = FileEntry {
+        name: name("a"),
+        metadata: metadata(),
+        bytes: 3,
+        root,
+        data: None,
+    };
     let entries = vec![
         BatchEntry::Itself(metadata()),
         BatchEntry::Directory(name("d"), metadata()),
@@ -74,7 +97,12 @@ fn sample_batch() -> Batch {
             first: path("run/7/a"),
         }),
     ];
-    Batch { groups: vec![DirectoryGroup { directory: path("run/7"), entries }] }
+    Batch {
+        groups: vec![DirectoryGroup {
+            directory: path("run/7"),
+            entries,
+        }],
+    }
 }
 
 /// What `abc` hashes to.
@@ -83,47 +111,118 @@ const SAMPLE_ROOT: &[u8; 32] = b"\x64\x37\xb3\xac\x38\x46\x51\x33\xff\xb6\x3b\x7
 const SAMPLE_DATA: &[u8; 3] = b"abc";
 
 fn sample_file() -> FileHead {
-    let ctime = Timestamp { seconds: 4, nanos: 5 };
-    FileHead { path: path("d/f"), metadata: metadata(), bytes: 9 << 20, ctime, inode: 7, data: None }
+    let ctime = Timestamp {
+        seconds: 4,
+        nanos: 5,
+    };
+    FileHead {
+        path: path("d/f"),
+        metadata: metadata(),
+        bytes: 9 << 20,
+        ctime,
+        inode: 7,
+        data: None,
+    }
 }
 
 /// A block that is passed over and one that is not.
 fn sample_extensions() -> Extensions {
-    let extension = |number, critical| Extension { number, critical, bytes: b"zz".as_slice().into() };
-    Extensions::default().with(extension(1, false)).with(extension(300, true))
+    let extension = |number, critical| Extension {
+        number,
+        critical,
+        bytes: b"zz".as_slice().into(),
+    };
+    Extensions::default()
+        .with(extension(1, false))
+        .with(extension(300, true))
 }
 
 /// Metadata with something of each kind.
 fn whole_metadata() -> Metadata {
-    let account = |id, name: &str| Some(Account { id, name: name.into() });
-    let xattr = |name: &str, value: &[u8]| Xattr { name: name.as_bytes().into(), value: value.into() };
+    let account = |id, name: &str| {
+        Some(Account {
+            id,
+            name: name.into(),
+        })
+    };
+    let xattr = |name: &str, value: &[u8]| Xattr {
+        name: name.as_bytes().into(),
+        value: value.into(),
+    };
     let acl = b"\x02\0\0\0\x01\0\x07\0\xFF\xFF\xFF\xFF\x04\0\x05\0\xFF\xFF\xFF\xFF";
-    let xattrs = vec![xattr("system.posix_acl_access", acl), xattr("trusted.a", b""), xattr("user.b", b"x")];
-    let atime = Some(Timestamp { seconds: 6, nanos: 7 });
-    let extra =
-        Extra { owner: account(1000, "ann"), group: account(100, ""), xattrs, atime, first_name: None };
-    Metadata { extra: Some(Arc::new(extra)), ..metadata() }
+    let xattrs = vec![
+        xattr("system.posix_acl_access", acl),
+        xattr("trusted.a", b""),
+        xattr("user.b", b"x"),
+    ];
+    let atime = Some(Timestamp {
+        seconds: 6,
+        nanos: 7,
+    });
+    let extra = Extra {
+        owner: account(1000, "ann"),
+        group: account(100, ""),
+        xattrs,
+        atime,
+        first_name: None,
+    };
+    Metadata {
+        extra: Some(Arc::new(extra)),
+        ..metadata()
+    }
 }
 
 /// Entries that have everything, and the last one the owner of those before it.
 fn extended_batch() -> Batch {
-    let owned =
-        Extra { xattrs: Vec::new(), ..whole_metadata().extra.as_deref().cloned().unwrap_or_default() };
-    let owned = Metadata { extra: Some(Arc::new(owned)), ..metadata() };
+    let owned = Extra {
+        xattrs: Vec::new(),
+        ..whole_metadata()
+            .extra
+            .as_deref()
+            .cloned()
+            .unwrap_or_default()
+    };
+    let owned = Metadata {
+        extra: Some(Arc::new(owned)),
+        ..metadata()
+    };
     let entries = vec![
         BatchEntry::Itself(whole_metadata()),
         BatchEntry::Directory(name("d"), whole_metadata()),
         BatchEntry::Retouch(name("r"), owned),
     ];
-    Batch { groups: vec![DirectoryGroup { directory: path("run/7"), entries }] }
+    Batch {
+        groups: vec![DirectoryGroup {
+            directory: path("run/7"),
+            entries,
+        }],
+    }
 }
 
 /// A file of 64 KiB with three bytes of data.
 fn sparse_batch() -> Batch {
-    let data = DataRanges::new(64 << 10, Vec::from([Range { start: 4096, end: 4099 }])).map(Arc::new);
+    let data = DataRanges::new(
+        64 << 10,
+        Vec::from([Range {
+            start: 4096,
+            end: 4099,
+        }]),
+    )
+    .map(Arc::new);
     let (bytes, root) = (64 << 10, Root(*SAMPLE_ROOT));
-    let file = FileEntry { name: name("a"), metadata: whole_metadata(), bytes, root, data };
-    Batch { groups: vec![DirectoryGroup { directory: path("d"), entries: vec![BatchEntry::File(file)] }] }
+    let file = FileEntry {
+        name: name("a"),
+        metadata: whole_metadata(),
+        bytes,
+        root,
+        data,
+    };
+    Batch {
+        groups: vec![DirectoryGroup {
+            directory: path("d"),
+            entries: vec![BatchEntry::File(file)],
+        }],
+    }
 }
 
 pub(crate) fn batch() -> Vec<Vec<u8>> {
@@ -137,9 +236,15 @@ pub(crate) fn batch() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn file_head() -> Vec<Vec<u8>> {
-    let extended = FileHead { metadata: whole_metadata(), ..sample_file() };
+    let extended = FileHead {
+        metadata: whole_metadata(),
+        ..sample_file()
+    };
     let data = DataRanges::new(sample_file().bytes, vec![0..4096, 5 << 20..6 << 20]).map(Arc::new);
-    let sparse = FileHead { data, ..extended.clone() };
+    let sparse = FileHead {
+        data,
+        ..extended.clone()
+    };
     vec![sample_file().encode(), extended.encode(), sparse.encode()]
 }
 
@@ -147,7 +252,12 @@ pub(crate) fn file_head() -> Vec<Vec<u8>> {
 pub(crate) fn frames() -> Vec<Vec<u8>> {
     let (batch, file) = (sample_batch().encode(), sample_file().encode());
     let frame = |kind, head: &[u8], data: &[u8]| {
-        [&header(kind, head.len(), data.len()).encode()[..], head, data].concat()
+        [
+            &header(kind, head.len(), data.len()).encode()[..],
+            head,
+            data,
+        ]
+        .concat()
     };
     let mut frames = vec![
         frame(FrameKind::Batch, &batch, SAMPLE_DATA),
@@ -165,8 +275,17 @@ pub(crate) fn frames() -> Vec<Vec<u8>> {
 pub(crate) fn sealed_frame() -> Vec<Vec<u8>> {
     let (batch, file) = (sample_batch().encode(), sample_file().encode());
     let frame = |kind, head: &[u8], data: &[u8], file_bytes: u64| {
-        let head_bytes = u16::try_from(head.len()).expect("seeds are short").to_le_bytes();
-        [&header(kind, 0, 0).encode()[..], &file_bytes.to_le_bytes(), &head_bytes, head, data].concat()
+        let head_bytes = u16::try_from(head.len())
+            .expect("seeds are short")
+            .to_le_bytes();
+        [
+            &header(kind, 0, 0).encode()[..],
+            &file_bytes.to_le_bytes(),
+            &head_bytes,
+            head,
+            data,
+        ]
+        .concat()
     };
     vec![
         frame(FrameKind::Batch, &batch, SAMPLE_DATA, 0),
@@ -190,7 +309,10 @@ pub(crate) fn records() -> Vec<Vec<u8>> {
         &[4, 0],
         &[7, 5, 23, 3, 3, 0, 20],
     ];
-    vec![[&[1, 2], steps.concat().as_slice()].concat(), [&[255, 0], steps[..5].concat().as_slice()].concat()]
+    vec![
+        [&[1, 2], steps.concat().as_slice()].concat(),
+        [&[255, 0], steps[..5].concat().as_slice()].concat(),
+    ]
 }
 
 /// Inputs for `zmove_receiver::fuzzing::journal_records`.
@@ -210,7 +332,9 @@ pub(crate) fn journal_records() -> Vec<Vec<u8>> {
 }
 
 fn journal_step((kind, body): &(u8, Vec<u8>)) -> Vec<u8> {
-    let length = u16::try_from(body.len()).expect("seeds are short").to_le_bytes();
+    let length = u16::try_from(body.len())
+        .expect("seeds are short")
+        .to_le_bytes();
     [&[*kind][..], &length, body].concat()
 }
 
@@ -230,14 +354,30 @@ pub(crate) fn job_journal() -> Vec<Vec<u8>> {
 
 fn journal_begin() -> Vec<u8> {
     let numbers = [2_u64, 3, 0x6000_0000].map(u64::to_le_bytes).concat();
-    [b"zmv-jrnl", &1_u32.to_le_bytes()[..], &[1; 16], &[2; 16], &numbers, b"\x03\0abc\x05\0/data"].concat()
+    [
+        b"zmv-jrnl",
+        &1_u32.to_le_bytes()[..],
+        &[1; 16],
+        &[2; 16],
+        &numbers,
+        b"\x03\0abc\x05\0/data",
+    ]
+    .concat()
 }
 
 fn journal_part(file: u64) -> Vec<u8> {
     let time = [&5_i64.to_le_bytes()[..], &6_u32.to_le_bytes()].concat();
     let number = |number: u64| number.to_le_bytes();
-    let parts: [&[u8]; 8] =
-        [&number(file), &number(4), &time, &number(9 << 20), &time, &time, &number(7), b"\x03\0a/b\x02\0.p"];
+    let parts: [&[u8]; 8] = [
+        &number(file),
+        &number(4),
+        &time,
+        &number(9 << 20),
+        &time,
+        &time,
+        &number(7),
+        b"\x03\0a/b\x02\0.p",
+    ];
     parts.concat()
 }
 
@@ -247,7 +387,10 @@ fn journal_groups(file: u64, first: u32) -> Vec<u8> {
 
 /// The same with checksums, as a file has them.
 pub(crate) fn journal() -> Vec<Vec<u8>> {
-    journal_records().iter().map(|steps| zmove_receiver::fuzzing::framed(steps)).collect()
+    journal_records()
+        .iter()
+        .map(|steps| zmove_receiver::fuzzing::framed(steps))
+        .collect()
 }
 
 pub(crate) fn paths() -> Vec<Vec<u8>> {
@@ -267,7 +410,8 @@ pub(crate) fn trace() -> Vec<Vec<u8>> {
         )
     };
     let (first, second) = (line("0.1", 3, "null"), line("0.2", 30_000_000, "null"));
-    let most = line("1e-300", u64::MAX, "18446744073709551615").replace(":4", ":18446744073709551615");
+    let most =
+        line("1e-300", u64::MAX, "18446744073709551615").replace(":4", ":18446744073709551615");
     texts(&[
         &first,
         &(first.clone() + &second),
@@ -278,13 +422,17 @@ pub(crate) fn trace() -> Vec<Vec<u8>> {
 
 pub(crate) fn known_hosts() -> Vec<Vec<u8>> {
     texts(&[
-        &format!("# hosts\ndtn.example.org:5870 {KEY}\n\n[2001:db8::1]:7 {KEY}\n[fe80::1%eth0]:9 {KEY}"),
+        &format!(
+            "# hosts\ndtn.example.org:5870 {KEY}\n\n[2001:db8::1]:7 {KEY}\n[fe80::1%eth0]:9 {KEY}"
+        ),
         &format!("::1:7 {KEY}"),
     ])
 }
 
 pub(crate) fn authorized_keys() -> Vec<Vec<u8>> {
-    texts(&[&format!("# keys\n{KEY} name=alice%20b root=/data/a root=/c%FF write\n\n")])
+    texts(&[&format!(
+        "# keys\n{KEY} name=alice%20b root=/data/a root=/c%FF write\n\n"
+    )])
 }
 
 const KEY: &str = "SHA256:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8";
@@ -329,7 +477,16 @@ pub(crate) fn location() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn quantities() -> Vec<Vec<u8>> {
-    texts(&["64KiB", "1.5GiB", "500Mbit", "2.5Gbit/s", "100MB", "90s", "30min", "2w"])
+    texts(&[
+        "64KiB",
+        "1.5GiB",
+        "500Mbit",
+        "2.5Gbit/s",
+        "100MB",
+        "90s",
+        "30min",
+        "2w",
+    ])
 }
 
 pub(crate) fn filters() -> Vec<Vec<u8>> {
@@ -341,7 +498,11 @@ pub(crate) fn filters() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn path_list() -> Vec<Vec<u8>> {
-    texts(&["a\n\n./b//c/.\r\n\r\n d \n#e", "a\nb\0c\r\0", "/etc\na/../b\nok\n..\nx\0y\n"])
+    texts(&[
+        "a\n\n./b//c/.\r\n\r\n d \n#e",
+        "a\nb\0c\r\0",
+        "/etc\na/../b\nok\n..\nx\0y\n",
+    ])
 }
 
 fn texts(texts: &[&str]) -> Vec<Vec<u8>> {

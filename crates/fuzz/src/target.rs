@@ -22,15 +22,63 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     // what a peer sends
     Target::new("greeting", 64, 64 << 10, wire::greeting, seeds::greeting),
-    Target::new("frame_header", 96, 64 << 10, wire::frame_header, seeds::frame_header),
+    Target::new(
+        "frame_header",
+        96,
+        64 << 10,
+        wire::frame_header,
+        seeds::frame_header,
+    ),
     Target::new("batch", 4 << 10, 256 << 10, wire::batch, seeds::batch),
-    Target::new("file_head", 1 << 10, 64 << 10, wire::file_head, seeds::file_head),
-    Target::new("to_receiver", 4 << 10, 1 << 20, wire::to_receiver, seeds::to_receiver),
-    Target::new("to_sender", 4 << 10, 1 << 20, wire::to_sender, seeds::to_sender),
-    Target::new("to_source", 4 << 10, 1 << 20, wire::to_source, seeds::to_source),
-    Target::new("job_grant", 4 << 10, 1 << 20, wire::job_grant, seeds::job_grant),
-    Target::new("control", 4 << 10, 9 << 20, zmove_transport::fuzzing::control, seeds::control),
-    Target::new("frames", 4 << 10, 7 << 20, zmove_transport::fuzzing::frames, seeds::frames),
+    Target::new(
+        "file_head",
+        1 << 10,
+        64 << 10,
+        wire::file_head,
+        seeds::file_head,
+    ),
+    Target::new(
+        "to_receiver",
+        4 << 10,
+        1 << 20,
+        wire::to_receiver,
+        seeds::to_receiver,
+    ),
+    Target::new(
+        "to_sender",
+        4 << 10,
+        1 << 20,
+        wire::to_sender,
+        seeds::to_sender,
+    ),
+    Target::new(
+        "to_source",
+        4 << 10,
+        1 << 20,
+        wire::to_source,
+        seeds::to_source,
+    ),
+    Target::new(
+        "job_grant",
+        4 << 10,
+        1 << 20,
+        wire::job_grant,
+        seeds::job_grant,
+    ),
+    Target::new(
+        "control",
+        4 << 10,
+        9 << 20,
+        zmove_transport::fuzzing::control,
+        seeds::control,
+    ),
+    Target::new(
+        "frames",
+        4 << 10,
+        7 << 20,
+        zmove_transport::fuzzing::frames,
+        seeds::frames,
+    ),
     Target::new(
         "sealed_frame",
         4 << 10,
@@ -38,10 +86,28 @@ pub const TARGETS: &[Target] = &[
         zmove_receiver::fuzzing::sealed_frame,
         seeds::sealed_frame,
     ),
-    Target::new("records", 2 << 10, 4 << 20, zmove_transport::fuzzing::records, seeds::records),
-    Target::new("ssh_words", 1 << 10, 256 << 10, zmove_engine::fuzzing::ssh_words, seeds::ssh_words),
+    Target::new(
+        "records",
+        2 << 10,
+        4 << 20,
+        zmove_transport::fuzzing::records,
+        seeds::records,
+    ),
+    Target::new(
+        "ssh_words",
+        1 << 10,
+        256 << 10,
+        zmove_engine::fuzzing::ssh_words,
+        seeds::ssh_words,
+    ),
     // what was written here, perhaps by another version, perhaps damaged
-    Target::new("journal", 4 << 10, 2 << 20, zmove_receiver::fuzzing::journal, seeds::journal),
+    Target::new(
+        "journal",
+        4 << 10,
+        2 << 20,
+        zmove_receiver::fuzzing::journal,
+        seeds::journal,
+    ),
     Target::new(
         "journal_records",
         4 << 10,
@@ -56,11 +122,35 @@ pub const TARGETS: &[Target] = &[
         zmove_receiver::fuzzing::journal_files,
         seeds::journal_records,
     ),
-    Target::new("job_journal", 4 << 10, 2 << 20, zmove_receiver::fuzzing::job_journal, seeds::job_journal),
-    Target::new("paths", 2 << 10, 256 << 10, zmove_engine::fuzzing::paths, seeds::paths),
-    Target::new("trace", 4 << 10, 4 << 20, zmove_cli::fuzzing::trace, seeds::trace),
+    Target::new(
+        "job_journal",
+        4 << 10,
+        2 << 20,
+        zmove_receiver::fuzzing::job_journal,
+        seeds::job_journal,
+    ),
+    Target::new(
+        "paths",
+        2 << 10,
+        256 << 10,
+        zmove_engine::fuzzing::paths,
+        seeds::paths,
+    ),
+    Target::new(
+        "trace",
+        4 << 10,
+        4 << 20,
+        zmove_cli::fuzzing::trace,
+        seeds::trace,
+    ),
     // what people write
-    Target::new("known_hosts", 1 << 10, 256 << 10, zmove_transport::fuzzing::known_hosts, seeds::known_hosts),
+    Target::new(
+        "known_hosts",
+        1 << 10,
+        256 << 10,
+        zmove_transport::fuzzing::known_hosts,
+        seeds::known_hosts,
+    ),
     Target::new(
         "authorized_keys",
         1 << 10,
@@ -68,12 +158,48 @@ pub const TARGETS: &[Target] = &[
         zmove_transport::fuzzing::authorized_keys,
         seeds::authorized_keys,
     ),
-    Target::new("identity", 2 << 10, 256 << 10, zmove_transport::fuzzing::identity, seeds::identity),
-    Target::new("config", 1 << 10, 1 << 20, zmove_cli::fuzzing::config, seeds::config),
-    Target::new("location", 256, 64 << 10, zmove_engine::fuzzing::location, seeds::location),
-    Target::new("quantities", 64, 64 << 10, zmove_cli::fuzzing::quantities, seeds::quantities),
-    Target::new("filters", 256, 32 << 20, zmove_cli::fuzzing::filters, seeds::filters),
-    Target::new("path_list", 1 << 10, 4 << 20, zmove_scan::fuzzing::path_list, seeds::path_list),
+    Target::new(
+        "identity",
+        2 << 10,
+        256 << 10,
+        zmove_transport::fuzzing::identity,
+        seeds::identity,
+    ),
+    Target::new(
+        "config",
+        1 << 10,
+        1 << 20,
+        zmove_cli::fuzzing::config,
+        seeds::config,
+    ),
+    Target::new(
+        "location",
+        256,
+        64 << 10,
+        zmove_engine::fuzzing::location,
+        seeds::location,
+    ),
+    Target::new(
+        "quantities",
+        64,
+        64 << 10,
+        zmove_cli::fuzzing::quantities,
+        seeds::quantities,
+    ),
+    Target::new(
+        "filters",
+        256,
+        32 << 20,
+        zmove_cli::fuzzing::filters,
+        seeds::filters,
+    ),
+    Target::new(
+        "path_list",
+        1 << 10,
+        4 << 20,
+        zmove_scan::fuzzing::path_list,
+        seeds::path_list,
+    ),
 ];
 
 impl Target {
@@ -84,7 +210,13 @@ impl Target {
         decode: fn(&[u8]),
         seeds: fn() -> Vec<Vec<u8>>,
     ) -> Self {
-        Self { name, input_bytes_max, memory_bytes_max, decode, seeds }
+        Self {
+            name,
+            input_bytes_max,
+            memory_bytes_max,
+            decode,
+            seeds,
+        }
     }
 
     /// The target of that name.

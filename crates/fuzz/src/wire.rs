@@ -2,12 +2,14 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 use zmove_wire::{
-    Batch, FileHead, FrameHeader, Greeting, SignedJobGrant, ToReceiver, ToSender, ToSource, decode_message,
-    encode_message,
+    Batch, FileHead, FrameHeader, Greeting, SignedJobGrant, ToReceiver, ToSender, ToSource,
+    decode_message, encode_message,
 };
 
 pub(crate) fn greeting(bytes: &[u8]) {
-    let Some(bytes) = bytes.first_chunk() else { return };
+    let Some(bytes) = bytes.first_chunk() else {
+        return;
+    };
     match Greeting::decode(bytes) {
         Ok(greeting) => {
             assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
@@ -18,7 +20,9 @@ pub(crate) fn greeting(bytes: &[u8]) {
 }
 
 pub(crate) fn frame_header(bytes: &[u8]) {
-    let Some(bytes) = bytes.first_chunk() else { return };
+    let Some(bytes) = bytes.first_chunk() else {
+        return;
+    };
     match FrameHeader::decode(bytes) {
         Ok(header) => assert_eq!(FrameHeader::decode(&header.encode()), Ok(header)),
         Err(error) => drop(error.to_string()),
@@ -27,7 +31,9 @@ pub(crate) fn frame_header(bytes: &[u8]) {
 
 /// Four bytes say how much data the frame has; the rest is its head.
 pub(crate) fn batch(bytes: &[u8]) {
-    let Some((data_bytes, head)) = bytes.split_first_chunk() else { return };
+    let Some((data_bytes, head)) = bytes.split_first_chunk() else {
+        return;
+    };
     let data_bytes = u32::from_le_bytes(*data_bytes);
     match Batch::decode(head, data_bytes) {
         Ok(batch) => assert_eq!(Batch::decode(&batch.encode(), data_bytes), Ok(batch)),
@@ -60,27 +66,48 @@ pub(crate) fn to_sender(bytes: &[u8]) {
 
 pub(crate) fn to_source(bytes: &[u8]) {
     if let Some(ToSource::Fetch(fetch)) = message(bytes) {
-        drop(fetch.open.with(fetch.extensions).map_err(|error| error.to_string()));
+        drop(
+            fetch
+                .open
+                .with(fetch.extensions)
+                .map_err(|error| error.to_string()),
+        );
     }
 }
 
 pub(crate) fn job_grant(bytes: &[u8]) {
     match SignedJobGrant::decode(bytes) {
         Ok(signed) => {
-            assert_eq!(SignedJobGrant::decode(&signed.encode()).as_ref(), Ok(&signed));
+            assert_eq!(
+                SignedJobGrant::decode(&signed.encode()).as_ref(),
+                Ok(&signed)
+            );
             assert!(signed.grant.encode().len() <= signed.text.len());
-            drop(signed.grant.open.with(signed.grant.extensions).map_err(|error| error.to_string()));
+            drop(
+                signed
+                    .grant
+                    .open
+                    .with(signed.grant.extensions)
+                    .map_err(|error| error.to_string()),
+            );
         }
         Err(error) => drop(error.to_string()),
     }
 }
 
-fn message<M: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<M> {
+fn message<M: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(
+    bytes: &[u8],
+) -> Option<M> {
     let message = decode_message::<M>(bytes).ok()?;
     let encoded = encode_message(&message);
-    let (length, body) = encoded.split_first_chunk().expect("a length stands before it");
+    let (length, body) = encoded
+        .split_first_chunk()
+        .expect("a length stands before it");
     assert_eq!(u32::from_le_bytes(*length) as usize, body.len());
-    assert!(body.len() <= bytes.len(), "it is encoded in as few bytes as there can be");
+    assert!(
+        body.len() <= bytes.len(),
+        "it is encoded in as few bytes as there can be"
+    );
     assert_eq!(decode_message::<M>(body).as_ref(), Ok(&message));
     Some(message)
 }

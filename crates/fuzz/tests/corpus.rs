@@ -1,6 +1,9 @@
 //! Every target over its seeds and its kept corpus, on an ordinary build.
 
-#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "in a test, helpers included, a panic is the report"
+)]
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +20,11 @@ fn what_is_kept_is_decoded_or_refused() {
     assert!(kept.is_empty(), "no targets: {kept:?}");
     let mut failed = Vec::new();
     for target in TARGETS {
-        let mut inputs: Vec<_> = target.seeds().into_iter().map(|seed| ("a seed".to_owned(), seed)).collect();
+        let mut inputs: Vec<_> = target
+            .seeds()
+            .into_iter()
+            .map(|seed| ("a seed".to_owned(), seed))
+            .collect();
         let directory = corpus.join(target.name);
         for name in names_in(&directory) {
             let input = fs::read(directory.join(&name)).unwrap();
@@ -34,5 +41,8 @@ fn what_is_kept_is_decoded_or_refused() {
 }
 
 fn names_in(directory: &Path) -> Vec<String> {
-    fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }

@@ -9,7 +9,9 @@ pub(crate) fn handed_on() -> impl Iterator<Item = (OsString, OsString)> {
 }
 
 fn is_handed_on(name: &OsStr) -> bool {
-    let Some(name) = name.to_str() else { return false };
+    let Some(name) = name.to_str() else {
+        return false;
+    };
     let begins = |parts: &[&str]| parts.iter().any(|part| name.starts_with(part));
     NAMES.contains(&name) || begins(&FAMILIES) && !begins(&OF_ONE_PROCESS)
 }

@@ -104,7 +104,9 @@ pub enum StoreError {
         source: IllegalStep,
     },
     /// The submission's id is that of another job.
-    #[error("submission '{submission}' is job {id}, which has other arguments or another directory")]
+    #[error(
+        "submission '{submission}' is job {id}, which has other arguments or another directory"
+    )]
     OtherSubmission {
         /// The submission's id.
         submission: String,
@@ -118,21 +120,32 @@ pub enum StoreError {
 
 impl StoreError {
     /// The error of an operation on a path, to be given to `map_err`.
-    pub(crate) fn io<E: Into<io::Error>>(operation: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
+    pub(crate) fn io<E: Into<io::Error>>(
+        operation: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(E) -> Self {
         let path = path.to_owned();
-        move |source| Self::Io { operation, path, source: source.into() }
+        move |source| Self::Io {
+            operation,
+            path,
+            source: source.into(),
+        }
     }
 
     /// The error of the database at a path.
     pub(crate) fn database(path: &Path, source: rusqlite::Error) -> Self {
         let path = path.to_owned();
         match source.sqlite_error_code() {
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-                Self::Damaged { path, why: source.to_string() }
-            }
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Damaged {
+                path,
+                why: source.to_string(),
+            },
             Some(ErrorCode::DiskFull) => Self::Full { path },
             // a full disk has no room for the file by which processes share the log either
-            _ if source.sqlite_error().is_some_and(|error| error.extended_code == SQLITE_IOERR_SHMSIZE) => {
+            _ if source
+                .sqlite_error()
+                .is_some_and(|error| error.extended_code == SQLITE_IOERR_SHMSIZE) =>
+            {
                 Self::Full { path }
             }
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Locked { path },
@@ -143,6 +156,9 @@ impl StoreError {
     /// Whether the same may succeed later, with nothing done by anybody.
     #[must_use]
     pub fn is_passing(&self) -> bool {
-        matches!(self, Self::Full { .. } | Self::Locked { .. } | Self::Io { .. } | Self::Database { .. })
+        matches!(
+            self,
+            Self::Full { .. } | Self::Locked { .. } | Self::Io { .. } | Self::Database { .. }
+        )
     }
 }

@@ -28,7 +28,9 @@ impl FromStr for JobId {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, &'static str> {
-        text.parse().map(Self).map_err(|_| "a job is named by its number, which 'zmove jobs' shows")
+        text.parse()
+            .map(Self)
+            .map_err(|_| "a job is named by its number, which 'zmove jobs' shows")
     }
 }
 
@@ -39,12 +41,23 @@ pub struct Words(pub Vec<OsString>);
 impl Words {
     /// The words, each with a NUL behind it.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        self.0.iter().flat_map(|word| word.as_bytes().iter().copied().chain([0])).collect()
+        self.0
+            .iter()
+            .flat_map(|word| word.as_bytes().iter().copied().chain([0]))
+            .collect()
     }
 
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
-        let words = bytes.strip_suffix(&[0]).map(|bytes| bytes.split(|&byte| byte == 0));
-        Self(words.into_iter().flatten().map(|word| OsStr::from_bytes(word).to_owned()).collect())
+        let words = bytes
+            .strip_suffix(&[0])
+            .map(|bytes| bytes.split(|&byte| byte == 0));
+        Self(
+            words
+                .into_iter()
+                .flatten()
+                .map(|word| OsStr::from_bytes(word).to_owned())
+                .collect(),
+        )
     }
 }
 
@@ -234,7 +247,11 @@ mod tests {
     #[test]
     fn words_come_back_as_they_were() {
         let raw = OsString::from_vec(vec![0xff, b' ']);
-        for words in [vec![], vec![OsString::new()], vec!["a b".into(), raw, OsString::new(), "x".into()]] {
+        for words in [
+            vec![],
+            vec![OsString::new()],
+            vec!["a b".into(), raw, OsString::new(), "x".into()],
+        ] {
             let words = Words(words);
             assert_eq!(Words::from_bytes(&words.to_bytes()), words);
         }

@@ -15,7 +15,9 @@ mod store;
 mod tell;
 
 pub use error::StoreError;
-pub use job::{AttemptEnd, Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable};
+pub use job::{
+    AttemptEnd, Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable,
+};
 pub use moment::Moment;
 pub use place::{Place, is_shared};
 pub use runner::{
@@ -25,7 +27,7 @@ pub use runner::{
 pub use schedule::{Schedule, parse_moment, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
-    Answer, Delivery, DeliveryState, Ending, Page, Queued, Released, Running, Selection, Started, Store,
-    Submitted, Told, Try, Verdict,
+    Answer, Delivery, DeliveryState, Ending, Page, Queued, Released, Running, Selection, Started,
+    Store, Submitted, Told, Try, Verdict,
 };
 pub use tell::{Channel, Channels, TellError};

@@ -13,14 +13,19 @@ impl Moment {
     /// The present.
     #[must_use]
     pub fn now() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
     }
 
     /// So much later.
     #[must_use]
     pub fn after(self, span: Duration) -> Self {
-        Self(self.0.saturating_add(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)))
+        Self(
+            self.0
+                .saturating_add(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)),
+        )
     }
 
     /// The time from an earlier moment to this one; none if the clock was set back.
@@ -37,6 +42,9 @@ mod tests {
     #[test]
     fn a_clock_that_goes_back_gives_no_negative_time() {
         assert_eq!(Moment(5).since(Moment(9)), Duration::ZERO);
-        assert_eq!(Moment(i64::MAX).after(Duration::from_secs(1)), Moment(i64::MAX));
+        assert_eq!(
+            Moment(i64::MAX).after(Duration::from_secs(1)),
+            Moment(i64::MAX)
+        );
     }
 }

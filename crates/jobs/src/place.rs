@@ -29,9 +29,13 @@ impl Place {
         let directory = File::open(path).map_err(StoreError::io("open", path))?;
         let status = rustix::fs::fstatfs(&directory).map_err(StoreError::io("look at", path))?;
         refuse_network(path, kind_of(&status))?;
-        let metadata = directory.metadata().map_err(StoreError::io("look at", path))?;
+        let metadata = directory
+            .metadata()
+            .map_err(StoreError::io("look at", path))?;
         if metadata.uid() != rustix::process::geteuid().as_raw() {
-            return Err(StoreError::Foreign { path: path.to_owned() });
+            return Err(StoreError::Foreign {
+                path: path.to_owned(),
+            });
         }
         let place = Self(path.to_owned());
         // What is in a directory that others can write may be theirs: the words of a job are those of a program that
@@ -40,17 +44,28 @@ impl Place {
         let is_for_jobs = || -> io::Result<bool> {
             Ok(place.database().exists() || std::fs::read_dir(path)?.next().is_none())
         };
-        if others & 0o022 != 0 || others != 0 && !is_for_jobs().map_err(StoreError::io("read", path))? {
-            return Err(StoreError::Open { path: path.to_owned() });
+        if others & 0o022 != 0
+            || others != 0 && !is_for_jobs().map_err(StoreError::io("read", path))?
+        {
+            return Err(StoreError::Open {
+                path: path.to_owned(),
+            });
         }
         if others != 0 {
             let close = directory.set_permissions(Permissions::from_mode(0o700));
             close.map_err(StoreError::io("close to others", path))?;
         }
         // They may have been put there before the directory was closed.
-        ["jobs.db", "jobs.db-wal", "jobs.db-shm", "runner.lock", "runner.log", "api.sock"]
-            .iter()
-            .try_for_each(|name| refuse_foreign(&place.0.join(name)))?;
+        [
+            "jobs.db",
+            "jobs.db-wal",
+            "jobs.db-shm",
+            "runner.lock",
+            "runner.log",
+            "api.sock",
+        ]
+        .iter()
+        .try_for_each(|name| refuse_foreign(&place.0.join(name)))?;
         Ok(place)
     }
 
@@ -125,7 +140,13 @@ pub fn is_shared(path: &Path) -> bool {
 /// Refuses a directory on a file system of this `f_type` if that is one of a network: locks may hold for one host alone
 /// there, and memory that processes share is none.
 fn refuse_network(path: &Path, kind: u64) -> Result<(), StoreError> {
-    if NETWORK.contains(&kind) { Err(StoreError::Network { path: path.to_owned() }) } else { Ok(()) }
+    if NETWORK.contains(&kind) {
+        Err(StoreError::Network {
+            path: path.to_owned(),
+        })
+    } else {
+        Ok(())
+    }
 }
 
 /// Options to open a file of the place, for its user alone.
@@ -137,7 +158,11 @@ pub(crate) fn private() -> OpenOptions {
 
 /// Opens a file, which is made if it is not there, and locks it; none while another process holds its lock.
 pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
-    let file = private().write(true).create(true).truncate(false).open(path)?;
+    let file = private()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(file)),
         Err(Errno::WOULDBLOCK) => Ok(None),
@@ -148,13 +173,19 @@ pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
 /// Makes the directory of a job, if it is not there.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-    if is_foreign(path)? { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
+    if is_foreign(path)? {
+        Err(io::ErrorKind::PermissionDenied.into())
+    } else {
+        Ok(())
+    }
 }
 
 /// Refuses what another user has put into the place.
 fn refuse_foreign(path: &Path) -> Result<(), StoreError> {
     match is_foreign(path) {
-        Ok(true) => Err(StoreError::Foreign { path: path.to_owned() }),
+        Ok(true) => Err(StoreError::Foreign {
+            path: path.to_owned(),
+        }),
         Ok(false) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(StoreError::io("look at", path)(error)),
@@ -197,13 +228,28 @@ mod tests {
 
     #[test]
     fn network_file_systems_are_refused() {
-        let refused = |kind| refuse_network(Path::new("/home/a"), kind).map_err(|error| error.to_string());
-        for (name, kind) in [("nfs", 0x6969), ("lustre", 0x0bd0_0bd0), ("gpfs", 0x4750_4653)] {
+        let refused =
+            |kind| refuse_network(Path::new("/home/a"), kind).map_err(|error| error.to_string());
+        for (name, kind) in [
+            ("nfs", 0x6969),
+            ("lustre", 0x0bd0_0bd0),
+            ("gpfs", 0x4750_4653),
+        ] {
             let why = refused(kind).unwrap_err();
-            assert!(why.starts_with("'/home/a' is on a network file system"), "{name}: {why}");
+            assert!(
+                why.starts_with("'/home/a' is on a network file system"),
+                "{name}: {why}"
+            );
         }
         // ext4, XFS, btrfs, tmpfs, overlayfs, ZFS
-        for kind in [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0x2fc1_2fc1] {
+        for kind in [
+            0xef53,
+            0x5846_5342,
+            0x9123_683e,
+            0x0102_1994,
+            0x794c_7630,
+            0x2fc1_2fc1,
+        ] {
             assert_eq!(refused(kind), Ok(()));
         }
     }
@@ -232,10 +278,16 @@ mod tests {
             let file = path.join(name);
             std::fs::write(&file, "").unwrap();
             std::fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
-            assert!(matches!(Place::open(&path), Err(StoreError::Foreign { .. })), "{name}");
+            assert!(
+                matches!(Place::open(&path), Err(StoreError::Foreign { .. })),
+                "{name}"
+            );
             std::fs::remove_file(&file).unwrap();
             std::os::unix::fs::symlink("/etc/passwd", &file).unwrap();
-            assert!(matches!(Place::open(&path), Err(StoreError::Foreign { .. })), "{name}");
+            assert!(
+                matches!(Place::open(&path), Err(StoreError::Foreign { .. })),
+                "{name}"
+            );
             std::fs::remove_file(&file).unwrap();
         }
         Place::open(&path).unwrap();

@@ -179,7 +179,10 @@ impl Runner {
     ///
     /// # Errors
     /// The store cannot be used.
-    pub fn begin_unless_up(place: &Place, config: RunnerConfig) -> Result<Option<Self>, RunnerError> {
+    pub fn begin_unless_up(
+        place: &Place,
+        config: RunnerConfig,
+    ) -> Result<Option<Self>, RunnerError> {
         loop {
             match Self::begin(place, config.clone()) {
                 Err(RunnerError::Up { .. }) => {}
@@ -206,7 +209,9 @@ impl Runner {
             let attended = self.attend(id, now);
             trouble = trouble.and(attended);
         }
-        let ended = self.copies.end(&self.place, &mut self.store, &self.config.words, now);
+        let ended = self
+            .copies
+            .end(&self.place, &mut self.store, &self.config.words, now);
         trouble = trouble.and(ended);
         self.bury_others();
         self.store.stall_waiting(self.teller.stalled_after(), now)?;
@@ -214,12 +219,24 @@ impl Runner {
         self.start_queued(now)?;
         self.teller.look();
         trouble?;
-        if self.may_leave()? { Ok(None) } else { self.pause(now).map(Some) }
+        if self.may_leave()? {
+            Ok(None)
+        } else {
+            self.pause(now).map(Some)
+        }
     }
 
     /// Adopts a job whose process another runner has started, and does what is asked of one that runs.
     fn look_after(&mut self, running: Running) {
-        let Running { job, attempt: number, events_read, wish, deadline, furthest, .. } = running;
+        let Running {
+            job,
+            attempt: number,
+            events_read,
+            wish,
+            deadline,
+            furthest,
+            ..
+        } = running;
         let id = job.id;
         let attempt = self.attempts.entry(id).or_insert_with(|| Attempt {
             process: Process::adopt(&self.place, id),
@@ -250,25 +267,49 @@ impl Runner {
 
     /// Reads what an attempt has told, and settles it if it has ended.
     fn attend(&mut self, id: JobId, now: Moment) -> Result<(), StoreError> {
-        let Self { place, store, attempts, config, teller, .. } = self;
-        let Some(attempt) = attempts.get_mut(&id) else { return Ok(()) };
+        let Self {
+            place,
+            store,
+            attempts,
+            config,
+            teller,
+            ..
+        } = self;
+        let Some(attempt) = attempts.get_mut(&id) else {
+            return Ok(());
+        };
         if attempt.ended.is_none() {
-            let life = attempt.process.life(place, id).map_err(StoreError::io("lock", &place.lock(id)))?;
+            let life = attempt
+                .process
+                .life(place, id)
+                .map_err(StoreError::io("lock", &place.lock(id)))?;
             if let Life::Ended(exit) = life {
                 attempt.ended = Some(exit);
             }
         }
         let events = place.events(id, attempt.number);
-        attempt.tail.read_on(&events).map_err(StoreError::io("read", &events))?;
+        attempt
+            .tail
+            .read_on(&events)
+            .map_err(StoreError::io("read", &events))?;
         let Some(exit) = attempt.ended else {
             // The last object is to be read by whoever settles the attempt, which may be another runner.
             if !attempt.tail.told.is_empty() && attempt.tail.last.is_none() {
-                store.record((id, attempt.number), &attempt.tail.told, attempt.tail.read, now)?;
+                store.record(
+                    (id, attempt.number),
+                    &attempt.tail.told,
+                    attempt.tail.read,
+                    now,
+                )?;
                 attempt.tail.told.clear();
             }
             let idle = attempt.tail.moved_at.elapsed();
             if !attempt.stalled && !attempt.tail.is_idle && idle >= teller.stalled_after() {
-                store.stall((id, attempt.number), &format!("nothing moved for {} s", idle.as_secs()), now)?;
+                store.stall(
+                    (id, attempt.number),
+                    &format!("nothing moved for {} s", idle.as_secs()),
+                    now,
+                )?;
                 attempt.stalled = true;
             }
             return Ok(());
@@ -281,7 +322,11 @@ impl Runner {
             samples::keep(place, id, number);
         }
         // How far it was is shown until the next attempt begins; then, and at the end, what matters is in the store.
-        let over = if state.is_some_and(State::is_final) { number } else { number.saturating_sub(1) };
+        let over = if state.is_some_and(State::is_final) {
+            number
+        } else {
+            number.saturating_sub(1)
+        };
         let _best_effort = std::fs::remove_file(place.events(id, over));
         Ok(())
     }
@@ -289,15 +334,25 @@ impl Runner {
     /// Takes note of the end of processes that are no job's: as the first process of a container the runner inherits
     /// what jobs leave, such as an ssh, and each would stay as a zombie.
     fn bury_others(&self) {
-        let Ok(children) = std::fs::read_to_string("/proc/thread-self/children") else { return };
-        let pids = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+        let Ok(children) = std::fs::read_to_string("/proc/thread-self/children") else {
+            return;
+        };
+        let pids = children
+            .split_whitespace()
+            .filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
         // A job's is taken note of with the job.
         let is_ours = |pid: &Pid| {
             self.copies.has_child(*pid)
-                || self.attempts.values().any(|attempt| attempt.process.is_child(*pid))
+                || self
+                    .attempts
+                    .values()
+                    .any(|attempt| attempt.process.is_child(*pid))
         };
         for pid in pids.filter(|pid| !is_ours(pid)) {
-            let _lives = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+            let _lives = waitid(
+                WaitId::Pid(pid),
+                WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
+            );
         }
     }
 
@@ -325,7 +380,8 @@ impl Runner {
 
     fn start(&mut self, job: Queued, now: Moment) -> Result<(), StoreError> {
         let id = job.id;
-        let lock = take_lock(&self.place, id).map_err(StoreError::io("lock", &self.place.lock(id)))?;
+        let lock =
+            take_lock(&self.place, id).map_err(StoreError::io("lock", &self.place.lock(id)))?;
         // A process that was not ours, and has not gone quite yet.
         let Some(lock) = lock else { return Ok(()) };
         let started = match self.store.start(id, now) {
@@ -335,7 +391,12 @@ impl Runner {
         };
         match child::start(&self.place, id, lock, &started, &self.config.words) {
             Ok(process) => {
-                let Started { attempt: number, deadline, furthest, .. } = started;
+                let Started {
+                    attempt: number,
+                    deadline,
+                    furthest,
+                    ..
+                } = started;
                 let attempt = Attempt {
                     job,
                     number,
@@ -352,7 +413,11 @@ impl Runner {
             Err(error) => {
                 let directory = started.work.directory.display();
                 let ending = Ending {
-                    verdict: if IN_VAIN.contains(&error.kind()) { Verdict::Fatal } else { Verdict::Passing },
+                    verdict: if IN_VAIN.contains(&error.kind()) {
+                        Verdict::Fatal
+                    } else {
+                        Verdict::Passing
+                    },
                     exit: None,
                     message: Some(format!("start a process in '{directory}': {error}")),
                     moved: None,
@@ -368,7 +433,9 @@ impl Runner {
     /// Whether it may end, since there has been nothing to do for long enough. Who submits a job finds the FIFO closed,
     /// or has committed before the last look.
     fn may_leave(&mut self) -> Result<bool, StoreError> {
-        let Stay::UntilIdle(idle) = self.config.stay else { return Ok(false) };
+        let Stay::UntilIdle(idle) = self.config.stay else {
+            return Ok(false);
+        };
         if self.store.has_work()? {
             self.idle_since = None;
             return Ok(false);
@@ -401,8 +468,13 @@ impl Runner {
     /// Waits until a process ends, somebody wakes it, or so much time has passed.
     fn rest(&self, pause: Duration) {
         // One that has ended and could not be recorded would wake it at once.
-        let alive = self.attempts.values().filter(|attempt| attempt.ended.is_none());
-        let pidfds = alive.filter_map(|attempt| attempt.process.pidfd()).chain(self.copies.pidfds());
+        let alive = self
+            .attempts
+            .values()
+            .filter(|attempt| attempt.ended.is_none());
+        let pidfds = alive
+            .filter_map(|attempt| attempt.process.pidfd())
+            .chain(self.copies.pidfds());
         let bell = PollFd::new(self.bell.file(), PollFlags::IN);
         let pidfds = pidfds.map(|pidfd| PollFd::from_borrowed_fd(pidfd, PollFlags::IN));
         let mut sources: Vec<_> = std::iter::once(bell).chain(pidfds).collect();
@@ -419,10 +491,22 @@ fn open_bell(place: &Place) -> Result<Bell, StoreError> {
 
 /// The end of an attempt whose process has ended with this exit code, or with one that nobody has seen: then its last
 /// object has it, and without one it has died before its end.
-fn ending(attempt: &mut Attempt, exit: Option<i32>, judge: fn(i32) -> Verdict, log: &Path) -> Ending {
+fn ending(
+    attempt: &mut Attempt,
+    exit: Option<i32>,
+    judge: fn(i32) -> Verdict,
+    log: &Path,
+) -> Ending {
     let moved = attempt.tail.moved();
-    let Last { exit: told, message, .. } =
-        attempt.tail.last.take().unwrap_or(Last { exit: -1, message: None, moved: None });
+    let Last {
+        exit: told,
+        message,
+        ..
+    } = attempt.tail.last.take().unwrap_or(Last {
+        exit: -1,
+        message: None,
+        moved: None,
+    });
     let exit = exit.or((told >= 0).then_some(told));
     let verdict = match exit.map_or(Verdict::Vanished, judge) {
         Verdict::Passing if attempt.is_stopped => Verdict::Stopped,
@@ -434,26 +518,41 @@ fn ending(attempt: &mut Attempt, exit: Option<i32>, judge: fn(i32) -> Verdict, l
         Verdict::Fatal | Verdict::Passing => message.or_else(|| last_line(log)),
     };
     let told = std::mem::take(&mut attempt.tail.told);
-    Ending { verdict, exit, message, moved, furthest: attempt.tail.furthest, told }
+    Ending {
+        verdict,
+        exit,
+        message,
+        moved,
+        furthest: attempt.tail.furthest,
+        told,
+    }
 }
 
 /// The last line of a log.
 fn last_line(log: &Path) -> Option<String> {
     let mut file = File::open(log).ok()?;
     let bytes = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(bytes.saturating_sub(4096))).ok()?;
+    file.seek(SeekFrom::Start(bytes.saturating_sub(4096)))
+        .ok()?;
     let mut end = Vec::new();
     file.read_to_end(&mut end).ok()?;
     let end = String::from_utf8_lossy(&end);
-    end.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
+    end.lines()
+        .rev()
+        .find(|line| !line.trim().is_empty())
+        .map(str::to_owned)
 }
 
 /// Takes the lock of the one runner, and writes its process into it.
 fn become_the_one(path: &Path) -> Result<File, RunnerError> {
     let Some(mut file) = lock(path).map_err(StoreError::io("lock", path))? else {
-        return Err(RunnerError::Up { pid: read_pid(path) });
+        return Err(RunnerError::Up {
+            pid: read_pid(path),
+        });
     };
-    let write = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    let write = file
+        .set_len(0)
+        .and_then(|()| writeln!(file, "{}", std::process::id()));
     write.map_err(StoreError::io("write", path))?;
     Ok(file)
 }
@@ -463,7 +562,11 @@ fn read_pid(path: &Path) -> Option<i32> {
 }
 
 /// Errors at the start of a process that do not pass: its directory or the program is gone, or closed to the user.
-const IN_VAIN: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::PermissionDenied, ErrorKind::NotADirectory];
+const IN_VAIN: [ErrorKind; 3] = [
+    ErrorKind::NotFound,
+    ErrorKind::PermissionDenied,
+    ErrorKind::NotADirectory,
+];
 /// How often it looks at processes that run, and how soon again after a failure.
 const TURN: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(1);

@@ -33,10 +33,15 @@ impl FromStr for Schedule {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let fail = |why: String| {
-            format!("'{text}' is no schedule: write it as cron does, as '0 2 * * *' for each day at 2: {why}")
+            format!(
+                "'{text}' is no schedule: write it as cron does, as '0 2 * * *' for each day at 2: {why}"
+            )
         };
         let cron = Cron::from_str(text).map_err(|error| fail(error.to_string()))?;
-        let schedule = Self { typed: text.to_owned(), cron };
+        let schedule = Self {
+            typed: text.to_owned(),
+            cron,
+        };
         match schedule.next(Moment::now()) {
             Some(_) => Ok(schedule),
             None => Err(fail("there is no such time".to_owned())),
@@ -56,33 +61,56 @@ impl fmt::Display for Schedule {
 /// # Errors
 /// The text is none of these.
 pub fn parse_moment(text: &str, now: Moment) -> Result<Moment, String> {
-    let fail = || format!("'{text}' is no time: write '02:00', '2026-11-26 02:00' or '2026-11-26T02:00:00Z'");
+    let fail = || {
+        format!("'{text}' is no time: write '02:00', '2026-11-26 02:00' or '2026-11-26T02:00:00Z'")
+    };
     if let Ok(time) = DateTime::parse_from_rfc3339(text) {
         return Ok(Moment(time.timestamp_millis()));
     }
-    let forms = ["%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"];
-    if let Some(time) = forms.iter().find_map(|form| NaiveDateTime::parse_from_str(text, form).ok()) {
+    let forms = [
+        "%Y-%m-%d %H:%M",
+        "%Y-%m-%d %H:%M:%S",
+        "%Y-%m-%dT%H:%M",
+        "%Y-%m-%dT%H:%M:%S",
+    ];
+    if let Some(time) = forms
+        .iter()
+        .find_map(|form| NaiveDateTime::parse_from_str(text, form).ok())
+    {
         return from_local(time).ok_or_else(fail);
     }
     let time = NaiveTime::parse_from_str(text, "%H:%M").map_err(|_| fail())?;
     let today = local(now).ok_or_else(fail)?.date_naive();
     let days = [today, today + Days::new(1)].map(|day| from_local(day.and_time(time)));
-    days.into_iter().flatten().find(|moment| *moment > now).ok_or_else(fail)
+    days.into_iter()
+        .flatten()
+        .find(|moment| *moment > now)
+        .ok_or_else(fail)
 }
 
 /// A moment as the host's clock shows it.
 #[must_use]
 pub fn shown(moment: Moment) -> String {
-    local(moment).map_or_else(String::new, |time| time.format("%Y-%m-%d %H:%M:%S").to_string())
+    local(moment).map_or_else(String::new, |time| {
+        time.format("%Y-%m-%d %H:%M:%S").to_string()
+    })
 }
 
 fn local(moment: Moment) -> Option<DateTime<Local>> {
-    Some(Utc.timestamp_millis_opt(moment.0).single()?.with_timezone(&Local))
+    Some(
+        Utc.timestamp_millis_opt(moment.0)
+            .single()?
+            .with_timezone(&Local),
+    )
 }
 
 /// The first of the moments at which the clock shows this: none in the hour that summer time takes out.
 fn from_local(time: NaiveDateTime) -> Option<Moment> {
-    Some(Moment(time.and_local_timezone(Local).earliest()?.timestamp_millis()))
+    Some(Moment(
+        time.and_local_timezone(Local)
+            .earliest()?
+            .timestamp_millis(),
+    ))
 }
 
 #[cfg(test)]
@@ -92,15 +120,25 @@ mod tests {
     use super::*;
 
     fn at(text: &str) -> Moment {
-        Moment(DateTime::parse_from_rfc3339(text).unwrap().timestamp_millis())
+        Moment(
+            DateTime::parse_from_rfc3339(text)
+                .unwrap()
+                .timestamp_millis(),
+        )
     }
 
     #[test]
     fn a_schedule_has_its_next_time_after_the_present_one() {
         let schedule: Schedule = "0 2 * * *".parse().unwrap();
         let next = |text: &str| schedule.next_in(&DateTime::parse_from_rfc3339(text).unwrap());
-        assert_eq!(next("2026-11-26T01:59:59Z"), Some(at("2026-11-26T02:00:00Z")));
-        assert_eq!(next("2026-11-26T02:00:00Z"), Some(at("2026-11-27T02:00:00Z")));
+        assert_eq!(
+            next("2026-11-26T01:59:59Z"),
+            Some(at("2026-11-26T02:00:00Z"))
+        );
+        assert_eq!(
+            next("2026-11-26T02:00:00Z"),
+            Some(at("2026-11-27T02:00:00Z"))
+        );
     }
 
     #[test]
@@ -114,7 +152,10 @@ mod tests {
     #[test]
     fn moments_are_read() {
         let now = at("2026-11-25T22:00:00Z");
-        assert_eq!(parse_moment("2026-11-26T02:00:00+01:00", now), Ok(at("2026-11-26T01:00:00Z")));
+        assert_eq!(
+            parse_moment("2026-11-26T02:00:00+01:00", now),
+            Ok(at("2026-11-26T01:00:00Z"))
+        );
         let clock = parse_moment("02:00", now).unwrap();
         assert!(clock > now && clock.since(now) <= Duration::from_secs(25 * 3600));
         assert!(shown(clock).ends_with(" 02:00:00"));

@@ -88,7 +88,10 @@ impl State {
     /// Whether nothing more happens to the job.
     #[must_use]
     pub fn is_final(self) -> bool {
-        matches!(self, Self::Done | Self::Failed | Self::Cancelled | Self::Expired)
+        matches!(
+            self,
+            Self::Done | Self::Failed | Self::Cancelled | Self::Expired
+        )
     }
 
     /// The state after a step.
@@ -104,7 +107,9 @@ impl State {
             // one that waits fails with the job that it waits for
             (Self::Running | Self::Waiting, Step::Fail) => Self::Failed,
             (Self::Waiting | Self::Queued | Self::Running, Step::Hold) => Self::Paused,
-            (Self::Waiting | Self::Queued | Self::Running | Self::Paused, Step::Cancel) => Self::Cancelled,
+            (Self::Waiting | Self::Queued | Self::Running | Self::Paused, Step::Cancel) => {
+                Self::Cancelled
+            }
             (Self::Running, Step::Expire) => Self::Expired,
             _ => return Err(IllegalStep { state: self, step }),
         };
@@ -218,7 +223,11 @@ done: \nfailed: \ncancelled: \nexpired: \n";
 
     #[test]
     fn a_word_is_read_as_its_state() {
-        assert!(State::ALL.into_iter().all(|state| state.word().parse() == Ok(state)));
+        assert!(
+            State::ALL
+                .into_iter()
+                .all(|state| state.word().parse() == Ok(state))
+        );
         assert!("gone".parse::<State>().is_err());
     }
 }

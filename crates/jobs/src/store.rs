@@ -47,18 +47,25 @@ impl Store {
         loop {
             let opened = Self::open_once(place);
             // Of processes that open a new database together, SQLite may have some fail at once instead of waiting.
-            if !matches!(opened, Err(StoreError::Locked { .. })) || begun.elapsed() >= LOCK_TIMEOUT {
+            if !matches!(opened, Err(StoreError::Locked { .. })) || begun.elapsed() >= LOCK_TIMEOUT
+            {
                 return opened;
             }
             // Two that wait equally long would meet again.
-            std::thread::sleep(Duration::from_millis(1 + u64::from(begun.elapsed().subsec_nanos() % 8)));
+            std::thread::sleep(Duration::from_millis(
+                1 + u64::from(begun.elapsed().subsec_nanos() % 8),
+            ));
         }
     }
 
     fn open_once(place: &Place) -> Result<Self, StoreError> {
         let path = place.database();
         // What SQLite makes beside it, its log for one, has the database's mode.
-        let create = private().write(true).create(true).truncate(false).open(&path);
+        let create = private()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path);
         create.map_err(StoreError::io("open", &path))?;
         let connection = open(&path).map_err(|error| StoreError::database(&path, error))?;
         let mut store = Self { connection, path };
@@ -71,7 +78,11 @@ impl Store {
         let known = u32::try_from(migrations.len()).unwrap_or(u32::MAX);
         let found = self.version()?;
         if found > known {
-            return Err(StoreError::Newer { path: self.path.clone(), found, known });
+            return Err(StoreError::Newer {
+                path: self.path.clone(),
+                found,
+                known,
+            });
         }
         if found == known {
             return Ok(());
@@ -96,12 +107,16 @@ impl Store {
     /// # Errors
     /// It does not.
     pub fn check(&self) -> Result<(), StoreError> {
-        let found: String =
-            self.read(|connection| connection.query_row("PRAGMA quick_check(1)", (), |row| row.get(0)))?;
+        let found: String = self.read(|connection| {
+            connection.query_row("PRAGMA quick_check(1)", (), |row| row.get(0))
+        })?;
         if found == "ok" {
             return Ok(());
         }
-        Err(StoreError::Damaged { path: self.path.clone(), why: found })
+        Err(StoreError::Damaged {
+            path: self.path.clone(),
+            why: found,
+        })
     }
 
     /// Writes a copy of the store, as it is at this moment, into a new file, and flushes it.
@@ -109,7 +124,11 @@ impl Store {
     /// # Errors
     /// The file is there, or cannot be written.
     pub fn back_up(&self, file: &Path) -> Result<(), StoreError> {
-        let made = private().write(true).create_new(true).mode(0o600).open(file);
+        let made = private()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(file);
         let made = made.map_err(StoreError::io("create", file))?;
         let name = file.to_str().ok_or(io::ErrorKind::InvalidFilename);
         let name = name.map_err(StoreError::io("name in UTF-8", file))?;
@@ -122,7 +141,10 @@ impl Store {
     }
 
     /// Does what reads.
-    fn read<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
+    fn read<T>(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
         work(&self.connection).map_err(|error| StoreError::database(&self.path, error))
     }
 
@@ -133,7 +155,9 @@ impl Store {
     ) -> Result<T, StoreError> {
         let path = &self.path;
         // It is locked before anything is read, so that nothing changes between looking and writing.
-        let begun = self.connection.transaction_with_behavior(TransactionBehavior::Immediate);
+        let begun = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate);
         let done = begun.and_then(|transaction| {
             let done = work(&transaction)?;
             if done.is_ok() {

@@ -43,7 +43,11 @@ pub(crate) struct CompareArgs {
     /// threads that do no more than a push must), fio-read and fio-write (the bytes alone, 32 requests of 1 MiB
     /// at a time); with arguments for the client as in `zmove:--streams 4` or `zmove:--cipher none`. One that is
     /// not installed gets a row that says so.
-    #[arg(long, value_delimiter = ',', default_value = "zmove,rsync,rsyncd,tarssh,tarnc")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "zmove,rsync,rsyncd,tarssh,tarnc"
+    )]
     tools: Vec<Tool>,
     /// Time the same command again, the target being filled already.
     #[arg(long, value_enum)]
@@ -79,17 +83,30 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
     let tasks = tasks(arguments)?;
     let session = Session::open()?;
     let volume = Volume::create(&session, arguments.image)?;
-    let tools: Vec<Tool> =
-        arguments.tools.iter().map(|tool| tool.clone().with_zmove_arguments(&arguments.zmove_args)).collect();
+    let tools: Vec<Tool> = arguments
+        .tools
+        .iter()
+        .map(|tool| tool.clone().with_zmove_arguments(&arguments.zmove_args))
+        .collect();
     let zmove = ZmoveProgram::find(arguments.zmove.as_deref(), &arguments.zmove_serve_args)?;
-    let installed: Vec<Tool> = tools.iter().filter(|tool| tool.missing().is_none()).cloned().collect();
-    let homes =
-        Homes::prepare(&session, &installed, &arguments.places.target_root(&session, volume.root())?, zmove)?;
+    let installed: Vec<Tool> = tools
+        .iter()
+        .filter(|tool| tool.missing().is_none())
+        .cloned()
+        .collect();
+    let homes = Homes::prepare(
+        &session,
+        &installed,
+        &arguments.places.target_root(&session, volume.root())?,
+        zmove,
+    )?;
     let mut report = Report::new(header(arguments, &tools, &homes, &volume)?);
     for &round_trip in &arguments.rtt {
         let hosts = Hosts::open(&session, &arguments.link, round_trip)?;
         if !arguments.no_calibrate {
-            report.calibrations.push(calibration(&session, &hosts, round_trip)?);
+            report
+                .calibrations
+                .push(calibration(&session, &hosts, round_trip)?);
         }
         let track = Track {
             session: &session,
@@ -100,7 +117,9 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
             timeout: Duration::from_secs(arguments.timeout),
         };
         for task in &tasks {
-            report.entries.extend(race_all(&track, round_trip, task, &tools, arguments.runs)?);
+            report
+                .entries
+                .extend(race_all(&track, round_trip, task, &tools, arguments.runs)?);
         }
     }
     if arguments.json {
@@ -108,16 +127,31 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
     } else {
         println!("{}", report.text());
     }
-    Ok(if report.all_right() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NOT_ALL_RIGHT) })
+    Ok(if report.all_right() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(EXIT_NOT_ALL_RIGHT)
+    })
 }
 
 fn tasks(arguments: &CompareArgs) -> Result<Vec<Task>> {
-    let sets = arguments.data.iter().map(|name| datasets::ensure(name, &arguments.dir));
+    let sets = arguments
+        .data
+        .iter()
+        .map(|name| datasets::ensure(name, &arguments.dir));
     sets.map(|set| Task::new(set?, arguments.again)).collect()
 }
 
-fn header(arguments: &CompareArgs, tools: &[Tool], homes: &Homes, volume: &Volume) -> Result<Header> {
-    let versions = tools.iter().map(|tool| (tool.label.clone(), tool.version(homes))).collect();
+fn header(
+    arguments: &CompareArgs,
+    tools: &[Tool],
+    homes: &Homes,
+    volume: &Volume,
+) -> Result<Header> {
+    let versions = tools
+        .iter()
+        .map(|tool| (tool.label.clone(), tool.version(homes)))
+        .collect();
     let before = match arguments.again {
         None => "each data set copied there once untimed",
         Some(Again::Directories) => "filled with the directories alone before each run",
@@ -126,7 +160,11 @@ fn header(arguments: &CompareArgs, tools: &[Tool], homes: &Homes, volume: &Volum
             "filled by cp -a before each run with what the source was before some bytes changed"
         }
     };
-    let idle = if arguments.places.any_is_late() { "with mounts of its own" } else { "on an idle machine" };
+    let idle = if arguments.places.any_is_late() {
+        "with mounts of its own"
+    } else {
+        "on an idle machine"
+    };
     let target = format!(
         "{} image on tmpfs: memory, not a disk, and in no tool's MiB; written once before, {before}; \
          each run begins {idle}; {}",
@@ -137,7 +175,11 @@ fn header(arguments: &CompareArgs, tools: &[Tool], homes: &Homes, volume: &Volum
 }
 
 fn calibration(session: &Session, hosts: &Hosts, round_trip: RoundTrip) -> Result<Calibration> {
-    let effort = Effort { flow_counts: &[8], seconds: 3, omitted_seconds: 1 };
+    let effort = Effort {
+        flow_counts: &[8],
+        seconds: 3,
+        omitted_seconds: 1,
+    };
     calibrate::measure(session, hosts, round_trip, effort)
 }
 

@@ -96,7 +96,12 @@ fn spread(mut times: Vec<Duration>) -> String {
         let time = times.get((times.len() * share / 100).min(times.len().saturating_sub(1)));
         time.map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
     };
-    format!("median {:.1} ms, 99 of 100 {:.1} ms, most {:.1} ms", at(50), at(99), at(100))
+    format!(
+        "median {:.1} ms, 99 of 100 {:.1} ms, most {:.1} ms",
+        at(50),
+        at(99),
+        at(100)
+    )
 }
 
 #[cfg(test)]
@@ -106,6 +111,9 @@ mod tests {
     #[test]
     fn times_are_summed_up() {
         let times = (1..=200).rev().map(Duration::from_millis).collect();
-        assert_eq!(spread(times), "median 101.0 ms, 99 of 100 199.0 ms, most 200.0 ms");
+        assert_eq!(
+            spread(times),
+            "median 101.0 ms, 99 of 100 199.0 ms, most 200.0 ms"
+        );
     }
 }

@@ -68,7 +68,11 @@ pub(crate) fn kills(arguments: &KillsArgs) -> Result<ExitCode> {
     drop(bench);
     fs::remove_dir_all(&place).with_context(|| format!("failed to remove {}", place.display()))?;
     println!("seed {}: {tally}", arguments.seed);
-    Ok(if tally.all_right() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if tally.all_right() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// A directory that nobody else uses; it stays where something goes wrong.

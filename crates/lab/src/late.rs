@@ -84,32 +84,48 @@ impl Late {
     /// Mounts `over`, which others have mounted too, at `root` for one of them.
     pub(crate) fn mount_shared(root: PathBuf, over: &Path, client: Client) -> Result<Self> {
         let none = RoundTrip(Duration::ZERO);
-        let delays = Delays { delay: none, data_delay: none, rate: None, depth: SHARED_DEPTH };
+        let delays = Delays {
+            delay: none,
+            data_delay: none,
+            rate: None,
+            depth: SHARED_DEPTH,
+        };
         Self::serve(root, over, delays, Some(client))
     }
 
     fn serve(root: PathBuf, over: &Path, delays: Delays, client: Option<Client>) -> Result<Self> {
         // each file that the kernel knows holds a descriptor here
         let maximum = getrlimit(Resource::Nofile).maximum;
-        let limit = Rlimit { current: maximum, maximum };
+        let limit = Rlimit {
+            current: maximum,
+            maximum,
+        };
         setrlimit(Resource::Nofile, limit).context("failed to raise the limit of descriptors")?;
         let operations = Arc::new(Operations::default());
         let served = Passthrough::new(over, delays, client, Arc::clone(&operations))
             .with_context(|| format!("failed to open {}", over.display()))?;
         let mut config = Config::default();
-        config.mount_options =
-            vec![MountOption::FSName("zmove-lab".into()), MountOption::Subtype("late".into())];
+        config.mount_options = vec![
+            MountOption::FSName("zmove-lab".into()),
+            MountOption::Subtype("late".into()),
+        ];
         config.n_threads = Some(usize::from(delays.depth));
         let session = fuser::Session::new(served, &root, &config)
             .and_then(fuser::Session::spawn)
             .context("failed to mount by /dev/fuse")?;
-        Ok(Self { root, operations, session: Some(session) })
+        Ok(Self {
+            root,
+            operations,
+            session: Some(session),
+        })
     }
 
     /// Lets the kernel forget a name in the root, which is no longer there, and all below it: a file that it knows is
     /// held open here, and keeps its room.
     pub(crate) fn forget(&self, name: &OsStr) -> Result<()> {
-        let Some(session) = &self.session else { return Ok(()) };
+        let Some(session) = &self.session else {
+            return Ok(());
+        };
         match session.notifier().inval_entry(INodeNo::ROOT, name) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(error).with_context(|| format!("failed to forget {}", name.display()))
@@ -122,7 +138,10 @@ impl Late {
 impl Drop for Late {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.session.take().map(BackgroundSession::umount_and_join) {
-            eprintln!("zmove-lab: failed to unmount {}: {error}", self.root.display());
+            eprintln!(
+                "zmove-lab: failed to unmount {}: {error}",
+                self.root.display()
+            );
         }
     }
 }
@@ -143,16 +162,24 @@ pub(crate) fn late(arguments: &LateArgs) -> Result<ExitCode> {
     let code = match arguments.command.split_first() {
         Some((program, rest)) => {
             let mut command = Command::new(program);
-            command.args(rest).env("ZMOVE_LAB_LATE", &late.root).env("ZMOVE_LAB_OVER", &over);
+            command
+                .args(rest)
+                .env("ZMOVE_LAB_LATE", &late.root)
+                .env("ZMOVE_LAB_OVER", &over);
             let status = command.status();
             let status = status.with_context(|| format!("failed to run {}", program.display()))?;
-            status
-                .code()
-                .map_or(ExitCode::FAILURE, |code| ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+            status.code().map_or(ExitCode::FAILURE, |code| {
+                ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))
+            })
         }
         None => {
-            eprintln!("zmove-lab: {} answers late; the end of standard input ends it", late.root.display());
-            std::io::stdin().read_to_end(&mut Vec::new()).context("failed to wait")?;
+            eprintln!(
+                "zmove-lab: {} answers late; the end of standard input ends it",
+                late.root.display()
+            );
+            std::io::stdin()
+                .read_to_end(&mut Vec::new())
+                .context("failed to wait")?;
             ExitCode::SUCCESS
         }
     };

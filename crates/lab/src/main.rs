@@ -177,17 +177,25 @@ fn run_hosts(arguments: &HostsArgs) -> Result<ExitCode> {
     let hosts = Hosts::open(&session, &arguments.link, arguments.rtt)?;
     if let Some((program, rest)) = arguments.command.split_first() {
         let group = Group::create(session.id(), "command")?;
-        let program = program.to_str().context("the command's name is not UTF-8")?;
+        let program = program
+            .to_str()
+            .context("the command's name is not UTF-8")?;
         let status = inside::command(None, Some(&group), program)?
             .args(rest)
             .env("ZMOVE_LAB_SRC", &hosts.source)
             .env("ZMOVE_LAB_DST", &hosts.target)
             .status()
             .context("failed to run the command")?;
-        let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+        let code = status
+            .code()
+            .and_then(|code| u8::try_from(code).ok())
+            .unwrap_or(1);
         return Ok(ExitCode::from(code));
     }
-    println!("ZMOVE_LAB_SRC={}\nZMOVE_LAB_DST={}", hosts.source, hosts.target);
+    println!(
+        "ZMOVE_LAB_SRC={}\nZMOVE_LAB_DST={}",
+        hosts.source, hosts.target
+    );
     eprintln!("zmove-lab: the path stands until ^C or the end of standard input");
     std::io::copy(&mut std::io::stdin().by_ref(), &mut std::io::sink())?;
     Ok(ExitCode::SUCCESS)
@@ -198,13 +206,21 @@ fn run_calibrate(arguments: &CalibrateArgs) -> Result<ExitCode> {
     let mut calibrations = Vec::new();
     for &round_trip in &arguments.rtt {
         let hosts = Hosts::open(&session, &arguments.link, round_trip)?;
-        let effort = Effort { flow_counts: &[1, 8], seconds: arguments.seconds, omitted_seconds: 3 };
+        let effort = Effort {
+            flow_counts: &[1, 8],
+            seconds: arguments.seconds,
+            omitted_seconds: 3,
+        };
         calibrations.push(calibrate::measure(&session, &hosts, round_trip, effort)?);
     }
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&calibrations)?);
     } else {
-        println!("{}\n{}", arguments.link.describe(), calibrate::table(&calibrations));
+        println!(
+            "{}\n{}",
+            arguments.link.describe(),
+            calibrate::table(&calibrations)
+        );
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -212,7 +228,12 @@ fn run_calibrate(arguments: &CalibrateArgs) -> Result<ExitCode> {
 fn run_data(arguments: &DataArgs) -> Result<ExitCode> {
     for name in &arguments.names {
         let set = datasets::ensure(name, &arguments.dir)?;
-        println!("{}: {} files, {} bytes", set.root.display(), set.files, set.bytes);
+        println!(
+            "{}: {} files, {} bytes",
+            set.root.display(),
+            set.files,
+            set.bytes
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -91,7 +91,8 @@ impl Data {
             Self::Large => ("large", LARGE_FILES),
             Self::Small => ("small", SMALL_FILES),
         };
-        let set = datasets::ensure_uniform(files, self.file_bytes(arguments.budget), &arguments.dir)?;
+        let set =
+            datasets::ensure_uniform(files, self.file_bytes(arguments.budget), &arguments.dir)?;
         Ok(Class { name, set })
     }
 
@@ -107,12 +108,20 @@ impl Data {
 /// Copies between all sites and prints the tables.
 pub(crate) fn matrix(arguments: &MatrixArgs) -> Result<ExitCode> {
     let assumptions = arguments.assumptions()?;
-    let data: Vec<Class> = arguments.data.iter().map(|data| data.class(arguments)).collect::<Result<_>>()?;
+    let data: Vec<Class> = arguments
+        .data
+        .iter()
+        .map(|data| data.class(arguments))
+        .collect::<Result<_>>()?;
     let session = Session::open()?;
     let volume = Volume::create(&session, arguments.image)?;
     let zmove = ZmoveProgram::find(arguments.zmove.as_deref(), "")?;
     let tools = &arguments.tools;
-    let installed: Vec<Tool> = tools.iter().filter(|tool| tool.missing().is_none()).cloned().collect();
+    let installed: Vec<Tool> = tools
+        .iter()
+        .filter(|tool| tool.missing().is_none())
+        .cloned()
+        .collect();
     let homes = Homes::prepare(&session, &installed, volume.root(), zmove)?;
     let paths = Stretch::all(assumptions, arguments.link.rate);
     let network = joined(&session, &paths, &arguments.link)?;
@@ -124,33 +133,73 @@ pub(crate) fn matrix(arguments: &MatrixArgs) -> Result<ExitCode> {
         tools: tools.iter().map(|tool| tool.label.clone()).collect(),
         runs: Vec::new(),
     };
-    matrix.data.iter().try_for_each(|class| volume.warm(&class.set.root))?;
+    matrix
+        .data
+        .iter()
+        .try_for_each(|class| volume.warm(&class.set.root))?;
     for (from, to) in arguments.directions() {
-        let hosts = Hosts::of(&network, Pair { from: number(from), to: number(to) })?;
+        let hosts = Hosts::of(
+            &network,
+            Pair {
+                from: number(from),
+                to: number(to),
+            },
+        )?;
         let timeout = Duration::from_secs(arguments.timeout);
         let places = Places::MEMORY;
-        let track =
-            Track { session: &session, hosts: &hosts, homes: &homes, volume: &volume, places, timeout };
+        let track = Track {
+            session: &session,
+            hosts: &hosts,
+            homes: &homes,
+            volume: &volume,
+            places,
+            timeout,
+        };
         for class in &matrix.data {
-            let cell = Cell { track: &track, from, to, class };
+            let cell = Cell {
+                track: &track,
+                from,
+                to,
+                class,
+            };
             matrix.runs.extend(cell.race(tools, arguments.runs));
         }
     }
-    println!("{}", if arguments.json { matrix.json()? } else { matrix.text() });
-    Ok(if matrix.all_right() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NOT_ALL_RIGHT) })
+    println!(
+        "{}",
+        if arguments.json {
+            matrix.json()?
+        } else {
+            matrix.text()
+        }
+    );
+    Ok(if matrix.all_right() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(EXIT_NOT_ALL_RIGHT)
+    })
 }
 
 impl MatrixArgs {
     fn assumptions(&self) -> Result<Assumptions> {
         let (detour, scale) = (self.detour, self.scale);
-        ensure!(scale > 0.0 && scale <= 1.0, "--scale lies above 0 and not above 1");
-        ensure!((1.0..=100.0).contains(&detour), "--detour lies between 1 and 100");
+        ensure!(
+            scale > 0.0 && scale <= 1.0,
+            "--scale lies above 0 and not above 1"
+        );
+        ensure!(
+            (1.0..=100.0).contains(&detour),
+            "--detour lies between 1 and 100"
+        );
         Ok(Assumptions { detour, scale })
     }
 
     /// From each site to each other, as asked for.
     fn directions(&self) -> Vec<(Site, Site)> {
-        let each = self.from.iter().flat_map(|&from| self.to.iter().map(move |&to| (from, to)));
+        let each = self
+            .from
+            .iter()
+            .flat_map(|&from| self.to.iter().map(move |&to| (from, to)));
         each.filter(|(from, to)| from != to).collect()
     }
 }
@@ -158,22 +207,43 @@ impl MatrixArgs {
 /// Four hosts, and the paths between them.
 fn joined(session: &Session, paths: &[Stretch], link: &LinkArgs) -> Result<Network> {
     let names = Site::ALL.map(Site::host_name);
-    let mut network = Network::open(session, &names.each_ref().map(String::as_str), &link.congestion)?;
+    let mut network = Network::open(
+        session,
+        &names.each_ref().map(String::as_str),
+        &link.congestion,
+    )?;
     for path in paths {
         let [one, other] = path.sites.map(number);
-        let link = LinkArgs { rate: Some(path.bits_per_second), ..link.clone() };
-        network.join(Pair { from: one, to: other }, &link, path.rtt_ms)?;
+        let link = LinkArgs {
+            rate: Some(path.bits_per_second),
+            ..link.clone()
+        };
+        network.join(
+            Pair {
+                from: one,
+                to: other,
+            },
+            &link,
+            path.rtt_ms,
+        )?;
     }
     Ok(network)
 }
 
 /// Of the site's host in the network.
 fn number(site: Site) -> usize {
-    Site::ALL.iter().position(|&known| known == site).expect("all sites are in the list")
+    Site::ALL
+        .iter()
+        .position(|&known| known == site)
+        .expect("all sites are in the list")
 }
 
 fn header(arguments: &MatrixArgs, homes: &Homes, volume: &Volume) -> Result<Header> {
-    let versions = arguments.tools.iter().map(|tool| (tool.label.clone(), tool.version(homes))).collect();
+    let versions = arguments
+        .tools
+        .iter()
+        .map(|tool| (tool.label.clone(), tool.version(homes)))
+        .collect();
     let target = format!(
         "{} image on tmpfs at every site: memory, not a disk; written once before, and each data set copied there once \
          untimed; each run begins on an idle machine and ends flushed",
@@ -223,7 +293,15 @@ impl Cell<'_> {
 
     fn entry(&self, tool: &Tool, number: u32, run: Run) -> Entry {
         let (data, tool, bytes) = (self.class.name, tool.label.clone(), self.class.set.bytes);
-        Entry { from: self.from, to: self.to, data, tool, number, bytes, run }
+        Entry {
+            from: self.from,
+            to: self.to,
+            data,
+            tool,
+            number,
+            bytes,
+            run,
+        }
     }
 }
 
@@ -257,15 +335,23 @@ mod tests {
         assert_eq!(directions.len(), 12);
         assert_eq!(directions[0], (Site::Durham, Site::Edinburgh));
         assert_eq!(arguments.data, [Data::Large, Data::Small]);
-        let labels: Vec<&str> = arguments.tools.iter().map(|tool| tool.label.as_str()).collect();
+        let labels: Vec<&str> = arguments
+            .tools
+            .iter()
+            .map(|tool| tool.label.as_str())
+            .collect();
         assert_eq!(labels, ["rsync-av", "zmove"]);
     }
 
     #[test]
     fn directions_rates_and_scale_can_be_told() {
-        let arguments = typed("lab --from durham,ral --to ral --data small --rate 1Gbit --scale 0.4");
+        let arguments =
+            typed("lab --from durham,ral --to ral --data small --rate 1Gbit --scale 0.4");
         assert_eq!(arguments.directions(), [(Site::Durham, Site::Ral)]);
-        assert_eq!((arguments.link.rate, arguments.scale), (Some(Rate(1_000_000_000)), 0.4));
+        assert_eq!(
+            (arguments.link.rate, arguments.scale),
+            (Some(Rate(1_000_000_000)), 0.4)
+        );
         assert!(Typed::try_parse_from(["lab", "--from", "oxford"]).is_err());
         assert!(typed("lab --scale 0").assumptions().is_err());
         assert!(typed("lab --detour 0.5").assumptions().is_err());

@@ -37,7 +37,10 @@ pub(crate) struct Pair {
 
 impl Pair {
     fn reversed(self) -> Self {
-        Self { from: self.to, to: self.from }
+        Self {
+            from: self.to,
+            to: self.from,
+        }
     }
 }
 
@@ -54,11 +57,19 @@ impl Network {
             inside::on_host(name, || tune(congestion))?;
             run::line(&format!("ip -n {name} link set lo up"))?;
         }
-        Ok(Self { routes: Vec::new(), hosts: Arc::new(hosts) })
+        Ok(Self {
+            routes: Vec::new(),
+            hosts: Arc::new(hosts),
+        })
     }
 
     /// Makes a path between two hosts, for both directions.
-    pub(crate) fn join(&mut self, pair: Pair, link: &LinkArgs, round_trip: RoundTrip) -> Result<()> {
+    pub(crate) fn join(
+        &mut self,
+        pair: Pair,
+        link: &LinkArgs,
+        round_trip: RoundTrip,
+    ) -> Result<()> {
         let names = [pair.from, pair.to].map(|host| self.hosts.0[host].clone());
         let route = Route::open(names, self.routes.len(), link, round_trip)?;
         self.routes.push((pair, Arc::new(route)));
@@ -73,7 +84,11 @@ impl Network {
                 pair if pair == joined.reversed() => [1, 0],
                 _ => return None,
             };
-            Some(Way { ends, route: Arc::clone(route), _hosts: Arc::clone(&self.hosts) })
+            Some(Way {
+                ends,
+                route: Arc::clone(route),
+                _hosts: Arc::clone(&self.hosts),
+            })
         })
     }
 }
@@ -132,8 +147,19 @@ struct Route {
 }
 
 impl Route {
-    fn open(names: [String; 2], number: usize, link: &LinkArgs, round_trip: RoundTrip) -> Result<Self> {
-        let mut route = Self { names, device: format!("zl{number}"), number, round_trip, path: None };
+    fn open(
+        names: [String; 2],
+        number: usize,
+        link: &LinkArgs,
+        round_trip: RoundTrip,
+    ) -> Result<Self> {
+        let mut route = Self {
+            names,
+            device: format!("zl{number}"),
+            number,
+            round_trip,
+            path: None,
+        };
         match link.emulator {
             Emulator::Tbf => route.join_by_tbf(link)?,
             Emulator::Netem => route.join_by_netem(link)?,
@@ -147,7 +173,11 @@ impl Route {
     }
 
     fn join_by_tun(&mut self, link: &LinkArgs) -> Result<()> {
-        let segments = if link.loss.0 > 0.0 { Segments::Cut } else { Segments::Whole };
+        let segments = if link.loss.0 > 0.0 {
+            Segments::Cut
+        } else {
+            Segments::Whole
+        };
         let open = |name: &str| inside::on_host(name, || tun::open(&self.device, segments));
         let (source, target) = (open(&self.names[0])?, open(&self.names[1])?);
         self.path = Some(Path::start(source, target, link.shape(self.round_trip))?);
@@ -158,9 +188,13 @@ impl Route {
         self.join_by_veth()?;
         let device = &self.device;
         let shape = link.shape(self.round_trip);
-        let rate = link.rate.map_or_else(String::new, |rate| format!("rate {}bit", rate.0));
+        let rate = link
+            .rate
+            .map_or_else(String::new, |rate| format!("rate {}bit", rate.0));
         let packets = match link.rate {
-            Some(rate) => (shape.queue_bytes_max + rate.bytes_in(shape.delay)) / u64::from(link.mtu) + 1,
+            Some(rate) => {
+                (shape.queue_bytes_max + rate.bytes_in(shape.delay)) / u64::from(link.mtu) + 1
+            }
             None => NETEM_PACKETS_MAX,
         };
         for name in &self.names {
@@ -179,8 +213,13 @@ impl Route {
     /// A rate at either end, by the kernel: far less work than a path in user space.
     fn join_by_tbf(&self, link: &LinkArgs) -> Result<()> {
         let shape = link.shape(self.round_trip);
-        let Some(rate) = shape.rate else { bail!("tbf is a rate: --rate is missing") };
-        ensure!(shape.delay.is_zero() && link.loss.0 == 0.0, "tbf has neither delay nor loss");
+        let Some(rate) = shape.rate else {
+            bail!("tbf is a rate: --rate is missing")
+        };
+        ensure!(
+            shape.delay.is_zero() && link.loss.0 == 0.0,
+            "tbf has neither delay nor loss"
+        );
         self.join_by_veth()?;
         let device = &self.device;
         for name in &self.names {
@@ -194,16 +233,27 @@ impl Route {
 
     fn join_by_veth(&self) -> Result<()> {
         let ([source, target], device) = (&self.names, &self.device);
-        run::line(&format!("ip -n {source} link add {device} type veth peer name {device} netns {target}"))
-            .map(drop)
+        run::line(&format!(
+            "ip -n {source} link add {device} type veth peer name {device} netns {target}"
+        ))
+        .map(drop)
     }
 
     fn configure(&self, end: usize, mtu: u32) -> Result<()> {
-        let (name, device, address, number) =
-            (&self.names[end], &self.device, self.address(end), self.number);
+        let (name, device, address, number) = (
+            &self.names[end],
+            &self.device,
+            self.address(end),
+            self.number,
+        );
         run::line(&format!("ip -n {name} addr add {address}/24 dev {device}"))?;
-        run::line(&format!("ip -n {name} link set {device} mtu {mtu} txqueuelen {QUEUE_PACKETS} up"))?;
-        run::line(&format!("ip -n {name} addr add fd99:{number}::{}/64 dev {device} nodad", end + 1))?;
+        run::line(&format!(
+            "ip -n {name} link set {device} mtu {mtu} txqueuelen {QUEUE_PACKETS} up"
+        ))?;
+        run::line(&format!(
+            "ip -n {name} addr add fd99:{number}::{}/64 dev {device} nodad",
+            end + 1
+        ))?;
         Ok(())
     }
 
@@ -245,11 +295,14 @@ fn allow_congestion_control(name: &str) -> Result<()> {
     if allowed.split_whitespace().any(|word| word == name) {
         return Ok(());
     }
-    fs::write(path, format!("{} {name}", allowed.trim())).with_context(|| format!("failed to allow {name}"))
+    fs::write(path, format!("{} {name}", allowed.trim()))
+        .with_context(|| format!("failed to allow {name}"))
 }
 
 fn has_netem(namespace: &str) -> bool {
-    let probe = run::line(&format!("tc -n {namespace} qdisc add dev lo root netem delay 1ms"));
+    let probe = run::line(&format!(
+        "tc -n {namespace} qdisc add dev lo root netem delay 1ms"
+    ));
     if probe.is_ok() {
         run::clean_up(&format!("tc -n {namespace} qdisc del dev lo root"));
     }

@@ -110,15 +110,37 @@ pub(crate) fn paper(arguments: &PaperArgs) -> Result<ExitCode> {
     let volume = Volume::create(&session, ByteCount(design.image_bytes()))?;
     let zmove = ZmoveProgram::find(arguments.zmove.as_deref(), "")?;
     sweeps::ensure(&arguments.out, &zmove, &arguments.dir, volume.root())?;
-    let tools: Vec<_> = arguments.tools.iter().flat_map(Contender::variants).map(|tool| tool.tool).collect();
-    let installed: Vec<_> = tools.iter().filter(|tool| tool.missing().is_none()).cloned().collect();
+    let tools: Vec<_> = arguments
+        .tools
+        .iter()
+        .flat_map(Contender::variants)
+        .map(|tool| tool.tool)
+        .collect();
+    let installed: Vec<_> = tools
+        .iter()
+        .filter(|tool| tool.missing().is_none())
+        .cloned()
+        .collect();
     let target_root = arguments.places.target_root(&session, volume.root())?;
     let homes = Homes::prepare(&session, &installed, &target_root, zmove)?;
-    let versions = tools.iter().map(|tool| (tool.label.clone(), tool.version(&homes))).collect();
-    let header = Header::collect(&arguments.link, format!("{} image on tmpfs", volume.kind()), versions)?;
+    let versions = tools
+        .iter()
+        .map(|tool| (tool.label.clone(), tool.version(&homes)))
+        .collect();
+    let header = Header::collect(
+        &arguments.link,
+        format!("{} image on tmpfs", volume.kind()),
+        versions,
+    )?;
     study.sit_down(Sitting::new(&header)?);
-    let mut sitting =
-        Marathon { arguments, design: &design, session: &session, volume: &volume, homes: &homes, study };
+    let mut sitting = Marathon {
+        arguments,
+        design: &design,
+        session: &session,
+        volume: &volume,
+        homes: &homes,
+        study,
+    };
     sitting.run()?;
     let study = sitting.study;
     println!("{}", tables::text(&study));
@@ -137,10 +159,15 @@ struct Marathon<'a> {
 
 impl Marathon<'_> {
     fn run(&mut self) -> Result<()> {
-        let due = self.arguments.minutes.map(|minutes| Instant::now() + Duration::from_secs(minutes * 60));
+        let due = self
+            .arguments
+            .minutes
+            .map(|minutes| Instant::now() + Duration::from_secs(minutes * 60));
         for number in 1..=self.arguments.runs {
             for &rtt in &self.arguments.rtt {
-                let blocks = self.design.blocks(rtt.milliseconds(), &self.arguments.tools);
+                let blocks = self
+                    .design
+                    .blocks(rtt.milliseconds(), &self.arguments.tools);
                 let open = |block: &Block| !self.missing_tools(block, number).is_empty();
                 if blocks.iter().any(open) && !self.run_path(number, rtt, &blocks, due)? {
                     eprintln!("zmove-lab: the time is up; the same command goes on");
@@ -161,13 +188,25 @@ impl Marathon<'_> {
     ) -> Result<bool> {
         let hosts = Hosts::open(self.session, &self.arguments.link, rtt)?;
         if number == 1 {
-            let effort = Effort { flow_counts: &[1, 8], seconds: 3, omitted_seconds: 1 };
-            self.study.calibrated(&calibrate::measure(self.session, &hosts, rtt, effort)?)?;
+            let effort = Effort {
+                flow_counts: &[1, 8],
+                seconds: 3,
+                omitted_seconds: 1,
+            };
+            self.study
+                .calibrated(&calibrate::measure(self.session, &hosts, rtt, effort)?)?;
         }
         let timeout = Duration::from_secs(self.design.cut_seconds);
         let (session, homes, volume) = (self.session, self.homes, self.volume);
         let places = self.arguments.places;
-        let track = Track { session, hosts: &hosts, homes, volume, places, timeout };
+        let track = Track {
+            session,
+            hosts: &hosts,
+            homes,
+            volume,
+            places,
+            timeout,
+        };
         for block in blocks {
             for contender in self.missing_tools(block, number) {
                 if due.is_some_and(|due| Instant::now() >= due) {
@@ -176,7 +215,8 @@ impl Marathon<'_> {
                 let record = run_once(&track, block, &contender, number, &self.arguments.dir)?;
                 eprintln!("zmove-lab: {}", tables::line(&record));
                 if !record.run.verdict.is_missing() {
-                    self.study.note_command(&contender.name, || command_line(&track, &contender))?;
+                    self.study
+                        .note_command(&contender.name, || command_line(&track, &contender))?;
                 }
                 self.study.add(record)?;
             }
@@ -186,8 +226,10 @@ impl Marathon<'_> {
 
     /// Which tools have yet to run for that time.
     fn missing_tools(&self, block: &Block, number: u32) -> Vec<Contender> {
-        let missing =
-            |tool: &&Contender| self.study.is_missing(block, &tool.name, number, self.arguments.repeat_below);
+        let missing = |tool: &&Contender| {
+            self.study
+                .is_missing(block, &tool.name, number, self.arguments.repeat_below)
+        };
         block.tools.iter().filter(missing).cloned().collect()
     }
 }
@@ -201,11 +243,17 @@ fn run_once(
 ) -> Result<Record> {
     let source = datasets::ensure_uniform(block.files, block.file_bytes, directory)?;
     if let Some(programs) = contender.tool.missing() {
-        return Ok(Record::new(block, contender, number, Run::missing(programs), None));
+        return Ok(Record::new(
+            block,
+            contender,
+            number,
+            Run::missing(programs),
+            None,
+        ));
     }
     datasets::warm(&source)?;
-    let run =
-        race::run(track, &contender.tool, &source.root).unwrap_or_else(|error| Run::not_started(&error));
+    let run = race::run(track, &contender.tool, &source.root)
+        .unwrap_or_else(|error| Run::not_started(&error));
     let arrived = match run.verdict {
         Verdict::TimedOut => Some(trees::stored_bytes(&track.volume.run_directory())?),
         _ => None,
@@ -225,5 +273,8 @@ fn command_line(track: &Track<'_>, contender: &Contender) -> Result<String> {
         source: Path::new("SOURCE"),
         target: Path::new("TARGET"),
     };
-    Ok(typed(&contender.tool.client(&stage)?, track.session.directory()))
+    Ok(typed(
+        &contender.tool.client(&stage)?,
+        track.session.directory(),
+    ))
 }

@@ -129,11 +129,21 @@ impl FromStr for Tool {
             let known: Vec<&str> = NAMES.iter().map(|(known, _)| *known).collect();
             bail!("no tool {name}; there are {}", known.join(", "));
         };
-        if !arguments.is_empty() && matches!(kind, Kind::TarSsh | Kind::TarNetcat | Kind::TarMbuffer) {
+        if !arguments.is_empty()
+            && matches!(kind, Kind::TarSsh | Kind::TarNetcat | Kind::TarMbuffer)
+        {
             bail!("{name} takes no arguments");
         }
-        let arguments = arguments.trim_matches('"').split_whitespace().map(str::to_owned).collect();
-        Ok(Self { label: text.to_owned(), kind, arguments })
+        let arguments = arguments
+            .trim_matches('"')
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect();
+        Ok(Self {
+            label: text.to_owned(),
+            kind,
+            arguments,
+        })
     }
 }
 
@@ -151,8 +161,12 @@ pub(crate) struct Stage<'a> {
 impl Tool {
     /// The same tool; zmove gets further arguments, which the label does not show.
     pub(crate) fn with_zmove_arguments(mut self, arguments: &str) -> Self {
-        if matches!(self.kind, Kind::Zmove | Kind::ZmovePull | Kind::ZmoveSsh | Kind::Local(Local::Zmove)) {
-            self.arguments.extend(arguments.split_whitespace().map(str::to_owned));
+        if matches!(
+            self.kind,
+            Kind::Zmove | Kind::ZmovePull | Kind::ZmoveSsh | Kind::Local(Local::Zmove)
+        ) {
+            self.arguments
+                .extend(arguments.split_whitespace().map(str::to_owned));
         }
         self
     }
@@ -165,28 +179,47 @@ impl Tool {
     /// The servers: the target's, which may end the copy, comes first.
     pub(crate) fn servers<'a>(&self, stage: &Stage<'a>) -> Result<Vec<Server<'a>>> {
         let hosts = stage.hosts;
-        let Some(port) = self.port() else { return Ok(Vec::new()) };
+        let Some(port) = self.port() else {
+            return Ok(Vec::new());
+        };
         if self.pulls() {
-            return Ok(vec![Server { command: self.server(stage, port)?, namespace: &hosts.source, port }]);
+            return Ok(vec![Server {
+                command: self.server(stage, port)?,
+                namespace: &hosts.source,
+                port,
+            }]);
         }
-        let on_target = Server { command: self.server(stage, port)?, namespace: &hosts.target, port };
+        let on_target = Server {
+            command: self.server(stage, port)?,
+            namespace: &hosts.target,
+            port,
+        };
         let mut servers = vec![on_target];
         if self.kind == Kind::GridFtp {
             let command = gridftp::at_source(stage)?;
-            servers.push(Server { command, namespace: &hosts.source, port: gridftp::PORT });
+            servers.push(Server {
+                command,
+                namespace: &hosts.source,
+                port: gridftp::PORT,
+            });
         }
         if self.kind == Kind::Rcp {
             // its end at the source is started by ssh too
             let command = sshd(&hosts.source, stage.source_group, stage.homes)?;
-            servers.push(Server { command, namespace: &hosts.source, port: SSH_PORT });
+            servers.push(Server {
+                command,
+                namespace: &hosts.source,
+                port: SSH_PORT,
+            });
         }
         Ok(servers)
     }
 
     fn server(&self, stage: &Stage<'_>, port: u16) -> Result<Command> {
         let (homes, address) = (stage.homes, &stage.hosts.target_address);
-        let on_target =
-            |program: &str| inside::command(Some(&stage.hosts.target), Some(stage.target_group), program);
+        let on_target = |program: &str| {
+            inside::command(Some(&stage.hosts.target), Some(stage.target_group), program)
+        };
         let command = match self.kind {
             Kind::Rsync
             | Kind::RsyncSimple
@@ -200,12 +233,17 @@ impl Tool {
             Kind::RsyncPull => sshd(&stage.hosts.source, stage.source_group, homes)?,
             Kind::RsyncDaemon | Kind::Fpsync => {
                 let mut command = on_target("rsync")?;
-                command.args(["--daemon", "--no-detach", "--config"]).arg(&homes.rsyncd_config);
+                command
+                    .args(["--daemon", "--no-detach", "--config"])
+                    .arg(&homes.rsyncd_config);
                 command
             }
             Kind::TarNetcat => {
                 let target = stage.target.display();
-                shell(on_target("bash")?, &format!("nc -l {address} {port} | tar xf - -C {target}"))
+                shell(
+                    on_target("bash")?,
+                    &format!("nc -l {address} {port} | tar xf - -C {target}"),
+                )
             }
             Kind::TarMbuffer => {
                 let target = stage.target.display();
@@ -226,7 +264,10 @@ impl Tool {
                 let (namespace, group) = (Some(&*stage.hosts.source), Some(stage.source_group));
                 let mut command = inside::command(namespace, group, &homes.zmove.binary)?;
                 command.env("ZMOVE_HOME", &homes.zmove_source).arg("serve");
-                command.args(["--listen", &format!("{}:{port}", stage.hosts.source_address)]);
+                command.args([
+                    "--listen",
+                    &format!("{}:{port}", stage.hosts.source_address),
+                ]);
                 command.args(self.zmove_serve_arguments(&homes.zmove));
                 command
             }
@@ -242,8 +283,14 @@ impl Tool {
     /// A push in clear is refused by a server that was not told to allow it.
     fn zmove_serve_arguments(&self, zmove: &ZmoveProgram) -> Vec<String> {
         let mut arguments = zmove.serve_arguments.clone();
-        let clear = self.arguments.windows(2).any(|pair| pair == ["--cipher", "none"])
-            || self.arguments.iter().any(|argument| argument == "--cipher=none");
+        let clear = self
+            .arguments
+            .windows(2)
+            .any(|pair| pair == ["--cipher", "none"])
+            || self
+                .arguments
+                .iter()
+                .any(|argument| argument == "--cipher=none");
         if clear && !arguments.iter().any(|argument| argument == ALLOW_CLEAR) {
             arguments.push(ALLOW_CLEAR.to_owned());
         }
@@ -288,7 +335,11 @@ impl Tool {
 
     /// What of its copies is compared. WebDAV knows no modes, and the server's directories are for nobody else.
     pub(crate) fn modes(&self) -> Modes {
-        if self.kind == Kind::Davix { Modes::Ignored } else { Modes::Compared }
+        if self.kind == Kind::Davix {
+            Modes::Ignored
+        } else {
+            Modes::Compared
+        }
     }
 
     /// Whether the target holds afterwards what the source holds.
@@ -305,9 +356,11 @@ impl Tool {
             Kind::Zmove | Kind::ZmovePull | Kind::ZmoveSsh => {
                 programs::version(&homes.zmove.binary, "--version")
             }
-            Kind::Rsync | Kind::RsyncPull | Kind::RsyncSimple | Kind::RsyncDaemon | Kind::Fpsync => {
-                programs::version("rsync", "--version")
-            }
+            Kind::Rsync
+            | Kind::RsyncPull
+            | Kind::RsyncSimple
+            | Kind::RsyncDaemon
+            | Kind::Fpsync => programs::version("rsync", "--version"),
             Kind::Scp => programs::version("ssh", "-V"),
             Kind::Rclone => programs::version("rclone", "--version"),
             Kind::TarMbuffer => programs::version("mbuffer", "--version"),
@@ -349,9 +402,14 @@ pub(crate) fn typed(command: &Command, session: &Path) -> String {
     let words = command.get_args().map(|word| word.to_string_lossy());
     let mut words = words.skip_while(|word| word != "--").skip(1);
     let program = words.next().unwrap_or_default();
-    let name = Path::new(&*program).file_name().unwrap_or_default().to_string_lossy();
+    let name = Path::new(&*program)
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy();
     let words: Vec<_> = std::iter::once(name).chain(words).collect();
-    words.join(" ").replace(&session.display().to_string(), "$LAB")
+    words
+        .join(" ")
+        .replace(&session.display().to_string(), "$LAB")
 }
 
 /// Directory below the target's root that a run fills.
@@ -367,21 +425,39 @@ mod tests {
     #[test]
     fn a_tool_may_carry_arguments() {
         let tool: Tool = "zmove:--streams 4".parse().unwrap();
-        assert_eq!((tool.kind, tool.arguments), (Kind::Zmove, vec!["--streams".to_owned(), "4".to_owned()]));
+        assert_eq!(
+            (tool.kind, tool.arguments),
+            (Kind::Zmove, vec!["--streams".to_owned(), "4".to_owned()])
+        );
         assert_eq!(tool.label, "zmove:--streams 4");
     }
 
     #[test]
     fn a_command_is_shown_as_it_could_be_typed() {
         let mut command = Command::new("/opt/lab");
-        command.args(["inside", "--namespace", "a", "--", "/opt/bin/zmove", "push", "/run/lab/7/key", "."]);
-        assert_eq!(typed(&command, Path::new("/run/lab/7")), "zmove push $LAB/key .");
+        command.args([
+            "inside",
+            "--namespace",
+            "a",
+            "--",
+            "/opt/bin/zmove",
+            "push",
+            "/run/lab/7/key",
+            ".",
+        ]);
+        assert_eq!(
+            typed(&command, Path::new("/run/lab/7")),
+            "zmove push $LAB/key ."
+        );
     }
 
     #[test]
     fn a_copy_within_the_host_has_no_server() {
         let port = |tool: &str| tool.parse::<Tool>().unwrap().port();
-        assert_eq!((port("cp"), port("zmove-local"), port("fpsync")), (None, None, Some(8_730)));
+        assert_eq!(
+            (port("cp"), port("zmove-local"), port("fpsync")),
+            (None, None, Some(8_730))
+        );
     }
 
     #[test]
@@ -395,10 +471,17 @@ mod tests {
         let serve = |tool: &str, told: &str| {
             let tool: Tool = tool.parse().unwrap();
             let zmove = ZmoveProgram::find(Some(Path::new("/bin/sh")), told).unwrap();
-            tool.with_zmove_arguments("--streams 4").zmove_serve_arguments(&zmove)
+            tool.with_zmove_arguments("--streams 4")
+                .zmove_serve_arguments(&zmove)
         };
         assert_eq!(serve("zmove:--cipher none", ""), ["--allow-clear"]);
-        assert_eq!(serve("zmove:--cipher=none", "--allow-clear"), ["--allow-clear"]);
-        assert_eq!(serve("zmove:--cipher tls", "--direct off"), ["--direct", "off"]);
+        assert_eq!(
+            serve("zmove:--cipher=none", "--allow-clear"),
+            ["--allow-clear"]
+        );
+        assert_eq!(
+            serve("zmove:--cipher tls", "--direct off"),
+            ["--direct", "off"]
+        );
     }
 }

@@ -43,7 +43,11 @@ pub(crate) struct PowercutArgs {
     #[arg(long)]
     seed: Option<u64>,
     /// File systems.
-    #[arg(long, value_delimiter = ',', default_value = "ext4,ext4-nodelalloc,xfs,btrfs")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "ext4,ext4-nodelalloc,xfs,btrfs"
+    )]
     fs: Vec<FileSystem>,
     /// Go on after a round that failed.
     #[arg(long)]
@@ -83,20 +87,42 @@ pub(crate) fn powercut(arguments: &PowercutArgs) -> Result<ExitCode> {
     run::line(&format!("mount -t tmpfs zmove-lab {}", memory.display()))?;
     let mut all_right = true;
     for &file_system in &arguments.fs {
-        let done = Mutex::new(Progress { next: first, all: Tally::default() });
+        let done = Mutex::new(Progress {
+            next: first,
+            all: Tally::default(),
+        });
         let (session, memory, zmove) = (&session, memory.as_path(), zmove.as_str());
-        let work = Work { arguments, session, memory, zmove, file_system, first, done };
+        let work = Work {
+            arguments,
+            session,
+            memory,
+            zmove,
+            file_system,
+            first,
+            done,
+        };
         let start = Instant::now();
         work.run()?;
-        let all = work.done.into_inner().unwrap_or_else(PoisonError::into_inner).all;
+        let all = work
+            .done
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+            .all;
         let took = start.elapsed().as_secs_f64();
-        println!("powercut on {} from seed {first}: {all}; {took:.0} s", file_system.word());
+        println!(
+            "powercut on {} from seed {first}: {all}; {took:.0} s",
+            file_system.word()
+        );
         all_right &= all.all_right();
         if !all_right && !arguments.keep_going {
             break;
         }
     }
-    Ok(if all_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if all_right {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 impl Work<'_> {
@@ -105,16 +131,26 @@ impl Work<'_> {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let jobs = self.arguments.jobs.unwrap_or(processors).max(1);
         thread::scope(|scope| {
-            let workers: Vec<_> = (0..jobs).map(|number| scope.spawn(move || self.work(number))).collect();
+            let workers: Vec<_> = (0..jobs)
+                .map(|number| scope.spawn(move || self.work(number)))
+                .collect();
             workers.into_iter().try_for_each(|worker| {
-                worker.join().map_err(|_panicked| anyhow::anyhow!("a worker panicked"))?
+                worker
+                    .join()
+                    .map_err(|_panicked| anyhow::anyhow!("a worker panicked"))?
             })
         })
     }
 
     fn work(&self, number: usize) -> Result<()> {
-        let stand = Stand::set_up(self.session, self.memory, number, self.file_system, self.zmove)
-            .with_context(|| format!("failed to prepare {}", self.file_system.word()))?;
+        let stand = Stand::set_up(
+            self.session,
+            self.memory,
+            number,
+            self.file_system,
+            self.zmove,
+        )
+        .with_context(|| format!("failed to prepare {}", self.file_system.word()))?;
         while let Some(seed) = self.next_seed() {
             let (tally, plan) = round::run(&stand, seed);
             let mut progress = self.done.lock().unwrap_or_else(PoisonError::into_inner);

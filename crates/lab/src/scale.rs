@@ -43,7 +43,11 @@ pub(crate) struct ScaleArgs {
     nodes: Vec<usize>,
     /// Data sets: losf (small files in many directories), losf-flat (in one), medium, large, huge (one file); NAME, or
     /// NAME:FILESxSIZE as in large:32x64MiB.
-    #[arg(long, value_delimiter = ',', default_value = "losf,losf-flat,medium,large,huge")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "losf,losf-flat,medium,large,huge"
+    )]
     data: Vec<Set>,
     /// Let the data grow with the nodes, so that all runs take equally long.
     #[arg(long)]
@@ -123,13 +127,26 @@ impl Method {
 /// Measures everything and prints it.
 pub(crate) fn scale(arguments: &ScaleArgs) -> Result<ExitCode> {
     for &nodes in &arguments.nodes {
-        ensure!((1..=NODES_MAX).contains(&nodes), "--nodes lies between 1 and {NODES_MAX}");
+        ensure!(
+            (1..=NODES_MAX).contains(&nodes),
+            "--nodes lies between 1 and {NODES_MAX}"
+        );
     }
     let zmove = crate::peers::zmove_binary(arguments.zmove.as_deref())?;
     let session = Session::open()?;
-    let ssh = arguments.methods.contains(&Method::Fpsync).then(|| fpsync::prepare(&session)).transpose()?;
+    let ssh = arguments
+        .methods
+        .contains(&Method::Fpsync)
+        .then(|| fpsync::prepare(&session))
+        .transpose()?;
     let place = Place::open(&session, arguments.dir.as_deref())?;
-    let lab = Lab { arguments, zmove: &zmove, session: &session, place: &place, ssh: ssh.as_ref() };
+    let lab = Lab {
+        arguments,
+        zmove: &zmove,
+        session: &session,
+        place: &place,
+        ssh: ssh.as_ref(),
+    };
     let mut report = Report::of(arguments.model.then_some(arguments.costs));
     for set in &arguments.data {
         measure(&lab, set, &mut report)?;
@@ -138,8 +155,19 @@ pub(crate) fn scale(arguments: &ScaleArgs) -> Result<ExitCode> {
         let drawing = figure::draw(&report, arguments).svg();
         fs::write(file, drawing).with_context(|| format!("failed to write {}", file.display()))?;
     }
-    println!("{}", if arguments.json { report.json()? } else { report.text() });
-    Ok(if report.all_right() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NOT_ALL_RIGHT) })
+    println!(
+        "{}",
+        if arguments.json {
+            report.json()?
+        } else {
+            report.text()
+        }
+    );
+    Ok(if report.all_right() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(EXIT_NOT_ALL_RIGHT)
+    })
 }
 
 /// What all runs share.
@@ -159,17 +187,33 @@ fn measure(lab: &Lab<'_>, set: &Set, report: &mut Report) -> Result<()> {
     let mut methods_of = BTreeMap::from([(1, vec![Method::Single])]);
     for &nodes in &arguments.nodes {
         let methods = methods_of.entry(nodes).or_default();
-        let more = arguments.methods.iter().filter(|method| !methods.contains(method)).copied();
+        let more = arguments
+            .methods
+            .iter()
+            .filter(|method| !methods.contains(method))
+            .copied();
         let more: Vec<_> = more.collect();
         methods.extend(more);
     }
     for (nodes, methods) in methods_of {
-        let set = if arguments.grow { set.grown(nodes) } else { *set };
+        let set = if arguments.grow {
+            set.grown(nodes)
+        } else {
+            *set
+        };
         let stand = Stand::open(lab, &format!("{}-{nodes}", set.name()), nodes)?;
         for number in 1..=arguments.runs {
             for &method in &methods {
-                let Some(figures) = run_once(lab, &stand, &set, method)? else { continue };
-                let entry = Entry { data: set.name(), nodes, method, number, figures };
+                let Some(figures) = run_once(lab, &stand, &set, method)? else {
+                    continue;
+                };
+                let entry = Entry {
+                    data: set.name(),
+                    nodes,
+                    method,
+                    number,
+                    figures,
+                };
                 eprintln!("zmove-lab: {}", report.line(&entry));
                 report.add(entry);
             }
@@ -179,7 +223,12 @@ fn measure(lab: &Lab<'_>, set: &Set, report: &mut Report) -> Result<()> {
 }
 
 /// None if this zmove knows no such job.
-fn run_once(lab: &Lab<'_>, stand: &Stand<'_>, set: &Set, method: Method) -> Result<Option<Figures>> {
+fn run_once(
+    lab: &Lab<'_>,
+    stand: &Stand<'_>,
+    set: &Set,
+    method: Method,
+) -> Result<Option<Figures>> {
     if method == Method::Cluster && !stand.knows_clusters()? {
         eprintln!("zmove-lab: this zmove has no clusters");
         return Ok(None);

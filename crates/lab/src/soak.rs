@@ -41,21 +41,32 @@ pub(crate) struct SoakArgs {
 /// Runs it and prints the levels; fails when a transfer does, or when the last tenth is not level with the first.
 pub(crate) fn soak(arguments: &SoakArgs) -> Result<ExitCode> {
     let zmove = zmove_binary(arguments.zmove.as_deref())?;
-    let directory = arguments.dir.join(format!("zmove-soak-{}", std::process::id()));
-    fs::create_dir(&directory).with_context(|| format!("failed to create {}", directory.display()))?;
+    let directory = arguments
+        .dir
+        .join(format!("zmove-soak-{}", std::process::id()));
+    fs::create_dir(&directory)
+        .with_context(|| format!("failed to create {}", directory.display()))?;
     let soaked = run(arguments, &zmove, &directory);
-    fs::remove_dir_all(&directory).with_context(|| format!("failed to remove {}", directory.display()))?;
+    fs::remove_dir_all(&directory)
+        .with_context(|| format!("failed to remove {}", directory.display()))?;
     let (levels, errors) = soaked?;
     let (first, last) = (levels.first_tenth(), levels.last_tenth());
     println!("first tenth: {first}\nlast tenth:  {last}\nerrors: {errors}");
     let right = errors == 0 && last.is_level_with(&first);
-    Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if right {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn run(arguments: &SoakArgs, zmove: &str, directory: &Path) -> Result<(Levels, u32)> {
     let source = directory.join("source");
     plant(&source)?;
-    let place = Place { zmove: zmove.to_owned(), directory: directory.to_owned() };
+    let place = Place {
+        zmove: zmove.to_owned(),
+        directory: directory.to_owned(),
+    };
     for number in 0..arguments.identities {
         admit(&place, number)?;
     }
@@ -74,9 +85,15 @@ fn run(arguments: &SoakArgs, zmove: &str, directory: &Path) -> Result<(Levels, u
         let id = daemon.running().id();
         levels.add(Level::of(id)?);
     }
-    println!("{} transfers in {:.1} s", arguments.transfers, begun.elapsed().as_secs_f64());
+    println!(
+        "{} transfers in {:.1} s",
+        arguments.transfers,
+        begun.elapsed().as_secs_f64()
+    );
     daemon.running().signal(Signal::TERM);
-    let Some(status) = daemon.running().wait(PATIENCE)? else { bail!("the daemon does not end") };
+    let Some(status) = daemon.running().wait(PATIENCE)? else {
+        bail!("the daemon does not end")
+    };
     if !status.success() {
         bail!("the daemon ended with {status}");
     }
@@ -88,7 +105,10 @@ fn plant(source: &Path) -> Result<()> {
     fs::create_dir(source)?;
     for number in 0..SMALL_FILES {
         let byte = u8::try_from(number % 251)?;
-        fs::write(source.join(format!("small-{number}")), vec![byte; 1 + number * 97])?;
+        fs::write(
+            source.join(format!("small-{number}")),
+            vec![byte; 1 + number * 97],
+        )?;
     }
     fs::write(source.join("large"), vec![7; LARGE_BYTES])?;
     Ok(())
@@ -100,14 +120,25 @@ fn home(number: u32) -> String {
 
 /// Gives an identity its key and its root.
 fn admit(place: &Place, number: u32) -> Result<()> {
-    let (client, target) = (home(number), place.directory.join(format!("target-{number}")));
+    let (client, target) = (
+        home(number),
+        place.directory.join(format!("target-{number}")),
+    );
     fs::create_dir(&target)?;
-    let shown = place.command(&client).args(["key", "show"]).output().context("failed to start zmove")?;
+    let shown = place
+        .command(&client)
+        .args(["key", "show"])
+        .output()
+        .context("failed to start zmove")?;
     let text = String::from_utf8_lossy(&shown.stdout).into_owned();
-    let key = text.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
+    let key = text
+        .split_whitespace()
+        .rfind(|word| word.starts_with("SHA256:"));
     let key = key.context("zmove key show: no fingerprint")?;
     let mut allow = place.command(DAEMON_HOME);
-    allow.args(["allow", key, "--name", &client, "--write", "--root"]).arg(&target);
+    allow
+        .args(["allow", key, "--name", &client, "--write", "--root"])
+        .arg(&target);
     let status = allow.status().context("failed to start zmove allow")?;
     if !status.success() {
         bail!("zmove allow ended with {status}");
@@ -116,13 +147,23 @@ fn admit(place: &Place, number: u32) -> Result<()> {
 }
 
 /// Whether a push to a new directory went well and brought all files; the directory is removed.
-fn push(place: &Place, source: &Path, (identity, number): (u32, u32), to: SocketAddr) -> Result<bool> {
+fn push(
+    place: &Place,
+    source: &Path,
+    (identity, number): (u32, u32),
+    to: SocketAddr,
+) -> Result<bool> {
     let mut command = place.command(&home(identity));
     command.args(["push", "--accept-new", "--quiet", "--durability", "none"]);
     command.arg(source.join("")).arg(format!("{to}:{number}"));
     let mut push = Running::start(&mut command)?;
-    let Some(status) = push.wait(PATIENCE)? else { return Ok(false) };
-    let target = place.directory.join(format!("target-{identity}")).join(number.to_string());
+    let Some(status) = push.wait(PATIENCE)? else {
+        return Ok(false);
+    };
+    let target = place
+        .directory
+        .join(format!("target-{identity}"))
+        .join(number.to_string());
     let came = fs::read_dir(&target).map(Iterator::count).unwrap_or(0);
     if target.exists() {
         fs::remove_dir_all(&target)?;

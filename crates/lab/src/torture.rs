@@ -42,7 +42,10 @@ use self::tally::Tally;
 use crate::peers::zmove_binary;
 
 /// How often, and where.
-#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an option of its own"
+)]
 #[derive(Args, Debug)]
 pub(crate) struct TortureArgs {
     /// Rounds to run.
@@ -113,11 +116,23 @@ pub(crate) fn torture(arguments: &TortureArgs) -> Result<ExitCode> {
     if failed == 0 {
         remove(&place)?;
     }
-    println!("torture from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!(
+        "torture from seed {first}: {all}; {:.0} s",
+        start.elapsed().as_secs_f64()
+    );
+    Ok(if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
-fn torture_jobs(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64) -> Result<ExitCode> {
+fn torture_jobs(
+    arguments: &TortureArgs,
+    zmove: &str,
+    place: &Path,
+    first: u64,
+) -> Result<ExitCode> {
     let start = Instant::now();
     let mut all = JobsTally::default();
     for seed in first..first.saturating_add(arguments.rounds) {
@@ -138,11 +153,23 @@ fn torture_jobs(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64) 
     if is_well {
         remove(place)?;
     }
-    println!("torture of jobs from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
-    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!(
+        "torture of jobs from seed {first}: {all}; {:.0} s",
+        start.elapsed().as_secs_f64()
+    );
+    Ok(if is_well {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
-fn torture_spread(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64) -> Result<ExitCode> {
+fn torture_spread(
+    arguments: &TortureArgs,
+    zmove: &str,
+    place: &Path,
+    first: u64,
+) -> Result<ExitCode> {
     let start = Instant::now();
     let mut all = SpreadTally::default();
     for seed in first..first.saturating_add(arguments.rounds) {
@@ -152,7 +179,9 @@ fn torture_spread(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64
             remove(&directory)?;
         } else {
             let (line, kept) = (tally.common.failed_line(), directory.display());
-            println!("round failed: --spread --rounds 1 --seed {seed}: {line} [{options}; kept in {kept}]");
+            println!(
+                "round failed: --spread --rounds 1 --seed {seed}: {line} [{options}; kept in {kept}]"
+            );
         }
         all.add(tally);
         if !all.common.is_well() && !arguments.keep_going {
@@ -162,11 +191,23 @@ fn torture_spread(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64
     if all.common.is_well() {
         remove(place)?;
     }
-    println!("torture of spread pushes from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
-    Ok(if all.common.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!(
+        "torture of spread pushes from seed {first}: {all}; {:.0} s",
+        start.elapsed().as_secs_f64()
+    );
+    Ok(if all.common.is_well() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
-fn torture_cluster(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64) -> Result<ExitCode> {
+fn torture_cluster(
+    arguments: &TortureArgs,
+    zmove: &str,
+    place: &Path,
+    first: u64,
+) -> Result<ExitCode> {
     let start = Instant::now();
     let seeds = Mutex::new(first..first.saturating_add(arguments.rounds));
     let all = Mutex::new(ClusterTally::default());
@@ -191,16 +232,27 @@ fn torture_cluster(arguments: &TortureArgs, zmove: &str, place: &Path, first: u6
         Ok(())
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..arguments.at_once.max(1)).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..arguments.at_once.max(1))
+            .map(|_| scope.spawn(work))
+            .collect();
         let panicked = |_| anyhow::anyhow!("a worker panicked");
-        workers.into_iter().try_for_each(|worker| worker.join().map_err(panicked)?)
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().map_err(panicked)?)
     })?;
     let all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
     if all.common.is_well() {
         remove(place)?;
     }
-    println!("torture of clusters from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
-    Ok(if all.common.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!(
+        "torture of clusters from seed {first}: {all}; {:.0} s",
+        start.elapsed().as_secs_f64()
+    );
+    Ok(if all.common.is_well() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -208,7 +260,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 pub(crate) fn draw_seed() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     now.as_secs()
 }
 
@@ -216,5 +270,6 @@ fn remove(directory: &Path) -> Result<()> {
     if !directory.exists() {
         return Ok(());
     }
-    fs::remove_dir_all(directory).with_context(|| format!("failed to remove {}", directory.display()))
+    fs::remove_dir_all(directory)
+        .with_context(|| format!("failed to remove {}", directory.display()))
 }

@@ -54,7 +54,9 @@ impl FromStr for ByteRate {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let bytes = text.strip_suffix("/s").context("a rate of storage ends in /s")?;
+        let bytes = text
+            .strip_suffix("/s")
+            .context("a rate of storage ends in /s")?;
         let ByteCount(bytes) = bytes.parse()?;
         if bytes == 0 {
             bail!("a rate is above zero");
@@ -113,7 +115,11 @@ impl FromStr for RoundTrip {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let milliseconds: f64 = text.trim_end_matches("ms").trim().parse().context("not a number")?;
+        let milliseconds: f64 = text
+            .trim_end_matches("ms")
+            .trim()
+            .parse()
+            .context("not a number")?;
         if !(0.0..=60_000.0).contains(&milliseconds) {
             bail!("a round trip lies between 0 and 60000 ms");
         }
@@ -138,11 +144,19 @@ impl FromStr for LossShare {
 }
 
 /// Parses a number followed by one of `units`; a unit that ends another stands behind it.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to lie within u64")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "checked to lie within u64"
+)]
 fn scaled(text: &str, units: &[(&str, f64)]) -> Result<u64> {
     for (unit, factor) in units {
-        let Some(number) = text.strip_suffix(unit) else { continue };
-        let Ok(number) = number.trim().parse::<f64>() else { continue };
+        let Some(number) = text.strip_suffix(unit) else {
+            continue;
+        };
+        let Ok(number) = number.trim().parse::<f64>() else {
+            continue;
+        };
         let value = number * factor;
         if !(0.0..9e18).contains(&value) {
             bail!("{text} is out of range");
@@ -150,7 +164,10 @@ fn scaled(text: &str, units: &[(&str, f64)]) -> Result<u64> {
         return Ok(value.round() as u64);
     }
     let known: Vec<&str> = units.iter().map(|(unit, _)| *unit).collect();
-    bail!("{text} is not a number with one of the units {}", known.join(" "))
+    bail!(
+        "{text} is not a number with one of the units {}",
+        known.join(" ")
+    )
 }
 
 const NANOSECONDS_PER_SECOND: u128 = 1_000_000_000;
@@ -178,8 +195,14 @@ mod tests {
 
     #[test]
     fn a_round_trip_may_be_a_fraction_of_a_millisecond() {
-        assert_eq!("0.2".parse::<RoundTrip>().unwrap(), RoundTrip(Duration::from_micros(200)));
-        assert_eq!("90ms".parse::<RoundTrip>().unwrap().one_way(), Duration::from_millis(45));
+        assert_eq!(
+            "0.2".parse::<RoundTrip>().unwrap(),
+            RoundTrip(Duration::from_micros(200))
+        );
+        assert_eq!(
+            "90ms".parse::<RoundTrip>().unwrap().one_way(),
+            Duration::from_millis(45)
+        );
     }
 
     #[test]

@@ -10,7 +10,10 @@ const LAB: &str = env!("CARGO_BIN_EXE_zmove-lab");
 #[test]
 fn parts_of_one_large_file_are_under_way_side_by_side() {
     let zmove = Path::new(LAB).with_file_name("zmove");
-    for (here, missing) in [(zmove.is_file(), "zmove beside the lab"), (can_mount(), "root with /dev/fuse")] {
+    for (here, missing) in [
+        (zmove.is_file(), "zmove beside the lab"),
+        (can_mount(), "root with /dev/fuse"),
+    ] {
         if !here {
             let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
             assert!(!required, "ZMOVE_REQUIRE_LAB=1, but there is no {missing}");
@@ -20,8 +23,10 @@ fn parts_of_one_large_file_are_under_way_side_by_side() {
     let home = tempfile::tempdir().unwrap();
     let bytes: Vec<u8> = (0..64_u32 << 18).flat_map(u32::to_le_bytes).collect();
     std::fs::write(home.path().join("file"), &bytes).unwrap();
-    for (argument, operation) in [("file $ZMOVE_LAB_LATE/", "write"), ("$ZMOVE_LAB_LATE/file back/", "read")]
-    {
+    for (argument, operation) in [
+        ("file $ZMOVE_LAB_LATE/", "write"),
+        ("$ZMOVE_LAB_LATE/file back/", "read"),
+    ] {
         let push = format!("{} push --direct on {argument}", zmove.display());
         let mut command = Command::new(LAB);
         command.args([
@@ -38,12 +43,19 @@ fn parts_of_one_large_file_are_under_way_side_by_side() {
             &push,
         ]);
         std::fs::create_dir_all(home.path().join("over")).unwrap();
-        let output = command.current_dir(&home).env("HOME", home.path()).output().unwrap();
+        let output = command
+            .current_dir(&home)
+            .env("HOME", home.path())
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
         let at_once = at_once(&said, operation);
         // A group of 4 MiB has four parts.
-        assert!(at_once.is_some_and(|at_once| at_once > 4), "{operation}: {said}");
+        assert!(
+            at_once.is_some_and(|at_once| at_once > 4),
+            "{operation}: {said}"
+        );
     }
     assert!(std::fs::read(home.path().join("back/file")).unwrap() == bytes);
 }

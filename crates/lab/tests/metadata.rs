@@ -6,7 +6,10 @@ use std::process::Command;
 
 const LAB: &str = env!("CARGO_BIN_EXE_zmove-lab");
 /// Makes the tree that the tests of the whole program push, too.
-const TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/e2e/metadata/tree.sh");
+const TREE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../tests/e2e/metadata/tree.sh"
+);
 
 #[test]
 fn what_a_mount_does_not_hold_is_counted_and_all_else_arrives() {
@@ -18,7 +21,10 @@ fn what_a_mount_does_not_hold_is_counted_and_all_else_arrives() {
     }
     let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     let grown = can_mount && run(Command::new("sh").arg(TREE).arg(at("source")).arg("1500"));
-    for (here, missing) in [(zmove.is_file(), "zmove beside the lab"), (grown, "root, FUSE or attributes")] {
+    for (here, missing) in [
+        (zmove.is_file(), "zmove beside the lab"),
+        (grown, "root, FUSE or attributes"),
+    ] {
         if !here {
             let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
             assert!(!required, "ZMOVE_REQUIRE_LAB=1, but there is no {missing}");
@@ -26,18 +32,40 @@ fn what_a_mount_does_not_hold_is_counted_and_all_else_arrives() {
         }
     }
     // The mount does not carry times before 1970.
-    assert!(run(Command::new("touch").args(["-d", "2001-02-03"]).arg(at("source/owners/f7"))));
-    let push = format!("{} push -a --json source/ $ZMOVE_LAB_LATE/", zmove.display());
+    assert!(run(Command::new("touch")
+        .args(["-d", "2001-02-03"])
+        .arg(at("source/owners/f7"))));
+    let push = format!(
+        "{} push -a --json source/ $ZMOVE_LAB_LATE/",
+        zmove.display()
+    );
     for there in [false, true] {
         let mut command = Command::new(LAB);
-        command.args(["late", "--delay", "0", "--over", "over", "--", "sh", "-c", &push]);
-        let output = command.current_dir(&home).env("HOME", home.path()).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        command.args([
+            "late", "--delay", "0", "--over", "over", "--", "sh", "-c", &push,
+        ]);
+        let output = command
+            .current_dir(&home)
+            .env("HOME", home.path())
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let said = String::from_utf8_lossy(&output.stdout);
-        let summary: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
-        assert_eq!((&summary["failed"], summary["files"] == 0), (&0.into(), there), "{summary}");
+        let summary: serde_json::Value =
+            serde_json::from_str(said.lines().last().unwrap()).unwrap();
+        assert_eq!(
+            (&summary["failed"], summary["files"] == 0),
+            (&0.into(), there),
+            "{summary}"
+        );
         let lacks = summary["not_kept"].as_array().unwrap().iter();
-        let lacks: Vec<_> = lacks.map(|lack| (lack["what"].as_str().unwrap(), &lack["why"])).collect();
+        let lacks: Vec<_> = lacks
+            .map(|lack| (lack["what"].as_str().unwrap(), &lack["why"]))
+            .collect();
         let why = &"not supported there".into();
         let whats = ["xattr", "acl", "privileged xattr", "device"];
         assert_eq!(lacks, whats.map(|what| (what, why)), "{summary}");
@@ -45,11 +73,17 @@ fn what_a_mount_does_not_hold_is_counted_and_all_else_arrives() {
     // A file that has lost its list gives its group no more than the list, so that modes of those differ.
     let mut rsync = Command::new("rsync");
     rsync.args(["-naHSi", "--numeric-ids", "--checksum", "--delete"]);
-    let others = ["null", "disk", "far", "large", "lists", "/tied/f5", "a5", "b5", "tied5"];
+    let others = [
+        "null", "disk", "far", "large", "lists", "/tied/f5", "a5", "b5", "tied5",
+    ];
     rsync.args(others.map(|name| format!("--exclude={name}")));
     rsync.arg(at("source/")).arg(at("over/"));
     let left = rsync.output().unwrap();
-    assert!(left.status.success(), "{}", String::from_utf8_lossy(&left.stderr));
+    assert!(
+        left.status.success(),
+        "{}",
+        String::from_utf8_lossy(&left.stderr)
+    );
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
 }
 

@@ -14,14 +14,21 @@ fn missing() -> Option<String> {
         return Some("/dev/fuse is missing".into());
     }
     let present = |tool: &str| {
-        ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].iter().any(|at| Path::new(at).join(tool).exists())
+        ["/usr/sbin", "/sbin", "/usr/bin", "/bin"]
+            .iter()
+            .any(|at| Path::new(at).join(tool).exists())
     };
     let tools = ["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "losetup"];
-    tools.into_iter().find(|tool| !present(tool)).map(|tool| format!("{tool} is missing"))
+    tools
+        .into_iter()
+        .find(|tool| !present(tool))
+        .map(|tool| format!("{tool} is missing"))
 }
 
 fn skips() -> bool {
-    let Some(reason) = missing() else { return false };
+    let Some(reason) = missing() else {
+        return false;
+    };
     let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
     assert!(!required, "ZMOVE_REQUIRE_LAB=1, but {reason}");
     eprintln!("skipped: {reason}");
@@ -42,8 +49,11 @@ fn powercut(zmove: &Path, file_systems: &str, rounds: &str) -> (bool, String) {
         "--zmove",
     ]);
     let output = command.arg(zmove).output().expect("the lab starts");
-    let said =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     (output.status.success(), said)
 }
 
@@ -66,8 +76,14 @@ fn a_program_that_lies_is_found_out() {
     assert!(!well, "{said}");
     for file_system in ["ext4", "ext4-nodelalloc", "xfs", "btrfs"] {
         let line = format!("powercut on {file_system} from seed 1: 2 rounds, ");
-        let summary = said.lines().find(|told| told.starts_with(&line)).unwrap_or_else(|| panic!("{said}"));
-        assert!(summary.contains(": rounds wrong after the same command 2, "), "{said}");
+        let summary = said
+            .lines()
+            .find(|told| told.starts_with(&line))
+            .unwrap_or_else(|| panic!("{said}"));
+        assert!(
+            summary.contains(": rounds wrong after the same command 2, "),
+            "{said}"
+        );
         assert!(summary.contains(", lab 0; "), "{said}");
     }
 }

@@ -1,7 +1,10 @@
 //! More nodes, in small: two senders and two receivers, and a few megabytes, by the zmove that lies beside the lab's
 //! program.
 
-#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "in a test, helpers included, a panic is the report"
+)]
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -18,17 +21,47 @@ fn two_nodes_are_set_against_one_and_drawn() {
     let place = tempfile::tempdir().unwrap();
     let drawing = place.path().join("scale.svg");
     let drawn = drawing.to_str().unwrap();
-    let runs = scale("20Mbit", &["--data", "large:4x1MiB", "--methods", "one-sender,shares", "--svg", drawn]);
-    assert_eq!(methods(&runs), [("single", 1), ("one-sender", 2), ("shares", 2)]);
+    let runs = scale(
+        "20Mbit",
+        &[
+            "--data",
+            "large:4x1MiB",
+            "--methods",
+            "one-sender,shares",
+            "--svg",
+            drawn,
+        ],
+    );
+    assert_eq!(
+        methods(&runs),
+        [("single", 1), ("one-sender", 2), ("shares", 2)]
+    );
     for run in runs {
-        let number = |name: &str| run[name].as_f64().unwrap_or_else(|| panic!("{name}: {run}"));
-        assert!(number("efficiency") > 0.0 && number("first_byte_seconds") < number("seconds"), "{run}");
-        assert!(number("wire_bytes") > number("bytes"), "what the links carry is counted: {run}");
+        let number = |name: &str| {
+            run[name]
+                .as_f64()
+                .unwrap_or_else(|| panic!("{name}: {run}"))
+        };
+        assert!(
+            number("efficiency") > 0.0 && number("first_byte_seconds") < number("seconds"),
+            "{run}"
+        );
+        assert!(
+            number("wire_bytes") > number("bytes"),
+            "what the links carry is counted: {run}"
+        );
         // one twentieth for what a bucket has at the start
         let links = 20e6 * 1.05 * number("nodes");
-        assert!(number("bits_per_second") < links, "no link carries more than it can: {run}");
+        assert!(
+            number("bits_per_second") < links,
+            "no link carries more than it can: {run}"
+        );
     }
-    assert!(std::fs::read_to_string(drawing).unwrap().contains("shares by hand"));
+    assert!(
+        std::fs::read_to_string(drawing)
+            .unwrap()
+            .contains("shares by hand")
+    );
 }
 
 #[test]
@@ -37,21 +70,64 @@ fn clients_of_a_model_are_charged_for_what_they_take_from_each_other() {
         return;
     }
     let model = ["--model", "--model-extent", "1GiB"];
-    let charges = |run: &Value, name: &str| run["charges"][name].as_u64().unwrap_or_else(|| panic!("{run}"));
-    let runs =
-        scale("20Mbit", &[&["--data", "losf-flat:200x1KiB", "--methods", "shares"], &model[..]].concat());
+    let charges = |run: &Value, name: &str| {
+        run["charges"][name]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{run}"))
+    };
+    let runs = scale(
+        "20Mbit",
+        &[
+            &["--data", "losf-flat:200x1KiB", "--methods", "shares"],
+            &model[..],
+        ]
+        .concat(),
+    );
     assert_eq!(methods(&runs), [("single", 1), ("shares", 2)]);
     for run in &runs {
-        assert!(charges(run, "entries") >= 200, "each file is an entry: {run}");
-        assert!(run["model"].as_str().unwrap().contains("1 ms for 1048576 KiB"), "{run}");
+        assert!(
+            charges(run, "entries") >= 200,
+            "each file is an entry: {run}"
+        );
+        assert!(
+            run["model"]
+                .as_str()
+                .unwrap()
+                .contains("1 ms for 1048576 KiB"),
+            "{run}"
+        );
     }
-    assert_eq!(charges(&runs[0], "entry_handovers"), 0, "one client is alone: {}", runs[0]);
-    assert!(charges(&runs[1], "entry_handovers") > 0, "two make files in one directory: {}", runs[1]);
-    let runs =
-        scale("100Mbit", &[&["--data", "huge:1x64MiB", "--methods", "one-sender"], &model[..]].concat());
+    assert_eq!(
+        charges(&runs[0], "entry_handovers"),
+        0,
+        "one client is alone: {}",
+        runs[0]
+    );
+    assert!(
+        charges(&runs[1], "entry_handovers") > 0,
+        "two make files in one directory: {}",
+        runs[1]
+    );
+    let runs = scale(
+        "100Mbit",
+        &[
+            &["--data", "huge:1x64MiB", "--methods", "one-sender"],
+            &model[..],
+        ]
+        .concat(),
+    );
     assert_eq!(methods(&runs), [("single", 1), ("one-sender", 2)]);
-    assert_eq!(charges(&runs[0], "extent_handovers"), 0, "one client is alone: {}", runs[0]);
-    assert!(charges(&runs[1], "extent_handovers") > 0, "two write to one extent: {}", runs[1]);
+    assert_eq!(
+        charges(&runs[0], "extent_handovers"),
+        0,
+        "one client is alone: {}",
+        runs[0]
+    );
+    assert!(
+        charges(&runs[1], "extent_handovers") > 0,
+        "two write to one extent: {}",
+        runs[1]
+    );
 }
 
 /// A run with what no other test needs, which need not be installed.
@@ -63,11 +139,22 @@ fn fpsync_copies_by_a_worker_on_each_sender() {
     if Command::new("fpsync").arg("-h").output().is_err() {
         return eprintln!("skipped: there is no fpsync (package fpart)");
     }
-    let runs = scale("20Mbit", &["--data", "losf:2000x1KiB", "--methods", "fpsync"]);
+    let runs = scale(
+        "20Mbit",
+        &["--data", "losf:2000x1KiB", "--methods", "fpsync"],
+    );
     assert_eq!(methods(&runs), [("single", 1), ("fpsync", 2)]);
     let number = |name: &str| runs[1][name].as_f64().unwrap();
-    assert!(number("wire_bytes") > number("bytes"), "what its one receiver's link carries: {}", runs[1]);
-    assert!(number("cpu_seconds") > 0.0, "what its own processes take is counted: {}", runs[1]);
+    assert!(
+        number("wire_bytes") > number("bytes"),
+        "what its one receiver's link carries: {}",
+        runs[1]
+    );
+    assert!(
+        number("cpu_seconds") > 0.0,
+        "what its own processes take is counted: {}",
+        runs[1]
+    );
 }
 
 #[test]
@@ -75,8 +162,15 @@ fn one_node_is_no_second_base_and_a_number_that_is_named_twice_is_run_once() {
     if is_skipped() {
         return;
     }
-    let runs = scale_of("1,2,2", "20Mbit", &["--data", "large:1x1MiB", "--methods", "single,shares"]);
-    assert_eq!(methods(&runs), [("single", 1), ("shares", 1), ("single", 2), ("shares", 2)]);
+    let runs = scale_of(
+        "1,2,2",
+        "20Mbit",
+        &["--data", "large:1x1MiB", "--methods", "single,shares"],
+    );
+    assert_eq!(
+        methods(&runs),
+        [("single", 1), ("shares", 1), ("single", 2), ("shares", 2)]
+    );
 }
 
 /// The runs with two nodes behind links of a rate, all of which have ended well.
@@ -87,17 +181,35 @@ fn scale(rate: &str, arguments: &[&str]) -> Vec<Value> {
 fn scale_of(nodes: &str, rate: &str, arguments: &[&str]) -> Vec<Value> {
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(LAB);
-    command.args(["scale", "--nodes", nodes, "--rate", rate, "--json"]).args(arguments);
-    let output = command.arg("--data-dir").arg(place.path()).output().unwrap();
+    command
+        .args(["scale", "--nodes", nodes, "--rate", rate, "--json"])
+        .args(arguments);
+    let output = command
+        .arg("--data-dir")
+        .arg(place.path())
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     serde_json::from_str(&said).unwrap()
 }
 
 /// Methods and nodes of runs whose copies are right.
 fn methods(runs: &[Value]) -> Vec<(&str, u64)> {
-    runs.iter().for_each(|run| assert_eq!(run["verdict"], "right", "{run}"));
-    runs.iter().map(|run| (run["method"].as_str().unwrap(), run["nodes"].as_u64().unwrap())).collect()
+    runs.iter()
+        .for_each(|run| assert_eq!(run["verdict"], "right", "{run}"));
+    runs.iter()
+        .map(|run| {
+            (
+                run["method"].as_str().unwrap(),
+                run["nodes"].as_u64().unwrap(),
+            )
+        })
+        .collect()
 }
 
 /// Whether this machine cannot run these tests, and need not.
@@ -113,12 +225,30 @@ fn is_skipped() -> bool {
 fn can_run() -> Result<(), String> {
     let zmove = Path::new(LAB).with_file_name("zmove");
     if !zmove.is_file() {
-        return Err(format!("{} is missing; `cargo test --workspace` makes it", zmove.display()));
+        return Err(format!(
+            "{} is missing; `cargo test --workspace` makes it",
+            zmove.display()
+        ));
     }
     let mut hosts = Command::new(LAB);
-    hosts.args(["hosts", "--rtt", "0", "--rate", "1Gbit", "--emulator", "tbf", "--", "true"]);
-    let Output { status, stderr, .. } =
-        hosts.output().map_err(|error| format!("the lab does not start: {error}"))?;
+    hosts.args([
+        "hosts",
+        "--rtt",
+        "0",
+        "--rate",
+        "1Gbit",
+        "--emulator",
+        "tbf",
+        "--",
+        "true",
+    ]);
+    let Output { status, stderr, .. } = hosts
+        .output()
+        .map_err(|error| format!("the lab does not start: {error}"))?;
     let said = String::from_utf8_lossy(&stderr);
-    if status.success() { Ok(()) } else { Err(format!("two hosts cannot be made: {}", said.trim())) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("two hosts cannot be made: {}", said.trim()))
+    }
 }

@@ -11,16 +11,40 @@ fn a_few_rounds_go_well_and_leave_nothing() {
     let zmove = Path::new(LAB).with_file_name("zmove");
     if !zmove.is_file() {
         let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
-        assert!(!required, "ZMOVE_REQUIRE_LAB=1, but {} is missing", zmove.display());
-        return eprintln!("skipped: {} is missing; `cargo test --workspace` makes it", zmove.display());
+        assert!(
+            !required,
+            "ZMOVE_REQUIRE_LAB=1, but {} is missing",
+            zmove.display()
+        );
+        return eprintln!(
+            "skipped: {} is missing; `cargo test --workspace` makes it",
+            zmove.display()
+        );
     }
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(LAB);
-    command.args(["torture", "--rounds", "4", "--seed", "1", "--keep-going", "--dir"]).arg(place.path());
+    command
+        .args([
+            "torture",
+            "--rounds",
+            "4",
+            "--seed",
+            "1",
+            "--keep-going",
+            "--dir",
+        ])
+        .arg(place.path());
     let output = command.arg("--zmove").arg(zmove).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.starts_with("torture from seed 1: 4 rounds, "), "{said}");
+    assert!(
+        output.status.success(),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        said.starts_with("torture from seed 1: 4 rounds, "),
+        "{said}"
+    );
     assert_eq!(place.path().read_dir().unwrap().count(), 0);
 }
 
@@ -37,11 +61,22 @@ fn a_program_that_lies_is_found_out() {
     std::fs::write(&liar, script).unwrap();
     std::fs::set_permissions(&liar, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let mut command = Command::new(LAB);
-    command.args(["torture", "--rounds", "3", "--seed", "1", "--dir"]).arg(place.path());
+    command
+        .args(["torture", "--rounds", "3", "--seed", "1", "--dir"])
+        .arg(place.path());
     let output = command.arg("--zmove").arg(&liar).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success(), "{said}");
     let failed = said.lines().next().unwrap();
-    assert!(failed.starts_with("round failed: --rounds 1 --seed 1: wrong: "), "{said}");
-    assert!(said.lines().last().unwrap().starts_with("torture from seed 1: 1 rounds, "), "{said}");
+    assert!(
+        failed.starts_with("round failed: --rounds 1 --seed 1: wrong: "),
+        "{said}"
+    );
+    assert!(
+        said.lines()
+            .last()
+            .unwrap()
+            .starts_with("torture from seed 1: 1 rounds, "),
+        "{said}"
+    );
 }

@@ -2,5 +2,7 @@
 //!
 //! Only with the feature `fuzzing`, which the program is not built with.
 
-pub use crate::resume::journal::fuzzing::{framed, job_journal, journal, journal_files, journal_records};
+pub use crate::resume::journal::fuzzing::{
+    framed, job_journal, journal, journal_files, journal_records,
+};
 pub use crate::session::verify::fuzzing::sealed_frame;

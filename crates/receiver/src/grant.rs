@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use zmove_disk::RemovalBudget;
 use zmove_types::{Lock, RateLimit};
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, EntryFault, Open, Refusal, SignedReceipt, WireError};
+use zmove_wire::{
+    Batch, BatchEntry, DirectoryGroup, EntryFault, Open, Refusal, SignedReceipt, WireError,
+};
 
 use crate::quota::Quota;
 use crate::store::rules::{Owning, SetIds};
@@ -143,8 +145,14 @@ impl Taken {
                     entries: counted().count() as u64,
                 }
             }
-            Self::Group(bytes) => Amount { bytes: *bytes, entries: 0 },
-            Self::File => Amount { bytes: 0, entries: 1 },
+            Self::Group(bytes) => Amount {
+                bytes: *bytes,
+                entries: 0,
+            },
+            Self::File => Amount {
+                bytes: 0,
+                entries: 1,
+            },
         }
     }
 
@@ -156,9 +164,14 @@ impl Taken {
             Fate::StoredBut(faults) => faults,
         };
         let all = self.amount();
-        let Self::Batch(bytes) = &mut self else { return all };
+        let Self::Batch(bytes) = &mut self else {
+            return all;
+        };
         let failed: BTreeSet<_> = faults.iter().map(|fault| fault.entry as usize).collect();
-        let failed: Box<[_]> = failed.iter().filter_map(|entry| bytes.get(*entry).copied()).collect();
+        let failed: Box<[_]> = failed
+            .iter()
+            .filter_map(|entry| bytes.get(*entry).copied())
+            .collect();
         all.without(Self::Batch(failed).amount())
     }
 }
@@ -168,8 +181,17 @@ impl Allowance {
     #[must_use]
     pub fn new(most: Amount, stored: Amount) -> Self {
         let (coming, sum, directories) = (HashMap::new(), Amount::default(), HashSet::new());
-        let book = Book { stored, coming, sum, directories };
-        Self { most, book: Lock::new(book), hashes: RandomState::new() }
+        let book = Book {
+            stored,
+            coming,
+            sum,
+            directories,
+        };
+        Self {
+            most,
+            book: Lock::new(book),
+            hashes: RandomState::new(),
+        }
     }
 
     /// What has been stored by now.
@@ -220,7 +242,10 @@ impl Allowance {
         path.write(name);
         path.write_u8(b'/');
         if book.directories.insert(path.finish()) {
-            book.stored = book.stored.with(Amount { bytes: 0, entries: 1 });
+            book.stored = book.stored.with(Amount {
+                bytes: 0,
+                entries: 1,
+            });
             self.check(book.stored.with(book.sum))?;
         }
         Ok(())
@@ -232,7 +257,11 @@ impl Allowance {
             return Err(over("number of bytes of this copy", bytes, self.most.bytes));
         }
         if entries > self.most.entries {
-            return Err(over("number of entries of this copy", entries, self.most.entries));
+            return Err(over(
+                "number of entries of this copy",
+                entries,
+                self.most.entries,
+            ));
         }
         Ok(())
     }
@@ -240,7 +269,9 @@ impl Allowance {
     /// Notes what has become of something; what is not stored comes again, if at all.
     pub(crate) fn settle(&self, what: Coming, fate: Fate<'_>) {
         let mut book = self.book.lock();
-        let Some(taken) = book.coming.remove(&what) else { return };
+        let Some(taken) = book.coming.remove(&what) else {
+            return;
+        };
         book.sum = book.sum.without(taken.amount());
         book.stored = book.stored.with(taken.stored(fate));
     }
@@ -249,12 +280,18 @@ impl Allowance {
 impl Amount {
     fn with(self, other: Self) -> Self {
         let Self { bytes, entries } = self;
-        Self { bytes: bytes.saturating_add(other.bytes), entries: entries.saturating_add(other.entries) }
+        Self {
+            bytes: bytes.saturating_add(other.bytes),
+            entries: entries.saturating_add(other.entries),
+        }
     }
 
     fn without(self, other: Self) -> Self {
         let Self { bytes, entries } = self;
-        Self { bytes: bytes.saturating_sub(other.bytes), entries: entries.saturating_sub(other.entries) }
+        Self {
+            bytes: bytes.saturating_sub(other.bytes),
+            entries: entries.saturating_sub(other.entries),
+        }
     }
 }
 
@@ -271,46 +308,103 @@ mod tests {
     /// H1 may name a directory by the path of what is in it alone, of nothing, or of what fails then.
     #[test]
     fn a_directory_counts_once_as_an_entry_or_on_the_way_to_one() {
-        let allowance = Allowance::new(Amount { bytes: 10, entries: 3 }, Amount::default());
+        let allowance = Allowance::new(
+            Amount {
+                bytes: 10,
+                entries: 3,
+            },
+            Amount::default(),
+        );
         let take = |directory: &str, named: Option<&str>| {
             let directory = RelPath::from_bytes(directory.as_bytes()).unwrap();
             let name = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
             let entries = named.map(|text| BatchEntry::Directory(name(text), Metadata::default()));
             let entries = entries.into_iter().collect();
-            allowance.take_directories(&Batch { groups: vec![DirectoryGroup { directory, entries }] })
+            allowance.take_directories(&Batch {
+                groups: vec![DirectoryGroup { directory, entries }],
+            })
         };
         assert_eq!(take("a/b", None), Ok(2));
-        assert_eq!((take("a", Some("b")), take("a/b", None), take("", Some("a"))), (Ok(0), Ok(0), Ok(0)));
+        assert_eq!(
+            (take("a", Some("b")), take("a/b", None), take("", Some("a"))),
+            (Ok(0), Ok(0), Ok(0))
+        );
         assert_eq!(take("a", Some("c")), Ok(1));
-        let over = WireError::OverLimit { what: "number of entries of this copy", value: 4, limit: 3 };
+        let over = WireError::OverLimit {
+            what: "number of entries of this copy",
+            value: 4,
+            limit: 3,
+        };
         assert_eq!(take("b", None), Err(over));
     }
 
     #[test]
     fn what_comes_again_counts_once_and_what_is_too_much_is_refused() {
-        let before = Amount { bytes: 1, entries: 1 };
-        let allowance = Allowance::new(Amount { bytes: 10, entries: 3 }, before);
+        let before = Amount {
+            bytes: 1,
+            entries: 1,
+        };
+        let allowance = Allowance::new(
+            Amount {
+                bytes: 10,
+                entries: 3,
+            },
+            before,
+        );
         allowance.take(Coming::Item(1), batch(&[6])).unwrap();
-        let error = WireError::OverLimit { what: "number of bytes of this copy", value: 11, limit: 10 };
+        let error = WireError::OverLimit {
+            what: "number of bytes of this copy",
+            value: 11,
+            limit: 10,
+        };
         assert_eq!(allowance.take(Coming::Item(2), batch(&[4])), Err(error));
         allowance.settle(Coming::Item(1), Fate::Dropped);
         allowance.take(Coming::Item(2), batch(&[6])).unwrap();
         assert_eq!(allowance.stored(), before);
         allowance.settle(Coming::Item(2), Fate::Stored);
         allowance.settle(Coming::Item(2), Fate::Stored);
-        assert_eq!(allowance.stored(), Amount { bytes: 7, entries: 2 });
+        assert_eq!(
+            allowance.stored(),
+            Amount {
+                bytes: 7,
+                entries: 2
+            }
+        );
         allowance.take(Coming::File(2), Taken::File).unwrap();
         allowance.take(Coming::Item(3), Taken::Group(3)).unwrap();
-        let error = WireError::OverLimit { what: "number of entries of this copy", value: 4, limit: 3 };
+        let error = WireError::OverLimit {
+            what: "number of entries of this copy",
+            value: 4,
+            limit: 3,
+        };
         assert_eq!(allowance.take(Coming::File(3), Taken::File), Err(error));
     }
 
     #[test]
     fn entries_that_were_not_stored_do_not_count() {
-        let allowance = Allowance::new(Amount { bytes: 10, entries: 3 }, Amount::default());
+        let allowance = Allowance::new(
+            Amount {
+                bytes: 10,
+                entries: 3,
+            },
+            Amount::default(),
+        );
         allowance.take(Coming::Item(1), batch(&[1, 2, 4])).unwrap();
-        let fault = |entry| EntryFault { entry, operation: Operation::Rename, code: FaultCode::AlreadyThere };
-        allowance.settle(Coming::Item(1), Fate::StoredBut(&[fault(1), fault(1), fault(9)]));
-        assert_eq!(allowance.stored(), Amount { bytes: 5, entries: 2 });
+        let fault = |entry| EntryFault {
+            entry,
+            operation: Operation::Rename,
+            code: FaultCode::AlreadyThere,
+        };
+        allowance.settle(
+            Coming::Item(1),
+            Fate::StoredBut(&[fault(1), fault(1), fault(9)]),
+        );
+        assert_eq!(
+            allowance.stored(),
+            Amount {
+                bytes: 5,
+                entries: 2
+            }
+        );
     }
 }

@@ -132,7 +132,12 @@ impl TransferMeter {
     /// The entries that have failed, by operation and cause.
     #[must_use]
     pub fn failures(&self) -> Vec<Failures> {
-        self.failures.lock().iter().filter(|failures| failures.count > 0).cloned().collect()
+        self.failures
+            .lock()
+            .iter()
+            .filter(|failures| failures.count > 0)
+            .cloned()
+            .collect()
     }
 
     /// Counts an entry that has failed.
@@ -156,14 +161,24 @@ impl TransferMeter {
         });
     }
 
-    fn change_failures(&self, operation: Operation, code: FaultCode, change: impl FnOnce(&mut Failures)) {
+    fn change_failures(
+        &self,
+        operation: Operation,
+        code: FaultCode,
+        change: impl FnOnce(&mut Failures),
+    ) {
         let mut all = self.failures.lock();
         let is_it = |failures: &Failures| (failures.operation, failures.code) == (operation, code);
         let at = match all.iter().position(is_it) {
             Some(at) => at,
             None if all.len() >= FAILURES_MAX => FAILURES_MAX - 1,
             None => {
-                all.push(Failures { operation, code, count: 0, first: None });
+                all.push(Failures {
+                    operation,
+                    code,
+                    count: 0,
+                    first: None,
+                });
                 all.len() - 1
             }
         };
@@ -176,7 +191,9 @@ impl TransferMeter {
     }
 
     pub(crate) fn filled(&self, bytes: u64) {
-        self.probed.get_or_init(AtomicU64::default).fetch_add(bytes, Ordering::Relaxed);
+        self.probed
+            .get_or_init(AtomicU64::default)
+            .fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn came(&self, bytes: usize) {
@@ -191,7 +208,10 @@ impl TransferMeter {
 
     /// The files that got their names.
     pub(crate) fn named(&self) -> Stored {
-        Stored { files: self.files(), bytes: self.named_bytes.load(Ordering::Relaxed) }
+        Stored {
+            files: self.files(),
+            bytes: self.named_bytes.load(Ordering::Relaxed),
+        }
     }
 
     pub(crate) fn lanes_are(&self, lanes: usize) {
@@ -237,7 +257,8 @@ impl TransferMeter {
     pub(crate) fn told(&self, found: &FoundSoFar) {
         self.found_files.store(found.files, Ordering::Relaxed);
         self.found_bytes.store(found.bytes, Ordering::Relaxed);
-        self.skipped_bytes.store(found.skipped_bytes, Ordering::Relaxed);
+        self.skipped_bytes
+            .store(found.skipped_bytes, Ordering::Relaxed);
         self.found_all.store(found.all, Ordering::Relaxed);
         self.is_told.store(true, Ordering::Relaxed);
     }

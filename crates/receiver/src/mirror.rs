@@ -20,8 +20,8 @@ use zmove_wire::limits::{
     EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Keep, KeptRange, ListedName, Operation,
-    Remove, ToSender, WireError,
+    Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Keep, KeptRange, ListedName,
+    Operation, Remove, ToSender, WireError,
 };
 
 use crate::error::SessionError;
@@ -44,7 +44,12 @@ pub(crate) struct Mirror {
 
 impl Mirror {
     pub(crate) fn new(quota: &Quota) -> Self {
-        Self { keeps: 0, removes: 0, workers: Workers::new(quota), spared: Arc::new(Spared::new(quota)) }
+        Self {
+            keeps: 0,
+            removes: 0,
+            workers: Workers::new(quota),
+            spared: Arc::new(Spared::new(quota)),
+        }
     }
 
     /// Starts to answer a list of names that stay; the answer comes as an outcome.
@@ -55,16 +60,25 @@ impl Mirror {
     ) -> Result<(), SessionError> {
         keep.check()?;
         self.keeps += 1;
-        if transfer.target.rules.extraneous == Extraneous::Stays || self.keeps > KEEPS_OUTSTANDING_MAX {
-            return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
+        if transfer.target.rules.extraneous == Extraneous::Stays
+            || self.keeps > KEEPS_OUTSTANDING_MAX
+        {
+            return Err(WireError::OutOfOrder {
+                what: "a list of names that stay",
+            }
+            .into());
         }
         let spared = Arc::clone(&self.spared);
         self.workers.start_for(transfer, move |transfer| {
             let _until_it_is_answered = question;
             let mut held = transfer.quota.book_nothing();
             let mut budget = WorkBudget::new(transfer.turn(Task::Look), &mut held);
-            let answer =
-                ToSender::ExtraneousNames(extra(Some(&transfer.target.tree), &keep, &spared, &mut budget));
+            let answer = ToSender::ExtraneousNames(extra(
+                Some(&transfer.target.tree),
+                &keep,
+                &spared,
+                &mut budget,
+            ));
             // Give up the core first: reporting may have to wait.
             drop(budget);
             transfer.reports.tell_booked(Outcome::Mirror(answer), held);
@@ -79,8 +93,13 @@ impl Mirror {
     ) -> Result<(), SessionError> {
         remove.check()?;
         self.removes += 1;
-        if transfer.target.rules.extraneous == Extraneous::Stays || self.removes > REMOVES_OUTSTANDING_MAX {
-            return Err(WireError::OutOfOrder { what: "a list of names that go" }.into());
+        if transfer.target.rules.extraneous == Extraneous::Stays
+            || self.removes > REMOVES_OUTSTANDING_MAX
+        {
+            return Err(WireError::OutOfOrder {
+                what: "a list of names that go",
+            }
+            .into());
         }
         let spared = Arc::clone(&self.spared);
         self.workers.start_for(transfer, move |transfer| {
@@ -89,7 +108,10 @@ impl Mirror {
             // elsewhere.
             publish_all(transfer);
             let entries = remove_all(transfer, &remove, &spared);
-            let answer = ToSender::Removed { remove: remove.remove, entries };
+            let answer = ToSender::Removed {
+                remove: remove.remove,
+                entries,
+            };
             transfer.reports.tell(Outcome::Mirror(answer));
         })
     }
@@ -120,17 +142,27 @@ fn remove_all(transfer: &Transfer, remove: &Remove, spared: &Spared) -> u64 {
     let has_ended = || turn.is_over();
     for group in remove.groups.iter().take_while(|_| !has_ended()) {
         let stays = spared.among(&transfer.target.tree, &group.directory, has_ended);
-        let names = group.names.iter().take_while(|_| !has_ended()).map(|name| &name.0);
+        let names = group
+            .names
+            .iter()
+            .take_while(|_| !has_ended())
+            .map(|name| &name.0);
         let names = names.filter(|name| !is_hidden(name.as_bytes()) && !stays(name));
         let failed = |path: RelPath, error: io::Error| {
-            let reserved = path.file_name().is_some_and(|name| is_hidden(name.as_bytes()));
+            let reserved = path
+                .file_name()
+                .is_some_and(|name| is_hidden(name.as_bytes()));
             let code = match error.kind() {
                 io::ErrorKind::QuotaExceeded if budget.left() == 0 => FaultCode::RemovedEnough,
                 _ if reserved => FaultCode::Reserved,
                 io::ErrorKind::CrossesDevices => FaultCode::Mounted,
                 _ => FaultCode::os(&error),
             };
-            transfer.reports.tell(Outcome::Fault(Fault { path, operation: Operation::Delete, code }));
+            transfer.reports.tell(Outcome::Fault(Fault {
+                path,
+                operation: Operation::Delete,
+                code,
+            }));
         };
         let tree = &transfer.target.tree;
         removed += remove_entries_within(budget, has_ended, tree, &group.directory, names, failed);
@@ -147,12 +179,20 @@ pub(crate) fn extra(
     spared: &Spared,
     budget: &mut WorkBudget<'_>,
 ) -> ExtraneousNames {
-    let mut answer = ExtraneousNames { keep: keep.keep, ..ExtraneousNames::default() };
+    let mut answer = ExtraneousNames {
+        keep: keep.keep,
+        ..ExtraneousNames::default()
+    };
     let mut name_bytes = 0;
     for (number, range) in (0..).zip(&keep.ranges) {
-        let Some(tree) = tree.filter(|_| !budget.is_over()) else { break };
+        let Some(tree) = tree.filter(|_| !budget.is_over()) else {
+            break;
+        };
         let names = EXTRANEOUS_NAMES_MAX.saturating_sub(answer.names.len());
-        let room = Room { names, name_bytes: EXTRANEOUS_NAME_BYTES_MAX.saturating_sub(name_bytes) };
+        let room = Room {
+            names,
+            name_bytes: EXTRANEOUS_NAME_BYTES_MAX.saturating_sub(name_bytes),
+        };
         let booked = budget.booked();
         let Found { names, more, .. } = match first_extra(tree, range, room, spared, budget) {
             Ok(found) => found,
@@ -170,7 +210,11 @@ pub(crate) fn extra(
             }
             name_bytes += name.0.as_bytes().len();
             told = Some(name.clone());
-            answer.names.push(ExtraneousName { range: number, name, directory });
+            answer.names.push(ExtraneousName {
+                range: number,
+                name,
+                directory,
+            });
         }
         if more {
             answer.rest = told.map(|name| (number, name));
@@ -209,7 +253,9 @@ impl Found {
         self.name_bytes += name.as_bytes().len();
         self.names.push((ListedName(name), directory));
         while self.names.len() > room.names.max(1) || self.has_bytes_over(room.name_bytes) {
-            let Some((last, _)) = self.names.pop() else { break };
+            let Some((last, _)) = self.names.pop() else {
+                break;
+            };
             budget.shrink(name_takes(&last.0));
             self.name_bytes -= last.0.as_bytes().len();
             self.more = true;
@@ -219,14 +265,20 @@ impl Found {
 
     /// Whether the names before the last one fill `room` already, though the last one itself may exceed it.
     fn has_bytes_over(&self, room: usize) -> bool {
-        let last = self.names.peek().map_or(0, |(last, _)| last.0.as_bytes().len());
+        let last = self
+            .names
+            .peek()
+            .map_or(0, |(last, _)| last.0.as_bytes().len());
         self.names.len() > 1 && self.name_bytes - last >= room
     }
 }
 
 /// The memory of a name in an answer and of its copy in [`Found`], with the allocator's overhead.
 fn name_takes(name: &Name) -> usize {
-    size_of::<ExtraneousName>() + size_of::<(ListedName, bool)>() + ALLOCATION_BYTES + name.as_bytes().len()
+    size_of::<ExtraneousName>()
+        + size_of::<(ListedName, bool)>()
+        + ALLOCATION_BYTES
+        + name.as_bytes().len()
 }
 
 fn first_extra(
@@ -239,9 +291,15 @@ fn first_extra(
     let directory = match tree.open_directory(&range.directory) {
         Ok(directory) => directory,
         Err(error) => {
-            let absent =
-                matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP));
-            return if absent { Ok(Found::default()) } else { Err(error) };
+            let absent = matches!(
+                Errno::from_io_error(&error),
+                Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
+            );
+            return if absent {
+                Ok(Found::default())
+            } else {
+                Err(error)
+            };
         }
     };
     let booked = budget.booked();
@@ -249,7 +307,11 @@ fn first_extra(
     let is_whole = range.after.is_none() && range.open;
     let looks = !is_whole || !found.names.is_empty();
     if looks {
-        let names = range.names.iter().zip(&unlisted).filter(|(_, unlisted)| **unlisted);
+        let names = range
+            .names
+            .iter()
+            .zip(&unlisted)
+            .filter(|(_, unlisted)| **unlisted);
         spared.look_for(&directory, names.map(|(name, _)| &name.0), budget)?;
     }
     drop(unlisted);
@@ -259,8 +321,9 @@ fn first_extra(
     }
     drop(found);
     budget.shrink_to(booked);
-    let Listed { found, unlisted } =
-        list(&directory, range, room, budget, |name| spared.has(&directory, name))?;
+    let Listed { found, unlisted } = list(&directory, range, room, budget, |name| {
+        spared.has(&directory, name)
+    })?;
     drop(unlisted);
     budget.shrink(range.names.len());
     Ok(found)
@@ -288,7 +351,9 @@ fn list(
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
         // An entry stays whose name cannot be sent.
-        let Ok(name) = Name::from_bytes(bytes) else { continue };
+        let Ok(name) = Name::from_bytes(bytes) else {
+            continue;
+        };
         if let Ok(kept) = range.names.binary_search_by(|kept| kept.0.cmp(&name)) {
             unlisted[kept] = false;
         }
@@ -297,8 +362,11 @@ fn list(
         }
         let kind = match entry.file_type() {
             FileType::Unknown => {
-                let stat = rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
-                stat.map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
+                let stat =
+                    rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+                stat.map_or(FileType::Unknown, |stat| {
+                    FileType::from_raw_mode(stat.st_mode)
+                })
             }
             known => known,
         };
@@ -323,8 +391,16 @@ mod tests {
 
     fn keep(names: &[&str], after: Option<&str>) -> Keep {
         let names = names.iter().map(|text| name(text)).collect();
-        let range = KeptRange { directory: RelPath::root(), after: after.map(name), names, open: true };
-        Keep { keep: 7, ranges: vec![range] }
+        let range = KeptRange {
+            directory: RelPath::root(),
+            after: after.map(name),
+            names,
+            open: true,
+        };
+        Keep {
+            keep: 7,
+            ranges: vec![range],
+        }
     }
 
     fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> ExtraneousNames {
@@ -332,13 +408,21 @@ mod tests {
     }
 
     /// The answer of a session that has not ended.
-    fn extra_on(held: &mut Booking, tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> ExtraneousNames {
+    fn extra_on(
+        held: &mut Booking,
+        tree: Option<&Tree>,
+        keep: &Keep,
+        spared: &Spared,
+    ) -> ExtraneousNames {
         with_budget(held, |budget| super::extra(tree, keep, spared, budget))
     }
 
     fn with_budget<T>(held: &mut Booking, work: impl FnOnce(&mut WorkBudget<'_>) -> T) -> T {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
-        work(&mut WorkBudget::new(threads.turn(Task::Look, &stopping), held))
+        work(&mut WorkBudget::new(
+            threads.turn(Task::Look, &stopping),
+            held,
+        ))
     }
 
     /// All names are as long as they may be: what is found takes no more memory than what is sent.
@@ -353,11 +437,19 @@ mod tests {
         let quota = Quota::default();
         let mut held = quota.book_nothing();
         let mut told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
-        let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();
+        let takes: usize = told
+            .names
+            .iter()
+            .map(|extra| name_takes(&extra.name.0))
+            .sum();
         assert_eq!(held.amount(), takes);
         assert!(takes < 2 * EXTRANEOUS_NAME_BYTES_MAX);
         let (_, last) = told.rest.unwrap();
-        let rest = extra(Some(&tree), &keep(&[], Some(&last.0.to_string())), &Spared::default());
+        let rest = extra(
+            Some(&tree),
+            &keep(&[], Some(&last.0.to_string())),
+            &Spared::default(),
+        );
         told.names.extend(rest.names);
         assert_eq!((told.names.len(), rest.rest), (count, None));
         assert!(told.names.is_sorted_by(|one, next| one.name < next.name));
@@ -377,38 +469,71 @@ mod tests {
         let directory = tree.open_directory(&RelPath::root()).unwrap();
         let mut look = || {
             let KeptRange { names, .. } = &keep(&["a"], None).ranges[0];
-            let room = Room { names: 2000, name_bytes: 20_000 };
+            let room = Room {
+                names: 2000,
+                name_bytes: 20_000,
+            };
             let looked = std::cell::Cell::new(0);
-            let listed = list(&directory, &keep(&[], None).ranges[0], room, &mut budget, |_| {
-                looked.set(looked.get() + 1);
-                false
-            });
+            let listed = list(
+                &directory,
+                &keep(&[], None).ranges[0],
+                room,
+                &mut budget,
+                |_| {
+                    looked.set(looked.get() + 1);
+                    false
+                },
+            );
             let error = |error| Errno::from_io_error(&error);
             let many: Vec<_> = std::iter::repeat_n(&names[0].0, 1000).collect();
             let found = Spared::default().look_for(&directory, many.into_iter(), &mut budget);
-            (looked.get(), listed.map(drop).map_err(error), found.map_err(error))
+            (
+                looked.get(),
+                listed.map(drop).map_err(error),
+                found.map_err(error),
+            )
         };
         assert_eq!(look(), (1000, Ok(()), Ok(())));
         stopping.store(true, Ordering::Relaxed);
         let (looked, listed, found) = look();
-        assert_eq!((listed, found), (Err(Some(Errno::CANCELED)), Err(Some(Errno::CANCELED))));
+        assert_eq!(
+            (listed, found),
+            (Err(Some(Errno::CANCELED)), Err(Some(Errno::CANCELED)))
+        );
         assert!(looked < 256, "{looked}");
-        let told = super::extra(Some(&tree), &keep(&[], None), &Spared::default(), &mut budget);
-        assert_eq!(told, ExtraneousNames { keep: 7, ..ExtraneousNames::default() });
+        let told = super::extra(
+            Some(&tree),
+            &keep(&[], None),
+            &Spared::default(),
+            &mut budget,
+        );
+        assert_eq!(
+            told,
+            ExtraneousNames {
+                keep: 7,
+                ..ExtraneousNames::default()
+            }
+        );
     }
 
     #[test]
     fn names_for_which_there_is_no_room_are_a_directory_that_cannot_be_listed() {
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("a"), "x").unwrap();
-        let limits =
-            crate::Limits { memory_per_identity: zmove_types::ByteCount(10), ..crate::Limits::default() };
-        let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let limits = crate::Limits {
+            memory_per_identity: zmove_types::ByteCount(10),
+            ..crate::Limits::default()
+        };
+        let quota =
+            crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
         let mut held = quota.book_nothing();
         let tree = Tree::open(home.path()).unwrap();
         let told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
         assert_eq!(told.faults, [(0, FaultCode::os(&Errno::NOMEM.into()))]);
-        assert_eq!((told.names, held.amount(), quota.memory_held()), (vec![], 0, 0));
+        assert_eq!(
+            (told.names, held.amount(), quota.memory_held()),
+            (vec![], 0, 0)
+        );
     }
 
     #[test]
@@ -421,10 +546,17 @@ mod tests {
         std::fs::create_dir(home.path().join(".zmove-x")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
         let first = extra(Some(&tree), &keep(&["000001"], None), &Spared::default());
-        assert_eq!((first.names.len(), first.names[0].name.clone()), (EXTRANEOUS_NAMES_MAX, name("000000")));
+        assert_eq!(
+            (first.names.len(), first.names[0].name.clone()),
+            (EXTRANEOUS_NAMES_MAX, name("000000"))
+        );
         let (range, last) = first.rest.unwrap();
         assert_eq!((range, &last), (0, &first.names.last().unwrap().name));
-        let second = extra(Some(&tree), &keep(&[], Some(&last.0.to_string())), &Spared::default());
+        let second = extra(
+            Some(&tree),
+            &keep(&[], Some(&last.0.to_string())),
+            &Spared::default(),
+        );
         assert_eq!((second.names.len(), second.rest), (9, None));
     }
 
@@ -436,7 +568,8 @@ mod tests {
         };
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY;
         // it may have been opened only to be passed
-        let readable = rustix::fs::openat(directory, ".", flags, rustix::fs::Mode::empty()).unwrap();
+        let readable =
+            rustix::fs::openat(directory, ".", flags, rustix::fs::Mode::empty()).unwrap();
         let entry = Dir::new(readable).unwrap().map(Result::unwrap).find(same)?;
         number_at(directory, OsStr::from_bytes(entry.file_name().to_bytes())).ok()
     }
@@ -448,7 +581,10 @@ mod tests {
     fn told(tree: &Tree, keep: &Keep, spared: &Spared) -> Vec<String> {
         let ExtraneousNames { names, faults, .. } = extra(Some(tree), keep, spared);
         assert_eq!(faults, []);
-        names.into_iter().map(|extra| extra.name.0.to_string()).collect()
+        names
+            .into_iter()
+            .map(|extra| extra.name.0.to_string())
+            .collect()
     }
 
     #[test]
@@ -460,7 +596,10 @@ mod tests {
         let tree = Tree::open(home.path()).unwrap();
         let names = ["foo", "gone", "kept", "отчёт"];
         assert_eq!(told(&tree, &keep(&names, None), &caseless()), ["Bar"]);
-        assert_eq!(told(&tree, &keep(&names, None), &Spared::default()), ["Bar", "Foo", "Отчёт"]);
+        assert_eq!(
+            told(&tree, &keep(&names, None), &Spared::default()),
+            ["Bar", "Foo", "Отчёт"]
+        );
     }
 
     /// One of a thousand entries is looked for: the memory of that one is booked, and given back.
@@ -485,15 +624,23 @@ mod tests {
             let mut held = quota.book_memory(2).unwrap();
             let directory = tree.open_directory(&RelPath::root()).unwrap();
             let names = asked.ranges[0].names.iter().map(|name| &name.0);
-            let looked = with_budget(&mut held, |budget| spared.look_for(&directory, names, budget));
-            looked.map(|()| held.amount()).map_err(|error| Errno::from_io_error(&error))
+            let looked = with_budget(&mut held, |budget| {
+                spared.look_for(&directory, names, budget)
+            });
+            looked
+                .map(|()| held.amount())
+                .map_err(|error| Errno::from_io_error(&error))
         };
         assert_eq!((look(0), look(1)), (Err(Some(Errno::NOMEM)), Ok(2)));
         let quota = quota(1 << 20);
         let mut held = quota.book_nothing();
         let spared = Spared::by(look_caseless, &Quota::default());
         let told = extra_on(&mut held, Some(&tree), &asked, &spared);
-        let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();
+        let takes: usize = told
+            .names
+            .iter()
+            .map(|extra| name_takes(&extra.name.0))
+            .sum();
         assert_eq!((told.names.len(), held.amount()), (999, takes));
     }
 
@@ -537,7 +684,10 @@ mod tests {
             let stays = spared.among(&tree, &deep, has_ended)(&name("f").0);
             (stays, asked.get())
         };
-        assert_eq!([stays(usize::MAX), stays(10)], [(false, 1 + 1_000), (true, 11)]);
+        assert_eq!(
+            [stays(usize::MAX), stays(10)],
+            [(false, 1 + 1_000), (true, 11)]
+        );
     }
 
     /// Some network file systems are like this: they make up another inode number for each spelling.
@@ -553,13 +703,24 @@ mod tests {
         };
         let spared = Spared::by(made_up, &Quota::default());
         let answer = extra(Some(&tree), &keep(&["foo"], None), &spared);
-        assert_eq!((answer.names, answer.faults), (vec![], vec![(0, FaultCode::Os(76))]));
-        assert!(spared.among(&tree, &RelPath::root(), || false)(&name("Foo").0));
+        assert_eq!(
+            (answer.names, answer.faults),
+            (vec![], vec![(0, FaultCode::Os(76))])
+        );
+        assert!(spared.among(&tree, &RelPath::root(), || false)(
+            &name("Foo").0
+        ));
     }
 
     #[test]
     fn a_target_that_is_not_there_has_nothing_else() {
         let told = extra(None, &keep(&["a"], None), &Spared::default());
-        assert_eq!(told, ExtraneousNames { keep: 7, ..ExtraneousNames::default() });
+        assert_eq!(
+            told,
+            ExtraneousNames {
+                keep: 7,
+                ..ExtraneousNames::default()
+            }
+        );
     }
 }

@@ -19,12 +19,12 @@ use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
 use zmove_types::Kinds;
 use zmove_wire::limits::{
-    HASH_ORDERS_OUTSTANDING_MAX, INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX,
-    within,
+    HASH_ORDERS_OUTSTANDING_MAX, INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX,
+    KEEPS_OUTSTANDING_MAX, within,
 };
 use zmove_wire::{
-    ExtraneousNames, FaultCode, Finished, HashOrder, InquireWith, Inquiry, Keep, Open, Opened, ReceiverSays,
-    TargetState, ToReceiver, ToSender, TopName, WireError,
+    ExtraneousNames, FaultCode, Finished, HashOrder, InquireWith, Inquiry, Keep, Open, Opened,
+    ReceiverSays, TargetState, ToReceiver, ToSender, TopName, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -70,8 +70,14 @@ pub(crate) async fn run(
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let (target, keeping) = (open.target.clone(), open.keeping);
-    let looked = Some(if open.verify { Looked::Verification } else { Looked::Preview });
-    let storage = open.verify.then(|| StorageReader::new(&config.file_io, config.buffers_max));
+    let looked = Some(if open.verify {
+        Looked::Verification
+    } else {
+        Looked::Preview
+    });
+    let storage = open
+        .verify
+        .then(|| StorageReader::new(&config.file_io, config.buffers_max));
     let rules = Rules::of(&open, config.set_ids, config.owning);
     let listed = config.listed.clone();
     let seen = match listed {
@@ -83,11 +89,24 @@ pub(crate) async fn run(
         Err(refusal) => return connections.refuse(refusal).await,
     };
     let is_there = seen.tree.is_some() || listed.is_some();
-    let state = if is_there { TargetState::Populated } else { TargetState::Empty };
+    let state = if is_there {
+        TargetState::Populated
+    } else {
+        TargetState::Empty
+    };
     let single_name = seen.rename.as_ref().map(|(_, to)| TopName(to.clone()));
-    let opened = Opened { state, lanes_max: config.lanes_max, single_name };
-    let said = ReceiverSays { kinds: Kinds::ALL, ..ReceiverSays::default() };
-    connections.send(&opened.into_message(keeping, said)).await?;
+    let opened = Opened {
+        state,
+        lanes_max: config.lanes_max,
+        single_name,
+    };
+    let said = ReceiverSays {
+        kinds: Kinds::ALL,
+        ..ReceiverSays::default()
+    };
+    connections
+        .send(&opened.into_message(keeping, said))
+        .await?;
     let previewer = Arc::new(Previewer {
         seen,
         rules,
@@ -113,7 +132,11 @@ pub(crate) async fn run(
     preview.previewer.stopping.store(true, Ordering::Relaxed);
     preview.workers.end().await;
     preview.connections.part(&ended).await;
-    ended.map(|()| SessionReport { target, looked, ..SessionReport::default() })
+    ended.map(|()| SessionReport {
+        target,
+        looked,
+        ..SessionReport::default()
+    })
 }
 
 impl Preview {
@@ -147,25 +170,33 @@ impl Preview {
         if !counts.is_empty() {
             self.connections.send(&ToSender::NotKept { counts }).await?;
         }
-        Ok(self.connections.send_last(&ToSender::Finished(Finished::default())).await?)
+        Ok(self
+            .connections
+            .send_last(&ToSender::Finished(Finished::default()))
+            .await?)
     }
 
     fn list(&mut self, keep: Keep, held: Booking) -> Result<(), SessionError> {
         keep.check()?;
         if self.answers.len() >= KEEPS_OUTSTANDING_MAX {
-            return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
+            return Err(WireError::OutOfOrder {
+                what: "a list of names that stay",
+            }
+            .into());
         }
         self.answer(held, move |previewer, room| {
             if previewer.seen.is_closed {
-                let faults =
-                    (0..).zip(&keep.ranges).map(|(range, _)| (range, FaultCode::os(&Errno::ACCESS.into())));
+                let faults = (0..)
+                    .zip(&keep.ranges)
+                    .map(|(range, _)| (range, FaultCode::os(&Errno::ACCESS.into())));
                 return Ok(ToSender::ExtraneousNames(ExtraneousNames {
                     keep: keep.keep,
                     faults: faults.collect(),
                     ..ExtraneousNames::default()
                 }));
             }
-            let mut budget = WorkBudget::new(previewer.quota.turn(Task::Look, &previewer.stopping), room);
+            let mut budget =
+                WorkBudget::new(previewer.quota.turn(Task::Look, &previewer.stopping), room);
             Ok(ToSender::ExtraneousNames(extra(
                 previewer.seen.tree.as_ref(),
                 &keep,
@@ -177,7 +208,11 @@ impl Preview {
 
     fn take(&mut self, inquiry: Inquiry, held: Booking) -> Result<(), SessionError> {
         let entries: usize = inquiry.groups.iter().map(|group| group.entries.len()).sum();
-        within("entries inquired about", entries.max(inquiry.groups.len()), INQUIRED_ENTRIES_MAX)?;
+        within(
+            "entries inquired about",
+            entries.max(inquiry.groups.len()),
+            INQUIRED_ENTRIES_MAX,
+        )?;
         if self.answers.len() >= QUESTIONS_MAX {
             let what = "an inquiry before the earlier ones are answered";
             return Err(WireError::OutOfOrder { what }.into());
@@ -192,9 +227,10 @@ impl Preview {
     fn hash(&mut self, order: HashOrder, held: Booking) -> Result<(), SessionError> {
         let order = CheckedOrder::new(order, self.previewer.storage.as_ref())?;
         if self.answers.len() >= QUESTIONS_MAX {
-            return Err(
-                WireError::OutOfOrder { what: "an order before the earlier ones are answered" }.into()
-            );
+            return Err(WireError::OutOfOrder {
+                what: "an order before the earlier ones are answered",
+            }
+            .into());
         }
         self.answer(held, move |previewer, room| {
             let hashed = previewer.hash(&order);

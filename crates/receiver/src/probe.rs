@@ -14,8 +14,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, LaneError, LaneSource, blocking};
 use zmove_types::{BufferPool, Doing};
-use zmove_wire::limits::{LANES_UNASKED_MAX, PROBE_BYTES_MAX, PROBE_SECONDS_MAX, SAMPLES_OUTSTANDING_MAX};
-use zmove_wire::{Finished, Moment, Open, Opened, Sampled, TargetState, ToReceiver, ToSender, WireError};
+use zmove_wire::limits::{
+    LANES_UNASKED_MAX, PROBE_BYTES_MAX, PROBE_SECONDS_MAX, SAMPLES_OUTSTANDING_MAX,
+};
+use zmove_wire::{
+    Finished, Moment, Open, Opened, Sampled, TargetState, ToReceiver, ToSender, WireError,
+};
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
@@ -45,11 +49,23 @@ pub(crate) async fn run(
         Err(refusal) => return connections.refuse(refusal).await,
     };
     let lanes_max = config.lanes_max.max(LANES_UNASKED_MAX);
-    let opened = Opened { state: TargetState::Empty, lanes_max, single_name: None };
+    let opened = Opened {
+        state: TargetState::Empty,
+        lanes_max,
+        single_name: None,
+    };
     connections.send(&ToSender::Opened(opened)).await?;
     let (told, news) = mpsc::channel(usize::from(lanes_max));
-    let tally = Tally::new(PROBE_BYTES_MAX, usize::from(lanes_max), Arc::clone(&config.meter));
-    let place = seen.tree.map(|tree| Place { tree, shown: shown(&target), config: config.clone() });
+    let tally = Tally::new(
+        PROBE_BYTES_MAX,
+        usize::from(lanes_max),
+        Arc::clone(&config.meter),
+    );
+    let place = seen.tree.map(|tree| Place {
+        tree,
+        shown: shown(&target),
+        config: config.clone(),
+    });
     let mut probe = Probe {
         connections,
         lanes: LaneThreads::new(config),
@@ -67,11 +83,18 @@ pub(crate) async fn run(
         error = stop => Err(error),
     };
     probe.close(&ended).await;
-    ended.map(|()| SessionReport { target, ..SessionReport::default() })
+    ended.map(|()| SessionReport {
+        target,
+        ..SessionReport::default()
+    })
 }
 
 fn shown(target: &[u8]) -> PathBuf {
-    PathBuf::from(OsStr::from_bytes(if target.is_empty() { b"." } else { target }))
+    PathBuf::from(OsStr::from_bytes(if target.is_empty() {
+        b"."
+    } else {
+        target
+    }))
 }
 
 /// A probe under way.
@@ -116,21 +139,33 @@ impl Probe {
                 },
             }
         }
-        let finished = Finished { cpu_us: self.tally.cpu_us(), ..Finished::default() };
-        Ok(self.connections.send_last(&ToSender::Finished(finished)).await?)
+        let finished = Finished {
+            cpu_us: self.tally.cpu_us(),
+            ..Finished::default()
+        };
+        Ok(self
+            .connections
+            .send_last(&ToSender::Finished(finished))
+            .await?)
     }
 
     fn add_lane(&mut self, lane: Box<dyn LaneSource>) -> Result<(), SessionError> {
         let (tally, told) = (Arc::clone(&self.tally), self.told.clone());
         self.lanes.add(lane, move |number, source| {
-            let mut guard = EndGuard { number, told, ended: Some(Err(SessionError::Panicked)) };
+            let mut guard = EndGuard {
+                number,
+                told,
+                ended: Some(Err(SessionError::Panicked)),
+            };
             guard.ended = Some(tally.count_all(source));
         })
     }
 
     fn wait(&mut self, sample: u64, lanes: u32) -> Result<(), WireError> {
         if self.waiting.len() >= SAMPLES_OUTSTANDING_MAX {
-            return Err(WireError::OutOfOrder { what: "a sample before the earlier ones are answered" });
+            return Err(WireError::OutOfOrder {
+                what: "a sample before the earlier ones are answered",
+            });
         }
         self.waiting.push((sample, lanes));
         Ok(())
@@ -184,7 +219,10 @@ impl Drop for EndGuard {
     fn drop(&mut self) {
         let ended = self.ended.take().unwrap_or(Ok(()));
         // Nobody receives it when the probe is over.
-        let _probe_over = self.told.blocking_send(LaneEnded { number: self.number, ended });
+        let _probe_over = self.told.blocking_send(LaneEnded {
+            number: self.number,
+            ended,
+        });
     }
 }
 
@@ -240,7 +278,11 @@ impl Tally {
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.first.get_or_init(Instant::now);
         self.meter.filled(bytes);
-        if before + bytes > self.bytes_max { Err(SessionError::ProbeTooLarge) } else { Ok(()) }
+        if before + bytes > self.bytes_max {
+            Err(SessionError::ProbeTooLarge)
+        } else {
+            Ok(())
+        }
     }
 
     fn sample(&self, sample: u64) -> Sampled {

@@ -119,7 +119,8 @@ impl Quotas {
         let mut quotas = self.books.lock();
         quotas.retain(|_, quota| quota.strong_count() > 0);
         let known = quotas.get(&key).and_then(Weak::upgrade);
-        let book = known.unwrap_or_else(|| Arc::new(Book::new(limits, Gauge::part_of(&self.files))));
+        let book =
+            known.unwrap_or_else(|| Arc::new(Book::new(limits, Gauge::part_of(&self.files))));
         book.set_limits(limits);
         quotas.insert(key, Arc::downgrade(&book));
         Quota(book)
@@ -139,9 +140,14 @@ impl Quotas {
 
 impl Default for Quotas {
     fn default() -> Self {
-        let files =
-            Gauge { max: AtomicUsize::new(files_of_process() / SHARES_OF_PROCESS), ..Gauge::default() };
-        Self { books: Lock::default(), files: Arc::new(files) }
+        let files = Gauge {
+            max: AtomicUsize::new(files_of_process() / SHARES_OF_PROCESS),
+            ..Gauge::default()
+        };
+        Self {
+            books: Lock::default(),
+            files: Arc::new(files),
+        }
     }
 }
 
@@ -173,7 +179,10 @@ impl Quota {
     /// A booking of no memory yet, which is to [grow](Booking::grow).
     #[must_use]
     pub fn book_nothing(&self) -> Booking {
-        Booking { gauge: Arc::clone(&self.0.memory), amount: 0 }
+        Booking {
+            gauge: Arc::clone(&self.0.memory),
+            amount: 0,
+        }
     }
 
     #[cfg(test)]
@@ -191,7 +200,10 @@ impl Quota {
     /// # Errors
     /// `EMFILE`, as when the process has no descriptors left.
     pub fn book_file(&self) -> io::Result<Booking> {
-        self.0.files.hold(DESCRIPTORS_PER_FILE).ok_or_else(|| Errno::MFILE.into())
+        self.0
+            .files
+            .hold(DESCRIPTORS_PER_FILE)
+            .ok_or_else(|| Errno::MFILE.into())
     }
 
     /// Books a descriptor of something that stays open; `None` where a limit would be exceeded.
@@ -205,27 +217,41 @@ impl Quota {
     pub(crate) fn book_staging(&self, path: &RelPath) -> Option<StagingBooking> {
         let path_bytes = PATHS_PER_STAGING * path.as_bytes().len();
         let descriptors = self.0.files.hold(DESCRIPTORS_PER_STAGING)?;
-        Some(StagingBooking { _descriptors: descriptors, _path: self.0.memory.hold(path_bytes)? })
+        Some(StagingBooking {
+            _descriptors: descriptors,
+            _path: self.0.memory.hold(path_bytes)?,
+        })
     }
 
     /// Books the descriptors of a staging directory whose files can also get their names one by one, as long as most
     /// descriptors are left to large files, which cannot do without.
     pub(crate) fn book_spare_staging(&self, path: &RelPath) -> Option<StagingBooking> {
-        if self.leaves_most_descriptors() { self.book_staging(path) } else { None }
+        if self.leaves_most_descriptors() {
+            self.book_staging(path)
+        } else {
+            None
+        }
     }
 
     /// Books a thread and the descriptors that it opens; `None` where a limit would be exceeded.
     #[must_use]
     pub fn book_thread(&self) -> Option<ThreadBooking> {
         let thread = self.0.threads.hold(1)?;
-        Some(ThreadBooking { _thread: thread, _descriptors: self.0.files.hold(DESCRIPTORS_PER_THREAD)? })
+        Some(ThreadBooking {
+            _thread: thread,
+            _descriptors: self.0.files.hold(DESCRIPTORS_PER_THREAD)?,
+        })
     }
 
     /// The storage engine of this key's transfers: one of its own where `usual` has to be one for each key, else
     /// `usual`.
     #[must_use]
     pub fn file_io(&self, usual: &Arc<dyn FileIo>) -> Arc<dyn FileIo> {
-        Arc::clone(self.0.file_io.get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))))
+        Arc::clone(
+            self.0
+                .file_io
+                .get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))),
+        )
     }
 
     /// A turn for a thread that is going to hash, list or write for a session that ends when `stopping` is set.
@@ -236,16 +262,23 @@ impl Quota {
     /// Has the threads of this key begin with as many as were of use on a file system before, unless they have begun.
     pub(crate) fn recall_threads(&self, of: &FileSystemMemory) {
         let all = self.work_and_threads();
-        all.into_iter().for_each(|(work, threads)| of.recall(work, threads));
+        all.into_iter()
+            .for_each(|(work, threads)| of.recall(work, threads));
     }
 
     /// Remembers how many threads of this key were of use on a file system.
     pub(crate) fn keep_threads(&self, of: &FileSystemMemory) {
-        self.work_and_threads().into_iter().for_each(|(work, threads)| of.keep(work, threads));
+        self.work_and_threads()
+            .into_iter()
+            .for_each(|(work, threads)| of.keep(work, threads));
     }
 
     fn work_and_threads(&self) -> [(StorageWork, &StorageThreads); 3] {
-        let Book { storage_threads, naming_threads, .. } = &*self.0;
+        let Book {
+            storage_threads,
+            naming_threads,
+            ..
+        } = &*self.0;
         [
             (StorageWork::Look, storage_threads),
             (StorageWork::Write, storage_threads),
@@ -265,14 +298,21 @@ impl Quota {
         stopping: &AtomicBool,
         work: impl Fn(&Turn<'_>) -> T + Sync,
     ) -> Vec<T> {
-        self.0.storage_threads.side_by_side(task, stopping, || self.book_helper(), work)
+        self.0
+            .storage_threads
+            .side_by_side(task, stopping, || self.book_helper(), work)
     }
 
     /// Runs `work`, which gives names, as [`side_by_side`](Self::side_by_side) does, but with turns of its own: writers
     /// may hold all other turns while they wait for this work.
-    pub(crate) fn name_side_by_side<T: Send>(&self, work: impl Fn(&Turn<'_>) -> T + Sync) -> Vec<T> {
+    pub(crate) fn name_side_by_side<T: Send>(
+        &self,
+        work: impl Fn(&Turn<'_>) -> T + Sync,
+    ) -> Vec<T> {
         let task = (Task::Write, "zmove-publish");
-        self.0.naming_threads.side_by_side(task, &NEVER, || self.book_helper(), work)
+        self.0
+            .naming_threads
+            .side_by_side(task, &NEVER, || self.book_helper(), work)
     }
 
     /// A turn for a thread that gives names.
@@ -283,7 +323,11 @@ impl Quota {
     /// Books a thread that helps others, as long as most descriptors are left to large files.
     #[must_use]
     pub fn book_helper(&self) -> Option<ThreadBooking> {
-        if self.leaves_most_descriptors() { self.book_thread() } else { None }
+        if self.leaves_most_descriptors() {
+            self.book_thread()
+        } else {
+            None
+        }
     }
 
     fn leaves_most_descriptors(&self) -> bool {
@@ -298,7 +342,11 @@ impl Quota {
     /// The number of directories that each of so many writers of a transfer may keep open: with as many transfers as
     /// the key may have, they take half of its descriptors.
     pub(crate) fn directories_each(&self, writers: usize) -> usize {
-        let writers = self.0.transfers_max.load(Ordering::Relaxed).saturating_mul(writers);
+        let writers = self
+            .0
+            .transfers_max
+            .load(Ordering::Relaxed)
+            .saturating_mul(writers);
         self.0.files.max.load(Ordering::Relaxed) / 2 / writers.max(1)
     }
 }
@@ -326,42 +374,68 @@ impl Book {
     fn set_limits(&self, limits: &Limits) {
         let memory = usize::try_from(limits.memory_per_identity.0).unwrap_or(usize::MAX);
         self.memory.max.store(memory, Ordering::Relaxed);
-        self.windows.max.store(memory / WINDOW_SHARE, Ordering::Relaxed);
-        self.files.max.store(limits.files_per_identity, Ordering::Relaxed);
-        self.threads.max.store(limits.threads_per_identity, Ordering::Relaxed);
-        self.transfers_max.store(limits.transfers_per_identity, Ordering::Relaxed);
+        self.windows
+            .max
+            .store(memory / WINDOW_SHARE, Ordering::Relaxed);
+        self.files
+            .max
+            .store(limits.files_per_identity, Ordering::Relaxed);
+        self.threads
+            .max
+            .store(limits.threads_per_identity, Ordering::Relaxed);
+        self.transfers_max
+            .store(limits.transfers_per_identity, Ordering::Relaxed);
         *self.room.lock() = Room::of(limits);
     }
 }
 
 impl Room {
     fn of(limits: &Limits) -> Self {
-        Self { journals: limits.journals_per_identity, bytes: limits.journal_bytes_per_identity.0 }
+        Self {
+            journals: limits.journals_per_identity,
+            bytes: limits.journal_bytes_per_identity.0,
+        }
     }
 }
 
 impl Default for Gauge {
     fn default() -> Self {
-        Self { used: AtomicUsize::new(0), max: AtomicUsize::new(usize::MAX), whole: None }
+        Self {
+            used: AtomicUsize::new(0),
+            max: AtomicUsize::new(usize::MAX),
+            whole: None,
+        }
     }
 }
 
 impl Gauge {
     fn part_of(whole: &Arc<Self>) -> Self {
-        Self { whole: Some(Arc::clone(whole)), ..Self::default() }
+        Self {
+            whole: Some(Arc::clone(whole)),
+            ..Self::default()
+        }
     }
 
     fn hold(self: &Arc<Self>, amount: usize) -> Option<Booking> {
-        self.take(amount).then(|| Booking { gauge: Arc::clone(self), amount })
+        self.take(amount).then(|| Booking {
+            gauge: Arc::clone(self),
+            amount,
+        })
     }
 
     fn take(&self, amount: usize) -> bool {
         let max = self.max.load(Ordering::Relaxed);
         let more = |used: usize| used.checked_add(amount).filter(|used| *used <= max);
-        let Ok(before) = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) else {
+        let Ok(before) = self
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+        else {
             return false;
         };
-        let fits = self.whole.as_ref().is_none_or(|whole| whole.fits(amount, before + amount));
+        let fits = self
+            .whole
+            .as_ref()
+            .is_none_or(|whole| whole.fits(amount, before + amount));
         if !fits {
             self.used.fetch_sub(amount, Ordering::Relaxed);
         }
@@ -377,7 +451,9 @@ impl Gauge {
             let others = with_it.saturating_sub(part);
             (part <= max.saturating_sub(others) / 2).then_some(with_it)
         };
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .is_ok()
     }
 
     /// How much there may be now, beside what other parts have.
@@ -406,10 +482,16 @@ impl Booking {
             self.amount += more;
             return Ok(());
         }
-        let (value, limit) =
-            (self.gauge.used.load(Ordering::Relaxed) + more, self.gauge.max.load(Ordering::Relaxed));
+        let (value, limit) = (
+            self.gauge.used.load(Ordering::Relaxed) + more,
+            self.gauge.max.load(Ordering::Relaxed),
+        );
         let what = "what the transfers of one key keep in memory (limits.memory_per_identity)";
-        Err(WireError::OverLimit { what, value: value as u64, limit: limit as u64 })
+        Err(WireError::OverLimit {
+            what,
+            value: value as u64,
+            limit: limit as u64,
+        })
     }
 
     /// Gives back a part of what is booked.
@@ -420,7 +502,10 @@ impl Booking {
 
     /// Takes over another amount that is booked on the same gauge.
     pub(crate) fn join(&mut self, mut other: Self) {
-        debug_assert!(Arc::ptr_eq(&self.gauge, &other.gauge), "it is of the same quota");
+        debug_assert!(
+            Arc::ptr_eq(&self.gauge, &other.gauge),
+            "it is of the same quota"
+        );
         self.amount += std::mem::take(&mut other.amount);
     }
 
@@ -454,12 +539,17 @@ mod tests {
             threads_per_identity: 1,
             ..Limits::default()
         };
-        let (quotas, [one, other]) = (Quotas::default(), [1, 2].map(|byte| Fingerprint([byte; 32])));
+        let (quotas, [one, other]) = (
+            Quotas::default(),
+            [1, 2].map(|byte| Fingerprint([byte; 32])),
+        );
         let (first, second) = (quotas.of(one, &limits), quotas.of(one, &limits));
         let mut held = first.book_memory(60).unwrap();
         assert!(second.book_memory(41).is_err() && held.grow(41).is_err());
-        let (files, thread) =
-            ([first.book_file().unwrap(), second.book_file().unwrap()], first.book_thread());
+        let (files, thread) = (
+            [first.book_file().unwrap(), second.book_file().unwrap()],
+            first.book_thread(),
+        );
         let error = second.book_file().unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
         assert!(second.book_thread().is_none());
@@ -471,15 +561,28 @@ mod tests {
             stranger.book_thread().unwrap(),
         ));
         drop((held, files, thread));
-        drop((second.book_memory(100).unwrap(), second.book_file().unwrap(), second.book_thread().unwrap()));
+        drop((
+            second.book_memory(100).unwrap(),
+            second.book_file().unwrap(),
+            second.book_thread().unwrap(),
+        ));
     }
 
     #[test]
     fn all_keys_together_leave_descriptors_to_the_process_and_each_to_the_next() {
         let most = 32 * DESCRIPTORS_PER_FILE;
-        let files = Arc::new(Gauge { max: AtomicUsize::new(most), ..Gauge::default() });
-        let quotas = Quotas { files: Arc::clone(&files), ..Quotas::default() };
-        let limits = |files| Limits { files_per_identity: files * DESCRIPTORS_PER_FILE, ..Limits::default() };
+        let files = Arc::new(Gauge {
+            max: AtomicUsize::new(most),
+            ..Gauge::default()
+        });
+        let quotas = Quotas {
+            files: Arc::clone(&files),
+            ..Quotas::default()
+        };
+        let limits = |files| Limits {
+            files_per_identity: files * DESCRIPTORS_PER_FILE,
+            ..Limits::default()
+        };
         let of = |byte, limits: &Limits| quotas.of(Fingerprint([byte; 32]), limits);
         let all = |quota: &Quota| {
             let held: Vec<_> = std::iter::from_fn(|| quota.book_file().ok()).collect();
@@ -492,7 +595,11 @@ mod tests {
         assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [16, 8, 4, 2]);
         let mut held = held.into_iter();
         drop(held.next());
-        assert_eq!(all(&keys[2]).len(), 7, "half of what the others leave then, with the 4 that it has");
+        assert_eq!(
+            all(&keys[2]).len(),
+            7,
+            "half of what the others leave then, with the 4 that it has"
+        );
         drop(held);
         assert_eq!(files.used.load(Ordering::Relaxed), 0);
         let few = of(5, &limits(3));
@@ -503,35 +610,62 @@ mod tests {
 
     #[test]
     fn large_files_find_most_descriptors_when_many_directories_are_staged() {
-        let limits = Limits { files_per_identity: 8 * DESCRIPTORS_PER_FILE, ..Limits::default() };
+        let limits = Limits {
+            files_per_identity: 8 * DESCRIPTORS_PER_FILE,
+            ..Limits::default()
+        };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let staged: Vec<_> = std::iter::from_fn(|| quota.book_spare_staging(&RelPath::root())).collect();
+        let staged: Vec<_> =
+            std::iter::from_fn(|| quota.book_spare_staging(&RelPath::root())).collect();
         let files: Vec<_> = std::iter::from_fn(|| quota.book_file().ok()).collect();
-        assert!(!staged.is_empty() && files.len() >= 5, "{} {}", staged.len(), files.len());
+        assert!(
+            !staged.is_empty() && files.len() >= 5,
+            "{} {}",
+            staged.len(),
+            files.len()
+        );
         drop(files);
-        assert!(quota.book_staging(&RelPath::root()).is_some(), "a directory that has to be staged is");
+        assert!(
+            quota.book_staging(&RelPath::root()).is_some(),
+            "a directory that has to be staged is"
+        );
     }
 
     #[test]
     fn large_files_find_most_descriptors_also_beside_other_keys() {
         let most = 32 * DESCRIPTORS_PER_FILE;
-        let files = Arc::new(Gauge { max: AtomicUsize::new(most), ..Gauge::default() });
-        let quotas = Quotas { files, ..Quotas::default() };
-        let limits = Limits { files_per_identity: most / 2, ..Limits::default() };
+        let files = Arc::new(Gauge {
+            max: AtomicUsize::new(most),
+            ..Gauge::default()
+        });
+        let quotas = Quotas {
+            files,
+            ..Quotas::default()
+        };
+        let limits = Limits {
+            files_per_identity: most / 2,
+            ..Limits::default()
+        };
         let [one, other, last] = [1, 2, 3].map(|byte| quotas.of(Fingerprint([byte; 32]), &limits));
         let _theirs: Vec<_> = [one, other]
             .iter()
             .flat_map(|quota| std::iter::from_fn(|| quota.book_file().ok()).collect::<Vec<_>>())
             .collect();
-        let staged: Vec<_> = std::iter::from_fn(|| last.book_spare_staging(&RelPath::root())).collect();
-        let files = std::iter::from_fn(|| last.book_file().ok()).collect::<Vec<_>>().len();
+        let staged: Vec<_> =
+            std::iter::from_fn(|| last.book_spare_staging(&RelPath::root())).collect();
+        let files = std::iter::from_fn(|| last.book_file().ok())
+            .collect::<Vec<_>>()
+            .len();
         assert!(!staged.is_empty() && files >= 2, "{} {files}", staged.len());
     }
 
     #[test]
     fn other_limits_hold_from_the_next_transfer_on() {
         let (quotas, key) = (Quotas::default(), Fingerprint([1; 32]));
-        let limits = |bytes| Limits { memory_per_identity: ByteCount(bytes), ..Limits::default() };
+        let limits = |bytes| Limits {
+            memory_per_identity: ByteCount(bytes),
+            ..Limits::default()
+        };
         let first = quotas.of(key, &limits(10));
         let held = first.book_memory(10).unwrap();
         drop(quotas.of(key, &limits(20)));

@@ -29,9 +29,10 @@ use zmove_wire::limits::{
 };
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, EntryFault, FaultCode, Finished, Greeting, Offer, OfferWith, Open, Opened, Operation, Purpose,
-    ReceiverSays, Role, SharedJobAnswer, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt,
-    StageReport, StoredItem, TargetState, ToReceiver, ToSender, TopName, Version, WireError,
+    Answer, EntryFault, FaultCode, Finished, Greeting, Offer, OfferWith, Open, Opened, Operation,
+    Purpose, ReceiverSays, Role, SharedJobAnswer, SharedJobOrder, SharedJobRequest,
+    SharedJobResult, SignedReceipt, StageReport, StoredItem, TargetState, ToReceiver, ToSender,
+    TopName, Version, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -46,7 +47,9 @@ use crate::quota::messages::{BookedMessage, CurrentQuota, messages};
 use crate::session::connections::{Connections, SessionReport, cpu_time, micros};
 use crate::session::lanes::run_lane;
 use crate::session::lost_lanes::LostLanes;
-use crate::session::opening::{Opening, Resolved, by_grant, opening, refuse_opening, resolve, take_up};
+use crate::session::opening::{
+    Opening, Resolved, by_grant, opening, refuse_opening, resolve, take_up,
+};
 use crate::session::run_leases::{RunLease, RunLeases};
 use crate::session::target_leases::{TargetLease, TargetLeases};
 use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
@@ -115,12 +118,33 @@ pub async fn run_session(
     session: Session,
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
-    let Session { transfer, version, control: (reader, mut writer), lanes, mut owner, .. } = session;
-    let Session { failed_lanes, pulse, mut access, run_leases, mut config, .. } = session;
-    writer.greet(&Greeting::new(Role::Control, transfer)).await?;
+    let Session {
+        transfer,
+        version,
+        control: (reader, mut writer),
+        lanes,
+        mut owner,
+        ..
+    } = session;
+    let Session {
+        failed_lanes,
+        pulse,
+        mut access,
+        run_leases,
+        mut config,
+        ..
+    } = session;
+    writer
+        .greet(&Greeting::new(Role::Control, transfer))
+        .await?;
     let booked_on = CurrentQuota::new(config.quota.clone());
     let inbox = messages(reader, booked_on.clone());
-    let mut connections = Connections { writer, inbox, lanes, failed_lanes };
+    let mut connections = Connections {
+        writer,
+        inbox,
+        lanes,
+        failed_lanes,
+    };
     // what the opening takes counts until it is done with
     let (Opening { open, keeps_rate }, held) = match opening(&mut connections.inbox).await {
         Ok(opening) => opening,
@@ -140,10 +164,16 @@ pub async fn run_session(
     }
     config.top_names = config.top_names.of_shape(&open.shape);
     if let Some(limit) = config.rate_max.filter(|_| keeps_rate) {
-        connections.send(&ToSender::RateMax { bytes_per_second: limit.bytes_per_second() }).await?;
+        connections
+            .send(&ToSender::RateMax {
+                bytes_per_second: limit.bytes_per_second(),
+            })
+            .await?;
     }
     if open.shared_job.is_some() && open.purpose != Purpose::Move {
-        return connections.refuse(not_in_a_job("a preview or a probe")).await;
+        return connections
+            .refuse(not_in_a_job("a preview or a probe"))
+            .await;
     }
     if open.purpose == Purpose::Probe {
         let stop = first_of(stop, &lease);
@@ -151,7 +181,10 @@ pub async fn run_session(
     }
     // a list is nowhere
     if config.listed.is_none()
-        && let Err(refusal) = config.target_leases.wait_until_free(&owner, &open.target).await
+        && let Err(refusal) = config
+            .target_leases
+            .wait_until_free(&owner, &open.target)
+            .await
     {
         return connections.refuse(refusal).await;
     }
@@ -159,7 +192,14 @@ pub async fn run_session(
         let stop = first_of(stop, &lease);
         return preview::run(connections, open, access, &config, stop).await;
     }
-    let asked = Asked { transfer, version, open, held, access, owner };
+    let asked = Asked {
+        transfer,
+        version,
+        open,
+        held,
+        access,
+        owner,
+    };
     receive(connections, asked, config, (lease, pulse), stop).await
 }
 
@@ -177,27 +217,59 @@ struct Asked {
 /// Receives what was asked for.
 async fn receive(
     mut connections: Connections,
-    Asked { transfer, version, open, held, access, owner }: Asked,
+    Asked {
+        transfer,
+        version,
+        open,
+        held,
+        access,
+        owner,
+    }: Asked,
     config: ReceiverConfig,
     (lease, pulse): (RunLease, Pulse),
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let place = config.target_leases.work_at(&owner, &open.target);
-    let Resolved { open, target, parts, file_system, free_bytes } =
-        match resolve(open, access, (transfer, owner.clone()), &config).await {
-            Ok(resolved) => resolved,
-            Err(refusal) => return connections.refuse(refusal).await,
-        };
+    let Resolved {
+        open,
+        target,
+        parts,
+        file_system,
+        free_bytes,
+    } = match resolve(open, access, (transfer, owner.clone()), &config).await {
+        Ok(resolved) => resolved,
+        Err(refusal) => return connections.refuse(refusal).await,
+    };
     let quota = config.quota.clone();
     drop(held);
     let single_name = target.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     // Files of which groups are held are only found if they are offered.
-    let state = if parts.has_earlier() { TargetState::Populated } else { target.state };
-    let opened = Opened { state, lanes_max: config.lanes_max, single_name };
-    let said = ReceiverSays { kinds: Kinds::ALL, hears_found: true, free_bytes };
-    connections.send(&opened.into_message(open.keeping, said)).await?;
+    let state = if parts.has_earlier() {
+        TargetState::Populated
+    } else {
+        target.state
+    };
+    let opened = Opened {
+        state,
+        lanes_max: config.lanes_max,
+        single_name,
+    };
+    let said = ReceiverSays {
+        kinds: Kinds::ALL,
+        hears_found: true,
+        free_bytes,
+    };
+    connections
+        .send(&opened.into_message(open.keeping, said))
+        .await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
-    let transfer = Arc::new(Transfer::new((transfer, version), &open, (target, parts), &config, outcomes_in));
+    let transfer = Arc::new(Transfer::new(
+        (transfer, version),
+        &open,
+        (target, parts),
+        &config,
+        outcomes_in,
+    ));
     let threads = SessionThreads::start(&transfer, &config)?;
     let started = cpu_time();
     let is_granted = open.grant.is_some();
@@ -234,7 +306,9 @@ async fn receive(
     let ended = running.close(ended).await;
     let remember = move || {
         quota.keep_threads(&file_system);
-        grants.into_iter().for_each(|grants| grants.ended(meter.named()));
+        grants
+            .into_iter()
+            .for_each(|grants| grants.ended(meter.named()));
     };
     // a panic has been reported, and then less is counted
     let _best_effort = tokio::task::spawn_blocking(remember).await;
@@ -309,7 +383,9 @@ impl SessionThreads {
         let lanes = self.lanes.count() + 1;
         if lanes > usize::from(LANES_UNASKED_MAX) {
             // Each lane holds one buffer while it receives.
-            transfer.pool.raise((lanes + BUFFERS_BESIDE_LANES).min(self.memory_max));
+            transfer
+                .pool
+                .raise((lanes + BUFFERS_BESIDE_LANES).min(self.memory_max));
         }
         let (transfer, queue) = (Arc::clone(transfer), self.queue.clone());
         self.lanes.add(source, move |number, source| {
@@ -324,7 +400,11 @@ impl SessionThreads {
     fn store_times(&self, booked: StageTimes, finishing: Duration) -> StageTimes {
         let busy = booked.busy + finishing * self.writers;
         let waited = (self.started.elapsed() * self.writers).saturating_sub(busy + booked.blocked);
-        StageTimes { busy, starved: booked.starved.max(waited), ..booked }
+        StageTimes {
+            busy,
+            starved: booked.starved.max(waited),
+            ..booked
+        }
     }
 
     fn join(self, transfer: &Transfer) {
@@ -411,14 +491,18 @@ impl Running {
         }
     }
 
-    fn take_message(&mut self, BookedMessage { message, held }: BookedMessage) -> Result<(), SessionError> {
+    fn take_message(
+        &mut self,
+        BookedMessage { message, held }: BookedMessage,
+    ) -> Result<(), SessionError> {
         // Here and not where it is decoded: what a grant, or the shape of the target, lets in is only known once the
         // first messages have been.
         self.transfer.top_names.check_message(&message)?;
         match message {
-            ToReceiver::Open(_) | ToReceiver::OpenWith(..) => {
-                Err(WireError::OutOfOrder { what: "a second opening" }.into())
+            ToReceiver::Open(_) | ToReceiver::OpenWith(..) => Err(WireError::OutOfOrder {
+                what: "a second opening",
             }
+            .into()),
             ToReceiver::Offer(offer) | ToReceiver::OfferWith(OfferWith(offer)) => {
                 self.take_offer(offer, held)
             }
@@ -427,7 +511,10 @@ impl Running {
             ToReceiver::Inquire(_) | ToReceiver::InquireWith(_) | ToReceiver::Hash(_) => {
                 Err(WireError::OutOfOrder { what: "an inquiry" }.into())
             }
-            ToReceiver::Relay(_) => Err(WireError::OutOfOrder { what: "a word beside a push" }.into()),
+            ToReceiver::Relay(_) => Err(WireError::OutOfOrder {
+                what: "a word beside a push",
+            }
+            .into()),
             ToReceiver::Found(found) => {
                 self.transfer.meter.told(&found);
                 Ok(())
@@ -435,15 +522,22 @@ impl Running {
             ToReceiver::Abandon { file } => {
                 self.transfer.files.hear_of(FileId(file))?;
                 self.transfer.settle(Coming::File(file), Fate::Dropped);
-                let Some(file) = self.transfer.files.retire(FileId(file)) else { return Ok(()) };
-                self.comparing.start_for(&self.transfer, move |transfer| transfer.discard_retired(&file))
+                let Some(file) = self.transfer.files.retire(FileId(file)) else {
+                    return Ok(());
+                };
+                self.comparing.start_for(&self.transfer, move |transfer| {
+                    transfer.discard_retired(&file)
+                })
             }
             ToReceiver::LaneLost { items } => self.take_lost(items),
             ToReceiver::SharedJob(request) => self.take_order(request, held),
-            ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
-            ToReceiver::Sample { .. } | ToReceiver::Sweep(_) => {
-                Err(WireError::OutOfOrder { what: "a question of a probe" }.into())
+            ToReceiver::Announce { items, mismatches } => {
+                Ok(self.ledger.announced(items, mismatches)?)
             }
+            ToReceiver::Sample { .. } | ToReceiver::Sweep(_) => Err(WireError::OutOfOrder {
+                what: "a question of a probe",
+            }
+            .into()),
         }
     }
 
@@ -454,7 +548,11 @@ impl Running {
         self.lost.explained();
         for item in items {
             if self.transfer.let_in(item)? {
-                self.ledger.settled(StoredItem { item, mismatch: true, faults: Vec::new() })?;
+                self.ledger.settled(StoredItem {
+                    item,
+                    mismatch: true,
+                    faults: Vec::new(),
+                })?;
             }
         }
         Ok(())
@@ -462,18 +560,32 @@ impl Running {
 
     fn take_offer(&mut self, offer: Offer, held: Booking) -> Result<(), SessionError> {
         let files: usize = offer.groups.iter().map(|group| group.files.len()).sum();
-        within("offered files", files.max(offer.groups.len()), OFFER_FILES_MAX)?;
+        within(
+            "offered files",
+            files.max(offer.groups.len()),
+            OFFER_FILES_MAX,
+        )?;
         self.offers += 1;
         if self.offers > OFFERS_OUTSTANDING_MAX {
-            return Err(
-                WireError::OutOfOrder { what: "an offer before the earlier ones are answered" }.into()
-            );
+            return Err(WireError::OutOfOrder {
+                what: "an offer before the earlier ones are answered",
+            }
+            .into());
         }
         self.comparing.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;
-            let Comparison { verdicts, held, changed } = compare_all(transfer, &offer);
-            let answer = Answer { offer: offer.offer, verdicts };
-            transfer.reports.tell(Outcome::Answer(held, answer, changed.is_empty()));
+            let Comparison {
+                verdicts,
+                held,
+                changed,
+            } = compare_all(transfer, &offer);
+            let answer = Answer {
+                offer: offer.offer,
+                verdicts,
+            };
+            transfer
+                .reports
+                .tell(Outcome::Answer(held, answer, changed.is_empty()));
             let mut changed = changed.into_iter().peekable();
             while let Some(candidate) = changed.next() {
                 candidate.tell(transfer, changed.peek().is_none());
@@ -483,27 +595,41 @@ impl Running {
 
     fn take_order(&mut self, request: SharedJobRequest, held: Booking) -> Result<(), SessionError> {
         if self.transfer.target.shared_job.is_none() {
-            return Err(WireError::OutOfOrder { what: "an order about a job" }.into());
+            return Err(WireError::OutOfOrder {
+                what: "an order about a job",
+            }
+            .into());
         }
         if request.order == SharedJobOrder::Ping {
             // not behind what waits for the storage
-            let answer = SharedJobAnswer { number: request.number, result: SharedJobResult::Done };
+            let answer = SharedJobAnswer {
+                number: request.number,
+                result: SharedJobResult::Done,
+            };
             self.ledger.tell(ToSender::SharedJob(answer));
             return Ok(());
         }
         self.orders += 1;
         if self.orders > JOB_ORDERS_OUTSTANDING_MAX {
-            return Err(
-                WireError::OutOfOrder { what: "an order before the earlier ones are answered" }.into()
-            );
+            return Err(WireError::OutOfOrder {
+                what: "an order before the earlier ones are answered",
+            }
+            .into());
         }
         self.comparing.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;
-            let Some(job) = &transfer.target.shared_job else { return };
-            transfer.reports.tell(match job.obey(transfer, request.order) {
-                Ok(result) => Outcome::SharedJob(SharedJobAnswer { number: request.number, result }),
-                Err(error) => Outcome::OverLimit(error),
-            });
+            let Some(job) = &transfer.target.shared_job else {
+                return;
+            };
+            transfer
+                .reports
+                .tell(match job.obey(transfer, request.order) {
+                    Ok(result) => Outcome::SharedJob(SharedJobAnswer {
+                        number: request.number,
+                        result,
+                    }),
+                    Err(error) => Outcome::OverLimit(error),
+                });
         })
     }
 
@@ -529,37 +655,61 @@ impl Running {
     fn take_outcome(&mut self, outcome: Outcome) -> Result<(), SessionError> {
         match outcome {
             Outcome::Item(item) => {
-                let fate = if item.mismatch { Fate::Dropped } else { Fate::Stored };
+                let fate = if item.mismatch {
+                    Fate::Dropped
+                } else {
+                    Fate::Stored
+                };
                 self.transfer.settle(Coming::Item(item.item), fate);
                 self.take_settled(item)?;
             }
             Outcome::Stored(item, faults) if self.version >= Version::V4 => {
-                self.take_settled(StoredItem { item: item.0, mismatch: false, faults })?;
+                self.take_settled(StoredItem {
+                    item: item.0,
+                    mismatch: false,
+                    faults,
+                })?;
             }
             Outcome::Stored(..) => {}
             // With the faults that were reported when it was stored: the sender counts each once.
             Outcome::Published(item, faults) if self.version >= Version::V4 => {
-                self.transfer.settle(Coming::Item(item.0), Fate::StoredBut(&faults));
+                self.transfer
+                    .settle(Coming::Item(item.0), Fate::StoredBut(&faults));
                 self.count(failures_of(&faults));
-                self.ledger.published(item.0, known_to(self.version, faults));
+                self.ledger
+                    .published(item.0, known_to(self.version, faults));
             }
             Outcome::Published(item, faults) => {
-                self.take_settled(StoredItem { item: item.0, mismatch: false, faults })?;
+                self.take_settled(StoredItem {
+                    item: item.0,
+                    mismatch: false,
+                    faults,
+                })?;
             }
             Outcome::File(mut file) => {
-                let fate = if file.fault.is_none() { Fate::Stored } else { Fate::Dropped };
+                let fate = if file.fault.is_none() {
+                    Fate::Stored
+                } else {
+                    Fate::Dropped
+                };
                 self.transfer.settle(Coming::File(file.file), fate);
-                file.fault = file.fault.map(|(operation, code)| (operation, code.known_to(self.version)));
+                file.fault = file
+                    .fault
+                    .map(|(operation, code)| (operation, code.known_to(self.version)));
                 self.count(file.fault.into_iter().filter(is_failure));
                 self.ledger.file_done(file);
             }
             Outcome::Fault(mut fault) => {
                 fault.code = fault.code.known_to(self.version);
-                self.transfer.meter.failed_at((fault.operation, fault.code), || Some(fault.path.clone()));
+                self.transfer
+                    .meter
+                    .failed_at((fault.operation, fault.code), || Some(fault.path.clone()));
                 self.count([(fault.operation, fault.code)].into_iter());
                 self.ledger.fault(fault);
             }
-            Outcome::Missed(missed) => self.ledger.tell(ToSender::Missed { entries: vec![missed] }),
+            Outcome::Missed(missed) => self.ledger.tell(ToSender::Missed {
+                entries: vec![missed],
+            }),
             Outcome::Answer(held, answer, ends_offer) => {
                 self.offers -= usize::from(ends_offer);
                 self.ledger.answer(held, answer);
@@ -576,11 +726,17 @@ impl Running {
                 self.orders -= 1;
                 self.ledger.tell(ToSender::SharedJob(answer));
             }
-            Outcome::LaneEnded { number, has_brought, ended } => {
+            Outcome::LaneEnded {
+                number,
+                has_brought,
+                ended,
+            } => {
                 self.threads.lanes.ended(number);
                 let may_be_unknown = !has_brought && self.connections.failed_lanes.is_some();
                 match ended {
-                    Err(error) if error.is_lost() && may_be_unknown => self.ledger.tell(ToSender::LaneFailed),
+                    Err(error) if error.is_lost() && may_be_unknown => {
+                        self.ledger.tell(ToSender::LaneFailed)
+                    }
                     Err(error) if error.is_lost() => self.lost.note(error),
                     ended => ended?,
                 }
@@ -593,7 +749,10 @@ impl Running {
 
     fn take_settled(&mut self, item: StoredItem) -> Result<(), SessionError> {
         let version = self.version;
-        let item = StoredItem { faults: known_to(version, item.faults), ..item };
+        let item = StoredItem {
+            faults: known_to(version, item.faults),
+            ..item
+        };
         // The faults of a batch that will be published are counted at that time.
         let counts = version < Version::V4 || item.mismatch;
         let faults: Vec<_> = failures_of(&item.faults).filter(|_| counts).collect();
@@ -614,9 +773,16 @@ impl Running {
 
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
         if !self.mirror.is_idle() {
-            return Err(WireError::OutOfOrder { what: "the end before all is removed" }.into());
+            return Err(WireError::OutOfOrder {
+                what: "the end before all is removed",
+            }
+            .into());
         }
-        self.target_lease = Some(self.target_leases.acquire(&self.owner, &self.open.target).await);
+        self.target_lease = Some(
+            self.target_leases
+                .acquire(&self.owner, &self.open.target)
+                .await,
+        );
         // The parts of files that were given up are discarded before the end.
         let comparing = std::mem::replace(&mut self.comparing, Workers::new(&self.transfer.quota));
         let mut compared = std::pin::pin!(comparing.complete());
@@ -629,7 +795,9 @@ impl Running {
         }
         let transfer = Arc::clone(&self.transfer);
         let finishing = Instant::now();
-        self.finishing = Some(tokio::task::spawn_blocking(move || finish::finish(&transfer)));
+        self.finishing = Some(tokio::task::spawn_blocking(move || {
+            finish::finish(&transfer)
+        }));
         let finished = loop {
             tokio::select! {
                 finished = self.finishing.as_mut().expect("set just above") => break finished,
@@ -644,23 +812,34 @@ impl Running {
         while let Ok(told) = self.outcomes.try_recv() {
             self.take_last(told)?;
         }
-        last.into_iter().try_for_each(|outcome| self.take_outcome(outcome))?;
+        last.into_iter()
+            .try_for_each(|outcome| self.take_outcome(outcome))?;
         self.send_all().await?;
         let report = Finished {
             receive: stage_report(&self.transfer.meter.receive.times()),
             store: stage_report(
-                &self.threads.store_times(self.transfer.meter.store.times(), finishing.elapsed()),
+                &self
+                    .threads
+                    .store_times(self.transfer.meter.store.times(), finishing.elapsed()),
             ),
             flush_us: micros(flush),
             cpu_us: micros(cpu_time().saturating_sub(cpu_started)),
         };
         let receive_us = micros(self.transfer.meter.receive.times().paced);
         if receive_us > 0 && self.version >= Version::V3 {
-            self.connections.send(&ToSender::Paced { receive_us }).await?;
+            self.connections
+                .send(&ToSender::Paced { receive_us })
+                .await?;
         }
-        let files = self.transfer.target.times_beyond_range.load(Ordering::Relaxed);
+        let files = self
+            .transfer
+            .target
+            .times_beyond_range
+            .load(Ordering::Relaxed);
         if files > 0 && self.version >= Version::V4 {
-            self.connections.send(&ToSender::TimesBeyondRange { files }).await?;
+            self.connections
+                .send(&ToSender::TimesBeyondRange { files })
+                .await?;
         }
         let counts = self.transfer.target.keeper.counts();
         if !counts.is_empty() {
@@ -669,19 +848,29 @@ impl Running {
         if let Some(receipt) = self.receipt().await {
             self.connections.send(&ToSender::Receipt(receipt)).await?;
         }
-        Ok(self.connections.send_last(&ToSender::Finished(report)).await?)
+        Ok(self
+            .connections
+            .send_last(&ToSender::Finished(report))
+            .await?)
     }
 
     /// The receipt of a transfer by a grant, in which all is flushed.
     async fn receipt(&mut self) -> Option<SignedReceipt> {
         let grants = self.grants.clone()?;
         let (stored, faults) = (self.transfer.meter.named(), self.report.faults);
-        tokio::task::spawn_blocking(move || grants.receipt(stored, faults)).await.ok().flatten()
+        tokio::task::spawn_blocking(move || grants.receipt(stored, faults))
+            .await
+            .ok()
+            .flatten()
     }
 
     /// Handles an outcome that comes after all data has arrived: a lane that breaks now is no error.
     fn take_last(&mut self, told: Told) -> Result<(), SessionError> {
-        if matches!(told.outcome, Outcome::LaneEnded { .. }) { Ok(()) } else { self.take_told(told) }
+        if matches!(told.outcome, Outcome::LaneEnded { .. }) {
+            Ok(())
+        } else {
+            self.take_told(told)
+        }
     }
 
     async fn send_all(&mut self) -> Result<(), SessionError> {
@@ -693,9 +882,16 @@ impl Running {
     }
 
     /// Ends the session: stops its threads and tasks, and waits for them.
-    async fn close(mut self, ended: Result<(), SessionError>) -> Result<SessionReport, SessionError> {
+    async fn close(
+        mut self,
+        ended: Result<(), SessionError>,
+    ) -> Result<SessionReport, SessionError> {
         if ended.is_err() && self.target_lease.is_none() {
-            self.target_lease = Some(self.target_leases.acquire(&self.owner, &self.open.target).await);
+            self.target_lease = Some(
+                self.target_leases
+                    .acquire(&self.owner, &self.open.target)
+                    .await,
+            );
         }
         self.connections.part(&ended).await;
         self.transfer.stopping.store(true, Ordering::Relaxed);
@@ -705,7 +901,8 @@ impl Running {
         self.threads.lanes.trip();
         // The peer sees the end of the connection now, and closes its lanes.
         drop(self.connections);
-        let (threads, transfer, broken) = (self.threads, Arc::clone(&self.transfer), ended.is_err());
+        let (threads, transfer, broken) =
+            (self.threads, Arc::clone(&self.transfer), ended.is_err());
         let stopped = move || {
             threads.join(&transfer);
             if broken {
@@ -726,19 +923,28 @@ impl Running {
         let transfer = self.transfer;
         blocking(move || drop(transfer)).await;
         drop(self.target_lease);
-        ended.map(|()| SessionReport { target, journal_trouble, ..self.report })
+        ended.map(|()| SessionReport {
+            target,
+            journal_trouble,
+            ..self.report
+        })
     }
 }
 
 /// The faults with codes that a peer of that version knows.
 fn known_to(version: Version, mut faults: Vec<EntryFault>) -> Vec<EntryFault> {
-    faults.iter_mut().for_each(|fault| fault.code = fault.code.known_to(version));
+    faults
+        .iter_mut()
+        .for_each(|fault| fault.code = fault.code.known_to(version));
     faults
 }
 
 /// The failures among these faults.
 fn failures_of(faults: &[EntryFault]) -> impl Iterator<Item = (Operation, FaultCode)> {
-    faults.iter().map(|fault| (fault.operation, fault.code)).filter(is_failure)
+    faults
+        .iter()
+        .map(|fault| (fault.operation, fault.code))
+        .filter(is_failure)
 }
 
 /// Whether a fault is a failure: a guessed file that is there already is none, nor is a link that was not made, in the

@@ -29,8 +29,8 @@ use std::sync::atomic::Ordering;
 use zmove_disk::{EpochError, FENCED};
 use zmove_types::{Metadata, RelPath, Root};
 use zmove_wire::{
-    Batch, BatchEntry, EntryFault, FileHead, Operation, SharedJobCount, SharedJobOrder, SharedJobResult,
-    WireError, WorkEnd,
+    Batch, BatchEntry, EntryFault, FileHead, Operation, SharedJobCount, SharedJobOrder,
+    SharedJobResult, WireError, WorkEnd,
 };
 
 use crate::shared_job::flushing::flush_file_systems;
@@ -55,7 +55,9 @@ impl SharedJobSession {
             SharedJobOrder::Commit { head, root } => {
                 let head = FileHead::decode(&head)?;
                 if head.path.is_root() {
-                    return Err(WireError::OutOfOrder { what: "a file without a name" });
+                    return Err(WireError::OutOfOrder {
+                        what: "a file without a name",
+                    });
                 }
                 transfer.top_names.check(&head.path)?;
                 self.commit(transfer, &head, root.map(Root))
@@ -65,16 +67,18 @@ impl SharedJobSession {
                 transfer.top_names.check_batch(&batch)?;
                 self.set_directories(transfer, directories(batch)?)
             }
-            SharedJobOrder::Count => self.count().map(|count| SharedJobResult::Counted(Box::new(count))),
+            SharedJobOrder::Count => self
+                .count()
+                .map(|count| SharedJobResult::Counted(Box::new(count))),
             SharedJobOrder::Close => self.close(transfer).map(|()| SharedJobResult::Done),
             SharedJobOrder::Forget => self.close(transfer).map(|()| {
                 self.forget(transfer);
                 SharedJobResult::Done
             }),
             SharedJobOrder::Ping => Ok(SharedJobResult::Done),
-            SharedJobOrder::ListDirectories => {
-                self.list_directories().map(|head| SharedJobResult::Directories { head })
-            }
+            SharedJobOrder::ListDirectories => self
+                .list_directories()
+                .map(|head| SharedJobResult::Directories { head }),
         };
         Ok(done.unwrap_or_else(|(operation, error)| {
             let (operation, code) = failure(operation, &error);
@@ -90,12 +94,19 @@ impl SharedJobSession {
         }
         // Something of this work may have failed for that reason alone, and will be done by others.
         self.check(Operation::Rename)?;
-        transfer.parts.record_work(|journal| journal.work_ended(end)).map_err(failed_to(Operation::Flush))
+        transfer
+            .parts
+            .record_work(|journal| journal.work_ended(end))
+            .map_err(failed_to(Operation::Flush))
     }
 
     /// Fails where a newer epoch has begun, or the job has ended.
     fn check(&self, operation: Operation) -> Result<(), Failure> {
-        if self.epoch.is_fenced() { Err((operation, FENCED.into())) } else { Ok(()) }
+        if self.epoch.is_fenced() {
+            Err((operation, FENCED.into()))
+        } else {
+            Ok(())
+        }
     }
 
     /// Names and flushes what has come. One flush does for all who wait for it.
@@ -117,7 +128,9 @@ impl SharedJobSession {
 
     /// Flushes what has been written to parts of large files, which counts from then on.
     fn flush_parts(&self, transfer: &Transfer) -> Result<(), Failure> {
-        let Some(shared) = &transfer.parts.shared else { return Ok(()) };
+        let Some(shared) = &transfer.parts.shared else {
+            return Ok(());
+        };
         let flushed = transfer.parts.flush_shared(shared);
         let flushed = flushed.inspect_err(|_told_once| transfer.parts.flush_failed());
         flushed.map_err(failed_to(Operation::Flush))
@@ -132,7 +145,12 @@ impl SharedJobSession {
         directories.sort_by_key(|directory| Reverse(directory.path.depth()));
         let target = &transfer.target;
         let mut faults = Vec::new();
-        for Directory { entry, path, metadata } in &directories {
+        for Directory {
+            entry,
+            path,
+            metadata,
+        } in &directories
+        {
             // an order that takes long may outlive its session, and the job
             self.check(Operation::SetMetadata)?;
             let directory = target.tree.open_own_directory(path);
@@ -142,7 +160,11 @@ impl SharedJobSession {
             });
             if let Err(error) = set {
                 let (operation, code) = failure(Operation::SetMetadata, &error);
-                faults.push(EntryFault { entry: *entry, operation, code });
+                faults.push(EntryFault {
+                    entry: *entry,
+                    operation,
+                    code,
+                });
             }
         }
         flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
@@ -152,7 +174,11 @@ impl SharedJobSession {
     /// Reads all journals. They go at the end of the job, after the directories of all epochs: while that of this
     /// session is there, none has gone.
     fn count(&self) -> Result<SharedJobCount, Failure> {
-        let counted = self.ends.lock().count(self.directory.fd()).map_err(failed_to(Operation::Read))?;
+        let counted = self
+            .ends
+            .lock()
+            .count(self.directory.fd())
+            .map_err(failed_to(Operation::Read))?;
         self.check(Operation::Read)?;
         Ok(counted)
     }
@@ -161,12 +187,14 @@ impl SharedJobSession {
         // the mark of the end needs some room, and this may be all that there is
         transfer.parts.give_back_room();
         let cannot = failed_to(Operation::Delete);
-        self.directory.close(self.epoch.number(), PATIENCE).map_err(|error| match error {
-            // `Ended`: another session has closed the job
-            EpochError::Fenced { .. } | EpochError::Ended => cannot(FENCED.into()),
-            EpochError::Older { source, .. } | EpochError::Io(source) => cannot(source),
-            _ => cannot(rustix::io::Errno::IO.into()),
-        })
+        self.directory
+            .close(self.epoch.number(), PATIENCE)
+            .map_err(|error| match error {
+                // `Ended`: another session has closed the job
+                EpochError::Fenced { .. } | EpochError::Ended => cannot(FENCED.into()),
+                EpochError::Older { source, .. } | EpochError::Io(source) => cannot(source),
+                _ => cannot(rustix::io::Errno::IO.into()),
+            })
     }
 
     /// Removes the mark that the job has ended.
@@ -190,10 +218,16 @@ fn directories(batch: Batch) -> Result<Vec<Directory>, WireError> {
     for group in batch.groups {
         for entry in group.entries {
             let BatchEntry::Itself(metadata) = entry else {
-                return Err(WireError::OutOfOrder { what: "an entry beside directories" });
+                return Err(WireError::OutOfOrder {
+                    what: "an entry beside directories",
+                });
             };
             let entry = u32::try_from(directories.len()).unwrap_or(u32::MAX);
-            directories.push(Directory { entry, path: group.directory.clone(), metadata });
+            directories.push(Directory {
+                entry,
+                path: group.directory.clone(),
+                metadata,
+            });
         }
     }
     Ok(directories)

@@ -22,7 +22,10 @@ pub(crate) struct StorageReader {
 impl StorageReader {
     /// A reader with so many buffers of a group, each made when it is needed: more threads wait for them.
     pub(crate) fn new(file_io: &Arc<dyn FileIo>, buffers_max: usize) -> Self {
-        Self { file_io: Arc::clone(file_io), buffers: BufferPool::new(BUFFER_BYTES, buffers_max) }
+        Self {
+            file_io: Arc::clone(file_io),
+            buffers: BufferPool::new(BUFFER_BYTES, buffers_max),
+        }
     }
 
     /// The root of a file of at most one group.
@@ -39,7 +42,9 @@ impl StorageReader {
     /// # Errors
     /// The system's error.
     pub(crate) fn root_of(&self, file: &StoredFile, bytes: u64) -> io::Result<Root> {
-        let Some(span) = GroupSpan::of(bytes, 0) else { return Ok(FileHasher::default().finish()) };
+        let Some(span) = GroupSpan::of(bytes, 0) else {
+            return Ok(FileHasher::default().finish());
+        };
         let mut hasher = FileHasher::default();
         let has_data = self.show(file, span, &mut |slice| hasher.update(slice))?;
         let zeros = || sparse_file_root(span.len as usize, std::iter::empty(), &[]);
@@ -73,8 +78,17 @@ impl StorageReader {
         })
     }
 
-    fn show(&self, file: &StoredFile, span: GroupSpan, seen: &mut dyn FnMut(&[u8])) -> io::Result<bool> {
-        file.show((self.file_io.as_ref(), &self.buffers), (span.offset(), span.len as usize), seen)
+    fn show(
+        &self,
+        file: &StoredFile,
+        span: GroupSpan,
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> io::Result<bool> {
+        file.show(
+            (self.file_io.as_ref(), &self.buffers),
+            (span.offset(), span.len as usize),
+            seen,
+        )
     }
 }
 
@@ -95,9 +109,18 @@ mod tests {
         let reader = StorageReader::new(&(Arc::new(Threads) as Arc<dyn FileIo>), 1);
         let bytes = 2 * GROUP_BYTES + 4;
         let file = StoredFile::new(file).unwrap();
-        let is =
-            |index, wanted| reader.has_value(&file, GroupSpan::of(bytes, index).unwrap(), wanted).unwrap();
-        let zeros = |index| sparse_group_cv(GroupSpan::of(bytes, index).unwrap(), std::iter::empty(), &[]);
+        let is = |index, wanted| {
+            reader
+                .has_value(&file, GroupSpan::of(bytes, index).unwrap(), wanted)
+                .unwrap()
+        };
+        let zeros = |index| {
+            sparse_group_cv(
+                GroupSpan::of(bytes, index).unwrap(),
+                std::iter::empty(),
+                &[],
+            )
+        };
         assert!(is(0, None) && is(0, Some(zeros(0))) && !is(0, Some(zeros(1))));
         assert!(is(1, None) && is(1, Some(zeros(1))));
         assert!(!is(2, None) && is(2, Some(zmove_chunk::group_cv(2, b"data"))));

@@ -16,11 +16,16 @@ pub(crate) fn run_on_several<T: Send, Helper: Send>(
                 let _until_it_ends = helper;
                 work()
             };
-            thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, work).ok()
+            thread::Builder::new()
+                .name(name.to_owned())
+                .spawn_scoped(scope, work)
+                .ok()
         };
         let helpers: Vec<_> = helpers.map_while(start).collect();
         let mut done = work();
-        helpers.into_iter().for_each(|helper| done.extend(helper.join().expect("the work does not panic")));
+        helpers
+            .into_iter()
+            .for_each(|helper| done.extend(helper.join().expect("the work does not panic")));
         done
     })
 }

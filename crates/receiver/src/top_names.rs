@@ -51,7 +51,9 @@ pub struct ListedPaths {
 impl ListedPaths {
     /// Adds a path, as a user may write it.
     pub fn add(&mut self, path: &[u8]) {
-        let parts = path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
+        let parts = path
+            .split(|&byte| byte == b'/')
+            .filter(|part| !matches!(*part, b"" | b"."));
         let mut way = Vec::with_capacity(path.len());
         for part in parts {
             if !way.is_empty() {
@@ -88,24 +90,37 @@ impl TopNames {
     /// Only names that are `wanted`, and not the target itself.
     pub fn only(wanted: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> Self {
         let wanted = Wanted::Tops(Box::new(wanted));
-        Self { wanted: Some(Arc::new(wanted)), itself: false, single: false }
+        Self {
+            wanted: Some(Arc::new(wanted)),
+            itself: false,
+            single: false,
+        }
     }
 
     /// Only the paths of a list, also below the top.
     #[must_use]
     pub fn listed(paths: Arc<ListedPaths>) -> Self {
-        Self { itself: paths.itself, wanted: Some(Arc::new(Wanted::Listed(paths))), single: false }
+        Self {
+            itself: paths.itself,
+            wanted: Some(Arc::new(Wanted::Listed(paths))),
+            single: false,
+        }
     }
 
     /// The same names, less what a sender may not bring that has announced this shape.
     #[must_use]
     pub(crate) fn of_shape(self, shape: &TargetShape) -> Self {
-        let TargetShape::Single { name } = shape else { return self };
+        let TargetShape::Single { name } = shape else {
+            return self;
+        };
         let (name, others) = (name.clone(), self.wanted);
         let is_it = move |top: &[u8]| {
             top == name.as_bytes() && others.as_ref().is_none_or(|asked| asked.has_top(top))
         };
-        Self { single: true, ..Self::only(is_it) }
+        Self {
+            single: true,
+            ..Self::only(is_it)
+        }
     }
 
     /// Checks a path below the target.
@@ -114,18 +129,28 @@ impl TopNames {
     /// [`WireError::Unasked`] when the path was not asked for; [`WireError::OfSharedJob`].
     pub fn check(&self, path: &RelPath) -> Result<(), WireError> {
         check_reserved(path.components())?;
-        let Some(wanted) = &self.wanted else { return Ok(()) };
+        let Some(wanted) = &self.wanted else {
+            return Ok(());
+        };
         let is_wanted = if path.is_root() {
             self.itself
         } else {
             wanted.has(path) && !(self.single && path.components().nth(1).is_some())
         };
-        if is_wanted { Ok(()) } else { Err(WireError::Unasked) }
+        if is_wanted {
+            Ok(())
+        } else {
+            Err(WireError::Unasked)
+        }
     }
 
     /// Checks the path of a directory.
     fn check_directory(&self, path: &RelPath) -> Result<(), WireError> {
-        if self.single { Err(WireError::Unasked) } else { self.check(path) }
+        if self.single {
+            Err(WireError::Unasked)
+        } else {
+            self.check(path)
+        }
     }
 
     /// Checks names in a directory, the path of which has been looked at for those of shared jobs.
@@ -135,7 +160,9 @@ impl TopNames {
         names: impl IntoIterator<Item = &'a [u8]> + Clone,
     ) -> Result<(), WireError> {
         check_reserved(names.clone())?;
-        let Some(wanted) = &self.wanted else { return Ok(()) };
+        let Some(wanted) = &self.wanted else {
+            return Ok(());
+        };
         let mut names = names.into_iter();
         let are_wanted = match &**wanted {
             _ if directory.is_root() => names.all(|name| wanted.has_top(name)),
@@ -145,7 +172,11 @@ impl TopNames {
                 names.all(|name| paths.has(&[directory.as_bytes(), b"/", name].concat()))
             }
         };
-        if are_wanted { Ok(()) } else { Err(WireError::Unasked) }
+        if are_wanted {
+            Ok(())
+        } else {
+            Err(WireError::Unasked)
+        }
     }
 
     /// Checks the entries of a batch.
@@ -159,8 +190,12 @@ impl TopNames {
                     BatchEntry::Directory(name, _)
                     | BatchEntry::Symlink(name, ..)
                     | BatchEntry::Retouch(name, _)
-                    | BatchEntry::Special(name, ..) => self.check_in(&group.directory, [name.as_bytes()])?,
-                    BatchEntry::File(file) => self.check_in(&group.directory, [file.name.as_bytes()])?,
+                    | BatchEntry::Special(name, ..) => {
+                        self.check_in(&group.directory, [name.as_bytes()])?
+                    }
+                    BatchEntry::File(file) => {
+                        self.check_in(&group.directory, [file.name.as_bytes()])?
+                    }
                     BatchEntry::Link(link) => {
                         self.check_in(&group.directory, [link.name.as_bytes()])?;
                         self.check(&link.first)?;
@@ -177,7 +212,10 @@ impl TopNames {
             ToReceiver::Offer(offer) | ToReceiver::OfferWith(OfferWith(offer)) => {
                 offer.groups.iter().try_for_each(|group| {
                     check_reserved(group.directory.components())?;
-                    self.check_in(&group.directory, group.files.iter().map(|file| file.name.as_bytes()))
+                    self.check_in(
+                        &group.directory,
+                        group.files.iter().map(|file| file.name.as_bytes()),
+                    )
                 })
             }
             ToReceiver::Inquire(inquiry) | ToReceiver::InquireWith(InquireWith(inquiry)) => {
@@ -186,26 +224,37 @@ impl TopNames {
                     if group.itself.is_some() {
                         self.check_directory(&group.directory)?;
                     }
-                    group.entries.iter().try_for_each(|entry| match &entry.kind {
-                        InquiredKind::Link { first, .. } => self.check(first),
-                        _ => Ok(()),
-                    })?;
-                    self.check_in(&group.directory, group.entries.iter().map(|entry| entry.name.as_bytes()))
+                    group
+                        .entries
+                        .iter()
+                        .try_for_each(|entry| match &entry.kind {
+                            InquiredKind::Link { first, .. } => self.check(first),
+                            _ => Ok(()),
+                        })?;
+                    self.check_in(
+                        &group.directory,
+                        group.entries.iter().map(|entry| entry.name.as_bytes()),
+                    )
                 })
             }
             // to list the target itself is to be told all of its names
             ToReceiver::Keep(keep)
-                if self.wanted.is_some() && keep.ranges.iter().any(|range| range.directory.is_root()) =>
+                if self.wanted.is_some()
+                    && keep.ranges.iter().any(|range| range.directory.is_root()) =>
             {
                 Err(WireError::Unasked)
             }
-            ToReceiver::Keep(keep) => {
-                keep.ranges.iter().try_for_each(|range| self.check_directory(&range.directory))
-            }
+            ToReceiver::Keep(keep) => keep
+                .ranges
+                .iter()
+                .try_for_each(|range| self.check_directory(&range.directory)),
             ToReceiver::Remove(_) if self.single => Err(WireError::Unasked),
             ToReceiver::Remove(remove) => remove.groups.iter().try_for_each(|group| {
                 check_reserved(group.directory.components())?;
-                self.check_in(&group.directory, group.names.iter().map(|name| name.0.as_bytes()))
+                self.check_in(
+                    &group.directory,
+                    group.names.iter().map(|name| name.0.as_bytes()),
+                )
             }),
             ToReceiver::Hash(order) => self.check(&order.path),
             _ => Ok(()),
@@ -215,12 +264,20 @@ impl TopNames {
 
 /// Checks that no path leads through the directory of a shared job: its receivers believe what lies there.
 fn check_reserved<'a>(names: impl IntoIterator<Item = &'a [u8]>) -> Result<(), WireError> {
-    if names.into_iter().any(is_shared_job_name) { Err(WireError::OfSharedJob) } else { Ok(()) }
+    if names.into_iter().any(is_shared_job_name) {
+        Err(WireError::OfSharedJob)
+    } else {
+        Ok(())
+    }
 }
 
 impl fmt::Debug for TopNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.wanted.is_some() { "TopNames(only)" } else { "TopNames(any)" })
+        f.write_str(if self.wanted.is_some() {
+            "TopNames(only)"
+        } else {
+            "TopNames(any)"
+        })
     }
 }
 
@@ -229,8 +286,9 @@ mod tests {
     use super::*;
     use zmove_types::{Metadata, Name, Root, Special};
     use zmove_wire::{
-        DirectoryGroup, FileEntry, HashOrder, InquiredEntry, InquiredGroup, InquiredMetadata, Inquiry, Keep,
-        KeptRange, LinkEntry, ListedName, Offer, OfferedFile, OfferedGroup, Remove, RemoveGroup,
+        DirectoryGroup, FileEntry, HashOrder, InquiredEntry, InquiredGroup, InquiredMetadata,
+        Inquiry, Keep, KeptRange, LinkEntry, ListedName, Offer, OfferedFile, OfferedGroup, Remove,
+        RemoveGroup,
     };
 
     fn path(text: &str) -> RelPath {
@@ -242,7 +300,12 @@ mod tests {
     }
 
     fn batch(directory: &str, entry: BatchEntry) -> Batch {
-        Batch { groups: vec![DirectoryGroup { directory: path(directory), entries: vec![entry] }] }
+        Batch {
+            groups: vec![DirectoryGroup {
+                directory: path(directory),
+                entries: vec![entry],
+            }],
+        }
     }
 
     fn listed(paths: &[&str]) -> TopNames {
@@ -269,32 +332,58 @@ mod tests {
         ] {
             let entry = name(entry);
             let root = Root([0; 32]);
-            let file =
-                FileEntry { name: entry.clone(), metadata: Metadata::default(), bytes: 0, root, data: None };
+            let file = FileEntry {
+                name: entry.clone(),
+                metadata: Metadata::default(),
+                bytes: 0,
+                root,
+                data: None,
+            };
             let batch = batch(directory, BatchEntry::File(file));
             assert_eq!(names.check_batch(&batch).is_ok(), comes, "{batch:?}");
             let whole = path(directory).join(&entry).unwrap();
             assert_eq!(names.check(&whole).is_ok(), comes, "{whole}");
             let metadata = InquiredMetadata(Metadata::default(), None);
-            let entries = vec![InquiredEntry { name: entry, kind: InquiredKind::Directory, metadata }];
-            let groups = vec![InquiredGroup { directory: path(directory), itself: None, entries }];
+            let entries = vec![InquiredEntry {
+                name: entry,
+                kind: InquiredKind::Directory,
+                metadata,
+            }];
+            let groups = vec![InquiredGroup {
+                directory: path(directory),
+                itself: None,
+                entries,
+            }];
             let inquiry = ToReceiver::Inquire(Inquiry { inquiry: 0, groups });
             assert_eq!(names.check_message(&inquiry).is_ok(), comes, "{inquiry:?}");
         }
         let itself = |directory| batch(directory, BatchEntry::Itself(Metadata::default()));
-        let comes =
-            ["d", "a/b", "a/b/f/g", "a/c", ""].map(|directory| names.check_batch(&itself(directory)).is_ok());
+        let comes = ["d", "a/b", "a/b/f/g", "a/c", ""]
+            .map(|directory| names.check_batch(&itself(directory)).is_ok());
         assert_eq!(comes, [true, true, false, false, false]);
     }
 
     /// A single file may get the name of the target, and paths are then relative to the directory around it.
     #[test]
     fn of_a_single_file_nothing_comes_beside_it() {
-        let shape = TargetShape::Single { name: name("asked") };
-        let range = KeptRange { directory: path("asked"), after: None, names: Vec::new(), open: true };
-        let groups = vec![RemoveGroup { directory: path(""), names: vec![ListedName(name("asked"))] }];
+        let shape = TargetShape::Single {
+            name: name("asked"),
+        };
+        let range = KeptRange {
+            directory: path("asked"),
+            after: None,
+            names: Vec::new(),
+            open: true,
+        };
+        let groups = vec![RemoveGroup {
+            directory: path(""),
+            names: vec![ListedName(name("asked"))],
+        }];
         let messages = [
-            ToReceiver::Keep(Keep { keep: 0, ranges: vec![range] }),
+            ToReceiver::Keep(Keep {
+                keep: 0,
+                ranges: vec![range],
+            }),
             ToReceiver::Remove(Remove { remove: 0, groups }),
         ];
         let retouched = |text: &str| BatchEntry::Retouch(name(text), Metadata::default());
@@ -308,13 +397,20 @@ mod tests {
             for batch in [
                 batch("", retouched("other")),
                 batch("asked", retouched("asked")),
-                batch("", BatchEntry::Directory(name("asked"), Metadata::default())),
+                batch(
+                    "",
+                    BatchEntry::Directory(name("asked"), Metadata::default()),
+                ),
                 batch("", BatchEntry::Itself(Metadata::default())),
                 batch("asked", BatchEntry::Itself(Metadata::default())),
             ] {
                 assert!(single.check_batch(&batch).is_err(), "{batch:?}");
             }
-            assert!(messages.iter().all(|message| single.check_message(message).is_err()));
+            assert!(
+                messages
+                    .iter()
+                    .all(|message| single.check_message(message).is_err())
+            );
         }
         let elsewhere = TopNames::only(|name| name == b"x").of_shape(&shape);
         assert!(elsewhere.check(&path("asked")).is_err());
@@ -323,7 +419,13 @@ mod tests {
     /// An entry of each kind that is no directory, at the top of the target.
     fn at_the_top(text: &str) -> [Batch; 4] {
         let (name, metadata, root) = (|| name(text), Metadata::default, Root([0; 32]));
-        let file = FileEntry { name: name(), metadata: metadata(), bytes: 0, root, data: None };
+        let file = FileEntry {
+            name: name(),
+            metadata: metadata(),
+            bytes: 0,
+            root,
+            data: None,
+        };
         [
             batch("", BatchEntry::Symlink(name(), metadata(), (*b"to").into())),
             batch("", BatchEntry::Retouch(name(), metadata())),
@@ -339,7 +441,12 @@ mod tests {
         let directory = |text: &str| BatchEntry::Directory(name(text), Metadata::default());
         let link = |first: &str| {
             let (metadata, first) = (Metadata::default(), path(first));
-            BatchEntry::Link(LinkEntry { name: name("x"), metadata, bytes: 0, first })
+            BatchEntry::Link(LinkEntry {
+                name: name("x"),
+                metadata,
+                bytes: 0,
+                first,
+            })
         };
         let batches = [
             (batch("", directory("asked")), true),
@@ -371,27 +478,57 @@ mod tests {
                 source: None,
                 xattrs: None,
             };
-            let groups = vec![OfferedGroup { directory: path(directory), files: vec![file] }];
+            let groups = vec![OfferedGroup {
+                directory: path(directory),
+                files: vec![file],
+            }];
             ToReceiver::Offer(Offer { offer: 0, groups })
         };
         let keep = |directory: &str| {
-            let range = KeptRange { directory: path(directory), after: None, names: Vec::new(), open: true };
-            ToReceiver::Keep(Keep { keep: 0, ranges: vec![range] })
+            let range = KeptRange {
+                directory: path(directory),
+                after: None,
+                names: Vec::new(),
+                open: true,
+            };
+            ToReceiver::Keep(Keep {
+                keep: 0,
+                ranges: vec![range],
+            })
         };
         let remove = |directory: &str, gone: &str| {
-            let groups =
-                vec![RemoveGroup { directory: path(directory), names: vec![ListedName(name(gone))] }];
+            let groups = vec![RemoveGroup {
+                directory: path(directory),
+                names: vec![ListedName(name(gone))],
+            }];
             ToReceiver::Remove(Remove { remove: 0, groups })
         };
         let inquire = |kind: InquiredKind, text: &str| {
             let metadata = InquiredMetadata(Metadata::default(), None);
-            let entries = vec![InquiredEntry { name: name(text), kind, metadata }];
-            let groups = vec![InquiredGroup { directory: path(""), itself: None, entries }];
+            let entries = vec![InquiredEntry {
+                name: name(text),
+                kind,
+                metadata,
+            }];
+            let groups = vec![InquiredGroup {
+                directory: path(""),
+                itself: None,
+                entries,
+            }];
             ToReceiver::Inquire(Inquiry { inquiry: 0, groups })
         };
-        let another = |first: &str| InquiredKind::Link { bytes: 0, first: path(first) };
-        let hash =
-            |text: &str| ToReceiver::Hash(HashOrder { order: 0, path: path(text), first: 0, groups: 1 });
+        let another = |first: &str| InquiredKind::Link {
+            bytes: 0,
+            first: path(first),
+        };
+        let hash = |text: &str| {
+            ToReceiver::Hash(HashOrder {
+                order: 0,
+                path: path(text),
+                first: 0,
+                groups: 1,
+            })
+        };
         let messages = [
             (inquire(InquiredKind::Directory, "asked"), true),
             (inquire(another("asked/x"), "asked"), true),
@@ -424,7 +561,12 @@ mod tests {
         let directory = |text| BatchEntry::Directory(name(text), Metadata::default());
         let link = |first: &str| {
             let (first, metadata) = (path(first), Metadata::default());
-            BatchEntry::Link(LinkEntry { name: name("l"), metadata, bytes: 0, first })
+            BatchEntry::Link(LinkEntry {
+                name: name("l"),
+                metadata,
+                bytes: 0,
+                first,
+            })
         };
         let (below, inner) = (format!("{job}/journal-1"), format!("d/{job}/x"));
         for named in [job, &inner, &below] {
@@ -433,10 +575,25 @@ mod tests {
             assert!(any.check_batch(&batch("", link(named))).is_err());
         }
         assert!(any.check_batch(&batch("d", directory(job))).is_err());
-        let range = KeptRange { directory: path(job), after: None, names: Vec::new(), open: true };
-        assert!(any.check_message(&ToReceiver::Keep(Keep { keep: 0, ranges: vec![range] })).is_err());
+        let range = KeptRange {
+            directory: path(job),
+            after: None,
+            names: Vec::new(),
+            open: true,
+        };
+        assert!(
+            any.check_message(&ToReceiver::Keep(Keep {
+                keep: 0,
+                ranges: vec![range]
+            }))
+            .is_err()
+        );
         for other in [".zmove-job-", ".zmove-job-7", &job[..42], &job[1..]] {
-            assert_eq!(any.check_batch(&batch(other, directory(other))), Ok(()), "{other}");
+            assert_eq!(
+                any.check_batch(&batch(other, directory(other))),
+                Ok(()),
+                "{other}"
+            );
         }
     }
 }

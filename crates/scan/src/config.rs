@@ -110,13 +110,20 @@ impl Default for ScanConfig {
 impl ScanRoot {
     /// A root at a path of this host, which may lead through links.
     pub fn new(source: impl Into<PathBuf>, prefix: RelPath) -> Self {
-        Self { source: source.into(), prefix, beneath: None }
+        Self {
+            source: source.into(),
+            prefix,
+            beneath: None,
+        }
     }
 
     /// The same root, found at `path` below the directory `root` without following any link.
     #[must_use]
     pub fn beneath(self, root: Arc<OwnedFd>, path: RelPath) -> Self {
-        Self { beneath: Some((root, path)), ..self }
+        Self {
+            beneath: Some((root, path)),
+            ..self
+        }
     }
 
     /// The flags to open the root with if it is a directory; `None` for anything else.
@@ -125,7 +132,12 @@ impl ScanRoot {
             return Ok(Some(OFlags::empty()));
         }
         let stat = match &self.beneath {
-            None => statx(CWD, &self.source, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)?,
+            None => statx(
+                CWD,
+                &self.source,
+                AtFlags::SYMLINK_NOFOLLOW,
+                StatxFlags::TYPE,
+            )?,
             Some((root, path)) => {
                 let entry = open_beneath(root.as_fd(), path, OFlags::PATH)?;
                 statx(entry, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE)?
@@ -152,7 +164,11 @@ impl ScanRoot {
             // entries of one directory share its descriptor, however many there are
             Arc::clone(above)
         } else {
-            Arc::new(open_beneath(above.as_fd(), &below, OFlags::PATH | OFlags::DIRECTORY)?)
+            Arc::new(open_beneath(
+                above.as_fd(),
+                &below,
+                OFlags::PATH | OFlags::DIRECTORY,
+            )?)
         };
         SourceRoot::at(opened, &path, &self.prefix, extent)
     }
@@ -165,7 +181,11 @@ impl ScanRoot {
     /// The directory and the name in it, or `None` where the path has no last name.
     pub(crate) fn parent_and_name(&self) -> Option<(PathBuf, &OsStr)> {
         let parent = self.source.parent()?;
-        let parent = if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() };
+        let parent = if parent.as_os_str().is_empty() {
+            PathBuf::from(".")
+        } else {
+            parent.to_owned()
+        };
         Some((parent, self.source.file_name()?))
     }
 }
@@ -173,7 +193,10 @@ impl ScanRoot {
 /// Whether a path means what is in a directory, and not the directory: by its form (`a/`, `a/.`, `..`).
 #[must_use]
 pub fn means_contents(path: &[u8]) -> bool {
-    matches!(path.rsplit(|&byte| byte == b'/').next().unwrap_or_default(), b"" | b"." | b"..")
+    matches!(
+        path.rsplit(|&byte| byte == b'/').next().unwrap_or_default(),
+        b"" | b"." | b".."
+    )
 }
 
 #[cfg(test)]
@@ -191,6 +214,9 @@ mod tests {
     #[test]
     fn a_bare_name_lies_in_the_working_directory() {
         let root = ScanRoot::new("a", RelPath::root());
-        assert_eq!(root.parent_and_name(), Some((PathBuf::from("."), OsStr::new("a"))));
+        assert_eq!(
+            root.parent_and_name(),
+            Some((PathBuf::from("."), OsStr::new("a")))
+        );
     }
 }

@@ -70,7 +70,9 @@ pub(crate) struct Status {
 
 /// Whether something is mounted where this was found; `None` from kernels before 5.8.
 pub(crate) fn is_mount(stat: &Statx) -> Option<bool> {
-    let is_told = stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+    let is_told = stat
+        .stx_attributes_mask
+        .contains(StatxAttributes::MOUNT_ROOT);
     is_told.then(|| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
@@ -79,7 +81,12 @@ pub(crate) fn is_mount(stat: &Statx) -> Option<bool> {
 /// # Errors
 /// The kernel's error: nothing can be seen at the path.
 pub fn is_mount_at(path: &Path) -> std::io::Result<Option<bool>> {
-    Ok(is_mount(&statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)?))
+    Ok(is_mount(&statx(
+        CWD,
+        path,
+        AtFlags::SYMLINK_NOFOLLOW,
+        StatxFlags::TYPE,
+    )?))
 }
 
 impl Status {
@@ -89,26 +96,47 @@ impl Status {
         match self.is_mount {
             Some(is_mount) => is_mount.then_some(self.number),
             None if self.number.device == root.number.device => None,
-            None => Some(FileNumber { inode: 0, ..self.number }),
+            None => Some(FileNumber {
+                inode: 0,
+                ..self.number
+            }),
         }
     }
 }
 
 impl SourceRoot {
     /// Opens the directory at `path`; `flags` decide whether links in `path` itself are followed.
-    pub(crate) fn open(path: &Path, prefix: &RelPath, extent: Extent, flags: OFlags) -> Result<Self> {
+    pub(crate) fn open(
+        path: &Path,
+        prefix: &RelPath,
+        extent: Extent,
+        flags: OFlags,
+    ) -> Result<Self> {
         let flags = flags | OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Self::at(Arc::new(open(path, flags, Mode::empty())?), path, prefix, extent)
+        Self::at(
+            Arc::new(open(path, flags, Mode::empty())?),
+            path,
+            prefix,
+            extent,
+        )
     }
 
     /// The root of a directory that has been opened, perhaps for several roots.
-    pub(crate) fn at(opened: Arc<OwnedFd>, path: &Path, prefix: &RelPath, extent: Extent) -> Result<Self> {
+    pub(crate) fn at(
+        opened: Arc<OwnedFd>,
+        path: &Path,
+        prefix: &RelPath,
+        extent: Extent,
+    ) -> Result<Self> {
         let stat = fstat(&opened)?;
         Ok(Self {
             path: path.to_owned(),
             prefix: prefix.clone(),
             extent,
-            number: FileNumber { device: stat.st_dev, inode: stat.st_ino },
+            number: FileNumber {
+                device: stat.st_dev,
+                inode: stat.st_ino,
+            },
             fd: opened,
         })
     }
@@ -133,7 +161,11 @@ impl SourceRoot {
     /// The kernel's error; `ELOOP` or `ENOTDIR` where a link lies on the way.
     pub fn open_file(&self, path: &RelPath) -> std::io::Result<OwnedFd> {
         // Non-blocking, lest a FIFO that took the file's place hold the caller up; no effect on regular files.
-        Ok(open_beneath(self.fd(), path, OFlags::RDONLY | OFlags::NONBLOCK)?)
+        Ok(open_beneath(
+            self.fd(),
+            path,
+            OFlags::RDONLY | OFlags::NONBLOCK,
+        )?)
     }
 
     /// The target path of the directory at `path` below this root.
@@ -164,9 +196,17 @@ impl Directory {
             Extent::SingleEntry => OFlags::PATH,
         };
         let fd = open_beneath(root.fd(), source_path, OFlags::DIRECTORY | access)?;
-        let target_path = root.target_of(source_path).expect("the scan descends only into paths that fit");
+        let target_path = root
+            .target_of(source_path)
+            .expect("the scan descends only into paths that fit");
         let (root, source_path) = (Arc::clone(root), source_path.clone());
-        Ok(Self { root, source_path, target_path, fd, entries_found: AtomicU64::new(0) })
+        Ok(Self {
+            root,
+            source_path,
+            target_path,
+            fd,
+            entries_found: AtomicU64::new(0),
+        })
     }
 
     /// Whether a walk of these file systems lists this directory.
@@ -194,8 +234,14 @@ impl Directory {
                 inode: stat.stx_ino,
             },
             is_mount: is_mount(&stat),
-            mtime: Timestamp { seconds: stat.stx_mtime.tv_sec, nanos: stat.stx_mtime.tv_nsec },
-            ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
+            mtime: Timestamp {
+                seconds: stat.stx_mtime.tv_sec,
+                nanos: stat.stx_mtime.tv_nsec,
+            },
+            ctime: Timestamp {
+                seconds: stat.stx_ctime.tv_sec,
+                nanos: stat.stx_ctime.tv_nsec,
+            },
         })
     }
 
@@ -271,13 +317,18 @@ impl Directory {
 
     /// Counts entries that are about to be sent.
     pub(crate) fn count_found(&self, entries: usize) {
-        self.entries_found.fetch_add(entries as u64, Ordering::Relaxed);
+        self.entries_found
+            .fetch_add(entries as u64, Ordering::Relaxed);
     }
 
     /// Refuses a name with which the path at the target would be too long to carry.
     pub(crate) fn check_length(&self, name: &Name) -> std::result::Result<(), PathError> {
         let bytes = self.target_path.as_bytes().len() + 1 + name.as_bytes().len();
-        if bytes > RelPath::BYTES_MAX { Err(PathError::PathTooLong) } else { Ok(()) }
+        if bytes > RelPath::BYTES_MAX {
+            Err(PathError::PathTooLong)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -287,7 +338,8 @@ mod tests {
 
     fn directory(extent: Extent, prefix: &[u8]) -> Directory {
         let prefix = RelPath::from_bytes(prefix).unwrap();
-        let root = SourceRoot::open(Path::new("/proc/self"), &prefix, extent, OFlags::empty()).unwrap();
+        let root =
+            SourceRoot::open(Path::new("/proc/self"), &prefix, extent, OFlags::empty()).unwrap();
         Directory::open(&Arc::new(root), &RelPath::root()).unwrap()
     }
 
@@ -296,8 +348,14 @@ mod tests {
         let name = Name::from_bytes(b"status").unwrap();
         let directory = directory(Extent::Tree, b"x/y");
         assert_eq!(directory.target_path().as_bytes(), b"x/y");
-        assert_eq!(directory.target_of(&name).unwrap().as_bytes(), b"x/y/status");
-        assert_eq!(directory.display_path(&name), Path::new("/proc/self/status"));
+        assert_eq!(
+            directory.target_of(&name).unwrap().as_bytes(),
+            b"x/y/status"
+        );
+        assert_eq!(
+            directory.display_path(&name),
+            Path::new("/proc/self/status")
+        );
     }
 
     #[test]
@@ -311,7 +369,12 @@ mod tests {
     #[test]
     fn a_put_off_file_opens_below_its_root() {
         let directory = directory(Extent::Tree, b"");
-        assert!(directory.root().open_file(&RelPath::from_bytes(b"status").unwrap()).is_ok());
+        assert!(
+            directory
+                .root()
+                .open_file(&RelPath::from_bytes(b"status").unwrap())
+                .is_ok()
+        );
         let through_link = RelPath::from_bytes(b"cwd/Cargo.toml").unwrap();
         assert!(directory.root().open_file(&through_link).is_err());
     }

@@ -127,7 +127,10 @@ impl Entry {
         raw_name: &CStr,
         kinds: Option<Kinds>,
     ) -> Result<Self, ScanError> {
-        let refused = |source| ScanError::Path { path: raw_path(directory, raw_name), source };
+        let refused = |source| ScanError::Path {
+            path: raw_path(directory, raw_name),
+            source,
+        };
         let failed = |operation| {
             move |errno: Errno| ScanError::listed(raw_path(directory, raw_name), operation, errno)
         };
@@ -135,14 +138,16 @@ impl Entry {
         directory.check_length(&name).map_err(refused)?;
         let stat = statx(directory.fd(), raw_name, AtFlags::SYMLINK_NOFOLLOW, WANTED)
             .map_err(failed(Operation::Stat))?;
-        let kind = EntryKind::of(directory, raw_name, &stat).map_err(failed(Operation::ReadLink))?;
+        let kind =
+            EntryKind::of(directory, raw_name, &stat).map_err(failed(Operation::ReadLink))?;
         let mut metadata = metadata_of(&stat);
-        let shared = (kind != EntryKind::Directory && stat.stx_nlink > 1).then(|| SharedFile::of(&stat));
+        let shared =
+            (kind != EntryKind::Directory && stat.stx_nlink > 1).then(|| SharedFile::of(&stat));
         // a link has none that users may set, and a list of its own neither
         let kinds = match kind {
-            EntryKind::Symlink(_) => {
-                kinds.map(|kinds| kinds.common(Kinds::PRIVILEGED)).filter(|kinds| !kinds.is_empty())
-            }
+            EntryKind::Symlink(_) => kinds
+                .map(|kinds| kinds.common(Kinds::PRIVILEGED))
+                .filter(|kinds| !kinds.is_empty()),
             _ => kinds,
         };
         let beside = Beside::look(Named(directory.fd(), &name), &stat, kinds, &mut metadata);
@@ -152,7 +157,10 @@ impl Entry {
             size: stat.stx_size,
             metadata,
             inode: stat.stx_ino,
-            ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
+            ctime: Timestamp {
+                seconds: stat.stx_ctime.tv_sec,
+                nanos: stat.stx_ctime.tv_nsec,
+            },
             may_have_holes: beside.xattrs.is_some() || is_sparse(&stat),
             is_mount: is_mount(&stat),
             shared,
@@ -164,7 +172,13 @@ impl Entry {
 impl SharedFile {
     fn of(stat: &Statx) -> Self {
         let device = makedev(stat.stx_dev_major, stat.stx_dev_minor);
-        Self { number: FileNumber { device, inode: stat.stx_ino }, names: stat.stx_nlink }
+        Self {
+            number: FileNumber {
+                device,
+                inode: stat.stx_ino,
+            },
+            names: stat.stx_nlink,
+        }
     }
 }
 
@@ -178,15 +192,38 @@ impl Beside {
         kinds: Option<Kinds>,
         metadata: &mut Metadata,
     ) -> Self {
-        let ids = Ids { user: stat.stx_uid, group: stat.stx_gid };
-        let atime = Timestamp { seconds: stat.stx_atime.tv_sec, nanos: stat.stx_atime.tv_nsec };
-        let Some(kinds) = kinds else { return Self { ids, atime, xattrs: None } };
-        let none_read = FoundXattrs { unread: kinds, ..FoundXattrs::default() };
+        let ids = Ids {
+            user: stat.stx_uid,
+            group: stat.stx_gid,
+        };
+        let atime = Timestamp {
+            seconds: stat.stx_atime.tv_sec,
+            nanos: stat.stx_atime.tv_nsec,
+        };
+        let Some(kinds) = kinds else {
+            return Self {
+                ids,
+                atime,
+                xattrs: None,
+            };
+        };
+        let none_read = FoundXattrs {
+            unread: kinds,
+            ..FoundXattrs::default()
+        };
         let found = entry.xattrs(kinds.and(Kinds::ACLS)).unwrap_or(none_read);
-        let FoundXattrs { list: mut xattrs, unread, .. } = found;
+        let FoundXattrs {
+            list: mut xattrs,
+            unread,
+            ..
+        } = found;
         // An entry without a mark is taken to have no attributes, and those at the target go.
         if xattrs.is_empty() && unread.is_empty() {
-            return Self { ids, atime, xattrs: None };
+            return Self {
+                ids,
+                atime,
+                xattrs: None,
+            };
         }
         let unread = unread.common(kinds);
         let mode_without_acl = mode_without_acl(metadata.mode, &xattrs);
@@ -194,15 +231,24 @@ impl Beside {
             metadata.mode = mode_without_acl;
             xattrs.retain(|xattr| Kinds::of_xattr(&xattr.name) != Some(Kinds::ACLS));
         }
-        let kinds = xattrs.iter().filter_map(|xattr| Kinds::of_xattr(&xattr.name));
+        let kinds = xattrs
+            .iter()
+            .filter_map(|xattr| Kinds::of_xattr(&xattr.name));
         let mark = XattrMark {
             kinds: kinds.fold(Kinds::NONE, Kinds::and),
             unread,
             digest: (!xattrs.is_empty()).then(|| xattr_digest(&xattrs)),
-            bytes: xattrs.iter().map(|xattr| xattr.bytes() + XATTR_BESIDE_BYTES).sum(),
+            bytes: xattrs
+                .iter()
+                .map(|xattr| xattr.bytes() + XATTR_BESIDE_BYTES)
+                .sum(),
             mode_without_acl,
         };
-        Self { ids, atime, xattrs: Some(Box::new(mark)) }
+        Self {
+            ids,
+            atime,
+            xattrs: Some(Box::new(mark)),
+        }
     }
 }
 
@@ -214,9 +260,11 @@ impl EntryKind {
         Ok(match FileType::from_raw_mode(stat.stx_mode.into()) {
             FileType::RegularFile => Self::File,
             FileType::Directory => Self::Directory,
-            FileType::Symlink => {
-                Self::Symlink(readlinkat(directory.fd(), name, Vec::new())?.into_bytes().into())
-            }
+            FileType::Symlink => Self::Symlink(
+                readlinkat(directory.fd(), name, Vec::new())?
+                    .into_bytes()
+                    .into(),
+            ),
             FileType::Fifo => Self::Special(Special::Fifo),
             FileType::CharacterDevice => Self::Special(Special::Character(device_of(stat))),
             FileType::BlockDevice => Self::Special(Special::Block(device_of(stat))),
@@ -226,7 +274,10 @@ impl EntryKind {
 }
 
 pub(crate) fn metadata_of(stat: &Statx) -> Metadata {
-    let mtime = Timestamp { seconds: stat.stx_mtime.tv_sec, nanos: stat.stx_mtime.tv_nsec };
+    let mtime = Timestamp {
+        seconds: stat.stx_mtime.tv_sec,
+        nanos: stat.stx_mtime.tv_nsec,
+    };
     Metadata::new(u32::from(stat.stx_mode) & 0o7777, mtime)
 }
 
@@ -244,7 +295,9 @@ fn is_sparse(stat: &Statx) -> bool {
 const BLOCK_BYTES: u64 = 512;
 
 fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
-    directory.full_path().join(OsStr::from_bytes(name.to_bytes()))
+    directory
+        .full_path()
+        .join(OsStr::from_bytes(name.to_bytes()))
 }
 
 /// The attributes that are asked for. Sizes are synchronised as `stat` does it (no `AT_STATX_DONT_SYNC`): a size from a
@@ -272,14 +325,21 @@ mod tests {
     fn look_up(name: &CStr) -> Result<Entry, ScanError> {
         let path = std::path::Path::new("/proc/self");
         let root = SourceRoot::open(path, &RelPath::root(), Extent::Tree, OFlags::empty()).unwrap();
-        Entry::look_up(&Directory::open(&Arc::new(root), &RelPath::root()).unwrap(), name, None)
+        Entry::look_up(
+            &Directory::open(&Arc::new(root), &RelPath::root()).unwrap(),
+            name,
+            None,
+        )
     }
 
     #[test]
     fn the_type_comes_from_the_attributes() {
         assert_eq!(look_up(c"status").unwrap().kind, EntryKind::File);
         assert_eq!(look_up(c"fd").unwrap().kind, EntryKind::Directory);
-        assert_eq!(look_up(c"root").unwrap().kind, EntryKind::Symlink((*b"/").into()));
+        assert_eq!(
+            look_up(c"root").unwrap().kind,
+            EntryKind::Symlink((*b"/").into())
+        );
     }
 
     /// An entry whose attributes have names, if these can be read, and hold nothing that can be.
@@ -303,25 +363,45 @@ mod tests {
         let stat = statx(rustix::fs::CWD, ".", AtFlags::empty(), WANTED).unwrap();
         let kinds = Kinds::XATTRS.and(Kinds::ACLS);
         let unread = |names| {
-            let seen = Beside::look(Unreadable(names), &stat, Some(kinds), &mut metadata_of(&stat));
+            let seen = Beside::look(
+                Unreadable(names),
+                &stat,
+                Some(kinds),
+                &mut metadata_of(&stat),
+            );
             seen.xattrs.map(|mark| (mark.unread, mark.digest))
         };
         assert_eq!(unread(Err(Errno::IO)), Some((kinds, None)));
         assert_eq!(unread(Ok(b"user.a\0")), Some((Kinds::XATTRS, None)));
-        assert_eq!(unread(Ok(b"system.posix_acl_access\0")), Some((Kinds::ACLS, None)));
+        assert_eq!(
+            unread(Ok(b"system.posix_acl_access\0")),
+            Some((Kinds::ACLS, None))
+        );
         assert_eq!(unread(Ok(b"")), None);
     }
 
     #[test]
     fn a_listed_name_that_is_gone_has_vanished() {
         let error = look_up(c"never there").unwrap_err();
-        assert!(matches!(&error, ScanError::Vanished { path } if path.ends_with("never there")), "{error}");
+        assert!(
+            matches!(&error, ScanError::Vanished { path } if path.ends_with("never there")),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_name_that_cannot_be_carried_is_an_error() {
         let name = std::ffi::CString::new([b'n'; 256]).unwrap();
         let error = look_up(&name).unwrap_err();
-        assert!(matches!(error, ScanError::Path { source: PathError::NameTooLong, .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                ScanError::Path {
+                    source: PathError::NameTooLong,
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
 }

@@ -56,19 +56,28 @@ pub enum ScanError {
         source: io::Error,
     },
     /// A root is another directory than at the first walk.
-    #[error("list directory '{}': it is not the one that was there at the beginning", Escaped::path(path))]
+    #[error(
+        "list directory '{}': it is not the one that was there at the beginning",
+        Escaped::path(path)
+    )]
     Exchanged {
         /// The root, as the user typed it.
         path: PathBuf,
     },
     /// A mount that the first walk found below a root is gone.
-    #[error("list directory '{}': what was mounted there at the beginning is gone", Escaped::path(path))]
+    #[error(
+        "list directory '{}': what was mounted there at the beginning is gone",
+        Escaped::path(path)
+    )]
     Unmounted {
         /// The path of the mount.
         path: PathBuf,
     },
     /// An entry is not the one that another node has found there.
-    #[error("find '{}' as another node has found it: {difference}", Escaped::path(path))]
+    #[error(
+        "find '{}' as another node has found it: {difference}",
+        Escaped::path(path)
+    )]
     Differs {
         /// The path of the entry.
         path: PathBuf,
@@ -176,7 +185,11 @@ impl ScanError {
     pub(crate) fn listed(path: PathBuf, operation: Operation, errno: Errno) -> Self {
         match errno {
             Errno::NOENT => Self::Vanished { path },
-            _ => Self::Io { path, operation, source: errno.into() },
+            _ => Self::Io {
+                path,
+                operation,
+                source: errno.into(),
+            },
         }
     }
 }
@@ -205,7 +218,10 @@ mod tests {
             "failed to open directory '/a/b': Permission denied (os error 13)"
         );
         let gone = ScanError::listed(path(), Operation::Stat, Errno::NOENT);
-        assert_eq!(format!("failed to {gone}"), "failed to find '/a/b' again after it was listed");
+        assert_eq!(
+            format!("failed to {gone}"),
+            "failed to find '/a/b' again after it was listed"
+        );
         assert!(matches!(gone, ScanError::Vanished { .. }));
     }
 }

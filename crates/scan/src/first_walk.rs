@@ -64,18 +64,27 @@ impl FirstWalk {
         while now(ClockId::RealtimeCoarse) <= began && started.elapsed() < TICK_MAX {
             thread::sleep(PAUSE);
         }
-        Self { began, own, roots: Mutex::default(), mounts: Mutex::default() }
+        Self {
+            began,
+            own,
+            roots: Mutex::default(),
+            mounts: Mutex::default(),
+        }
     }
 
     /// Records a root that a walk has opened as a directory, unless an earlier walk has.
     pub(crate) fn note_root(&self, root: &Arc<SourceRoot>) {
-        lock(&self.roots).entry(root.path().to_owned()).or_insert_with(|| Arc::clone(root));
+        lock(&self.roots)
+            .entry(root.path().to_owned())
+            .or_insert_with(|| Arc::clone(root));
     }
 
     /// Records the mount on a directory that a walk has opened below a root, if there is one.
     pub(crate) fn note_mount(&self, directory: &Directory, status: &Status) {
         if let Some(mount) = status.mount(directory.root()) {
-            lock(&self.mounts).entry(mount).or_insert_with(|| directory.full_path());
+            lock(&self.mounts)
+                .entry(mount)
+                .or_insert_with(|| directory.full_path());
         }
     }
 
@@ -83,7 +92,9 @@ impl FirstWalk {
     /// now.
     pub(crate) fn is_other(&self, path: &Path, root: Option<&SourceRoot>) -> bool {
         let roots = lock(&self.roots);
-        roots.get(path).is_some_and(|known| Some(known.number) != root.map(|root| root.number))
+        roots
+            .get(path)
+            .is_some_and(|known| Some(known.number) != root.map(|root| root.number))
     }
 
     /// The mounts below the roots that have been met.
@@ -106,7 +117,11 @@ impl FirstWalk {
     fn is_later(&self, time: Timestamp) -> bool {
         // A time without nanoseconds may come from a file system that keeps seconds only.
         let has_seconds_only = time.nanos == 0;
-        if has_seconds_only { time.seconds >= self.began.seconds - 1 } else { time > self.began }
+        if has_seconds_only {
+            time.seconds >= self.began.seconds - 1
+        } else {
+            time > self.began
+        }
     }
 }
 
@@ -116,7 +131,10 @@ fn lock<T>(known: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn now(clock: ClockId) -> Timestamp {
     let now = clock_gettime(clock);
-    Timestamp { seconds: now.tv_sec, nanos: u32::try_from(now.tv_nsec).unwrap_or(0) }
+    Timestamp {
+        seconds: now.tv_sec,
+        nanos: u32::try_from(now.tv_nsec).unwrap_or(0),
+    }
 }
 
 /// The longest wait for the next tick, longer than a tick: a clock that has been set back is not waited for.
@@ -128,19 +146,41 @@ mod tests {
     use super::*;
 
     fn status(changed: Timestamp, names: Timestamp) -> Status {
-        let number = FileNumber { device: 1, inode: 2 };
-        Status { number, is_mount: Some(false), mtime: names, ctime: changed }
+        let number = FileNumber {
+            device: 1,
+            inode: 2,
+        };
+        Status {
+            number,
+            is_mount: Some(false),
+            mtime: names,
+            ctime: changed,
+        }
     }
 
     #[test]
     fn only_what_changes_after_the_beginning_has_changed() {
-        let first_walk =
-            FirstWalk { began: Timestamp { seconds: 7, nanos: 5 }, ..FirstWalk::begin(Vec::new()) };
+        let first_walk = FirstWalk {
+            began: Timestamp {
+                seconds: 7,
+                nanos: 5,
+            },
+            ..FirstWalk::begin(Vec::new())
+        };
         let at = |seconds, nanos| Timestamp { seconds, nanos };
         let change = |changed, names| first_walk.change(&status(changed, names));
-        assert_eq!([at(7, 5), at(6, 9)].map(|time| change(time, time)), [Change::Nothing; 2]);
-        assert_eq!([at(7, 6), at(9, 1)].map(|time| change(time, time)), [Change::Names; 2]);
-        assert_eq!([at(7, 5), at(3, 0)].map(|names| change(at(7, 6), names)), [Change::Place; 2]);
+        assert_eq!(
+            [at(7, 5), at(6, 9)].map(|time| change(time, time)),
+            [Change::Nothing; 2]
+        );
+        assert_eq!(
+            [at(7, 6), at(9, 1)].map(|time| change(time, time)),
+            [Change::Names; 2]
+        );
+        assert_eq!(
+            [at(7, 5), at(3, 0)].map(|names| change(at(7, 6), names)),
+            [Change::Place; 2]
+        );
         // The modification time can be set to any value.
         assert_eq!(change(at(7, 5), at(99, 9)), Change::Nothing);
         // A file system that stores times in steps of two seconds.
@@ -148,7 +188,13 @@ mod tests {
             [5, 6, 7].map(|seconds| change(at(seconds, 0), at(1, 1))),
             [Change::Nothing, Change::Place, Change::Place]
         );
-        let own = FirstWalk { own: vec![FileNumber { device: 1, inode: 2 }], ..first_walk };
+        let own = FirstWalk {
+            own: vec![FileNumber {
+                device: 1,
+                inode: 2,
+            }],
+            ..first_walk
+        };
         assert_eq!(own.change(&status(at(9, 1), at(9, 1))), Change::Nothing);
     }
 

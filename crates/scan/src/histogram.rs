@@ -90,7 +90,10 @@ impl Histogram {
 
     /// Adds the counts of another part of the same tree, or of another tree.
     pub fn merge(&mut self, other: Self) {
-        self.buckets.resize(self.buckets.len().max(other.buckets.len()), Share::default());
+        self.buckets.resize(
+            self.buckets.len().max(other.buckets.len()),
+            Share::default(),
+        );
         for (mine, theirs) in self.shares().into_iter().zip(other.clone().shares()) {
             mine.files += theirs.files;
             mine.bytes += theirs.bytes;
@@ -114,7 +117,11 @@ impl Histogram {
     /// The buckets from the first occupied one on: the least size in each, and its files. Bucket `0` is the empty
     /// files, bucket `n` the files from `n` to below `2 × n` bytes.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, Share)> {
-        let shares = self.buckets.iter().enumerate().skip_while(|(_, share)| share.files == 0);
+        let shares = self
+            .buckets
+            .iter()
+            .enumerate()
+            .skip_while(|(_, share)| share.files == 0);
         shares.map(|(index, share)| (bucket_start(index), *share))
     }
 
@@ -134,16 +141,24 @@ impl Histogram {
         for entry in &batch.entries {
             self.add_entry(directory, entry);
         }
-        raise(&mut self.largest_directory, directory.entries_found(), || display(directory, None));
+        raise(
+            &mut self.largest_directory,
+            directory.entries_found(),
+            || display(directory, None),
+        );
         let depth = directory.source_path().depth() as u64 + 1;
-        raise(&mut self.deepest_path, depth, || display(directory, batch.entries.first()));
+        raise(&mut self.deepest_path, depth, || {
+            display(directory, batch.entries.first())
+        });
     }
 
     fn add_entry(&mut self, directory: &Directory, entry: &Entry) {
         match entry.kind {
             EntryKind::File => {
                 self.add_size(entry.size);
-                raise(&mut self.largest_file, entry.size, || display(directory, Some(entry)));
+                raise(&mut self.largest_file, entry.size, || {
+                    display(directory, Some(entry))
+                });
             }
             EntryKind::Directory => self.directories += 1,
             EntryKind::Symlink(_) => self.symlinks += 1,
@@ -158,7 +173,8 @@ impl Histogram {
             SizeClass::Large => &mut self.large,
         };
         let bucket = bucket_of(bytes);
-        self.buckets.resize(self.buckets.len().max(bucket + 1), Share::default());
+        self.buckets
+            .resize(self.buckets.len().max(bucket + 1), Share::default());
         for share in [class, &mut self.files, &mut self.buckets[bucket]] {
             share.files += 1;
             share.bytes += bytes;
@@ -166,7 +182,12 @@ impl Histogram {
     }
 
     fn shares(&mut self) -> Vec<&mut Share> {
-        let named = [&mut self.files, &mut self.losf, &mut self.medium, &mut self.large];
+        let named = [
+            &mut self.files,
+            &mut self.losf,
+            &mut self.medium,
+            &mut self.large,
+        ];
         named.into_iter().chain(&mut self.buckets).collect()
     }
 }
@@ -182,12 +203,18 @@ fn bucket_start(index: usize) -> u64 {
 /// Replaces an extreme that `value` exceeds; the path is made only then.
 fn raise(extreme: &mut Option<Extreme>, value: u64, path: impl FnOnce() -> String) {
     if extreme.as_ref().is_none_or(|extreme| value > extreme.value) {
-        *extreme = Some(Extreme { value, path: path() });
+        *extreme = Some(Extreme {
+            value,
+            path: path(),
+        });
     }
 }
 
 fn display(directory: &Directory, entry: Option<&Entry>) -> String {
-    let path = entry.map_or_else(|| directory.full_path(), |entry| directory.display_path(&entry.name));
+    let path = entry.map_or_else(
+        || directory.full_path(),
+        |entry| directory.display_path(&entry.name),
+    );
     path.to_string_lossy().into_owned()
 }
 
@@ -199,8 +226,14 @@ struct Bucket {
 }
 
 fn serialize_occupied<S: Serializer>(buckets: &[Share], serializer: S) -> Result<S::Ok, S::Error> {
-    let occupied = buckets.iter().enumerate().filter(|(_, share)| share.files > 0);
-    serializer.collect_seq(occupied.map(|(index, &share)| Bucket { from_bytes: bucket_start(index), share }))
+    let occupied = buckets
+        .iter()
+        .enumerate()
+        .filter(|(_, share)| share.files > 0);
+    serializer.collect_seq(occupied.map(|(index, &share)| Bucket {
+        from_bytes: bucket_start(index),
+        share,
+    }))
 }
 
 #[cfg(test)]
@@ -215,7 +248,15 @@ mod tests {
 
     #[test]
     fn a_bucket_starts_at_its_power_of_two() {
-        for (bytes, start) in [(0, 0), (1, 1), (2, 2), (3, 2), (4, 4), (4095, 2048), (4096, 4096)] {
+        for (bytes, start) in [
+            (0, 0),
+            (1, 1),
+            (2, 2),
+            (3, 2),
+            (4, 4),
+            (4095, 2048),
+            (4096, 4096),
+        ] {
             assert_eq!(bucket_start(bucket_of(bytes)), start, "{bytes}");
         }
         assert_eq!(bucket_start(bucket_of(u64::MAX)), 1 << 63);
@@ -225,18 +266,36 @@ mod tests {
     fn classes_and_buckets_sum_to_the_total() {
         let histogram = of(&[0, 1, 100, 1 << 20, (1 << 20) - 1, 1 << 30, 5 << 40]);
         let classes = [histogram.losf, histogram.medium, histogram.large];
-        assert_eq!(classes.iter().map(|share| share.files).collect::<Vec<_>>(), [4, 1, 2]);
-        assert_eq!(classes.iter().map(|share| share.bytes).sum::<u64>(), histogram.files.bytes);
-        assert_eq!(histogram.buckets().map(|(_, share)| share.bytes).sum::<u64>(), histogram.files.bytes);
+        assert_eq!(
+            classes.iter().map(|share| share.files).collect::<Vec<_>>(),
+            [4, 1, 2]
+        );
+        assert_eq!(
+            classes.iter().map(|share| share.bytes).sum::<u64>(),
+            histogram.files.bytes
+        );
+        assert_eq!(
+            histogram
+                .buckets()
+                .map(|(_, share)| share.bytes)
+                .sum::<u64>(),
+            histogram.files.bytes
+        );
         assert_eq!(histogram.files.files, 7);
     }
 
     #[test]
     fn merged_parts_equal_the_whole() {
         let mut merged = of(&[0, 7]);
-        merged.largest_file = Some(Extreme { value: 7, path: "a".into() });
+        merged.largest_file = Some(Extreme {
+            value: 7,
+            path: "a".into(),
+        });
         let mut other = of(&[9, 1 << 30]);
-        other.largest_file = Some(Extreme { value: 1 << 30, path: "b".into() });
+        other.largest_file = Some(Extreme {
+            value: 1 << 30,
+            path: "b".into(),
+        });
         other.vanished = 2;
         merged.merge(other.clone());
         let mut whole = of(&[0, 7, 9, 1 << 30]);
@@ -248,7 +307,10 @@ mod tests {
     #[test]
     fn json_lists_the_occupied_buckets() {
         let json = serde_json::to_value(of(&[0, 5, 6])).unwrap();
-        assert_eq!(json["files"], serde_json::json!({ "files": 3, "bytes": 11 }));
+        assert_eq!(
+            json["files"],
+            serde_json::json!({ "files": 3, "bytes": 11 })
+        );
         assert_eq!(
             json["buckets"],
             serde_json::json!([

@@ -26,7 +26,9 @@ pub fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
             star = Some((at_glob, at_name));
             continue;
         }
-        let step = name.get(at_name).and_then(|byte| match_one(&glob[at_glob..], *byte));
+        let step = name
+            .get(at_name)
+            .and_then(|byte| match_one(&glob[at_glob..], *byte));
         match (step, star) {
             (Some(taken), _) => {
                 at_glob += taken;

@@ -47,7 +47,12 @@ impl PathList {
         separator: Separator,
     ) -> Self {
         let reader: Box<dyn Read + Send> = Box::new(reader);
-        Self { root, name, separator, reader: BufReader::with_capacity(BUFFER_BYTES, reader) }
+        Self {
+            root,
+            name,
+            separator,
+            reader: BufReader::with_capacity(BUFFER_BYTES, reader),
+        }
     }
 
     /// The next paths, as many as one read has brought, lest paths wait for others that come late; `None` at the end.
@@ -59,7 +64,10 @@ impl PathList {
                 Ok(Some(length)) => stretch.extend(self.parse(&text, length)),
                 Ok(None) => break,
                 Err(source) => {
-                    stretch.push(Err(ScanError::List { path: self.name.clone(), source }));
+                    stretch.push(Err(ScanError::List {
+                        path: self.name.clone(),
+                        source,
+                    }));
                     // The list behind a failed read is not known.
                     self.reader = BufReader::new(Box::new(io::empty()));
                     break;
@@ -77,7 +85,9 @@ impl PathList {
             Separator::Nul => 0,
         };
         // The limit is one byte more than the text: the separator.
-        let read = (&mut self.reader).take(TEXT_BYTES_MAX as u64 + 1).read_until(separator, text)?;
+        let read = (&mut self.reader)
+            .take(TEXT_BYTES_MAX as u64 + 1)
+            .read_until(separator, text)?;
         text.pop_if(|last| *last == separator);
         if text.len() <= TEXT_BYTES_MAX {
             return Ok((read > 0).then_some(Length::Whole));
@@ -100,7 +110,10 @@ impl PathList {
             Length::TooLong => Err(ListFault::Path(PathError::PathTooLong)),
         };
         let shown = &text[..text.len().min(SHOWN_BYTES_MAX)];
-        let failed = |fault| ScanError::Listed { path: OsStr::from_bytes(shown).into(), fault };
+        let failed = |fault| ScanError::Listed {
+            path: OsStr::from_bytes(shown).into(),
+            fault,
+        };
         Some(parsed.map_err(failed))
     }
 }
@@ -119,7 +132,10 @@ fn parse(text: &[u8]) -> Result<RelPath, ListFault> {
         Some(b'/') => return Err(ListFault::Absolute),
         Some(_) => {}
     }
-    let components = || text.split(|&byte| byte == b'/').filter(|part| !matches!(part, [] | [b'.']));
+    let components = || {
+        text.split(|&byte| byte == b'/')
+            .filter(|part| !matches!(part, [] | [b'.']))
+    };
     if components().any(|part| part == b"..") {
         return Err(ListFault::DotDot);
     }
@@ -128,7 +144,9 @@ fn parse(text: &[u8]) -> Result<RelPath, ListFault> {
 
 impl fmt::Debug for PathList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PathList").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("PathList")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -145,19 +163,31 @@ mod tests {
 
     fn list(bytes: &[u8], separator: Separator) -> PathList {
         let root = ScanRoot::new(".", RelPath::root());
-        PathList::new(root, io::Cursor::new(bytes.to_vec()), "list".into(), separator)
+        PathList::new(
+            root,
+            io::Cursor::new(bytes.to_vec()),
+            "list".into(),
+            separator,
+        )
     }
 
     fn read(bytes: &[u8], separator: Separator) -> Vec<String> {
         let mut list = list(bytes, separator);
-        let show =
-            |listed: ListedPath| listed.map_or_else(|error| error.to_string(), |path| path.to_string());
-        std::iter::from_fn(|| list.next_stretch()).flatten().map(show).collect()
+        let show = |listed: ListedPath| {
+            listed.map_or_else(|error| error.to_string(), |path| path.to_string())
+        };
+        std::iter::from_fn(|| list.next_stretch())
+            .flatten()
+            .map(show)
+            .collect()
     }
 
     #[test]
     fn lines_are_paths_and_empty_ones_are_none() {
-        assert_eq!(read(b"a\n\n./b//c/.\r\n\r\n d \n#e", Separator::Newline), ["a", "b/c", " d ", "#e"]);
+        assert_eq!(
+            read(b"a\n\n./b//c/.\r\n\r\n d \n#e", Separator::Newline),
+            ["a", "b/c", " d ", "#e"]
+        );
         assert!(read(b"", Separator::Newline).is_empty());
         assert!(read(b"\n\n", Separator::Newline).is_empty());
     }
@@ -171,7 +201,13 @@ mod tests {
     fn what_leads_out_is_refused_and_the_others_are_read() {
         let said = read(b"/etc\na/../b\nok\n..\nx\0y\n", Separator::Newline);
         let of = |path: &str, why: &str| format!("take '{path}' from the list of paths: {why}");
-        assert_eq!(said[0], of("/etc", "it is absolute, and paths are relative to the source"));
+        assert_eq!(
+            said[0],
+            of(
+                "/etc",
+                "it is absolute, and paths are relative to the source"
+            )
+        );
         assert_eq!(said[1], of("a/../b", "it has a '..'"));
         assert_eq!(said[2], "ok");
         assert_eq!(said[3], of("..", "it has a '..'"));
@@ -181,7 +217,9 @@ mod tests {
     #[test]
     fn a_line_without_end_costs_no_memory() {
         let mut list = list(&[], Separator::Newline);
-        let endless = io::repeat(b'a').take(3 << 20).chain(io::Cursor::new(b"\nnext\n"));
+        let endless = io::repeat(b'a')
+            .take(3 << 20)
+            .chain(io::Cursor::new(b"\nnext\n"));
         list.reader = BufReader::with_capacity(BUFFER_BYTES, Box::new(endless));
         let mut text = Vec::new();
         assert_eq!(list.read_text(&mut text).unwrap(), Some(Length::TooLong));
@@ -193,7 +231,9 @@ mod tests {
     #[test]
     fn what_has_been_read_does_not_wait_for_more() {
         let mut list = list(&[], Separator::Newline);
-        list.reader = BufReader::new(Box::new(io::Cursor::new(b"a\nb\n").chain(io::Cursor::new(b"c\n"))));
+        list.reader = BufReader::new(Box::new(
+            io::Cursor::new(b"a\nb\n").chain(io::Cursor::new(b"c\n")),
+        ));
         let mut count = || list.next_stretch().map(|stretch| stretch.len());
         assert_eq!([count(), count(), count()], [Some(2), Some(1), None]);
     }
@@ -209,7 +249,10 @@ mod tests {
         let mut list = list(&[], Separator::Newline);
         list.reader = BufReader::new(Box::new(io::Cursor::new(b"a\n").chain(Broken)));
         assert!(matches!(list.next_stretch().unwrap()[..], [Ok(_)]));
-        assert!(matches!(list.next_stretch().unwrap()[..], [Err(ScanError::List { .. })]));
+        assert!(matches!(
+            list.next_stretch().unwrap()[..],
+            [Err(ScanError::List { .. })]
+        ));
         assert!(list.next_stretch().is_none());
     }
 }

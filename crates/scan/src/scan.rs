@@ -42,12 +42,17 @@ pub fn scan(roots: Vec<ScanRoot>, config: &ScanConfig) -> Scan {
 /// the contents of a listed directory are not.
 #[must_use]
 pub fn scan_list(list: PathList, config: &ScanConfig) -> Scan {
-    start(config, |pool, walk| pool.spawn(move || Worker::run(&walk, |worker| worker.visit_list(list))))
+    start(config, |pool, walk| {
+        pool.spawn(move || Worker::run(&walk, |worker| worker.visit_list(list)))
+    })
 }
 
 fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan {
     let (output, receiver) = bounded(config.queue_batches_max.max(1));
-    let scan = Scan { receiver, tally: Arc::default() };
+    let scan = Scan {
+        receiver,
+        tally: Arc::default(),
+    };
     let pool = ThreadPoolBuilder::new()
         .num_threads(config.threads.max(1))
         .thread_name(|index| format!("zmove-scan-{index}"))
@@ -56,8 +61,12 @@ fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan 
         // The pool's threads end when its handle is dropped and the jobs spawned on it are done.
         Ok(pool) => work(pool, Arc::new(Walk::new(output, config, scan.tally()))),
         Err(error) => {
-            let item = ScanItem::Error(ScanError::Threads { source: io::Error::other(error) });
-            output.try_send(item).expect("the queue is new and has room for one");
+            let item = ScanItem::Error(ScanError::Threads {
+                source: io::Error::other(error),
+            });
+            output
+                .try_send(item)
+                .expect("the queue is new and has room for one");
         }
     }
     scan
@@ -67,7 +76,10 @@ impl Scan {
     /// No walk: nothing is ever found, and no end of it.
     #[must_use]
     pub fn none() -> Self {
-        Self { receiver: crossbeam_channel::never(), tally: Arc::default() }
+        Self {
+            receiver: crossbeam_channel::never(),
+            tally: Arc::default(),
+        }
     }
 
     /// The queue itself, for `select!` and time-outs.

@@ -67,7 +67,12 @@ impl Selection {
         }
         let set = set.build().map_err(PatternError::Compile)?;
         let matched = rules.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Self { set, rules: rules.to_vec(), matched, sizes })
+        Ok(Self {
+            set,
+            rules: rules.to_vec(),
+            matched,
+            sizes,
+        })
     }
 
     /// Whether this path below the target is wanted by its name: neither it nor a directory above it is left out. Sizes
@@ -78,7 +83,8 @@ impl Selection {
         let slashes = bytes.iter().enumerate().filter(|&(_, &byte)| byte == b'/');
         let mut matches = Vec::new();
         let mut above = slashes.map(|(end, _)| &bytes[..end]);
-        let admits = above.all(|directory| self.answer(directory, &mut matches).directory == Effect::Include)
+        let admits = above
+            .all(|directory| self.answer(directory, &mut matches).directory == Effect::Include)
             && (path.is_root() || self.answer(bytes, &mut matches).of(kind) == Effect::Include);
         self.note(&matches);
         admits
@@ -100,7 +106,9 @@ impl Selection {
     /// out are not looked at.
     pub fn unmatched(&self) -> impl Iterator<Item = &Rule> {
         let rules = self.rules.iter().zip(&*self.matched);
-        rules.filter(|(_, matched)| !matched.load(Ordering::Relaxed)).map(|(rule, _)| rule)
+        rules
+            .filter(|(_, matched)| !matched.load(Ordering::Relaxed))
+            .map(|(rule, _)| rule)
     }
 
     /// Notes that a scan has found a name for these rules.
@@ -126,16 +134,25 @@ impl Selection {
 
     /// The effect of the last rule that matches the path itself.
     fn answer(&self, path: &[u8], matches: &mut Vec<usize>) -> Answer {
-        self.set.matches_candidate_into(&Candidate::from_bytes(path), matches);
+        self.set
+            .matches_candidate_into(&Candidate::from_bytes(path), matches);
         let mut directory = None;
         for &index in matches.iter().rev() {
-            let Rule { effect, applies_to, .. } = self.rules[index];
+            let Rule {
+                effect, applies_to, ..
+            } = self.rules[index];
             let directory = *directory.get_or_insert(effect);
             if applies_to == AppliesTo::All {
-                return Answer { directory, other: effect };
+                return Answer {
+                    directory,
+                    other: effect,
+                };
             }
         }
-        Answer { directory: directory.unwrap_or(Effect::Include), other: Effect::Include }
+        Answer {
+            directory: directory.unwrap_or(Effect::Include),
+            other: Effect::Include,
+        }
     }
 }
 
@@ -155,8 +172,10 @@ mod tests {
     use super::*;
 
     fn selection(lines: &[&str]) -> Selection {
-        let rules: Vec<_> =
-            lines.iter().filter_map(|line| Rule::from_line(line.as_bytes()).unwrap()).collect();
+        let rules: Vec<_> = lines
+            .iter()
+            .filter_map(|line| Rule::from_line(line.as_bytes()).unwrap())
+            .collect();
         Selection::new(&rules, 0..=u64::MAX).unwrap()
     }
 
@@ -216,7 +235,9 @@ mod tests {
     #[test]
     fn sizes_have_both_bounds() {
         let selection = Selection::new(&[], 10..=20).unwrap();
-        let taken: Vec<_> = [9, 10, 20, 21].map(|bytes| selection.admits_size(bytes)).into();
+        let taken: Vec<_> = [9, 10, 20, 21]
+            .map(|bytes| selection.admits_size(bytes))
+            .into();
         assert_eq!(taken, [false, true, true, false]);
     }
 

@@ -79,20 +79,33 @@ impl SourceNames {
     ) -> Self {
         let (mut waiting, mut tops, mut names) = (Vec::new(), Vec::new(), Vec::new());
         for root in roots {
-            names.extend(root.prefix.components().next().and_then(|name| Name::from_bytes(name).ok()));
+            names.extend(
+                root.prefix
+                    .components()
+                    .next()
+                    .and_then(|name| Name::from_bytes(name).ok()),
+            );
             if !admits(selection.as_deref(), &root.prefix) {
                 continue;
             }
             match open_root(root) {
                 Ok(opened) if first_walk.is_other(&root.source, opened.as_ref()) => {
-                    waiting.push(Err(ScanError::Exchanged { path: root.source.clone() }));
+                    waiting.push(Err(ScanError::Exchanged {
+                        path: root.source.clone(),
+                    }));
                 }
                 Ok(None) => {}
                 Ok(Some(opened)) if root.prefix.is_root() => tops.push(Arc::new(opened)),
-                Ok(Some(opened)) => waiting.push(Ok(Waiting::top(vec![Arc::new(opened)], Vec::new()))),
+                Ok(Some(opened)) => {
+                    waiting.push(Ok(Waiting::top(vec![Arc::new(opened)], Vec::new())))
+                }
                 Err(source) => {
                     let path = root.source.clone();
-                    waiting.push(Err(ScanError::Io { path, operation: Operation::Open, source }));
+                    waiting.push(Err(ScanError::Io {
+                        path,
+                        operation: Operation::Open,
+                        source,
+                    }));
                 }
             }
         }
@@ -101,31 +114,50 @@ impl SourceNames {
         }
         let buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
         let unmet = first_walk.mounts();
-        Self { waiting, selection, file_systems, first_walk, unmet, buffer }
+        Self {
+            waiting,
+            selection,
+            file_systems,
+            first_walk,
+            unmet,
+            buffer,
+        }
     }
 
     /// Lists one directory; `None` for one in another file system.
     fn list(&mut self, waiting: Waiting) -> Result<Option<DirectoryNames>, ScanError> {
-        let Waiting { roots, path, brought, moved } = waiting;
+        let Waiting {
+            roots,
+            path,
+            brought,
+            moved,
+        } = waiting;
         let mut listing = None;
         let mut names = brought;
         let mut changed = moved;
         for root in &roots {
-            let Some((directory, found)) = self.read(root, &path)? else { continue };
+            let Some((directory, found)) = self.read(root, &path)? else {
+                continue;
+            };
             let below = |path| Waiting {
                 roots: vec![Arc::clone(root)],
                 path,
                 brought: Vec::new(),
                 moved: moved || found.moved,
             };
-            self.waiting.extend(found.directories.into_iter().map(below).map(Ok));
+            self.waiting
+                .extend(found.directories.into_iter().map(below).map(Ok));
             names.extend(found.names);
             changed |= found.changed;
             listing = Some(directory);
         }
         names.sort_unstable();
         names.dedup();
-        Ok(listing.map(|directory| DirectoryNames { directory, names, changed }))
+        Ok(listing.map(|directory| DirectoryNames {
+            directory,
+            names,
+            changed,
+        }))
     }
 
     fn read(
@@ -137,7 +169,11 @@ impl SourceNames {
         let failed = |errno| ScanError::listed(shown(), Operation::Open, errno);
         let directory = Directory::open(root, path).map_err(failed)?;
         let within = directory.is_within(self.file_systems).map_err(failed)?;
-        let mut found = if within { self.read_names(&directory)? } else { Found::default() };
+        let mut found = if within {
+            self.read_names(&directory)?
+        } else {
+            Found::default()
+        };
         // The times are read after the names: a later change is not in the names.
         let status = directory.status().map_err(failed)?;
         if let Some(mount) = status.mount(root) {
@@ -154,9 +190,15 @@ impl SourceNames {
         let mut found = Found::default();
         let mut listing = RawDir::new(directory.fd(), self.buffer.spare_capacity_mut());
         while let Some(next) = listing.next() {
-            let entry =
-                next.map_err(|errno| ScanError::listed(directory.full_path(), Operation::List, errno))?;
-            found.add(directory, self.selection.as_deref(), entry.file_name(), entry.file_type())?;
+            let entry = next.map_err(|errno| {
+                ScanError::listed(directory.full_path(), Operation::List, errno)
+            })?;
+            found.add(
+                directory,
+                self.selection.as_deref(),
+                entry.file_name(),
+                entry.file_type(),
+            )?;
         }
         Ok(found)
     }
@@ -165,7 +207,12 @@ impl SourceNames {
 impl Waiting {
     /// The top of what some roots bring: their contents, with the names that other roots have `brought` beside them.
     fn top(roots: Vec<Arc<SourceRoot>>, brought: Vec<Name>) -> Self {
-        Self { roots, path: RelPath::root(), brought, moved: false }
+        Self {
+            roots,
+            path: RelPath::root(),
+            brought,
+            moved: false,
+        }
     }
 }
 
@@ -181,22 +228,35 @@ impl Found {
         if matches!(name.to_bytes(), b"." | b"..") || is_shared_job_name(name.to_bytes()) {
             return Ok(());
         }
-        let refused = |source| ScanError::Path { path: directory.full_path(), source };
+        let refused = |source| ScanError::Path {
+            path: directory.full_path(),
+            source,
+        };
         let parsed = Name::from_bytes(name.to_bytes()).map_err(refused)?;
         directory.check_length(&parsed).map_err(refused)?;
         let kind = match kind {
             FileType::Unknown => {
-                let stat = statx(directory.fd(), name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE).map_err(
-                    |errno| ScanError::listed(directory.display_path(&parsed), Operation::Stat, errno),
-                )?;
+                let stat = statx(
+                    directory.fd(),
+                    name,
+                    AtFlags::SYMLINK_NOFOLLOW,
+                    StatxFlags::TYPE,
+                )
+                .map_err(|errno| {
+                    ScanError::listed(directory.display_path(&parsed), Operation::Stat, errno)
+                })?;
                 FileType::from_raw_mode(stat.stx_mode.into())
             }
             known => known,
         };
         if kind == FileType::Directory
-            && admits(selection, &directory.target_path().join(&parsed).map_err(refused)?)
+            && admits(
+                selection,
+                &directory.target_path().join(&parsed).map_err(refused)?,
+            )
         {
-            self.directories.push(directory.source_path().join(&parsed).map_err(refused)?);
+            self.directories
+                .push(directory.source_path().join(&parsed).map_err(refused)?);
         }
         self.names.push(parsed);
         Ok(())
@@ -226,7 +286,9 @@ fn admits(selection: Option<&Selection>, directory: &RelPath) -> bool {
 
 /// Opens a root; `None` where it is no directory.
 fn open_root(root: &ScanRoot) -> io::Result<Option<SourceRoot>> {
-    let Some(flags) = root.directory_flags()? else { return Ok(None) };
+    let Some(flags) = root.directory_flags()? else {
+        return Ok(None);
+    };
     Ok(Some(root.open(Extent::Tree, flags)?))
 }
 
@@ -240,7 +302,12 @@ mod tests {
     }
 
     fn listings(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> SourceNames {
-        SourceNames::of(roots, selection, FileSystems::All, Arc::new(FirstWalk::begin(Vec::new())))
+        SourceNames::of(
+            roots,
+            selection,
+            FileSystems::All,
+            Arc::new(FirstWalk::begin(Vec::new())),
+        )
     }
 
     fn listed(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> Vec<(String, Vec<String>)> {
@@ -248,7 +315,9 @@ mod tests {
             let names = listing.names.iter().map(ToString::to_string).collect();
             (listing.directory.to_string(), names)
         };
-        let mut all: Vec<_> = listings(roots, selection).map(|listing| shown(listing.unwrap())).collect();
+        let mut all: Vec<_> = listings(roots, selection)
+            .map(|listing| shown(listing.unwrap()))
+            .collect();
         all.sort();
         all
     }
@@ -263,11 +332,25 @@ mod tests {
         }
         std::os::unix::fs::symlink("d", home.path().join("a/link")).unwrap();
         let at = |name: &str| home.path().join(name);
-        let roots = [root(at("a/"), ""), root(at("b/"), ""), root(at("c"), "c"), root(at("a/x"), "x2")];
-        let expected = [(".", &["c", "d", "link", "x", "x2", "y"][..]), ("c", &["z"]), ("d", &["f"])];
+        let roots = [
+            root(at("a/"), ""),
+            root(at("b/"), ""),
+            root(at("c"), "c"),
+            root(at("a/x"), "x2"),
+        ];
+        let expected = [
+            (".", &["c", "d", "link", "x", "x2", "y"][..]),
+            ("c", &["z"]),
+            ("d", &["f"]),
+        ];
         let expected: Vec<_> = expected
             .iter()
-            .map(|(path, names)| ((*path).to_owned(), names.iter().map(|&name| name.to_owned()).collect()))
+            .map(|(path, names)| {
+                (
+                    (*path).to_owned(),
+                    names.iter().map(|&name| name.to_owned()).collect(),
+                )
+            })
             .collect();
         assert_eq!(listed(&roots, None), expected);
     }
@@ -275,7 +358,10 @@ mod tests {
     #[test]
     fn what_cannot_be_listed_is_an_error_and_no_listing() {
         let home = tempfile::tempdir().unwrap();
-        let roots = [root(home.path().join("gone/"), ""), root(home.path().join("other"), "o")];
+        let roots = [
+            root(home.path().join("gone/"), ""),
+            root(home.path().join("other"), "o"),
+        ];
         assert!(listings(&roots, None).all(|listing| listing.is_err()));
         assert_eq!(listings(&roots, None).count(), 2);
     }
@@ -283,18 +369,31 @@ mod tests {
     #[test]
     fn what_is_left_out_is_named_and_not_looked_into_but_for_jobs() {
         let home = tempfile::tempdir().unwrap();
-        for path in ["a/skip/x", "a/d/skip", "skip/y", &format!("a/.zmove-job-{}/x", "7".repeat(32))] {
+        for path in [
+            "a/skip/x",
+            "a/d/skip",
+            "skip/y",
+            &format!("a/.zmove-job-{}/x", "7".repeat(32)),
+        ] {
             let path = home.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
         }
         let rules = [Rule::new(Effect::Exclude, b"skip").unwrap()];
         let selection = Some(Arc::new(Selection::new(&rules, 5..=9).unwrap()));
-        let roots = [root(home.path().join("a/"), ""), root(home.path().join("skip"), "skip")];
+        let roots = [
+            root(home.path().join("a/"), ""),
+            root(home.path().join("skip"), "skip"),
+        ];
         let expected = [(".", vec!["d", "skip"]), ("d", vec!["skip"])];
         let expected: Vec<_> = expected
             .into_iter()
-            .map(|(path, names)| (path.to_owned(), names.into_iter().map(str::to_owned).collect()))
+            .map(|(path, names)| {
+                (
+                    path.to_owned(),
+                    names.into_iter().map(str::to_owned).collect(),
+                )
+            })
             .collect();
         assert_eq!(listed(&roots, selection), expected);
     }

@@ -78,18 +78,28 @@ impl Walk {
     }
 
     fn take_scratch(&self) -> Scratch {
-        self.scratch.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+        self.scratch
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop()
+            .unwrap_or_default()
     }
 
     fn put_back(&self, mut scratch: Scratch) {
         scratch.names.clear();
-        self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+        self.scratch
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(scratch);
     }
 
     /// What a name belongs to that is not wanted because of it.
     fn unfinished(&self, directory: &Directory, name: &CStr) -> Option<Unfinished> {
         // An entry that a root itself names is wanted.
-        let apart = self.config.apart.filter(|_| directory.root().extent == Extent::Tree)?;
+        let apart = self
+            .config
+            .apart
+            .filter(|_| directory.root().extent == Extent::Tree)?;
         apart(directory.fd(), name.to_bytes())
     }
 
@@ -97,14 +107,20 @@ impl Walk {
     fn passes_over(&self, directory: &Directory, name: &CStr) -> bool {
         let why = self.unfinished(directory, name);
         if why == Some(Unfinished::Part) {
-            self.tally.pass_over_part(|| directory.full_path().join(OsStr::from_bytes(name.to_bytes())));
+            self.tally.pass_over_part(|| {
+                directory
+                    .full_path()
+                    .join(OsStr::from_bytes(name.to_bytes()))
+            });
         }
         why.is_some()
     }
 
     /// Opens a directory below a root, waiting while descriptors are short.
     fn open(&self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Arc<Directory>, Errno> {
-        self.descriptor_wait.open(|| Directory::open(root, path)).map(Arc::new)
+        self.descriptor_wait
+            .open(|| Directory::open(root, path))
+            .map(Arc::new)
     }
 
     /// Queues a job on the pool that the caller runs on.
@@ -126,7 +142,10 @@ impl<'walk> Worker<'walk> {
     /// Does one job, unless the walk has been stopped.
     pub(crate) fn run(walk: &'walk Arc<Walk>, job: impl FnOnce(&mut Self)) {
         if !walk.is_stopped() {
-            let mut worker = Self { walk, stopwatch: walk.tally.clock.start() };
+            let mut worker = Self {
+                walk,
+                stopwatch: walk.tally.clock.start(),
+            };
             job(&mut worker);
             worker.stopwatch.lap(Doing::Busy);
         }
@@ -147,7 +166,11 @@ impl<'walk> Worker<'walk> {
     /// Reports that a root cannot be visited at all.
     fn report_root(&mut self, root: &ScanRoot, operation: Operation, errno: Errno) {
         let (path, source) = (root.source.clone(), errno.into());
-        self.report(ScanError::Io { path, operation, source });
+        self.report(ScanError::Io {
+            path,
+            operation,
+            source,
+        });
     }
 
     fn visit_tree(&mut self, root: &ScanRoot, flags: OFlags) -> Result<(), (Operation, Errno)> {
@@ -159,7 +182,8 @@ impl<'walk> Worker<'walk> {
         if let Some(first_walk) = &self.walk.config.first_walk {
             first_walk.note_root(directory.root());
         }
-        self.send_root(&directory).map_err(|errno| (Operation::Stat, errno))?;
+        self.send_root(&directory)
+            .map_err(|errno| (Operation::Stat, errno))?;
         self.list(&directory);
         Ok(())
     }
@@ -176,13 +200,24 @@ impl<'walk> Worker<'walk> {
         let stat = statx(directory.fd(), c"", AtFlags::EMPTY_PATH, WANTED)?;
         let mut metadata = metadata_of(&stat);
         let kinds = self.walk.config.xattrs;
-        let beside = Beside::look(Descriptor::Open(directory.fd()), &stat, kinds, &mut metadata);
-        Ok(ScanItem::Root { directory: Arc::clone(directory), metadata, beside })
+        let beside = Beside::look(
+            Descriptor::Open(directory.fd()),
+            &stat,
+            kinds,
+            &mut metadata,
+        );
+        Ok(ScanItem::Root {
+            directory: Arc::clone(directory),
+            metadata,
+            beside,
+        })
     }
 
     fn visit_single(&mut self, root: &ScanRoot) -> Result<(), (Operation, Errno)> {
         let directory = self.open_root(root, Extent::SingleEntry, OFlags::empty())?;
-        let name = root.parent_and_name().and_then(|(_, name)| CString::new(name.as_bytes()).ok());
+        let name = root
+            .parent_and_name()
+            .and_then(|(_, name)| CString::new(name.as_bytes()).ok());
         let mut names = NameList::default();
         names.push(&name.ok_or((Operation::Stat, Errno::INVAL))?);
         // The root may have become a directory just now. Listing it then fails loudly, since it is opened with O_PATH
@@ -201,7 +236,11 @@ impl<'walk> Worker<'walk> {
             let root = Arc::new(root.open(extent, flags)?);
             Directory::open(&root, &RelPath::root())
         };
-        self.walk.descriptor_wait.open(open).map(Arc::new).map_err(|errno| (Operation::Open, errno))
+        self.walk
+            .descriptor_wait
+            .open(open)
+            .map(Arc::new)
+            .map_err(|errno| (Operation::Open, errno))
     }
 
     fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath) {
@@ -216,7 +255,11 @@ impl<'walk> Worker<'walk> {
             Ok(Some(directory)) => self.list(&directory),
             Ok(None) => {}
             Err(errno) => {
-                self.report(ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno));
+                self.report(ScanError::listed(
+                    root.path().join(path.as_path()),
+                    Operation::Open,
+                    errno,
+                ));
             }
         }
     }
@@ -229,7 +272,11 @@ impl<'walk> Worker<'walk> {
             match next {
                 Ok(entry) => scratch.names.push(entry.file_name()),
                 Err(errno) => {
-                    self.report(ScanError::listed(directory.full_path(), Operation::List, errno));
+                    self.report(ScanError::listed(
+                        directory.full_path(),
+                        Operation::List,
+                        errno,
+                    ));
                     break;
                 }
             }
@@ -253,7 +300,10 @@ impl<'walk> Worker<'walk> {
             return job(self);
         }
         self.walk.spawn(move |worker| {
-            worker.walk.stretches_waiting.fetch_sub(1, Ordering::Relaxed);
+            worker
+                .walk
+                .stretches_waiting
+                .fetch_sub(1, Ordering::Relaxed);
             job(worker);
         });
     }
@@ -265,7 +315,8 @@ impl<'walk> Worker<'walk> {
         self.send_entries(directory, entries);
         for path in children {
             let root = Arc::clone(directory.root());
-            self.walk.spawn(move |worker| worker.visit_directory(&root, &path));
+            self.walk
+                .spawn(move |worker| worker.visit_directory(&root, &path));
         }
     }
 
@@ -300,13 +351,20 @@ impl<'walk> Worker<'walk> {
         if !entries.is_empty() {
             directory.count_found(entries.len());
             self.walk.tally.add(&entries);
-            self.send(ScanItem::Batch(EntryBatch { directory: Arc::clone(directory), entries }));
+            self.send(ScanItem::Batch(EntryBatch {
+                directory: Arc::clone(directory),
+                entries,
+            }));
         }
     }
 
     /// Whether the selection wants this path below the target.
     fn admits(&self, path: &RelPath, kind: PathKind) -> bool {
-        self.walk.config.selection.as_ref().is_none_or(|selection| selection.admits(path, kind))
+        self.walk
+            .config
+            .selection
+            .as_ref()
+            .is_none_or(|selection| selection.admits(path, kind))
     }
 
     /// Counts entries that are not wanted.
@@ -339,11 +397,23 @@ impl<'walk> Worker<'walk> {
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { listing: Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES), names: NameList::default() }
+        Self {
+            listing: Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES),
+            names: NameList::default(),
+        }
     }
 }
 
 fn children(directory: &Directory, entries: &[Entry]) -> Vec<RelPath> {
-    let path = |entry: &Entry| directory.source_path().join(&entry.name).expect("its length was checked");
-    entries.iter().filter(|entry| entry.kind == EntryKind::Directory).map(path).collect()
+    let path = |entry: &Entry| {
+        directory
+            .source_path()
+            .join(&entry.name)
+            .expect("its length was checked")
+    };
+    entries
+        .iter()
+        .filter(|entry| entry.kind == EntryKind::Directory)
+        .map(path)
+        .collect()
 }

@@ -71,7 +71,12 @@ impl Account {
     pub(crate) fn skipped(&self, path: &RelPath, look: Look, root: Option<(&Root, Known)>) -> bool {
         let bytes = look.bytes;
         if self.files().confirm_earlier(path, look) {
-            self.moved(&Moved { files: 1, whole_bytes: bytes, bytes, shown: 0 });
+            self.moved(&Moved {
+                files: 1,
+                whole_bytes: bytes,
+                bytes,
+                shown: 0,
+            });
             return false;
         }
         self.totals.skipped.add(1);
@@ -163,7 +168,12 @@ impl Account {
 
     /// Counts what the receiver has confirmed to be at the target.
     pub(crate) fn moved(&self, moved: &Moved) {
-        let Moved { files, whole_bytes, bytes, shown } = *moved;
+        let Moved {
+            files,
+            whole_bytes,
+            bytes,
+            shown,
+        } = *moved;
         self.totals.files.add(files);
         self.totals.whole_bytes.add(whole_bytes);
         self.totals.bytes.add(bytes);
@@ -191,7 +201,12 @@ impl Account {
     }
 
     /// Whether the target can have such an entry; one that it cannot have is counted as left out or as failed.
-    pub(crate) fn can_carry(&self, extras: &Extras, directory: &SourceDirectory, entry: &Entry) -> bool {
+    pub(crate) fn can_carry(
+        &self,
+        extras: &Extras,
+        directory: &SourceDirectory,
+        entry: &Entry,
+    ) -> bool {
         let path = || directory.display(&entry.name);
         match &entry.kind {
             EntryKind::Special(special) if extras.kinds().has_any(special.kind()) => return true,
@@ -209,7 +224,11 @@ impl Account {
 
     /// Entries have not got all that was to be kept of them.
     pub(crate) fn not_kept(&self, counts: &[NotKept]) {
-        let mut not_kept = self.totals.not_kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut not_kept = self
+            .totals
+            .not_kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         for lack in counts {
             *not_kept.entry((lack.kind(), lack.why)).or_default() += lack.entries;
         }
@@ -217,10 +236,16 @@ impl Account {
 
     /// An entry is sent without all that was to be kept of it.
     pub(crate) fn lacking(&self, extras: &Extras, path: &RelPath, lacks: &[(Kinds, Lack)]) {
-        let lacks: Vec<_> = lacks.iter().map(|(kind, why)| NotKept::new(*kind, *why, 1)).collect();
+        let lacks: Vec<_> = lacks
+            .iter()
+            .map(|(kind, why)| NotKept::new(*kind, *why, 1))
+            .collect();
         self.not_kept(&lacks);
         if extras.is_named() && !lacks.is_empty() {
-            self.name_missed(&Missed { path: path.clone(), lacks });
+            self.name_missed(&Missed {
+                path: path.clone(),
+                lacks,
+            });
         }
     }
 
@@ -228,7 +253,12 @@ impl Account {
     pub(crate) fn name_missed(&self, Missed { path, lacks }: &Missed) {
         let path = self.files().renamed().unwrap_or_else(|| path.clone());
         for lack in lacks {
-            let message = format!("{} of '{}' ({})", lack.kind(), Escaped::path(&path.as_path()), lack.why);
+            let message = format!(
+                "{} of '{}' ({})",
+                lack.kind(),
+                Escaped::path(&path.as_path()),
+                lack.why
+            );
             self.observer.on(&Event::NotKept { message });
         }
     }

@@ -47,7 +47,9 @@ pub fn plan(batches: Vec<EntryBatch>) -> Planned {
         let reader = scope.spawn(|| take_all(&plan));
         fill(&plan, batches);
         plan.end();
-        reader.join().expect("nothing in a plan makes a reader panic")
+        reader
+            .join()
+            .expect("nothing in a plan makes a reader panic")
     })
 }
 
@@ -55,7 +57,8 @@ fn fill(plan: &Plan<Pack, Arc<LargeSource>>, batches: Vec<EntryBatch>) {
     let mut packer = Packer::new(SenderConfig::default().batch_files_max, PackSizes::ForLanes);
     let push = |pack: Pack| {
         let entries = pack.entry_count();
-        plan.push_pack(pack, entries).expect("the plan has not ended");
+        plan.push_pack(pack, entries)
+            .expect("the plan has not ended");
     };
     let mut ids = (0..).map(FileId);
     for batch in batches {
@@ -65,9 +68,13 @@ fn fill(plan: &Plan<Pack, Arc<LargeSource>>, batches: Vec<EntryBatch>) {
                 let id = ids.next().expect("there are fewer files");
                 let bytes = entry.size;
                 let source = Arc::new(LargeSource::new(id, &directory, entry));
-                plan.push_file(source, bytes, Groups::From(0)).expect("the plan has not ended");
+                plan.push_file(source, bytes, Groups::From(0))
+                    .expect("the plan has not ended");
             } else {
-                packer.add(&directory, PackEntry::Within(entry)).into_iter().for_each(push);
+                packer
+                    .add(&directory, PackEntry::Within(entry))
+                    .into_iter()
+                    .for_each(push);
             }
         }
     }

@@ -63,7 +63,13 @@ pub(crate) async fn permission(
     loop {
         answer = match answer {
             ToSender::Opened(opened) => {
-                return Ok((inbox, Permission { opened, said: ReceiverSays::default() }));
+                return Ok((
+                    inbox,
+                    Permission {
+                        opened,
+                        said: ReceiverSays::default(),
+                    },
+                ));
             }
             ToSender::OpenedWith(opened, extensions) => {
                 let said = ReceiverSays::of_answer(&extensions)?;
@@ -71,28 +77,41 @@ pub(crate) async fn permission(
             }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {
-                return Err(SessionError::Refused(Refusal { code: RefusalCode::Full, text }));
+                return Err(SessionError::Refused(Refusal {
+                    code: RefusalCode::Full,
+                    text,
+                }));
             }
             ToSender::Waiting(waiting) => {
                 let reason = waiting.text.clone();
                 // Sending fails only when the session is over.
                 let _over = waits.send(waiting);
                 let next = timeout_at(due.into(), receive(&mut inbox)).await;
-                next.unwrap_or(Err(SessionError::StillInLine { reason, waited: patience }))?
+                next.unwrap_or(Err(SessionError::StillInLine {
+                    reason,
+                    waited: patience,
+                }))?
             }
             ToSender::RateMax { bytes_per_second } => {
                 told_rate(RateLimit::nearest(bytes_per_second));
                 let next = timeout(PERMISSION_TIMEOUT, receive(&mut inbox)).await;
                 next.unwrap_or(Err(SessionError::Silent))?
             }
-            _ => return Err(WireError::OutOfOrder { what: "the first answer" }.into()),
+            _ => {
+                return Err(WireError::OutOfOrder {
+                    what: "the first answer",
+                }
+                .into());
+            }
         }
     }
 }
 
 /// Reports a wait to the user.
 pub(crate) fn tell_waiting(observer: &dyn Observer, waiting: &Waiting) {
-    observer.on(&Event::Waiting { message: waiting.to_string() });
+    observer.on(&Event::Waiting {
+        message: waiting.to_string(),
+    });
 }
 
 /// The next message; the end of the connection is an error here.
@@ -150,7 +169,9 @@ async fn next_said(
     outgoing: &mut mpsc::UnboundedReceiver<ToReceiver>,
     beside: &mut Option<mpsc::UnboundedReceiver<Beside>>,
 ) -> Option<Said> {
-    let Some(beside) = beside else { return outgoing.recv().await.map(Said::Message) };
+    let Some(beside) = beside else {
+        return outgoing.recv().await.map(Said::Message);
+    };
     tokio::select! {
         biased;
         Some(message) = outgoing.recv() => Some(Said::Message(message)),
@@ -172,7 +193,11 @@ pub(crate) async fn tell_end(
 }
 
 /// Tells a receiver that has dialled why the session ends; any other sees the end of the connection.
-pub(crate) async fn break_off(last: Option<Last>, error: &SessionError, writer: &mut JoinHandle<()>) {
+pub(crate) async fn break_off(
+    last: Option<Last>,
+    error: &SessionError,
+    writer: &mut JoinHandle<()>,
+) {
     match last {
         Some(last) => tell_end(Some(last), Err(error), writer).await,
         None => writer.abort(),
@@ -185,7 +210,9 @@ pub(crate) async fn explained<T>(
     said: impl Future<Output = Result<T, SessionError>>,
     error: SessionError,
 ) -> Result<T, SessionError> {
-    timeout(EXPLANATION_TIMEOUT, said).await.unwrap_or(Err(error))
+    timeout(EXPLANATION_TIMEOUT, said)
+        .await
+        .unwrap_or(Err(error))
 }
 
 pub(crate) const INBOX_MESSAGES_MAX: usize = 8;

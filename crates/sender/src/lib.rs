@@ -32,7 +32,8 @@ pub use error::SessionError;
 pub use mirror::{AfterErrors, Guard, Removals};
 pub use plan::pack::PackSizes;
 pub use probe::{
-    Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips, probe,
+    Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips,
+    probe,
 };
 pub use push::config::SenderConfig;
 pub use push::feed::{Feeder, Sending, SessionOver};

@@ -32,15 +32,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use zmove_scan::{DirectoryNames, FileSystems, FirstWalk, ScanError, ScanRoot, Selection, SourceNames};
+use zmove_scan::{
+    DirectoryNames, FileSystems, FirstWalk, ScanError, ScanRoot, Selection, SourceNames,
+};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, FileNumber};
 use zmove_wire::limits::{
-    KEEP_NAME_BYTES_MAX, KEEP_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX, REMOVE_NAMES_MAX,
-    REMOVES_OUTSTANDING_MAX,
+    KEEP_NAME_BYTES_MAX, KEEP_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX,
+    REMOVE_NAMES_MAX, REMOVES_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    ExtraneousNames, Fault, Keep, KeptRange, ListedName, Operation, Purpose, Remove, RemoveGroup, ToReceiver,
-    ToSender,
+    ExtraneousNames, Fault, Keep, KeptRange, ListedName, Operation, Purpose, Remove, RemoveGroup,
+    ToReceiver, ToSender,
 };
 
 use self::extraneous::{ExtraneousEntries, ExtraneousList, TakenEntries, Whereabouts};
@@ -97,7 +99,11 @@ pub(crate) fn run(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirr
     run_rounds(session, answers, mirror);
     let kept = session.account.totals.kept_by_change.get();
     if kept > 0 {
-        let (entries, them) = if kept == 1 { ("entry stays", "it") } else { ("entries stay", "them") };
+        let (entries, them) = if kept == 1 {
+            ("entry stays", "it")
+        } else {
+            ("entries stay", "them")
+        };
         let message = format!(
             "{kept} {entries} at the target: the source changed while it was pushed; the same command removes {them}"
         );
@@ -121,26 +127,42 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
         if session.in_flight.is_stopping() || stays(&session.account, mirror) {
             return;
         }
-        if let Some(why) = mirror.removals.guard.as_ref().and_then(|guard| guard.objection()) {
+        if let Some(why) = mirror
+            .removals
+            .guard
+            .as_ref()
+            .and_then(|guard| guard.objection())
+        {
             return session.account.fail(&FileError::Guarded { why });
         }
-        let counts =
-            || [&session.account.totals.failed, &session.account.totals.removed].map(|count| count.get());
+        let counts = || {
+            [
+                &session.account.totals.failed,
+                &session.account.totals.removed,
+            ]
+            .map(|count| count.get())
+        };
         let [failed, removed] = counts();
         let more = round.full;
         round.let_go();
         let [failed_since, removed_since] = counts();
         let spared = session.account.totals.spared.get();
         if spared > 0 {
-            let entries = if spared == 1 { "entry stays" } else { "entries stay" };
-            let message = format!("--max-delete ended the removal at the target: {spared} more {entries}");
+            let entries = if spared == 1 {
+                "entry stays"
+            } else {
+                "entries stay"
+            };
+            let message =
+                format!("--max-delete ended the removal at the target: {spared} more {entries}");
             session.account.observer.on(&Event::Warned { message });
         }
         if !more || spared > 0 || failed_since > failed || mirror.purpose == Purpose::Preview {
             return;
         }
         if removed_since == removed {
-            let message = "not all could be removed: too many directories hold what is left out".to_owned();
+            let message =
+                "not all could be removed: too many directories hold what is left out".to_owned();
             session.account.observer.on(&Event::Warned { message });
             return;
         }
@@ -154,8 +176,11 @@ fn stays(account: &Account, mirror: &Mirror) -> bool {
     if errors == 0 || mirror.removals.after_errors == AfterErrors::Remove {
         return false;
     }
-    let why =
-        if unread > 0 { "the source could not be read completely" } else { "not all could be stored there" };
+    let why = if unread > 0 {
+        "the source could not be read completely"
+    } else {
+        "not all could be stored there"
+    };
     let message = format!(
         "nothing was removed at the target: {why} ({errors} errors); --ignore-errors removes nevertheless"
     );
@@ -207,7 +232,10 @@ impl<'a> Round<'a> {
             load: MessageLoad::default(),
             outstanding: HashMap::new(),
             removing: 0,
-            extraneous: ExtraneousList::new(mirror.selection.clone(), mirror.removals.entries_max.is_some()),
+            extraneous: ExtraneousList::new(
+                mirror.selection.clone(),
+                mirror.removals.entries_max.is_some(),
+            ),
             full: false,
         }
     }
@@ -220,8 +248,19 @@ impl<'a> Round<'a> {
         self.session.account.totals.kept_by_change.set(0);
         // The first walk has reported what could not be read.
         let told = self.session.account.totals.scan_errors.get() > 0;
-        let Mirror { roots, selection, file_systems, first_walk, .. } = self.mirror;
-        let listings = SourceNames::of(roots, selection.clone(), *file_systems, Arc::clone(first_walk));
+        let Mirror {
+            roots,
+            selection,
+            file_systems,
+            first_walk,
+            ..
+        } = self.mirror;
+        let listings = SourceNames::of(
+            roots,
+            selection.clone(),
+            *file_systems,
+            Arc::clone(first_walk),
+        );
         for listing in listings {
             if self.session.in_flight.is_stopping() {
                 return are_those_pushed;
@@ -253,15 +292,26 @@ impl<'a> Round<'a> {
             self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
             match self.extraneous.look_inside() {
                 Some(ranges) => self.send(ranges, Whereabouts::Extraneous),
-                None => {
-                    self.wait_until(|round| round.outstanding.is_empty() || round.extraneous.has_unseen())
-                }
+                None => self.wait_until(|round| {
+                    round.outstanding.is_empty() || round.extraneous.has_unseen()
+                }),
             }
         }
     }
 
-    fn keep(&mut self, DirectoryNames { directory, names, changed }: DirectoryNames) {
-        let whereabouts = if changed { Whereabouts::ChangedSource } else { Whereabouts::Source };
+    fn keep(
+        &mut self,
+        DirectoryNames {
+            directory,
+            names,
+            changed,
+        }: DirectoryNames,
+    ) {
+        let whereabouts = if changed {
+            Whereabouts::ChangedSource
+        } else {
+            Whereabouts::Source
+        };
         if whereabouts != self.whereabouts {
             self.ask();
             self.whereabouts = whereabouts;
@@ -278,7 +328,15 @@ impl<'a> Round<'a> {
             }
             let open = rest.peek().is_none();
             let last = piece.last().cloned();
-            self.gather(KeptRange { directory: directory.clone(), after, names: piece, open }, bytes);
+            self.gather(
+                KeptRange {
+                    directory: directory.clone(),
+                    after,
+                    names: piece,
+                    open,
+                },
+                bytes,
+            );
             if open {
                 return;
             }
@@ -297,7 +355,8 @@ impl<'a> Round<'a> {
         self.load.names += range.names.len();
         self.load.name_bytes += name_bytes;
         self.gathered.push(range);
-        let full = self.gathered.len() >= GATHERED_RANGES_MAX || self.load.names >= GATHERED_NAMES_MAX;
+        let full =
+            self.gathered.len() >= GATHERED_RANGES_MAX || self.load.names >= GATHERED_NAMES_MAX;
         if full || self.load.name_bytes >= KEEP_NAME_BYTES_MAX / 4 {
             self.ask();
         }
@@ -317,8 +376,16 @@ impl<'a> Round<'a> {
     fn send(&mut self, ranges: Vec<KeptRange>, whereabouts: Whereabouts) {
         let keep = self.next;
         self.next += 1;
-        self.outstanding.insert(keep, Question { ranges: ranges.clone(), whereabouts });
-        self.session.in_flight.tell(ToReceiver::Keep(Keep { keep, ranges }));
+        self.outstanding.insert(
+            keep,
+            Question {
+                ranges: ranges.clone(),
+                whereabouts,
+            },
+        );
+        self.session
+            .in_flight
+            .tell(ToReceiver::Keep(Keep { keep, ranges }));
     }
 
     fn wait_until(&mut self, done: impl Fn(&Self) -> bool) {
@@ -342,8 +409,22 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn take_extra(&mut self, ExtraneousNames { keep, names, rest, faults }: ExtraneousNames) {
-        let Some(Question { ranges, whereabouts }) = self.outstanding.remove(&keep) else { return };
+    fn take_extra(
+        &mut self,
+        ExtraneousNames {
+            keep,
+            names,
+            rest,
+            faults,
+        }: ExtraneousNames,
+    ) {
+        let Some(Question {
+            ranges,
+            whereabouts,
+        }) = self.outstanding.remove(&keep)
+        else {
+            return;
+        };
         let directory = |range: u32| ranges.get(range as usize).map(|range| &range.directory);
         for (range, code) in faults {
             if let Some(path) = directory(range).cloned() {
@@ -359,11 +440,20 @@ impl<'a> Round<'a> {
         }
         for extra in names {
             // Names that were not asked about are ignored.
-            let asked = ranges.get(extra.range as usize).filter(|range| range.is_extra(&extra.name.0));
+            let asked = ranges
+                .get(extra.range as usize)
+                .filter(|range| range.is_extra(&extra.name.0));
             if let Some(range) = asked {
-                let form = if extra.directory { EntryForm::Directory } else { EntryForm::File };
+                let form = if extra.directory {
+                    EntryForm::Directory
+                } else {
+                    EntryForm::File
+                };
                 let room = !self.full && !self.extraneous.is_full();
-                self.full |= !self.extraneous.add(&range.directory, (extra.name, form), whereabouts, room);
+                self.full |=
+                    !self
+                        .extraneous
+                        .add(&range.directory, (extra.name, form), whereabouts, room);
             }
         }
         if self.full && self.mirror.purpose == Purpose::Preview {
@@ -371,7 +461,9 @@ impl<'a> Round<'a> {
         }
         let Some((number, after)) = rest else { return };
         let mut ranges = ranges.into_iter().skip(number as usize);
-        let Some(mut first) = ranges.next().filter(|range| range.after.as_ref().is_none_or(|a| *a < after))
+        let Some(mut first) = ranges
+            .next()
+            .filter(|range| range.after.as_ref().is_none_or(|a| *a < after))
         else {
             return;
         };
@@ -386,9 +478,17 @@ impl<'a> Round<'a> {
     fn take_extraneous(&mut self) -> Vec<ExtraneousEntries> {
         let totals = &self.session.account.totals;
         let before = totals.extraneous.get();
-        let room = self.mirror.removals.entries_max.map(|max| max.saturating_sub(before));
-        let TakenEntries { extraneous, entries, spared, kept } =
-            self.extraneous.take(room.unwrap_or(u64::MAX));
+        let room = self
+            .mirror
+            .removals
+            .entries_max
+            .map(|max| max.saturating_sub(before));
+        let TakenEntries {
+            extraneous,
+            entries,
+            spared,
+            kept,
+        } = self.extraneous.take(room.unwrap_or(u64::MAX));
         totals.extraneous.add(entries);
         totals.spared.add(spared);
         totals.kept_by_change.add(kept);
@@ -402,7 +502,10 @@ impl<'a> Round<'a> {
         }
         let mut groups = Vec::<RemoveGroup>::new();
         let mut load = MessageLoad::default();
-        for ExtraneousEntries { directory, names, .. } in self.take_extraneous() {
+        for ExtraneousEntries {
+            directory, names, ..
+        } in self.take_extraneous()
+        {
             for (name, _) in names {
                 if load.names >= REMOVE_NAMES_MAX || load.name_bytes >= REMOVE_NAME_BYTES_MAX {
                     self.remove(std::mem::take(&mut groups));
@@ -414,7 +517,10 @@ impl<'a> Round<'a> {
                     Some(group) if group.directory == directory => group.names.push(name),
                     _ => {
                         load.name_bytes += directory.as_bytes().len();
-                        groups.push(RemoveGroup { directory: directory.clone(), names: vec![name] });
+                        groups.push(RemoveGroup {
+                            directory: directory.clone(),
+                            names: vec![name],
+                        });
                     }
                 }
             }
@@ -431,7 +537,9 @@ impl<'a> Round<'a> {
         self.removing += 1;
         let remove = self.next;
         self.next += 1;
-        self.session.in_flight.tell(ToReceiver::Remove(Remove { remove, groups }));
+        self.session
+            .in_flight
+            .tell(ToReceiver::Remove(Remove { remove, groups }));
     }
 
     fn list(&mut self) {
@@ -439,11 +547,18 @@ impl<'a> Round<'a> {
             let message = "more entries would be removed than a preview lists".to_owned();
             self.session.account.observer.on(&Event::Warned { message });
         }
-        for ExtraneousEntries { directory, names, .. } in self.take_extraneous() {
+        for ExtraneousEntries {
+            directory, names, ..
+        } in self.take_extraneous()
+        {
             self.session.account.totals.removed.add(names.len() as u64);
             let change = |(name, form): (ListedName, EntryForm)| {
                 let path = directory.join(&name.0).ok()?;
-                Some(Change { kind: ChangeKind::Removed, path, form })
+                Some(Change {
+                    kind: ChangeKind::Removed,
+                    path,
+                    form,
+                })
             };
             let changes: Vec<_> = names.into_iter().filter_map(change).collect();
             self.session.account.observer.on(&Event::Listed { changes });

@@ -44,13 +44,28 @@ pub(crate) async fn run(
     observer: Arc<dyn Observer>,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, SessionError> {
-    let open = Open { run: run.id(link.transfer), ..push.open.clone() };
+    let open = Open {
+        run: run.id(link.transfer),
+        ..push.open.clone()
+    };
     link.ask(open, push.config.silence_max).await?;
-    let Link { version, control: (reader, writer), mut lanes, supply: _none_needed, relay, quota, .. } = link;
-    let RelayParts { beside, mut last, dialled_by } = relay.into();
+    let Link {
+        version,
+        control: (reader, writer),
+        mut lanes,
+        supply: _none_needed,
+        relay,
+        quota,
+        ..
+    } = link;
+    let RelayParts {
+        beside,
+        mut last,
+        dialled_by,
+    } = relay.into();
     let config = &push.config;
-    let extras =
-        Extras::new(push.open.keeping, config.owners.clone(), version).adapting(config.zeros, config.instead);
+    let extras = Extras::new(push.open.keeping, config.owners.clone(), version)
+        .adapting(config.zeros, config.instead);
     let (mut receipts, replies, outgoing) =
         Receipts::begin(observer, (version, extras), push.started, quota.clone());
     let session = Arc::clone(&receipts.session);
@@ -68,10 +83,15 @@ pub(crate) async fn run(
         session.account.totals.scan_errors.set(push.sources_missing);
         let task = Task::of(&push.open, push.mirror, None);
         let surveyed = Arc::clone(&session);
-        let hashing = push.open.verify.then(|| Hashing::start(&session, &push.config, &mut threads));
+        let hashing = push
+            .open
+            .verify
+            .then(|| Hashing::start(&session, &push.config, &mut threads));
         let hashing = hashing.transpose().map_err(SessionError::Thread)?;
         let survey = move || survey::run(&surveyed, &push.scan, &replies, &task, hashing);
-        threads.spawn("zmove-plan".into(), survey).map_err(SessionError::Thread)?;
+        threads
+            .spawn("zmove-plan".into(), survey)
+            .map_err(SessionError::Thread)?;
         loop {
             tokio::select! {
                 // A lane that did not come up does not matter, since nothing was to go over it.
@@ -105,7 +125,10 @@ pub(crate) async fn run(
     let summary = Summary {
         elapsed,
         receiver_cpu: Duration::from_micros(finished.cpu_us),
-        preview: Some(Preview { added: totals.added.get(), changed: totals.changed.get() }),
+        preview: Some(Preview {
+            added: totals.added.get(),
+            changed: totals.changed.get(),
+        }),
         left_out: scan.left_out(),
         ..totals.summary()
     };
@@ -127,5 +150,9 @@ async fn permission(
         }
     };
     // the waits end when the permission has come, or will not
-    tokio::join!(control::permission(greeted, patience, waits_in, |_none_to_keep| ()), waiting).0
+    tokio::join!(
+        control::permission(greeted, patience, waits_in, |_none_to_keep| ()),
+        waiting
+    )
+    .0
 }

@@ -18,8 +18,8 @@ use tokio::time::{sleep_until, timeout};
 use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink, blocking};
 use zmove_wire::limits::SWEEP_MILLIS_MAX;
 use zmove_wire::{
-    Moment, Open, Overwrite, Purpose, Sampled, SweepOrder, Swept, ToReceiver, ToSender, Version, WireError,
-    encode_message,
+    Moment, Open, Overwrite, Purpose, Sampled, SweepOrder, Swept, ToReceiver, ToSender, Version,
+    WireError, encode_message,
 };
 
 use crate::control::link::Link;
@@ -100,12 +100,19 @@ async fn run(
             ..Open::new(config.target.clone(), link.transfer.0)
         };
         // A receiver that refuses need not have read the opening: its answer has the reason.
-        let _refused_early = writer.send(&encode_message(&open.into_message(version))).await;
+        let _refused_early = writer
+            .send(&encode_message(&open.into_message(version)))
+            .await;
         Ok(inbox(reader, None))
     };
     // Do not wait for a turn in the queue: the path would be measured later than the user has asked.
-    let (inbox, Permission { opened, .. }) =
-        permission(greeted, Duration::ZERO, mpsc::unbounded_channel().0, |_none_to_keep| ()).await?;
+    let (inbox, Permission { opened, .. }) = permission(
+        greeted,
+        Duration::ZERO,
+        mpsc::unbounded_channel().0,
+        |_none_to_keep| (),
+    )
+    .await?;
     let (broken_in, broken) = mpsc::unbounded_channel();
     let mut probing = Probing {
         writer,
@@ -118,9 +125,16 @@ async fn run(
         lanes_ended: 0,
         round_trip: Duration::ZERO,
     };
-    let mut report = ProbeReport { lanes_max: opened.lanes_max, ..ProbeReport::default() };
+    let mut report = ProbeReport {
+        lanes_max: opened.lanes_max,
+        ..ProbeReport::default()
+    };
     (report.first_byte, report.round_trips) = probing.begin(config.started).await?;
-    let mut counts: Vec<_> = config.lanes.iter().map(|lanes| (*lanes).min(opened.lanes_max)).collect();
+    let mut counts: Vec<_> = config
+        .lanes
+        .iter()
+        .map(|lanes| (*lanes).min(opened.lanes_max))
+        .collect();
     counts.dedup();
     for count in counts {
         tell(ProbeEvent::Lanes(count));
@@ -164,7 +178,10 @@ impl Probing {
         while pings.len() < PINGS_MIN || (pings.len() < PINGS_MAX && begun.elapsed() < PINGS_TIME) {
             pings.push(self.sample(Moment::Now).await?);
         }
-        let best = pings.iter().min_by_key(|ping| ping.round_trip).expect("there was one at least");
+        let best = pings
+            .iter()
+            .min_by_key(|ping| ping.round_trip)
+            .expect("there was one at least");
         self.round_trip = best.round_trip;
         let seen: Vec<_> = pings.iter().map(|ping| ping.round_trip).collect();
         Ok((best.first_byte(started), RoundTrips::of(&seen)))
@@ -185,23 +202,33 @@ impl Probing {
         let lanes = self.lanes(count).await?;
         let before = self.sample(Moment::Now).await?.sampled;
         let fillers = Fillers::start(lanes, &self.broken_in)?;
-        let mut round = Round { lanes: count, ..Round::default() };
-        self.wait((self.round_trip * RAMP_ROUND_TRIPS).max(RAMP_MIN)).await?;
+        let mut round = Round {
+            lanes: count,
+            ..Round::default()
+        };
+        self.wait((self.round_trip * RAMP_ROUND_TRIPS).max(RAMP_MIN))
+            .await?;
         let cpu = cpu_time();
         let grown = self.sample(Moment::Now).await?;
         let until = Instant::now() + time;
         let mut last = grown.sampled;
         while Instant::now() < until {
-            self.wait(PING_EVERY.min(until.saturating_duration_since(Instant::now()))).await?;
+            self.wait(PING_EVERY.min(until.saturating_duration_since(Instant::now())))
+                .await?;
             let ping = self.sample(Moment::Now).await?;
             round.round_trips.add(ping.round_trip);
             last = ping.sampled;
         }
         round.sender_cpu = cpu_time().saturating_sub(cpu);
-        round.receiver_cpu = Duration::from_micros(last.cpu_us.saturating_sub(grown.sampled.cpu_us));
+        round.receiver_cpu =
+            Duration::from_micros(last.cpu_us.saturating_sub(grown.sampled.cpu_us));
         round.ramp = Carried::between(&before, &grown.sampled);
         round.steady = Carried::between(&grown.sampled, &last);
-        let smoothed: Vec<_> = fillers.probes.iter().filter_map(|probe| probe.read()?.round_trip).collect();
+        let smoothed: Vec<_> = fillers
+            .probes
+            .iter()
+            .filter_map(|probe| probe.read()?.round_trip)
+            .collect();
         let count = u32::try_from(smoothed.len()).expect("few lanes");
         round.smoothed = (count > 0).then(|| smoothed.iter().sum::<Duration>() / count);
         round.congestion = fillers.probes.iter().find_map(|probe| probe.congestion());
@@ -218,19 +245,27 @@ impl Probing {
         self.samples += 1;
         let sample = self.samples;
         let asked = Instant::now();
-        self.writer.send(&encode_message(&ToReceiver::Sample { sample, when })).await?;
+        self.writer
+            .send(&encode_message(&ToReceiver::Sample { sample, when }))
+            .await?;
         match self.answer().await? {
-            ToSender::Sampled(sampled) if sampled.sample == sample => {
-                Ok(Ping { asked, round_trip: asked.elapsed(), sampled })
-            }
+            ToSender::Sampled(sampled) if sampled.sample == sample => Ok(Ping {
+                asked,
+                round_trip: asked.elapsed(),
+                sampled,
+            }),
             _ => Err(WireError::OutOfOrder { what: "an answer" }.into()),
         }
     }
 
     async fn sweep(&mut self, order: SweepOrder) -> Result<Swept, SessionError> {
-        self.writer.send(&encode_message(&ToReceiver::Sweep(order))).await?;
+        self.writer
+            .send(&encode_message(&ToReceiver::Sweep(order)))
+            .await?;
         let patience = Duration::from_millis(SWEEP_MILLIS_MAX) + SWEEP_PATIENCE;
-        let answer = timeout(patience, self.answer()).await.unwrap_or(Err(SessionError::Silent))?;
+        let answer = timeout(patience, self.answer())
+            .await
+            .unwrap_or(Err(SessionError::Silent))?;
         match answer {
             ToSender::Swept(swept) => Ok(swept),
             _ => Err(WireError::OutOfOrder { what: "an answer" }.into()),
@@ -268,14 +303,28 @@ impl Probing {
                 }
             }
         };
-        timeout(GOODBYE_TIMEOUT, said).await.ok().flatten().unwrap_or(SessionError::Lane(error))
+        timeout(GOODBYE_TIMEOUT, said)
+            .await
+            .ok()
+            .flatten()
+            .unwrap_or(SessionError::Lane(error))
     }
 
     async fn end(mut self) -> Result<(), SessionError> {
-        self.writer.send(&encode_message(&ToReceiver::Announce { items: 0, mismatches: 0 })).await?;
+        self.writer
+            .send(&encode_message(&ToReceiver::Announce {
+                items: 0,
+                mismatches: 0,
+            }))
+            .await?;
         match self.answer().await? {
             ToSender::Finished(_) => {}
-            _ => return Err(WireError::OutOfOrder { what: "the last answer" }.into()),
+            _ => {
+                return Err(WireError::OutOfOrder {
+                    what: "the last answer",
+                }
+                .into());
+            }
         }
         let closed: Result<(), ControlError> = self.writer.finish().await;
         Ok(closed?)
@@ -293,9 +342,13 @@ impl Ping {
     /// The time from `started` until the receiver had the first frame: it has answered half a round trip after it was
     /// asked.
     fn first_byte(&self, started: Instant) -> Duration {
-        let Sampled { clock_us, first_us, .. } = self.sampled;
+        let Sampled {
+            clock_us, first_us, ..
+        } = self.sampled;
         let ago = Duration::from_micros(clock_us.saturating_sub(first_us.unwrap_or(clock_us)));
-        (self.asked + self.round_trip / 2).saturating_duration_since(started).saturating_sub(ago)
+        (self.asked + self.round_trip / 2)
+            .saturating_duration_since(started)
+            .saturating_sub(ago)
     }
 }
 

@@ -67,24 +67,50 @@ impl Push {
             return preview::run(self, run, link, observer, stop).await;
         }
         let known_rate = self.feed.as_ref().map(|feed| Arc::clone(&feed.rate));
-        let (fed, asked) = self.feed.map(|Feed { fed, asked, .. }| (fed, asked)).unzip();
+        let (fed, asked) = self
+            .feed
+            .map(|Feed { fed, asked, .. }| (fed, asked))
+            .unzip();
         let task = Task::of(&self.open, self.mirror, fed);
         let keeping = self.open.keeping;
         let overwrite = self.open.overwrite;
         // A file that is there nevertheless is replaced, as any that is needed; but what is there alone has to be seen.
         let is_directory = matches!(self.open.shape, TargetShape::Directory { .. });
-        let may_begin = link.relay.is_some() && is_directory && self.open.extraneous == Extraneous::Stays;
+        let may_begin =
+            link.relay.is_some() && is_directory && self.open.extraneous == Extraneous::Stays;
         let known_state = self.open.known_state.filter(|_| may_begin);
         let begins_job = may_begin_job(&self.open);
-        link.ask(Open { run: run.id(link.transfer), ..self.open }, self.config.silence_max).await?;
-        let Link { cipher, version, control: (reader, writer), lanes, supply, relay, quota, .. } = link;
-        let RelayParts { beside, last, dialled_by } = relay.into();
+        link.ask(
+            Open {
+                run: run.id(link.transfer),
+                ..self.open
+            },
+            self.config.silence_max,
+        )
+        .await?;
+        let Link {
+            cipher,
+            version,
+            control: (reader, writer),
+            lanes,
+            supply,
+            relay,
+            quota,
+            ..
+        } = link;
+        let RelayParts {
+            beside,
+            last,
+            dialled_by,
+        } = relay.into();
         let config = &self.config;
-        let extras =
-            Extras::new(keeping, config.owners.clone(), version).adapting(config.zeros, config.instead);
+        let extras = Extras::new(keeping, config.owners.clone(), version)
+            .adapting(config.zeros, config.instead);
         let (receipts, replies, outgoing) =
             Receipts::begin(observer, (version, extras), self.started, quota.clone());
-        known_rate.iter().for_each(|known| drop(known.set(receipts.session.rate.shared.clone())));
+        known_rate
+            .iter()
+            .for_each(|known| drop(known.set(receipts.session.rate.shared.clone())));
         let totals = &receipts.session.account.totals;
         totals.scan_errors.set(self.sources_missing);
         totals.extraneous.set(run.earlier.extraneous);
@@ -92,8 +118,9 @@ impl Push {
         files.begin(overwrite);
         *receipts.session.account.files() = files;
         let started = Pipeline::start(self.config, &receipts, self.scan, replies, task);
-        let pipeline = started
-            .inspect_err(|_no_thread| run.files = std::mem::take(&mut *receipts.session.account.files()))?;
+        let pipeline = started.inspect_err(|_no_thread| {
+            run.files = std::mem::take(&mut *receipts.session.account.files())
+        })?;
         let (writer, unsayable) = control::write_all(writer, outgoing, beside);
         let mut running = Running {
             run,
@@ -165,7 +192,9 @@ impl Running<'_> {
         };
         self.known_state.into_iter().for_each(tell_state);
         let (inbox, Permission { opened, said }) = self.await_permission(reader).await?;
-        let Session { account, extras, .. } = &*self.pipeline.session;
+        let Session {
+            account, extras, ..
+        } = &*self.pipeline.session;
         account.not_kept(&extras.learn(said.kinds));
         // a session that is fed does not know what others send there
         if let Some(bytes) = said.free_bytes.filter(|_| self.asked.is_none()) {
@@ -186,8 +215,15 @@ impl Running<'_> {
         counts.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // a rate over hardly any time is none
         steps.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut samples = self.pipeline.config.sample_interval.map(tokio::time::interval);
-        let mut pings = self.asked.is_some().then(|| ping_interval(self.pipeline.config.silence_max));
+        let mut samples = self
+            .pipeline
+            .config
+            .sample_interval
+            .map(tokio::time::interval);
+        let mut pings = self
+            .asked
+            .is_some()
+            .then(|| ping_interval(self.pipeline.config.silence_max));
         let mut ping = None;
         let mut before = Reading::default();
         // a receiver that has dialled hears more, beside the transfer
@@ -254,9 +290,17 @@ impl Running<'_> {
                     (most * PINGS_MISSED_TOLD / PINGS_MISSED_MAX).as_secs(),
                     most.as_secs()
                 );
-                self.pipeline.session.account.observer.on(&Event::Warned { message });
+                self.pipeline
+                    .session
+                    .account
+                    .observer
+                    .on(&Event::Warned { message });
             }
-            return if *missed < PINGS_MISSED_MAX { Ok(()) } else { Err(SessionError::Silent) };
+            return if *missed < PINGS_MISSED_MAX {
+                Ok(())
+            } else {
+                Err(SessionError::Silent)
+            };
         }
         // a session that is about to end is asked nothing more
         if self.asked.as_ref().is_some_and(|asked| !asked.is_closed()) {
@@ -298,7 +342,9 @@ impl Running<'_> {
 
     /// Tells the receiver what has been found, if that is more than `before`.
     fn tell_found(&self, before: &mut FoundSoFar) {
-        let Session { account, in_flight, .. } = &*self.pipeline.session;
+        let Session {
+            account, in_flight, ..
+        } = &*self.pipeline.session;
         let found = account.found();
         if std::mem::replace(before, found) != found {
             in_flight.tell_before_end(ToReceiver::Found(found));
@@ -306,13 +352,24 @@ impl Running<'_> {
     }
 
     fn tell_sample(&self) {
-        self.pipeline.session.account.observer.on(&Event::Sampled(self.sample()));
+        self.pipeline
+            .session
+            .account
+            .observer
+            .on(&Event::Sampled(self.sample()));
     }
 
     /// The progress of each stage, over all sessions.
     fn sample(&self) -> Sample {
-        let Pipeline { session, lane_set, .. } = &self.pipeline;
-        let Session { account, in_flight, queue, .. } = &**session;
+        let Pipeline {
+            session, lane_set, ..
+        } = &self.pipeline;
+        let Session {
+            account,
+            in_flight,
+            queue,
+            ..
+        } = &**session;
         let path = PathReport::gather(lane_set.probes());
         self.run.earlier.with(Sample {
             elapsed: self.run.started.elapsed(),
@@ -340,14 +397,19 @@ impl Running<'_> {
         let greeted = control::greeted(reader, self.version, self.dialled_by, self.quota.clone());
         // of a shared job others do the work meanwhile
         let is_shared = self.asked.is_some();
-        let within = if is_shared { self.pipeline.config.silence_max } else { control::PERMISSION_TIMEOUT };
+        let within = if is_shared {
+            self.pipeline.config.silence_max
+        } else {
+            control::PERMISSION_TIMEOUT
+        };
         let greeted = timeout(within, greeted);
         let greeted = async { greeted.await.unwrap_or(Err(SessionError::Silent)) };
         let permission = control::permission(greeted, self.run.patience, waits_in, told_rate);
         tokio::pin!(permission);
         let mut in_line = false;
         loop {
-            let room = self.lanes_early && self.pipeline.lane_set.lanes_up() < usize::from(self.lanes_max);
+            let room =
+                self.lanes_early && self.pipeline.lane_set.lanes_up() < usize::from(self.lanes_max);
             tokio::select! {
                 left = &mut permission => {
                     // The notice of a wait may have come together with the turn.
@@ -394,7 +456,11 @@ impl Running<'_> {
                 self.steering.prepare(sink.as_ref());
                 self.pipeline.add_lane(sink);
                 let lanes = self.pipeline.lane_set.lanes_up();
-                self.pipeline.session.account.observer.on(&Event::LaneUp { lanes });
+                self.pipeline
+                    .session
+                    .account
+                    .observer
+                    .on(&Event::LaneUp { lanes });
             }
             Some(Ok(surplus)) => end_unused(surplus),
             Some(Err(error)) => self.pipeline.lane_set.last_error = Some(error),
@@ -405,7 +471,10 @@ impl Running<'_> {
     /// Waits no longer for a lane that the receiver has dialled.
     fn lane_failed(&mut self) -> Result<(), SessionError> {
         if self.last.is_none() {
-            return Err(WireError::OutOfOrder { what: "a lane that the receiver has dialled" }.into());
+            return Err(WireError::OutOfOrder {
+                what: "a lane that the receiver has dialled",
+            }
+            .into());
         }
         self.take_lane(Some(Err(LaneError::Closed)), self.lanes_max);
         self.need_lanes()
@@ -416,20 +485,33 @@ impl Running<'_> {
         if self.steering.lanes_to_come(self.lanes_open) || self.pipeline.lane_set.lanes_up() > 0 {
             return Ok(());
         }
-        Err(self.pipeline.lane_set.last_error.take().map_or(SessionError::NoLane, SessionError::Lane))
+        Err(self
+            .pipeline
+            .lane_set
+            .last_error
+            .take()
+            .map_or(SessionError::NoLane, SessionError::Lane))
     }
 
     /// Goes on without a lane whose connection is lost, while there are others: what it had is sent by them. Returns
     /// the error where that is not possible.
     fn lose_lane(&mut self, Broken { lane, error }: Broken) -> Option<LaneError> {
-        let Some(lane) = lane.filter(|_| error.is_lost()) else { return Some(error) };
+        let Some(lane) = lane.filter(|_| error.is_lost()) else {
+            return Some(error);
+        };
         self.pipeline.lane_set.lose_lane(lane);
-        let Session { account, in_flight, .. } = &*self.pipeline.session;
+        let Session {
+            account, in_flight, ..
+        } = &*self.pipeline.session;
         let lanes = self.pipeline.lane_set.lanes_up();
         if lanes == 0 && !self.steering.is_dialling_again() {
             return Some(error);
         }
-        let items = in_flight.lose_lane(lane).into_iter().map(|item| item.0).collect();
+        let items = in_flight
+            .lose_lane(lane)
+            .into_iter()
+            .map(|item| item.0)
+            .collect();
         in_flight.tell(ToReceiver::LaneLost { items });
         account.observer.on(&Event::LaneUp { lanes });
         None
@@ -437,14 +519,19 @@ impl Running<'_> {
 
     /// Takes what the receiver still sends after a connection was lost.
     async fn explain(&mut self, error: SessionError) -> Result<Finished, SessionError> {
-        let inbox = self.inbox.as_mut().expect("the permission comes with the inbox");
+        let inbox = self
+            .inbox
+            .as_mut()
+            .expect("the permission comes with the inbox");
         control::explained(self.receipts.take_rest(inbox), error).await
     }
 
     /// Breaks the lanes after a bad end. After a good one they end by themselves, unless the receiver does not read
     /// them.
     fn end_lanes(&self, ended: &Result<Finished, SessionError>) {
-        let Pipeline { lane_set, session, .. } = &self.pipeline;
+        let Pipeline {
+            lane_set, session, ..
+        } = &self.pipeline;
         let breakers = lane_set.breakers();
         if ended.is_err() {
             return breakers.iter().for_each(LaneBreaker::trip);
@@ -458,7 +545,10 @@ impl Running<'_> {
         });
     }
 
-    async fn close(mut self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
+    async fn close(
+        mut self,
+        ended: Result<Finished, SessionError>,
+    ) -> Result<Summary, SessionError> {
         let mut last = self.last.take();
         let elapsed = self.run.started.elapsed();
         let measured = self.pipeline.session.timeline.started.elapsed();
@@ -476,7 +566,12 @@ impl Running<'_> {
             // The peer sees the end of the connection now, and closes its lanes.
             drop(self.inbox);
         }
-        let Receipts { paced, times_beyond_range, ref mut signed, .. } = self.receipts;
+        let Receipts {
+            paced,
+            times_beyond_range,
+            ref mut signed,
+            ..
+        } = self.receipts;
         let receipt = signed.take();
         // From here on the planner waits for no more replies.
         drop(self.receipts);
@@ -489,8 +584,19 @@ impl Running<'_> {
         let finished = ended.inspect_err(|_broken_off| leave(&session, lanes, run))?;
         let manifest = account.files().manifest.take();
         let wants_all = manifest.is_some();
-        let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
-        let Earlier { files, linked, bytes, partial_bytes, removed, resent, repeated, .. } = run.earlier;
+        let manifest_left_out = manifest
+            .map_or(Ok(0), Manifest::finish)
+            .map_err(SessionError::Manifest)?;
+        let Earlier {
+            files,
+            linked,
+            bytes,
+            partial_bytes,
+            removed,
+            resent,
+            repeated,
+            ..
+        } = run.earlier;
         // The part of what this session has resumed that another session of this run has brought.
         let resumed = account.totals.resumed.get();
         let resumed_own = resumed.min(partial_bytes);
@@ -513,9 +619,15 @@ impl Running<'_> {
             sender_cpu: run.cpu(),
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             manifest_left_out,
-            manifest_unread: if wants_all { account.totals.unlisted() } else { 0 },
+            manifest_unread: if wants_all {
+                account.totals.unlisted()
+            } else {
+                0
+            },
             times_beyond_range,
-            bottleneck: reading.times(measured, lanes, &finished, paced).bottleneck(),
+            bottleneck: reading
+                .times(measured, lanes, &finished, paced)
+                .bottleneck(),
             path: reading.path,
             removed: removed + account.totals.removed.get(),
             learnt,
@@ -533,7 +645,12 @@ impl Running<'_> {
 
 /// Leaves in `run` what the next session has to know about one that broke off.
 fn leave(session: &Session, lanes: usize, run: &mut Run) {
-    let Session { account, in_flight, timeline, .. } = session;
+    let Session {
+        account,
+        in_flight,
+        timeline,
+        ..
+    } = session;
     let mut files = std::mem::take(&mut *account.files());
     in_flight.for_each_unsettled(|unsettled| match unsettled {
         Unsettled::Item(work) => files.leave_open(work),

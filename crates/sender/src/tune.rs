@@ -129,7 +129,10 @@ pub(crate) struct Tuner {
 
 impl Tuner {
     pub(crate) fn new(limits: &Knobs) -> Self {
-        Self { lanes: LaneTuner::new(limits), readers: ReaderTuner::new(limits.readers) }
+        Self {
+            lanes: LaneTuner::new(limits),
+            readers: ReaderTuner::new(limits.readers),
+        }
     }
 
     /// Takes the measurements of a tick and returns what is wanted now.
@@ -151,8 +154,16 @@ impl Tuner {
     }
 
     pub(crate) fn wanted(&self) -> Wanted {
-        let LaneTuner { wanted: lanes, congestion, .. } = self.lanes;
-        Wanted { lanes, readers: self.readers.wanted, congestion }
+        let LaneTuner {
+            wanted: lanes,
+            congestion,
+            ..
+        } = self.lanes;
+        Wanted {
+            lanes,
+            readers: self.readers.wanted,
+            congestion,
+        }
     }
 }
 

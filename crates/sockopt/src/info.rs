@@ -67,7 +67,8 @@ impl TcpInfo {
         Self {
             established: bytes.first().map(|state| *state == ESTABLISHED),
             round_trip: micros_32(ROUND_TRIP),
-            round_trip_min: micros_32(ROUND_TRIP_MIN).filter(|time| time.as_micros() < u128::from(u32::MAX)),
+            round_trip_min: micros_32(ROUND_TRIP_MIN)
+                .filter(|time| time.as_micros() < u128::from(u32::MAX)),
             segment_bytes: word(bytes, SEGMENT_BYTES),
             congestion_window_segments: word(bytes, CONGESTION_WINDOW),
             since_data_sent: word(bytes, LAST_DATA_SENT)
@@ -88,14 +89,26 @@ impl TcpInfo {
     }
 }
 
-#[expect(clippy::host_endian_bytes, reason = "the kernel of this host wrote them")]
+#[expect(
+    clippy::host_endian_bytes,
+    reason = "the kernel of this host wrote them"
+)]
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word))
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .map(|word| u32::from_ne_bytes(*word))
 }
 
-#[expect(clippy::host_endian_bytes, reason = "the kernel of this host wrote them")]
+#[expect(
+    clippy::host_endian_bytes,
+    reason = "the kernel of this host wrote them"
+)]
 fn long(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes.get(at..)?.first_chunk().map(|long| u64::from_ne_bytes(*long))
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .map(|long| u64::from_ne_bytes(*long))
 }
 
 /// The room for the structure: more than any kernel fills so far.
@@ -138,12 +151,34 @@ mod tests {
         far.write_all(&[1]).unwrap();
         near.read_exact(&mut [0]).unwrap();
         let info = tcp_info(&near).unwrap();
-        assert!(info.round_trip.is_some_and(|time| !time.is_zero()), "{info:?}");
-        assert!(info.congestion_window_segments.is_some_and(|segments| segments > 0), "{info:?}");
-        assert!(info.segment_bytes.is_some_and(|bytes| (500..=65_535).contains(&bytes)), "{info:?}");
-        assert!(info.since_data_sent.is_some_and(|time| time < Duration::from_secs(60)), "{info:?}");
-        assert!(info.bytes_acked.is_none_or(|bytes| (1000..=1001).contains(&bytes)), "{info:?}");
-        assert!(info.bytes_sent.is_none_or(|bytes| bytes == 1000), "{info:?}");
+        assert!(
+            info.round_trip.is_some_and(|time| !time.is_zero()),
+            "{info:?}"
+        );
+        assert!(
+            info.congestion_window_segments
+                .is_some_and(|segments| segments > 0),
+            "{info:?}"
+        );
+        assert!(
+            info.segment_bytes
+                .is_some_and(|bytes| (500..=65_535).contains(&bytes)),
+            "{info:?}"
+        );
+        assert!(
+            info.since_data_sent
+                .is_some_and(|time| time < Duration::from_secs(60)),
+            "{info:?}"
+        );
+        assert!(
+            info.bytes_acked
+                .is_none_or(|bytes| (1000..=1001).contains(&bytes)),
+            "{info:?}"
+        );
+        assert!(
+            info.bytes_sent.is_none_or(|bytes| bytes == 1000),
+            "{info:?}"
+        );
         assert_eq!(info.bytes_retransmitted.unwrap_or(0), 0);
         assert_eq!(info.segments_retransmitted, Some(0));
         assert_eq!(info.bytes_unsent.unwrap_or(0), 0);
@@ -154,8 +189,14 @@ mod tests {
         let bytes = [1; ROOM_BYTES];
         let old = TcpInfo::parse(&bytes[..104]);
         assert_eq!(old.segments_retransmitted, Some(0x0101_0101));
-        assert_eq!((old.bytes_acked, old.busy, old.bytes_sent), (None, None, None));
-        assert_eq!((old.delivery_rate, old.delivery_rate_app_limited), (None, None));
+        assert_eq!(
+            (old.bytes_acked, old.busy, old.bytes_sent),
+            (None, None, None)
+        );
+        assert_eq!(
+            (old.delivery_rate, old.delivery_rate_app_limited),
+            (None, None)
+        );
         let whole = TcpInfo::parse(&bytes);
         assert_eq!(whole.bytes_sent, Some(0x0101_0101_0101_0101));
         assert_eq!(whole.delivery_rate_app_limited, Some(true));

@@ -11,7 +11,10 @@ use crate::sys;
 ///
 /// # Errors
 /// The socket is not connected.
-#[expect(clippy::host_endian_bytes, reason = "the kernel of this host wrote them")]
+#[expect(
+    clippy::host_endian_bytes,
+    reason = "the kernel of this host wrote them"
+)]
 pub fn path_mtu(socket: &impl AsFd, peer: SocketAddr) -> io::Result<u32> {
     let (level, option) = match peer {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),

@@ -8,17 +8,37 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 const INT_BYTES: libc::socklen_t = 4;
 
 /// Sets an option whose value is a C `int`.
-pub(crate) fn set_integer(socket: BorrowedFd<'_>, level: i32, option: i32, value: i32) -> io::Result<()> {
+pub(crate) fn set_integer(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    option: i32,
+    value: i32,
+) -> io::Result<()> {
     // SAFETY: the descriptor is borrowed, so open, for the whole call; the pointer and the length are those of `value`,
     // which the kernel only reads.
     let outcome = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), level, option, std::ptr::from_ref(&value).cast(), INT_BYTES)
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            std::ptr::from_ref(&value).cast(),
+            INT_BYTES,
+        )
     };
-    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if outcome == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Reads an option whose value is a structure; returns how much of `room` the kernel filled.
-pub(crate) fn bytes(socket: BorrowedFd<'_>, level: i32, option: i32, room: &mut [u8]) -> io::Result<usize> {
+pub(crate) fn bytes(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    option: i32,
+    room: &mut [u8],
+) -> io::Result<usize> {
     let mut length = libc::socklen_t::try_from(room.len()).unwrap_or(libc::socklen_t::MAX);
     // SAFETY: the descriptor is borrowed, so open, for the whole call; the kernel writes at most `length` bytes to
     // `room`, which is no shorter and outlives the call, and any bytes are valid there.
@@ -31,7 +51,11 @@ pub(crate) fn bytes(socket: BorrowedFd<'_>, level: i32, option: i32, room: &mut 
             std::ptr::from_mut(&mut length),
         )
     };
-    if outcome == 0 { Ok(room.len().min(length as usize)) } else { Err(io::Error::last_os_error()) }
+    if outcome == 0 {
+        Ok(room.len().min(length as usize))
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Reads an option whose value is a C `int`.
@@ -50,5 +74,9 @@ pub(crate) fn integer(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Re
             std::ptr::from_mut(&mut length),
         )
     };
-    if outcome == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+    if outcome == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }

@@ -40,7 +40,11 @@ mod tests {
         let (mut receiver, _) = listener.accept().unwrap();
         let before = receive_buffer(&receiver);
         open_receive_window(&receiver, 1 << 20).unwrap();
-        assert!(receive_buffer(&receiver) > before.max(1 << 20), "{before} → {}", receive_buffer(&receiver));
+        assert!(
+            receive_buffer(&receiver) > before.max(1 << 20),
+            "{before} → {}",
+            receive_buffer(&receiver)
+        );
         io::Write::write_all(&mut sender, b"x").unwrap();
         let mut byte = [0];
         io::Read::read_exact(&mut receiver, &mut byte).unwrap();

@@ -18,8 +18,9 @@ impl Ceiling {
     /// The ceiling of a sweep; `None` where it has measured nothing in that direction.
     #[must_use]
     pub fn of(sweep: &Sweep, direction: Direction) -> Option<Self> {
-        let rate =
-            |size: &crate::result::Measured| Some((size.file_bytes, size.moved(direction)?.bytes_per_second));
+        let rate = |size: &crate::result::Measured| {
+            Some((size.file_bytes, size.moved(direction)?.bytes_per_second))
+        };
         Self::of_rates(sweep.sizes.iter().filter_map(rate))
     }
 
@@ -53,7 +54,10 @@ impl Ceiling {
     fn file_seconds(&self, bytes: f64) -> f64 {
         let size = bytes.max(1.0).ln();
         let above = self.times.partition_point(|(edge, _)| *edge < size);
-        let time = match (above.checked_sub(1).map(|below| self.times[below]), self.times.get(above)) {
+        let time = match (
+            above.checked_sub(1).map(|below| self.times[below]),
+            self.times.get(above),
+        ) {
             (Some((lower, short)), Some((upper, long))) => {
                 let share = (size - lower) / (upper - lower);
                 short + share * (long - short)
@@ -72,13 +76,18 @@ mod tests {
     use crate::result::tests::of;
 
     fn about(seconds: f64, expected: f64) {
-        assert!((seconds / expected - 1.0).abs() < 1e-9, "{seconds} for {expected}");
+        assert!(
+            (seconds / expected - 1.0).abs() < 1e-9,
+            "{seconds} for {expected}"
+        );
     }
 
     #[test]
     fn measured_sizes_take_what_was_measured() {
         let sweep = of(&[(1 << 10, 1024e3), (1 << 20, 1048.576e6), (1 << 30, 2e9)]);
-        let (reads, writes) = [Direction::Read, Direction::Write].map(|way| Ceiling::of(&sweep, way)).into();
+        let (reads, writes) = [Direction::Read, Direction::Write]
+            .map(|way| Ceiling::of(&sweep, way))
+            .into();
         let (reads, writes) = (reads.unwrap(), writes.unwrap());
         about(reads.seconds(5000, 5000 << 10), 5.0);
         about(reads.seconds(2, 2 << 20), 0.002);
@@ -88,7 +97,11 @@ mod tests {
 
     #[test]
     fn others_take_what_their_neighbours_say() {
-        let reads = Ceiling::of(&of(&[(1 << 10, 1024e3), (1 << 20, 1048.576e6)]), Direction::Read).unwrap();
+        let reads = Ceiling::of(
+            &of(&[(1 << 10, 1024e3), (1 << 20, 1048.576e6)]),
+            Direction::Read,
+        )
+        .unwrap();
         // Files of both sizes take a thousandth of a second each, and so do files in between, or smaller ones.
         about(reads.seconds(1000, 1000 << 14), 1.0);
         about(reads.seconds(1000, 0), 1.0);
@@ -98,7 +111,14 @@ mod tests {
 
     #[test]
     fn rates_that_cannot_be_are_passed_over() {
-        let rates = [(0, 1e6), (1024, 1024e3), (1024, 1.0), (512, 1.0), (4096, 0.0), (8192, f64::INFINITY)];
+        let rates = [
+            (0, 1e6),
+            (1024, 1024e3),
+            (1024, 1.0),
+            (512, 1.0),
+            (4096, 0.0),
+            (8192, f64::INFINITY),
+        ];
         about(Ceiling::of_rates(rates).unwrap().seconds(1, 1 << 20), 1.024);
         assert_eq!(Ceiling::of_rates([(1024, -1.0)]), None);
     }

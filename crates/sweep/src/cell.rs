@@ -52,8 +52,11 @@ impl Bench<'_> {
         mut begin: impl FnMut(Direction),
     ) -> Result<Measured, SweepError> {
         let started = Instant::now();
-        let name = Name::from_bytes(format!("c{}", self.number).as_bytes()).expect("a letter and digits");
-        let directory = RelPath::root().join(&name).expect("one name is no long path");
+        let name =
+            Name::from_bytes(format!("c{}", self.number).as_bytes()).expect("a letter and digits");
+        let directory = RelPath::root()
+            .join(&name)
+            .expect("one name is no long path");
         let made = self.place.tree.ensure_directory(&directory);
         let directory = made.map_err(self.cannot("make a directory in"))?;
         // Data that others have written must not be flushed in the time of this cell.
@@ -70,13 +73,18 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    fn write(&self, directory: Arc<OwnedFd>, until: Instant) -> Result<(Files, Option<Moved>), SweepError> {
+    fn write(
+        &self,
+        directory: Arc<OwnedFd>,
+        until: Instant,
+    ) -> Result<(Files, Option<Moved>), SweepError> {
         let pace = Pace::new(until, self.stop, self.threads);
         let started = Instant::now();
         let files = std::thread::scope(|scope| {
             let root = self.place.tree.fd();
             let pace = &pace;
-            scope.spawn(move || pace.flush_over_and_over(root, |error| self.cannot("flush")(error)));
+            scope
+                .spawn(move || pace.flush_over_and_over(root, |error| self.cannot("flush")(error)));
             // A push has files of one group in batches, and larger ones by groups.
             let written = if self.cell.file_bytes <= GROUP_BYTES {
                 Files::Small(SmallFiles::write(self, directory, pace))
@@ -135,14 +143,18 @@ impl Bench<'_> {
 
     /// Drops a file from the page cache.
     fn drop_cached(&self, file: &File) -> Result<(), SweepError> {
-        rustix::fs::fadvise(file, 0, None, Advice::DontNeed).map_err(self.cannot("drop the cache of"))
+        rustix::fs::fadvise(file, 0, None, Advice::DontNeed)
+            .map_err(self.cannot("drop the cache of"))
     }
 
     /// Opens a file for reading.
     fn open(&self, directory: &OwnedFd, number: u64) -> Result<File, SweepError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = rustix::fs::openat(directory, name_of(number).as_os_str(), flags, Mode::empty());
-        opened.map(File::from).map_err(self.cannot("open a file in"))
+        let opened =
+            rustix::fs::openat(directory, name_of(number).as_os_str(), flags, Mode::empty());
+        opened
+            .map(File::from)
+            .map_err(self.cannot("open a file in"))
     }
 
     /// Reads `len` bytes of a file, and fails if the file has become shorter; returns the buffer.
@@ -154,7 +166,11 @@ impl Bench<'_> {
         buffer: Buffer,
     ) -> Result<Buffer, SweepError> {
         let (outcome, buffer) = self.file_io.read(file, offset, len, buffer, &mut |_| {});
-        let whole = if buffer.len() == len { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+        let whole = if buffer.len() == len {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
+        };
         outcome.and(whole).map_err(self.cannot("read a file in"))?;
         Ok(buffer)
     }
@@ -195,7 +211,8 @@ mod tests {
         direct: Direct,
     ) -> (tempfile::TempDir, Result<Measured, SweepError>) {
         let home = tempfile::tempdir().unwrap();
-        let place = Place::make_in(Tree::open(home.path()).unwrap(), home.path(), |_, _| {}).unwrap();
+        let place =
+            Place::make_in(Tree::open(home.path()).unwrap(), home.path(), |_, _| {}).unwrap();
         let (stop, mtime) = (AtomicBool::new(false), Timestamp::default());
         let bench = Bench {
             cell,
@@ -234,30 +251,59 @@ mod tests {
     #[test]
     fn storage_that_fails_ends_it_with_its_error_and_nothing_is_left() {
         for request in [Request::Write, Request::Read] {
-            let fault = FaultAt { request, number: 1, fault: Fault::Fails(28) };
+            let fault = FaultAt {
+                request,
+                number: 1,
+                fault: Fault::Fails(28),
+            };
             let file_io = Faulty::new(Threads, [fault]);
-            let cell = Cell { file_bytes: 9 << 20, files: 2 };
-            let error = measured(cell, Arc::new(file_io), Direct::Off).1.unwrap_err().to_string();
-            assert!(error.contains("a file in '") && error.contains("No space left"), "{error}");
+            let cell = Cell {
+                file_bytes: 9 << 20,
+                files: 2,
+            };
+            let error = measured(cell, Arc::new(file_io), Direct::Off)
+                .1
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("a file in '") && error.contains("No space left"),
+                "{error}"
+            );
         }
     }
 
     #[test]
     fn a_slice_that_is_over_leaves_what_was_done() {
         let home = tempfile::tempdir().unwrap();
-        let place = Place::make_in(Tree::open(home.path()).unwrap(), home.path(), |_, _| {}).unwrap();
+        let place =
+            Place::make_in(Tree::open(home.path()).unwrap(), home.path(), |_, _| {}).unwrap();
         let (stop, file_io): (_, Arc<dyn FileIo>) = (AtomicBool::new(false), Arc::new(Threads));
         for (number, file_bytes) in [1 << 10, 64 << 20].into_iter().enumerate() {
-            let cell = Cell { file_bytes, files: 1 << 40 };
+            let cell = Cell {
+                file_bytes,
+                files: 1 << 40,
+            };
             let (threads, mtime, direct) = (2, Timestamp::default(), Direct::Auto);
-            let bench =
-                Bench { cell, number, place: &place, file_io: &file_io, direct, threads, mtime, stop: &stop };
+            let bench = Bench {
+                cell,
+                number,
+                place: &place,
+                file_io: &file_io,
+                direct,
+                threads,
+                mtime,
+                stop: &stop,
+            };
             // a busy machine may write nothing within a second
             let mut slices = [1, 8, 64].into_iter().map(Duration::from_secs);
-            let measure = |slice| Some(bench.measure(slice, |_| {}).unwrap()).filter(|it| it.write.is_some());
+            let measure =
+                |slice| Some(bench.measure(slice, |_| {}).unwrap()).filter(|it| it.write.is_some());
             let measured = slices.find_map(measure).expect("something is written");
             let written = measured.write.unwrap();
-            assert!(written.bytes > 0 && written.files < cell.files, "{written:?}");
+            assert!(
+                written.bytes > 0 && written.files < cell.files,
+                "{written:?}"
+            );
             assert!(measured.read.unwrap().bytes <= written.bytes);
         }
     }

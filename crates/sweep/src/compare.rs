@@ -34,9 +34,17 @@ impl Comparison {
     pub fn new(here: &Sweep, reference: &Sweep) -> Option<Self> {
         let speed = |sweep: &Sweep| sweep.host.core_operations_per_second;
         let cpu = speed(here) / speed(reference);
-        let there =
-            |size: &Measured| reference.sizes.iter().find(|there| there.file_bytes == size.file_bytes);
-        let sizes: Vec<_> = here.sizes.iter().filter_map(|size| compared(size, there(size)?)).collect();
+        let there = |size: &Measured| {
+            reference
+                .sizes
+                .iter()
+                .find(|there| there.file_bytes == size.file_bytes)
+        };
+        let sizes: Vec<_> = here
+            .sizes
+            .iter()
+            .filter_map(|size| compared(size, there(size)?))
+            .collect();
         (!sizes.is_empty() && cpu.is_finite() && cpu > 0.0).then_some(Self { sizes, cpu })
     }
 }
@@ -45,7 +53,10 @@ impl Compared {
     /// `F_s`: the lesser of both ratios.
     #[must_use]
     pub fn storage(&self) -> f64 {
-        self.write.into_iter().chain(self.read).fold(f64::INFINITY, f64::min)
+        self.write
+            .into_iter()
+            .chain(self.read)
+            .fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -56,7 +67,11 @@ fn compared(here: &Measured, there: &Measured) -> Option<Compared> {
     };
     let (write, read) = (ratio(Direction::Write), ratio(Direction::Read));
     let any = write.is_some() || read.is_some();
-    any.then_some(Compared { file_bytes: here.file_bytes, write, read })
+    any.then_some(Compared {
+        file_bytes: here.file_bytes,
+        write,
+        read,
+    })
 }
 
 #[cfg(test)]
@@ -67,12 +82,21 @@ mod tests {
     /// The paper's testbeds: storage 30 to 40 % below the reference, processors of 2.6 and 3.2 GHz.
     #[test]
     fn the_papers_numbers_give_the_papers_factors() {
-        let (mut here, mut there) = (of(&[(1024, 6.5e9), (4096, 7e9)]), of(&[(1024, 1e10), (4096, 1e10)]));
+        let (mut here, mut there) = (
+            of(&[(1024, 6.5e9), (4096, 7e9)]),
+            of(&[(1024, 1e10), (4096, 1e10)]),
+        );
         here.host.core_operations_per_second = 2.6;
         there.host.core_operations_per_second = 3.2;
         let compared = Comparison::new(&here, &there).unwrap();
-        assert!((1.0 / compared.cpu - 1.23).abs() < 0.001, "the reference's clock is 23 % higher");
-        assert!((compared.sizes[0].storage() - 0.65).abs() < 1e-9, "{compared:?}");
+        assert!(
+            (1.0 / compared.cpu - 1.23).abs() < 0.001,
+            "the reference's clock is 23 % higher"
+        );
+        assert!(
+            (compared.sizes[0].storage() - 0.65).abs() < 1e-9,
+            "{compared:?}"
+        );
         let bound = compared.sizes[0].storage() * compared.cpu * 40e9;
         assert!((bound - 0.65 * 2.6 / 3.2 * 40e9).abs() < 1.0, "{bound}");
     }
@@ -81,7 +105,10 @@ mod tests {
     fn the_lesser_direction_bounds() {
         let (mut here, there) = (of(&[(1024, 1e9)]), of(&[(1024, 1e9)]));
         here.sizes[0].write.as_mut().unwrap().bytes_per_second /= 4.0;
-        assert_eq!(Comparison::new(&here, &there).unwrap().sizes[0].storage(), 0.25);
+        assert_eq!(
+            Comparison::new(&here, &there).unwrap().sizes[0].storage(),
+            0.25
+        );
         here.sizes[0].write = None;
         let sizes = Comparison::new(&here, &there).unwrap().sizes;
         assert_eq!((sizes[0].write, sizes[0].storage()), (None, 1.0));
@@ -89,7 +116,10 @@ mod tests {
 
     #[test]
     fn what_has_no_size_in_common_cannot_be_compared() {
-        assert_eq!(Comparison::new(&of(&[(1024, 1.0)]), &of(&[(2048, 1.0)])), None);
+        assert_eq!(
+            Comparison::new(&of(&[(1024, 1.0)]), &of(&[(2048, 1.0)])),
+            None
+        );
         let mut unknown = of(&[(1024, 1.0)]);
         unknown.host.core_operations_per_second = 0.0;
         assert_eq!(Comparison::new(&of(&[(1024, 1.0)]), &unknown), None);

@@ -55,8 +55,15 @@ pub enum SweepError {
 
 impl SweepError {
     /// The error of an operation on a path, to be given to `map_err`.
-    pub(crate) fn io<E: Into<io::Error>>(operation: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
+    pub(crate) fn io<E: Into<io::Error>>(
+        operation: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(E) -> Self {
         let path = path.to_owned();
-        move |source| Self::Io { operation, path, source: source.into() }
+        move |source| Self::Io {
+            operation,
+            path,
+            source: source.into(),
+        }
     }
 }

@@ -9,21 +9,36 @@ impl Host {
     /// Describes this host. Takes some hundredths of a second of CPU time.
     pub(crate) fn this() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let core_operations_per_second = (0..RUNS).map(|_| operations_per_second()).fold(0.0, f64::max);
-        Self { name: Self::own_name(), cpu: cpu(), cores, core_operations_per_second }
+        let core_operations_per_second = (0..RUNS)
+            .map(|_| operations_per_second())
+            .fold(0.0, f64::max);
+        Self {
+            name: Self::own_name(),
+            cpu: cpu(),
+            cores,
+            core_operations_per_second,
+        }
     }
 
     /// The name of this host, by `uname`.
     pub(crate) fn own_name() -> String {
-        rustix::system::uname().nodename().to_string_lossy().into_owned()
+        rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned()
     }
 }
 
 /// The processor's name in `/proc/cpuinfo`.
 fn cpu() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    model.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, model)| model.trim().to_owned())
+    let model = text
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    model.map_or_else(
+        || std::env::consts::ARCH.to_owned(),
+        |(_, model)| model.trim().to_owned(),
+    )
 }
 
 /// The rate of one chain in which each operation waits for the one before, so that nothing but the clock makes it
@@ -32,7 +47,9 @@ fn operations_per_second() -> f64 {
     let started = Instant::now();
     let mut number = black_box(1_u64);
     for _ in 0..OPERATIONS {
-        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        number = number
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
     }
     black_box(number);
     f64::from(OPERATIONS) / started.elapsed().as_secs_f64().max(1e-9)

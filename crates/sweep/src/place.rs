@@ -73,12 +73,21 @@ impl Place {
         }
         let opened = parent.open_directory(&beneath(&name));
         let opened = opened.inspect_err(|_| {
-            let _best_effort = rustix::fs::unlinkat(parent.fd(), name.as_os_str(), AtFlags::REMOVEDIR);
+            let _best_effort =
+                rustix::fs::unlinkat(parent.fd(), name.as_os_str(), AtFlags::REMOVEDIR);
         })?;
-        let place = Self { parent, name, path: path.to_owned(), tree: Tree::at(opened), removed: false };
+        let place = Self {
+            parent,
+            name,
+            path: path.to_owned(),
+            tree: Tree::at(opened),
+            removed: false,
+        };
         // Where there are no locks, the next sweep only reports a directory that is left.
-        let _no_locks = rustix::fs::flock(place.tree.fd(), FlockOperation::NonBlockingLockExclusive);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let _no_locks =
+            rustix::fs::flock(place.tree.fd(), FlockOperation::NonBlockingLockExclusive);
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(place.tree.fd(), MARK, flags, Mode::RUSR | Mode::WUSR)?;
         File::from(file).write_all(mark(place.tree.fd())?.as_bytes())?;
         Ok(place)
@@ -115,10 +124,20 @@ impl Place {
 
     fn remove_from(&self, tree: &Tree, name: &Name) -> Result<(), SweepError> {
         let mut failed = None;
-        remove_entries(tree, &RelPath::root(), std::iter::once(name), |_, source| {
-            failed.get_or_insert(source);
-        });
-        failed.map_or(Ok(()), |source| Err(SweepError::Left { path: self.path.clone(), source }))
+        remove_entries(
+            tree,
+            &RelPath::root(),
+            std::iter::once(name),
+            |_, source| {
+                failed.get_or_insert(source);
+            },
+        );
+        failed.map_or(Ok(()), |source| {
+            Err(SweepError::Left {
+                path: self.path.clone(),
+                source,
+            })
+        })
     }
 }
 
@@ -138,10 +157,11 @@ fn look(parent: &Tree, name: &Name, host: &str) -> Option<Found> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(_) => return Some(Found::NotOurs),
     };
-    let own =
-        rustix::fs::fstat(&directory).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw());
+    let own = rustix::fs::fstat(&directory)
+        .is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw());
     let number = name.as_bytes().strip_prefix(prefix(host).as_bytes());
-    let of_this_host = number.is_some_and(|number| number.len() == NUMBER_DIGITS && !number.contains(&b'-'));
+    let of_this_host =
+        number.is_some_and(|number| number.len() == NUMBER_DIGITS && !number.contains(&b'-'));
     if !own || !of_this_host || !is_marked(&directory) {
         return Some(Found::NotOurs);
     }
@@ -151,15 +171,25 @@ fn look(parent: &Tree, name: &Name, host: &str) -> Option<Found> {
         Err(_no_locks) => return Some(Found::NotOurs),
     }
     let mut stays = false;
-    remove_entries(parent, &RelPath::root(), std::iter::once(name), |_, _| stays = true);
-    Some(if stays { Found::NotOurs } else { Found::Removed })
+    remove_entries(parent, &RelPath::root(), std::iter::once(name), |_, _| {
+        stays = true
+    });
+    Some(if stays {
+        Found::NotOurs
+    } else {
+        Found::Removed
+    })
 }
 
 fn is_marked(directory: &OwnedFd) -> bool {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let Ok(file) = rustix::fs::openat(directory, MARK, flags, Mode::empty()) else { return false };
+    let Ok(file) = rustix::fs::openat(directory, MARK, flags, Mode::empty()) else {
+        return false;
+    };
     let mut text = String::new();
-    let read = File::from(file).take(MARK_BYTES_MAX).read_to_string(&mut text);
+    let read = File::from(file)
+        .take(MARK_BYTES_MAX)
+        .read_to_string(&mut text);
     read.is_ok() && mark(directory.as_fd()).is_ok_and(|mark| mark == text)
 }
 
@@ -171,7 +201,10 @@ fn mark(directory: BorrowedFd<'_>) -> io::Result<String> {
     // Two hosts may have the same name.
     let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let machine = machine.trim();
-    Ok(format!("zmove sweep {:x} {:x}.{:x} {machine}\n", stat.stx_ino, birth.tv_sec, birth.tv_nsec))
+    Ok(format!(
+        "zmove sweep {:x} {:x}.{:x} {machine}\n",
+        stat.stx_ino, birth.tv_sec, birth.tv_nsec
+    ))
 }
 
 fn prefix(host: &str) -> String {
@@ -181,7 +214,11 @@ fn prefix(host: &str) -> String {
 fn fresh_name(host: &str) -> io::Result<Name> {
     let mut number = [0; 8];
     rustix::rand::getrandom(&mut number[..], rustix::rand::GetRandomFlags::empty())?;
-    let name = format!("{}{:0NUMBER_DIGITS$x}", prefix(host), u64::from_le_bytes(number));
+    let name = format!(
+        "{}{:0NUMBER_DIGITS$x}",
+        prefix(host),
+        u64::from_le_bytes(number)
+    );
     Name::from_bytes(name.as_bytes()).map_err(|_| Errno::NAMETOOLONG.into())
 }
 
@@ -199,7 +236,9 @@ fn names(directory: BorrowedFd<'_>, wanted: impl Fn(&Name) -> bool) -> io::Resul
 }
 
 fn beneath(name: &Name) -> RelPath {
-    RelPath::root().join(name).expect("one name is no long path")
+    RelPath::root()
+        .join(name)
+        .expect("one name is no long path")
 }
 
 const PREFIX: &str = ".zmove-sweep-";
@@ -214,7 +253,9 @@ mod tests {
 
     fn listed(home: &tempfile::TempDir) -> Vec<String> {
         let entries = std::fs::read_dir(home.path()).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     fn make(home: &tempfile::TempDir) -> (Result<Place, SweepError>, Vec<Found>) {
@@ -233,7 +274,13 @@ mod tests {
         for number in 0..10 {
             std::fs::write(place.path.join(format!("a/{number}")), "x").unwrap();
         }
-        assert_eq!(listed(&home).iter().filter(|name| name.starts_with(".zmove-sweep-")).count(), 1);
+        assert_eq!(
+            listed(&home)
+                .iter()
+                .filter(|name| name.starts_with(".zmove-sweep-"))
+                .count(),
+            1
+        );
         place.remove(3).unwrap();
         drop(make(&home).0.unwrap());
         assert_eq!(listed(&home), ["precious"]);
@@ -257,7 +304,9 @@ mod tests {
         drop(killed);
         let name = left.file_name().unwrap().to_str().unwrap();
         let (most, last) = name.split_at(name.len() - 1);
-        let copy = home.path().join(format!("{most}{}", if last == "0" { 1 } else { 0 }));
+        let copy = home
+            .path()
+            .join(format!("{most}{}", if last == "0" { 1 } else { 0 }));
         std::fs::create_dir(&copy).unwrap();
         for name in ["mark", "f"] {
             std::fs::copy(left.join(name), copy.join(name)).unwrap();
@@ -266,8 +315,20 @@ mod tests {
         std::fs::create_dir(&elsewhere).unwrap();
         let (place, found) = make(&home);
         assert!(!left.exists() && copy.join("f").exists() && elsewhere.exists());
-        assert_eq!(found.iter().filter(|found| **found == Found::Removed).count(), 1);
-        assert_eq!(found.iter().filter(|found| **found == Found::NotOurs).count(), 2);
+        assert_eq!(
+            found
+                .iter()
+                .filter(|found| **found == Found::Removed)
+                .count(),
+            1
+        );
+        assert_eq!(
+            found
+                .iter()
+                .filter(|found| **found == Found::NotOurs)
+                .count(),
+            2
+        );
         drop(place);
         assert_eq!(listed(&home).len(), 2);
     }

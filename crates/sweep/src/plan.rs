@@ -50,15 +50,23 @@ fn sizes(range: std::ops::RangeInclusive<u64>, step: u64) -> impl Iterator<Item 
 fn class_cells(share: u64, sizes: impl Iterator<Item = u64>, files_max: u64) -> Vec<Cell> {
     let sizes: Vec<_> = sizes.collect();
     let fits = |count: &usize| share / *count as u64 >= on_disk(sizes[*count - 1]);
-    let Some(count) = (1..=sizes.len()).rev().find(fits).filter(|_| files_max > 0) else { return Vec::new() };
+    let Some(count) = (1..=sizes.len()).rev().find(fits).filter(|_| files_max > 0) else {
+        return Vec::new();
+    };
     let each = share / count as u64;
-    let cell = |&file_bytes: &u64| Cell { file_bytes, files: (each / on_disk(file_bytes)).min(files_max) };
+    let cell = |&file_bytes: &u64| Cell {
+        file_bytes,
+        files: (each / on_disk(file_bytes)).min(files_max),
+    };
     sizes[..count].iter().map(cell).collect()
 }
 
 /// The bytes that cells write in all, in whole pages.
 fn written(cells: &[Cell]) -> u64 {
-    cells.iter().map(|cell| cell.files * on_disk(cell.file_bytes)).sum()
+    cells
+        .iter()
+        .map(|cell| cell.files * on_disk(cell.file_bytes))
+        .sum()
 }
 
 /// The bytes that a file takes at least: whole pages.
@@ -92,7 +100,19 @@ mod tests {
     fn the_usual_budget_has_all_classes_in_powers_of_four() {
         let plan = plan(10 << 30, 120);
         let (k, m) = (1 << 10, 1 << 20);
-        let expected = [k, 4 * k, 16 * k, 64 * k, 256 * k, m, 4 * m, 16 * m, 64 * m, 256 * m, 1 << 30];
+        let expected = [
+            k,
+            4 * k,
+            16 * k,
+            64 * k,
+            256 * k,
+            m,
+            4 * m,
+            16 * m,
+            64 * m,
+            256 * m,
+            1 << 30,
+        ];
         assert_eq!(sizes_of(&plan), expected);
         assert_eq!(plan[10].files, 4);
         assert!(plan[0].files > 50_000, "{plan:?}");
@@ -106,7 +126,13 @@ mod tests {
 
     #[test]
     fn little_has_the_smaller_files_alone() {
-        assert_eq!(plan(4096, 120), [Cell { file_bytes: 1024, files: 1 }]);
+        assert_eq!(
+            plan(4096, 120),
+            [Cell {
+                file_bytes: 1024,
+                files: 1
+            }]
+        );
         assert_eq!(plan(4095, 120), []);
         assert_eq!(sizes_of(&plan(8 << 20, 120)).last(), Some(&(1 << 20)));
     }

@@ -171,19 +171,32 @@ impl Sweep {
 
     /// The sizes of a class.
     pub fn of_class(&self, class: SizeClass) -> impl Iterator<Item = &Measured> {
-        self.sizes.iter().filter(move |size| SizeClass::of(size.file_bytes) == class)
+        self.sizes
+            .iter()
+            .filter(move |size| SizeClass::of(size.file_bytes) == class)
     }
 
     /// Checks the figures that others divide by.
     fn check(&self) -> Result<(), ReadError> {
-        let moved = self.sizes.iter().flat_map(|size| [size.write, size.read]).flatten();
-        if moved.into_iter().any(|moved| moved.seconds <= 0.0 || moved.bytes_per_second <= 0.0) {
+        let moved = self
+            .sizes
+            .iter()
+            .flat_map(|size| [size.write, size.read])
+            .flatten();
+        if moved
+            .into_iter()
+            .any(|moved| moved.seconds <= 0.0 || moved.bytes_per_second <= 0.0)
+        {
             return Err(ReadError::Impossible("a rate that is not above zero"));
         }
         if self.sizes.iter().any(|size| size.file_bytes == 0) {
             return Err(ReadError::Impossible("a size of 0"));
         }
-        if self.sizes.windows(2).any(|pair| pair[0].file_bytes >= pair[1].file_bytes) {
+        if self
+            .sizes
+            .windows(2)
+            .any(|pair| pair[0].file_bytes >= pair[1].file_bytes)
+        {
             return Err(ReadError::Impossible("sizes that do not grow"));
         }
         Ok(())
@@ -194,7 +207,13 @@ impl Measured {
     /// The results of a size that has not been measured yet.
     pub(crate) fn nothing(cell: &Cell) -> Self {
         let class = class_key(SizeClass::of(cell.file_bytes)).to_owned();
-        Self { file_bytes: cell.file_bytes, class, files_planned: cell.files, write: None, read: None }
+        Self {
+            file_bytes: cell.file_bytes,
+            class,
+            files_planned: cell.files,
+            write: None,
+            read: None,
+        }
     }
 
     /// The result in one direction.
@@ -221,7 +240,14 @@ impl Moved {
         }
         let bytes_per_second = ByteCount(bytes).as_f64() / seconds;
         let files_per_second = bytes_per_second / ByteCount(file_bytes).as_f64();
-        Some(Self { files, bytes, seconds, bytes_per_second, files_per_second, way })
+        Some(Self {
+            files,
+            bytes,
+            seconds,
+            bytes_per_second,
+            files_per_second,
+            way,
+        })
     }
 }
 
@@ -244,12 +270,22 @@ pub(crate) mod tests {
             let (files, files_per_second) = (10, rate / ByteCount(file_bytes).as_f64());
             let (bytes, way) = (files * file_bytes, CacheUse::Buffered);
             let seconds = ByteCount(bytes).as_f64() / rate;
-            Some(Moved { files, bytes, seconds, bytes_per_second: rate, files_per_second, way })
+            Some(Moved {
+                files,
+                bytes,
+                seconds,
+                bytes_per_second: rate,
+                files_per_second,
+                way,
+            })
         };
         let size = |&(file_bytes, rate): &(u64, f64)| Measured {
             write: moved(file_bytes, rate / 2.0),
             read: moved(file_bytes, rate),
-            ..Measured::nothing(&Cell { file_bytes, files: 10 })
+            ..Measured::nothing(&Cell {
+                file_bytes,
+                files: 10,
+            })
         };
         Sweep {
             format: FORMAT,
@@ -261,7 +297,12 @@ pub(crate) mod tests {
                 source: "/dev/sdb1".into(),
                 id: "fe10".into(),
             },
-            host: Host { name: "dtn".into(), cpu: "one".into(), cores: 2, core_operations_per_second: 1e9 },
+            host: Host {
+                name: "dtn".into(),
+                cpu: "one".into(),
+                cores: 2,
+                core_operations_per_second: 1e9,
+            },
             threads: 2,
             budget_bytes: 1 << 30,
             time_seconds: 120.0,
@@ -280,11 +321,19 @@ pub(crate) mod tests {
     #[test]
     fn another_version_and_what_cannot_be_are_refused() {
         let sweep = of(&[(1024, 1e7), (1 << 20, 1e9)]);
-        let text = sweep.to_json().replace("\"format\": 1", "\"format\": 2, \"more\": 0");
-        assert!(matches!(Sweep::from_json(&text), Err(ReadError::Format { found: 2 })));
+        let text = sweep
+            .to_json()
+            .replace("\"format\": 1", "\"format\": 2, \"more\": 0");
+        assert!(matches!(
+            Sweep::from_json(&text),
+            Err(ReadError::Format { found: 2 })
+        ));
         assert!(matches!(Sweep::from_json("{}"), Err(ReadError::Json(_))));
         for broken in [of(&[(1024, -1.0)]), of(&[(2048, 1.0), (1024, 1.0)])] {
-            assert!(matches!(Sweep::from_json(&broken.to_json()), Err(ReadError::Impossible(_))));
+            assert!(matches!(
+                Sweep::from_json(&broken.to_json()),
+                Err(ReadError::Impossible(_))
+            ));
         }
     }
 }

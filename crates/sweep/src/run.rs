@@ -87,9 +87,15 @@ pub fn sweep(
     tell: &mut dyn FnMut(SweepEvent),
 ) -> Result<Sweep, SweepError> {
     let started = Instant::now();
-    let open = || config.opened.clone().map_or_else(|| Tree::open(&config.path), Ok);
+    let open = || {
+        config
+            .opened
+            .clone()
+            .map_or_else(|| Tree::open(&config.path), Ok)
+    };
     let directory = open().map_err(SweepError::io("open the directory", &config.path))?;
-    let storage = Storage::of(directory.fd(), &config.path).map_err(SweepError::io("open", &config.path))?;
+    let storage =
+        Storage::of(directory.fd(), &config.path).map_err(SweepError::io("open", &config.path))?;
     let files_max = room(directory.fd(), config)?;
     let plan = cells_within(config.budget, config.time, files_max);
     if plan.is_empty() {
@@ -152,7 +158,14 @@ fn measure(
             stop,
         };
         let file_bytes = cell.file_bytes;
-        let begin = |direction| tell(SweepEvent::Measuring { number, of, file_bytes, direction });
+        let begin = |direction| {
+            tell(SweepEvent::Measuring {
+                number,
+                of,
+                file_bytes,
+                direction,
+            })
+        };
         sizes.push(bench.measure(slice, begin)?);
         if stop.load(Ordering::Relaxed) {
             return Err(SweepError::Interrupted);
@@ -166,18 +179,30 @@ fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepErr
     let SweepConfig { path, budget, .. } = config;
     let stat = rustix::fs::fstatvfs(directory).map_err(SweepError::io("open", path))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    let reserve = (stat.f_blocks.saturating_mul(stat.f_frsize) / RESERVE_PART).min(RESERVE_BYTES_MAX);
+    let reserve =
+        (stat.f_blocks.saturating_mul(stat.f_frsize) / RESERVE_PART).min(RESERVE_BYTES_MAX);
     if free < budget.0.saturating_add(reserve) {
         let (path, free, reserve) = (path.clone(), ByteCount(free), ByteCount(reserve));
-        return Err(SweepError::NoRoom { path, free, budget: *budget, reserve });
+        return Err(SweepError::NoRoom {
+            path,
+            free,
+            budget: *budget,
+            reserve,
+        });
     }
     // A file system that counts no inodes has no bound.
-    let files = if stat.f_files == 0 { u64::MAX } else { stat.f_favail / 2 / SIZES_MAX };
+    let files = if stat.f_files == 0 {
+        u64::MAX
+    } else {
+        stat.f_favail / 2 / SIZES_MAX
+    };
     Ok(files.min(FILES_MAX))
 }
 
 fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
 }
 
 /// The space that is left to others: this part of the file system, at most `RESERVE_BYTES_MAX`.

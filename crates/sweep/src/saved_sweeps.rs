@@ -24,7 +24,10 @@ impl SavedSweeps {
     /// The system's error.
     pub fn keep(&self, sweep: &Sweep) -> io::Result<()> {
         fs::create_dir_all(&self.directory)?;
-        zmove_disk::replace_file(&self.file(&sweep.host.name, &sweep.storage), &sweep.to_json())?;
+        zmove_disk::replace_file(
+            &self.file(&sweep.host.name, &sweep.storage),
+            &sweep.to_json(),
+        )?;
         self.forget_oldest()
     }
 
@@ -47,7 +50,11 @@ impl SavedSweeps {
 
     fn file(&self, host: &str, storage: &Storage) -> PathBuf {
         let key = [host, &storage.kind, &storage.source, &storage.id].join("\0");
-        let name = format!("{}-{:016x}.json", plain_name(&storage.kind), hashed(key.as_bytes()));
+        let name = format!(
+            "{}-{:016x}.json",
+            plain_name(&storage.kind),
+            hashed(key.as_bytes())
+        );
         self.directory.join(name)
     }
 
@@ -55,13 +62,19 @@ impl SavedSweeps {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let entry = entry?;
-            if entry.path().extension().is_some_and(|extension| extension == "json") {
+            if entry
+                .path()
+                .extension()
+                .is_some_and(|extension| extension == "json")
+            {
                 files.push((entry.metadata()?.modified()?, entry.path()));
             }
         }
         files.sort();
         let surplus = files.len().saturating_sub(KEPT_MAX);
-        files[..surplus].iter().try_for_each(|(_, path)| fs::remove_file(path))
+        files[..surplus]
+            .iter()
+            .try_for_each(|(_, path)| fs::remove_file(path))
     }
 }
 
@@ -90,23 +103,41 @@ mod tests {
     #[test]
     fn what_is_kept_is_found_from_any_directory_of_the_storage() {
         let home = tempfile::tempdir().unwrap();
-        let saved = SavedSweeps { directory: home.path().join("sweeps") };
+        let saved = SavedSweeps {
+            directory: home.path().join("sweeps"),
+        };
         let (one, other) = (sweep("/dev/one"), sweep("host:/two"));
         assert_eq!(saved.find(&one.storage), None);
         saved.keep(&one).unwrap();
         saved.keep(&other).unwrap();
-        saved.keep(&Sweep { unix_seconds: 5, ..one.clone() }).unwrap();
-        let elsewhere = Storage { path: "/data/below".into(), ..one.storage.clone() };
+        saved
+            .keep(&Sweep {
+                unix_seconds: 5,
+                ..one.clone()
+            })
+            .unwrap();
+        let elsewhere = Storage {
+            path: "/data/below".into(),
+            ..one.storage.clone()
+        };
         assert_eq!(saved.find(&elsewhere).unwrap().unix_seconds, 5);
         assert_eq!(saved.find(&other.storage), Some(other.clone()));
-        assert_eq!(saved.find(&Storage { kind: "ext4".into(), ..one.storage }), None);
+        assert_eq!(
+            saved.find(&Storage {
+                kind: "ext4".into(),
+                ..one.storage
+            }),
+            None
+        );
         assert_eq!(fs::read_dir(home.path().join("sweeps")).unwrap().count(), 2);
     }
 
     #[test]
     fn what_another_host_has_measured_or_is_damaged_is_not_found() {
         let home = tempfile::tempdir().unwrap();
-        let saved = SavedSweeps { directory: home.path().to_owned() };
+        let saved = SavedSweeps {
+            directory: home.path().to_owned(),
+        };
         let mut foreign = sweep("/dev/one");
         foreign.host.name.push('x');
         saved.keep(&foreign).unwrap();
@@ -120,7 +151,9 @@ mod tests {
     #[test]
     fn only_so_many_are_kept() {
         let home = tempfile::tempdir().unwrap();
-        let saved = SavedSweeps { directory: home.path().to_owned() };
+        let saved = SavedSweeps {
+            directory: home.path().to_owned(),
+        };
         for number in 0..KEPT_MAX + 3 {
             saved.keep(&sweep(&format!("/dev/{number}"))).unwrap();
         }

@@ -27,13 +27,21 @@ mod tests {
 
     #[test]
     fn work_that_an_ending_runtime_drops_is_no_fault() {
-        let runtime = Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .build()
+            .unwrap();
         let handle = runtime.handle().clone();
         runtime.shutdown_background();
         let _within = handle.enter();
         let mut waiting = pin!(blocking(|| ()));
         for _ in 0..2 {
-            assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            assert!(
+                waiting
+                    .as_mut()
+                    .poll(&mut Context::from_waker(Waker::noop()))
+                    .is_pending()
+            );
         }
     }
 

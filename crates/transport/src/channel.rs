@@ -47,18 +47,31 @@ impl Claim {
     /// The claim of a peer that has proved this key and shown these certificates before.
     #[must_use]
     pub fn again(key: Fingerprint, certificates: Vec<Vec<u8>>) -> Self {
-        Self { key, chain: certificates.into_iter().map(CertificateDer::from).collect(), job_grant: None }
+        Self {
+            key,
+            chain: certificates.into_iter().map(CertificateDer::from).collect(),
+            job_grant: None,
+        }
     }
 
     fn new(key: Fingerprint, mut chain: Vec<CertificateDer<'static>>) -> Self {
-        let job_grant = chain.pop_if(|last| SignedJobGrant::is_one(last)).map(|grant| grant.to_vec());
-        Self { key, chain, job_grant }
+        let job_grant = chain
+            .pop_if(|last| SignedJobGrant::is_one(last))
+            .map(|grant| grant.to_vec());
+        Self {
+            key,
+            chain,
+            job_grant,
+        }
     }
 
     /// The certificates that the peer has shown, in DER.
     #[must_use]
     pub fn certificates(&self) -> Vec<Vec<u8>> {
-        self.chain.iter().map(|certificate| certificate.to_vec()).collect()
+        self.chain
+            .iter()
+            .map(|certificate| certificate.to_vec())
+            .collect()
     }
 }
 
@@ -86,7 +99,10 @@ impl Channel {
     }
 
     fn by(established: Established) -> Self {
-        Self { established, receive_rate: SharedRate::default() }
+        Self {
+            established,
+            receive_rate: SharedRate::default(),
+        }
     }
 
     /// The transport that carries the channel.
@@ -125,9 +141,11 @@ impl Channel {
     /// The certificates that the peer has shown; its own is the first.
     fn certificates(&self) -> Vec<CertificateDer<'static>> {
         match &self.established {
-            Established::Tcp(connection) => {
-                connection.session().peer_certificates().unwrap_or_default().to_vec()
-            }
+            Established::Tcp(connection) => connection
+                .session()
+                .peer_certificates()
+                .unwrap_or_default()
+                .to_vec(),
             Established::Quic(connection) => connection.certificates(),
         }
     }
@@ -165,9 +183,10 @@ impl Channel {
     #[must_use]
     pub fn is_ended(&self) -> bool {
         match &self.established {
-            Established::Tcp(connection) => {
-                connection.probe().read().is_some_and(|info| info.established == Some(false))
-            }
+            Established::Tcp(connection) => connection
+                .probe()
+                .read()
+                .is_some_and(|info| info.established == Some(false)),
             Established::Quic(quic) => quic.connection.close_reason().is_some(),
         }
     }
@@ -206,7 +225,9 @@ impl Channel {
         Ok(match (self.established, cipher) {
             (Established::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?),
             (Established::Tcp(connection), Cipher::None) => Box::new(ClearLane::new(*connection)?),
-            (Established::Quic(connection), Cipher::Tls) => Box::new(QuicLane::sink(*connection, lanes)),
+            (Established::Quic(connection), Cipher::Tls) => {
+                Box::new(QuicLane::sink(*connection, lanes))
+            }
             (Established::Quic(_), Cipher::None) => return Err(never_clear()),
         })
     }
@@ -228,7 +249,9 @@ impl Channel {
     pub fn into_source(self, cipher: Cipher) -> Result<Box<dyn LaneSource>, LaneError> {
         let rate = self.receive_rate;
         Ok(match (self.established, cipher) {
-            (Established::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?.held_to(rate)),
+            (Established::Tcp(connection), Cipher::Tls) => {
+                Box::new(TlsLane::new(*connection)?.held_to(rate))
+            }
             (Established::Tcp(connection), Cipher::None) => {
                 Box::new(ClearLane::new(*connection)?.held_to(rate))
             }

@@ -64,7 +64,10 @@ impl ControlError {
 
 /// Whether an error means that the connection is lost; TLS calls a record that it cannot accept invalid data.
 pub(crate) fn is_loss(error: &io::Error) -> bool {
-    !matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::Unsupported | io::ErrorKind::Other)
+    !matches!(
+        error.kind(),
+        io::ErrorKind::InvalidData | io::ErrorKind::Unsupported | io::ErrorKind::Other
+    )
 }
 
 /// Whether an error only means that the other end is gone.
@@ -76,10 +79,21 @@ pub(crate) fn is_close(error: &io::Error) -> bool {
 }
 
 /// Splits a stream into the two directions of a control connection.
-pub fn control_pair(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> (ControlReader, ControlWriter) {
+pub fn control_pair(
+    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+) -> (ControlReader, ControlWriter) {
     let (reader, writer) = tokio::io::split(stream);
-    let reader = ControlReader { stream: BufReader::new(Box::new(reader)), greeting: None };
-    (reader, ControlWriter { stream: Box::new(writer), greeted: false })
+    let reader = ControlReader {
+        stream: BufReader::new(Box::new(reader)),
+        greeting: None,
+    };
+    (
+        reader,
+        ControlWriter {
+            stream: Box::new(writer),
+            greeted: false,
+        },
+    )
 }
 
 impl ControlReader {
@@ -114,7 +128,10 @@ impl ControlReader {
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
-    pub async fn receive_within(&mut self, longest: usize) -> Result<Option<Vec<u8>>, ControlError> {
+    pub async fn receive_within(
+        &mut self,
+        longest: usize,
+    ) -> Result<Option<Vec<u8>>, ControlError> {
         let mut length = [0; 4];
         if self.stream.read(&mut length[..1]).await? == 0 {
             return Ok(None);
@@ -166,7 +183,10 @@ impl ControlWriter {
     /// The writer of a stream on which this side has greeted already.
     #[must_use]
     pub fn greeted(self) -> Self {
-        Self { greeted: true, ..self }
+        Self {
+            greeted: true,
+            ..self
+        }
     }
 
     /// Sends this side's greeting, unless that has been done.
@@ -200,7 +220,11 @@ impl ControlWriter {
 
 impl From<io::Error> for ControlError {
     fn from(source: io::Error) -> Self {
-        if is_close(&source) { Self::Closed } else { Self::Io { source } }
+        if is_close(&source) {
+            Self::Closed
+        } else {
+            Self::Io { source }
+        }
     }
 }
 

@@ -14,19 +14,31 @@ pub struct Endpoint {
 
 impl Endpoint {
     pub(crate) fn new(host: &str, port: u16) -> Self {
-        Self { host: host.into(), port }
+        Self {
+            host: host.into(),
+            port,
+        }
     }
 
     /// The one form in which endpoints are compared: lower case, and one form per address. `None` for a host that could
     /// not be read back from a line.
     pub(crate) fn canonical(host: &str, port: u16) -> Option<Self> {
-        let legal = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '[' | ']' | '#' | '/');
+        let legal =
+            |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '[' | ']' | '#' | '/');
         if let Ok(address) = host.parse::<IpAddr>() {
-            return Some(Self { host: address.to_canonical().to_string(), port });
+            return Some(Self {
+                host: address.to_canonical().to_string(),
+                port,
+            });
         }
-        let scoped = host.split_once('%').is_some_and(|(address, _)| address.parse::<Ipv6Addr>().is_ok());
+        let scoped = host
+            .split_once('%')
+            .is_some_and(|(address, _)| address.parse::<Ipv6Addr>().is_ok());
         let plain = !host.is_empty() && host.chars().all(legal) && (scoped || !host.contains(':'));
-        plain.then(|| Self { host: host.to_ascii_lowercase(), port })
+        plain.then(|| Self {
+            host: host.to_ascii_lowercase(),
+            port,
+        })
     }
 
     /// Parses a printed endpoint into its canonical form.
@@ -47,6 +59,10 @@ impl Endpoint {
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+        if host.contains(':') {
+            write!(f, "[{host}]:{port}")
+        } else {
+            write!(f, "{host}:{port}")
+        }
     }
 }

@@ -11,7 +11,9 @@ use crate::trust::{CertificateFault, Fingerprint};
 
 mod trust;
 
-pub use trust::{AuthorityError, AuthorizedKeysError, IdentityError, KeyFileError, KnownHostsError};
+pub use trust::{
+    AuthorityError, AuthorizedKeysError, IdentityError, KeyFileError, KnownHostsError,
+};
 
 /// Why a socket cannot be set up as configured. Always local.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +70,9 @@ impl fmt::Display for DialStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Connecting => "no connection (does a firewall drop this port?)",
-            Self::Handshaking => "no answer (does a firewall drop this port, or does the receiver hang?)",
+            Self::Handshaking => {
+                "no answer (does a firewall drop this port, or does the receiver hang?)"
+            }
         })
     }
 }
@@ -92,7 +96,9 @@ pub enum DialError {
         found: Fingerprint,
     },
     /// The host shows a key without being able to sign with it.
-    #[error("trust {host}: it cannot prove that it holds the key it shows; somebody may be intercepting")]
+    #[error(
+        "trust {host}: it cannot prove that it holds the key it shows; somebody may be intercepting"
+    )]
     HostKeyUnproven {
         /// The host that was dialled.
         host: Endpoint,
@@ -116,7 +122,9 @@ pub enum DialError {
 
     // The peer is incompatible.
     /// What answers is not TLS, for example an ssh or web server.
-    #[error("talk to {host}: what answers there is not zmove (it does not speak TLS); is the port right?")]
+    #[error(
+        "talk to {host}: what answers there is not zmove (it does not speak TLS); is the port right?"
+    )]
     NotTls {
         /// The host that was dialled.
         host: Endpoint,
@@ -124,7 +132,9 @@ pub enum DialError {
         source: rustls::Error,
     },
     /// What answers speaks TLS, but not this protocol or not TLS 1.3.
-    #[error("talk to {host}: what answers there is not zmove (TLS without its protocol); is the port right?")]
+    #[error(
+        "talk to {host}: what answers there is not zmove (TLS without its protocol); is the port right?"
+    )]
     NotZmove {
         /// The host that was dialled.
         host: Endpoint,
@@ -160,7 +170,10 @@ pub enum DialError {
 
     // Out of reach.
     /// Nobody listens at the port.
-    #[error("connect to {}: refused; is `zmove serve` running there?", tried(host, address))]
+    #[error(
+        "connect to {}: refused; is `zmove serve` running there?",
+        tried(host, address)
+    )]
     Refused {
         /// The host that was dialled.
         host: Endpoint,
@@ -189,7 +202,11 @@ pub enum DialError {
         source: io::Error,
     },
     /// No connection could be made, neither by TCP nor by QUIC.
-    #[error("connect to {host}: by TCP it failed to {}; by QUIC it failed to {}", whole(tcp), whole(quic))]
+    #[error(
+        "connect to {host}: by TCP it failed to {}; by QUIC it failed to {}",
+        whole(tcp),
+        whole(quic)
+    )]
     Neither {
         /// The host that was dialled.
         host: Endpoint,
@@ -228,7 +245,10 @@ impl DialError {
     pub(crate) fn or_more_telling(self, earlier: Option<Self>) -> Self {
         match earlier {
             Some(
-                Self::Socket { .. } | Self::Connect { .. } | Self::Closed { .. } | Self::TimedOut { .. },
+                Self::Socket { .. }
+                | Self::Connect { .. }
+                | Self::Closed { .. }
+                | Self::TimedOut { .. },
             )
             | None => self,
             Some(earlier) => earlier,
@@ -239,7 +259,11 @@ impl DialError {
 /// A host as it was given, with the address that was tried where that is another text.
 fn tried(host: &Endpoint, address: &SocketAddr) -> String {
     let (given, address) = (host.to_string(), address.to_string());
-    if given == address { given } else { format!("{given} at {address}") }
+    if given == address {
+        given
+    } else {
+        format!("{given} at {address}")
+    }
 }
 
 /// The text of an error with all its causes.
@@ -303,14 +327,22 @@ mod tests {
     #[test]
     fn an_address_is_told_once() {
         let refused = |host: &str, address: &str| {
-            DialError::Refused { host: Endpoint::new(host, 7000), address: address.parse().unwrap() }
-                .to_string()
+            DialError::Refused {
+                host: Endpoint::new(host, 7000),
+                address: address.parse().unwrap(),
+            }
+            .to_string()
         };
-        assert!(refused("10.0.0.2", "10.0.0.2:7000").starts_with("connect to 10.0.0.2:7000: refused"));
+        assert!(
+            refused("10.0.0.2", "10.0.0.2:7000").starts_with("connect to 10.0.0.2:7000: refused")
+        );
         assert!(
             refused("2001:db8::1", "[2001:db8::1]:7000")
                 .starts_with("connect to [2001:db8::1]:7000: refused")
         );
-        assert!(refused("dtn", "10.0.0.2:7000").starts_with("connect to dtn:7000 at 10.0.0.2:7000: refused"));
+        assert!(
+            refused("dtn", "10.0.0.2:7000")
+                .starts_with("connect to dtn:7000 at 10.0.0.2:7000: refused")
+        );
     }
 }

@@ -51,8 +51,13 @@ pub fn frames(bytes: &[u8]) {
 /// # Panics
 /// When a message is longer than messages are, or the connection waits for what cannot come.
 pub fn control(bytes: &[u8]) {
-    let (mut reader, _writer) = control_pair(tokio::io::join(Cursor::new(bytes.to_vec()), tokio::io::sink()));
-    let Ok(greeting) = at_once(reader.greeting()) else { return };
+    let (mut reader, _writer) = control_pair(tokio::io::join(
+        Cursor::new(bytes.to_vec()),
+        tokio::io::sink(),
+    ));
+    let Ok(greeting) = at_once(reader.greeting()) else {
+        return;
+    };
     assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
     loop {
         match at_once(reader.receive()) {

@@ -48,7 +48,11 @@ impl Frame {
         }
         let header = FrameHeader::decode(&header)?;
         let fill_all = |out: &mut [u8], watch: &mut Stopwatch<'_>| {
-            if fill(out, watch)? == out.len() { Ok(()) } else { Err(LaneError::Closed) }
+            if fill(out, watch)? == out.len() {
+                Ok(())
+            } else {
+                Err(LaneError::Closed)
+            }
         };
         Self::receive(header, pool, watch, fill_all).map(Some)
     }
@@ -65,7 +69,11 @@ impl Frame {
         watch.lap(Doing::Busy);
         let data_bytes = header.data_bytes as usize;
         if data_bytes == 0 {
-            return Ok(Self { header, head, data: Buffer::empty() });
+            return Ok(Self {
+                header,
+                head,
+                data: Buffer::empty(),
+            });
         }
         let mut data = pool.take().ok_or(LaneError::Stopped)?;
         watch.lap(Doing::Blocked);
@@ -160,7 +168,11 @@ pub trait LaneSource: Send {
     ///
     /// # Errors
     /// [`LaneError`] when the lane is gone, the pool is closed or the bytes are no frame.
-    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError>;
+    fn receive(
+        &mut self,
+        pool: &BufferPool,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<Option<Frame>, LaneError>;
 
     /// A breaker of the lane, for other threads.
     fn breaker(&self) -> LaneBreaker;
@@ -232,6 +244,10 @@ impl LaneError {
 
 impl From<io::Error> for LaneError {
     fn from(source: io::Error) -> Self {
-        if is_close(&source) { Self::Closed } else { Self::Io { source } }
+        if is_close(&source) {
+            Self::Closed
+        } else {
+            Self::Io { source }
+        }
     }
 }

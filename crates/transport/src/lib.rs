@@ -20,12 +20,16 @@ mod tcp_tls;
 mod trust;
 
 pub use blocking::blocking;
-pub use channel::{Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach, TransportChoice};
-pub use control::{CONTROL_SILENCE_MAX, ControlError, ControlReader, ControlWriter, Inbox, control_pair};
+pub use channel::{
+    Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach, TransportChoice,
+};
+pub use control::{
+    CONTROL_SILENCE_MAX, ControlError, ControlReader, ControlWriter, Inbox, control_pair,
+};
 pub use endpoint::Endpoint;
 pub use error::{
-    AcceptError, AuthorityError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError,
-    KeyFileError, KnownHostsError, SocketError,
+    AcceptError, AuthorityError, AuthorizedKeysError, BindError, DialError, DialStage,
+    IdentityError, KeyFileError, KnownHostsError, SocketError,
 };
 pub use lane::clear::ClearLane;
 pub use lane::memory::{memory_control, memory_lane};
@@ -37,8 +41,8 @@ pub use quic::{PathEnds, Pulse, QuicCongestion, Resumption, SavedWindow, Unknown
 pub use record::RecordError;
 pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
 pub use trust::{
-    Access, AuthorizedKeys, CertificateFault, Denial, Expiry, Fingerprint, FirstKey, Grant, GrantFault,
-    Holder, HostAuthority, HostLineFault, HostPolicy, Identity, KeyList, KnownHosts, ParseExpiryError,
-    ParseFingerprintError, Signed, Subject, job_grant_signer,
+    Access, AuthorizedKeys, CertificateFault, Denial, Expiry, Fingerprint, FirstKey, Grant,
+    GrantFault, Holder, HostAuthority, HostLineFault, HostPolicy, Identity, KeyList, KnownHosts,
+    ParseExpiryError, ParseFingerprintError, Signed, Subject, job_grant_signer,
 };
 pub use zmove_sockopt::TcpInfo;

@@ -122,11 +122,16 @@ mod tests {
     #[test]
     fn the_kernel_tells_of_its_connections_and_of_no_others() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let probe = PathProbe::new(Arc::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()));
+        let probe = PathProbe::new(Arc::new(
+            TcpStream::connect(listener.local_addr().unwrap()).unwrap(),
+        ));
         assert!(probe.mtu().is_some_and(|mtu| mtu >= 1500));
         probe.set_congestion("reno").unwrap();
         assert_eq!(probe.congestion().as_deref(), Some("reno"));
         let other = PathProbe::telling(TcpInfo::default);
-        assert_eq!((other.mtu(), other.congestion(), PathProbe::default().mtu()), (None, None, None));
+        assert_eq!(
+            (other.mtu(), other.congestion(), PathProbe::default().mtu()),
+            (None, None, None)
+        );
     }
 }

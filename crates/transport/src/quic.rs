@@ -23,7 +23,8 @@ use std::{
 };
 
 use quinn::{
-    ConnectionError, ReadError, RecvStream, SendStream, VarInt, WriteError, crypto::rustls::HandshakeData,
+    ConnectionError, ReadError, RecvStream, SendStream, VarInt, WriteError,
+    crypto::rustls::HandshakeData,
 };
 use rustls_pki_types::CertificateDer;
 use tokio::{
@@ -101,7 +102,14 @@ impl QuicConnection {
             account,
             linger,
         });
-        (whole, Linger { connection, lane_bytes, left })
+        (
+            whole,
+            Linger {
+                connection,
+                lane_bytes,
+                left,
+            },
+        )
     }
 
     pub(crate) fn pulse(&self) -> Pulse {
@@ -110,7 +118,8 @@ impl QuicConnection {
 
     /// Lets the peer send as much before it is read as control may.
     pub(crate) fn open_control_window(&self) {
-        self.connection.set_receive_window(settings::CONTROL_WINDOW_BYTES.into());
+        self.connection
+            .set_receive_window(settings::CONTROL_WINDOW_BYTES.into());
     }
 
     /// The certificates that the peer has shown.
@@ -119,7 +128,9 @@ impl QuicConnection {
     }
 
     fn sending(&mut self) -> io::Result<&mut SendStream> {
-        self.sending.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        self.sending
+            .as_mut()
+            .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// Ends the stream: nothing follows.
@@ -132,14 +143,24 @@ impl QuicConnection {
 
 /// The key that a peer has proved, and the version that it has agreed on; `None` where it does not speak the protocol.
 fn peer_of(connection: &quinn::Connection) -> Option<(Fingerprint, Version)> {
-    let agreed = connection.handshake_data()?.downcast::<HandshakeData>().ok()?;
+    let agreed = connection
+        .handshake_data()?
+        .downcast::<HandshakeData>()
+        .ok()?;
     let chain = chain_of(connection)?;
     let peer = Fingerprint::of_certificate(chain.first()?).ok()?;
-    Some((peer, agreed.protocol.as_deref().and_then(Version::of_protocol)?))
+    Some((
+        peer,
+        agreed.protocol.as_deref().and_then(Version::of_protocol)?,
+    ))
 }
 
 fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static>>> {
-    connection.peer_identity()?.downcast().ok().map(|chain| *chain)
+    connection
+        .peer_identity()?
+        .downcast()
+        .ok()
+        .map(|chain| *chain)
 }
 
 /// The error for a lost connection, in the terms of TCP.
@@ -148,7 +169,9 @@ fn lost(error: ConnectionError) -> io::Error {
         ConnectionError::TimedOut => {
             io::Error::new(io::ErrorKind::TimedOut, "the peer does not answer any more")
         }
-        ConnectionError::TransportError(_) | ConnectionError::CidsExhausted => io::Error::other(error),
+        ConnectionError::TransportError(_) | ConnectionError::CidsExhausted => {
+            io::Error::other(error)
+        }
         _ => io::ErrorKind::ConnectionReset.into(),
     }
 }
@@ -159,9 +182,8 @@ fn lost_if(error: io::Error) -> io::Error {
     let reading = inner.and_then(|inner| inner.downcast_ref::<ReadError>());
     let writing = inner.and_then(|inner| inner.downcast_ref::<WriteError>());
     match (reading, writing) {
-        (Some(ReadError::ConnectionLost(reason)), _) | (_, Some(WriteError::ConnectionLost(reason))) => {
-            lost(reason.clone())
-        }
+        (Some(ReadError::ConnectionLost(reason)), _)
+        | (_, Some(WriteError::ConnectionLost(reason))) => lost(reason.clone()),
         _ => error,
     }
 }
@@ -173,7 +195,9 @@ const DROPPED: VarInt = VarInt::from_u32(1);
 
 impl Drop for QuicConnection {
     fn drop(&mut self) {
-        let Some(mut sending) = self.sending.take() else { return };
+        let Some(mut sending) = self.sending.take() else {
+            return;
+        };
         if self.finished {
             // Without a `Linger` the connection is closed already.
             let _closed = self.linger.send(sending);

@@ -98,7 +98,14 @@ impl Connection {
         socket.set_nonblocking(false)?;
         zmove_sockopt::open_receive_window(&socket, LANE_WINDOW_BYTES)?;
         let unsent_limit = UnsentLimit::new(&socket);
-        Ok(Parts { socket, unsent_limit, session, secrets: self.secrets, plaintext, records })
+        Ok(Parts {
+            socket,
+            unsent_limit,
+            session,
+            secrets: self.secrets,
+            plaintext,
+            records,
+        })
     }
 
     /// Ends the connection when the peer has not acknowledged bytes, or has not made room for more, for so long.
@@ -113,8 +120,13 @@ impl Connection {
 
     /// A probe that reads the state of the connection while others use it.
     pub(crate) fn probe(&self) -> PathProbe {
-        let socket = self.as_fd().try_clone_to_owned().map(std::net::TcpStream::from);
-        socket.map(|socket| PathProbe::new(Arc::new(socket))).unwrap_or_default()
+        let socket = self
+            .as_fd()
+            .try_clone_to_owned()
+            .map(std::net::TcpStream::from);
+        socket
+            .map(|socket| PathProbe::new(Arc::new(socket)))
+            .unwrap_or_default()
     }
 
     /// Checks what the two sides have negotiated; `None` where the peer does not speak the protocol.
@@ -127,7 +139,14 @@ impl Connection {
         let session = stream.get_ref().1;
         let peer = peer_fingerprint(session).ok()?;
         let version = session.alpn_protocol().and_then(Version::of_protocol)?;
-        Some(Self { peer, rtt, address, version, stream, secrets })
+        Some(Self {
+            peer,
+            rtt,
+            address,
+            version,
+            stream,
+            secrets,
+        })
     }
 }
 
@@ -136,7 +155,12 @@ fn drain(session: &mut rustls::Connection) -> io::Result<Vec<u8>> {
     let mut plaintext = Vec::new();
     match session.reader().read_to_end(&mut plaintext) {
         // No more has arrived yet, or the socket has ended and will say so again.
-        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::UnexpectedEof) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::UnexpectedEof
+            ) =>
+        {
             Ok(plaintext)
         }
         Err(error) => Err(error),

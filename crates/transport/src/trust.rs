@@ -20,7 +20,9 @@ mod verify;
 pub use authority::{CertificateFault, HostAuthority};
 #[cfg(feature = "fuzzing")]
 pub(crate) use authorized_keys::fuzzing as authorized_keys_fuzzing;
-pub use authorized_keys::{Access, AuthorizedKeys, Denial, Grant, GrantFault, Holder, KeyList, Subject};
+pub use authorized_keys::{
+    Access, AuthorizedKeys, Denial, Grant, GrantFault, Holder, KeyList, Subject,
+};
 pub use expiry::{Expiry, ParseExpiryError};
 pub use fingerprint::{Fingerprint, ParseFingerprintError};
 #[cfg(feature = "fuzzing")]
@@ -30,7 +32,9 @@ pub use identity::{Identity, Signed, job_grant_signer};
 pub(crate) use known_hosts::fuzzing as known_hosts_fuzzing;
 pub use known_hosts::{HostLineFault, KnownHosts};
 pub use verify::{FirstKey, HostPolicy};
-pub(crate) use verify::{HandshakeFault, HostKeyFault, client_config, peer_fingerprint, server_config};
+pub(crate) use verify::{
+    HandshakeFault, HostKeyFault, client_config, peer_fingerprint, server_config,
+};
 
 /// The name in every certificate and every hello, the same for all: hosts are distinguished by key.
 pub(crate) const SERVER_NAME: &str = "zmove";
@@ -42,5 +46,8 @@ pub(crate) fn provider() -> CryptoProvider {
         aws_lc_rs::cipher_suite::TLS13_AES_256_GCM_SHA384,
         aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
     ];
-    CryptoProvider { cipher_suites, ..aws_lc_rs::default_provider() }
+    CryptoProvider {
+        cipher_suites,
+        ..aws_lc_rs::default_provider()
+    }
 }

@@ -53,8 +53,17 @@ impl BufferPool {
     /// A pool of at most `buffers_max` buffers of `buffer_bytes` each.
     #[must_use]
     pub fn new(buffer_bytes: usize, buffers_max: usize) -> Self {
-        let state = Mutex::new(State { buffers_max, free: Vec::new(), made: 0, closed: false });
-        Self(Arc::new(Shared { buffer_bytes, state, returned: Condvar::new() }))
+        let state = Mutex::new(State {
+            buffers_max,
+            free: Vec::new(),
+            made: 0,
+            closed: false,
+        });
+        Self(Arc::new(Shared {
+            buffer_bytes,
+            state,
+            returned: Condvar::new(),
+        }))
     }
 
     /// Raises the number of buffers that there may be to `buffers_max`, if that is more than before.
@@ -75,9 +84,17 @@ impl BufferPool {
             if let Some(memory) = state.take_or_make() {
                 drop(state);
                 let memory = memory.unwrap_or_else(|| Memory::new(self.0.buffer_bytes));
-                return Some(Buffer { memory, len: 0, pool: Some(Arc::clone(&self.0)) });
+                return Some(Buffer {
+                    memory,
+                    len: 0,
+                    pool: Some(Arc::clone(&self.0)),
+                });
             }
-            state = self.0.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .0
+                .returned
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -111,8 +128,14 @@ impl Memory {
     fn new(room_bytes: usize) -> Self {
         let bytes = vec![0; room_bytes + PAGE_BYTES];
         // `align_offset` may find no page; the memory then serves as it is, since nothing relies on pages but speed.
-        let start = Some(bytes.as_ptr().align_offset(PAGE_BYTES)).filter(|&start| start < PAGE_BYTES);
-        Self { bytes, start: start.unwrap_or(0), room_bytes, id: Some(Arc::default()) }
+        let start =
+            Some(bytes.as_ptr().align_offset(PAGE_BYTES)).filter(|&start| start < PAGE_BYTES);
+        Self {
+            bytes,
+            start: start.unwrap_or(0),
+            room_bytes,
+            id: Some(Arc::default()),
+        }
     }
 }
 
@@ -120,13 +143,21 @@ impl Buffer {
     /// A buffer of no pool that holds nothing.
     #[must_use]
     pub fn empty() -> Self {
-        Self { memory: Memory::default(), len: 0, pool: None }
+        Self {
+            memory: Memory::default(),
+            len: 0,
+            pool: None,
+        }
     }
 
     /// A buffer of no pool that holds a copy of `bytes`.
     #[must_use]
     pub fn copied(bytes: &[u8]) -> Self {
-        let mut buffer = Self { memory: Memory::new(bytes.len()), len: bytes.len(), pool: None };
+        let mut buffer = Self {
+            memory: Memory::new(bytes.len()),
+            len: bytes.len(),
+            pool: None,
+        };
         buffer.room().copy_from_slice(bytes);
         buffer
     }
@@ -140,7 +171,12 @@ impl Buffer {
     /// The identity of this buffer's memory.
     #[must_use]
     pub fn memory_id(&self) -> MemoryId {
-        MemoryId(self.memory.id.as_ref().map_or_else(Weak::new, Arc::downgrade))
+        MemoryId(
+            self.memory
+                .id
+                .as_ref()
+                .map_or_else(Weak::new, Arc::downgrade),
+        )
     }
 
     /// Declares the first `len` bytes to be the content.
@@ -148,13 +184,22 @@ impl Buffer {
     /// # Panics
     /// When `len` is more than the [`capacity`](Self::capacity).
     pub fn set_len(&mut self, len: usize) {
-        assert!(len <= self.capacity(), "{len} bytes in a buffer of {}", self.capacity());
+        assert!(
+            len <= self.capacity(),
+            "{len} bytes in a buffer of {}",
+            self.capacity()
+        );
         self.len = len;
     }
 
     /// The whole room, to be filled before [`set_len`](Self::set_len).
     pub fn room(&mut self) -> &mut [u8] {
-        let Memory { bytes, start, room_bytes, .. } = &mut self.memory;
+        let Memory {
+            bytes,
+            start,
+            room_bytes,
+            ..
+        } = &mut self.memory;
         &mut bytes[*start..*start + *room_bytes]
     }
 }
@@ -199,7 +244,12 @@ impl fmt::Debug for Buffer {
 
 impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BufferPool({} × {} B)", self.0.lock().buffers_max, self.0.buffer_bytes)
+        write!(
+            f,
+            "BufferPool({} × {} B)",
+            self.0.lock().buffers_max,
+            self.0.buffer_bytes
+        )
     }
 }
 
@@ -223,7 +273,10 @@ mod tests {
         let pool = BufferPool::new(5000, 2);
         let (mut first, second) = (pool.take().unwrap(), pool.take().unwrap());
         assert_eq!(first.room().as_ptr().align_offset(PAGE_BYTES), 0);
-        assert_eq!((first.room().len(), first.capacity(), first.len()), (5000, 5000, 0));
+        assert_eq!(
+            (first.room().len(), first.capacity(), first.len()),
+            (5000, 5000, 0)
+        );
         let id = first.memory_id();
         assert_ne!(id, second.memory_id());
         drop(first);

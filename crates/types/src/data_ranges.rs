@@ -30,8 +30,11 @@ impl DataRanges {
     #[must_use]
     pub fn new(file_bytes: u64, ranges: Vec<Range<u64>>) -> Option<Self> {
         let ascend = ranges.windows(2).all(|pair| pair[0].end < pair[1].start);
-        let are_whole = ranges.iter().all(|range| range.start < range.end && range.end <= file_bytes);
-        let has_hole = ranges.first().is_none_or(|first| *first != (0..file_bytes)) && file_bytes > 0;
+        let are_whole = ranges
+            .iter()
+            .all(|range| range.start < range.end && range.end <= file_bytes);
+        let has_hole =
+            ranges.first().is_none_or(|first| *first != (0..file_bytes)) && file_bytes > 0;
         let valid = ascend && are_whole && has_hole && ranges.len() <= Self::MAX;
         valid.then_some(Self { file_bytes, ranges })
     }
@@ -51,23 +54,36 @@ impl DataRanges {
     /// The holes between the ranges, before the first and behind the last.
     pub fn holes(&self) -> impl Iterator<Item = Range<u64>> {
         let starts = std::iter::once(0).chain(self.ranges.iter().map(|range| range.end));
-        let ends = self.ranges.iter().map(|range| range.start).chain(std::iter::once(self.file_bytes));
-        starts.zip(ends).map(|(start, end)| start..end).filter(|hole| !hole.is_empty())
+        let ends = self
+            .ranges
+            .iter()
+            .map(|range| range.start)
+            .chain(std::iter::once(self.file_bytes));
+        starts
+            .zip(ends)
+            .map(|(start, end)| start..end)
+            .filter(|hole| !hole.is_empty())
     }
 
     /// How many bytes of data there are.
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
-        self.ranges.iter().map(|range| range.end - range.start).sum()
+        self.ranges
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum()
     }
 
     /// The data in a group, counted from the group's beginning.
     pub fn within(&self, span: GroupSpan) -> impl Iterator<Item = Range<usize>> {
         let (start, end) = (span.offset(), span.offset() + u64::from(span.len));
         let first = self.ranges.partition_point(|range| range.end <= start);
-        let inside = self.ranges[first..].iter().take_while(move |range| range.start < end);
+        let inside = self.ranges[first..]
+            .iter()
+            .take_while(move |range| range.start < end);
         inside.map(move |range| {
-            let within = |offset: u64| usize::try_from(offset - start).expect("a group is 4 MiB at most");
+            let within =
+                |offset: u64| usize::try_from(offset - start).expect("a group is 4 MiB at most");
             within(range.start.max(start))..within(range.end.min(end))
         })
     }
@@ -82,13 +98,17 @@ impl DataRanges {
     #[must_use]
     pub fn next_group(&self, index: u32) -> Option<u32> {
         let start = u64::from(index) * GROUP_BYTES;
-        let next = self.ranges.get(self.ranges.partition_point(|range| range.end <= start))?;
+        let next = self
+            .ranges
+            .get(self.ranges.partition_point(|range| range.end <= start))?;
         Some(group_of(next.start.max(start)))
     }
 
     /// All groups that hold any data, in ascending order.
     pub fn groups(&self) -> impl Iterator<Item = u32> {
-        std::iter::successors(self.next_group(0), |index| self.next_group(index.checked_add(1)?))
+        std::iter::successors(self.next_group(0), |index| {
+            self.next_group(index.checked_add(1)?)
+        })
     }
 
     /// How many groups hold any data. A peer's head may speak of 2^32 groups: this counts ranges, not groups.
@@ -131,8 +151,11 @@ impl DataRangesFinder {
     /// Makes data of the smallest holes between ranges. A hole that is among the largest of all is among the largest of
     /// those found so far, so it does not matter when this is done.
     fn lose_small_holes(&mut self) {
-        let mut holes: Vec<_> =
-            self.ranges.windows(2).map(|pair| (pair[1].start - pair[0].end, pair[1].start)).collect();
+        let mut holes: Vec<_> = self
+            .ranges
+            .windows(2)
+            .map(|pair| (pair[1].start - pair[0].end, pair[1].start))
+            .collect();
         let lost = self.ranges.len() - DataRanges::MAX;
         holes.select_nth_unstable(lost - 1);
         let mut behind: Vec<_> = holes[..lost].iter().map(|(_, start)| *start).collect();
@@ -153,7 +176,10 @@ fn group_of(offset: u64) -> u32 {
 }
 
 #[cfg(test)]
-#[expect(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
+#[expect(
+    clippy::single_range_in_vec_init,
+    reason = "lists of one range are meant"
+)]
 mod tests {
     use super::*;
 
@@ -193,7 +219,10 @@ mod tests {
     fn holes_and_the_data_of_all_groups_are_the_file() {
         let cases = [
             ranges(3 * GROUP + 5, &[]),
-            ranges(3 * GROUP + 5, &[0..1, GROUP - 1..GROUP + 1, 3 * GROUP..3 * GROUP + 5]),
+            ranges(
+                3 * GROUP + 5,
+                &[0..1, GROUP - 1..GROUP + 1, 3 * GROUP..3 * GROUP + 5],
+            ),
             ranges(3 * GROUP, &[5..3 * GROUP - 7]),
             ranges(GROUP, &[0..4096, 8192..12_288]),
             ranges(4 * GROUP, &[0..GROUP, 2 * GROUP..3 * GROUP]),
@@ -203,12 +232,14 @@ mod tests {
             let count = GroupSpan::count(data.file_bytes).unwrap();
             for span in (0..count).map(|index| GroupSpan::of(data.file_bytes, index).unwrap()) {
                 let inside: Vec<_> = data.within(span).collect();
-                assert_eq!(!inside.is_empty(), data.has_group(span.index), "{data:?} {span:?}");
-                pieces.extend(
-                    inside
-                        .iter()
-                        .map(|range| span.offset() + range.start as u64..span.offset() + range.end as u64),
+                assert_eq!(
+                    !inside.is_empty(),
+                    data.has_group(span.index),
+                    "{data:?} {span:?}"
                 );
+                pieces.extend(inside.iter().map(|range| {
+                    span.offset() + range.start as u64..span.offset() + range.end as u64
+                }));
             }
             pieces.sort_by_key(|piece| piece.start);
             let end = pieces.iter().fold(0, |end, piece| {
@@ -228,7 +259,11 @@ mod tests {
         let (mut at, mut largest) = (0, Vec::new());
         for number in 0..5 * DataRanges::MAX as u64 {
             // Every fifth hole is large, at the beginning as at the end.
-            let hole = if number % 5 == 4 { 1000 } else { 1 + number % 3 };
+            let hole = if number % 5 == 4 {
+                1000
+            } else {
+                1 + number % 3
+            };
             finder.add(at..at + 10);
             if hole == 1000 {
                 largest.push(at + 10..at + 10 + hole);
@@ -237,7 +272,10 @@ mod tests {
         }
         let (data, lost) = finder.finish(at);
         let data = data.unwrap();
-        assert_eq!((data.ranges().len(), lost), (DataRanges::MAX, 4 * DataRanges::MAX as u64));
+        assert_eq!(
+            (data.ranges().len(), lost),
+            (DataRanges::MAX, 4 * DataRanges::MAX as u64)
+        );
         // The last hole is the end of the file.
         assert_eq!(data.holes().collect::<Vec<_>>(), largest);
     }
@@ -245,7 +283,9 @@ mod tests {
     #[test]
     fn ranges_that_touch_are_found_as_one() {
         let mut finder = DataRangesFinder::default();
-        [0..4, 4..8, 9..10].into_iter().for_each(|range| finder.add(range));
+        [0..4, 4..8, 9..10]
+            .into_iter()
+            .for_each(|range| finder.add(range));
         assert_eq!(finder.finish(10), (Some(ranges(10, &[0..8, 9..10])), 0));
         let mut finder = DataRangesFinder::default();
         finder.add(0..10);

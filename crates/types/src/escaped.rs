@@ -22,8 +22,7 @@ impl<'a> Escaped<'a> {
 /// line, or one that turns the direction in which others are shown.
 #[must_use]
 pub fn is_unprintable(c: char) -> bool {
-    let turns =
-        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
@@ -31,7 +30,9 @@ pub fn is_unprintable(c: char) -> bool {
 /// replacement character. Names in it have been escaped by that host, if it is honest.
 #[must_use]
 pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if is_unprintable(c) { '\u{fffd}' } else { c }).collect()
+    text.chars()
+        .map(|c| if is_unprintable(c) { '\u{fffd}' } else { c })
+        .collect()
 }
 
 impl fmt::Display for Escaped<'_> {
@@ -44,7 +45,10 @@ impl fmt::Display for Escaped<'_> {
                     f.write_char(c)?;
                 }
             }
-            chunk.invalid().iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))?;
+            chunk
+                .invalid()
+                .iter()
+                .try_for_each(|byte| write!(f, "\\x{byte:02x}"))?;
         }
         Ok(())
     }
@@ -60,9 +64,14 @@ mod tests {
             ("gr\u{fc}n '\"$".as_bytes(), "gr\u{fc}n '\"$"),
             (b"caf\xe9", "caf\\xe9"),
             (b"a\\xe9", "a\\\\xe9"),
-            ("a\u{202e}b\u{2066}\u{2028}".as_bytes(), "a\\u{202e}b\\u{2066}\\u{2028}"),
+            (
+                "a\u{202e}b\u{2066}\u{2028}".as_bytes(),
+                "a\\u{202e}b\\u{2066}\\u{2028}",
+            ),
             (b"a\x1b[2J\n", "a\\u{1b}[2J\\n"),
         ];
-        pairs.into_iter().for_each(|(bytes, shown)| assert_eq!(Escaped(bytes).to_string(), shown));
+        pairs
+            .into_iter()
+            .for_each(|(bytes, shown)| assert_eq!(Escaped(bytes).to_string(), shown));
     }
 }

@@ -24,7 +24,9 @@ pub fn from_hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
     if !pairs.remainder().is_empty() {
         return None;
     }
-    let bytes: Option<Vec<_>> = pairs.map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect();
+    let bytes: Option<Vec<_>> = pairs
+        .map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?))
+        .collect();
     bytes?.try_into().ok()
 }
 

@@ -39,8 +39,12 @@ impl Kinds {
     /// The two kinds of which ownership consists.
     pub const OWNERSHIP: Self = Self::OWNER.and(Self::GROUP);
     /// The kinds that are kept where nothing is asked for.
-    pub const USUAL: Self =
-        Self::MODE.and(Self::TIMES).and(Self::XATTRS).and(Self::ACLS).and(Self::LINKS).and(Self::HOLES);
+    pub const USUAL: Self = Self::MODE
+        .and(Self::TIMES)
+        .and(Self::XATTRS)
+        .and(Self::ACLS)
+        .and(Self::LINKS)
+        .and(Self::HOLES);
     /// All kinds that there are.
     pub const ALL: Self = Self::USUAL
         .and(Self::OWNERSHIP)
@@ -110,7 +114,10 @@ impl Kinds {
 
     /// The kinds of the set, each by itself.
     pub fn each(self) -> impl Iterator<Item = Self> {
-        Self::NAMED.into_iter().map(|(kind, _)| kind).filter(move |kind| self.has_any(*kind))
+        Self::NAMED
+            .into_iter()
+            .map(|(kind, _)| kind)
+            .filter(move |kind| self.has_any(*kind))
     }
 
     /// What an extended attribute of that name is; `None` for one that is not carried, such as what the
@@ -118,7 +125,9 @@ impl Kinds {
     #[must_use]
     pub fn of_xattr(name: &[u8]) -> Option<Self> {
         match name {
-            b"system.posix_acl_access" | b"system.posix_acl_default" | b"system.nfs4_acl" => Some(Self::ACLS),
+            b"system.posix_acl_access" | b"system.posix_acl_default" | b"system.nfs4_acl" => {
+                Some(Self::ACLS)
+            }
             b"security.capability" => Some(Self::PRIVILEGED),
             _ if name.starts_with(b"trusted.overlay.") => None,
             // XFS shows its access control lists a second time, in its own form.
@@ -133,9 +142,9 @@ impl Kinds {
 impl fmt::Display for Kinds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = Self::NAMED.iter().filter(|(kind, _)| self.has_any(*kind));
-        names
-            .enumerate()
-            .try_for_each(|(place, (_, name))| write!(f, "{}{name}", if place == 0 { "" } else { ", " }))
+        names.enumerate().try_for_each(|(place, (_, name))| {
+            write!(f, "{}{name}", if place == 0 { "" } else { ", " })
+        })
     }
 }
 
@@ -148,7 +157,10 @@ mod tests {
         let bits: Vec<_> = Kinds::ALL.each().map(Kinds::bits).collect();
         assert_eq!(bits, (0..12).map(|bit| 1 << bit).collect::<Vec<_>>());
         assert_eq!(Kinds::from_bits(u32::MAX), Kinds::ALL);
-        assert_eq!(Kinds::OWNERSHIP.and(Kinds::ACLS).to_string(), "owner, group, acl");
+        assert_eq!(
+            Kinds::OWNERSHIP.and(Kinds::ACLS).to_string(),
+            "owner, group, acl"
+        );
     }
 
     #[test]
@@ -156,9 +168,18 @@ mod tests {
         let of = |name: &str| Kinds::of_xattr(name.as_bytes());
         assert_eq!(["user.a", "user."].map(of), [Some(Kinds::XATTRS); 2]);
         assert_eq!(of("system.posix_acl_access"), Some(Kinds::ACLS));
-        assert_eq!(["trusted.a", "security.capability"].map(of), [Some(Kinds::PRIVILEGED); 2]);
-        let left =
-            ["security.selinux", "system.data", "trusted.overlay.opaque", "", "users.a", "btrfs.compression"];
+        assert_eq!(
+            ["trusted.a", "security.capability"].map(of),
+            [Some(Kinds::PRIVILEGED); 2]
+        );
+        let left = [
+            "security.selinux",
+            "system.data",
+            "trusted.overlay.opaque",
+            "",
+            "users.a",
+            "btrfs.compression",
+        ];
         assert_eq!(left.map(of), [None; 6]);
     }
 }

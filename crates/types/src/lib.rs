@@ -40,11 +40,13 @@ pub use ids::{Beginning, FileId, ItemId, LaneId, SharedJobId, TransferId, WorkId
 pub use kinds::Kinds;
 pub use lock::Lock;
 pub use metadata::{
-    ALLOCATION_BYTES, Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special, Timestamp,
-    Xattr,
+    ALLOCATION_BYTES, Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special,
+    Timestamp, Xattr,
 };
 pub use nodes::{Node, Nodes, Pace, Party};
 pub use rate_limit::{ParseRateError, RateLimit};
 pub use rel_path::{Name, PathError, RelPath};
 pub use stage::{Doing, StageClock, StageTimes, Stopwatch};
-pub use units::{ByteCount, ByteRate, GROUP_BYTES, GroupSpan, ParseSizeError, SizeClass, parse_size};
+pub use units::{
+    ByteCount, ByteRate, GROUP_BYTES, GroupSpan, ParseSizeError, SizeClass, parse_size,
+};

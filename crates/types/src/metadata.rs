@@ -114,14 +114,24 @@ impl Metadata {
     /// Mode and time, and nothing else.
     #[must_use]
     pub const fn new(mode: u32, mtime: Timestamp) -> Self {
-        Self { mode, mtime, extra: None }
+        Self {
+            mode,
+            mtime,
+            extra: None,
+        }
     }
 
     /// The same of another name of the entry that is at the target under its first one.
     #[must_use]
     pub fn with_first_name(self, first_name: RelPath) -> Self {
         let extra = self.extra.as_deref().cloned().unwrap_or_default();
-        Self { extra: Some(Arc::new(Extra { first_name: Some(first_name), ..extra })), ..self }
+        Self {
+            extra: Some(Arc::new(Extra {
+                first_name: Some(first_name),
+                ..extra
+            })),
+            ..self
+        }
     }
 
     /// The first name of the entry, where this is another one.
@@ -149,17 +159,32 @@ impl Extra {
     pub fn bytes(&self) -> usize {
         let accounts = [&self.owner, &self.group].into_iter().flatten();
         let names = accounts.map(|account| ALLOCATION_BYTES + account.name.len());
-        let xattrs =
-            self.xattrs.iter().map(|xattr| size_of::<Xattr>() + 2 * ALLOCATION_BYTES + xattr.bytes());
-        let first = self.first_name.iter().map(|path| ALLOCATION_BYTES + path.as_bytes().len());
+        let xattrs = self
+            .xattrs
+            .iter()
+            .map(|xattr| size_of::<Xattr>() + 2 * ALLOCATION_BYTES + xattr.bytes());
+        let first = self
+            .first_name
+            .iter()
+            .map(|path| ALLOCATION_BYTES + path.as_bytes().len());
         size_of::<Self>() + names.chain(xattrs).chain(first).sum::<usize>()
     }
 
     /// Whether nothing is said.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let Self { owner, group, xattrs, atime, first_name } = self;
-        owner.is_none() && group.is_none() && xattrs.is_empty() && atime.is_none() && first_name.is_none()
+        let Self {
+            owner,
+            group,
+            xattrs,
+            atime,
+            first_name,
+        } = self;
+        owner.is_none()
+            && group.is_none()
+            && xattrs.is_empty()
+            && atime.is_none()
+            && first_name.is_none()
     }
 }
 
@@ -217,8 +242,11 @@ impl Timestamp {
     pub fn to_system_time(self) -> Option<SystemTime> {
         let nanos = Duration::from_nanos(u64::from(self.nanos));
         let seconds = Duration::from_secs(self.seconds.unsigned_abs());
-        let whole =
-            if self.seconds < 0 { UNIX_EPOCH.checked_sub(seconds) } else { UNIX_EPOCH.checked_add(seconds) };
+        let whole = if self.seconds < 0 {
+            UNIX_EPOCH.checked_sub(seconds)
+        } else {
+            UNIX_EPOCH.checked_add(seconds)
+        };
         whole?.checked_add(nanos)
     }
 }

@@ -27,7 +27,11 @@ impl Party {
     /// What is called by this word; nodes for an unknown one.
     #[must_use]
     pub fn of(word: &str) -> Self {
-        if word == Self::Receivers.word() { Self::Receivers } else { Self::Nodes }
+        if word == Self::Receivers.word() {
+            Self::Receivers
+        } else {
+            Self::Nodes
+        }
     }
 
     /// One word for one of them.
@@ -75,7 +79,9 @@ impl Pace {
     #[must_use]
     pub fn of(word: &str) -> Self {
         let all = [Self::Silent, Self::Slow, Self::Works, Self::Ended];
-        all.into_iter().find(|pace| pace.word() == word).unwrap_or(Self::Works)
+        all.into_iter()
+            .find(|pace| pace.word() == word)
+            .unwrap_or(Self::Works)
     }
 
     /// One word for it.

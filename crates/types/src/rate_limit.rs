@@ -39,7 +39,9 @@ impl FromStr for RateLimit {
 
     /// Reads `500Mbit`, `2.5Gbit`, `100MB` (1000-based), `100MiB` (1024-based), each with or without `/s`.
     fn from_str(text: &str) -> Result<Self, ParseRateError> {
-        read(text).map(Self).ok_or_else(|| ParseRateError(text.to_owned()))
+        read(text)
+            .map(Self)
+            .ok_or_else(|| ParseRateError(text.to_owned()))
     }
 }
 
@@ -47,8 +49,13 @@ fn read(text: &str) -> Option<u64> {
     let rate = text.strip_suffix("/s").unwrap_or(text);
     let (number, unit) = rate.split_at(rate.find(|c: char| !c.is_ascii_digit() && c != '.')?);
     let bytes = number.parse::<f64>().ok()? * unit_bytes(unit.trim_start())?;
-    let limits = ByteCount(RateLimit::BYTES_MIN).as_f64()..=ByteCount(RateLimit::BYTES_MAX).as_f64();
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
+    let limits =
+        ByteCount(RateLimit::BYTES_MIN).as_f64()..=ByteCount(RateLimit::BYTES_MAX).as_f64();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the range is checked"
+    )]
     limits.contains(&bytes).then_some(bytes as u64)
 }
 
@@ -57,7 +64,9 @@ fn unit_bytes(unit: &str) -> Option<f64> {
         return Some(1000_f64.powi(power(prefix)?) / 8.0);
     }
     if let Some(prefix) = unit.strip_suffix("iB") {
-        return power(prefix).filter(|power| *power > 0).map(|power| 1024_f64.powi(power));
+        return power(prefix)
+            .filter(|power| *power > 0)
+            .map(|power| 1024_f64.powi(power));
     }
     power(unit.strip_suffix('B')?).map(|power| 1000_f64.powi(power))
 }
@@ -77,10 +86,16 @@ impl fmt::Display for RateLimit {
     /// Writes the limit in bits, by the largest unit that leaves a whole number, so that it can be read back.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bits = self.0 * 8;
-        let units =
-            [("Tbit", 1_000_000_000_000), ("Gbit", 1_000_000_000), ("Mbit", 1_000_000), ("kbit", 1000)];
-        let (name, unit) =
-            units.into_iter().find(|(_, unit)| bits.is_multiple_of(*unit)).unwrap_or(("bit", 1));
+        let units = [
+            ("Tbit", 1_000_000_000_000),
+            ("Gbit", 1_000_000_000),
+            ("Mbit", 1_000_000),
+            ("kbit", 1000),
+        ];
+        let (name, unit) = units
+            .into_iter()
+            .find(|(_, unit)| bits.is_multiple_of(*unit))
+            .unwrap_or(("bit", 1));
         write!(f, "{}{name}", bits / unit)
     }
 }
@@ -119,11 +134,18 @@ mod tests {
 
     #[test]
     fn what_is_shown_is_read_as_the_same() {
-        let cases =
-            [("5Gbit", "5Gbit"), ("2.5Gbit", "2500Mbit"), ("1TB", "8Tbit"), ("100MiB", "838860800bit")];
+        let cases = [
+            ("5Gbit", "5Gbit"),
+            ("2.5Gbit", "2500Mbit"),
+            ("1TB", "8Tbit"),
+            ("100MiB", "838860800bit"),
+        ];
         for (text, shown) in cases {
             let limit: RateLimit = text.parse().unwrap();
-            assert_eq!((limit.to_string().as_str(), shown.parse()), (shown, Ok(limit)));
+            assert_eq!(
+                (limit.to_string().as_str(), shown.parse()),
+                (shown, Ok(limit))
+            );
         }
         for bytes in [1000, 1001, 123_456_789_123_457, 1_000_000_000_000_000] {
             assert_eq!(RateLimit(bytes).to_string().parse(), Ok(RateLimit(bytes)));
@@ -133,13 +155,19 @@ mod tests {
     #[test]
     fn what_could_be_either_is_refused() {
         for text in [
-            "", "100", "100M", "100Mb", "100mb", "5G", "fast", "iB", "1iB", "-1MB", "0Gbit", "7kbit",
-            "9999TB",
+            "", "100", "100M", "100Mb", "100mb", "5G", "fast", "iB", "1iB", "-1MB", "0Gbit",
+            "7kbit", "9999TB",
         ] {
-            assert_eq!(text.parse::<RateLimit>(), Err(ParseRateError(text.to_owned())));
+            assert_eq!(
+                text.parse::<RateLimit>(),
+                Err(ParseRateError(text.to_owned()))
+            );
         }
         let error = "100Mb".parse::<RateLimit>().unwrap_err().to_string();
-        assert!(error.contains("500Mbit") && error.contains("100MiB"), "{error}");
+        assert!(
+            error.contains("500Mbit") && error.contains("100MiB"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -85,7 +85,9 @@ impl RelPath {
             return Err(PathError::PathTooLong);
         }
         if !bytes.is_empty() {
-            bytes.split(|&byte| byte == b'/').try_for_each(check_component)?;
+            bytes
+                .split(|&byte| byte == b'/')
+                .try_for_each(check_component)?;
         }
         Ok(Self(bytes.into()))
     }
@@ -126,14 +128,25 @@ impl RelPath {
 
     /// The path itself and each directory above it, from the path up to the root, as bytes.
     pub fn lineage(&self) -> impl Iterator<Item = &[u8]> {
-        let ends = self.0.iter().enumerate().rev().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        let ends = self
+            .0
+            .iter()
+            .enumerate()
+            .rev()
+            .filter(|(_, byte)| **byte == b'/')
+            .map(|(end, _)| end);
         let above = (!self.is_root()).then_some(0);
-        iter::once(self.0.len()).chain(ends).chain(above).map(|end| &self.0[..end])
+        iter::once(self.0.len())
+            .chain(ends)
+            .chain(above)
+            .map(|end| &self.0[..end])
     }
 
     /// The components from the top down.
     pub fn components(&self) -> impl DoubleEndedIterator<Item = &[u8]> {
-        self.0.split(|&byte| byte == b'/').filter(|component| !component.is_empty())
+        self.0
+            .split(|&byte| byte == b'/')
+            .filter(|component| !component.is_empty())
     }
 
     /// How many components the path has.
@@ -181,7 +194,11 @@ impl Borrow<[u8]> for RelPath {
 /// Writes the path for people, [`Escaped`].
 impl fmt::Display for RelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_root() { f.write_str(".") } else { Escaped(&self.0).fmt(f) }
+        if self.is_root() {
+            f.write_str(".")
+        } else {
+            Escaped(&self.0).fmt(f)
+        }
     }
 }
 
@@ -250,9 +267,11 @@ mod tests {
     #[test]
     fn join_and_parent_undo_each_other() {
         let name = Name::from_bytes(b"c").unwrap();
-        for base in
-            [RelPath::root(), RelPath::from_bytes(b"a").unwrap(), RelPath::from_bytes(b"a/b").unwrap()]
-        {
+        for base in [
+            RelPath::root(),
+            RelPath::from_bytes(b"a").unwrap(),
+            RelPath::from_bytes(b"a/b").unwrap(),
+        ] {
             let joined = base.join(&name).unwrap();
             assert_eq!(joined.parent(), Some(base));
             assert_eq!(joined.file_name(), Some(name.clone()));
@@ -265,9 +284,14 @@ mod tests {
     fn a_lineage_goes_up_to_the_root() {
         let lineage = |text: &str| {
             let path = RelPath::from_bytes(text.as_bytes()).unwrap();
-            path.lineage().map(|path| String::from_utf8(path.to_vec()).unwrap()).collect::<Vec<_>>()
+            path.lineage()
+                .map(|path| String::from_utf8(path.to_vec()).unwrap())
+                .collect::<Vec<_>>()
         };
         assert_eq!(lineage("a/bc/d"), ["a/bc/d", "a/bc", "a", ""]);
-        assert_eq!((lineage("a"), lineage("")), (vec!["a".to_owned(), String::new()], vec![String::new()]));
+        assert_eq!(
+            (lineage("a"), lineage("")),
+            (vec!["a".to_owned(), String::new()], vec![String::new()])
+        );
     }
 }

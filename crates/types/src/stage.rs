@@ -55,7 +55,11 @@ impl StageClock {
     /// Starts one thread's stopwatch.
     #[must_use]
     pub fn start(&self) -> Stopwatch<'_> {
-        Stopwatch { clock: self, since: Instant::now(), at_hand: 0 }
+        Stopwatch {
+            clock: self,
+            since: Instant::now(),
+            at_hand: 0,
+        }
     }
 
     /// Adds `time` spent on `doing`.
@@ -66,7 +70,10 @@ impl StageClock {
             Doing::Blocked => &self.blocked_ns,
             Doing::Paced => &self.paced_ns,
         };
-        counter.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        counter.fetch_add(
+            u64::try_from(time.as_nanos()).unwrap_or(u64::MAX),
+            Ordering::Relaxed,
+        );
     }
 
     /// The totals so far.
@@ -92,7 +99,10 @@ impl Stopwatch<'_> {
     /// Notes how many bytes there are of what the thread works on: on a slow path a frame takes many seconds to come.
     pub fn has_at_hand(&mut self, bytes: u64) {
         self.clock.at_hand.fetch_add(bytes, Ordering::Relaxed);
-        self.clock.at_hand.fetch_sub(std::mem::replace(&mut self.at_hand, bytes), Ordering::Relaxed);
+        self.clock.at_hand.fetch_sub(
+            std::mem::replace(&mut self.at_hand, bytes),
+            Ordering::Relaxed,
+        );
     }
 
     /// Books the time since the last call (or the start) as spent on `doing`.
@@ -136,7 +146,11 @@ impl StageTimes {
     #[must_use]
     pub fn share(&self, part: Duration) -> f64 {
         let total = self.total().as_secs_f64();
-        if total > 0.0 { part.as_secs_f64() / total } else { 0.0 }
+        if total > 0.0 {
+            part.as_secs_f64() / total
+        } else {
+            0.0
+        }
     }
 }
 

@@ -63,8 +63,14 @@ impl GroupSpan {
     #[must_use]
     pub fn of(file_bytes: u64, index: u32) -> Option<Self> {
         let offset = u64::from(index) * GROUP_BYTES;
-        let len = file_bytes.checked_sub(offset).filter(|&left| left > 0)?.min(GROUP_BYTES);
-        Some(Self { index, len: u32::try_from(len).expect("a group is 4 MiB at most") })
+        let len = file_bytes
+            .checked_sub(offset)
+            .filter(|&left| left > 0)?
+            .min(GROUP_BYTES);
+        Some(Self {
+            index,
+            len: u32::try_from(len).expect("a group is 4 MiB at most"),
+        })
     }
 
     /// How many groups a file of `file_bytes` has; `None` when it is too large to number (16 PiB).
@@ -79,7 +85,11 @@ impl ByteRate {
     #[must_use]
     pub fn new(bytes: u64, time: Duration) -> Self {
         let seconds = time.as_secs_f64();
-        Self(if seconds > 0.0 { ByteCount(bytes).as_f64() / seconds } else { 0.0 })
+        Self(if seconds > 0.0 {
+            ByteCount(bytes).as_f64() / seconds
+        } else {
+            0.0
+        })
     }
 }
 
@@ -95,7 +105,11 @@ impl fmt::Display for ByteCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self.0 {
             0..1024 => format!("{} B", self.0),
-            _ => scaled(self.as_f64(), 1024.0, &["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]),
+            _ => scaled(
+                self.as_f64(),
+                1024.0,
+                &["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"],
+            ),
         };
         f.pad(&text)
     }
@@ -103,7 +117,11 @@ impl fmt::Display for ByteCount {
 
 impl fmt::Display for ByteRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&scaled(self.0 * 8.0, 1000.0, &["kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"]))
+        f.pad(&scaled(
+            self.0 * 8.0,
+            1000.0,
+            &["kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"],
+        ))
     }
 }
 
@@ -115,7 +133,11 @@ fn scaled(value: f64, base: f64, units: &[&str]) -> String {
         value /= base;
         unit += 1;
     }
-    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    let digits = if value < 10.0 {
+        2
+    } else {
+        usize::from(value < 100.0)
+    };
     format!("{value:.digits$} {}", units[unit])
 }
 
@@ -126,7 +148,9 @@ fn scaled(value: f64, base: f64, units: &[&str]) -> String {
 /// [`ParseSizeError`] quoting the text when it is not a number with a known unit, or passes 2⁶⁴.
 pub fn parse_size(text: &str) -> Result<ByteCount, ParseSizeError> {
     let fail = || ParseSizeError(text.to_owned());
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let split = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let factor = unit_factor(unit.trim()).ok_or_else(fail)?;
     if let Ok(whole) = number.parse::<u64>() {
@@ -136,7 +160,11 @@ pub fn parse_size(text: &str) -> Result<ByteCount, ParseSizeError> {
     if !(0.0..=9.0e18).contains(&value) {
         return Err(fail());
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range was just checked")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the range was just checked"
+    )]
     Ok(ByteCount(value as u64))
 }
 
@@ -146,7 +174,13 @@ fn unit_factor(unit: &str) -> Option<u64> {
     if matches!(lower.as_str(), "" | "b") {
         return Some(1);
     }
-    let power = u32::try_from(LETTERS.iter().position(|&letter| lower.starts_with(letter))?).ok()? + 1;
+    let power = u32::try_from(
+        LETTERS
+            .iter()
+            .position(|&letter| lower.starts_with(letter))?,
+    )
+    .ok()?
+        + 1;
     match &lower[1..] {
         "" | "ib" => Some(1024_u64.pow(power)),
         "b" => Some(1000_u64.pow(power)),
@@ -156,7 +190,11 @@ fn unit_factor(unit: &str) -> Option<u64> {
 
 impl fmt::Display for ParseSizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "'{}' is not a size: write a number with B, KiB, KB, MiB, MB, GiB, GB, TiB or TB", self.0)
+        write!(
+            f,
+            "'{}' is not a size: write a number with B, KiB, KB, MiB, MB, GiB, GB, TiB or TB",
+            self.0
+        )
     }
 }
 
@@ -168,11 +206,26 @@ mod tests {
 
     #[test]
     fn groups_cover_each_byte_once() {
-        for bytes in [1, GROUP_BYTES - 1, GROUP_BYTES, GROUP_BYTES + 1, 3 * GROUP_BYTES + 5] {
+        for bytes in [
+            1,
+            GROUP_BYTES - 1,
+            GROUP_BYTES,
+            GROUP_BYTES + 1,
+            3 * GROUP_BYTES + 5,
+        ] {
             let count = GroupSpan::count(bytes).unwrap();
-            let spans: Vec<_> = (0..count).map(|index| GroupSpan::of(bytes, index).unwrap()).collect();
-            assert_eq!(spans.iter().map(|span| u64::from(span.len)).sum::<u64>(), bytes);
-            assert!(spans.windows(2).all(|w| w[0].offset() + u64::from(w[0].len) == w[1].offset()));
+            let spans: Vec<_> = (0..count)
+                .map(|index| GroupSpan::of(bytes, index).unwrap())
+                .collect();
+            assert_eq!(
+                spans.iter().map(|span| u64::from(span.len)).sum::<u64>(),
+                bytes
+            );
+            assert!(
+                spans
+                    .windows(2)
+                    .all(|w| w[0].offset() + u64::from(w[0].len) == w[1].offset())
+            );
             assert_eq!(GroupSpan::of(bytes, count), None);
         }
         assert_eq!(GroupSpan::count(0), Some(0));

@@ -33,13 +33,24 @@ pub fn cached_bytes(file: impl AsFd, range: Range<u64>) -> io::Result<u64> {
         // A length of zero would mean all the rest of the file.
         return Ok(0);
     }
-    let asked = CachestatRange { offset: range.start, len: range.end - range.start };
+    let asked = CachestatRange {
+        offset: range.start,
+        len: range.end - range.start,
+    };
     let mut answer = Cachestat::default();
     let (asked, counted): (*const _, *mut _) = (&raw const asked, &raw mut answer);
     let no_flags: libc::c_uint = 0;
     // SAFETY: the kernel reads one `cachestat_range` and writes one `cachestat`; both live on this stack
     // frame until the call is over, and the descriptor is borrowed.
-    let outcome = unsafe { libc::syscall(SYS_CACHESTAT, file.as_fd().as_raw_fd(), asked, counted, no_flags) };
+    let outcome = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            file.as_fd().as_raw_fd(),
+            asked,
+            counted,
+            no_flags,
+        )
+    };
     if outcome == 0 {
         Ok(answer.cached * rustix::param::page_size() as u64)
     } else {

@@ -6,7 +6,10 @@
 //!
 //! **Invariant:** each [`Part`] holds its [`Op`], and the op holds descriptor and buffer; the buffer is reached again
 //! only when every part has come back.
-#![expect(unsafe_code, reason = "buffers are shown in parts while the kernel fills others")]
+#![expect(
+    unsafe_code,
+    reason = "buffers are shown in parts while the kernel fills others"
+)]
 
 use std::fs::File;
 use std::io;
@@ -40,7 +43,10 @@ impl Span {
     pub fn part(&self, start: usize, len_max: usize) -> Self {
         assert!(start <= self.len(), "byte {start} of {self:?}");
         let room = self.room.start + start..self.room.end.min(self.room.start + start + len_max);
-        Self { offset: self.offset + start as u64, room }
+        Self {
+            offset: self.offset + start as u64,
+            room,
+        }
     }
 
     /// Where the first byte is in the file.
@@ -147,9 +153,20 @@ impl Op {
             "{span:?} of {}",
             room.len()
         );
-        assert!((1..=PART_BYTES_MAX).contains(&part_bytes), "parts of {part_bytes} bytes");
+        assert!(
+            (1..=PART_BYTES_MAX).contains(&part_bytes),
+            "parts of {part_bytes} bytes"
+        );
         let (base, room_bytes) = (room.as_mut_ptr(), room.len());
-        Self { direction, file: Arc::clone(file), span, part_bytes, base, room_bytes, buffer }
+        Self {
+            direction,
+            file: Arc::clone(file),
+            span,
+            part_bytes,
+            base,
+            room_bytes,
+            buffer,
+        }
     }
 
     pub(crate) fn direction(&self) -> Direction {
@@ -163,7 +180,8 @@ impl Op {
 
     /// The number of bytes that a part should move.
     pub(crate) fn part_len(&self, index: usize) -> usize {
-        self.part_bytes.min(self.span.len() - index * self.part_bytes)
+        self.part_bytes
+            .min(self.span.len() - index * self.part_bytes)
     }
 
     /// The start of a part in the buffer's room.
@@ -173,8 +191,15 @@ impl Op {
 
     /// The first `len` bytes of a part that has been read.
     pub(crate) fn landed(&self, landed: &Landed, len: usize) -> &[u8] {
-        assert!(std::ptr::eq(self, &raw const *landed.op), "the part is one of this operation");
-        assert!(len <= self.part_len(landed.index), "{len} bytes of part {}", landed.index);
+        assert!(
+            std::ptr::eq(self, &raw const *landed.op),
+            "the part is one of this operation"
+        );
+        assert!(
+            len <= self.part_len(landed.index),
+            "{len} bytes of part {}",
+            landed.index
+        );
         // SAFETY: the start of a part lies within the room of the buffer (checked in `new`).
         let start = unsafe { self.base.add(self.part_start(landed.index)) };
         // SAFETY: the bytes lie in the room, were initialised when the pool made it, and nobody writes them while this
@@ -185,18 +210,30 @@ impl Op {
 
     /// The whole memory, to be registered with a ring.
     pub(crate) fn memory(&self) -> (MemoryId, libc::iovec) {
-        (self.buffer.memory_id(), libc::iovec { iov_base: self.base.cast(), iov_len: self.room_bytes })
+        (
+            self.buffer.memory_id(),
+            libc::iovec {
+                iov_base: self.base.cast(),
+                iov_len: self.room_bytes,
+            },
+        )
     }
 
     /// Takes the buffer out of the operation, when all parts have come back.
     pub(crate) fn into_buffer(self: Arc<Self>) -> Buffer {
-        Arc::into_inner(self).expect("every part has come back and let go").buffer
+        Arc::into_inner(self)
+            .expect("every part has come back and let go")
+            .buffer
     }
 }
 
 impl Request {
     pub(crate) fn new(op: Arc<Op>, landed: Sender<Landed>) -> Self {
-        Self { op, next: 0, landed }
+        Self {
+            op,
+            next: 0,
+            landed,
+        }
     }
 
     /// Whether all parts have been handed out.
@@ -209,7 +246,12 @@ impl Request {
         let index = self.next;
         (index < self.op.parts()).then(|| {
             self.next += 1;
-            Part { op: Arc::clone(&self.op), index, moved: 0, landed: self.landed.clone() }
+            Part {
+                op: Arc::clone(&self.op),
+                index,
+                moved: 0,
+                landed: self.landed.clone(),
+            }
         })
     }
 }
@@ -230,12 +272,12 @@ impl Part {
         match (op.direction, registered) {
             (Direction::Read, None) => opcode::Read::new(fd, address, len).offset(offset).build(),
             (Direction::Write, None) => opcode::Write::new(fd, address, len).offset(offset).build(),
-            (Direction::Read, Some(index)) => {
-                opcode::ReadFixed::new(fd, address, len, index).offset(offset).build()
-            }
-            (Direction::Write, Some(index)) => {
-                opcode::WriteFixed::new(fd, address, len, index).offset(offset).build()
-            }
+            (Direction::Read, Some(index)) => opcode::ReadFixed::new(fd, address, len, index)
+                .offset(offset)
+                .build(),
+            (Direction::Write, Some(index)) => opcode::WriteFixed::new(fd, address, len, index)
+                .offset(offset)
+                .build(),
         }
     }
 
@@ -255,7 +297,11 @@ impl Part {
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
         };
         // The caller has unwound when this fails; the operation is freed with this last hold on it.
-        let _unwound = self.landed.send(Landed { index: self.index, outcome, op: self.op });
+        let _unwound = self.landed.send(Landed {
+            index: self.index,
+            outcome,
+            op: self.op,
+        });
         Next::Told
     }
 }
@@ -285,8 +331,10 @@ pub(crate) mod tests {
         let (mut request, _landed) = request(100);
         assert!(!request.is_spent());
         let parts: Vec<_> = std::iter::from_fn(|| request.part()).collect();
-        let places: Vec<_> =
-            parts.iter().map(|part| (part.op.part_start(part.index), part.op.part_len(part.index))).collect();
+        let places: Vec<_> = parts
+            .iter()
+            .map(|part| (part.op.part_start(part.index), part.op.part_len(part.index)))
+            .collect();
         assert_eq!(places, [(0, 40), (40, 40), (80, 20)]);
         assert!(request.is_spent());
     }
@@ -294,8 +342,12 @@ pub(crate) mod tests {
     #[test]
     fn a_short_result_is_asked_for_again_until_nothing_comes() {
         let (mut request, landed) = request(40);
-        let Next::Again(part) = request.part().unwrap().complete(10) else { panic!("not again") };
-        let Next::Again(part) = part.complete(-libc::EINTR) else { panic!("not again") };
+        let Next::Again(part) = request.part().unwrap().complete(10) else {
+            panic!("not again")
+        };
+        let Next::Again(part) = part.complete(-libc::EINTR) else {
+            panic!("not again")
+        };
         assert!(matches!(part.complete(0), Next::Told));
         assert_eq!(landed.recv().unwrap().outcome.unwrap(), 10);
     }
@@ -306,7 +358,9 @@ pub(crate) mod tests {
             let (mut request, landed) = request(40);
             let mut part = request.part().unwrap();
             if let Some(before) = before {
-                let Next::Again(rest) = part.complete(before) else { panic!("not again") };
+                let Next::Again(rest) = part.complete(before) else {
+                    panic!("not again")
+                };
                 part = rest;
             }
             assert!(matches!(part.complete(-libc::EIO), Next::Told));

@@ -62,8 +62,10 @@ pub fn probe() -> Result<(), Unavailable> {
     let mut ring = open_ring(PROBE_ENTRIES).map_err(|source| Unavailable::Setup { source })?;
     check_operations(&ring)?;
     let nothing = opcode::Nop::new().build();
-    let done =
-        first(&mut ring, &nothing).map_err(|source| Unavailable::First { request: "request", source })?;
+    let done = first(&mut ring, &nothing).map_err(|source| Unavailable::First {
+        request: "request",
+        source,
+    })?;
     expect(done == 0, "request")?;
     first_read(&mut ring)
 }
@@ -81,7 +83,11 @@ pub(crate) fn open_ring(entries: u32) -> io::Result<IoUring> {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
         outcome => return outcome,
     }
-    match IoUring::builder().setup_coop_taskrun().setup_clamp().build(entries) {
+    match IoUring::builder()
+        .setup_coop_taskrun()
+        .setup_clamp()
+        .build(entries)
+    {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
         outcome => outcome,
     }
@@ -89,20 +95,32 @@ pub(crate) fn open_ring(entries: u32) -> io::Result<IoUring> {
 
 fn check_operations(ring: &IoUring) -> Result<(), Unavailable> {
     let mut found = Probe::new();
-    ring.submitter().register_probe(&mut found).map_err(|source| Unavailable::Register { source })?;
-    let missing = OPERATIONS.iter().find(|(code, _)| !found.is_supported(*code));
-    missing.map_or(Ok(()), |&(_, operation)| Err(Unavailable::Operation { operation }))
+    ring.submitter()
+        .register_probe(&mut found)
+        .map_err(|source| Unavailable::Register { source })?;
+    let missing = OPERATIONS
+        .iter()
+        .find(|(code, _)| !found.is_supported(*code));
+    missing.map_or(Ok(()), |&(_, operation)| {
+        Err(Unavailable::Operation { operation })
+    })
 }
 
 /// Reads a page of a file in memory and compares it.
 fn first_read(ring: &mut IoUring) -> Result<(), Unavailable> {
-    let failed = |source| Unavailable::First { request: "read", source };
+    let failed = |source| Unavailable::First {
+        request: "read",
+        source,
+    };
     let file = painted_page().map_err(failed)?;
     let mut page = vec![0; PAGE.len()];
     let len = u32::try_from(page.len()).expect("a page");
     let read = opcode::Read::new(Fd(file.as_raw_fd()), page.as_mut_ptr(), len).build();
     let done = first(ring, &read).map_err(failed)?;
-    expect(usize::try_from(done) == Ok(PAGE.len()) && page == PAGE, "read")
+    expect(
+        usize::try_from(done) == Ok(PAGE.len()) && page == PAGE,
+        "read",
+    )
 }
 
 fn painted_page() -> io::Result<OwnedFd> {
@@ -114,7 +132,14 @@ fn painted_page() -> io::Result<OwnedFd> {
 
 fn expect(as_it_should: bool, request: &'static str) -> Result<(), Unavailable> {
     let wrong = || io::Error::from(io::ErrorKind::InvalidData);
-    if as_it_should { Ok(()) } else { Err(Unavailable::First { request, source: wrong() }) }
+    if as_it_should {
+        Ok(())
+    } else {
+        Err(Unavailable::First {
+            request,
+            source: wrong(),
+        })
+    }
 }
 
 /// Puts one request through the ring. The memory and the descriptor that the entry points to must live until this
@@ -132,7 +157,11 @@ fn first(ring: &mut IoUring, entry: &squeue::Entry) -> io::Result<i32> {
         }
         if let Some(done) = ring.completion().next() {
             let result = done.result();
-            return if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result) };
+            return if result < 0 {
+                Err(io::Error::from_raw_os_error(-result))
+            } else {
+                Ok(result)
+            };
         }
     }
 }

@@ -22,9 +22,15 @@ impl RegisteredBuffers {
     /// A registry of up to `buffers_max` buffers; of none where the kernel refuses to register any.
     pub(crate) fn new(submitter: &Submitter<'_>, buffers_max: u16) -> Self {
         raise_memlock();
-        let refused = buffers_max == 0 || submitter.register_buffers_sparse(u32::from(buffers_max)).is_err();
+        let refused = buffers_max == 0
+            || submitter
+                .register_buffers_sparse(u32::from(buffers_max))
+                .is_err();
         let entries = if refused { 0 } else { usize::from(buffers_max) };
-        Self { entries: vec![None; entries], full: refused }
+        Self {
+            entries: vec![None; entries],
+            full: refused,
+        }
     }
 
     /// The index of the op's memory, which is registered now if it was not and there is room.
@@ -33,7 +39,11 @@ impl RegisteredBuffers {
             return None;
         }
         let (id, memory) = op.memory();
-        if let Some(index) = self.entries.iter().position(|entry| entry.as_ref() == Some(&id)) {
+        if let Some(index) = self
+            .entries
+            .iter()
+            .position(|entry| entry.as_ref() == Some(&id))
+        {
             return u16::try_from(index).ok();
         }
         self.let_go(submitter);
@@ -44,7 +54,8 @@ impl RegisteredBuffers {
         let index = u16::try_from(free).ok()?;
         // SAFETY: the memory is the op's and lives now; should it be freed while registered, its `MemoryId` is gone and
         // the index is never used for a request again, so the kernel touches only pages it has pinned for itself.
-        let registered = unsafe { submitter.register_buffers_update(u32::from(index), &[memory], None) };
+        let registered =
+            unsafe { submitter.register_buffers_update(u32::from(index), &[memory], None) };
         match registered {
             Ok(()) => {
                 self.entries[free] = Some(id);
@@ -68,9 +79,13 @@ impl RegisteredBuffers {
             if entry.as_ref().is_none_or(|id| !id.is_gone()) {
                 continue;
             }
-            let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+            let nothing = libc::iovec {
+                iov_base: std::ptr::null_mut(),
+                iov_len: 0,
+            };
             // SAFETY: an empty entry names no memory.
-            let unregistered = unsafe { submitter.register_buffers_update(index, &[nothing], None) };
+            let unregistered =
+                unsafe { submitter.register_buffers_update(index, &[nothing], None) };
             if unregistered.is_ok() {
                 *entry = None;
                 self.full = false;
@@ -83,5 +98,11 @@ impl RegisteredBuffers {
 fn raise_memlock() {
     let limit = getrlimit(Resource::Memlock);
     // A refusal leaves the limit as it was: fewer buffers are registered then.
-    let _refused = setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let _refused = setrlimit(
+        Resource::Memlock,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    );
 }

@@ -35,7 +35,11 @@ pub struct RingConfig {
 
 impl Default for RingConfig {
     fn default() -> Self {
-        Self { depth: 64, part_bytes: 512 << 10, registered_max: 32 }
+        Self {
+            depth: 64,
+            part_bytes: 512 << 10,
+            registered_max: 32,
+        }
     }
 }
 
@@ -72,11 +76,18 @@ impl Ring {
                 let _told = opened_in.send(Err(error));
             }
         };
-        let thread =
-            std::thread::Builder::new().name("zmove-ring".into()).spawn(run).map_err(thread_failed)?;
+        let thread = std::thread::Builder::new()
+            .name("zmove-ring".into())
+            .spawn(run)
+            .map_err(thread_failed)?;
         let opened = opened.recv().expect("the thread says how it went");
         opened.map_err(|source| Unavailable::Setup { source })?;
-        Ok(Self { requests: Some(requests_in), wake, thread: Some(thread), part_bytes: config.part_bytes })
+        Ok(Self {
+            requests: Some(requests_in),
+            wake,
+            thread: Some(thread),
+            part_bytes: config.part_bytes,
+        })
     }
 
     /// Reads up to the span's length, several parts at once, and shows each slice to `seen` in order, once. The count
@@ -92,7 +103,10 @@ impl Ring {
         buffer: Buffer,
         seen: &mut dyn FnMut(&[u8]),
     ) -> (io::Result<usize>, Buffer) {
-        self.move_bytes(Op::new(Direction::Read, file, span, self.part_bytes, buffer), seen)
+        self.move_bytes(
+            Op::new(Direction::Read, file, span, self.part_bytes, buffer),
+            seen,
+        )
     }
 
     /// Writes the span, several parts at once. The count is how much of it was written from its beginning on without a
@@ -100,8 +114,16 @@ impl Ring {
     ///
     /// # Panics
     /// When the span is outside the buffer's room.
-    pub fn write(&self, file: &Arc<File>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer) {
-        self.move_bytes(Op::new(Direction::Write, file, span, self.part_bytes, buffer), &mut |_| ())
+    pub fn write(
+        &self,
+        file: &Arc<File>,
+        span: Span,
+        buffer: Buffer,
+    ) -> (io::Result<usize>, Buffer) {
+        self.move_bytes(
+            Op::new(Direction::Write, file, span, self.part_bytes, buffer),
+            &mut |_| (),
+        )
     }
 
     fn move_bytes(&self, op: Op, seen: &mut dyn FnMut(&[u8])) -> (io::Result<usize>, Buffer) {
@@ -122,7 +144,9 @@ impl Ring {
             let index = part.index;
             waiting[index] = Some(part);
             while let Some(at) = next.filter(|&at| at < parts) {
-                let Some(part) = waiting[at].take() else { break };
+                let Some(part) = waiting[at].take() else {
+                    break;
+                };
                 next = match &part.outcome {
                     Ok(bytes) => {
                         if *bytes > 0 && matches!(op.direction(), Direction::Read) {
@@ -144,7 +168,9 @@ impl Ring {
 
     fn submit(&self, request: Request) {
         let requests = self.requests.as_ref().expect("open until dropped");
-        requests.send(request).expect("the ring's thread lives as long as its handle");
+        requests
+            .send(request)
+            .expect("the ring's thread lives as long as its handle");
         self.wake();
     }
 
@@ -182,7 +208,15 @@ impl Driver {
         let ring = open_ring((u32::from(config.depth) + 2).next_power_of_two())?;
         let registered_buffers = RegisteredBuffers::new(&ring.submitter(), config.registered_max);
         let slots = Slots::new(config.depth);
-        Ok(Self { ring, slots, registered_buffers, backlog: None, requests, wake, open: true })
+        Ok(Self {
+            ring,
+            slots,
+            registered_buffers,
+            backlog: None,
+            requests,
+            wake,
+            open: true,
+        })
     }
 
     fn run(mut self) {
@@ -224,7 +258,9 @@ impl Driver {
     }
 
     fn launch(&mut self, part: Part) {
-        let registered = self.registered_buffers.index(&self.ring.submitter(), part.op());
+        let registered = self
+            .registered_buffers
+            .index(&self.ring.submitter(), part.op());
         let entry = part.entry(registered);
         let number = self.slots.keep(part);
         self.push(&entry.user_data(number));
@@ -265,7 +301,9 @@ impl Driver {
     fn reap(&mut self) {
         loop {
             let done = self.ring.completion().next();
-            let Some((number, result)) = done.map(|done| (done.user_data(), done.result())) else { break };
+            let Some((number, result)) = done.map(|done| (done.user_data(), done.result())) else {
+                break;
+            };
             match number {
                 WAKE => self.woken(),
                 CANCEL => {}

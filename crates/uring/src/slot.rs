@@ -26,7 +26,10 @@ pub(crate) const CANCEL: u64 = u64::MAX - 1;
 impl Slots {
     pub(crate) fn new(count: u16) -> Self {
         let slots = (0..count).map(|_| Slot::default()).collect();
-        Self { slots, free: (0..u32::from(count)).rev().collect() }
+        Self {
+            slots,
+            free: (0..u32::from(count)).rev().collect(),
+        }
     }
 
     pub(crate) fn has_room(&self) -> bool {

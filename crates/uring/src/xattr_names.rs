@@ -13,7 +13,11 @@ use rustix::path::Arg;
 /// # Errors
 /// The system call's error, `ERANGE` where the buffer is too short. The call is new (Linux 6.13) and may be refused by
 /// a filter that does not know it, with `ENOSYS` or `EPERM`.
-pub fn list_xattrs_at(directory: impl AsFd, name: impl Arg, buffer: &mut [u8]) -> rustix::io::Result<usize> {
+pub fn list_xattrs_at(
+    directory: impl AsFd,
+    name: impl Arg,
+    buffer: &mut [u8],
+) -> rustix::io::Result<usize> {
     let directory = directory.as_fd().as_raw_fd();
     name.into_with_c_str(|name| {
         let flags: libc::c_int = libc::AT_SYMLINK_NOFOLLOW;
@@ -21,7 +25,16 @@ pub fn list_xattrs_at(directory: impl AsFd, name: impl Arg, buffer: &mut [u8]) -
         let bytes = buffer.len();
         // SAFETY: the kernel reads the name up to its NUL and writes at most `bytes` bytes to `room`; both outlive the
         // call, and the descriptor is borrowed.
-        let length = unsafe { libc::syscall(SYS_LISTXATTRAT, directory, name.as_ptr(), flags, room, bytes) };
+        let length = unsafe {
+            libc::syscall(
+                SYS_LISTXATTRAT,
+                directory,
+                name.as_ptr(),
+                flags,
+                room,
+                bytes,
+            )
+        };
         usize::try_from(length).map_err(|_negative| last_error())
     })
 }
@@ -46,22 +59,33 @@ mod tests {
         std::os::unix::fs::symlink("f", home.path().join("link")).unwrap();
         let list = |name: &str, room: &mut [u8]| list_xattrs_at(&directory, name, room);
         match list("f", &mut [0; 512]) {
-            Err(error @ (Errno::NOSYS | Errno::PERM)) => return eprintln!("skipped: listxattrat: {error}"),
+            Err(error @ (Errno::NOSYS | Errno::PERM)) => {
+                return eprintln!("skipped: listxattrat: {error}");
+            }
             listed => assert_eq!(listed, rustix::fs::flistxattr(&file, &mut [0; 512])),
         }
         assert_eq!(list("nothing", &mut [0; 512]), Err(Errno::NOENT));
         if rustix::fs::fsetxattr(&file, "user.a", b"x", rustix::fs::XattrFlags::empty()).is_err() {
-            return eprintln!("skipped: no extended attributes at {}", home.path().display());
+            return eprintln!(
+                "skipped: no extended attributes at {}",
+                home.path().display()
+            );
         }
         let mut room = [0; 512];
         let mut expected = [0; 512];
         let length = list("f", &mut room).unwrap();
         assert_eq!(Ok(length), rustix::fs::flistxattr(&file, &mut expected));
         assert_eq!(room, expected);
-        assert!(room[..length].split(|byte| *byte == 0).any(|name| name == b"user.a"));
+        assert!(
+            room[..length]
+                .split(|byte| *byte == 0)
+                .any(|name| name == b"user.a")
+        );
         let of_link = list("link", &mut room).unwrap();
         assert!(
-            room[..of_link].split(|byte| *byte == 0).all(|name| name != b"user.a"),
+            room[..of_link]
+                .split(|byte| *byte == 0)
+                .all(|name| name != b"user.a"),
             "a link was followed"
         );
         assert_eq!(list("f", &mut [0; 3]), Err(Errno::RANGE));

@@ -8,7 +8,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init, remove_watch};
+use rustix::fs::inotify::{
+    CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init, remove_watch,
+};
 use rustix::io::Errno;
 
 /// Something that has happened, with the path below the root.
@@ -60,7 +62,10 @@ impl Events {
 
     /// Watches a directory no more that has gone elsewhere, nor what is below it.
     fn forget(&mut self, below: &Path) {
-        let found = self.directories.iter().filter(|(_, path)| path.starts_with(below));
+        let found = self
+            .directories
+            .iter()
+            .filter(|(_, path)| path.starts_with(below));
         let numbers: Vec<_> = found.map(|(number, _)| *number).collect();
         for number in numbers {
             self.directories.remove(&number);
@@ -78,8 +83,9 @@ impl Events {
             loop {
                 match reader.next() {
                     Ok(event) => {
-                        let name =
-                            event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
+                        let name = event
+                            .file_name()
+                            .map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
                         let (flags, number) = (event.events(), event.wd());
                         if flags.contains(ReadFlags::IGNORED) {
                             self.directories.remove(&number);
@@ -91,7 +97,8 @@ impl Events {
                             None => directory,
                         });
                         // What stood in a directory that has moved away is not told of it.
-                        let is_away = |path: &PathBuf| moved_away.iter().any(|away| path.starts_with(away));
+                        let is_away =
+                            |path: &PathBuf| moved_away.iter().any(|away| path.starts_with(away));
                         let path = path.filter(|path| !is_away(path));
                         if flags.contains(ReadFlags::MOVED_FROM | ReadFlags::ISDIR) {
                             moved_away.extend(path.clone());
@@ -138,7 +145,9 @@ fn happened(flags: ReadFlags, path: Option<PathBuf>) -> Option<Happened> {
     if flags.intersects(ReadFlags::CLOSE_WRITE | ReadFlags::MOVED_TO) {
         return Some(Happened::Closed(path));
     }
-    flags.intersects(ReadFlags::CREATE | ReadFlags::MODIFY).then_some(Happened::Changed(path))
+    flags
+        .intersects(ReadFlags::CREATE | ReadFlags::MODIFY)
+        .then_some(Happened::Changed(path))
 }
 
 const WHAT: WatchFlags = WatchFlags::CREATE

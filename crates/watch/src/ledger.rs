@@ -76,7 +76,14 @@ impl Ledger {
     /// Somebody changes a file.
     pub(crate) fn changed(&mut self, path: PathBuf, now: Instant) {
         self.ready.remove(&path);
-        self.changing.insert(path, Changing { stamp: None, since: now, rest: self.rest });
+        self.changing.insert(
+            path,
+            Changing {
+                stamp: None,
+                since: now,
+                rest: self.rest,
+            },
+        );
     }
 
     /// A file has been closed by who wrote it, or has got its name when it was whole.
@@ -96,8 +103,12 @@ impl Ledger {
     /// A walk has met a file, which is ready if it `has_rested` already.
     pub(crate) fn met(&mut self, path: PathBuf, stamp: Stamp, has_rested: bool, now: Instant) {
         let numbers = self.numbers(&path, &stamp);
-        let known = numbers.into_iter().filter(|number| self.sent.contains(number));
-        self.met.iter_mut().for_each(|met| met.extend(known.clone()));
+        let known = numbers
+            .into_iter()
+            .filter(|number| self.sent.contains(number));
+        self.met
+            .iter_mut()
+            .for_each(|met| met.extend(known.clone()));
         if self.sent.contains(&numbers[0]) {
             return;
         }
@@ -105,13 +116,21 @@ impl Ledger {
             return;
         }
         match self.changing.get_mut(&path) {
-            Some(Changing { stamp: Some(before), since, .. }) if *before != stamp => {
+            Some(Changing {
+                stamp: Some(before),
+                since,
+                ..
+            }) if *before != stamp => {
                 (*before, *since) = (stamp, now);
             }
             Some(_) => {}
             None if has_rested => self.ready.extend([(path, ())]),
             None => {
-                let changing = Changing { stamp: Some(stamp), since: now, rest: self.rest };
+                let changing = Changing {
+                    stamp: Some(stamp),
+                    since: now,
+                    rest: self.rest,
+                };
                 self.changing.insert(path, changing);
             }
         }
@@ -140,7 +159,9 @@ impl Ledger {
             .collect();
         for path in due {
             let found = look(&path);
-            let Some(changing) = self.changing.get_mut(&path) else { continue };
+            let Some(changing) = self.changing.get_mut(&path) else {
+                continue;
+            };
             match (found, changing.stamp) {
                 (None, _) => self.gone(&path),
                 // written by way of memory, of which no event tells
@@ -157,7 +178,8 @@ impl Ledger {
 
     /// The time until a file may have rested.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Duration> {
-        let left = |changing: &Changing| (changing.since + changing.rest).saturating_duration_since(now);
+        let left =
+            |changing: &Changing| (changing.since + changing.rest).saturating_duration_since(now);
         self.changing.values().map(left).min()
     }
 
@@ -167,7 +189,11 @@ impl Ledger {
     }
 
     /// Hands out files that are ready. What is to be taken for each is what `look` finds.
-    pub(crate) fn take(&mut self, files_max: usize, look: impl Fn(&Path) -> Option<Stamp>) -> Batch {
+    pub(crate) fn take(
+        &mut self,
+        files_max: usize,
+        look: impl Fn(&Path) -> Option<Stamp>,
+    ) -> Batch {
         let (mut files, mut by_contents) = (Vec::new(), false);
         while files.len() < files_max
             && let Some((path, ())) = self.ready.pop_first()
@@ -181,7 +207,10 @@ impl Ledger {
 
     /// The numbers of a version, and of what it looks like.
     fn numbers(&self, path: &Path, stamp: &Stamp) -> [u64; 2] {
-        [stamp.number(path, &self.state), stamp.number_of_look(path, &self.state)]
+        [
+            stamp.number(path, &self.state),
+            stamp.number_of_look(path, &self.state),
+        ]
     }
 
     /// Takes note of what has become of a batch. What has changed meanwhile is to be moved again, and so, after a
@@ -201,10 +230,17 @@ impl Ledger {
             if has_failed(&path) {
                 let failures = self.failures.entry(path.clone()).or_default();
                 *failures += 1;
-                let rest =
-                    self.rest.max(REST_MIN).saturating_mul(1 << (*failures).min(12)).min(FAILURE_REST_MAX);
+                let rest = self
+                    .rest
+                    .max(REST_MIN)
+                    .saturating_mul(1 << (*failures).min(12))
+                    .min(FAILURE_REST_MAX);
                 // One that somebody is changing comes by itself.
-                let changing = Changing { stamp: None, since: now, rest };
+                let changing = Changing {
+                    stamp: None,
+                    since: now,
+                    rest,
+                };
                 self.changing.entry(path).or_insert(changing);
                 continue;
             }
@@ -214,7 +250,11 @@ impl Ledger {
                 self.sent.extend(numbers);
                 self.met.iter_mut().for_each(|met| met.extend(numbers));
             } else if !self.ready.contains_key(&path) {
-                let changing = Changing { stamp: Some(found), since: now, rest: self.rest };
+                let changing = Changing {
+                    stamp: Some(found),
+                    since: now,
+                    rest: self.rest,
+                };
                 self.changing.entry(path).or_insert(changing);
             }
         }
@@ -248,7 +288,10 @@ mod tests {
 
     fn taken(ledger: &mut Ledger, look: Option<Stamp>) -> Vec<String> {
         let batch = ledger.take(99, |_| look);
-        let paths = batch.paths().map(|path| path.display().to_string()).collect();
+        let paths = batch
+            .paths()
+            .map(|path| path.display().to_string())
+            .collect();
         ledger.settle(batch, |_| false, Instant::now(), |_| look);
         paths
     }
@@ -259,7 +302,10 @@ mod tests {
         ledger.changed("a".into(), now);
         ledger.changed("b".into(), now);
         ledger.closed("a".into());
-        assert_eq!((ledger.counts(), ledger.next_due(now)), ((1, 1), Some(REST)));
+        assert_eq!(
+            (ledger.counts(), ledger.next_due(now)),
+            ((1, 1), Some(REST))
+        );
         ledger.look_at_rested(now + REST / 2, |_| Some(one));
         assert_eq!(taken(&mut ledger, Some(one)), ["a"]);
         ledger.changed("b".into(), now + REST / 2);
@@ -271,7 +317,8 @@ mod tests {
 
     #[test]
     fn what_is_at_the_target_is_not_moved_again_unless_it_changes() {
-        let (mut ledger, now, one, two) = (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
+        let (mut ledger, now, one, two) =
+            (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
         ledger.met("a".into(), one, true, now);
         assert_eq!(taken(&mut ledger, Some(one)), ["a"]);
         for _ in 0..2 {
@@ -308,7 +355,12 @@ mod tests {
         let mut two = one;
         while two == one {
             std::fs::write(file.path(), "two").unwrap();
-            std::fs::File::options().write(true).open(file.path()).unwrap().set_modified(modified).unwrap();
+            std::fs::File::options()
+                .write(true)
+                .open(file.path())
+                .unwrap()
+                .set_modified(modified)
+                .unwrap();
             two = stamp();
         }
         ledger.walk_begins();
@@ -322,7 +374,8 @@ mod tests {
 
     #[test]
     fn what_changes_while_it_is_moved_is_moved_again() {
-        let (mut ledger, now, one, two) = (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
+        let (mut ledger, now, one, two) =
+            (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
         ledger.closed("a".into());
         let batch = ledger.take(9, |_| Some(one));
         ledger.settle(batch, |_| false, now, |_| Some(two));
@@ -339,7 +392,12 @@ mod tests {
         ledger.closed("a".into());
         ledger.closed("b".into());
         let batch = ledger.take(9, |_| Some(one));
-        ledger.settle(batch, |_| true, now, |path| (path == Path::new("a")).then_some(one));
+        ledger.settle(
+            batch,
+            |_| true,
+            now,
+            |path| (path == Path::new("a")).then_some(one),
+        );
         assert_eq!(ledger.counts(), (0, 1));
         ledger.look_at_rested(now + REST, |_| Some(one));
         assert_eq!(ledger.counts(), (0, 1), "the wait doubles");
@@ -351,7 +409,8 @@ mod tests {
 
     #[test]
     fn what_is_written_by_way_of_memory_has_not_rested() {
-        let (mut ledger, now, one, two) = (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
+        let (mut ledger, now, one, two) =
+            (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
         ledger.met("a".into(), one, false, now);
         ledger.look_at_rested(now + REST, |_| Some(two));
         assert_eq!(ledger.counts(), (0, 1));

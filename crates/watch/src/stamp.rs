@@ -28,7 +28,11 @@ impl Stamp {
         let kind = metadata.file_type();
         let modified = (metadata.mtime(), metadata.mtime_nsec());
         (kind.is_file() || kind.is_symlink()).then(|| Self {
-            look: Look { inode: metadata.ino(), bytes: metadata.size(), modified },
+            look: Look {
+                inode: metadata.ino(),
+                bytes: metadata.size(),
+                modified,
+            },
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         })
     }
@@ -49,8 +53,12 @@ impl Stamp {
 /// the second time.
 pub(crate) fn age(metadata: &Metadata) -> Duration {
     let seconds = metadata.mtime().max(metadata.ctime());
-    let changed = u64::try_from(seconds).map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
-    let age = changed.ok().and_then(|changed| changed.elapsed().ok()).unwrap_or_default();
+    let changed =
+        u64::try_from(seconds).map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+    let age = changed
+        .ok()
+        .and_then(|changed| changed.elapsed().ok())
+        .unwrap_or_default();
     // The seconds were cut off.
     age.saturating_sub(Duration::from_secs(1))
 }

@@ -31,7 +31,11 @@ pub(crate) fn walk(root: &Path, below: &Path, visitor: &mut impl Visitor) -> boo
     let mut is_whole = true;
     while let Some(below) = left.pop() {
         let path = root.join(&below);
-        let looked = if below.as_os_str().is_empty() { path.metadata() } else { path.symlink_metadata() };
+        let looked = if below.as_os_str().is_empty() {
+            path.metadata()
+        } else {
+            path.symlink_metadata()
+        };
         let metadata = match looked {
             Ok(metadata) if metadata.is_dir() => metadata,
             // what took its place meanwhile is told by whoever told of this
@@ -76,5 +80,8 @@ fn pass_over(visitor: &mut impl Visitor, path: &Path, error: &io::Error) -> bool
 
 /// What a directory is known by.
 pub(crate) fn identity(path: &Path) -> Option<(u64, u64)> {
-    path.metadata().ok().filter(Metadata::is_dir).map(|metadata| (metadata.dev(), metadata.ino()))
+    path.metadata()
+        .ok()
+        .filter(Metadata::is_dir)
+        .map(|metadata| (metadata.dev(), metadata.ino()))
 }

@@ -99,8 +99,14 @@ impl Watch {
             has_walked: false,
             notes: Vec::new(),
         };
-        let shared = Arc::new(Shared { account: Mutex::new(account), is_ready: Condvar::new() });
-        let watch = Self { root: root.to_owned(), shared: Arc::clone(&shared) };
+        let shared = Arc::new(Shared {
+            account: Mutex::new(account),
+            is_ready: Condvar::new(),
+        });
+        let watch = Self {
+            root: root.to_owned(),
+            shared: Arc::clone(&shared),
+        };
         let walks_only = (terms.is_shared)(root);
         let mut watcher = Watcher {
             root: root.to_owned(),
@@ -116,10 +122,13 @@ impl Watch {
         };
         if walks_only {
             watcher.walks_alone(
-                "it is on a network file system, and what other hosts change there is not told".into(),
+                "it is on a network file system, and what other hosts change there is not told"
+                    .into(),
             );
         }
-        std::thread::Builder::new().name("watch".to_owned()).spawn(move || watcher.run())?;
+        std::thread::Builder::new()
+            .name("watch".to_owned())
+            .spawn(move || watcher.run())?;
         Ok(watch)
     }
 
@@ -136,14 +145,19 @@ impl Watch {
             let waited = self.shared.is_ready.wait_timeout(account, left);
             account = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let batch = account.ledger.take(files_max, |path| stamp_at(&self.root.join(path)));
+        let batch = account
+            .ledger
+            .take(files_max, |path| stamp_at(&self.root.join(path)));
         Some(batch).filter(|batch| batch.paths().len() > 0)
     }
 
     /// Takes note of a batch that has been moved, but for what `has_failed`.
     pub fn settle(&self, batch: Batch, has_failed: impl Fn(&Path) -> bool) {
         let look = |path: &Path| stamp_at(&self.root.join(path));
-        self.shared.account().ledger.settle(batch, has_failed, Instant::now(), look);
+        self.shared
+            .account()
+            .ledger
+            .settle(batch, has_failed, Instant::now(), look);
     }
 
     /// Takes back a batch that has not been moved.
@@ -156,8 +170,20 @@ impl Watch {
     pub fn state(&self) -> State {
         let account = self.shared.account();
         let (ready, changing) = account.ledger.counts();
-        let Account { directories, is_there, has_walked, .. } = *account;
-        State { how: account.how.clone(), directories, ready, changing, is_there, has_walked }
+        let Account {
+            directories,
+            is_there,
+            has_walked,
+            ..
+        } = *account;
+        State {
+            how: account.how.clone(),
+            directories,
+            ready,
+            changing,
+            is_there,
+            has_walked,
+        }
     }
 
     /// What a user should know, each once.
@@ -218,10 +244,16 @@ impl Watcher {
             return;
         }
         if self.identity.is_some() {
-            let what = if found.is_some() { "is another directory now" } else { "is gone: waiting for it" };
-            self.shared.note(format!("'{}' {what}", self.root.display()));
+            let what = if found.is_some() {
+                "is another directory now"
+            } else {
+                "is gone: waiting for it"
+            };
+            self.shared
+                .note(format!("'{}' {what}", self.root.display()));
         } else if self.shared.account().has_walked {
-            self.shared.note(format!("'{}' is there again", self.root.display()));
+            self.shared
+                .note(format!("'{}' is there again", self.root.display()));
         }
         self.identity = found;
         self.events = None;
@@ -246,18 +278,24 @@ impl Watcher {
 
     /// Takes note of what the kernel tells.
     fn hear(&mut self) {
-        let Some(events) = &mut self.events else { return };
+        let Some(events) = &mut self.events else {
+            return;
+        };
         let told = match events.read() {
             Ok(told) => told,
             Err(error) => {
-                self.shared.note(format!("what the kernel tells of changes cannot be read: {error}"));
+                self.shared.note(format!(
+                    "what the kernel tells of changes cannot be read: {error}"
+                ));
                 vec![Happened::Lost]
             }
         };
         let now = Instant::now();
         for happened in told {
             match happened {
-                Happened::Changed(path) => self.came(path, |ledger, path| ledger.changed(path, now)),
+                Happened::Changed(path) => {
+                    self.came(path, |ledger, path| ledger.changed(path, now))
+                }
                 Happened::Closed(path) => self.came(path, Ledger::closed),
                 Happened::Gone(path) => self.shared.account().ledger.gone(&path),
                 Happened::Directory(path) => drop(self.walk_at(&path)),
@@ -352,11 +390,16 @@ impl Visitor for Watcher {
             self.broke_off = true;
             return Go::Home;
         }
-        let is_elsewhere = self.identity.is_some_and(|(device, _)| device != metadata.dev());
-        if is_elsewhere && self.shared.account().how == How::Events && (self.terms.is_shared)(path) {
+        let is_elsewhere = self
+            .identity
+            .is_some_and(|(device, _)| device != metadata.dev());
+        if is_elsewhere && self.shared.account().how == How::Events && (self.terms.is_shared)(path)
+        {
             self.walks_alone(format!("'{}' is on a network file system", path.display()));
         }
-        let Some(events) = &mut self.events else { return Go::On };
+        let Some(events) = &mut self.events else {
+            return Go::On;
+        };
         let watched = if events.directories() >= self.watches_max {
             Err(Errno::NOSPC.into())
         } else {
@@ -373,17 +416,27 @@ impl Visitor for Watcher {
     }
 
     fn entry(&mut self, below: PathBuf, metadata: &Metadata) {
-        let Some(stamp) = Stamp::of(metadata).filter(|_| !self.is_unfinished(&below)) else { return };
+        let Some(stamp) = Stamp::of(metadata).filter(|_| !self.is_unfinished(&below)) else {
+            return;
+        };
         let mut account = self.shared.account();
         // A server's clock may be another.
-        let rest =
-            if account.how == How::Events { self.terms.rest } else { self.terms.rest.max(CLOCKS_APART_MAX) };
-        account.ledger.met(below, stamp, age(metadata) >= rest, Instant::now());
+        let rest = if account.how == How::Events {
+            self.terms.rest
+        } else {
+            self.terms.rest.max(CLOCKS_APART_MAX)
+        };
+        account
+            .ledger
+            .met(below, stamp, age(metadata) >= rest, Instant::now());
     }
 
     fn unreadable(&mut self, path: &Path, error: &io::Error) {
         if self.unreadable.insert(path.to_owned()) {
-            self.shared.note(format!("'{}' cannot be read, and is not watched: {error}", path.display()));
+            self.shared.note(format!(
+                "'{}' cannot be read, and is not watched: {error}",
+                path.display()
+            ));
         }
     }
 }

@@ -108,7 +108,10 @@ impl Batch {
         for group in &self.groups {
             put_path(&mut out, &group.directory);
             out.extend(count(group.entries.len()).to_le_bytes());
-            group.entries.iter().for_each(|entry| entry.encode(&mut out));
+            group
+                .entries
+                .iter()
+                .for_each(|entry| entry.encode(&mut out));
         }
         let mut extras = ExtraWriter::default();
         for (number, entry) in (0_u32..).zip(self.groups.iter().flat_map(|group| &group.entries)) {
@@ -136,8 +139,9 @@ impl Batch {
             let directory = reader.path()?;
             let entry_count = reader.bounded_u32("batch entries", entries_left)?;
             entries_left -= entry_count;
-            let entries =
-                (0..entry_count).map(|_| BatchEntry::decode(&mut reader)).collect::<Result<_, _>>()?;
+            let entries = (0..entry_count)
+                .map(|_| BatchEntry::decode(&mut reader))
+                .collect::<Result<_, _>>()?;
             groups.push(DirectoryGroup { directory, entries });
         }
         let mut batch = Self { groups };
@@ -156,12 +160,16 @@ impl Batch {
     /// Takes what stands behind the entries: for some of them, in their order, the entry's number and its block.
     fn take_extensions(&mut self, reader: &mut Reader<'_>) -> Result<(), WireError> {
         let mut extras = ExtraReader::default();
-        let mut entries = (0_u32..).zip(self.groups.iter_mut().flat_map(|group| &mut group.entries));
+        let mut entries =
+            (0_u32..).zip(self.groups.iter_mut().flat_map(|group| &mut group.entries));
         while !reader.is_empty() {
             let number = reader.u32()?;
-            let (_, entry) = entries
-                .find(|(other, _)| *other == number)
-                .ok_or(WireError::OutOfOrder { what: "an entry's extensions" })?;
+            let (_, entry) =
+                entries
+                    .find(|(other, _)| *other == number)
+                    .ok_or(WireError::OutOfOrder {
+                        what: "an entry's extensions",
+                    })?;
             let extensions = Extensions::take(reader)?.only(OF_ENTRIES, "a batch's entry")?;
             entry.metadata_mut().extra = extras.next(&extensions)?;
             entry.take_data(&extensions)?;
@@ -176,26 +184,39 @@ impl Batch {
         let whole: u64 = entries().map(BatchEntry::file_bytes).sum();
         let limit = FRAME_DATA_BYTES_MAX as u64;
         if whole > limit {
-            return Err(WireError::OverLimit { what: "sum of file lengths", value: whole, limit });
+            return Err(WireError::OverLimit {
+                what: "sum of file lengths",
+                value: whole,
+                limit,
+            });
         }
         let claimed: u64 = entries().map(BatchEntry::data_bytes).sum();
         let limit = u64::from(data_bytes);
         if claimed == limit {
             return Ok(());
         }
-        Err(WireError::OverLimit { what: "sum of the data of files", value: claimed, limit })
+        Err(WireError::OverLimit {
+            what: "sum of the data of files",
+            value: claimed,
+            limit,
+        })
     }
 }
 
 /// Batches that have these groups in their order, each of one directory itself. The head of none is longer than
 /// [`DIRECTORY_HEAD_BYTES`], but for one of a single directory that is by itself.
-pub fn directory_batches(groups: impl IntoIterator<Item = DirectoryGroup>) -> impl Iterator<Item = Batch> {
+pub fn directory_batches(
+    groups: impl IntoIterator<Item = DirectoryGroup>,
+) -> impl Iterator<Item = Batch> {
     let mut waiting = groups.into_iter().peekable();
     std::iter::from_fn(move || {
-        let mut batch = Batch { groups: vec![waiting.next()?] };
+        let mut batch = Batch {
+            groups: vec![waiting.next()?],
+        };
         let mut bytes = directory_bytes(&batch.groups[0]);
         while batch.groups.len() < DIRECTORIES_AT_ONCE
-            && let Some(next) = waiting.next_if(|next| bytes + directory_bytes(next) <= DIRECTORY_HEAD_BYTES)
+            && let Some(next) =
+                waiting.next_if(|next| bytes + directory_bytes(next) <= DIRECTORY_HEAD_BYTES)
         {
             bytes += directory_bytes(&next);
             batch.groups.push(next);
@@ -211,7 +232,10 @@ const DIRECTORIES_AT_ONCE: usize = 256;
 
 /// No less than what a directory takes in a head.
 fn directory_bytes(group: &DirectoryGroup) -> usize {
-    let extras = group.entries.iter().map(|entry| entry.metadata().extra_bytes());
+    let extras = group
+        .entries
+        .iter()
+        .map(|entry| entry.metadata().extra_bytes());
     64 + group.directory.as_bytes().len() + extras.sum::<usize>()
 }
 
@@ -270,7 +294,11 @@ impl BatchEntry {
             (Self::File(file), Some(ranges)) => {
                 file.data = Some(Arc::new(decode_ranges(ranges, u64::from(file.bytes))?));
             }
-            (_, Some(_)) => return Err(WireError::OutOfOrder { what: "data of an entry that is no file" }),
+            (_, Some(_)) => {
+                return Err(WireError::OutOfOrder {
+                    what: "data of an entry that is no file",
+                });
+            }
         }
         Ok(())
     }
@@ -298,7 +326,8 @@ impl BatchEntry {
             Self::Directory(name, metadata) => Self::encode_named(out, 2, name, metadata),
             Self::Symlink(name, metadata, target) => {
                 Self::encode_named(out, 3, name, metadata);
-                let len = u16::try_from(target.len()).expect("symlink targets are at most 4096 bytes");
+                let len =
+                    u16::try_from(target.len()).expect("symlink targets are at most 4096 bytes");
                 out.extend(len.to_le_bytes());
                 out.extend_from_slice(target);
             }
@@ -314,7 +343,12 @@ impl BatchEntry {
                 out.push(tag);
                 out.extend(device.to_le_bytes());
             }
-            Self::Link(LinkEntry { name, metadata, bytes, first }) => {
+            Self::Link(LinkEntry {
+                name,
+                metadata,
+                bytes,
+                first,
+            }) => {
                 Self::encode_named(out, 7, name, metadata);
                 out.extend(bytes.to_le_bytes());
                 put_path(out, first);
@@ -340,7 +374,13 @@ impl BatchEntry {
             4 => {
                 let bytes = reader.bounded_u32("file length", FRAME_DATA_BYTES_MAX)?;
                 let bytes = u32::try_from(bytes).expect("bounded by 4 MiB");
-                Ok(Self::File(FileEntry { name, metadata, bytes, root: Root(reader.array()?), data: None }))
+                Ok(Self::File(FileEntry {
+                    name,
+                    metadata,
+                    bytes,
+                    root: Root(reader.array()?),
+                    data: None,
+                }))
             }
             5 => Ok(Self::Retouch(name, metadata)),
             6 => {
@@ -350,11 +390,21 @@ impl BatchEntry {
             7 => {
                 let (bytes, first) = (reader.u64()?, reader.path()?);
                 if first.is_root() {
-                    return Err(WireError::OutOfOrder { what: "the target directory as a file" });
+                    return Err(WireError::OutOfOrder {
+                        what: "the target directory as a file",
+                    });
                 }
-                Ok(Self::Link(LinkEntry { name, metadata, bytes, first }))
+                Ok(Self::Link(LinkEntry {
+                    name,
+                    metadata,
+                    bytes,
+                    first,
+                }))
             }
-            _ => Err(WireError::UnknownTag { what: "batch entry", tag }),
+            _ => Err(WireError::UnknownTag {
+                what: "batch entry",
+                tag,
+            }),
         }
     }
 }
@@ -375,7 +425,10 @@ pub(crate) fn special_of(tag: u8, device: u64) -> Result<Special, WireError> {
         (2, 0) => Ok(Special::Socket),
         (3, device) => Ok(Special::Character(device)),
         (4, device) => Ok(Special::Block(device)),
-        _ => Err(WireError::UnknownTag { what: "special entry", tag }),
+        _ => Err(WireError::UnknownTag {
+            what: "special entry",
+            tag,
+        }),
     }
 }
 
@@ -383,7 +436,11 @@ fn symlink_target(reader: &mut Reader<'_>) -> Result<Box<[u8]>, WireError> {
     let len = usize::from(reader.u16()?);
     if len == 0 || len > SYMLINK_BYTES_MAX {
         let limit = SYMLINK_BYTES_MAX as u64;
-        return Err(WireError::OverLimit { what: "symlink target", value: len as u64, limit });
+        return Err(WireError::OverLimit {
+            what: "symlink target",
+            value: len as u64,
+            limit,
+        });
     }
     Ok(reader.bytes(len)?.into())
 }
@@ -438,17 +495,30 @@ impl FileHead {
         if !reader.is_empty() {
             let extensions = Extensions::take(&mut reader)?.only(OF_LARGE_FILES, "a large file")?;
             metadata.extra = ExtraReader::default().next(&extensions)?;
-            let ranges = extensions.get(DATA).map(|ranges| decode_ranges(ranges, bytes));
+            let ranges = extensions
+                .get(DATA)
+                .map(|ranges| decode_ranges(ranges, bytes));
             data = ranges.transpose()?.map(Arc::new);
         }
         reader.finish()?;
-        Ok(Self { path, metadata, bytes, ctime, inode, data })
+        Ok(Self {
+            path,
+            metadata,
+            bytes,
+            ctime,
+            inode,
+            data,
+        })
     }
 }
 
 fn with_data(extensions: Extensions, data: Option<&DataRanges>) -> Extensions {
     let Some(data) = data else { return extensions };
-    extensions.with(Extension { number: DATA, critical: true, bytes: encode_ranges(data).into() })
+    extensions.with(Extension {
+        number: DATA,
+        critical: true,
+        bytes: encode_ranges(data).into(),
+    })
 }
 
 fn count(len: usize) -> u32 {
@@ -468,13 +538,24 @@ mod tests {
     }
 
     fn metadata() -> Metadata {
-        Metadata::new(0o644, Timestamp { seconds: -2, nanos: 5 })
+        Metadata::new(
+            0o644,
+            Timestamp {
+                seconds: -2,
+                nanos: 5,
+            },
+        )
     }
 
     #[test]
     fn batch_bytes_are_pinned() {
-        let file =
-            FileEntry { name: name(b"a"), metadata: metadata(), bytes: 3, root: Root([7; 32]), data: None };
+        let file = FileEntry {
+            name: name(b"a"),
+            metadata: metadata(),
+            bytes: 3,
+            root: Root([7; 32]),
+            data: None,
+        };
         let group = DirectoryGroup {
             directory: RelPath::from_bytes(b"d").unwrap(),
             entries: vec![
@@ -482,7 +563,9 @@ mod tests {
                 BatchEntry::Symlink(name(b"l"), metadata(), b"t".as_slice().into()),
             ],
         };
-        let batch = Batch { groups: vec![group] };
+        let batch = Batch {
+            groups: vec![group],
+        };
         let meta = [&[0xA4, 1, 0, 0][..], &(-2_i64).to_le_bytes(), &[5, 0, 0, 0]].concat();
         let expected = [
             &[1, 0, 0, 0, 1, 0, b'd', 2, 0, 0, 0][..],
@@ -498,26 +581,46 @@ mod tests {
     fn a_small_file_s_holes_are_pinned_and_its_data_alone_is_in_the_frame() {
         let data = DataRanges::new(9, Vec::from([Range { start: 4, end: 6 }])).map(Arc::new);
         let (metadata, root) = (metadata(), Root([7; 32]));
-        let file = FileEntry { name: name(b"a"), metadata, bytes: 9, root, data };
-        let (link, directory) = (BatchEntry::Retouch(name(b"l"), file.metadata.clone()), RelPath::root());
+        let file = FileEntry {
+            name: name(b"a"),
+            metadata,
+            bytes: 9,
+            root,
+            data,
+        };
+        let (link, directory) = (
+            BatchEntry::Retouch(name(b"l"), file.metadata.clone()),
+            RelPath::root(),
+        );
         let entries = vec![link, BatchEntry::File(file)];
-        let batch = Batch { groups: vec![DirectoryGroup { directory, entries }] };
+        let batch = Batch {
+            groups: vec![DirectoryGroup { directory, entries }],
+        };
         let mut bytes = batch.encode();
         let block = [1, 0, 0, 0, 23, 0, 0, 0, 16, 0, 1, 16, 0, 0, 0];
         let ranges = [4, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0];
         assert!(bytes.ends_with(&[&block[..], &ranges].concat()));
         assert_eq!(Batch::decode(&bytes, 2), Ok(batch));
-        assert!(matches!(Batch::decode(&bytes, 9), Err(WireError::OverLimit { .. })));
+        assert!(matches!(
+            Batch::decode(&bytes, 9),
+            Err(WireError::OverLimit { .. })
+        ));
         let at = bytes.len() - block.len() - ranges.len();
         bytes[at] = 0;
-        let error = WireError::OutOfOrder { what: "data of an entry that is no file" };
+        let error = WireError::OutOfOrder {
+            what: "data of an entry that is no file",
+        };
         assert_eq!(Batch::decode(&bytes, 9), Err(error));
     }
 
     #[test]
     fn lengths_must_add_up() {
         let bytes = Batch::default().encode();
-        let error = WireError::OverLimit { what: "sum of the data of files", value: 0, limit: 1 };
+        let error = WireError::OverLimit {
+            what: "sum of the data of files",
+            value: 0,
+            limit: 1,
+        };
         assert_eq!(Batch::decode(&bytes, 1), Err(error));
     }
 
@@ -537,56 +640,110 @@ mod tests {
                 })
             };
             let entries = bytes.iter().map(file).collect();
-            Batch { groups: vec![DirectoryGroup { directory: RelPath::root(), entries }] }.encode()
+            Batch {
+                groups: vec![DirectoryGroup {
+                    directory: RelPath::root(),
+                    entries,
+                }],
+            }
+            .encode()
         };
         let half = u32::try_from(FRAME_DATA_BYTES_MAX / 2).unwrap();
         assert!(Batch::decode(&batch(&[half, half]), 0).is_ok());
         let value = FRAME_DATA_BYTES_MAX as u64 + 1;
-        let error = WireError::OverLimit { what: "sum of file lengths", value, limit: value - 1 };
+        let error = WireError::OverLimit {
+            what: "sum of file lengths",
+            value,
+            limit: value - 1,
+        };
         assert_eq!(Batch::decode(&batch(&[half, half, 1]), 0), Err(error));
     }
 
     #[test]
     fn a_path_that_climbs_is_refused() {
-        let bytes = [&1_u32.to_le_bytes()[..], &[2, 0, b'.', b'.'], &0_u32.to_le_bytes()].concat();
-        assert_eq!(Batch::decode(&bytes, 0), Err(WireError::Path(zmove_types::PathError::Dots)));
+        let bytes = [
+            &1_u32.to_le_bytes()[..],
+            &[2, 0, b'.', b'.'],
+            &0_u32.to_le_bytes(),
+        ]
+        .concat();
+        assert_eq!(
+            Batch::decode(&bytes, 0),
+            Err(WireError::Path(zmove_types::PathError::Dots))
+        );
     }
 
     #[test]
     fn special_entries_are_pinned() {
         let entry = |special| {
             let entries = vec![BatchEntry::Special(name(b"s"), metadata(), special)];
-            let batch = Batch { groups: vec![DirectoryGroup { directory: RelPath::root(), entries }] };
+            let batch = Batch {
+                groups: vec![DirectoryGroup {
+                    directory: RelPath::root(),
+                    entries,
+                }],
+            };
             let bytes = batch.encode();
             assert_eq!(Batch::decode(&bytes, 0), Ok(batch));
             bytes[bytes.len() - 9..].to_vec()
         };
         assert_eq!(entry(Special::Fifo), [1, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(entry(Special::Socket), [2, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(entry(Special::Character(0x0103)), [3, 3, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            entry(Special::Character(0x0103)),
+            [3, 3, 1, 0, 0, 0, 0, 0, 0]
+        );
         assert_eq!(entry(Special::Block(1 << 56)), [4, 0, 0, 0, 0, 0, 0, 0, 1]);
         for (tag, device) in [(0, 0), (5, 0), (1, 7)] {
-            assert_eq!(special_of(tag, device), Err(WireError::UnknownTag { what: "special entry", tag }));
+            assert_eq!(
+                special_of(tag, device),
+                Err(WireError::UnknownTag {
+                    what: "special entry",
+                    tag
+                })
+            );
         }
     }
 
     #[test]
     fn links_are_pinned_and_lead_to_a_path_below_the_target() {
         let first = RelPath::from_bytes(b"d/f").unwrap();
-        let link = LinkEntry { name: name(b"l"), metadata: metadata(), bytes: 0x0102_0304_0506, first };
+        let link = LinkEntry {
+            name: name(b"l"),
+            metadata: metadata(),
+            bytes: 0x0102_0304_0506,
+            first,
+        };
         let entries = vec![BatchEntry::Link(link)];
-        let batch = Batch { groups: vec![DirectoryGroup { directory: RelPath::root(), entries }] };
+        let batch = Batch {
+            groups: vec![DirectoryGroup {
+                directory: RelPath::root(),
+                entries,
+            }],
+        };
         let bytes = batch.encode();
         let before = &bytes[..bytes.len() - 13];
         assert_eq!(before[10..13], [7, 1, b'l']);
-        assert_eq!(bytes[before.len()..], [6, 5, 4, 3, 2, 1, 0, 0, 3, 0, b'd', b'/', b'f']);
+        assert_eq!(
+            bytes[before.len()..],
+            [6, 5, 4, 3, 2, 1, 0, 0, 3, 0, b'd', b'/', b'f']
+        );
         assert_eq!(Batch::decode(&bytes, 0), Ok(batch));
         let to = |path: &[u8]| {
             let len = u16::try_from(path.len()).unwrap().to_le_bytes();
             Batch::decode(&[before, &[0; 8], &len, path].concat(), 0).map(|_| ())
         };
         assert_eq!(to(b"a"), Ok(()));
-        for path in [&b""[..], b"..", b"../f", b"d/../f", b"/f", b"d//f", b"d/f/", b"d\0f"] {
+        for path in [
+            &b""[..],
+            b"..",
+            b"../f",
+            b"d/../f",
+            b"/f",
+            b"d//f",
+            b"d/f/",
+            b"d\0f",
+        ] {
             assert!(to(path).is_err(), "{path:?}");
         }
     }
@@ -595,8 +752,14 @@ mod tests {
         let any_name = "[a-z\u{e9}]{1,12}".prop_map(|text| name(text.as_bytes()));
         let any_metadata = (0..0o10000_u32, any::<i64>(), 0..1_000_000_000_u32)
             .prop_map(|(mode, seconds, nanos)| Metadata::new(mode, Timestamp { seconds, nanos }));
-        (any_name, any_metadata, any::<[u8; 32]>(), 0..1000_u32, 0..8_u8).prop_map(
-            |(name, meta, root, bytes, kind)| match kind {
+        (
+            any_name,
+            any_metadata,
+            any::<[u8; 32]>(),
+            0..1000_u32,
+            0..8_u8,
+        )
+            .prop_map(|(name, meta, root, bytes, kind)| match kind {
                 0 => BatchEntry::Itself(meta),
                 1 => BatchEntry::Directory(name, meta),
                 2 => BatchEntry::Symlink(name, meta, root.as_slice().into()),
@@ -605,46 +768,94 @@ mod tests {
                 5 => BatchEntry::Special(name, meta, Special::Fifo),
                 6 => {
                     let first = RelPath::root().join(&name).unwrap();
-                    BatchEntry::Link(LinkEntry { name, metadata: meta, bytes: bytes.into(), first })
+                    BatchEntry::Link(LinkEntry {
+                        name,
+                        metadata: meta,
+                        bytes: bytes.into(),
+                        first,
+                    })
                 }
-                _ => {
-                    BatchEntry::File(FileEntry { name, metadata: meta, bytes, root: Root(root), data: None })
-                }
-            },
-        )
+                _ => BatchEntry::File(FileEntry {
+                    name,
+                    metadata: meta,
+                    bytes,
+                    root: Root(root),
+                    data: None,
+                }),
+            })
     }
 
     #[test]
     fn a_declaration_s_bytes_are_pinned() {
-        let metadata = Metadata::new(0o644, Timestamp { seconds: -2, nanos: 3 });
-        let (path, ctime) = (RelPath::from_bytes(b"d/f").unwrap(), Timestamp { seconds: 4, nanos: 5 });
-        let head = FileHead { path, metadata, bytes: 0x0102_0304_0506, ctime, inode: 7, data: None };
+        let metadata = Metadata::new(
+            0o644,
+            Timestamp {
+                seconds: -2,
+                nanos: 3,
+            },
+        );
+        let (path, ctime) = (
+            RelPath::from_bytes(b"d/f").unwrap(),
+            Timestamp {
+                seconds: 4,
+                nanos: 5,
+            },
+        );
+        let head = FileHead {
+            path,
+            metadata,
+            bytes: 0x0102_0304_0506,
+            ctime,
+            inode: 7,
+            data: None,
+        };
         let mut expected = vec![3, 0, b'd', b'/', b'f', 0xA4, 1, 0, 0, 0xFE];
         expected.extend([0xFF; 7]);
-        expected.extend([3, 0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 7]);
+        expected.extend([
+            3, 0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 7,
+        ]);
         expected.extend([0; 7]);
         assert_eq!(head.encode(), expected);
         assert_eq!(FileHead::decode(&expected), Ok(head.clone()));
         let plain = expected.len();
-        let extended = FileHead { metadata: noted(head.metadata.clone()), ..head.clone() };
+        let extended = FileHead {
+            metadata: noted(head.metadata.clone()),
+            ..head.clone()
+        };
         expected.extend([&[19, 0, 0, 0][..], &NOTE].concat());
         assert_eq!(extended.encode(), expected);
         assert_eq!(FileHead::decode(&expected), Ok(extended.clone()));
-        let data = DataRanges::new(head.bytes, Vec::from([Range { start: 8, end: 9 }])).map(Arc::new);
+        let data =
+            DataRanges::new(head.bytes, Vec::from([Range { start: 8, end: 9 }])).map(Arc::new);
         let with_holes = FileHead { data, ..extended };
         let mut sparse = expected.clone();
         sparse[plain] = 42;
-        sparse.extend([16, 0, 1, 16, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
+        sparse.extend([
+            16, 0, 1, 16, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0,
+        ]);
         assert_eq!(with_holes.encode(), sparse);
         assert_eq!(FileHead::decode(&sparse), Ok(with_holes));
         let last = sparse.len() - 1;
         sparse[last] = 0xFF;
-        assert!(matches!(FileHead::decode(&sparse), Err(WireError::OverLimit { what: "end of data", .. })));
+        assert!(matches!(
+            FileHead::decode(&sparse),
+            Err(WireError::OverLimit {
+                what: "end of data",
+                ..
+            })
+        ));
         let number = expected.len() - NOTE.len();
         expected[number] = 9;
-        assert_eq!(FileHead::decode(&expected), Ok(head), "what is not critical is passed over");
+        assert_eq!(
+            FileHead::decode(&expected),
+            Ok(head),
+            "what is not critical is passed over"
+        );
         expected[number + 2] = 1;
-        let error = WireError::UnknownExtension { what: "a large file", number: 9 };
+        let error = WireError::UnknownExtension {
+            what: "a large file",
+            number: 9,
+        };
         assert_eq!(FileHead::decode(&expected), Err(error));
     }
 
@@ -652,8 +863,14 @@ mod tests {
     const NOTE: [u8; 19] = *b"\x02\0\0\x0C\0\0\0\x06user.n\x01\0\0\0z";
 
     fn noted(metadata: Metadata) -> Metadata {
-        let extra = Extra { xattrs: vec![xattr("user.n", b"z")], ..Extra::default() };
-        Metadata { extra: Some(Arc::new(extra)), ..metadata }
+        let extra = Extra {
+            xattrs: vec![xattr("user.n", b"z")],
+            ..Extra::default()
+        };
+        Metadata {
+            extra: Some(Arc::new(extra)),
+            ..metadata
+        }
     }
 
     /// A file may have as many attributes as Linux lists, as many bytes of them as are carried, and all ranges at once.
@@ -663,15 +880,35 @@ mod tests {
         let count = LISTED_BYTES_MAX / "user.00000\0".len();
         let share = Xattr::ENTRY_BYTES_MAX / count - "user.00000".len();
         let xattrs = (0..count).map(|number| xattr(&format!("user.{number:05}"), &vec![7; share]));
-        let account = |name: char| Some(Account { id: 1, name: name.to_string().repeat(255).into() });
-        let extra =
-            Extra { owner: account('o'), group: account('g'), xattrs: xattrs.collect(), ..Extra::default() };
+        let account = |name: char| {
+            Some(Account {
+                id: 1,
+                name: name.to_string().repeat(255).into(),
+            })
+        };
+        let extra = Extra {
+            owner: account('o'),
+            group: account('g'),
+            xattrs: xattrs.collect(),
+            ..Extra::default()
+        };
         let ranges = (0..DataRanges::MAX as u64).map(|at| 2 * at..2 * at + 1);
         let data = DataRanges::new(u64::MAX, ranges.collect()).map(Arc::new);
         assert!(data.is_some());
-        let path = RelPath::from_bytes([b"a".repeat(255), b"b".repeat(255)].join(&b'/').as_slice()).unwrap();
-        let metadata = Metadata { extra: Some(Arc::new(extra)), ..metadata() };
-        let head = FileHead { path, metadata, bytes: u64::MAX, ctime: Timestamp::default(), inode: 7, data };
+        let path = RelPath::from_bytes([b"a".repeat(255), b"b".repeat(255)].join(&b'/').as_slice())
+            .unwrap();
+        let metadata = Metadata {
+            extra: Some(Arc::new(extra)),
+            ..metadata()
+        };
+        let head = FileHead {
+            path,
+            metadata,
+            bytes: u64::MAX,
+            ctime: Timestamp::default(),
+            inode: 7,
+            data,
+        };
         let bytes = head.encode();
         assert!(bytes.len() <= FRAME_HEAD_BYTES_MAX);
         assert_eq!(FileHead::decode(&bytes), Ok(head));
@@ -683,7 +920,9 @@ mod tests {
             directory: RelPath::from_bytes(text).unwrap(),
             entries: vec![BatchEntry::Itself(metadata())],
         };
-        Batch { groups: vec![group(b"a"), group(b"b")] }
+        Batch {
+            groups: vec![group(b"a"), group(b"b")],
+        }
     }
 
     #[test]
@@ -697,9 +936,16 @@ mod tests {
         assert_eq!(Batch::decode(&expected, 0), Ok(batch));
         let number = before + 8;
         expected[number] = 9;
-        assert_eq!(Batch::decode(&expected, 0), Ok(two_entries()), "what is not critical is passed over");
+        assert_eq!(
+            Batch::decode(&expected, 0),
+            Ok(two_entries()),
+            "what is not critical is passed over"
+        );
         expected[number + 2] = 1;
-        let error = WireError::UnknownExtension { what: "a batch's entry", number: 9 };
+        let error = WireError::UnknownExtension {
+            what: "a batch's entry",
+            number: 9,
+        };
         assert_eq!(Batch::decode(&expected, 0), Err(error));
     }
 
@@ -709,9 +955,19 @@ mod tests {
         let decode = |blocks: &[[u8; 8]]| {
             Batch::decode(&[two_entries().encode(), blocks.concat()].concat(), 0).map(|_| ())
         };
-        let error = Err(WireError::OutOfOrder { what: "an entry's extensions" });
+        let error = Err(WireError::OutOfOrder {
+            what: "an entry's extensions",
+        });
         assert_eq!(decode(&[block(0), block(1)]), Ok(()));
-        assert_eq!([&[block(2)][..], &[block(1), block(0)], &[block(1), block(1)]].map(decode), [error; 3]);
+        assert_eq!(
+            [
+                &[block(2)][..],
+                &[block(1), block(0)],
+                &[block(1), block(1)]
+            ]
+            .map(decode),
+            [error; 3]
+        );
     }
 
     proptest! {

@@ -44,7 +44,9 @@ pub enum WireError {
     #[error("decode a control message")]
     Message,
     /// A critical extension that is not known here: ignoring it would misinterpret the message.
-    #[error("decode: extension {number} of {what} is not known here: install the same release on both hosts")]
+    #[error(
+        "decode: extension {number} of {what} is not known here: install the same release on both hosts"
+    )]
     UnknownExtension {
         /// The value that the extension belongs to.
         what: &'static str,
@@ -55,7 +57,9 @@ pub enum WireError {
     #[error("it names something that was not asked for")]
     Unasked,
     /// A path that leads into the directory of a shared job.
-    #[error("it names the directory of a job of several receivers (.zmove-job-…), where nobody else writes")]
+    #[error(
+        "it names the directory of a job of several receivers (.zmove-job-…), where nobody else writes"
+    )]
     OfSharedJob,
     /// A message that is not allowed at this point.
     #[error("{what} is out of order")]

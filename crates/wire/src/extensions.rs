@@ -34,7 +34,10 @@ impl Extensions {
     /// When the block would exceed its limits; the caller has to stay within them.
     #[must_use]
     pub fn with(mut self, extension: Extension) -> Self {
-        match self.0.binary_search_by_key(&extension.number, |other| other.number) {
+        match self
+            .0
+            .binary_search_by_key(&extension.number, |other| other.number)
+        {
             Ok(at) => self.0[at] = extension,
             Err(at) => self.0.insert(at, extension),
         }
@@ -45,7 +48,10 @@ impl Extensions {
     /// The value of the extension with this number.
     #[must_use]
     pub fn get(&self, number: u16) -> Option<&[u8]> {
-        let at = self.0.binary_search_by_key(&number, |extension| extension.number).ok()?;
+        let at = self
+            .0
+            .binary_search_by_key(&number, |extension| extension.number)
+            .ok()?;
         Some(&self.0[at].bytes)
     }
 
@@ -61,8 +67,15 @@ impl Extensions {
     /// [`WireError::UnknownExtension`] when one of the others is critical.
     pub fn only(mut self, known: &[u16], what: &'static str) -> Result<Self, WireError> {
         let is_known = |extension: &Extension| known.contains(&extension.number);
-        if let Some(unknown) = self.0.iter().find(|extension| extension.critical && !is_known(extension)) {
-            return Err(WireError::UnknownExtension { what, number: unknown.number });
+        if let Some(unknown) = self
+            .0
+            .iter()
+            .find(|extension| extension.critical && !is_known(extension))
+        {
+            return Err(WireError::UnknownExtension {
+                what,
+                number: unknown.number,
+            });
         }
         self.0.retain(is_known);
         Ok(self)
@@ -70,7 +83,8 @@ impl Extensions {
 
     /// Appends the length of the block and the block.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
-        let length = u32::try_from(self.block_bytes()).expect("a block is within EXTENSIONS_BYTES_MAX");
+        let length =
+            u32::try_from(self.block_bytes()).expect("a block is within EXTENSIONS_BYTES_MAX");
         out.extend(length.to_le_bytes());
         self.put_block(out);
     }
@@ -82,11 +96,19 @@ impl Extensions {
     }
 
     fn block_bytes(&self) -> usize {
-        self.0.iter().map(|extension| EXTENSION_HEAD_BYTES + extension.bytes.len()).sum()
+        self.0
+            .iter()
+            .map(|extension| EXTENSION_HEAD_BYTES + extension.bytes.len())
+            .sum()
     }
 
     fn put_block(&self, out: &mut Vec<u8>) {
-        for Extension { number, critical, bytes } in &self.0 {
+        for Extension {
+            number,
+            critical,
+            bytes,
+        } in &self.0
+        {
             let length = u32::try_from(bytes.len()).expect("within EXTENSIONS_BYTES_MAX");
             out.extend(number.to_le_bytes());
             out.push(u8::from(*critical));
@@ -104,15 +126,29 @@ impl Extensions {
             let critical = match reader.u8()? {
                 0 => false,
                 1 => true,
-                tag => return Err(WireError::UnknownTag { what: "extension", tag }),
+                tag => {
+                    return Err(WireError::UnknownTag {
+                        what: "extension",
+                        tag,
+                    });
+                }
             };
-            if extensions.last().is_some_and(|before| before.number >= number) {
-                return Err(WireError::OutOfOrder { what: "an extension" });
+            if extensions
+                .last()
+                .is_some_and(|before| before.number >= number)
+            {
+                return Err(WireError::OutOfOrder {
+                    what: "an extension",
+                });
             }
             within("number of extensions", extensions.len() + 1, EXTENSIONS_MAX)?;
             let length = reader.bounded_u32("extension", EXTENSIONS_BYTES_MAX)?;
             let bytes = reader.bytes(length)?.into();
-            extensions.push(Extension { number, critical, bytes });
+            extensions.push(Extension {
+                number,
+                critical,
+                bytes,
+            });
         }
         Ok(Self(extensions))
     }
@@ -142,18 +178,29 @@ pub(crate) mod tests {
     use proptest::prelude::{Strategy, any, prop_oneof, proptest};
 
     pub(crate) fn extension(number: u16, critical: bool, bytes: &[u8]) -> Extension {
-        Extension { number, critical, bytes: bytes.into() }
+        Extension {
+            number,
+            critical,
+            bytes: bytes.into(),
+        }
     }
 
     fn two() -> Extensions {
-        Extensions::default().with(extension(0x0203, true, b"xy")).with(extension(1, false, b""))
+        Extensions::default()
+            .with(extension(0x0203, true, b"xy"))
+            .with(extension(1, false, b""))
     }
 
     #[test]
     fn the_bytes_of_a_block_are_pinned() {
         let mut out = vec![9];
         two().put(&mut out);
-        assert_eq!(out, [9, 16, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 3, 2, 1, 2, 0, 0, 0, b'x', b'y']);
+        assert_eq!(
+            out,
+            [
+                9, 16, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 3, 2, 1, 2, 0, 0, 0, b'x', b'y'
+            ]
+        );
         let mut reader = Reader::new(&out[1..]);
         assert_eq!(Extensions::take(&mut reader), Ok(two()));
         assert!(reader.is_empty());
@@ -164,11 +211,19 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_not_known_is_passed_over_unless_it_is_critical() {
-        let unknown = |number| Err(WireError::UnknownExtension { what: "a test", number });
+        let unknown = |number| {
+            Err(WireError::UnknownExtension {
+                what: "a test",
+                number,
+            })
+        };
         assert_eq!(two().only(&[1, 0x0203], "a test"), Ok(two()));
         assert_eq!(two().only(&[1], "a test"), unknown(0x0203));
         let critical = two().only(&[0x0203], "a test").unwrap();
-        assert_eq!((critical.get(0x0203), critical.get(1)), (Some(&b"xy"[..]), None));
+        assert_eq!(
+            (critical.get(0x0203), critical.get(1)),
+            (Some(&b"xy"[..]), None)
+        );
         let error = two().only(&[], "a test").unwrap_err().to_string();
         assert!(error.contains("extension 515 of a test"), "{error}");
     }
@@ -176,20 +231,33 @@ pub(crate) mod tests {
     #[test]
     fn a_number_comes_once_and_in_its_place() {
         let block = |numbers: &[u8]| -> Vec<u8> {
-            numbers.iter().flat_map(|number| [*number, 0, 0, 0, 0, 0, 0]).collect()
+            numbers
+                .iter()
+                .flat_map(|number| [*number, 0, 0, 0, 0, 0, 0])
+                .collect()
         };
         assert!(Extensions::of_block(&block(&[1, 2])).is_ok());
-        let error = Err(WireError::OutOfOrder { what: "an extension" });
+        let error = Err(WireError::OutOfOrder {
+            what: "an extension",
+        });
         assert_eq!(Extensions::of_block(&block(&[2, 2])), error);
         assert_eq!(Extensions::of_block(&block(&[2, 1])), error);
-        assert!(Extensions::of_block(&[1, 0, 2, 0, 0, 0, 0]).is_err(), "of another mark");
-        assert_eq!(two().with(extension(1, false, b"z")).get(1), Some(&b"z"[..]));
+        assert!(
+            Extensions::of_block(&[1, 0, 2, 0, 0, 0, 0]).is_err(),
+            "of another mark"
+        );
+        assert_eq!(
+            two().with(extension(1, false, b"z")).get(1),
+            Some(&b"z"[..])
+        );
     }
 
     #[test]
     fn blocks_are_short() {
         let many = |count: usize| -> Vec<u8> {
-            (0..count).flat_map(|number| [u8::try_from(number).unwrap(), 0, 0, 0, 0, 0, 0]).collect()
+            (0..count)
+                .flat_map(|number| [u8::try_from(number).unwrap(), 0, 0, 0, 0, 0, 0])
+                .collect()
         };
         assert!(Extensions::of_block(&many(EXTENSIONS_MAX)).is_ok());
         assert!(Extensions::of_block(&many(EXTENSIONS_MAX + 1)).is_err());
@@ -197,15 +265,19 @@ pub(crate) mod tests {
         assert!(Extensions::take(&mut reader).is_err());
         assert!(Extensions::of_block(&vec![0; EXTENSIONS_BYTES_MAX + 1]).is_err());
         // The length announces bytes that do not come.
-        assert_eq!(Extensions::of_block(&[1, 0, 0, 9, 0, 0, 0]), Err(WireError::Truncated { wanted: 9 }));
+        assert_eq!(
+            Extensions::of_block(&[1, 0, 0, 9, 0, 0, 0]),
+            Err(WireError::Truncated { wanted: 9 })
+        );
     }
 
     pub(crate) fn any_extensions() -> impl Strategy<Value = Extensions> {
         let bytes = proptest::collection::vec(any::<u8>(), 0..9);
         proptest::collection::vec((any::<u16>(), any::<bool>(), bytes), 0..5).prop_map(|list| {
-            list.iter().fold(Extensions::default(), |all, (number, critical, bytes)| {
-                all.with(extension(*number, *critical, bytes))
-            })
+            list.iter()
+                .fold(Extensions::default(), |all, (number, critical, bytes)| {
+                    all.with(extension(*number, *critical, bytes))
+                })
         })
     }
 

@@ -51,9 +51,17 @@ pub(crate) struct ExtraWriter {
 
 impl ExtraWriter {
     /// The extensions of the next entry; none where there is nothing to say.
-    pub(crate) fn next(&mut self, extra: Option<&Extra>, digest: Option<&XattrDigest>) -> Extensions {
+    pub(crate) fn next(
+        &mut self,
+        extra: Option<&Extra>,
+        digest: Option<&XattrDigest>,
+    ) -> Extensions {
         let mut extensions = Extensions::default();
-        let say = |number, bytes: Vec<u8>| Extension { number, critical: false, bytes: bytes.into() };
+        let say = |number, bytes: Vec<u8>| Extension {
+            number,
+            critical: false,
+            bytes: bytes.into(),
+        };
         if let Some(extra) = extra {
             if extra.owner.is_some() || extra.group.is_some() {
                 extensions = extensions.with(say(OWNERSHIP, self.ownership(extra)));
@@ -77,8 +85,10 @@ impl ExtraWriter {
     }
 
     fn ownership(&mut self, extra: &Extra) -> Vec<u8> {
-        let is_last =
-            self.last.as_ref().is_some_and(|(owner, group)| *owner == extra.owner && *group == extra.group);
+        let is_last = self
+            .last
+            .as_ref()
+            .is_some_and(|(owner, group)| *owner == extra.owner && *group == extra.group);
         if is_last {
             return Vec::new();
         }
@@ -86,7 +96,9 @@ impl ExtraWriter {
         let mut out = vec![u8::from(extra.owner.is_some()) | u8::from(extra.group.is_some()) << 1];
         for account in [&extra.owner, &extra.group].into_iter().flatten() {
             out.extend(account.id.to_le_bytes());
-            out.push(u8::try_from(account.name.len()).expect("a name has at most NAME_BYTES_MAX bytes"));
+            out.push(
+                u8::try_from(account.name.len()).expect("a name has at most NAME_BYTES_MAX bytes"),
+            );
             out.extend_from_slice(account.name.as_bytes());
         }
         out
@@ -99,7 +111,9 @@ fn xattrs(xattrs: &[Xattr]) -> Vec<u8> {
         out.push(u8::try_from(name.len()).expect("a name has at most NAME_BYTES_MAX bytes"));
         out.extend_from_slice(name);
         out.extend(
-            u32::try_from(value.len()).expect("a value has at most VALUE_BYTES_MAX bytes").to_le_bytes(),
+            u32::try_from(value.len())
+                .expect("a value has at most VALUE_BYTES_MAX bytes")
+                .to_le_bytes(),
         );
         out.extend_from_slice(value);
     }
@@ -116,19 +130,27 @@ pub(crate) struct ExtraReader {
 
 impl ExtraReader {
     /// The metadata that the extensions of the next entry carry.
-    pub(crate) fn next(&mut self, extensions: &Extensions) -> Result<Option<Arc<Extra>>, WireError> {
+    pub(crate) fn next(
+        &mut self,
+        extensions: &Extensions,
+    ) -> Result<Option<Arc<Extra>>, WireError> {
         let mut extra = Extra::default();
         if let Some(xattrs) = extensions.get(XATTRS) {
             extra.xattrs = read_xattrs(&mut Reader::new(xattrs))?;
         }
         extra.atime = extensions.get(ATIME).map(read_time).transpose()?;
-        extra.first_name = extensions.get(FIRST_NAME).map(read_first_name).transpose()?;
+        extra.first_name = extensions
+            .get(FIRST_NAME)
+            .map(read_first_name)
+            .transpose()?;
         let alone = extra.is_empty();
         match extensions.get(OWNERSHIP) {
             None => {}
             Some([]) if alone && self.shared.is_some() => return Ok(self.shared.clone()),
             Some([]) => {
-                let nobody = WireError::OutOfOrder { what: "the owner of the entry before the first" };
+                let nobody = WireError::OutOfOrder {
+                    what: "the owner of the entry before the first",
+                };
                 (extra.owner, extra.group) = self.last.clone().ok_or(nobody)?;
             }
             Some(ownership) => {
@@ -168,17 +190,30 @@ fn read_time(bytes: &[u8]) -> Result<Timestamp, WireError> {
 
 fn read_first_name(bytes: &[u8]) -> Result<RelPath, WireError> {
     let path = RelPath::from_bytes(bytes)?;
-    if path.is_root() { Err(WireError::OutOfOrder { what: "a first name" }) } else { Ok(path) }
+    if path.is_root() {
+        Err(WireError::OutOfOrder {
+            what: "a first name",
+        })
+    } else {
+        Ok(path)
+    }
 }
 
 fn read_ownership(bytes: &[u8]) -> Result<Ownership, WireError> {
     let mut reader = Reader::new(bytes);
     let which = reader.u8()?;
     if !(1..=3).contains(&which) {
-        return Err(WireError::UnknownTag { what: "ownership", tag: which });
+        return Err(WireError::UnknownTag {
+            what: "ownership",
+            tag: which,
+        });
     }
-    let owner = (which & 1 != 0).then(|| read_account(&mut reader)).transpose()?;
-    let group = (which & 2 != 0).then(|| read_account(&mut reader)).transpose()?;
+    let owner = (which & 1 != 0)
+        .then(|| read_account(&mut reader))
+        .transpose()?;
+    let group = (which & 2 != 0)
+        .then(|| read_account(&mut reader))
+        .transpose()?;
     reader.finish()?;
     Ok((owner, group))
 }
@@ -186,9 +221,16 @@ fn read_ownership(bytes: &[u8]) -> Result<Ownership, WireError> {
 fn read_account(reader: &mut Reader<'_>) -> Result<Account, WireError> {
     let id = reader.u32()?;
     let len = usize::from(reader.u8()?);
-    let name = std::str::from_utf8(reader.bytes(len)?).ok().filter(|name| !name.contains('\0'));
-    let name = name.ok_or(WireError::OutOfOrder { what: "the name of a user" })?;
-    Ok(Account { id, name: name.into() })
+    let name = std::str::from_utf8(reader.bytes(len)?)
+        .ok()
+        .filter(|name| !name.contains('\0'));
+    let name = name.ok_or(WireError::OutOfOrder {
+        what: "the name of a user",
+    })?;
+    Ok(Account {
+        id,
+        name: name.into(),
+    })
 }
 
 fn read_xattrs(reader: &mut Reader<'_>) -> Result<Vec<Xattr>, WireError> {
@@ -198,13 +240,20 @@ fn read_xattrs(reader: &mut Reader<'_>) -> Result<Vec<Xattr>, WireError> {
         let len = usize::from(reader.u8()?);
         let name = reader.bytes(len)?;
         if name.contains(&0) || Kinds::of_xattr(name).is_none() {
-            return Err(WireError::OutOfOrder { what: "the name of an extended attribute" });
+            return Err(WireError::OutOfOrder {
+                what: "the name of an extended attribute",
+            });
         }
         if xattrs.last().is_some_and(|before| *before.name >= *name) {
-            return Err(WireError::OutOfOrder { what: "an extended attribute" });
+            return Err(WireError::OutOfOrder {
+                what: "an extended attribute",
+            });
         }
         let len = reader.bounded_u32("extended attribute", Xattr::VALUE_BYTES_MAX)?;
-        let xattr = Xattr { name: name.into(), value: reader.bytes(len)?.into() };
+        let xattr = Xattr {
+            name: name.into(),
+            value: reader.bytes(len)?.into(),
+        };
         bytes += xattr.bytes();
         within("extended attributes", bytes, Xattr::ENTRY_BYTES_MAX)?;
         xattrs.push(xattr);
@@ -221,44 +270,80 @@ pub(crate) mod tests {
     use proptest::prelude::{Strategy, any, proptest};
 
     fn account(id: u32, name: &str) -> Option<Account> {
-        Some(Account { id, name: name.into() })
+        Some(Account {
+            id,
+            name: name.into(),
+        })
     }
 
     pub(crate) fn xattr(name: &str, value: &[u8]) -> Xattr {
-        Xattr { name: name.as_bytes().into(), value: value.into() }
+        Xattr {
+            name: name.as_bytes().into(),
+            value: value.into(),
+        }
     }
 
     fn owned(owner: Option<Account>, group: Option<Account>, xattrs: &[Xattr]) -> Extra {
-        Extra { owner, group, xattrs: xattrs.to_vec(), ..Extra::default() }
+        Extra {
+            owner,
+            group,
+            xattrs: xattrs.to_vec(),
+            ..Extra::default()
+        }
     }
 
     #[test]
     fn the_bytes_are_pinned_and_an_owner_is_said_once() {
         let mut writer = ExtraWriter::default();
         let mut reader = ExtraReader::default();
-        let first = owned(account(1000, "ann"), account(100, ""), &[xattr("user.a", b"xy")]);
+        let first = owned(
+            account(1000, "ann"),
+            account(100, ""),
+            &[xattr("user.a", b"xy")],
+        );
         let said = writer.next(Some(&first), None);
-        assert_eq!(said.get(1), Some(&[3, 0xE8, 3, 0, 0, 3, b'a', b'n', b'n', 100, 0, 0, 0, 0][..]));
-        assert_eq!(said.get(2), Some(&[&[6][..], b"user.a", &[2, 0, 0, 0], b"xy"].concat()[..]));
+        assert_eq!(
+            said.get(1),
+            Some(&[3, 0xE8, 3, 0, 0, 3, b'a', b'n', b'n', 100, 0, 0, 0, 0][..])
+        );
+        assert_eq!(
+            said.get(2),
+            Some(&[&[6][..], b"user.a", &[2, 0, 0, 0], b"xy"].concat()[..])
+        );
         assert_eq!(reader.next(&said), Ok(Some(Arc::new(first.clone()))));
         let second = owned(first.owner.clone(), first.group.clone(), &[]);
         let said = writer.next(Some(&second), Some(&[7; 32]));
-        assert_eq!((said.get(1), said.get(2), said.get(3)), (Some(&[][..]), None, Some(&[7; 32][..])));
+        assert_eq!(
+            (said.get(1), said.get(2), said.get(3)),
+            (Some(&[][..]), None, Some(&[7; 32][..]))
+        );
         assert_eq!(read_digest(&said), Ok(Some(Box::new([7; 32]))));
         let one = reader.next(&said).unwrap().unwrap();
         assert_eq!(*one, second);
-        assert!(Arc::ptr_eq(&one, &reader.next(&said).unwrap().unwrap()), "it is shared");
+        assert!(
+            Arc::ptr_eq(&one, &reader.next(&said).unwrap().unwrap()),
+            "it is shared"
+        );
         let group = owned(None, account(5, "x"), &[]);
         let said = writer.next(Some(&group), None);
         assert_eq!(said.get(1), Some(&[2, 5, 0, 0, 0, 1, b'x'][..]));
         assert_eq!(reader.next(&said), Ok(Some(Arc::new(group))));
-        let read = Extra { atime: Some(Timestamp { seconds: -2, nanos: 3 }), ..Extra::default() };
+        let read = Extra {
+            atime: Some(Timestamp {
+                seconds: -2,
+                nanos: 3,
+            }),
+            ..Extra::default()
+        };
         let said = writer.next(Some(&read), None);
         let time = [0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 3, 0, 0, 0];
         assert_eq!((said.get(1), said.get(4)), (None, Some(&time[..])));
         assert_eq!(reader.next(&said), Ok(Some(Arc::new(read))));
         let first_name = Some(RelPath::from_bytes(b"a/b").unwrap());
-        let other = Extra { first_name, ..Extra::default() };
+        let other = Extra {
+            first_name,
+            ..Extra::default()
+        };
         let said = writer.next(Some(&other), None);
         assert_eq!((said.get(1), said.get(5)), (None, Some(&b"a/b"[..])));
         assert_eq!(reader.next(&said), Ok(Some(Arc::new(other))));
@@ -274,18 +359,45 @@ pub(crate) mod tests {
     fn what_no_sender_says_is_refused() {
         let entry = |name: &str, value: &[u8]| xattrs(&[xattr(name, value)]);
         assert!(read(2, &entry("user.a", b"")).is_ok());
-        for name in ["", "user.a\0b", "security.selinux", "system.posix_acl", "nonsense"] {
-            let error = WireError::OutOfOrder { what: "the name of an extended attribute" };
+        for name in [
+            "",
+            "user.a\0b",
+            "security.selinux",
+            "system.posix_acl",
+            "nonsense",
+        ] {
+            let error = WireError::OutOfOrder {
+                what: "the name of an extended attribute",
+            };
             assert_eq!(read(2, &entry(name, b"")), Err(error), "{name:?}");
         }
         let twice = [entry("user.b", b""), entry("user.a", b"")];
-        assert_eq!(read(2, &twice.concat()), Err(WireError::OutOfOrder { what: "an extended attribute" }));
+        assert_eq!(
+            read(2, &twice.concat()),
+            Err(WireError::OutOfOrder {
+                what: "an extended attribute"
+            })
+        );
         assert!(read(2, &entry("user.a", &vec![0; Xattr::VALUE_BYTES_MAX + 1])).is_err());
-        let many: Vec<_> = (10..27).flat_map(|n| entry(&format!("user.{n}"), &vec![0; 64 << 10])).collect();
-        assert!(matches!(read(2, &many), Err(WireError::OverLimit { what: "extended attributes", .. })));
-        for bytes in
-            [&[][..], &[0], &[4], &[1, 0, 0], &[1, 0, 0, 0, 0, 1, 0], &[1, 0, 0, 0, 0, 1, 0xFF], &[1; 9]]
-        {
+        let many: Vec<_> = (10..27)
+            .flat_map(|n| entry(&format!("user.{n}"), &vec![0; 64 << 10]))
+            .collect();
+        assert!(matches!(
+            read(2, &many),
+            Err(WireError::OverLimit {
+                what: "extended attributes",
+                ..
+            })
+        ));
+        for bytes in [
+            &[][..],
+            &[0],
+            &[4],
+            &[1, 0, 0],
+            &[1, 0, 0, 0, 0, 1, 0],
+            &[1, 0, 0, 0, 0, 1, 0xFF],
+            &[1; 9],
+        ] {
             assert!(read(1, bytes).is_err(), "{bytes:?}");
         }
         assert!(read_digest(&Extensions::default().with(extension(3, false, &[0; 31]))).is_err());
@@ -297,7 +409,9 @@ pub(crate) mod tests {
     /// What `Extra::bytes` says is booked: neither the room of a list that has grown nor the allocator comes beside it.
     #[test]
     fn many_short_attributes_take_no_more_than_is_booked() {
-        let xattrs: Vec<_> = (0..5000).map(|number| xattr(&format!("user.{number:04}"), b"")).collect();
+        let xattrs: Vec<_> = (0..5000)
+            .map(|number| xattr(&format!("user.{number:04}"), b""))
+            .collect();
         let extra = owned(None, None, &xattrs);
         let sent = ExtraWriter::default().next(Some(&extra), None);
         let read = ExtraReader::default().next(&sent).unwrap().unwrap();
@@ -315,16 +429,31 @@ pub(crate) mod tests {
         );
         let atime = proptest::option::of((any::<i64>(), 0..1_000_000_000_u32));
         let first = proptest::option::of("[a-z]{1,5}(/[a-z]{1,5}){0,2}");
-        (account(), account(), xattrs, atime, first).prop_map(|(owner, group, xattrs, atime, first)| {
-            let account =
-                |found: Option<(u32, String)>| found.map(|(id, name)| Account { id, name: name.into() });
-            let xattrs = xattrs.iter().map(|(name, value)| xattr(name, value)).collect();
-            let atime = atime.map(|(seconds, nanos)| Timestamp { seconds, nanos });
-            let first_name = first.map(|path| RelPath::from_bytes(path.as_bytes()).unwrap());
-            let (owner, group) = (account(owner), account(group));
-            let extra = Extra { owner, group, xattrs, atime, first_name };
-            (!extra.is_empty()).then_some(extra)
-        })
+        (account(), account(), xattrs, atime, first).prop_map(
+            |(owner, group, xattrs, atime, first)| {
+                let account = |found: Option<(u32, String)>| {
+                    found.map(|(id, name)| Account {
+                        id,
+                        name: name.into(),
+                    })
+                };
+                let xattrs = xattrs
+                    .iter()
+                    .map(|(name, value)| xattr(name, value))
+                    .collect();
+                let atime = atime.map(|(seconds, nanos)| Timestamp { seconds, nanos });
+                let first_name = first.map(|path| RelPath::from_bytes(path.as_bytes()).unwrap());
+                let (owner, group) = (account(owner), account(group));
+                let extra = Extra {
+                    owner,
+                    group,
+                    xattrs,
+                    atime,
+                    first_name,
+                };
+                (!extra.is_empty()).then_some(extra)
+            },
+        )
     }
 
     proptest! {

@@ -18,14 +18,19 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn bytes(&mut self, len: usize) -> Result<&'a [u8], WireError> {
         let Some((taken, rest)) = self.0.split_at_checked(len) else {
-            return Err(WireError::Truncated { wanted: len - self.0.len() });
+            return Err(WireError::Truncated {
+                wanted: len - self.0.len(),
+            });
         };
         self.0 = rest;
         Ok(taken)
     }
 
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        Ok(self.bytes(N)?.try_into().expect("exactly N bytes were taken"))
+        Ok(self
+            .bytes(N)?
+            .try_into()
+            .expect("exactly N bytes were taken"))
     }
 
     pub(crate) fn u8(&mut self) -> Result<u8, WireError> {
@@ -49,7 +54,11 @@ impl<'a> Reader<'a> {
     }
 
     /// A count or length that must not pass `limit`.
-    pub(crate) fn bounded_u32(&mut self, what: &'static str, limit: usize) -> Result<usize, WireError> {
+    pub(crate) fn bounded_u32(
+        &mut self,
+        what: &'static str,
+        limit: usize,
+    ) -> Result<usize, WireError> {
         let value = usize::try_from(self.u32()?).unwrap_or(usize::MAX);
         within(what, value, limit)?;
         Ok(value)
@@ -83,7 +92,11 @@ impl<'a> Reader<'a> {
 
     /// Fails unless everything has been taken.
     pub(crate) fn finish(self) -> Result<(), WireError> {
-        if self.is_empty() { Ok(()) } else { Err(WireError::Trailing { left: self.0.len() }) }
+        if self.is_empty() {
+            Ok(())
+        } else {
+            Err(WireError::Trailing { left: self.0.len() })
+        }
     }
 }
 

@@ -79,7 +79,9 @@ impl FrameHeader {
     #[must_use]
     pub fn prefix(&self) -> [u8; 40] {
         let bytes = self.encode();
-        let (prefix, _digest) = bytes.split_first_chunk().expect("a header is longer than its prefix");
+        let (prefix, _digest) = bytes
+            .split_first_chunk()
+            .expect("a header is longer than its prefix");
         *prefix
     }
 
@@ -114,12 +116,27 @@ impl FrameHeader {
         let (item, file) = (ItemId(reader.u64()?), FileId(reader.u64()?));
         reader.array::<8>()?;
         let digest = reader.array()?;
-        Ok(Self { kind, head_bytes, data_bytes, group, item, file, digest })
+        Ok(Self {
+            kind,
+            head_bytes,
+            data_bytes,
+            group,
+            item,
+            file,
+            digest,
+        })
     }
 }
 
 impl FrameKind {
-    const ALL: [Self; 6] = [Self::Batch, Self::Declare, Self::Chunk, Self::Guess, Self::Same, Self::Filler];
+    const ALL: [Self; 6] = [
+        Self::Batch,
+        Self::Declare,
+        Self::Chunk,
+        Self::Guess,
+        Self::Same,
+        Self::Filler,
+    ];
 
     /// The longest head and the most data, in bytes.
     const fn limits(self) -> (usize, usize) {
@@ -170,7 +187,11 @@ mod tests {
         let value = u64::from(u32::MAX);
         assert_eq!(
             FrameHeader::decode(&bytes),
-            Err(WireError::OverLimit { what: "frame data", value, limit })
+            Err(WireError::OverLimit {
+                what: "frame data",
+                value,
+                limit
+            })
         );
     }
 
@@ -185,17 +206,37 @@ mod tests {
             ..golden()
         };
         let longest = filler(u32::try_from(FILLER_BYTES_MAX).unwrap());
-        let expected = [&[6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0][..], &[0; 28], &[0xAB; 32]].concat();
+        let expected = [
+            &[6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0][..],
+            &[0; 28],
+            &[0xAB; 32],
+        ]
+        .concat();
         assert_eq!(longest.encode().to_vec(), expected);
         assert_eq!(FrameHeader::decode(&longest.encode()), Ok(longest));
         assert!(FrameHeader::decode(&filler(longest.data_bytes + 1).encode()).is_err());
-        assert!(FrameHeader::decode(&FrameHeader { head_bytes: 1, ..filler(1) }.encode()).is_err());
+        assert!(
+            FrameHeader::decode(
+                &FrameHeader {
+                    head_bytes: 1,
+                    ..filler(1)
+                }
+                .encode()
+            )
+            .is_err()
+        );
     }
 
     #[test]
     fn an_unknown_kind_is_refused() {
         let mut bytes = golden().encode();
         bytes[0] = 9;
-        assert_eq!(FrameHeader::decode(&bytes), Err(WireError::UnknownTag { what: "frame", tag: 9 }));
+        assert_eq!(
+            FrameHeader::decode(&bytes),
+            Err(WireError::UnknownTag {
+                what: "frame",
+                tag: 9
+            })
+        );
     }
 }

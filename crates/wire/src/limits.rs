@@ -158,5 +158,9 @@ pub const MISSING_RANGES_MAX: usize = 1024;
 /// [`WireError::OverLimit`] when the value exceeds the limit.
 pub fn within<N: TryInto<u64>>(what: &'static str, value: N, limit: N) -> Result<(), WireError> {
     let [value, limit] = [value, limit].map(|number| number.try_into().unwrap_or(u64::MAX));
-    if value <= limit { Ok(()) } else { Err(WireError::OverLimit { what, value, limit }) }
+    if value <= limit {
+        Ok(())
+    } else {
+        Err(WireError::OverLimit { what, value, limit })
+    }
 }

@@ -31,14 +31,14 @@ mod shared_job;
 mod verify;
 
 pub use copy::{
-    Begin, CopyOrder, CopyResult, CopyState, EndedCopy, GrantOrder, GrantToken, Granted, Place, Receipt,
-    SignedReceipt, TransportOrder,
+    Begin, CopyOrder, CopyResult, CopyState, EndedCopy, GrantOrder, GrantToken, Granted, Place,
+    Receipt, SignedReceipt, TransportOrder,
 };
 use counted::Counted;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
 pub use fetch::{
-    AccountOrder, AccountsFrom, Fetch, Fetching, LaneOrder, ListOrder, OwnerOrder, RemovalOrder, RuleText,
-    SourcePath, Time, ToSource,
+    AccountOrder, AccountsFrom, Fetch, Fetching, LaneOrder, ListOrder, OwnerOrder, RemovalOrder,
+    RuleText, SourcePath, Time, ToSource,
 };
 pub use job_grant::{JobGrant, SignedJobGrant};
 pub use kept::{InquireWith, Keeping, Lack, Missed, NotKept, OfferWith};
@@ -50,7 +50,8 @@ pub use open::{
     TargetState, TopName,
 };
 pub use preview::{
-    Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
+    Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata,
+    Inquiry,
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
 pub use relay::{
@@ -87,7 +88,9 @@ pub enum ToReceiver {
     LaneLost {
         /// The items that were sent on the lane and have no receipt, at most
         /// [`ITEMS_OUTSTANDING_MAX`](crate::limits::ITEMS_OUTSTANDING_MAX).
-        #[serde(deserialize_with = "list::at_most::<{ crate::limits::ITEMS_OUTSTANDING_MAX }, _, _>")]
+        #[serde(
+            deserialize_with = "list::at_most::<{ crate::limits::ITEMS_OUTSTANDING_MAX }, _, _>"
+        )]
         items: Vec<u64>,
     },
     /// A question what a transfer would do with some entries: previews only.
@@ -455,8 +458,8 @@ mod tests {
     use super::*;
     use crate::extensions::tests::extension;
     use crate::limits::{
-        ITEMS_OUTSTANDING_MAX, KEEP_NAMES_MAX, KEEP_RANGES_MAX, MESSAGE_STRINGS_MAX, REMOVE_NAMES_MAX,
-        STORED_ITEMS_MAX,
+        ITEMS_OUTSTANDING_MAX, KEEP_NAMES_MAX, KEEP_RANGES_MAX, MESSAGE_STRINGS_MAX,
+        REMOVE_NAMES_MAX, STORED_ITEMS_MAX,
     };
     use crate::version::Version;
     use proptest::prelude::{any, proptest};
@@ -464,8 +467,14 @@ mod tests {
     #[test]
     fn of_a_reason_without_end_no_more_is_kept_than_a_user_reads() {
         let text = "\u{e4}".repeat(1 << 18);
-        let refusal = Refusal { code: RefusalCode::Denied, text: text.clone() };
-        for message in [ToSender::Refused(refusal), ToSender::Waiting(Waiting { ahead: 0, text })] {
+        let refusal = Refusal {
+            code: RefusalCode::Denied,
+            text: text.clone(),
+        };
+        for message in [
+            ToSender::Refused(refusal),
+            ToSender::Waiting(Waiting { ahead: 0, text }),
+        ] {
             let (ToSender::Refused(Refusal { text, .. }) | ToSender::Waiting(Waiting { text, .. })) =
                 decode_message(&encode_message(&message)[4..]).unwrap()
             else {
@@ -479,7 +488,9 @@ mod tests {
     fn open_bytes_are_pinned() {
         let open = ToReceiver::Open(Open {
             target: b"/d".to_vec(),
-            shape: TargetShape::Single { name: Name::from_bytes(b"f").unwrap() },
+            shape: TargetShape::Single {
+                name: Name::from_bytes(b"f").unwrap(),
+            },
             compare: Compare::Checksum,
             durability: Durability::End,
             delta: true,
@@ -497,82 +508,219 @@ mod tests {
             shared_job: None,
         });
         let bytes = encode_message(&open);
-        assert_eq!(bytes[..14], [30, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);
+        assert_eq!(
+            bytes[..14],
+            [30, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]
+        );
         assert_eq!(bytes[14..30], [7; 16]);
         assert_eq!(bytes[30..], [1, 1, 1, 1]);
         assert_eq!(decode_message(&bytes[4..]), Ok(open.clone()));
-        let ToReceiver::Open(open) = open else { unreachable!() };
+        let ToReceiver::Open(open) = open else {
+            unreachable!()
+        };
         let plain = encode_message(&open.clone().into_message(Version::V4));
         assert_eq!(plain, [&[31, 0, 0, 0, 10], &bytes[5..], &[0]].concat());
         let extensions = Extensions::default().with(extension(5, true, b"z"));
         let extended = ToReceiver::OpenWith(open.clone(), extensions);
-        let expected = [&[39, 0, 0, 0, 10], &bytes[5..], &[8, 5, 0, 1, 1, 0, 0, 0, b'z']].concat();
+        let expected = [
+            &[39, 0, 0, 0, 10],
+            &bytes[5..],
+            &[8, 5, 0, 1, 1, 0, 0, 0, b'z'],
+        ]
+        .concat();
         assert_eq!(encode_message(&extended), expected);
         assert_eq!(decode_message(&expected[4..]), Ok(extended));
-        assert_eq!(open.clone().into_message(Version::V3), ToReceiver::Open(open));
+        assert_eq!(
+            open.clone().into_message(Version::V3),
+            ToReceiver::Open(open)
+        );
     }
 
     #[test]
     fn tags_are_pinned() {
         let tag = |message: &ToReceiver| encode_message(message)[4];
-        assert_eq!(tag(&ToReceiver::Offer(Offer { offer: 0, groups: vec![] })), 1);
+        assert_eq!(
+            tag(&ToReceiver::Offer(Offer {
+                offer: 0,
+                groups: vec![]
+            })),
+            1
+        );
         assert_eq!(tag(&ToReceiver::Abandon { file: 0 }), 2);
-        assert_eq!(tag(&ToReceiver::Announce { items: 0, mismatches: 0 }), 3);
+        assert_eq!(
+            tag(&ToReceiver::Announce {
+                items: 0,
+                mismatches: 0
+            }),
+            3
+        );
         assert_eq!(tag(&ToReceiver::LaneLost { items: vec![] }), 4);
-        assert_eq!(tag(&ToReceiver::Inquire(Inquiry { inquiry: 0, groups: vec![] })), 5);
-        assert_eq!(tag(&ToReceiver::Keep(Keep { keep: 0, ranges: vec![] })), 6);
-        assert_eq!(tag(&ToReceiver::Remove(Remove { remove: 0, groups: vec![] })), 7);
-        assert_eq!(tag(&ToReceiver::Sample { sample: 0, when: Moment::Now }), 8);
-        assert_eq!(tag(&ToReceiver::Sweep(SweepOrder { bytes: 0, millis: 0 })), 9);
-        let found = FoundSoFar { files: 1, bytes: 300, skipped_bytes: 2, all: true };
-        assert_eq!(encode_message(&ToReceiver::Found(found))[4..], [15, 1, 0xAC, 2, 2, 1]);
+        assert_eq!(
+            tag(&ToReceiver::Inquire(Inquiry {
+                inquiry: 0,
+                groups: vec![]
+            })),
+            5
+        );
+        assert_eq!(
+            tag(&ToReceiver::Keep(Keep {
+                keep: 0,
+                ranges: vec![]
+            })),
+            6
+        );
+        assert_eq!(
+            tag(&ToReceiver::Remove(Remove {
+                remove: 0,
+                groups: vec![]
+            })),
+            7
+        );
+        assert_eq!(
+            tag(&ToReceiver::Sample {
+                sample: 0,
+                when: Moment::Now
+            }),
+            8
+        );
+        assert_eq!(
+            tag(&ToReceiver::Sweep(SweepOrder {
+                bytes: 0,
+                millis: 0
+            })),
+            9
+        );
+        let found = FoundSoFar {
+            files: 1,
+            bytes: 300,
+            skipped_bytes: 2,
+            all: true,
+        };
+        assert_eq!(
+            encode_message(&ToReceiver::Found(found))[4..],
+            [15, 1, 0xAC, 2, 2, 1]
+        );
         let tag = |message: &ToSender| encode_message(message)[4];
         assert_eq!(
-            tag(&ToSender::Opened(Opened { state: TargetState::Empty, lanes_max: 1, single_name: None })),
+            tag(&ToSender::Opened(Opened {
+                state: TargetState::Empty,
+                lanes_max: 1,
+                single_name: None
+            })),
             0
         );
-        assert_eq!(tag(&ToSender::Refused(Refusal { code: RefusalCode::Denied, text: String::new() })), 1);
+        assert_eq!(
+            tag(&ToSender::Refused(Refusal {
+                code: RefusalCode::Denied,
+                text: String::new()
+            })),
+            1
+        );
         for (number, code) in [(9, RefusalCode::Ended), (10, RefusalCode::NotUnderWay)] {
-            let refusal = Refusal { code, text: String::new() };
-            assert_eq!(encode_message(&ToSender::Refused(refusal))[4..], [1, number, 0]);
+            let refusal = Refusal {
+                code,
+                text: String::new(),
+            };
+            assert_eq!(
+                encode_message(&ToSender::Refused(refusal))[4..],
+                [1, number, 0]
+            );
         }
         assert_eq!(tag(&ToSender::LaneFailed), 26);
-        assert_eq!(tag(&ToSender::Answer(Answer { offer: 0, verdicts: vec![] })), 2);
+        assert_eq!(
+            tag(&ToSender::Answer(Answer {
+                offer: 0,
+                verdicts: vec![]
+            })),
+            2
+        );
         assert_eq!(tag(&ToSender::Stored(Stored::default())), 3);
         assert_eq!(tag(&ToSender::Fault(fault::tests::sample())), 4);
         assert_eq!(tag(&ToSender::Finished(Finished::default())), 5);
-        assert_eq!(tag(&ToSender::Held(Held { offer: 0, file: 0, first: 0, cvs: vec![], end: true })), 6);
-        assert_eq!(tag(&ToSender::Findings(Findings { inquiry: 0, findings: vec![] })), 7);
-        assert_eq!(tag(&ToSender::ExtraneousNames(ExtraneousNames::default())), 8);
-        assert_eq!(tag(&ToSender::Removed { remove: 0, entries: 0 }), 9);
+        assert_eq!(
+            tag(&ToSender::Held(Held {
+                offer: 0,
+                file: 0,
+                first: 0,
+                cvs: vec![],
+                end: true
+            })),
+            6
+        );
+        assert_eq!(
+            tag(&ToSender::Findings(Findings {
+                inquiry: 0,
+                findings: vec![]
+            })),
+            7
+        );
+        assert_eq!(
+            tag(&ToSender::ExtraneousNames(ExtraneousNames::default())),
+            8
+        );
+        assert_eq!(
+            tag(&ToSender::Removed {
+                remove: 0,
+                entries: 0
+            }),
+            9
+        );
         assert_eq!(tag(&ToSender::Sampled(Sampled::default())), 10);
-        assert_eq!(tag(&ToSender::Swept(Swept { sizes: vec![], complete: true, fault: None })), 11);
+        assert_eq!(
+            tag(&ToSender::Swept(Swept {
+                sizes: vec![],
+                complete: true,
+                fault: None
+            })),
+            11
+        );
         assert_eq!(tag(&ToSender::Paced { receive_us: 0 }), 12);
         assert_eq!(tag(&ToSender::Published { items: vec![] }), 13);
-        assert_eq!(tag(&ToSender::Waiting(Waiting { ahead: 0, text: String::new() })), 14);
+        assert_eq!(
+            tag(&ToSender::Waiting(Waiting {
+                ahead: 0,
+                text: String::new()
+            })),
+            14
+        );
         assert_eq!(tag(&ToSender::TimesBeyondRange { files: 0 }), 15);
-        assert_eq!(tag(&ToSender::RateMax { bytes_per_second: 0 }), 19);
+        assert_eq!(
+            tag(&ToSender::RateMax {
+                bytes_per_second: 0
+            }),
+            19
+        );
     }
 
     #[test]
     fn a_push_says_that_it_keeps_a_rate_and_a_rate_is_pinned() {
         let said = |purpose| {
-            let open = Open { purpose, ..Open::new(b"/d".to_vec(), [7; 16]) };
-            let ToReceiver::OpenWith(_, extensions) = open.into_message(Version::V4) else { unreachable!() };
+            let open = Open {
+                purpose,
+                ..Open::new(b"/d".to_vec(), [7; 16])
+            };
+            let ToReceiver::OpenWith(_, extensions) = open.into_message(Version::V4) else {
+                unreachable!()
+            };
             extensions
         };
         let keeps = Extensions::default().with(extension(Open::KEEPS_RATE, false, b""));
         let nothing = Extensions::default();
         let purposes = [Purpose::Move, Purpose::Preview, Purpose::Probe];
         assert_eq!(purposes.map(said), [keeps, nothing.clone(), nothing]);
-        let rate = ToSender::RateMax { bytes_per_second: 300 };
+        let rate = ToSender::RateMax {
+            bytes_per_second: 300,
+        };
         assert_eq!(encode_message(&rate), [3, 0, 0, 0, 19, 0xAC, 2]);
         assert_eq!(decode_message(&[19, 0xAC, 2]), Ok(rate));
     }
 
     #[test]
     fn a_wait_in_line_is_pinned() {
-        let waiting = ToSender::Waiting(Waiting { ahead: 300, text: "x".to_owned() });
+        let waiting = ToSender::Waiting(Waiting {
+            ahead: 300,
+            text: "x".to_owned(),
+        });
         let expected = [5, 0, 0, 0, 14, 0xAC, 2, 1, b'x'];
         assert_eq!(encode_message(&waiting), expected);
         assert_eq!(decode_message(&expected[4..]), Ok(waiting));
@@ -580,15 +728,33 @@ mod tests {
 
     #[test]
     fn what_is_published_is_pinned_and_bounded() {
-        let fault = EntryFault { entry: 3, operation: Operation::Flush, code: FaultCode::Os(5) };
-        let items =
-            vec![PublishedItem { item: 300, faults: vec![fault] }, PublishedItem { item: 2, faults: vec![] }];
+        let fault = EntryFault {
+            entry: 3,
+            operation: Operation::Flush,
+            code: FaultCode::Os(5),
+        };
+        let items = vec![
+            PublishedItem {
+                item: 300,
+                faults: vec![fault],
+            },
+            PublishedItem {
+                item: 2,
+                faults: vec![],
+            },
+        ];
         let published = ToSender::Published { items };
         let expected = [12, 0, 0, 0, 13, 2, 0xAC, 2, 1, 3, 4, 0, 10, 2, 0];
         assert_eq!(encode_message(&published)[4..], expected[4..]);
         assert_eq!(decode_message(&expected[4..]), Ok(published));
         let many = |count| {
-            let items = vec![PublishedItem { item: 1, faults: vec![] }; count];
+            let items = vec![
+                PublishedItem {
+                    item: 1,
+                    faults: vec![]
+                };
+                count
+            ];
             decode_message::<ToSender>(&encode_message(&ToSender::Published { items })[4..])
         };
         assert!(many(STORED_ITEMS_MAX).is_ok());
@@ -598,49 +764,106 @@ mod tests {
     #[test]
     fn what_a_probe_says_is_pinned() {
         assert_eq!(encode_message(&Purpose::Probe)[4..], [2]);
-        let sample = ToReceiver::Sample { sample: 300, when: Moment::Ended(7) };
+        let sample = ToReceiver::Sample {
+            sample: 300,
+            when: Moment::Ended(7),
+        };
         assert_eq!(encode_message(&sample), [5, 0, 0, 0, 8, 0xAC, 2, 1, 7]);
-        let sweep = ToReceiver::Sweep(SweepOrder { bytes: 5, millis: 6 });
+        let sweep = ToReceiver::Sweep(SweepOrder {
+            bytes: 5,
+            millis: 6,
+        });
         assert_eq!(encode_message(&sweep)[4..], [9, 5, 6]);
-        let sampled =
-            ToSender::Sampled(Sampled { sample: 1, clock_us: 300, first_us: Some(4), bytes: 5, cpu_us: 6 });
+        let sampled = ToSender::Sampled(Sampled {
+            sample: 1,
+            clock_us: 300,
+            first_us: Some(4),
+            bytes: 5,
+            cpu_us: 6,
+        });
         assert_eq!(encode_message(&sampled)[4..], [10, 1, 0xAC, 2, 1, 4, 5, 6]);
-        let size = SweptSize { file_bytes: 1024, write: Some(3), read: None };
+        let size = SweptSize {
+            file_bytes: 1024,
+            write: Some(3),
+            read: None,
+        };
         let fault = Some((Operation::Write, FaultCode::Os(28)));
-        let swept = ToSender::Swept(Swept { sizes: vec![size], complete: true, fault });
-        assert_eq!(encode_message(&swept)[4..], [11, 1, 0x80, 8, 1, 3, 0, 1, 1, 2, 0, 56]);
+        let swept = ToSender::Swept(Swept {
+            sizes: vec![size],
+            complete: true,
+            fault,
+        });
+        assert_eq!(
+            encode_message(&swept)[4..],
+            [11, 1, 0x80, 8, 1, 3, 0, 1, 1, 2, 0, 56]
+        );
         assert_eq!(decode_message(&encode_message(&swept)[4..]), Ok(swept));
     }
 
     #[test]
     fn sizes_of_a_sweep_are_few() {
         let swept = |count| {
-            let sizes = vec![SweptSize { file_bytes: 1, write: None, read: None }; count];
-            encode_message(&ToSender::Swept(Swept { sizes, complete: false, fault: None }))
+            let sizes = vec![
+                SweptSize {
+                    file_bytes: 1,
+                    write: None,
+                    read: None
+                };
+                count
+            ];
+            encode_message(&ToSender::Swept(Swept {
+                sizes,
+                complete: false,
+                fault: None,
+            }))
         };
         let decode = |bytes: Vec<u8>| decode_message::<ToSender>(&bytes[4..]);
         assert!(decode(swept(crate::limits::SWEEP_SIZES_MAX)).is_ok());
-        assert_eq!(decode(swept(crate::limits::SWEEP_SIZES_MAX + 1)), Err(WireError::Message));
+        assert_eq!(
+            decode(swept(crate::limits::SWEEP_SIZES_MAX + 1)),
+            Err(WireError::Message)
+        );
     }
 
     #[test]
     fn held_groups_and_what_marks_a_source_are_pinned() {
-        let held = ToSender::Held(Held { offer: 1, file: 2, first: 300, cvs: vec![[7; 32]], end: true });
+        let held = ToSender::Held(Held {
+            offer: 1,
+            file: 2,
+            first: 300,
+            cvs: vec![[7; 32]],
+            end: true,
+        });
         let mut expected = vec![39, 0, 0, 0, 6, 1, 2, 0xAC, 2, 1];
         expected.extend([7; 32]);
         expected.push(1);
         assert_eq!(encode_message(&held), expected);
         assert_eq!(decode_message(&expected[4..]), Ok(held));
-        let source = SourceMark { inode: 5, ctime: Timestamp { seconds: -1, nanos: 6 } };
+        let source = SourceMark {
+            inode: 5,
+            ctime: Timestamp {
+                seconds: -1,
+                nanos: 6,
+            },
+        };
         let name = Name::from_bytes(b"f").unwrap();
         let file = OfferedFile {
             name,
             bytes: 1,
-            metadata: Metadata::new(2, Timestamp { seconds: 3, nanos: 4 }),
+            metadata: Metadata::new(
+                2,
+                Timestamp {
+                    seconds: 3,
+                    nanos: 4,
+                },
+            ),
             source: Some(source),
             xattrs: None,
         };
-        assert_eq!(encode_message(&file)[4..], [1, b'f', 1, 2, 6, 4, 1, 5, 1, 6]);
+        assert_eq!(
+            encode_message(&file)[4..],
+            [1, b'f', 1, 2, 6, 4, 1, 5, 1, 6]
+        );
         assert_eq!(encode_message(&Verdict::Resume)[4..], [3]);
         assert_eq!(encode_message(&Verdict::Delta)[4..], [4]);
     }
@@ -653,12 +876,22 @@ mod tests {
 
     #[test]
     fn a_list_that_is_too_long_is_refused() {
-        let lost = |count| encode_message(&ToReceiver::LaneLost { items: vec![300; count] });
+        let lost = |count| {
+            encode_message(&ToReceiver::LaneLost {
+                items: vec![300; count],
+            })
+        };
         let decode = |bytes: Vec<u8>| decode_message::<ToReceiver>(&bytes[4..]);
         assert!(decode(lost(ITEMS_OUTSTANDING_MAX)).is_ok());
-        assert_eq!(decode(lost(ITEMS_OUTSTANDING_MAX + 1)), Err(WireError::Message));
+        assert_eq!(
+            decode(lost(ITEMS_OUTSTANDING_MAX + 1)),
+            Err(WireError::Message)
+        );
         // A list of 2^63 elements of which none has come.
-        assert_eq!(decode([&[0; 4][..], &[4], &[0xFF; 8], &[0x7F]].concat()), Err(WireError::Message));
+        assert_eq!(
+            decode([&[0; 4][..], &[4], &[0xFF; 8], &[0x7F]].concat()),
+            Err(WireError::Message)
+        );
     }
 
     fn names(count: usize) -> Vec<ListedName> {
@@ -667,22 +900,47 @@ mod tests {
 
     fn keep(ranges: usize, names_each: usize) -> Vec<u8> {
         let after = Some(names(1).remove(0));
-        let range = KeptRange { directory: RelPath::root(), after, names: names(names_each), open: true };
-        encode_message(&ToReceiver::Keep(Keep { keep: 1, ranges: vec![range; ranges] }))
+        let range = KeptRange {
+            directory: RelPath::root(),
+            after,
+            names: names(names_each),
+            open: true,
+        };
+        encode_message(&ToReceiver::Keep(Keep {
+            keep: 1,
+            ranges: vec![range; ranges],
+        }))
     }
 
     #[test]
     fn lists_in_lists_are_bounded_together() {
         let decode = |bytes: Vec<u8>| decode_message::<ToReceiver>(&bytes[4..]).map(drop);
         let per_range = KEEP_NAMES_MAX / KEEP_RANGES_MAX;
-        assert_eq!(decode(keep(KEEP_RANGES_MAX, per_range)), Ok(()), "as many as a sender may say");
+        assert_eq!(
+            decode(keep(KEEP_RANGES_MAX, per_range)),
+            Ok(()),
+            "as many as a sender may say"
+        );
         let (value, limit) = (MESSAGE_STRINGS_MAX as u64 + 1, MESSAGE_STRINGS_MAX as u64);
-        let error = WireError::OverLimit { what: "number of names and paths in a message", value, limit };
+        let error = WireError::OverLimit {
+            what: "number of names and paths in a message",
+            value,
+            limit,
+        };
         assert_eq!(decode(keep(KEEP_RANGES_MAX, per_range + 1)), Err(error));
         assert_eq!(decode(keep(2, KEEP_NAMES_MAX)), Err(error));
-        let group = RemoveGroup { directory: RelPath::root(), names: names(REMOVE_NAMES_MAX) };
+        let group = RemoveGroup {
+            directory: RelPath::root(),
+            names: names(REMOVE_NAMES_MAX),
+        };
         let groups = vec![group; REMOVE_NAMES_MAX];
-        assert_eq!(decode(encode_message(&ToReceiver::Remove(Remove { remove: 1, groups }))), Err(error));
+        assert_eq!(
+            decode(encode_message(&ToReceiver::Remove(Remove {
+                remove: 1,
+                groups
+            }))),
+            Err(error)
+        );
     }
 
     #[test]
@@ -690,19 +948,29 @@ mod tests {
         let bytes = keep(3, 100);
         let decode = |most: usize| {
             let (mut left, none) = (most, WireError::OutOfOrder { what: "room" });
-            let room = |strings| left.checked_sub(strings).map(|rest| left = rest).ok_or(none);
+            let room = |strings| {
+                left.checked_sub(strings)
+                    .map(|rest| left = rest)
+                    .ok_or(none)
+            };
             let decoded = decode_message_within::<ToReceiver>(&bytes[4..], room);
             (decoded.map(drop), left)
         };
         assert_eq!(decode(1000), (Ok(()), 1000 - 320), "306 of them");
-        assert_eq!(decode(200), (Err(WireError::OutOfOrder { what: "room" }), 8));
+        assert_eq!(
+            decode(200),
+            (Err(WireError::OutOfOrder { what: "room" }), 8)
+        );
     }
 
     #[test]
     fn left_over_bytes_are_refused() {
         let mut bytes = encode_message(&ToReceiver::Abandon { file: 1 });
         bytes.push(0);
-        assert_eq!(decode_message::<ToReceiver>(&bytes[4..]), Err(WireError::Trailing { left: 1 }));
+        assert_eq!(
+            decode_message::<ToReceiver>(&bytes[4..]),
+            Err(WireError::Trailing { left: 1 })
+        );
     }
 
     proptest! {

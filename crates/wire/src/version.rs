@@ -93,13 +93,17 @@ impl Version {
 
     /// The names by which TLS agrees on a version (ALPN), the most wanted first. The last name covers all versions
     /// before they had names of their own; which of them is spoken is decided by the greetings.
-    pub const PROTOCOLS: [(&'static [u8], Self); 2] = [(b"zmove/4", Self::V4), (b"zmove", Self::UNNAMED)];
+    pub const PROTOCOLS: [(&'static [u8], Self); 2] =
+        [(b"zmove/4", Self::V4), (b"zmove", Self::UNNAMED)];
     const UNNAMED: Self = Self::V3;
 
     /// The newest version that may be spoken where TLS has agreed on this name; `None` where it is not one of zmove's.
     #[must_use]
     pub fn of_protocol(name: &[u8]) -> Option<Self> {
-        Self::PROTOCOLS.into_iter().find(|(known, _)| *known == name).map(|(_, version)| version)
+        Self::PROTOCOLS
+            .into_iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, version)| version)
     }
 }
 
@@ -148,7 +152,10 @@ impl Greeting {
     /// # Errors
     /// [`GreetingError::NotZmove`] when the magic, the role or the cipher is unknown.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, GreetingError> {
-        Self::read(Reader::new(bytes)).ok().flatten().ok_or(GreetingError::NotZmove)
+        Self::read(Reader::new(bytes))
+            .ok()
+            .flatten()
+            .ok_or(GreetingError::NotZmove)
     }
 
     fn read(mut reader: Reader<'_>) -> Result<Option<Self>, crate::WireError> {
@@ -167,7 +174,13 @@ impl Greeting {
             _ => return Ok(None),
         };
         let transfer = TransferId(reader.array()?);
-        Ok((magic == Self::MAGIC).then_some(Self { version_min, version_max, role, cipher, transfer }))
+        Ok((magic == Self::MAGIC).then_some(Self {
+            version_min,
+            version_max,
+            role,
+            cipher,
+            transfer,
+        }))
     }
 
     /// The newest version that both sides speak.
@@ -176,8 +189,12 @@ impl Greeting {
     /// [`GreetingError::Incompatible`] when there is none.
     pub fn agree(&self) -> Result<Version, GreetingError> {
         let newest = self.version_max.min(Version::NEWEST as u16);
-        let version = Version::ALL.into_iter().find(|version| *version as u16 == newest);
-        version.filter(|_| newest >= self.version_min).ok_or_else(|| self.incompatible(Version::OLDEST))
+        let version = Version::ALL
+            .into_iter()
+            .find(|version| *version as u16 == newest);
+        version
+            .filter(|_| newest >= self.version_min)
+            .ok_or_else(|| self.incompatible(Version::OLDEST))
     }
 
     /// The newest version that both sides speak, where that is `least` or a later one.
@@ -186,7 +203,11 @@ impl Greeting {
     /// [`GreetingError::Incompatible`] when it is not.
     pub fn agree_on(&self, least: Version) -> Result<Version, GreetingError> {
         let version = self.agree()?;
-        if version < least { Err(self.incompatible(least as u16)) } else { Ok(version) }
+        if version < least {
+            Err(self.incompatible(least as u16))
+        } else {
+            Ok(version)
+        }
     }
 
     /// The version that is spoken on a connection whose TLS has agreed on a name that stands for `named`
@@ -195,13 +216,22 @@ impl Greeting {
     /// # Errors
     /// [`GreetingError::Incompatible`] when there is none.
     pub fn agree_within(&self, named: Version) -> Result<Version, GreetingError> {
-        let least = if named > Version::UNNAMED { named } else { Version::V1 };
+        let least = if named > Version::UNNAMED {
+            named
+        } else {
+            Version::V1
+        };
         Ok(self.agree_on(least)?.min(named))
     }
 
     const fn incompatible(&self, ours_min: u16) -> GreetingError {
         let (theirs_min, theirs_max) = (self.version_min, self.version_max);
-        GreetingError::Incompatible { theirs_min, theirs_max, ours_min, ours_max: Version::NEWEST as u16 }
+        GreetingError::Incompatible {
+            theirs_min,
+            theirs_max,
+            ours_min,
+            ours_max: Version::NEWEST as u16,
+        }
     }
 }
 
@@ -215,7 +245,13 @@ mod tests {
 
     #[test]
     fn greeting_bytes_are_pinned() {
-        let expected = [&b"ZMOVE\r\n\x1a"[..], &[1, 0, 4, 0, 1, 0, 3, 0], &[9; 16], &[0; 8]].concat();
+        let expected = [
+            &b"ZMOVE\r\n\x1a"[..],
+            &[1, 0, 4, 0, 1, 0, 3, 0],
+            &[9; 16],
+            &[0; 8],
+        ]
+        .concat();
         assert_eq!(lane().encode().to_vec(), expected);
         assert_eq!(Greeting::decode(&lane().encode()), Ok(lane()));
         assert_eq!(lane().agree(), Ok(Version::V4));
@@ -225,36 +261,88 @@ mod tests {
     fn a_receiver_that_dials_is_told_apart() {
         let fetch = Greeting::new(Role::Fetch, TransferId([9; 16]));
         let bytes = fetch.encode();
-        assert_eq!((bytes[12..16].to_vec(), Greeting::decode(&bytes)), (vec![2, 0, 0, 0], Ok(fetch)));
-        let unknown = bytes.iter().enumerate().map(|(at, byte)| if at == 12 { 3 } else { *byte });
+        assert_eq!(
+            (bytes[12..16].to_vec(), Greeting::decode(&bytes)),
+            (vec![2, 0, 0, 0], Ok(fetch))
+        );
+        let unknown = bytes
+            .iter()
+            .enumerate()
+            .map(|(at, byte)| if at == 12 { 3 } else { *byte });
         let unknown: Vec<_> = unknown.collect();
-        assert_eq!(Greeting::decode(&unknown.try_into().unwrap()), Err(GreetingError::NotZmove));
+        assert_eq!(
+            Greeting::decode(&unknown.try_into().unwrap()),
+            Err(GreetingError::NotZmove)
+        );
     }
 
     #[test]
     fn lanes_in_clear_are_told_apart() {
-        let clear = Greeting { cipher: Cipher::None, ..lane() };
+        let clear = Greeting {
+            cipher: Cipher::None,
+            ..lane()
+        };
         let mut bytes = lane().encode();
         bytes[13] = 1;
-        assert_eq!((clear.encode(), Greeting::decode(&bytes)), (bytes, Ok(clear)));
+        assert_eq!(
+            (clear.encode(), Greeting::decode(&bytes)),
+            (bytes, Ok(clear))
+        );
         bytes[13] = 2;
         assert_eq!(Greeting::decode(&bytes), Err(GreetingError::NotZmove));
     }
 
     #[test]
     fn a_newer_peer_is_named() {
-        let newer = Greeting { version_min: 5, version_max: 6, ..lane() };
-        let error = GreetingError::Incompatible { theirs_min: 5, theirs_max: 6, ours_min: 1, ours_max: 4 };
-        assert_eq!((newer.agree(), newer.agree_within(Version::V4)), (Err(error), Err(error)));
-        assert_eq!(Greeting { version_max: 6, ..lane() }.agree(), Ok(Version::V4));
+        let newer = Greeting {
+            version_min: 5,
+            version_max: 6,
+            ..lane()
+        };
+        let error = GreetingError::Incompatible {
+            theirs_min: 5,
+            theirs_max: 6,
+            ours_min: 1,
+            ours_max: 4,
+        };
+        assert_eq!(
+            (newer.agree(), newer.agree_within(Version::V4)),
+            (Err(error), Err(error))
+        );
+        assert_eq!(
+            Greeting {
+                version_max: 6,
+                ..lane()
+            }
+            .agree(),
+            Ok(Version::V4)
+        );
     }
 
     #[test]
     fn what_an_older_peer_does_not_know_is_not_asked_of_it() {
-        let older = Greeting { version_max: 1, ..lane() };
-        let error = GreetingError::Incompatible { theirs_min: 1, theirs_max: 1, ours_min: 2, ours_max: 4 };
-        assert_eq!((older.agree(), older.agree_on(Version::V2)), (Ok(Version::V1), Err(error)));
-        assert_eq!(Greeting { version_max: 2, ..lane() }.agree_on(Version::V2), Ok(Version::V2));
+        let older = Greeting {
+            version_max: 1,
+            ..lane()
+        };
+        let error = GreetingError::Incompatible {
+            theirs_min: 1,
+            theirs_max: 1,
+            ours_min: 2,
+            ours_max: 4,
+        };
+        assert_eq!(
+            (older.agree(), older.agree_on(Version::V2)),
+            (Ok(Version::V1), Err(error))
+        );
+        assert_eq!(
+            Greeting {
+                version_max: 2,
+                ..lane()
+            }
+            .agree_on(Version::V2),
+            Ok(Version::V2)
+        );
         assert_eq!(lane().agree_on(Version::V2), Ok(Version::V4));
     }
 
@@ -267,11 +355,32 @@ mod tests {
 
     #[test]
     fn the_name_that_tls_agreed_on_bounds_the_version() {
-        let speaking = |version_max| Greeting { version_max, ..lane() };
+        let speaking = |version_max| Greeting {
+            version_max,
+            ..lane()
+        };
         let unnamed = [1, 2, 3, 4, 9].map(|newest| speaking(newest).agree_within(Version::V3));
-        assert_eq!(unnamed, [Version::V1, Version::V2, Version::V3, Version::V3, Version::V3].map(Ok));
-        assert_eq!([4, 9].map(|newest| speaking(newest).agree_within(Version::V4)), [Ok(Version::V4); 2]);
-        let error = GreetingError::Incompatible { theirs_min: 1, theirs_max: 3, ours_min: 4, ours_max: 4 };
+        assert_eq!(
+            unnamed,
+            [
+                Version::V1,
+                Version::V2,
+                Version::V3,
+                Version::V3,
+                Version::V3
+            ]
+            .map(Ok)
+        );
+        assert_eq!(
+            [4, 9].map(|newest| speaking(newest).agree_within(Version::V4)),
+            [Ok(Version::V4); 2]
+        );
+        let error = GreetingError::Incompatible {
+            theirs_min: 1,
+            theirs_max: 3,
+            ours_min: 4,
+            ours_max: 4,
+        };
         assert_eq!(speaking(3).agree_within(Version::V4), Err(error));
     }
 

@@ -44,11 +44,19 @@ impl Browser {
             return None;
         }
         let mut driver = Command::new("chromedriver");
-        let mut driver = driver.arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut driver = driver
+            .arg("--port=0")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let mut words = BufReader::new(driver.stdout.take().unwrap());
         let port = loop {
             let mut line = String::new();
-            assert!(words.read_line(&mut line).unwrap() > 0, "chromedriver has ended");
+            assert!(
+                words.read_line(&mut line).unwrap() > 0,
+                "chromedriver has ended"
+            );
             if let Some((_, port)) = line.split_once("started successfully on port ") {
                 break port.trim().trim_end_matches('.').to_owned();
             }
@@ -56,23 +64,53 @@ impl Browser {
         std::thread::spawn(move || std::io::copy(&mut words, &mut std::io::sink()));
         let profile = tempfile::tempdir().unwrap();
         let address = format!("127.0.0.1:{port}");
-        let mut browser = Self { driver, address, session: String::new(), _profile: profile };
+        let mut browser = Self {
+            driver,
+            address,
+            session: String::new(),
+            _profile: profile,
+        };
         let profile = format!("--user-data-dir={}", browser._profile.path().display());
-        let options =
-            ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", &profile];
+        let options = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            &profile,
+        ];
         let options = json!({ "args": options });
-        let wanted = json!({ "goog:chromeOptions": options, "goog:loggingPrefs": { "browser": "ALL" } });
-        let begun = browser.say("POST", "/session", &json!({ "capabilities": { "alwaysMatch": wanted } }));
-        browser.session = format!("/session/{}", begun["sessionId"].as_str().expect("a session"));
+        let wanted =
+            json!({ "goog:chromeOptions": options, "goog:loggingPrefs": { "browser": "ALL" } });
+        let begun = browser.say(
+            "POST",
+            "/session",
+            &json!({ "capabilities": { "alwaysMatch": wanted } }),
+        );
+        browser.session = format!(
+            "/session/{}",
+            begun["sessionId"].as_str().expect("a session")
+        );
         Some(browser)
     }
 
     /// Sends a command, and returns its value.
     fn say(&self, method: &str, path: &str, body: &Value) -> Value {
-        let body = if method == "POST" { body.to_string() } else { String::new() };
+        let body = if method == "POST" {
+            body.to_string()
+        } else {
+            String::new()
+        };
         let mut socket = BufReader::new(TcpStream::connect(&self.address).unwrap());
-        let head = format!("{method} {}{path} HTTP/1.1\r\nHost: {}\r\n", self.session, self.address);
-        write!(socket.get_mut(), "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let head = format!(
+            "{method} {}{path} HTTP/1.1\r\nHost: {}\r\n",
+            self.session, self.address
+        );
+        write!(
+            socket.get_mut(),
+            "{head}Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
         let mut length = 0;
         loop {
             let mut line = String::new();
@@ -87,7 +125,10 @@ impl Browser {
         let mut answer = vec![0; length];
         socket.read_exact(&mut answer).unwrap();
         let answer = serde_json::from_slice::<Value>(&answer);
-        answer.map_or_else(|error| json!({ "error": error.to_string() }), |mut answer| answer["value"].take())
+        answer.map_or_else(
+            |error| json!({ "error": error.to_string() }),
+            |mut answer| answer["value"].take(),
+        )
     }
 
     #[track_caller]
@@ -123,8 +164,18 @@ impl Browser {
     #[track_caller]
     fn find(&self, selector: &str) -> String {
         self.wait_until(&format!("document.querySelector({})", json!(selector)));
-        let found = self.command("/element", &json!({ "using": "css selector", "value": selector }));
-        let id = found.as_object().unwrap().values().next().unwrap().as_str().unwrap();
+        let found = self.command(
+            "/element",
+            &json!({ "using": "css selector", "value": selector }),
+        );
+        let id = found
+            .as_object()
+            .unwrap()
+            .values()
+            .next()
+            .unwrap()
+            .as_str()
+            .unwrap();
         format!("/element/{id}")
     }
 
@@ -146,20 +197,30 @@ impl Browser {
     #[track_caller]
     pub(super) fn text(&self, selector: &str) -> String {
         let element = self.find(selector);
-        self.say("GET", &format!("{element}/text"), &Value::Null).as_str().unwrap().to_owned()
+        self.say("GET", &format!("{element}/text"), &Value::Null)
+            .as_str()
+            .unwrap()
+            .to_owned()
     }
 
     /// What DevTools can be told.
     #[track_caller]
     pub(super) fn devtools(&self, command: &str, parameters: &Value) -> Value {
-        self.command("/goog/cdp/execute", &json!({ "cmd": command, "params": parameters }))
+        self.command(
+            "/goog/cdp/execute",
+            &json!({ "cmd": command, "params": parameters }),
+        )
     }
 
     /// What went wrong in the page, by the browser's word.
     #[track_caller]
     pub(super) fn errors(&self) -> Vec<String> {
         let log = self.command("/se/log", &json!({ "type": "browser" }));
-        let severe = log.as_array().unwrap().iter().filter(|entry| entry["level"] == "SEVERE");
+        let severe = log
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|entry| entry["level"] == "SEVERE");
         severe.map(|entry| entry["message"].to_string()).collect()
     }
 }

@@ -44,9 +44,16 @@ impl Served {
 
     /// At an address, with more options.
     pub(super) fn with(yard: Yard, words: &[&str]) -> Self {
-        let client = Client { socket: yard.place().join("api.sock") };
+        let client = Client {
+            socket: yard.place().join("api.sock"),
+        };
         let (process, address) = start(&yard, words);
-        Self { process, yard, client, address }
+        Self {
+            process,
+            yard,
+            client,
+            address,
+        }
     }
 
     /// Kills the runner.
@@ -64,12 +71,20 @@ impl Served {
     /// What a runner that has ended said on standard error.
     pub(super) fn complaints(&mut self) -> String {
         let mut said = String::new();
-        self.process.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        self.process
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut said)
+            .unwrap();
         said
     }
 
     pub(super) fn token(&self) -> String {
-        std::fs::read_to_string(self.yard.place().join("token")).unwrap().trim().to_owned()
+        std::fs::read_to_string(self.yard.place().join("token"))
+            .unwrap()
+            .trim()
+            .to_owned()
     }
 
     /// A transfer of all that is in the source, with what else is to be said.
@@ -110,11 +125,17 @@ impl Served {
 
 /// Starts a runner that serves, and returns its address.
 fn start(yard: &Yard, words: &[&str]) -> (Child, String) {
-    let mut process = yard.site.zmove(&[&["runner", "--http"], words].concat()).start();
+    let mut process = yard
+        .site
+        .zmove(&[&["runner", "--http"], words].concat())
+        .start();
     let mut words = BufReader::new(process.stdout.take().unwrap());
     let address = loop {
         let mut line = String::new();
-        assert!(words.read_line(&mut line).unwrap() > 0, "the runner has ended");
+        assert!(
+            words.read_line(&mut line).unwrap() > 0,
+            "the runner has ended"
+        );
         if let Some((_, rest)) = line.split_once("the page is at ") {
             let address = rest.trim_start_matches("http://");
             break address.split(['/', ',']).next().unwrap().to_owned();
@@ -153,7 +174,9 @@ impl Answer {
 impl Client {
     #[track_caller]
     pub(super) fn get(&self, path: &str) -> Answer {
-        self.say(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
+        self.say(&format!(
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        ))
     }
 
     #[track_caller]
@@ -180,9 +203,16 @@ impl Client {
     fn ask_for_events(&self, last: Option<i64>) -> Option<Events> {
         let mut socket = UnixStream::connect(&self.socket).unwrap();
         let header = last.map_or_else(String::new, |last| format!("Last-Event-ID: {last}\r\n"));
-        write!(socket, "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n{header}\r\n").unwrap();
+        write!(
+            socket,
+            "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n{header}\r\n"
+        )
+        .unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut events = Events { reader: BufReader::new(socket), id: last };
+        let mut events = Events {
+            reader: BufReader::new(socket),
+            id: last,
+        };
         (events.line() == "HTTP/1.1 200 OK").then_some(events)
     }
 
@@ -210,10 +240,17 @@ pub(super) fn answered(mut socket: impl Read + Write, words: &str) -> String {
 #[track_caller]
 pub(super) fn converse(socket: impl Read + Write, words: &str) -> Answer {
     let answer = answered(socket, words);
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .unwrap_or_else(|| panic!("no answer: {answer:?}"));
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     let (head, text) = (head.to_owned(), body.to_owned());
-    Answer { status, head, body: serde_json::from_str(body).unwrap_or_default(), text }
+    Answer {
+        status,
+        head,
+        body: serde_json::from_str(body).unwrap_or_default(),
+        text,
+    }
 }
 
 /// A stream of events.
@@ -227,7 +264,10 @@ impl Events {
     #[track_caller]
     fn line(&mut self) -> String {
         let mut line = String::new();
-        assert!(self.reader.read_line(&mut line).unwrap() > 0, "the stream has ended");
+        assert!(
+            self.reader.read_line(&mut line).unwrap() > 0,
+            "the stream has ended"
+        );
         line.trim_end().to_owned()
     }
 

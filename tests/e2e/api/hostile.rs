@@ -23,39 +23,86 @@ fn a_page_of_another_site_gets_nothing_done() {
         ))
     };
     let json = "Content-Type: application/json\r\n";
-    let (local, evil) = ("Host: localhost:8470\r\n", "Origin: http://evil.example\r\n");
+    let (local, evil) = (
+        "Host: localhost:8470\r\n",
+        "Origin: http://evil.example\r\n",
+    );
     assert_eq!(order(&format!("{local}{json}{evil}")).status, 403);
     assert_eq!(order(&format!("{local}{json}Origin: null\r\n")).status, 403);
-    assert_eq!(order(&format!("{local}{json}Origin: http://localhost:3000\r\n")).status, 403);
-    assert_eq!(order(&format!("{local}{json}Sec-Fetch-Site: cross-site\r\n")).status, 403);
-    assert_eq!(order(&format!("{local}{json}Sec-Fetch-Site: same-site\r\n")).status, 403);
+    assert_eq!(
+        order(&format!("{local}{json}Origin: http://localhost:3000\r\n")).status,
+        403
+    );
+    assert_eq!(
+        order(&format!("{local}{json}Sec-Fetch-Site: cross-site\r\n")).status,
+        403
+    );
+    assert_eq!(
+        order(&format!("{local}{json}Sec-Fetch-Site: same-site\r\n")).status,
+        403
+    );
     // what a form of another site can send without being asked first
-    assert_eq!(order(&format!("{local}Content-Type: text/plain\r\n")).status, 415);
+    assert_eq!(
+        order(&format!("{local}Content-Type: text/plain\r\n")).status,
+        415
+    );
     assert_eq!(order(&format!("Host: evil.example\r\n{json}")).status, 421);
     assert_eq!(order(json).status, 421);
-    assert_eq!(served.client.get("/api/v1/jobs").ok()["jobs"], json!([]), "none of them did anything");
-    let answer =
-        order(&format!("{local}{json}Origin: http://localhost:8470\r\nSec-Fetch-Site: same-origin\r\n"));
+    assert_eq!(
+        served.client.get("/api/v1/jobs").ok()["jobs"],
+        json!([]),
+        "none of them did anything"
+    );
+    let answer = order(&format!(
+        "{local}{json}Origin: http://localhost:8470\r\nSec-Fetch-Site: same-origin\r\n"
+    ));
     assert_eq!(answer.status, 201, "{answer:?}");
-    assert!(!answer.head.contains("access-control") && !answer.head.contains("set-cookie"), "{answer:?}");
-    assert!(answer.head.contains("content-security-policy: default-src 'none'"), "{answer:?}");
+    assert!(
+        !answer.head.contains("access-control") && !answer.head.contains("set-cookie"),
+        "{answer:?}"
+    );
+    assert!(
+        answer
+            .head
+            .contains("content-security-policy: default-src 'none'"),
+        "{answer:?}"
+    );
 }
 
 #[test]
 fn over_tcp_nothing_is_told_without_the_token() {
     let served = Served::local();
     let get = |path: &str, more: &str| {
-        let words =
-            format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{more}\r\n", served.address);
+        let words = format!(
+            "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{more}\r\n",
+            served.address
+        );
         say_over_tcp(&served.address, &words)
     };
-    for path in ["/api/v1/jobs", "/api/v1/status", "/api/v1/events", "/api/v1/openapi.json", "/api/nothing"] {
+    for path in [
+        "/api/v1/jobs",
+        "/api/v1/status",
+        "/api/v1/events",
+        "/api/v1/openapi.json",
+        "/api/nothing",
+    ] {
         assert_eq!(get(path, "").status, 401, "{path}");
-        assert_eq!(get(path, "Authorization: Bearer 0123\r\n").status, 401, "{path}");
+        assert_eq!(
+            get(path, "Authorization: Bearer 0123\r\n").status,
+            401,
+            "{path}"
+        );
     }
     let token = format!("Authorization: Bearer {}\r\n", served.token());
     assert_eq!(get("/api/v1/jobs", &token).ok()["jobs"], json!([]));
-    assert_eq!(get("/api/v1/jobs", &format!("{token}Origin: http://evil.example\r\n")).status, 403);
+    assert_eq!(
+        get(
+            "/api/v1/jobs",
+            &format!("{token}Origin: http://evil.example\r\n")
+        )
+        .status,
+        403
+    );
     let page = get("/", "");
     assert!(
         page.status == 200 && !page.text.contains(&served.token()),
@@ -76,7 +123,10 @@ fn the_word_of_an_ended_runner_is_refused_by_the_next() {
     let old = served.token();
     assert_eq!(ask(&served, &old), 200);
     served.restart();
-    assert_eq!((ask(&served, &old), ask(&served, &served.token())), (401, 200));
+    assert_eq!(
+        (ask(&served, &old), ask(&served, &served.token())),
+        (401, 200)
+    );
 }
 
 #[test]
@@ -93,7 +143,10 @@ fn a_word_that_others_could_read_is_replaced_and_its_file_left_alone() {
     std::fs::write(yard.place().join("token.new"), known).unwrap();
     let served = Served::of(yard);
     let found = token.symlink_metadata().unwrap();
-    assert!(found.is_file() && found.permissions().mode() & 0o777 == 0o600, "{found:?}");
+    assert!(
+        found.is_file() && found.permissions().mode() & 0o777 == 0o600,
+        "{found:?}"
+    );
     assert!(served.token().len() == 64 && !served.token().contains(known));
     assert_eq!(std::fs::read_to_string(elsewhere).unwrap(), known);
 }
@@ -113,7 +166,13 @@ fn what_is_too_large_is_refused() {
     let served = Served::local();
     let label = "x".repeat(70_000);
     assert_eq!(
-        served.client.post("/api/v1/jobs", &served.submission(&json!({ "label": label }))).status,
+        served
+            .client
+            .post(
+                "/api/v1/jobs",
+                &served.submission(&json!({ "label": label }))
+            )
+            .status,
         413
     );
     let long = format!("GET /?{label} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
@@ -126,7 +185,9 @@ fn clients_that_hang_cost_the_others_nothing() {
     let hanging: Vec<_> = (0..40)
         .map(|_| {
             let mut socket = UnixStream::connect(&served.client.socket).unwrap();
-            socket.write_all(b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Le").unwrap();
+            socket
+                .write_all(b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Le")
+                .unwrap();
             socket
         })
         .collect();
@@ -145,10 +206,21 @@ fn whoever_hangs_over_the_loopback_keeps_out_nobody() {
     };
     let hanging: Vec<_> = (0..100).map(hang).collect();
     let begun = Instant::now();
-    let head = format!("Host: {}\r\nAuthorization: Bearer {}", served.address, served.token());
+    let head = format!(
+        "Host: {}\r\nAuthorization: Bearer {}",
+        served.address,
+        served.token()
+    );
     let words = format!("GET /api/v1/jobs HTTP/1.1\r\n{head}\r\nConnection: close\r\n\r\n");
-    assert_eq!(say_over_tcp(&served.address, &words).ok()["jobs"], json!([]));
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert_eq!(
+        say_over_tcp(&served.address, &words).ok()["jobs"],
+        json!([])
+    );
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
     drop(hanging);
 }
 

@@ -22,15 +22,28 @@ fn a_stream_tells_all_that_happens_and_how_far_jobs_are() {
     let served = Served::daemon();
     served.yard.paint_slow();
     let mut events = served.client.events(None);
-    assert_eq!(events.next(), ("hello".to_owned(), Some(0), json!({ "last": 0, "reset": true })));
+    assert_eq!(
+        events.next(),
+        (
+            "hello".to_owned(),
+            Some(0),
+            json!({ "last": 0, "reset": true })
+        )
+    );
     let id = served.submit(&json!({ "limit": "60Mbit" }));
-    let moving = events.find(|event, data| event == "progress" && data[0]["bytes"].as_u64() > Some(0));
-    assert_eq!((&moving[0]["id"], moving[0]["lanes"].is_u64()), (&id.into(), true), "{moving}");
+    let moving =
+        events.find(|event, data| event == "progress" && data[0]["bytes"].as_u64() > Some(0));
+    assert_eq!(
+        (&moving[0]["id"], moving[0]["lanes"].is_u64()),
+        (&id.into(), true),
+        "{moving}"
+    );
     events.find(|event, data| event == "counts" && data["done"] == 1);
     let mut again = served.client.events(Some(0));
     assert_eq!(again.next().2, json!({ "last": 3, "reset": false }));
     let kinds = kinds_until_end(&mut again);
-    let expected = [(1, "submitted"), (2, "running"), (3, "done")].map(|(id, kind)| (id, kind.to_owned()));
+    let expected =
+        [(1, "submitted"), (2, "running"), (3, "done")].map(|(id, kind)| (id, kind.to_owned()));
     assert_eq!(kinds, expected);
 }
 
@@ -48,7 +61,10 @@ fn a_client_goes_on_where_it_was_after_the_runner_was_killed() {
     assert_eq!(events.next().2["reset"], false);
     // The process goes on, the new runner has adopted it, and how far it is comes from it as before.
     events.find(|event, data| event == "progress" && data[0]["id"] == id);
-    served.client.post(&format!("/api/v1/jobs/{id}/pause"), &Value::Null).ok();
+    served
+        .client
+        .post(&format!("/api/v1/jobs/{id}/pause"), &Value::Null)
+        .ok();
     // That it is asked to is told between, unless it has been done before anybody looked.
     let paused = events.find(|event, data| event == "job" && data["job"]["state"] == "paused");
     assert_eq!(paused["event"]["number"], 3);
@@ -63,8 +79,7 @@ fn a_number_that_no_event_has_yet_begins_anew() {
         assert_eq!(hello.2, json!({ "last": 3, "reset": true }), "{seen}");
         assert_eq!(hello.1, Some(3));
     }
-    let nonsense =
-        "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nLast-Event-ID: x\r\n\r\n";
+    let nonsense = "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nLast-Event-ID: x\r\n\r\n";
     assert_eq!(served.client.say(nonsense).status, 400);
 }
 
@@ -87,9 +102,15 @@ fn what_an_attempt_was_is_kept_for_pictures() {
     served.yard.paint_slow();
     let id = served.submit(&json!({ "limit": "20Mbit" }));
     assert_eq!(served.wait_for_end(id)["state"], "done");
-    let samples = served.client.get(&format!("/api/v1/jobs/{id}/samples")).ok();
+    let samples = served
+        .client
+        .get(&format!("/api/v1/jobs/{id}/samples"))
+        .ok();
     let samples = samples["samples"].as_array().unwrap();
     assert!(samples.len() >= 3, "{samples:?}");
-    let bytes: Vec<_> = samples.iter().map(|sample| sample["bytes"].as_u64().unwrap()).collect();
+    let bytes: Vec<_> = samples
+        .iter()
+        .map(|sample| sample["bytes"].as_u64().unwrap())
+        .collect();
     assert!(bytes.is_sorted() && bytes.last() > Some(&0), "{bytes:?}");
 }

@@ -35,10 +35,19 @@ fn issue(site: &Path, authority: &str) {
 
 /// Runs commands of the documentation in the directory of an authority, changed for this case.
 fn run(directory: &Path, mark: &str, change: impl FnOnce(String) -> String) {
-    let commands = block("docs/GUIDE.md", &format!("run: {mark}")).replace("dtn.example.org", "localhost");
+    let commands =
+        block("docs/GUIDE.md", &format!("run: {mark}")).replace("dtn.example.org", "localhost");
     let commands = change(commands);
-    let ran = Command::new("sh").args(["-ec", &commands]).current_dir(directory).output().unwrap();
-    assert!(ran.status.success(), "{commands}\n{}", String::from_utf8_lossy(&ran.stderr));
+    let ran = Command::new("sh")
+        .args(["-ec", &commands])
+        .current_dir(directory)
+        .output()
+        .unwrap();
+    assert!(
+        ran.status.success(),
+        "{commands}\n{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
 }
 
 /// A yard whose runner has certificates; `None` where there is no openssl.
@@ -53,9 +62,15 @@ fn issued() -> Option<Yard> {
 }
 
 fn files(yard: &Yard) -> Vec<String> {
-    let options =
-        [("--http-cert", "runner.pem"), ("--http-key", "runner.key"), ("--http-client-ca", "ca.pem")];
-    options.iter().flat_map(|(option, file)| [(*option).to_owned(), own(yard, file)]).collect()
+    let options = [
+        ("--http-cert", "runner.pem"),
+        ("--http-key", "runner.key"),
+        ("--http-client-ca", "ca.pem"),
+    ];
+    options
+        .iter()
+        .flat_map(|(option, file)| [(*option).to_owned(), own(yard, file)])
+        .collect()
 }
 
 fn own(yard: &Yard, file: &str) -> String {
@@ -77,8 +92,13 @@ impl Secured {
 
     fn at(yard: Yard) -> Self {
         let files = files(&yard);
-        let words: Vec<_> = ["0.0.0.0:0"].into_iter().chain(files.iter().map(String::as_str)).collect();
-        Self { served: Served::with(yard, &words) }
+        let words: Vec<_> = ["0.0.0.0:0"]
+            .into_iter()
+            .chain(files.iter().map(String::as_str))
+            .collect();
+        Self {
+            served: Served::with(yard, &words),
+        }
     }
 
     fn path(&self, authority: &str, file: &str) -> PathBuf {
@@ -87,19 +107,29 @@ impl Secured {
 
     /// A certificate of an authority that the commands have issued.
     fn shown(&self, authority: &str, name: &str) -> Shown {
-        (self.path(authority, &format!("{name}.pem")), self.path(authority, &format!("{name}.key")))
+        (
+            self.path(authority, &format!("{name}.pem")),
+            self.path(authority, &format!("{name}.key")),
+        )
     }
 
     /// A certificate for another client.
     fn other(&self, name: &str) -> Shown {
-        run(&self.path(OWN, ""), "page client", |commands| commands.replace("alice", name));
+        run(&self.path(OWN, ""), "page client", |commands| {
+            commands.replace("alice", name)
+        });
         self.shown(OWN, name)
     }
 
     /// The answer to a client that asks for the events, and the connection by which they come.
     fn events(&self, shown: &Shown) -> (String, StreamOwned<ClientConnection, TcpStream>) {
         let mut socket = self.connect(Some(shown));
-        write!(socket, "GET /api/v1/events HTTP/1.1\r\nHost: localhost:{}\r\n\r\n", self.port()).unwrap();
+        write!(
+            socket,
+            "GET /api/v1/events HTTP/1.1\r\nHost: localhost:{}\r\n\r\n",
+            self.port()
+        )
+        .unwrap();
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             let mut byte = [0];
@@ -110,7 +140,13 @@ impl Secured {
     }
 
     fn port(&self) -> u16 {
-        self.served.address.rsplit_once(':').unwrap().1.parse().unwrap()
+        self.served
+            .address
+            .rsplit_once(':')
+            .unwrap()
+            .1
+            .parse()
+            .unwrap()
     }
 
     fn knock(&self) -> TcpStream {
@@ -121,18 +157,28 @@ impl Secured {
 
     fn connect(&self, shown: Option<&Shown>) -> StreamOwned<ClientConnection, TcpStream> {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(self.path(OWN, "ca.pem")).unwrap()).unwrap();
+        roots
+            .add(CertificateDer::from_pem_file(self.path(OWN, "ca.pem")).unwrap())
+            .unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
-        let config = config.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+        let config = config
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
         let config = match shown {
             None => config.with_no_client_auth(),
             Some((certificate, key)) => {
                 let chain = vec![CertificateDer::from_pem_file(certificate).unwrap()];
-                config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(key).unwrap()).unwrap()
+                config
+                    .with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(key).unwrap())
+                    .unwrap()
             }
         };
         let name = "localhost".try_into().unwrap();
-        StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), self.knock())
+        StreamOwned::new(
+            ClientConnection::new(Arc::new(config), name).unwrap(),
+            self.knock(),
+        )
     }
 
     #[track_caller]
@@ -142,7 +188,9 @@ impl Secured {
 
     #[track_caller]
     fn get(&self, headers: &str) -> Answer {
-        self.say(&format!("GET /api/v1/jobs HTTP/1.1\r\nConnection: close\r\n{headers}\r\n"))
+        self.say(&format!(
+            "GET /api/v1/jobs HTTP/1.1\r\nConnection: close\r\n{headers}\r\n"
+        ))
     }
 
     /// All of HTTP that comes back to who asks for the jobs.
@@ -157,7 +205,9 @@ impl Secured {
         let (path, key) = (self.path(OWN, "dated.pem"), KeyPair::generate().unwrap());
         let mut authority = CertificateParams::default();
         authority.distinguished_name = rcgen::DistinguishedName::new();
-        authority.distinguished_name.push(DnType::CommonName, "Page of alice");
+        authority
+            .distinguished_name
+            .push(DnType::CommonName, "Page of alice");
         let own = std::fs::read_to_string(self.path(OWN, "ca.key")).unwrap();
         let issuer = Issuer::new(authority, KeyPair::from_pem(&own).unwrap());
         let mut client = CertificateParams::default();
@@ -175,10 +225,15 @@ impl Secured {
 
 #[test]
 fn who_has_a_certificate_of_the_authority_submits_a_job_and_sees_it() {
-    let Some(secured) = Secured::new() else { return };
+    let Some(secured) = Secured::new() else {
+        return;
+    };
     let host = format!("Host: localhost:{}\r\n", secured.port());
     assert_eq!(secured.get(&host).ok()["jobs"], json!([]));
-    let body = secured.served.submission(&json!({ "label": "from afar" })).to_string();
+    let body = secured
+        .served
+        .submission(&json!({ "label": "from afar" }))
+        .to_string();
     let order = secured.say(&format!(
         "POST /api/v1/jobs HTTP/1.1\r\n{host}Connection: close\r\nContent-Type: application/json\r\n\
          Origin: https://localhost:{}\r\nContent-Length: {}\r\n\r\n{body}",
@@ -186,14 +241,21 @@ fn who_has_a_certificate_of_the_authority_submits_a_job_and_sees_it() {
         body.len()
     ));
     assert_eq!(order.status, 201, "{order:?}");
-    secured.served.wait_for_end(order.body["id"].as_i64().unwrap());
+    secured
+        .served
+        .wait_for_end(order.body["id"].as_i64().unwrap());
     assert_eq!(secured.get(&host).ok()["jobs"][0]["label"], "from afar");
-    assert!(!secured.served.yard.place().join("token").exists(), "there is no word that somebody could read");
+    assert!(
+        !secured.served.yard.place().join("token").exists(),
+        "there is no word that somebody could read"
+    );
 }
 
 #[test]
 fn who_has_no_right_certificate_is_answered_no_byte() {
-    let Some(secured) = Secured::new() else { return };
+    let Some(secured) = Secured::new() else {
+        return;
+    };
     issue(&secured.served.yard.site.path(""), "other");
     let of_now = secured.of_the_year(None);
     assert!(
@@ -202,47 +264,96 @@ fn who_has_no_right_certificate_is_answered_no_byte() {
     );
     let refused = [
         ("none", None),
-        ("one of another authority, of the same name", Some(secured.shown("other", "alice"))),
+        (
+            "one of another authority, of the same name",
+            Some(secured.shown("other", "alice")),
+        ),
         ("the runner's own", Some(secured.shown(OWN, "runner"))),
-        ("one whose time is over", Some(secured.of_the_year(Some(2020)))),
-        ("one whose time has not come", Some(secured.of_the_year(Some(2120)))),
+        (
+            "one whose time is over",
+            Some(secured.of_the_year(Some(2020))),
+        ),
+        (
+            "one whose time has not come",
+            Some(secured.of_the_year(Some(2120))),
+        ),
     ];
     for (what, shown) in refused {
         assert_eq!(secured.told(shown.as_ref()), "", "{what}");
     }
     let plain = answered(secured.knock(), "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert!(!plain.contains("HTTP"), "{plain:?}");
-    assert!(secured.told(Some(&secured.shown(OWN, "alice"))).contains("200 OK"));
+    assert!(
+        secured
+            .told(Some(&secured.shown(OWN, "alice")))
+            .contains("200 OK")
+    );
 }
 
 #[test]
 fn over_tls_another_host_or_site_is_refused() {
-    let Some(secured) = Secured::new() else { return };
+    let Some(secured) = Secured::new() else {
+        return;
+    };
     let port = secured.port();
-    for host in ["127.0.0.1", "0.0.0.0", "evil.example", "localhost.evil.example"] {
-        assert_eq!(secured.get(&format!("Host: {host}:{port}\r\n")).status, 421, "{host}");
+    for host in [
+        "127.0.0.1",
+        "0.0.0.0",
+        "evil.example",
+        "localhost.evil.example",
+    ] {
+        assert_eq!(
+            secured.get(&format!("Host: {host}:{port}\r\n")).status,
+            421,
+            "{host}"
+        );
     }
     let host = format!("Host: localhost:{port}\r\n");
-    for origin in ["https://evil.example", "null", &format!("http://localhost:{port}"), "https://localhost"] {
-        assert_eq!(secured.get(&format!("{host}Origin: {origin}\r\n")).status, 403, "{origin}");
+    for origin in [
+        "https://evil.example",
+        "null",
+        &format!("http://localhost:{port}"),
+        "https://localhost",
+    ] {
+        assert_eq!(
+            secured.get(&format!("{host}Origin: {origin}\r\n")).status,
+            403,
+            "{origin}"
+        );
     }
-    assert_eq!(secured.get(&format!("{host}Sec-Fetch-Site: cross-site\r\n")).status, 403);
-    secured.get(&format!("{host}Origin: https://localhost:{port}\r\nSec-Fetch-Site: same-origin\r\n")).ok();
+    assert_eq!(
+        secured
+            .get(&format!("{host}Sec-Fetch-Site: cross-site\r\n"))
+            .status,
+        403
+    );
+    secured
+        .get(&format!(
+            "{host}Origin: https://localhost:{port}\r\nSec-Fetch-Site: same-origin\r\n"
+        ))
+        .ok();
 }
 
 /// More of them than there are places: who comes last is let in before the time of the first is over.
 #[test]
 fn silent_strangers_hold_up_nobody() {
-    let Some(secured) = Secured::new() else { return };
+    let Some(secured) = Secured::new() else {
+        return;
+    };
     let begun = Instant::now();
     let mut silent: Vec<_> = (0..300).map(|_| secured.knock()).collect();
     let host = format!("Host: localhost:{}\r\n", secured.port());
     secured.get(&host).ok();
     let waited = begun.elapsed();
     assert!(waited < Duration::from_secs(8), "{waited:?}");
-    assert_eq!(silent[0].read(&mut [0]).unwrap_or(0), 0, "the first has gone");
+    assert_eq!(
+        silent[0].read(&mut [0]).unwrap_or(0),
+        0,
+        "the first has gone"
+    );
     let last = silent.last_mut().unwrap();
-    last.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    last.set_read_timeout(Some(Duration::from_millis(1)))
+        .unwrap();
     assert!(
         last.read(&mut [0]).is_err() || begun.elapsed() > Duration::from_secs(8),
         "the last has its time"
@@ -252,11 +363,15 @@ fn silent_strangers_hold_up_nobody() {
 /// More of them than there are places, all of one client that is known.
 #[test]
 fn slow_clients_hold_up_nobody() {
-    let Some(secured) = Secured::new() else { return };
+    let Some(secured) = Secured::new() else {
+        return;
+    };
     let [alice, bob] = [secured.shown(OWN, "alice"), secured.other("bob")];
     let slow = |_| {
         let mut socket = secured.connect(Some(&alice));
-        socket.write_all(b"GET /api/v1/jobs HTTP/1.1\r\nHost: local").unwrap();
+        socket
+            .write_all(b"GET /api/v1/jobs HTTP/1.1\r\nHost: local")
+            .unwrap();
         socket
     };
     let slow: Vec<_> = (0..100).map(slow).collect();
@@ -264,13 +379,19 @@ fn slow_clients_hold_up_nobody() {
     for shown in [&alice, &bob] {
         assert!(secured.told(Some(shown)).contains("200 OK"));
     }
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
     drop(slow);
 }
 
 #[test]
 fn a_client_has_half_of_the_streams_of_events_at_most_and_is_told_to_come_again() {
-    let Some(secured) = Secured::new() else { return };
+    let Some(secured) = Secured::new() else {
+        return;
+    };
     let [alice, bob] = [secured.shown(OWN, "alice"), secured.other("bob")];
     let mut streams = Vec::new();
     for _ in 0..16 {
@@ -279,24 +400,39 @@ fn a_client_has_half_of_the_streams_of_events_at_most_and_is_told_to_come_again(
         streams.push(stream);
     }
     let (refused, _) = secured.events(&alice);
-    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after: 5\r\n"), "{refused}");
+    assert!(
+        refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after: 5\r\n"),
+        "{refused}"
+    );
     assert!(secured.events(&bob).0.starts_with("HTTP/1.1 200"));
-    assert!(secured.told(Some(&alice)).contains("200 OK"), "all else is answered");
+    assert!(
+        secured.told(Some(&alice)).contains("200 OK"),
+        "all else is answered"
+    );
     drop(streams);
-    wait_for("room", || secured.events(&alice).0.starts_with("HTTP/1.1 200"));
+    wait_for("room", || {
+        secured.events(&alice).0.starts_with("HTTP/1.1 200")
+    });
 }
 
 #[test]
 fn a_certificate_whose_time_ends_soon_is_told_of() {
     let Some(yard) = issued() else { return };
-    run(&yard.site.path(OWN), "page runner", |commands| commands.replace("-days 365", "-days 3"));
+    run(&yard.site.path(OWN), "page runner", |commands| {
+        commands.replace("-days 365", "-days 3")
+    });
     let mut secured = Secured::at(yard);
     // It is said before anything is answered.
-    secured.get(&format!("Host: localhost:{}\r\n", secured.port())).ok();
+    secured
+        .get(&format!("Host: localhost:{}\r\n", secured.port()))
+        .ok();
     secured.served.end();
     let said = secured.served.complaints();
     let runner = secured.path(OWN, "runner.pem").display().to_string();
-    assert!(said.contains(&format!("the certificate in '{runner}' expires at ")), "{said}");
+    assert!(
+        said.contains(&format!("the certificate in '{runner}' expires at ")),
+        "{said}"
+    );
 }
 
 #[test]
@@ -305,7 +441,9 @@ fn what_no_client_could_use_is_refused_by_name() {
     let (own, files) = (|file: &str| own(&yard, file), files(&yard));
     // The file of an option is another one.
     let refused = |option: &str, file: &str, part: &str| {
-        let mut words: Vec<_> = ["runner", "--http", "0.0.0.0:0"].map(str::to_owned).to_vec();
+        let mut words: Vec<_> = ["runner", "--http", "0.0.0.0:0"]
+            .map(str::to_owned)
+            .to_vec();
         words.extend(files.iter().cloned());
         let at = words.iter().position(|word| word == option).unwrap();
         words[at + 1] = own(file);
@@ -313,11 +451,17 @@ fn what_no_client_could_use_is_refused_by_name() {
         yard.run(&words).expect(11).says(&[&own(file), part]);
     };
     run(&yard.site.path(OWN), "page runner", |commands| {
-        commands.replace("runner.", "unnamed.").replace("subjectAltName=DNS:localhost", "")
+        commands
+            .replace("runner.", "unnamed.")
+            .replace("subjectAltName=DNS:localhost", "")
     });
     refused("--http-cert", "unnamed.pem", "it names no host");
     refused("--http-cert", "alice.pem", "it is not for a server");
-    refused("--http-key", "alice.key", "it does not belong to the certificate in");
+    refused(
+        "--http-key",
+        "alice.key",
+        "it does not belong to the certificate in",
+    );
     // Whatever the key of a client signs would be let in.
     refused("--http-client-ca", "alice.pem", "it is no authority's");
     let fifo = Path::new(&own("fifo")).to_owned();
@@ -332,19 +476,36 @@ fn what_no_client_could_use_is_refused_by_name() {
 fn a_key_that_others_may_read_is_refused_by_name() {
     let Some(yard) = issued() else { return };
     let files = files(&yard);
-    let words: Vec<_> =
-        ["runner", "--http", "0.0.0.0:0"].into_iter().chain(files.iter().map(String::as_str)).collect();
+    let words: Vec<_> = ["runner", "--http", "0.0.0.0:0"]
+        .into_iter()
+        .chain(files.iter().map(String::as_str))
+        .collect();
     let refused = |parts: &[&str]| drop(yard.run(&words).expect(11).says(parts));
     set_permissions(own(&yard, "runner.key"), Permissions::from_mode(0o640)).unwrap();
     refused(&[&own(&yard, "runner.key"), "has mode 640", "chmod 600"]);
     set_permissions(own(&yard, "runner.key"), Permissions::from_mode(0o600)).unwrap();
     std::fs::write(own(&yard, "ca.pem"), "nobody").unwrap();
-    refused(&[&own(&yard, "ca.pem"), "the authority of clients", "holds none in PEM"]);
+    refused(&[
+        &own(&yard, "ca.pem"),
+        "the authority of clients",
+        "holds none in PEM",
+    ]);
     std::fs::remove_file(own(&yard, "runner.pem")).unwrap();
     refused(&[&own(&yard, "runner.pem"), "No such file"]);
     yard.run(&["runner", "--http", "0.0.0.0:0", "--http-cert", "a"])
         .expect(1)
         .says(&["arguments were not provided"]);
-    let nowhere = ["runner", "--http", "--http-cert", "a", "--http-key", "b", "--http-client-ca", "c"];
-    yard.run(&nowhere).expect(1).says(&["needs '--http' with an address"]);
+    let nowhere = [
+        "runner",
+        "--http",
+        "--http-cert",
+        "a",
+        "--http-key",
+        "b",
+        "--http-client-ca",
+        "c",
+    ];
+    yard.run(&nowhere)
+        .expect(1)
+        .says(&["needs '--http' with an address"]);
 }

@@ -17,9 +17,21 @@ fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted()
     lab.allow_below("stranger", "elsewhere");
     let node = lab.join("stranger", &[]);
     node.wait_for("waiting for it");
-    let outcome = lab.push(&[]).outcome().expect(0).says(&["takes no part: receiver: ", "is not under way"]);
-    assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
-    let refused: usize = lab.daemons.iter().map(|daemon| daemon.count_logged("refused")).sum();
+    let outcome = lab
+        .push(&[])
+        .outcome()
+        .expect(0)
+        .says(&["takes no part: receiver: ", "is not under way"]);
+    assert!(
+        outcome.stdout.contains(", by 1 node\n"),
+        "{}",
+        outcome.stdout
+    );
+    let refused: usize = lab
+        .daemons
+        .iter()
+        .map(|daemon| daemon.count_logged("refused"))
+        .sum();
     assert!((1..=4).contains(&refused), "{refused} refusals");
     lab.assert_done();
 }
@@ -36,8 +48,9 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
     node.wait_for("waiting for it");
     let outcome = lab.push(&["--timeout", "3s"]).outcome().expect(3);
     let [there, elsewhere] = [0, 1].map(|number: usize| lab.daemons[number].address.to_string());
-    outcome
-        .says(&[&format!("{elsewhere} does not see the push that is under way at {there}: all receivers")]);
+    outcome.says(&[&format!(
+        "{elsewhere} does not see the push that is under way at {there}: all receivers"
+    )]);
 }
 
 /// The head would else wait for it at the end, and take its sessions for lost ones.
@@ -49,7 +62,11 @@ fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {
     let invitation = lab.invite("cut-off");
     let mut text = std::fs::read_to_string(&invitation).unwrap();
     for daemon in &lab.daemons {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let free = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
         let ports = [daemon.address.port(), free].map(|port| format!("port = {port}\n"));
         assert!(text.contains(&ports[0]), "{text}");
         text = text.replace(&ports[0], &ports[1]);
@@ -57,10 +74,22 @@ fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {
     std::fs::write(&invitation, text).unwrap();
     let node = lab.join_by(&invitation, "cut-off", &[]);
     node.wait_for("waiting for it");
-    let outcome = lab.push(&[]).outcome().expect(0).says(&["takes no part: connect to 127.0.0.1:"]);
-    assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
-    let left = std::fs::read_dir(lab.site.path("shared/t")).unwrap().map(|entry| entry.unwrap().file_name());
-    let left: Vec<_> = left.filter(|name| name.to_string_lossy().starts_with(".zmove")).collect();
+    let outcome = lab
+        .push(&[])
+        .outcome()
+        .expect(0)
+        .says(&["takes no part: connect to 127.0.0.1:"]);
+    assert!(
+        outcome.stdout.contains(", by 1 node\n"),
+        "{}",
+        outcome.stdout
+    );
+    let left = std::fs::read_dir(lab.site.path("shared/t"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left
+        .filter(|name| name.to_string_lossy().starts_with(".zmove"))
+        .collect();
     assert!(left.is_empty(), "{left:?}");
     lab.assert_done();
 }
@@ -78,9 +107,19 @@ fn a_node_that_is_stopped_leaves_its_work_to_others_at_once() {
     signal(&node.process.0, Signal::INT);
     let stopped = Instant::now();
     assert_eq!(node.exit(), Some(20));
-    let outcome = finish(push).expect(0).says(&[" was stopped: others do what it had to do"]);
-    assert!(!outcome.stderr.contains("has not been heard of"), "{}", outcome.stderr);
-    assert!(stopped.elapsed() < LEASE + Duration::from_secs(4), "{:?}", stopped.elapsed());
+    let outcome = finish(push)
+        .expect(0)
+        .says(&[" was stopped: others do what it had to do"]);
+    assert!(
+        !outcome.stderr.contains("has not been heard of"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(
+        stopped.elapsed() < LEASE + Duration::from_secs(4),
+        "{:?}",
+        stopped.elapsed()
+    );
     lab.assert_done();
 }
 

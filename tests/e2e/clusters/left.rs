@@ -10,12 +10,17 @@ use crate::jobs::wait_for;
 /// The queues of jobs at the broker, and the jobs that the head has noted.
 fn queues_and_notes(lab: &Lab) -> [usize; 2] {
     let count = |directory: &str, of: fn(&str) -> bool| {
-        let entries = std::fs::read_dir(lab.site.path(directory)).into_iter().flatten();
+        let entries = std::fs::read_dir(lab.site.path(directory))
+            .into_iter()
+            .flatten();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| of(name)).count()
     };
     let is_queue = |name: &str| name.starts_with("zmove-") && name != "zmove-ended";
-    [count("broker/jetstream/$G/streams", is_queue), count("head/shared-jobs", |_| true)]
+    [
+        count("broker/jetstream/$G/streams", is_queue),
+        count("head/shared-jobs", |_| true),
+    ]
 }
 
 /// The broker goes away before anything has begun, and comes back with the queue.
@@ -27,7 +32,9 @@ fn a_queue_that_its_own_push_could_not_end_is_ended_by_the_next() {
     paint(lab.source().join("f"), 7);
     lab.daemons[0].signal(Signal::STOP);
     let push = lab.push(&[]).start();
-    wait_for("a queue", || queues_and_notes(&lab) == [1, 1] && !noted(&lab).ends_with(".queue"));
+    wait_for("a queue", || {
+        queues_and_notes(&lab) == [1, 1] && !noted(&lab).ends_with(".queue")
+    });
     drop(broker);
     signal(&push, Signal::INT);
     finish(push).expect(20);
@@ -49,7 +56,10 @@ fn a_queue_is_ended_also_where_a_push_without_the_cluster_has_ended_the_job() {
     lab.kill_when_begun(lab.push(&[]));
     for _ in 0..2 {
         let mut without = lab.zmove(HEAD, &["push"]);
-        without.0.arg(lab.source().join("")).arg(format!("{}:t", lab.daemons[0].address));
+        without
+            .0
+            .arg(lab.source().join(""))
+            .arg(format!("{}:t", lab.daemons[0].address));
         without.outcome().expect(0);
         assert_eq!(queues_and_notes(&lab), [1, 1]);
     }
@@ -70,11 +80,17 @@ fn a_push_that_ends_the_queue_of_a_killed_one_is_interrupted_at_once() {
     let log = lab.site.path("broker.log");
     let _broker = lab.start_broker_with(&["-DV", "-l", log.to_str().unwrap()]);
     let push = lab.push(&[]).start();
-    wait_for("question of the push", || std::fs::read_to_string(&log).unwrap().contains("$JS.API."));
+    wait_for("question of the push", || {
+        std::fs::read_to_string(&log).unwrap().contains("$JS.API.")
+    });
     let began = Instant::now();
     signal(&push, Signal::INT);
     finish(push).expect(20);
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 /// A broker gives each queue room for itself, and takes nothing when it has no more.
@@ -96,7 +112,11 @@ fn queues_that_killed_pushes_have_left_at_other_targets_leave_room_for_the_next(
     let _broker = lab.start_broker_with(&options);
     lab.push(&[]).outcome().expect(0);
     lab.assert_done();
-    assert_eq!(queues_and_notes(&lab), [0, 1], "the job is still to be ended at the receivers");
+    assert_eq!(
+        queues_and_notes(&lab),
+        [0, 1],
+        "the job is still to be ended at the receivers"
+    );
     lab.push_to("elsewhere", &[]).outcome().expect(0);
     assert_eq!(queues_and_notes(&lab), [0, 0]);
 }
@@ -104,5 +124,8 @@ fn queues_that_killed_pushes_have_left_at_other_targets_leave_room_for_the_next(
 /// The name of what the head has noted.
 fn noted(lab: &Lab) -> String {
     let mut notes = std::fs::read_dir(lab.site.path("head/shared-jobs")).unwrap();
-    notes.next().map(|note| note.unwrap().file_name().into_string().unwrap()).unwrap_or_default()
+    notes
+        .next()
+        .map(|note| note.unwrap().file_name().into_string().unwrap())
+        .unwrap_or_default()
 }

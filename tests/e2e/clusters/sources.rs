@@ -17,7 +17,8 @@ impl Lab {
         for directory in (0..DIRECTORIES).map(|number| self.source().join(format!("d{number}"))) {
             std::fs::create_dir_all(directory.join("below")).unwrap();
             (0..100_u64).for_each(|file| paint(directory.join(format!("f{file}")), 20_000 + file));
-            (0..10_u64).for_each(|file| paint(directory.join(format!("below/g{file}")), 20_000 + file));
+            (0..10_u64)
+                .for_each(|file| paint(directory.join(format!("below/g{file}")), 20_000 + file));
         }
         for directory in [self.source(), self.site.path("copies")] {
             std::fs::create_dir_all(directory).unwrap();
@@ -27,8 +28,11 @@ impl Lab {
     /// A node that has run this in its own mounts, with the sources as `$S` and a directory elsewhere as `$C`.
     fn join_seeing(&self, mounts: &str) -> Node {
         let (source, copies) = (self.source(), self.site.path("copies"));
-        let script =
-            format!("set -e; S='{}'; C='{}'; {mounts}; exec \"$@\"", source.display(), copies.display());
+        let script = format!(
+            "set -e; S='{}'; C='{}'; {mounts}; exec \"$@\"",
+            source.display(),
+            copies.display()
+        );
         let node = self.join("other", &["unshare", "--mount", "sh", "-c", &script, "sh"]);
         node.wait_for("waiting for it");
         node
@@ -58,35 +62,46 @@ fn copies_changed_by(change: &str) -> String {
     )
 }
 
-const AS_FOUND: [&str; 2] =
-    ["takes no part: this node does not see the same sources", "as another node has found it"];
+const AS_FOUND: [&str; 2] = [
+    "takes no part: this node does not see the same sources",
+    "as another node has found it",
+];
 
 #[test]
 fn a_node_with_empty_directories_below_leaves_and_nothing_is_missing() {
     let empty = "mkdir \"$C/empty\"; for d in \"$S\"/*; do mount --bind \"$C/empty\" \"$d\"; done";
-    let Some((_lab, outcome)) = push_with_another(empty) else { return };
+    let Some((_lab, outcome)) = push_with_another(empty) else {
+        return;
+    };
     outcome.says(&AS_FOUND);
 }
 
 #[test]
 fn a_node_with_older_files_in_directories_of_the_same_time_leaves_and_none_is_sent() {
     let older = "for d in \"$C\"/*; do echo older > \"$d/f7\"; touch -d 2001-01-01 \"$d/f7\"; done";
-    let Some((_lab, outcome)) = push_with_another(&copies_changed_by(older)) else { return };
+    let Some((_lab, outcome)) = push_with_another(&copies_changed_by(older)) else {
+        return;
+    };
     outcome.says(&AS_FOUND);
 }
 
 #[test]
 fn a_node_that_lacks_what_is_below_leaves_and_nothing_is_missing() {
     let lacking = "rm -r \"$C\"/*/below";
-    let Some((_lab, outcome)) = push_with_another(&copies_changed_by(lacking)) else { return };
+    let Some((_lab, outcome)) = push_with_another(&copies_changed_by(lacking)) else {
+        return;
+    };
     outcome.says(&AS_FOUND);
 }
 
 /// Files are mounted over too, which no directory shows.
 #[test]
 fn a_node_with_another_file_over_one_leaves() {
-    let over = "echo other > \"$C/file\"; for d in \"$S\"/*; do mount --bind \"$C/file\" \"$d/f7\"; done";
-    let Some((_lab, outcome)) = push_with_another(over) else { return };
+    let over =
+        "echo other > \"$C/file\"; for d in \"$S\"/*; do mount --bind \"$C/file\" \"$d/f7\"; done";
+    let Some((_lab, outcome)) = push_with_another(over) else {
+        return;
+    };
     outcome.says(&[AS_FOUND[0], "something is mounted on it here"]);
 }
 
@@ -94,9 +109,15 @@ fn a_node_with_another_file_over_one_leaves() {
 #[test]
 fn a_node_with_a_copy_of_the_source_takes_no_part() {
     let copy = "cp -a \"$S/.\" \"$C\"; mount --bind \"$C\" \"$S\"";
-    let Some((_lab, outcome)) = push_with_another(copy) else { return };
+    let Some((_lab, outcome)) = push_with_another(copy) else {
+        return;
+    };
     let outcome = outcome.says(&["takes no part", "is not the same here", "perhaps a copy"]);
-    assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains(", by 1 node\n"),
+        "{}",
+        outcome.stdout
+    );
 }
 
 /// The push that was typed gives these, whoever sends a file.
@@ -108,9 +129,15 @@ fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
     let node = lab.join("other", &["sh", "-c", "umask 077; exec \"$@\"", "sh"]);
     node.wait_for("waiting for it");
     let outcome = lab.push(&["--no-perms", "--no-times"]).outcome().expect(0);
-    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains(", by 2 nodes\n"),
+        "{}",
+        outcome.stdout
+    );
     let mut seen = BTreeSet::new();
-    for directory in (0..DIRECTORIES).map(|number| lab.site.path("shared/t").join(format!("d{number}"))) {
+    for directory in
+        (0..DIRECTORIES).map(|number| lab.site.path("shared/t").join(format!("d{number}")))
+    {
         for entry in std::fs::read_dir(directory).unwrap() {
             let found = entry.unwrap().metadata().unwrap();
             if found.is_file() {
@@ -126,7 +153,10 @@ fn owners_by_names_that_each_node_knows_otherwise_are_refused() {
     let Some(lab) = Lab::new(1) else { return };
     lab.init_with_own_broker();
     paint(lab.source().join("f"), 10);
-    lab.push(&["-a"]).outcome().expect(1).says(&["--cluster", "add --numeric-ids"]);
+    lab.push(&["-a"])
+        .outcome()
+        .expect(1)
+        .says(&["--cluster", "add --numeric-ids"]);
     lab.push(&["-a", "--numeric-ids"]).outcome().expect(0);
 }
 
@@ -136,10 +166,13 @@ fn a_tree_that_changes_is_no_difference() {
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint_many();
-    let directories =
-        (0..DIRECTORIES).map(|number| lab.source().join(format!("d{number}"))).collect::<Vec<_>>();
+    let directories = (0..DIRECTORIES)
+        .map(|number| lab.source().join(format!("d{number}")))
+        .collect::<Vec<_>>();
     for name in ["turning", "over"] {
-        directories.iter().for_each(|directory| std::fs::create_dir(directory.join(name)).unwrap());
+        directories
+            .iter()
+            .for_each(|directory| std::fs::create_dir(directory.join(name)).unwrap());
     }
     let node = lab.join("other", &[]);
     node.wait_for("waiting for it");
@@ -159,8 +192,16 @@ fn a_tree_that_changes_is_no_difference() {
     });
     let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
     let outcome = outcome.expect(0);
-    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
-    assert!(!outcome.stderr.contains("takes no part"), "{}", outcome.stderr);
+    assert!(
+        outcome.stdout.contains(", by 2 nodes\n"),
+        "{}",
+        outcome.stdout
+    );
+    assert!(
+        !outcome.stderr.contains("takes no part"),
+        "{}",
+        outcome.stderr
+    );
     lab.push(&[]).outcome().expect(0);
     lab.assert_done();
 }
@@ -176,7 +217,10 @@ fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
         .flat_map(|directory| (0..3).map(move |file| format!("d{directory}/e/f{file}")))
         .collect();
     let paint_all = |tree: &Path, bytes: u64| {
-        files.iter().zip(bytes..).for_each(|(file, bytes)| paint(tree.join(file), bytes));
+        files
+            .iter()
+            .zip(bytes..)
+            .for_each(|(file, bytes)| paint(tree.join(file), bytes));
     };
     // before what it takes the place of: nothing but the exchange itself is later
     paint_all(&new, 510_000);
@@ -194,8 +238,16 @@ fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
     // as by `mv cur old; mv new cur`, but that nobody finds nothing between the two
     renameat_with(CWD, &tops[0], CWD, &tops[1], RenameFlags::EXCHANGE).unwrap();
     let outcome = finish(push).expect(0);
-    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
-    assert!(!outcome.stderr.contains("takes no part"), "{}", outcome.stderr);
+    assert!(
+        outcome.stdout.contains(", by 2 nodes\n"),
+        "{}",
+        outcome.stdout
+    );
+    assert!(
+        !outcome.stderr.contains("takes no part"),
+        "{}",
+        outcome.stderr
+    );
     let read = |tree: &Path, file: &String| std::fs::read(tree.join(file)).unwrap();
     let (mut from_old, mut from_cur) = (0, 0);
     for file in &files {
@@ -203,7 +255,11 @@ fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
         from_old += u32::from(there == read(&new, file));
         from_cur += u32::from(there == read(&cur, file));
     }
-    assert_eq!(from_old + from_cur, 3 * DIRECTORIES, "{from_old} and {from_cur} files");
+    assert_eq!(
+        from_old + from_cur,
+        3 * DIRECTORIES,
+        "{from_old} and {from_cur} files"
+    );
     assert!(from_cur > 0, "the push had ended before");
     lab.push(&[]).outcome().expect(0);
     lab.assert_done();
@@ -214,8 +270,14 @@ fn change(directory: &Path, number: u32) {
     if number.is_multiple_of(16) {
         std::fs::write(directory.join(format!("new{number}")), "").unwrap();
     }
-    renameat_with(CWD, directory.join("turning"), CWD, directory.join("over"), RenameFlags::EXCHANGE)
-        .unwrap();
+    renameat_with(
+        CWD,
+        directory.join("turning"),
+        CWD,
+        directory.join("over"),
+        RenameFlags::EXCHANGE,
+    )
+    .unwrap();
     std::thread::sleep(Duration::from_micros(100));
 }
 

@@ -43,14 +43,28 @@ fn a_copy_ends_without_its_client_and_both_hosts_have_the_result() {
     world.sender.wait_for_log("copied for tester");
     assert_same(&world.site.source(), &world.site.target());
     let check = |world: &World| {
-        let receipt = format!("1 file, {} received into '', 0 faults", zmove_types::ByteCount(LARGE_BYTES));
-        let told: Value =
-            serde_json::from_str(&world.result(&["--json"], &id, &world.sender).expect(0).stdout).unwrap();
+        let receipt = format!(
+            "1 file, {} received into '', 0 faults",
+            zmove_types::ByteCount(LARGE_BYTES)
+        );
+        let told: Value = serde_json::from_str(
+            &world
+                .result(&["--json"], &id, &world.sender)
+                .expect(0)
+                .stdout,
+        )
+        .unwrap();
         assert_eq!(told["exit"], 0, "{told}");
         let sent = world.result(&[], &id, &world.sender).expect(0).stdout;
         let signed = format!("signed by {}: {receipt}", world.receiver.address);
-        assert!(sent.contains("0 failed") && sent.contains(&signed), "{sent}");
-        assert_eq!(world.result(&[], &id, &world.receiver).expect(0).stdout, format!("{receipt}\n"));
+        assert!(
+            sent.contains("0 failed") && sent.contains(&signed),
+            "{sent}"
+        );
+        assert_eq!(
+            world.result(&[], &id, &world.receiver).expect(0).stdout,
+            format!("{receipt}\n")
+        );
     };
     check(&world);
     // and still after both have been started again
@@ -59,21 +73,38 @@ fn a_copy_ends_without_its_client_and_both_hosts_have_the_result() {
     world.sender = again("sender", &world, &world.sender);
     world.receiver = again("server", &world, &world.receiver);
     check(&world);
-    let other = id.replace(|c: char| c.is_ascii_digit(), "0").replace('a', "b");
-    world.result(&[], &other, &world.sender).expect(3).says(&["no copy of this key and id is known here"]);
+    let other = id
+        .replace(|c: char| c.is_ascii_digit(), "0")
+        .replace('a', "b");
+    world
+        .result(&[], &other, &world.sender)
+        .expect(3)
+        .says(&["no copy of this key and id is known here"]);
 }
 
 #[test]
 fn a_host_that_is_stopped_while_it_sends_goes_on_when_it_is_back() {
     let world = World::new();
     let client = world.under_way(&[]);
-    let World { site, sender, receiver } = world;
+    let World {
+        site,
+        sender,
+        receiver,
+    } = world;
     let address = sender.address.to_string();
     assert_eq!(sender.terminate(), Some(0));
     let sender = Daemon::start(&site.path("sender"), &address, &Runner::default());
-    let world = World { site, sender, receiver };
+    let world = World {
+        site,
+        sender,
+        receiver,
+    };
     let outcome = finish(client).expect(0);
-    assert!(outcome.summary()["bytes_resumed"].as_u64() > Some(0), "{}", outcome.stdout);
+    assert!(
+        outcome.summary()["bytes_resumed"].as_u64() > Some(0),
+        "{}",
+        outcome.stdout
+    );
     assert_same(&world.site.source(), &world.site.target());
     world.sender.wait_for_log("copied for tester");
 }
@@ -86,8 +117,16 @@ fn a_copy_whose_client_was_killed_runs_no_longer_than_it_takes() {
     let id = leave(world.under_way(&quic));
     world.receiver.wait_for_log("received from");
     let since = Instant::now();
-    while !world.result(&[], &id, &world.sender).expect(0).stdout.contains("signed by") {
-        assert!(since.elapsed() < Duration::from_secs(4), "its result is not told");
+    while !world
+        .result(&[], &id, &world.sender)
+        .expect(0)
+        .stdout
+        .contains("signed by")
+    {
+        assert!(
+            since.elapsed() < Duration::from_secs(4),
+            "its result is not told"
+        );
     }
     let options = [&["--timeout", "0"], &quic[..]].concat();
     world.copy(&options, &[""], "").expect(0);
@@ -99,7 +138,8 @@ fn another_key_is_not_told_the_result() {
     paint(world.site.source().join("f"), 10);
     let id = id_in(&world.copy(&[], &[""], "").expect(0).stderr);
     for (home, daemon) in [("sender", &world.sender), ("server", &world.receiver)] {
-        let stranger = zmove_transport::Identity::load_or_create(&world.site.path("stranger")).unwrap();
+        let stranger =
+            zmove_transport::Identity::load_or_create(&world.site.path("stranger")).unwrap();
         let grant = zmove_transport::Grant::new(
             stranger.fingerprint(),
             "stranger",
@@ -108,10 +148,17 @@ fn another_key_is_not_told_the_result() {
         );
         zmove_transport::AuthorizedKeys::allow(&world.site.path(home), grant).unwrap();
         let mut known = zmove_transport::KnownHosts::open(&world.site.path("stranger")).unwrap();
-        known.pin("127.0.0.1", daemon.address.port(), daemon.fingerprint).unwrap();
-        let mut ask = world.site.zmove(&["result", &id, &daemon.address.to_string()]);
+        known
+            .pin("127.0.0.1", daemon.address.port(), daemon.fingerprint)
+            .unwrap();
+        let mut ask = world
+            .site
+            .zmove(&["result", &id, &daemon.address.to_string()]);
         ask.0.env("ZMOVE_HOME", world.site.path("stranger"));
-        ask.outcome().expect(3).says(&["no copy of this key and id is known here"]).lines(1);
+        ask.outcome()
+            .expect(3)
+            .says(&["no copy of this key and id is known here"])
+            .lines(1);
     }
 }
 
@@ -121,7 +168,10 @@ fn the_same_command_listens_to_the_copy_that_runs() {
     kill(world.under_way(&[]));
     let options = [&["--json"], &super::SLOWLY[..]].concat();
     let summary = world.copy(&options, &[""], "").expect(0).summary();
-    assert_counts(&summary, &[("files", 1), ("bytes", LARGE_BYTES), ("bytes_resumed", 0)]);
+    assert_counts(
+        &summary,
+        &[("files", 1), ("bytes", LARGE_BYTES), ("bytes_resumed", 0)],
+    );
     assert_same(&world.site.source(), &world.site.target());
     assert_eq!(world.sender.count_logged("copied for tester"), 1);
     assert_eq!(world.receiver.count_logged("received from"), 1);
@@ -131,9 +181,16 @@ fn the_same_command_listens_to_the_copy_that_runs() {
 fn a_client_that_is_interrupted_leaves_the_copy_to_itself() {
     let world = World::new();
     let address = world.sender.address.to_string();
-    let outcome = interrupt(world.under_way(&[])).expect(20).says(&["without this command", "zmove result "]);
-    let goes_on = format!("the copy goes on: 'zmove result {} {address}'", id_in(&outcome.stderr));
-    outcome.says(&["zmove: interrupted", &goes_on, "--stop"]).lines(2);
+    let outcome = interrupt(world.under_way(&[]))
+        .expect(20)
+        .says(&["without this command", "zmove result "]);
+    let goes_on = format!(
+        "the copy goes on: 'zmove result {} {address}'",
+        id_in(&outcome.stderr)
+    );
+    outcome
+        .says(&["zmove: interrupted", &goes_on, "--stop"])
+        .lines(2);
     world.sender.wait_for_log("copied for tester");
     assert_same(&world.site.source(), &world.site.target());
 }
@@ -142,7 +199,10 @@ fn a_client_that_is_interrupted_leaves_the_copy_to_itself() {
 fn a_copy_is_stopped_by_its_client_s_word() {
     let world = World::new();
     let id = leave(world.under_way(&[]));
-    let told = world.result(&["--stop"], &id, &world.sender).expect(0).stdout;
+    let told = world
+        .result(&["--stop"], &id, &world.sender)
+        .expect(0)
+        .stdout;
     assert!(told.contains("is told to end"), "{told}");
     world.sender.wait_for_log("broken off");
     world.receiver.wait_for_log("broken off");
@@ -159,8 +219,11 @@ fn a_copy_goes_on_when_the_receiver_is_killed_and_comes_back() {
     wait_for_tally(&world, 50);
     world.receiver.kill();
     world.receiver = again("server", &world, &world.receiver);
-    let outcome =
-        finish(client).expect(0).says(&["sender: connection to ", "lost: ", "reconnecting for up to"]);
+    let outcome = finish(client).expect(0).says(&[
+        "sender: connection to ",
+        "lost: ",
+        "reconnecting for up to",
+    ]);
     let id = id_in(&outcome.stderr);
     let received = world.result(&[], &id, &world.receiver).expect(0).stdout;
     let bytes = zmove_types::ByteCount(LARGE_BYTES + 50 * 1_000);
@@ -171,8 +234,19 @@ fn a_copy_goes_on_when_the_receiver_is_killed_and_comes_back() {
     );
     let sent = world.result(&[], &id, &world.sender).expect(0).stdout;
     let lines: Vec<_> = sent.lines().collect();
-    assert!(lines.len() == 2 && lines[1].starts_with("signed by ") && !sent.contains("\\n"), "{sent}");
-    assert_counts(&outcome.summary(), &[("reconnects", 1), ("files", 51), ("failed", 0), ("skipped", 0)]);
+    assert!(
+        lines.len() == 2 && lines[1].starts_with("signed by ") && !sent.contains("\\n"),
+        "{sent}"
+    );
+    assert_counts(
+        &outcome.summary(),
+        &[
+            ("reconnects", 1),
+            ("files", 51),
+            ("failed", 0),
+            ("skipped", 0),
+        ],
+    );
     assert_same(&world.site.source(), &world.site.target());
 }
 
@@ -181,7 +255,9 @@ fn a_copy_whose_sender_is_killed_goes_on_when_that_is_back() {
     let mut world = World::new();
     let client = world.under_way(&[]);
     world.sender.kill();
-    world.receiver.wait_for_log("broken off by the grant of tester");
+    world
+        .receiver
+        .wait_for_log("broken off by the grant of tester");
     world.sender = again("sender", &world, &world.sender);
     let summary = finish(client).expect(0).summary();
     let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| summary[key].as_u64().unwrap());
@@ -195,7 +271,9 @@ fn the_same_command_goes_on_where_a_killed_sender_was() {
     let client = world.under_way(&[]);
     kill(client);
     world.sender.kill();
-    world.receiver.wait_for_log("broken off by the grant of tester");
+    world
+        .receiver
+        .wait_for_log("broken off by the grant of tester");
     world.sender = again("sender", &world, &world.sender);
     let summary = world.copied(&[], &[""]);
     let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| summary[key].as_u64().unwrap());

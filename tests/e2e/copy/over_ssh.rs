@@ -23,7 +23,13 @@ fn between(site: &Site, sshd: &Sshd, words: &[&str], [source, target]: [String; 
     let mut zmove = site.zmove(words);
     zmove
         .0
-        .args(["--json", "--ssh-command", &sshd.command(), "--remote-zmove", ZMOVE])
+        .args([
+            "--json",
+            "--ssh-command",
+            &sshd.command(),
+            "--remote-zmove",
+            ZMOVE,
+        ])
         .args([source, target]);
     zmove
 }
@@ -41,13 +47,23 @@ fn assert_copied(site: &Site, outcome: Outcome) {
 #[test]
 fn a_tree_goes_from_one_host_behind_ssh_to_another() {
     let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     grow(&site.source());
-    let ends = [sshd.at(&contents_of(&site.source())), sshd.at(&site.target())];
+    let ends = [
+        sshd.at(&contents_of(&site.source())),
+        sshd.at(&site.target()),
+    ];
     assert_copied(&site, copy(&site, &sshd, &[], ends.clone()).outcome());
-    let again = copy(&site, &sshd, &[], ends.clone()).outcome().expect(0).summary();
+    let again = copy(&site, &sshd, &[], ends.clone())
+        .outcome()
+        .expect(0)
+        .summary();
     assert_eq!(again["files"], 0, "{again}");
-    between(&site, &sshd, &["verify"], ends.clone()).outcome().expect(0);
+    between(&site, &sshd, &["verify"], ends.clone())
+        .outcome()
+        .expect(0);
     std::fs::write(site.target().join("more"), "").unwrap();
     between(&site, &sshd, &["verify"], ends).outcome().expect(6);
 }
@@ -55,9 +71,14 @@ fn a_tree_goes_from_one_host_behind_ssh_to_another() {
 #[test]
 fn a_tree_goes_from_a_host_behind_ssh_to_a_daemon() {
     let World { site, receiver, .. } = World::new();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     grow(&site.source());
-    let ends = [sshd.at(&contents_of(&site.source())), at_daemon(&receiver, &site.target())];
+    let ends = [
+        sshd.at(&contents_of(&site.source())),
+        at_daemon(&receiver, &site.target()),
+    ];
     assert_copied(&site, copy(&site, &sshd, &[], ends).outcome());
     receiver.wait_for_log("received from the grant of tester");
 }
@@ -66,14 +87,22 @@ fn a_tree_goes_from_a_host_behind_ssh_to_a_daemon() {
 #[test]
 fn a_tree_goes_from_a_daemon_to_a_host_behind_ssh() {
     let World { site, sender, .. } = World::new();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     grow(&site.source());
-    let ends = [at_daemon(&sender, &contents_of(&site.source())), sshd.at(&site.target())];
+    let ends = [
+        at_daemon(&sender, &contents_of(&site.source())),
+        sshd.at(&site.target()),
+    ];
     let port = free_port();
     let ports = format!("{port}-{port}");
     let options = ["--ssh-ports", ports.as_str()];
     let told = format!("--to 127.0.0.1:{port}");
-    copy(&site, &sshd, &options, ends.clone()).outcome().expect(3).says(&[&told]);
+    copy(&site, &sshd, &options, ends.clone())
+        .outcome()
+        .expect(3)
+        .says(&[&told]);
     allow_to(&site, &format!("127.0.0.1:{port}"));
     assert_copied(&site, copy(&site, &sshd, &options, ends).outcome());
 }
@@ -82,9 +111,14 @@ fn a_tree_goes_from_a_daemon_to_a_host_behind_ssh() {
 #[test]
 fn it_ends_with_its_command_and_the_same_command_goes_on() {
     let site = Site::local();
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     paint(site.source().join("large"), super::LARGE_BYTES);
-    let ends = [sshd.at(&contents_of(&site.source())), sshd.at(&site.target())];
+    let ends = [
+        sshd.at(&contents_of(&site.source())),
+        sshd.at(&site.target()),
+    ];
     let client = copy(&site, &sshd, &super::SLOWLY, ends.clone()).start();
     crate::resume::wait_for_journal_in(&site.path("server/journal"));
     let ended = end_by(client, Signal::INT);
@@ -100,13 +134,26 @@ fn at_daemon(daemon: &Daemon, path: &Path) -> String {
 }
 
 fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 fn allow_to(site: &Site, place: &str) {
-    let client = Identity::load_or_create(&site.path("client")).unwrap().fingerprint();
+    let client = Identity::load_or_create(&site.path("client"))
+        .unwrap()
+        .fingerprint();
     let read_roots = vec![site.source().canonicalize().unwrap()];
     let grant = Grant::new(client, "tester", Vec::new(), Access::ReadOnly);
-    AuthorizedKeys::allow(&site.path("sender"), Grant { read_roots, to: vec![place.to_owned()], ..grant })
-        .unwrap();
+    AuthorizedKeys::allow(
+        &site.path("sender"),
+        Grant {
+            read_roots,
+            to: vec![place.to_owned()],
+            ..grant
+        },
+    )
+    .unwrap();
 }

@@ -6,19 +6,20 @@ use std::time::Instant;
 
 use tokio::io::AsyncWriteExt;
 use zmove_engine::{
-    Causes, Connector, DialSettings, NoListener, Push, PushJob, Remote, RemotePush, Run, SenderConfig,
-    Timeout,
+    Causes, Connector, DialSettings, NoListener, Push, PushJob, Remote, RemotePush, Run,
+    SenderConfig, Timeout,
 };
 use zmove_scan::ScanRoot;
 use zmove_sender::Removals;
 use zmove_transport::{
-    Access, AuthorizedKeys, Dialler, Fingerprint, Grant, HostPolicy, Identity, SocketConfig, control_pair,
+    Access, AuthorizedKeys, Dialler, Fingerprint, Grant, HostPolicy, Identity, SocketConfig,
+    control_pair,
 };
 use zmove_types::{NoObserver, RelPath, TransferId};
 use zmove_wire::{
-    Begin, CopyOrder, CopyState, Extensions, Extraneous, Fetch, GrantOrder, GrantToken, Greeting, Open,
-    Place, Refusal, Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource, TransportOrder,
-    Version, decode_message, encode_message,
+    Begin, CopyOrder, CopyState, Extensions, Extraneous, Fetch, GrantOrder, GrantToken, Greeting,
+    Open, Place, Refusal, Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource,
+    TransportOrder, Version, decode_message, encode_message,
 };
 
 use super::{World, again, id_in};
@@ -33,16 +34,30 @@ pub(super) fn key_of(home: &std::path::Path) -> Fingerprint {
 }
 
 fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 /// Says these messages to a daemon, each after the answer to the one before, and returns all that it says.
 pub(super) fn say(home: &std::path::Path, daemon: &Daemon, messages: &[ToSource]) -> Vec<Vec<u8>> {
     let identity = Identity::load_or_create(home).unwrap();
     let talk = async {
-        let (policy, socket) = (HostPolicy::Pinned(daemon.fingerprint), SocketConfig::default());
-        let dialler =
-            Dialler::new(&identity, "127.0.0.1", daemon.address.port(), policy, socket).await.unwrap();
+        let (policy, socket) = (
+            HostPolicy::Pinned(daemon.fingerprint),
+            SocketConfig::default(),
+        );
+        let dialler = Dialler::new(
+            &identity,
+            "127.0.0.1",
+            daemon.address.port(),
+            policy,
+            socket,
+        )
+        .await
+        .unwrap();
         let mut connection = dialler.dial(PATIENCE).await.unwrap();
         // a daemon that has answered may not yet have forgotten the transfer before
         let number = NEXT_TRANSFER.fetch_add(1, Ordering::Relaxed);
@@ -56,7 +71,9 @@ pub(super) fn say(home: &std::path::Path, daemon: &Daemon, messages: &[ToSource]
             if number == 0 {
                 reader.greeting().await.unwrap();
             }
-            let Ok(Some(bytes)) = reader.receive().await else { return said };
+            let Ok(Some(bytes)) = reader.receive().await else {
+                return said;
+            };
             said.push(bytes);
         }
         while let Ok(Some(bytes)) = reader.receive().await {
@@ -64,7 +81,11 @@ pub(super) fn say(home: &std::path::Path, daemon: &Daemon, messages: &[ToSource]
         }
         said
     };
-    runtime().block_on(async { tokio::time::timeout(PATIENCE, talk).await.expect("an answer in time") })
+    runtime().block_on(async {
+        tokio::time::timeout(PATIENCE, talk)
+            .await
+            .expect("an answer in time")
+    })
 }
 
 pub(super) fn grant_order(source: Fingerprint, target: &str) -> GrantOrder {
@@ -82,8 +103,14 @@ pub(super) fn grant_order(source: Fingerprint, target: &str) -> GrantOrder {
 /// A grant for a third host.
 fn token(world: &World, change: impl FnOnce(GrantOrder) -> GrantOrder) -> GrantToken {
     let order = change(grant_order(key_of(&world.site.path("third")), "in"));
-    let said = say(&world.site.path("client"), &world.receiver, &[ToSource::Grant(Box::new(order))]);
-    let Ok(ToSender::Granted(granted)) = decode_message(&said[0]) else { panic!("no grant: {said:?}") };
+    let said = say(
+        &world.site.path("client"),
+        &world.receiver,
+        &[ToSource::Grant(Box::new(order))],
+    );
+    let Ok(ToSender::Granted(granted)) = decode_message(&said[0]) else {
+        panic!("no grant: {said:?}")
+    };
     granted.token
 }
 
@@ -113,7 +140,12 @@ impl Granted {
 
     /// Sends a directory of the site as the host with its keys in `home`, by an opening that may be another than the
     /// one that was granted.
-    fn send_as(&self, home: &str, open: impl Fn(Open) -> Open + Sync, source: &str) -> Result<(), String> {
+    fn send_as(
+        &self,
+        home: &str,
+        open: impl Fn(Open) -> Open + Sync,
+        source: &str,
+    ) -> Result<(), String> {
         self.send_within(Timeout::NONE, home, open, source)
     }
 
@@ -140,20 +172,31 @@ impl Granted {
         let prefix = RelPath::from_bytes(source.as_bytes()).unwrap();
         let job = || PushJob {
             sources: vec![ScanRoot::new(site.path(source), prefix.clone())],
-            open: open(Open { grant: Some(self.token), ..Open::new(b"in".to_vec(), [0; 16]) }),
+            open: open(Open {
+                grant: Some(self.token),
+                ..Open::new(b"in".to_vec(), [0; 16])
+            }),
             mirror: removals.cloned(),
             sources_missing: 0,
             list: None,
         };
         let address = receiver.address.to_string();
         let remote = Remote::parse_endpoint(&address).unwrap();
-        let settings =
-            DialSettings { key: Some(receiver.fingerprint), streams: Some(1), ..DialSettings::default() };
+        let settings = DialSettings {
+            key: Some(receiver.fingerprint),
+            streams: Some(1),
+            ..DialSettings::default()
+        };
         let home: PathBuf = site.path(home);
         let mut run = Run::begin(None, Instant::now());
         let first = Push::start(job(), SenderConfig::default(), &mut run, Instant::now());
         let pushing = RemotePush {
-            connector: Connector { home: &home, remote: &remote, settings: &settings, listener: &NoListener },
+            connector: Connector {
+                home: &home,
+                remote: &remote,
+                settings: &settings,
+                listener: &NoListener,
+            },
             job: &|| Box::pin(std::future::ready(Ok(job()))),
             config: SenderConfig::default(),
             timeout: Timeout::NONE,
@@ -189,7 +232,10 @@ fn a_grant_is_used_once() {
     let granted = Granted::new();
     assert_eq!(granted.send(), Ok(()));
     let error = granted.send().unwrap_err();
-    assert!(error.contains("the grant has been used by another run"), "{error}");
+    assert!(
+        error.contains("the grant has been used by another run"),
+        "{error}"
+    );
 }
 
 /// Also where that has been written by a process that is no more.
@@ -211,24 +257,48 @@ fn a_grant_is_marked_as_used_on_disk_before_its_opening_is_answered() {
     let directory = site.path("server/copies/grants");
     let run = || {
         let path = directory.join(&names(&directory)[0]);
-        decode_message::<Kept>(&std::fs::read(path).unwrap()).unwrap().run
+        decode_message::<Kept>(&std::fs::read(path).unwrap())
+            .unwrap()
+            .run
     };
     assert_eq!(run(), None);
     let identity = Identity::load_or_create(&site.path("third")).unwrap();
-    let open = Open { grant: Some(granted.token), ..Open::new(b"in".to_vec(), [5; 16]) };
+    let open = Open {
+        grant: Some(granted.token),
+        ..Open::new(b"in".to_vec(), [5; 16])
+    };
     let opened = async {
-        let (policy, socket) = (HostPolicy::Pinned(receiver.fingerprint), SocketConfig::default());
-        let dialler = Dialler::new(&identity, "127.0.0.1", receiver.address.port(), policy, socket);
-        let (mut reader, mut writer) = control_pair(dialler.await.unwrap().dial(PATIENCE).await.unwrap());
-        let greeting = Greeting::new(Role::Control, TransferId([6; 16])).encode().to_vec();
+        let (policy, socket) = (
+            HostPolicy::Pinned(receiver.fingerprint),
+            SocketConfig::default(),
+        );
+        let dialler = Dialler::new(
+            &identity,
+            "127.0.0.1",
+            receiver.address.port(),
+            policy,
+            socket,
+        );
+        let (mut reader, mut writer) =
+            control_pair(dialler.await.unwrap().dial(PATIENCE).await.unwrap());
+        let greeting = Greeting::new(Role::Control, TransferId([6; 16]))
+            .encode()
+            .to_vec();
         let opening = encode_message(&open.into_message(Version::NEWEST));
         writer.send(&[greeting, opening].concat()).await.unwrap();
         reader.greeting().await.unwrap();
         let answer = reader.receive().await.unwrap().unwrap();
-        assert!(matches!(decode_message(&answer), Ok(ToSender::Opened(_))), "{answer:?}");
+        assert!(
+            matches!(decode_message(&answer), Ok(ToSender::Opened(_))),
+            "{answer:?}"
+        );
         assert_eq!(run(), Some([5; 16]));
     };
-    runtime().block_on(async { tokio::time::timeout(PATIENCE, opened).await.expect("an answer in time") });
+    runtime().block_on(async {
+        tokio::time::timeout(PATIENCE, opened)
+            .await
+            .expect("an answer in time")
+    });
 }
 
 #[test]
@@ -239,7 +309,10 @@ fn a_grant_is_worth_nothing_without_its_host_s_key() {
     // not to one that is let in for something else either: that of the client itself
     let ended = granted.send_as("client", |open| open, "good");
     granted.refused(ended, "there is no such grant for this key");
-    let other = Granted { token: [0; 32], ..granted };
+    let other = Granted {
+        token: [0; 32],
+        ..granted
+    };
     let ended = other.send();
     other.refused(ended, "there is no such grant for this key");
 }
@@ -247,13 +320,22 @@ fn a_grant_is_worth_nothing_without_its_host_s_key() {
 #[test]
 fn a_grant_is_for_one_target_and_its_options() {
     let granted = Granted::new();
-    let elsewhere = |open| Open { target: b"elsewhere".to_vec(), ..open };
+    let elsewhere = |open| Open {
+        target: b"elsewhere".to_vec(),
+        ..open
+    };
     let ended = granted.send_as("third", elsewhere, "good");
     granted.refused(ended, "for another target, or for other options");
-    let in_place = |open| Open { inplace: true, ..open };
+    let in_place = |open| Open {
+        inplace: true,
+        ..open
+    };
     let ended = granted.send_as("third", in_place, "good");
     granted.refused(ended, "for another target, or for other options");
-    let without = |open| Open { grant: None, ..open };
+    let without = |open| Open {
+        grant: None,
+        ..open
+    };
     let ended = granted.send_as("third", without, "good");
     granted.refused(ended, "this key may not write");
     assert_eq!(granted.send(), Ok(()), "what was refused has not used it");
@@ -261,17 +343,28 @@ fn a_grant_is_for_one_target_and_its_options() {
 
 #[test]
 fn a_granted_host_brings_no_names_that_were_not_asked_for() {
-    let quiet = |open| Open { shape: zmove_wire::TargetShape::Directory { tops: Vec::new() }, ..open };
+    let quiet = |open| Open {
+        shape: zmove_wire::TargetShape::Directory { tops: Vec::new() },
+        ..open
+    };
     let named = |open| {
-        let tops = vec![zmove_wire::TopName(zmove_types::Name::from_bytes(b"evil").unwrap())];
-        Open { shape: zmove_wire::TargetShape::Directory { tops }, ..open }
+        let tops = vec![zmove_wire::TopName(
+            zmove_types::Name::from_bytes(b"evil").unwrap(),
+        )];
+        Open {
+            shape: zmove_wire::TargetShape::Directory { tops },
+            ..open
+        }
     };
     let granted = Granted::new();
     let ended = granted.send_as("third", named, "evil");
     granted.refused(ended, "something that was not asked for");
     // nor under an opening that names nothing
     let error = granted.send_as("third", quiet, "evil").unwrap_err();
-    assert!(error.contains("something that was not asked for"), "{error}");
+    assert!(
+        error.contains("something that was not asked for"),
+        "{error}"
+    );
     assert_eq!(names(&granted.world.site.target().join("in")), [""; 0]);
 }
 
@@ -308,24 +401,46 @@ fn change(world: &mut World, change: impl FnOnce(&mut Kept)) {
 fn a_grant_that_has_not_begun_in_ten_minutes_is_over() {
     let mut granted = Granted::new();
     change(&mut granted.world, |kept| {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-        assert!((now + 570..=now + 600).contains(&kept.begin_by), "{now} {}", kept.begin_by);
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap()
+            .as_secs();
+        assert!(
+            (now + 570..=now + 600).contains(&kept.begin_by),
+            "{now} {}",
+            kept.begin_by
+        );
         kept.begin_by -= 601;
     });
     let ended = granted.send();
     granted.refused(ended, "this key is not known here");
     // and to one that is let in anyway
     granted.world.site.let_read("source");
-    let grant = Grant::new(key_of(&granted.world.site.path("third")), "third", Vec::new(), Access::ReadOnly);
+    let grant = Grant::new(
+        key_of(&granted.world.site.path("third")),
+        "third",
+        Vec::new(),
+        Access::ReadOnly,
+    );
     let read_roots = vec![granted.world.site.source().canonicalize().unwrap()];
-    AuthorizedKeys::allow(&granted.world.site.path("server"), Grant { read_roots, ..grant }).unwrap();
+    AuthorizedKeys::allow(
+        &granted.world.site.path("server"),
+        Grant {
+            read_roots,
+            ..grant
+        },
+    )
+    .unwrap();
     let ended = granted.send();
     granted.refused(ended, "the grant has ended, or has not begun in time");
 }
 
 #[test]
 fn a_grant_is_over_at_its_end_time_and_ten_minutes_after_its_run() {
-    for over in [|kept: &mut Kept| kept.end_by = 1, |kept: &mut Kept| kept.ended = Some(1)] {
+    for over in [
+        |kept: &mut Kept| kept.end_by = 1,
+        |kept: &mut Kept| kept.ended = Some(1),
+    ] {
         let mut granted = Granted::new();
         change(&mut granted.world, over);
         let ended = granted.send();
@@ -340,18 +455,37 @@ fn a_grant_ends_with_its_client_s_key() {
     let removed = AuthorizedKeys::remove(&granted.world.site.path("server"), &client).unwrap();
     assert_eq!(removed.len(), 1);
     let ended = granted.send();
-    granted.refused(ended, "the key of the client that had this grant is not let in any more");
+    granted.refused(
+        ended,
+        "the key of the client that had this grant is not let in any more",
+    );
 }
 
 #[test]
 fn a_grant_is_for_so_many_bytes_and_entries() {
-    let fewer = Granted::by(|order| GrantOrder { bytes_max: Some(9), ..order });
+    let fewer = Granted::by(|order| GrantOrder {
+        bytes_max: Some(9),
+        ..order
+    });
     let error = fewer.send().unwrap_err();
-    assert!(error.contains("number of bytes of this copy of 10 is over the limit of 9"), "{error}");
-    let fewer = Granted::by(|order| GrantOrder { entries_max: Some(1), ..order });
+    assert!(
+        error.contains("number of bytes of this copy of 10 is over the limit of 9"),
+        "{error}"
+    );
+    let fewer = Granted::by(|order| GrantOrder {
+        entries_max: Some(1),
+        ..order
+    });
     let error = fewer.send().unwrap_err();
-    assert!(error.contains("number of entries of this copy of"), "{error}");
-    let enough = Granted::by(|order| GrantOrder { bytes_max: Some(10), entries_max: Some(2), ..order });
+    assert!(
+        error.contains("number of entries of this copy of"),
+        "{error}"
+    );
+    let enough = Granted::by(|order| GrantOrder {
+        bytes_max: Some(10),
+        entries_max: Some(2),
+        ..order
+    });
     assert_eq!(enough.send(), Ok(()));
 }
 
@@ -363,19 +497,34 @@ fn a_copy_of_more_than_was_allowed_ends() {
     world
         .copy(&["--max-bytes", "20MiB"], &[""], "")
         .expect(12)
-        .says(&["number of bytes of this copy", "is over the limit of 20971520"]);
+        .says(&[
+            "number of bytes of this copy",
+            "is over the limit of 20971520",
+        ]);
     assert!(!world.site.target().join("large").exists());
-    world.copy(&["--max-bytes", "60MB", "--max-entries", "2"], &[""], "").expect(0);
+    world
+        .copy(&["--max-bytes", "60MB", "--max-entries", "2"], &[""], "")
+        .expect(0);
 }
 
 /// The host that sends would remove all that is there, and says nothing of a limit, or another one than the client.
 #[test]
 fn a_granted_host_removes_no_more_than_the_client_allows() {
-    let mirrored = |open: Open, removals_max| Open { extraneous: Extraneous::Goes, removals_max, ..open };
+    let mirrored = |open: Open, removals_max| Open {
+        extraneous: Extraneous::Goes,
+        removals_max,
+        ..open
+    };
     let granted = Granted::by(|order| {
         let message = mirrored(order.open.clone(), Some(3)).into_message(Version::NEWEST);
-        let ToReceiver::OpenWith(open, extensions) = message else { panic!("another message") };
-        GrantOrder { open, extensions, ..order }
+        let ToReceiver::OpenWith(open, extensions) = message else {
+            panic!("another message")
+        };
+        GrantOrder {
+            open,
+            extensions,
+            ..order
+        }
     });
     let there = granted.world.site.target().join("in/good/gone");
     for number in 0..9 {
@@ -383,13 +532,26 @@ fn a_granted_host_removes_no_more_than_the_client_allows() {
     }
     let push = |most| {
         let open = |open| mirrored(open, most);
-        granted.push(Timeout::NONE, "third", open, "good", Some(&Removals::default()))
+        granted.push(
+            Timeout::NONE,
+            "third",
+            open,
+            "good",
+            Some(&Removals::default()),
+        )
     };
     for most in [None, Some(u64::MAX)] {
         let error = push(most).unwrap_err();
-        assert!(error.contains("for another target, or for other options"), "{error}");
+        assert!(
+            error.contains("for another target, or for other options"),
+            "{error}"
+        );
     }
-    assert_eq!(push(Some(3)), Ok(()), "what fails there is told, and ends nothing");
+    assert_eq!(
+        push(Some(3)),
+        Ok(()),
+        "what fails there is told, and ends nothing"
+    );
     assert_eq!(names(&there).len(), 9 - 3);
 }
 
@@ -400,7 +562,11 @@ fn a_client_that_may_not_write_gets_no_grant() {
     let list = world.site.path("server/authorized_keys");
     let line = std::fs::read_to_string(&list).unwrap();
     std::fs::write(&list, line.replace(" write", "")).unwrap();
-    world.copy(&[], &[""], "").expect(3).says(&["receiver: this key may not write here"]).lines(1);
+    world
+        .copy(&[], &[""], "")
+        .expect(3)
+        .says(&["receiver: this key may not write here"])
+        .lines(1);
     assert_eq!(names(&world.site.target()), [""; 0]);
 }
 
@@ -415,7 +581,11 @@ fn a_client_copies_only_what_it_may_read() {
     let line = std::fs::read_to_string(&list).unwrap();
     let only_writes = line.replace("read-root=", "write root=");
     std::fs::write(&list, only_writes).unwrap();
-    world.copy(&[], &["f"], "").expect(3).says(&["this key may not read here"]).lines(1);
+    world
+        .copy(&[], &["f"], "")
+        .expect(3)
+        .says(&["this key may not read here"])
+        .lines(1);
     assert_eq!(names(&world.site.target()), [""; 0]);
 }
 
@@ -435,7 +605,12 @@ fn a_daemon_dials_only_where_its_client_may_send() {
             key_of(&world.site.path("client"))
         );
         let refused = world.copy(&[], &[""], "").expect(3);
-        refused.says(&["this key may not have files sent from there to 127.0.0.1:", &said]).lines(1);
+        refused
+            .says(&[
+                "this key may not have files sent from there to 127.0.0.1:",
+                &said,
+            ])
+            .lines(1);
     }
     assert_eq!(world.receiver.count_logged("granted to"), 0);
     assert_eq!(names(&world.site.target()), [""; 0]);
@@ -447,14 +622,26 @@ fn daemons_to_send_to_are_allowed_one_after_the_other() {
     let world = World::new();
     let key = key_of(&world.site.path("client")).to_string();
     let allow = |to: &str| {
-        let words = ["allow", &key, "--name", "tester", "--read-root", "source", "--to", to];
+        let words = [
+            "allow",
+            &key,
+            "--name",
+            "tester",
+            "--read-root",
+            "source",
+            "--to",
+            to,
+        ];
         let mut allow = world.site.zmove(&words);
         allow.0.env("ZMOVE_HOME", world.site.path("sender"));
         allow.outcome()
     };
     allow("[::1]").expect(0);
     let told = allow("dtn.example.org:7").expect(0).stdout;
-    let all = format!("and have files sent to {}, [::1], dtn.example.org:7", world.receiver.address);
+    let all = format!(
+        "and have files sent to {}, [::1], dtn.example.org:7",
+        world.receiver.address
+    );
     assert!(told.contains(&all), "{told}");
     allow("a:b").expect(1);
     let mut list = world.site.zmove(&["allow", "list", "--json"]);
@@ -464,10 +651,16 @@ fn daemons_to_send_to_are_allowed_one_after_the_other() {
 }
 
 pub(super) fn copy_order(world: &World) -> CopyOrder {
-    let Place { host, port } = Place { host: "127.0.0.1".into(), port: world.receiver.address.port() };
+    let Place { host, port } = Place {
+        host: "127.0.0.1".into(),
+        port: world.receiver.address.port(),
+    };
     CopyOrder {
         id: [7; 16],
-        fetch: Fetch::new(Open::new(b"in".to_vec(), [0; 16]), vec![SourcePath(b"".to_vec())]),
+        fetch: Fetch::new(
+            Open::new(b"in".to_vec(), [0; 16]),
+            vec![SourcePath(b"".to_vec())],
+        ),
         to: Place { host, port },
         streams: None,
         transport: TransportOrder::Tcp,
@@ -489,21 +682,45 @@ fn a_daemon_speaks_only_to_the_host_whose_key_the_client_has_pinned() {
     let world = World::new();
     paint(world.site.source().join("f"), 10);
     let messages = |key: Fingerprint| {
-        let begin = ToSource::Begin(Begin { grant: [1; 32], key: key.0 });
+        let begin = ToSource::Begin(Begin {
+            grant: [1; 32],
+            key: key.0,
+        });
         [ToSource::Copy(Box::new(copy_order(&world))), begin]
     };
-    let said = say(&world.site.path("client"), &world.sender, &messages(world.sender.fingerprint));
-    assert_eq!(decode_message(&said[0]), Ok(ToSender::Copy(CopyState::Ready)));
-    let Relay::Broken(Refusal { text, .. }) = last_relay(&said) else { panic!("{said:?}") };
-    assert!(text.contains("key") && text.contains(&world.receiver.fingerprint.to_string()), "{text}");
+    let said = say(
+        &world.site.path("client"),
+        &world.sender,
+        &messages(world.sender.fingerprint),
+    );
+    assert_eq!(
+        decode_message(&said[0]),
+        Ok(ToSender::Copy(CopyState::Ready))
+    );
+    let Relay::Broken(Refusal { text, .. }) = last_relay(&said) else {
+        panic!("{said:?}")
+    };
+    assert!(
+        text.contains("key") && text.contains(&world.receiver.fingerprint.to_string()),
+        "{text}"
+    );
     // nothing was said to that host, not even the grant: it has seen a handshake that failed
     assert!(!world.receiver.has_logged("begun by"));
     // the right key, by a grant that is none
     let mut order = copy_order(&world);
     order.id = [8; 16];
-    let begin = ToSource::Begin(Begin { grant: [1; 32], key: world.receiver.fingerprint.0 });
-    let said = say(&world.site.path("client"), &world.sender, &[ToSource::Copy(Box::new(order)), begin]);
-    let Relay::Broken(Refusal { text, .. }) = last_relay(&said) else { panic!("{said:?}") };
+    let begin = ToSource::Begin(Begin {
+        grant: [1; 32],
+        key: world.receiver.fingerprint.0,
+    });
+    let said = say(
+        &world.site.path("client"),
+        &world.sender,
+        &[ToSource::Copy(Box::new(order)), begin],
+    );
+    let Relay::Broken(Refusal { text, .. }) = last_relay(&said) else {
+        panic!("{said:?}")
+    };
     assert!(text.contains("this key is not known here"), "{text}");
 }
 
@@ -523,11 +740,16 @@ fn a_client_s_copy_ends_at_the_next_connection_once_its_key_is_gone() {
 
     let mut world = World::new();
     let client = world.under_way(&[]);
-    AuthorizedKeys::remove(&world.site.path("sender"), &key_of(&world.site.path("client")).to_string())
-        .unwrap();
+    AuthorizedKeys::remove(
+        &world.site.path("sender"),
+        &key_of(&world.site.path("client")).to_string(),
+    )
+    .unwrap();
     world.receiver.kill();
     world.receiver = again("server", &world, &world.receiver);
-    crate::command::finish(client).expect(11).says(&["copy: unknown key"]);
+    crate::command::finish(client)
+        .expect(11)
+        .says(&["copy: unknown key"]);
     assert!(!world.site.target().join("large").exists());
 }
 
@@ -548,16 +770,27 @@ fn a_sender_s_word_without_the_receiver_s_signature_is_not_believed() {
     std::fs::write(&path, forged).unwrap();
     world.sender = again("sender", &world, &world.sender);
     let said = ["the receipt is not signed by the key that is pinned for the target's host"];
-    world.result(&[], &id, &world.sender).expect(5).says(&said).lines(1);
+    world
+        .result(&[], &id, &world.sender)
+        .expect(5)
+        .says(&said)
+        .lines(1);
     // signed well, by another key
     world.sender.kill();
     let mut result: KeptResult = decode_message(&kept).unwrap();
     let receipt = result.result.receipt.as_mut().unwrap();
-    let signed = Identity::load_or_create(&world.site.path("thief")).unwrap().sign(&receipt.receipt).unwrap();
+    let signed = Identity::load_or_create(&world.site.path("thief"))
+        .unwrap()
+        .sign(&receipt.receipt)
+        .unwrap();
     (receipt.certificate, receipt.signature) = (signed.certificate, signed.signature);
     std::fs::write(&path, &encode_message(&result)[4..]).unwrap();
     world.sender = again("sender", &world, &world.sender);
-    world.result(&[], &id, &world.sender).expect(5).says(&said).lines(1);
+    world
+        .result(&[], &id, &world.sender)
+        .expect(5)
+        .says(&said)
+        .lines(1);
 }
 
 /// What a result is on disk.
@@ -581,10 +814,15 @@ fn what_a_granted_host_takes_is_booked_on_the_client() {
     let World { site, receiver, .. } = &granted.world;
     paint(site.source().join("large"), super::LARGE_BYTES);
     let address = format!("{}:", receiver.address);
-    let mut push = site.zmove(&["push", "--limit", "8MB", "source/", &address]).start();
+    let mut push = site
+        .zmove(&["push", "--limit", "8MB", "source/", &address])
+        .start();
     super::wait_for_journal_in(&granted.world.journals());
     let error = granted.send().unwrap_err();
-    assert!(error.contains("limits.transfers_per_identity = 1"), "{error}");
+    assert!(
+        error.contains("limits.transfers_per_identity = 1"),
+        "{error}"
+    );
     push.kill().unwrap();
     push.wait().unwrap();
     receiver.wait_for_log("broken off by tester");
@@ -610,7 +848,10 @@ fn a_granted_host_may_nothing_else() {
     assert!(ask(ToSource::Fetch(Box::new(fetch))).contains("this key may not read here"));
     let copy = ToSource::Copy(Box::new(copy_order(&granted.world)));
     assert!(ask(copy).contains("this key may not read here"));
-    let result = ToSource::Result { id: [7; 16], stop: true };
+    let result = ToSource::Result {
+        id: [7; 16],
+        stop: true,
+    };
     assert!(ask(result).contains("no copy of this key and id is known here"));
     assert_eq!(granted.send(), Ok(()), "nor has it ended anything");
 }
@@ -633,16 +874,24 @@ fn an_old_receipt_is_not_taken_for_a_new_one() {
     let world = World::new();
     paint(world.site.source().join("f"), 10);
     let id = id_in(&world.copy(&[], &[""], "").expect(0).stderr);
-    let id: Vec<_> = (0..16).map(|at| u8::from_str_radix(&id[2 * at..2 * at + 2], 16).unwrap()).collect();
-    let ask = ToSource::Result { id: id.try_into().unwrap(), stop: false };
+    let id: Vec<_> = (0..16)
+        .map(|at| u8::from_str_radix(&id[2 * at..2 * at + 2], 16).unwrap())
+        .collect();
+    let ask = ToSource::Result {
+        id: id.try_into().unwrap(),
+        stop: false,
+    };
     let said = say(&world.site.path("client"), &world.receiver, &[ask]);
-    let Ok(ToSender::Result(zmove_wire::CopyResult::Received(receipt))) = decode_message(&said[0]) else {
+    let Ok(ToSender::Result(zmove_wire::CopyResult::Received(receipt))) = decode_message(&said[0])
+    else {
         panic!("{said:?}")
     };
     let (address, key) = super::hostile::lying_sender(&world.site.path("liar"), receipt);
     world.site.pin(&address, key);
     let receiver = format!("{}:", world.receiver.address);
-    let copy = world.site.zmove(&["copy", "--timeout", "0", &format!("{address}:"), &receiver]);
+    let copy = world
+        .site
+        .zmove(&["copy", "--timeout", "0", &format!("{address}:"), &receiver]);
     copy.outcome().expect(12).lines(1);
 }
 
@@ -658,9 +907,25 @@ fn grants_of_one_key_are_bounded() {
         }
     };
     let order = grant_order(world.sender.fingerprint, "in");
-    let long = GrantOrder { sources: vec![SourcePath(vec![b'n'; 1_000]); 140], ..order.clone() };
-    assert!(ask(long).unwrap_err().contains("more than 131072 bytes: name fewer sources"));
-    let give = |id: u8| ask(GrantOrder { id: [id; 16], ..order.clone() });
+    let long = GrantOrder {
+        sources: vec![SourcePath(vec![b'n'; 1_000]); 140],
+        ..order.clone()
+    };
+    assert!(
+        ask(long)
+            .unwrap_err()
+            .contains("more than 131072 bytes: name fewer sources")
+    );
+    let give = |id: u8| {
+        ask(GrantOrder {
+            id: [id; 16],
+            ..order.clone()
+        })
+    };
     assert_eq!((0..64).map(give).filter(Result::is_ok).count(), 64);
-    assert!(give(64).unwrap_err().contains("this key has as many grants as there may be"));
+    assert!(
+        give(64)
+            .unwrap_err()
+            .contains("this key has as many grants as there may be")
+    );
 }

@@ -6,7 +6,13 @@ const BATCHES: usize = 4;
 
 fn empty_file(number: usize) -> BatchEntry {
     let (name, root) = (name(&format!("{number}")), zmove_chunk::file_root(b""));
-    BatchEntry::File(FileEntry { name, metadata: metadata(0o644), bytes: 0, root, data: None })
+    BatchEntry::File(FileEntry {
+        name,
+        metadata: metadata(0o644),
+        bytes: 0,
+        root,
+        data: None,
+    })
 }
 
 fn new_directory(number: usize) -> BatchEntry {
@@ -18,7 +24,10 @@ impl Transfer {
     fn send_all(&mut self, directory: &str, entry: impl Fn(usize) -> BatchEntry) {
         for batch in 0..BATCHES {
             let entries = (batch * 2048..(batch + 1) * 2048).map(&entry).collect();
-            self.send_batch(DirectoryGroup { directory: path(directory), entries });
+            self.send_batch(DirectoryGroup {
+                directory: path(directory),
+                entries,
+            });
         }
     }
 }
@@ -33,13 +42,18 @@ fn the_path_of_what_cannot_get_its_name_is_kept_once() {
     paint(site.source().join("f"), 100_000);
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
-    let mut pairs: Vec<_> = (0..2).map(|_| (greedy.open(&open()), greedy.open(&open()))).collect();
+    let mut pairs: Vec<_> = (0..2)
+        .map(|_| (greedy.open(&open()), greedy.open(&open())))
+        .collect();
     std::thread::scope(|scope| {
         for (number, (files, guests)) in pairs.iter_mut().enumerate() {
             scope.spawn(move || {
                 let deep = format!("{number}/{}", deep());
                 let first = (1_000_000..1_000_008).map(empty_file).collect();
-                files.send_batch(DirectoryGroup { directory: path(&deep), entries: first });
+                files.send_batch(DirectoryGroup {
+                    directory: path(&deep),
+                    entries: first,
+                });
                 files.wait_for_items(1);
                 std::thread::scope(|scope| {
                     scope.spawn(|| files.send_all(&deep, empty_file));
@@ -52,5 +66,8 @@ fn the_path_of_what_cannot_get_its_name_is_kept_once() {
         assert_eq!(files.wait_until_published(1 + BATCHES), None);
     }
     let peak = site.the_daemon().peak_memory_kib();
-    assert!(peak < resting + (80 << 10), "{resting} KiB at rest, {peak} KiB at most");
+    assert!(
+        peak < resting + (80 << 10),
+        "{resting} KiB at rest, {peak} KiB at most"
+    );
 }

@@ -19,8 +19,10 @@ fn the_paths_of_remembered_directories_are_booked() {
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
     let mut transfer = greedy.open(&open());
-    let group =
-        || DirectoryGroup { directory: path(&deep()), entries: vec![BatchEntry::Itself(metadata(0o755))] };
+    let group = || DirectoryGroup {
+        directory: path(&deep()),
+        entries: vec![BatchEntry::Itself(metadata(0o755))],
+    };
     let mut why = String::new();
     for _ in 0..40 {
         (0..128).for_each(|_| transfer.send_batch(group()));
@@ -39,9 +41,15 @@ fn the_paths_of_remembered_directories_are_booked() {
 fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
     let site = site_of_little_memory();
     let mut greedy = Greedy::new(&site);
-    let mut transfer = greedy.open(&Open { delta: true, ..open() });
+    let mut transfer = greedy.open(&Open {
+        delta: true,
+        ..open()
+    });
     let entries = vec![BatchEntry::Directory(name("there"), metadata(0o755))];
-    transfer.send_batch(DirectoryGroup { directory: path(&deep()), entries });
+    transfer.send_batch(DirectoryGroup {
+        directory: path(&deep()),
+        entries,
+    });
     transfer.wait_for_items(1);
     transfer.begin_file(1, &format!("{}/large", deep()), 1);
     transfer.wait_for_items(1);
@@ -53,10 +61,23 @@ fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
         item: transfer.next_item(),
         ..FrameHeader::default()
     };
-    transfer.send(header, Vec::new(), &zmove_chunk::group_cv(0, &bytes).0, &bytes);
-    while !matches!(transfer.next_answer(), Some(ToSender::Stored(stored)) if !stored.files.is_empty()) {}
+    transfer.send(
+        header,
+        Vec::new(),
+        &zmove_chunk::group_cv(0, &bytes).0,
+        &bytes,
+    );
+    while !matches!(transfer.next_answer(), Some(ToSender::Stored(stored)) if !stored.files.is_empty())
+    {
+    }
     let resting = site.the_daemon().memory_kib();
-    let mark = zmove_wire::SourceMark { inode: 1, ctime: Timestamp { seconds: 1, nanos: 0 } };
+    let mark = zmove_wire::SourceMark {
+        inode: 1,
+        ctime: Timestamp {
+            seconds: 1,
+            nanos: 0,
+        },
+    };
     let file = OfferedFile {
         name: name("large"),
         bytes: GROUP_BYTES + 2,
@@ -64,9 +85,18 @@ fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
         source: Some(mark),
         xattrs: None,
     };
-    let groups = vec![OfferedGroup { directory: path(&deep()), files: vec![file; 4096] }];
+    let groups = vec![OfferedGroup {
+        directory: path(&deep()),
+        files: vec![file; 4096],
+    }];
     for offer in 0..2 {
-        greedy.say(&mut transfer, &ToReceiver::Offer(Offer { offer, groups: groups.clone() }));
+        greedy.say(
+            &mut transfer,
+            &ToReceiver::Offer(Offer {
+                offer,
+                groups: groups.clone(),
+            }),
+        );
     }
     let mut told = 0;
     while told < 2 {

@@ -6,11 +6,18 @@ use super::*;
 /// many looks.
 fn awake(site: &Site) -> usize {
     let is_at_work = |status: &String| {
-        let of_key = status.starts_with("Name:\tzmove-look") || status.starts_with("Name:\tzmove-write");
+        let of_key =
+            status.starts_with("Name:\tzmove-look") || status.starts_with("Name:\tzmove-write");
         of_key && status.contains("State:\tR")
     };
     let mut counts: Vec<_> = (0..101)
-        .map(|_| site.the_daemon().threads().iter().filter(|status| is_at_work(status)).count())
+        .map(|_| {
+            site.the_daemon()
+                .threads()
+                .iter()
+                .filter(|status| is_at_work(status))
+                .count()
+        })
         .collect();
     counts.sort_unstable();
     counts[50]
@@ -30,16 +37,31 @@ fn offers_of_many_transfers_keep_no_more_threads_awake_than_there_are_cores() {
         .map(|number| OfferedFile {
             name: name(&format!("{number}")),
             bytes: 1,
-            metadata: zmove_types::Metadata::new(0o644, Timestamp { seconds: 1, nanos: 0 }),
+            metadata: zmove_types::Metadata::new(
+                0o644,
+                Timestamp {
+                    seconds: 1,
+                    nanos: 0,
+                },
+            ),
             source: None,
             xattrs: None,
         })
         .collect();
     let mut transfers: Vec<_> = (0..12).map(|_| greedy.open(&open())).collect();
-    let groups = vec![OfferedGroup { directory: path(""), files }];
+    let groups = vec![OfferedGroup {
+        directory: path(""),
+        files,
+    }];
     for transfer in &mut transfers {
         for offer in 0..30 {
-            greedy.say(transfer, &ToReceiver::Offer(Offer { offer, groups: groups.clone() }));
+            greedy.say(
+                transfer,
+                &ToReceiver::Offer(Offer {
+                    offer,
+                    groups: groups.clone(),
+                }),
+            );
         }
     }
     wait_for_threads(&site, 150);
@@ -58,10 +80,19 @@ fn batches_that_a_client_has_left_in_its_sockets_are_not_stored() {
         for batch in 0..100 {
             let entries = (0..2048).map(|file| {
                 let name = name(&format!("{file:060}"));
-                BatchEntry::File(FileEntry { name, metadata: metadata(0o644), bytes: 0, root, data: None })
+                BatchEntry::File(FileEntry {
+                    name,
+                    metadata: metadata(0o644),
+                    bytes: 0,
+                    root,
+                    data: None,
+                })
             });
             let directory = path(&format!("{number}/{batch}"));
-            transfer.send_batch(DirectoryGroup { directory, entries: entries.collect() });
+            transfer.send_batch(DirectoryGroup {
+                directory,
+                entries: entries.collect(),
+            });
         }
     }
     let before = site.the_daemon().cpu_time();
@@ -69,5 +100,8 @@ fn batches_that_a_client_has_left_in_its_sockets_are_not_stored() {
     site.the_daemon().wait_for_logs("broken off by greedy", 4);
     let taken = site.the_daemon().cpu_time() - before;
     // all of it takes a minute
-    assert!(taken < Duration::from_secs(10), "{taken:?} when nobody asks any more");
+    assert!(
+        taken < Duration::from_secs(10),
+        "{taken:?} when nobody asks any more"
+    );
 }

@@ -13,8 +13,16 @@ struct Between {
 
 impl Between {
     fn new() -> Self {
-        let World { site, sender, receiver } = World::new();
-        Self { yard: Yard { site }, sender, receiver }
+        let World {
+            site,
+            sender,
+            receiver,
+        } = World::new();
+        Self {
+            yard: Yard { site },
+            sender,
+            receiver,
+        }
     }
 
     /// A job of which some has come, and whose rest takes some seconds.
@@ -22,7 +30,10 @@ impl Between {
         paint(self.yard.site.source().join("large"), LARGE_BYTES);
         let mut submit = self.yard.site.zmove(&["submit"]);
         submit.0.args(SLOWLY);
-        submit.0.arg(format!("{}:", self.sender.address)).arg(format!("{}:", self.receiver.address));
+        submit
+            .0
+            .arg(format!("{}:", self.sender.address))
+            .arg(format!("{}:", self.receiver.address));
         let id = number(&submit.outcome().done());
         self.yard.wait_until_moving(&id);
         id
@@ -33,10 +44,15 @@ impl Between {
     fn assert_ended(&self) {
         // The process of the job has waited for the sender, which logs it thereafter.
         self.sender.wait_for_log("broken off");
-        self.receiver.wait_for_log("broken off by the grant of tester");
+        self.receiver
+            .wait_for_log("broken off by the grant of tester");
         let there = || {
-            let journals = std::fs::read_dir(self.yard.site.path("server/journal")).unwrap().flatten();
-            journals.map(|journal| journal.metadata().unwrap().len()).sum::<u64>()
+            let journals = std::fs::read_dir(self.yard.site.path("server/journal"))
+                .unwrap()
+                .flatten();
+            journals
+                .map(|journal| journal.metadata().unwrap().len())
+                .sum::<u64>()
         };
         let before = there();
         std::thread::sleep(Duration::from_secs(1));
@@ -52,7 +68,11 @@ impl Between {
 #[test]
 fn a_copy_is_held_and_goes_on_from_what_is_at_the_target() {
     let between = Between::new();
-    let Between { yard, sender, receiver } = &between;
+    let Between {
+        yard,
+        sender,
+        receiver,
+    } = &between;
     let id = between.under_way();
     yard.run(&["job", &id, "pause"]).done();
     yard.wait_until(&id, |job| job["state"] == "paused");
@@ -62,7 +82,10 @@ fn a_copy_is_held_and_goes_on_from_what_is_at_the_target() {
     let bytes = yard.job(&id)["ends"][1]["bytes"].as_u64().unwrap();
     assert!(bytes < LARGE_BYTES, "all of it was sent again");
     assert_eq!(sender.count_logged("copied for tester"), 1);
-    assert_eq!(receiver.count_logged("received from the grant of tester"), 1);
+    assert_eq!(
+        receiver.count_logged("received from the grant of tester"),
+        1
+    );
 }
 
 #[test]
@@ -74,19 +97,29 @@ fn a_copy_is_cancelled_at_both_hosts() {
     let log = between.log(&id);
     assert!(!log.contains("may go on"), "{log}");
     let sender = between.sender.address.to_string();
-    between.yard.run(&["result", &id_in(&log), &sender]).expect(12);
+    between
+        .yard
+        .run(&["result", &id_in(&log), &sender])
+        .expect(12);
     between.assert_ended();
 }
 
 #[test]
 fn a_copy_whose_process_is_killed_goes_on_and_is_found_again() {
     let between = Between::new();
-    let Between { yard, sender, receiver } = &between;
+    let Between {
+        yard,
+        sender,
+        receiver,
+    } = &between;
     let id = between.under_way();
     yard.kill_process();
     yard.assert_done(&id, 2);
     assert_eq!(sender.count_logged("copied for tester"), 1);
-    assert_eq!(receiver.count_logged("received from the grant of tester"), 1);
+    assert_eq!(
+        receiver.count_logged("received from the grant of tester"),
+        1
+    );
     assert_eq!(receiver.count_logged("broken off"), 0);
 }
 
@@ -112,12 +145,19 @@ fn a_copy_that_cannot_be_told_to_end_is_named_in_the_log() {
     between.yard.run(&["job", &id, "cancel"]).done();
     between.yard.wait(&id).expect(31);
     let (log, address) = (between.log(&id), between.sender.address);
-    let place =
-        format!("the copy may go on at {address}: zmove result --stop {} {address} ends it", id_in(&log));
-    assert!(log.contains(&place) && log.contains("it has not ended within"), "{log}");
+    let place = format!(
+        "the copy may go on at {address}: zmove result --stop {} {address} ends it",
+        id_in(&log)
+    );
+    assert!(
+        log.contains(&place) && log.contains("it has not ended within"),
+        "{log}"
+    );
     between.sender.signal(Signal::CONT);
     // it is told again, until it has heard
-    wait_for("the end of the copy", || between.yard.kinds(&id).contains(&"copy_ended".to_owned()));
+    wait_for("the end of the copy", || {
+        between.yard.kinds(&id).contains(&"copy_ended".to_owned())
+    });
     between.assert_ended();
 }
 
@@ -131,7 +171,9 @@ fn a_copy_of_which_no_process_is_there_is_held_all_the_same() {
     yard.kill_process();
     yard.run(&["job", &id, "pause"]).done();
     yard.wait_until(&id, |job| job["state"] == "paused");
-    wait_for("the end of the copy", || yard.kinds(&id).contains(&"copy_ended".to_owned()));
+    wait_for("the end of the copy", || {
+        yard.kinds(&id).contains(&"copy_ended".to_owned())
+    });
     between.assert_ended();
     yard.run(&["job", &id, "resume"]).done();
     yard.assert_done(&id, 2);
@@ -150,6 +192,8 @@ fn a_copy_that_waits_for_another_attempt_is_cancelled_all_the_same() {
     wait_for("a wait", kill_until_it_waits);
     yard.run(&["job", &id, "cancel"]).done();
     yard.wait(&id).expect(31);
-    wait_for("the end of the copy", || yard.kinds(&id).contains(&"copy_ended".to_owned()));
+    wait_for("the end of the copy", || {
+        yard.kinds(&id).contains(&"copy_ended".to_owned())
+    });
     between.assert_ended();
 }

@@ -51,7 +51,11 @@ fn zombies_of(parent: u32) -> usize {
     let stats = std::fs::read_dir("/proc").unwrap().flatten();
     let stats = stats.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
     let is_zombie = |stat: &String| {
-        let mut words = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        let mut words = stat
+            .rsplit(')')
+            .next()
+            .unwrap_or_default()
+            .split_whitespace();
         words.next() == Some("Z") && words.next().and_then(|pid| pid.parse().ok()) == Some(parent)
     };
     stats.filter(is_zombie).count()
@@ -68,7 +72,9 @@ fn who_waits_for_a_job_keeps_no_runner_as_a_zombie() {
         wait_for("another runner", || yard.runner().is_some());
         yard.kill_runner();
     }
-    wait_for("a third runner without zombies", || yard.runner().is_some() && zombies_of(waits.0.id()) == 0);
+    wait_for("a third runner without zombies", || {
+        yard.runner().is_some() && zombies_of(waits.0.id()) == 0
+    });
 }
 
 /// The first process of a container inherits what a job's ssh leaves.
@@ -85,26 +91,47 @@ fn a_runner_buries_what_its_jobs_leave() {
     for (name, value) in runner.get_envs() {
         contained.env(name, value.unwrap_or_default());
     }
-    contained.current_dir(yard.site.path("")).stdout(Stdio::null());
+    contained
+        .current_dir(yard.site.path(""))
+        .stdout(Stdio::null());
     let contained = Held(contained.spawn().unwrap());
     wait_for("the runner", || yard.place().join("wake").exists());
     let ssh = "sh -c 'sleep 1 </dev/null >/dev/null 2>&1 & exit 1'";
-    let submit = yard.site.zmove(&["submit", "--ssh-command", ssh, "source/", "alice@127.0.0.1:x"]);
+    let submit = yard.site.zmove(&[
+        "submit",
+        "--ssh-command",
+        ssh,
+        "source/",
+        "alice@127.0.0.1:x",
+    ]);
     let id = number(&submit.outcome().done());
-    yard.wait_until(&id, |job| job["attempts"].as_u64().is_some_and(|attempts| attempts >= 3));
+    yard.wait_until(&id, |job| {
+        job["attempts"]
+            .as_u64()
+            .is_some_and(|attempts| attempts >= 3)
+    });
     let children = format!("/proc/{0}/task/{0}/children", contained.0.id());
-    let runner: u32 = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
+    let runner: u32 = std::fs::read_to_string(children)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
     wait_for("no zombies", || zombies_of(runner) == 0);
     yard.run(&["job", &id, "cancel"]).done();
 }
 
 #[test]
 fn a_target_that_is_not_mounted_any_more_is_not_written_to() {
-    let Some(site) = Site::within(|target| Namespace::with_small_disk(target, 8 << 20)) else { return };
+    let Some(site) = Site::within(|target| Namespace::with_small_disk(target, 8 << 20)) else {
+        return;
+    };
     let yard = Yard { site };
     paint(yard.site.source().join("f"), 1000);
     let mut submit = yard.site.zmove(&["submit", "--at", "2100-01-01 00:00"]);
-    submit.0.arg(yard.site.source().join("")).arg(yard.site.target().join("new"));
+    submit
+        .0
+        .arg(yard.site.source().join(""))
+        .arg(yard.site.target().join("new"));
     let id = number(&submit.outcome().done());
     yard.run(&["job", &id, "cancel"]).done();
     let (namespace, target) = (yard.site.namespace(), yard.site.target());
@@ -137,7 +164,11 @@ fn a_host_whose_key_has_changed_ends_the_job_at_once() {
     let id = number(&yard.run(&["job", &id, "rerun"]).done());
     yard.wait(&id).expect(30);
     let job = yard.job(&id);
-    assert_eq!((&job["attempts"], &job["exit"]), (&1.into(), &5.into()), "{job}");
+    assert_eq!(
+        (&job["attempts"], &job["exit"]),
+        (&1.into(), &5.into()),
+        "{job}"
+    );
     let shown = yard.run(&["job", &id]).done().stdout.replace("\n ", "");
     assert!(shown.contains("key"), "{shown}");
 }
@@ -147,16 +178,38 @@ fn what_ssh_says_decides_whether_a_job_is_tried_again() {
     let yard = Yard::local();
     let submit = |words: &str| {
         let ssh = format!("sh -c 'echo \"{words}\" >&2; exit 255'");
-        let submit = yard.site.zmove(&["submit", "--ssh-command", &ssh, "source/", "alice@127.0.0.1:x"]);
+        let submit = yard.site.zmove(&[
+            "submit",
+            "--ssh-command",
+            &ssh,
+            "source/",
+            "alice@127.0.0.1:x",
+        ]);
         number(&submit.outcome().done())
     };
     let id = submit("Host key verification failed.");
     yard.wait(&id).expect(30);
     let job = yard.job(&id);
-    assert_eq!((&job["attempts"], &job["exit"]), (&1.into(), &5.into()), "{job}");
-    assert!(job["message"].as_str().unwrap().ends_with(": Host key verification failed."), "{job}");
+    assert_eq!(
+        (&job["attempts"], &job["exit"]),
+        (&1.into(), &5.into()),
+        "{job}"
+    );
+    assert!(
+        job["message"]
+            .as_str()
+            .unwrap()
+            .ends_with(": Host key verification failed."),
+        "{job}"
+    );
     let id = submit("connect to host 127.0.0.1 port 22: Connection refused");
     let job = yard.wait_until(&id, |job| job["state"] == "waiting");
-    assert!(job["message"].as_str().unwrap().ends_with("port 22: Connection refused"), "{job}");
+    assert!(
+        job["message"]
+            .as_str()
+            .unwrap()
+            .ends_with("port 22: Connection refused"),
+        "{job}"
+    );
     yard.run(&["job", &id, "cancel"]).done();
 }

@@ -12,8 +12,21 @@ fn yard() -> Option<(Yard, LeftBroker)> {
     }
     let yard = Yard::daemon();
     let receiver = yard.site.the_daemon().address.to_string();
-    let broker = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    yard.run(&["cluster", "init", "lab", &receiver, "--listen", &broker, "--accept-new"]).done();
+    let broker = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .to_string();
+    yard.run(&[
+        "cluster",
+        "init",
+        "lab",
+        &receiver,
+        "--listen",
+        &broker,
+        "--accept-new",
+    ])
+    .done();
     let broker = LeftBroker(yard.site.path("client"));
     Some((yard, broker))
 }
@@ -21,14 +34,20 @@ fn yard() -> Option<(Yard, LeftBroker)> {
 impl Yard {
     fn submit_by_nodes(&self, options: &[&str]) -> String {
         let mut submit = self.site.zmove(&["submit", "--nodes", "lab"]);
-        submit.0.args(options).arg("source/").arg(self.site.target().canonicalize().unwrap());
+        submit
+            .0
+            .args(options)
+            .arg("source/")
+            .arg(self.site.target().canonicalize().unwrap());
         number(&submit.outcome().done())
     }
 
     /// What has lost a session leaves its mark, which is nothing of the source.
     fn assert_done_by_nodes(&self, id: &str, attempts: u64) {
         self.wait(id).expect(0);
-        let marks = std::fs::read_dir(self.site.target()).unwrap().map(|entry| entry.unwrap().path());
+        let marks = std::fs::read_dir(self.site.target())
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
         let marks = marks.filter(|path| path.to_string_lossy().contains(".zmove-job-"));
         marks.for_each(|mark| std::fs::remove_dir_all(mark).unwrap());
         assert_eq!(std::fs::read_dir(self.site.target()).unwrap().count(), 2);
@@ -43,18 +62,25 @@ impl Yard {
 
 #[test]
 fn a_job_of_many_nodes_is_done_and_shown_with_its_cluster() {
-    let Some((yard, _broker)) = yard() else { return };
+    let Some((yard, _broker)) = yard() else {
+        return;
+    };
     yard.paint_slow();
     let id = yard.submit_by_nodes(&[]);
     yard.assert_done_by_nodes(&id, 1);
-    let target = format!("lab:{}", yard.site.target().canonicalize().unwrap().display());
+    let target = format!(
+        "lab:{}",
+        yard.site.target().canonicalize().unwrap().display()
+    );
     assert_eq!(yard.job(&id)["target"], target);
 }
 
 /// The next attempt ends the job of the one before at the receivers, and goes on from what is there.
 #[test]
 fn a_job_of_many_nodes_goes_on_when_its_process_and_its_runner_are_killed() {
-    let Some((yard, _broker)) = yard() else { return };
+    let Some((yard, _broker)) = yard() else {
+        return;
+    };
     yard.paint_slow();
     let id = yard.submit_by_nodes(&["--limit", "20Mbit"]);
     yard.wait_until(&id, |job| job["state"] == "running");
@@ -67,16 +93,20 @@ fn a_job_of_many_nodes_goes_on_when_its_process_and_its_runner_are_killed() {
 
 #[test]
 fn what_cannot_be_done_by_nodes_is_refused_when_it_is_submitted() {
-    let Some((yard, _broker)) = yard() else { return };
+    let Some((yard, _broker)) = yard() else {
+        return;
+    };
     paint(yard.site.source().join("small"), 10);
     let refused = |words: &[&str]| {
         let mut submit = yard.site.zmove(&["submit"]);
         submit.0.args(words);
         submit.outcome().expect(1)
     };
-    refused(&["--nodes", "elsewhere", "source/", "t"]).says(&["there is no cluster 'elsewhere' here"]);
+    refused(&["--nodes", "elsewhere", "source/", "t"])
+        .says(&["there is no cluster 'elsewhere' here"]);
     refused(&["--nodes", "lab", "source/", "h:t"]).says(&["write the path alone"]);
     refused(&["--nodes", "lab", "--delete", "source/", "t"]).says(&["--delete is not possible"]);
-    refused(&["--nodes", "lab", "--watch", "source/", "t"]).says(&["--watch cannot be used with --cluster"]);
+    refused(&["--nodes", "lab", "--watch", "source/", "t"])
+        .says(&["--watch cannot be used with --cluster"]);
     assert_eq!(yard.run(&["jobs", "--json"]).done().stdout, "");
 }

@@ -9,7 +9,11 @@ use super::*;
 impl Yard {
     fn watch(&self, options: &[&str], path: &str) -> String {
         let mut submit = self.site.zmove(&["submit", "--watch", "--rest", "1s"]);
-        submit.0.args(options).arg("source").arg(self.site.address(path));
+        submit
+            .0
+            .args(options)
+            .arg("source")
+            .arg(self.site.address(path));
         number(&submit.outcome().done())
     }
 
@@ -36,16 +40,31 @@ fn what_is_there_and_what_comes_arrives_until_it_is_cancelled() {
         wait_for("what came", || target.join("d/second").is_file());
         paint(source.join("new/deep/third"), 1000);
         (&open).write_all(b"rested").unwrap();
-        wait_for("a new directory", || target.join("new/deep/third").is_file());
+        wait_for("a new directory", || {
+            target.join("new/deep/third").is_file()
+        });
         wait_for("what has rested", || target.join("open").is_file());
         std::fs::write(source.join("open"), "written anew").unwrap();
-        wait_for("the new version", || std::fs::read(target.join("open")).unwrap() == b"written anew");
+        wait_for("the new version", || {
+            std::fs::read(target.join("open")).unwrap() == b"written anew"
+        });
         let job = yard.wait_until_idle(&id);
-        assert_eq!((&job["state"], &job["watch"]["by"]), (&"running".into(), &"events".into()), "{job}");
+        assert_eq!(
+            (&job["state"], &job["watch"]["by"]),
+            (&"running".into(), &"events".into()),
+            "{job}"
+        );
         assert!(job["files"].as_u64().unwrap() >= 4, "{job}");
         assert_eq!(files(&target), files(&source));
-        let shown = yard.run(&["job", &id]).done().stdout.replace("\n         ", " ");
-        assert!(shown.contains("watches: the kernel tells of changes (4 directories)"), "{shown}");
+        let shown = yard
+            .run(&["job", &id])
+            .done()
+            .stdout
+            .replace("\n         ", " ");
+        assert!(
+            shown.contains("watches: the kernel tells of changes (4 directories)"),
+            "{shown}"
+        );
         yard.cancel(&id);
     }
 }
@@ -86,7 +105,9 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut left = vec![directory.to_owned()];
     while let Some(path) = left.pop() {
         let entries = std::fs::read_dir(path).unwrap().map(Result::unwrap);
-        for entry in entries.filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b".zmove-")) {
+        for entry in
+            entries.filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b".zmove-"))
+        {
             if entry.path().is_dir() {
                 left.push(entry.path());
             } else {
@@ -105,10 +126,13 @@ fn batches_of(yard: &Yard) -> Vec<Pid> {
     let is_batch = |path: &Path| {
         let environment = std::fs::read(path.join("environ")).unwrap_or_default();
         let mut words = environment.split(|&byte| byte == 0);
-        words.clone().any(|word| word == b"ZMOVE_JOB_BATCH=1") && words.any(|word| word == home.as_bytes())
+        words.clone().any(|word| word == b"ZMOVE_JOB_BATCH=1")
+            && words.any(|word| word == home.as_bytes())
     };
     let found = entries.filter(|entry| is_batch(&entry.path()));
-    found.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).collect()
+    found
+        .filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
+        .collect()
 }
 
 #[test]
@@ -135,7 +159,12 @@ fn a_connection_that_is_lost_is_tried_again() {
     drop(yard.site.take_daemon());
     paint(source.join("f"), 1000);
     let job = yard.wait_until(&id, |job| job["state"] == "waiting");
-    assert!(job["message"].as_str().is_some_and(|why| why.contains("refused")), "{job}");
+    assert!(
+        job["message"]
+            .as_str()
+            .is_some_and(|why| why.contains("refused")),
+        "{job}"
+    );
     yard.site.start_daemon_at(&address.to_string(), &[]);
     wait_for("the file", || target.join("f").is_file());
     yard.cancel(&id);
@@ -152,9 +181,14 @@ fn a_file_that_cannot_be_moved_does_not_hold_up_others() {
     std::fs::write(source.join("in_the_way"), "x").unwrap();
     std::fs::write(source.join("other"), "x").unwrap();
     wait_for("the other", || target.join("other").is_file());
-    wait_for("the failure", || yard.kinds(&id).contains(&"failed".to_owned()));
+    wait_for("the failure", || {
+        yard.kinds(&id).contains(&"failed".to_owned())
+    });
     let shown = yard.run(&["job", &id]).done().stdout;
-    assert!(shown.contains("failed: receiver: ") && shown.contains("in_the_way"), "{shown}");
+    assert!(
+        shown.contains("failed: receiver: ") && shown.contains("in_the_way"),
+        "{shown}"
+    );
     std::fs::remove_dir_all(target.join("in_the_way")).unwrap();
     wait_for("the one", || target.join("in_the_way").is_file());
     yard.cancel(&id);
@@ -190,7 +224,11 @@ fn a_job_without_anything_to_do_does_not_expire() {
     yard.run(&["jobs"]).done();
     std::thread::sleep(Duration::from_secs(3));
     let job = yard.job(&id);
-    assert_eq!((&job["state"], &job["attempts"]), (&"running".into(), &1.into()), "{job}");
+    assert_eq!(
+        (&job["state"], &job["attempts"]),
+        (&"running".into(), &1.into()),
+        "{job}"
+    );
     yard.cancel(&id);
 }
 
@@ -201,11 +239,25 @@ fn what_makes_no_sense_with_watching_is_refused() {
         let words = [&["submit", "--watch"], words].concat();
         yard.run(&words).expect(code).says(&[part]);
     };
-    refused(&["--delete", "source", "target"], 1, "--watch cannot be used with --delete");
-    refused(&["source", "source", "target"], 1, "--watch watches one directory");
-    refused(&["none", "target"], 11, "none' is no directory of this host");
+    refused(
+        &["--delete", "source", "target"],
+        1,
+        "--watch cannot be used with --delete",
+    );
+    refused(
+        &["source", "source", "target"],
+        1,
+        "--watch watches one directory",
+    );
+    refused(
+        &["none", "target"],
+        11,
+        "none' is no directory of this host",
+    );
     refused(&["h:x", "target"], 11, "is no directory of this host");
-    yard.run(&["submit", "--rest", "1s", "source", "target"]).expect(1).says(&["--watch"]);
+    yard.run(&["submit", "--rest", "1s", "source", "target"])
+        .expect(1)
+        .says(&["--watch"]);
     assert!(yard.runner().is_none());
 }
 
@@ -214,7 +266,9 @@ fn what_makes_no_sense_with_watching_is_refused() {
 fn a_job_is_done_beside_many_that_watch() {
     let yard = Yard::daemon();
     paint(yard.site.source().join("f"), 1000);
-    let ids: Vec<_> = (0..9).map(|number| yard.watch(&[], &format!("w{number}"))).collect();
+    let ids: Vec<_> = (0..9)
+        .map(|number| yard.watch(&[], &format!("w{number}")))
+        .collect();
     let id = yard.submit(&[], "once");
     yard.wait(&id).expect(0);
     for id in ids {
@@ -242,14 +296,24 @@ fn where_the_kernel_watches_no_more_the_tree_is_walked() {
     for (name, value) in runner.get_envs() {
         limited.env(name, value.unwrap_or_default());
     }
-    limited.current_dir(yard.site.path("")).stdout(std::process::Stdio::null());
+    limited
+        .current_dir(yard.site.path(""))
+        .stdout(std::process::Stdio::null());
     let _limited = Held(limited.spawn().unwrap());
     wait_for("the runner", || yard.place().join("wake").exists());
     let id = yard.watch(&[], "");
     let job = yard.wait_until(&id, |job| job["watch"]["by"] == "walks");
-    assert!(job["watch"]["why"].as_str().unwrap().contains("fs.inotify.max_user_watches"), "{job}");
+    assert!(
+        job["watch"]["why"]
+            .as_str()
+            .unwrap()
+            .contains("fs.inotify.max_user_watches"),
+        "{job}"
+    );
     (0..9).for_each(|number| paint(source.join(format!("d{number}/g")), 1000));
-    wait_for("what no event has told", || (0..9).all(|number| target.join(format!("d{number}/g")).is_file()));
+    wait_for("what no event has told", || {
+        (0..9).all(|number| target.join(format!("d{number}/g")).is_file())
+    });
     let log = yard.run(&["job", &id, "log"]).done().stdout;
     assert!(log.contains("fs.inotify.max_user_watches"), "{log}");
     yard.cancel(&id);

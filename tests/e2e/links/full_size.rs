@@ -20,7 +20,11 @@ fn tie(site: &Site, files: u64) {
         let first = at(number).join(format!("f{number}"));
         paint(&first, 1 + number * 7 % 5000);
         for other in 1..10 {
-            hard_link(&first, at(number * 7 + other * 13).join(format!("f{number}.{other}"))).unwrap();
+            hard_link(
+                &first,
+                at(number * 7 + other * 13).join(format!("f{number}.{other}")),
+            )
+            .unwrap();
         }
     }
 }
@@ -30,17 +34,31 @@ fn make_sparse(site: &Site, pieces: u64) {
     let file = File::create(site.source().join("sparse")).unwrap();
     file.set_len(TIB).unwrap();
     for number in 0..pieces {
-        file.write_all_at(&painted(MIB, number), number * (TIB / pieces)).unwrap();
+        file.write_all_at(&painted(MIB, number), number * (TIB / pieces))
+            .unwrap();
     }
 }
 
 /// Pushes without a limit of time.
 fn push(site: &Site) -> serde_json::Value {
-    let mut command = site.push_command(&["-a", "--no-preserve", "owner", "--json"], &[&site.contents()], "");
-    let Output { status, stdout, stderr } = command.0.output().unwrap();
+    let mut command = site.push_command(
+        &["-a", "--no-preserve", "owner", "--json"],
+        &[&site.contents()],
+        "",
+    );
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.0.output().unwrap();
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
-    serde_json::from_slice(stdout.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty()).unwrap())
-        .unwrap()
+    serde_json::from_slice(
+        stdout
+            .split(|byte| *byte == b'\n')
+            .rfind(|line| !line.is_empty())
+            .unwrap(),
+    )
+    .unwrap()
 }
 
 #[track_caller]
@@ -54,10 +72,15 @@ fn goes_on(files: u64, pieces: u64, bytes: u64) {
     let site = Site::daemon();
     tie(&site, files);
     make_sparse(&site, pieces);
-    break_off_after(bytes, &site, |relay| site.push_by(relay, &["-a", "--no-preserve", "owner", "--json"]));
+    break_off_after(bytes, &site, |relay| {
+        site.push_by(relay, &["-a", "--no-preserve", "owner", "--json"])
+    });
     let summary = push(&site);
     assert_eq!(
-        (&summary["failed"], summary["not_kept"].as_array().unwrap().len()),
+        (
+            &summary["failed"],
+            summary["not_kept"].as_array().unwrap().len()
+        ),
         (&0.into(), 0),
         "{summary}"
     );
@@ -76,7 +99,10 @@ fn goes_on(files: u64, pieces: u64, bytes: u64) {
         assert!(read(&source) == read(&target), "{range:?}");
     }
     let again = push(&site);
-    assert_eq!(numbers(&again, ["files", "skipped", "bytes"]), [0, 10 * files + 1, 0]);
+    assert_eq!(
+        numbers(&again, ["files", "skipped", "bytes"]),
+        [0, 10 * files + 1, 0]
+    );
     assert_same_groups(&site);
 }
 

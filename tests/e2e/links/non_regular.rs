@@ -18,12 +18,17 @@ use crate::tree::{name_groups, names, paint, set_mode, set_own_mtime};
 
 #[track_caller]
 fn assert_whole(source: &Path, target: &Path) {
-    let [there, here] = [target, source].map(|root| name_groups(root).into_keys().collect::<Vec<_>>());
+    let [there, here] =
+        [target, source].map(|root| name_groups(root).into_keys().collect::<Vec<_>>());
     assert_eq!(there, here);
     if has_program("rsync") {
         let mut rsync = Command::new("rsync");
         rsync.args(["-naHAXS", "--numeric-ids", "-i", "--checksum", "--delete"]);
-        let left = rsync.arg(source.join("")).arg(target.join("")).output().unwrap();
+        let left = rsync
+            .arg(source.join(""))
+            .arg(target.join(""))
+            .output()
+            .unwrap();
         assert_eq!(String::from_utf8_lossy(&left.stdout), "");
     }
 }
@@ -41,7 +46,11 @@ fn tie(source: &Path) {
     };
     make("a/fifo", FileType::Fifo, 0);
     if is_root() {
-        make("b/null", FileType::CharacterDevice, rustix::fs::makedev(1, 3));
+        make(
+            "b/null",
+            FileType::CharacterDevice,
+            rustix::fs::makedev(1, 3),
+        );
         make("disk", FileType::BlockDevice, rustix::fs::makedev(7, 250));
         lchown(at("a/link"), Some(2000), Some(3000)).unwrap();
         lchown(at("a/fifo"), Some(2001), Some(3001)).unwrap();
@@ -56,8 +65,13 @@ fn tie(source: &Path) {
         ("disk", &["c/disk"]),
         ("file", &["c/file"]),
     ];
-    for (first, others) in ties.into_iter().filter(|(first, _)| at(first).symlink_metadata().is_ok()) {
-        others.iter().for_each(|other| hard_link(at(first), at(other)).unwrap());
+    for (first, others) in ties
+        .into_iter()
+        .filter(|(first, _)| at(first).symlink_metadata().is_ok())
+    {
+        others
+            .iter()
+            .for_each(|other| hard_link(at(first), at(other)).unwrap());
     }
 }
 
@@ -76,13 +90,25 @@ fn they_stay_one_entry(site: &Site) {
     tie(&site.source());
     grant_owners(site);
     let listed = site.push(&["-a", "-n"], site.contents(), "").done().stdout;
-    assert!(listed.contains("b/other => b/same\n") || listed.contains("b/same => b/other\n"), "{listed}");
+    assert!(
+        listed.contains("b/other => b/same\n") || listed.contains("b/same => b/other\n"),
+        "{listed}"
+    );
     assert_eq!(lacks(&push(site, &["-a"])), 0);
     assert_whole(&site.source(), &site.target());
     let made = name_groups(&site.target());
-    for options in [&["-a"][..], &["-a", "--checksum"], &["-a", "--inplace"], &["-a", "--delete"]] {
+    for options in [
+        &["-a"][..],
+        &["-a", "--checksum"],
+        &["-a", "--inplace"],
+        &["-a", "--delete"],
+    ] {
         assert_eq!(lacks(&push(site, options)), 0);
-        assert_eq!(name_groups(&site.target()), made, "what is there is not made anew: {options:?}");
+        assert_eq!(
+            name_groups(&site.target()),
+            made,
+            "what is there is not made anew: {options:?}"
+        );
     }
     let listed = site.push(&["-a", "-n"], site.contents(), "").done().stdout;
     assert!(listed.contains("0 to add, 0 to change"), "{listed}");
@@ -91,7 +117,10 @@ fn they_stay_one_entry(site: &Site) {
     std::fs::remove_file(site.target().join("c/d/link")).unwrap();
     symlink("nowhere", site.target().join("c/d/link")).unwrap();
     let listed = site.push(&["-a", "-n"], site.contents(), "").done().stdout;
-    assert!(listed.contains("1 to add") && listed.contains("(hard link)"), "{listed}");
+    assert!(
+        listed.contains("1 to add") && listed.contains("(hard link)"),
+        "{listed}"
+    );
     push(site, &["-a"]);
     assert_whole(&site.source(), &site.target());
     // Names of files are counted alone.
@@ -104,9 +133,17 @@ fn what_changes_reaches_all_names_and_no_others(site: &Site) {
     grant_owners(site);
     site.push(&["-a"], site.contents(), "today").done();
     let [today, before] = ["today", "before"].map(|name| site.target().join(name));
-    assert!(Command::new("cp").arg("-al").args([&today, &before]).status().unwrap().success());
+    assert!(
+        Command::new("cp")
+            .arg("-al")
+            .args([&today, &before])
+            .status()
+            .unwrap()
+            .success()
+    );
     let kept = name_groups(&before);
-    site.push(&["-a", "--delete"], site.contents(), "today").done();
+    site.push(&["-a", "--delete"], site.contents(), "today")
+        .done();
     assert_eq!(name_groups(&before), kept);
     assert_eq!(name_groups(&today), kept, "nothing was to be done");
     let look = |root: &Path, name: &str| {
@@ -125,7 +162,10 @@ fn what_changes_reaches_all_names_and_no_others(site: &Site) {
     assert_eq!(names.map(|name| look(&before, name)), were);
     assert_eq!(look(&before, "b/other"), look(&before, "b/same"));
     if is_root() {
-        assert_eq!((look(&today, "b/same").0, look(&before, "b/same").0), (2100, 0));
+        assert_eq!(
+            (look(&today, "b/same").0, look(&before, "b/same").0),
+            (2100, 0)
+        );
     }
 }
 
@@ -134,13 +174,24 @@ fn links_are_broken_where_the_source_has_none(site: &Site) {
     for name in ["one", "two"] {
         symlink("nowhere", source.join(name)).unwrap();
         set_own_mtime(&source.join(name), 1_600_000_000, 7);
-        mknodat(CWD, source.join(format!("{name} fifo")), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        mknodat(
+            CWD,
+            source.join(format!("{name} fifo")),
+            FileType::Fifo,
+            Mode::RUSR,
+            0,
+        )
+        .unwrap();
         set_own_mtime(&source.join(format!("{name} fifo")), 1_600_000_000, 7);
     }
     push(site, &["-a", "--no-preserve", "owner"]);
     for suffix in ["", " fifo"] {
         std::fs::remove_file(target.join(format!("two{suffix}"))).unwrap();
-        hard_link(target.join(format!("one{suffix}")), target.join(format!("two{suffix}"))).unwrap();
+        hard_link(
+            target.join(format!("one{suffix}")),
+            target.join(format!("two{suffix}")),
+        )
+        .unwrap();
     }
     push(site, &["-a", "--no-preserve", "owner"]);
     assert_whole(&source, &target);
@@ -150,7 +201,11 @@ fn without_them_each_name_is_one(site: &Site) {
     tie(&site.source());
     grant_owners(site);
     assert_eq!(lacks(&push(site, &["-a", "--no-H"])), 0);
-    assert!(name_groups(&site.target()).keys().all(|names| names.len() == 1));
+    assert!(
+        name_groups(&site.target())
+            .keys()
+            .all(|names| names.len() == 1)
+    );
     push(site, &["-a"]);
     assert_whole(&site.source(), &site.target());
 }
@@ -170,9 +225,16 @@ fn names_on_another_file_system_are_counted() {
     let lack = &summary["not_kept"][0];
     assert_eq!(
         (&lack["what"], &lack["why"], &lack["entries"]),
-        (&"hard link".into(), &"not supported there".into(), &1.into())
+        (
+            &"hard link".into(),
+            &"not supported there".into(),
+            &1.into()
+        )
     );
-    assert_eq!(std::fs::read_link(site.target().join("other/link")).unwrap(), Path::new("nowhere"));
+    assert_eq!(
+        std::fs::read_link(site.target().join("other/link")).unwrap(),
+        Path::new("nowhere")
+    );
 }
 
 /// A first name that is not what it is said to be: each name becomes one by itself, and is counted.
@@ -183,22 +245,51 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
     std::fs::create_dir_all(root.join("directory")).unwrap();
     std::fs::create_dir(&outside).unwrap();
     for place in [root.join("other"), outside.join("link")] {
-        symlink(if place.ends_with("link") { "nowhere" } else { "elsewhere" }, place).unwrap();
+        symlink(
+            if place.ends_with("link") {
+                "nowhere"
+            } else {
+                "elsewhere"
+            },
+            place,
+        )
+        .unwrap();
     }
     symlink(&outside, root.join("out")).unwrap();
     std::fs::write(root.join("file"), "nowhere").unwrap();
-    let firsts = ["never sent", "no/where", "other", "directory", "out/link", "file"];
+    let firsts = [
+        "never sent",
+        "no/where",
+        "other",
+        "directory",
+        "out/link",
+        "file",
+    ];
     let first = |text: &str| metadata(0o640).with_first_name(path(text));
     let entry = |number: usize, text: &str| match number % 2 {
-        0 => BatchEntry::Symlink(name(&format!("l{number}")), first(text), b"nowhere".as_slice().into()),
+        0 => BatchEntry::Symlink(
+            name(&format!("l{number}")),
+            first(text),
+            b"nowhere".as_slice().into(),
+        ),
         _ => BatchEntry::Special(name(&format!("l{number}")), first(text), Special::Fifo),
     };
-    let entries = firsts.iter().chain(&firsts[1..]).enumerate().map(|(number, text)| entry(number, text));
+    let entries = firsts
+        .iter()
+        .chain(&firsts[1..])
+        .enumerate()
+        .map(|(number, text)| entry(number, text));
     let mut entries: Vec<_> = entries.collect();
     // A device that the key may not make gets no name either, though it is there.
     let device = is_root().then(|| {
-        mknodat(CWD, root.join("null"), FileType::CharacterDevice, Mode::RUSR, rustix::fs::makedev(1, 3))
-            .unwrap();
+        mknodat(
+            CWD,
+            root.join("null"),
+            FileType::CharacterDevice,
+            Mode::RUSR,
+            rustix::fs::makedev(1, 3),
+        )
+        .unwrap();
         let special = Special::Character(rustix::fs::makedev(1, 3));
         BatchEntry::Special(name("device"), first("null"), special)
     });
@@ -206,9 +297,16 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
     entries.extend(device);
     let mut intruder = Intruder::new(&root);
     intruder.open.target = root.as_os_str().as_encoded_bytes().to_vec();
-    intruder.open.keeping = Some(Keeping { kinds: Kinds::ALL, ..Keeping::default() });
+    intruder.open.keeping = Some(Keeping {
+        kinds: Kinds::ALL,
+        ..Keeping::default()
+    });
     let intruded = intruder.does(vec![batch(0, "", entries)]);
-    assert!(intruded.ended.is_ok() && intruded.faults() == 0, "{:?}", intruded.ended);
+    assert!(
+        intruded.ended.is_ok() && intruded.faults() == 0,
+        "{:?}",
+        intruded.ended
+    );
     let counts: Vec<_> = intruded
         .answers
         .into_iter()
@@ -218,11 +316,21 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
         })
         .flatten()
         .collect();
-    let links: u64 =
-        counts.iter().filter(|count| count.kind() == Kinds::LINKS).map(|count| count.entries).sum();
+    let links: u64 = counts
+        .iter()
+        .filter(|count| count.kind() == Kinds::LINKS)
+        .map(|count| count.entries)
+        .sum();
     assert_eq!(links, 11, "{counts:?}");
-    assert_eq!(counts.contains(&NotKept::new(Kinds::DEVICES, Lack::NotGranted, 1)), has_device, "{counts:?}");
-    for name in names(&root).into_iter().filter(|name| name.starts_with('l')) {
+    assert_eq!(
+        counts.contains(&NotKept::new(Kinds::DEVICES, Lack::NotGranted, 1)),
+        has_device,
+        "{counts:?}"
+    );
+    for name in names(&root)
+        .into_iter()
+        .filter(|name| name.starts_with('l'))
+    {
         assert_eq!(root.join(name).symlink_metadata().unwrap().nlink(), 1);
     }
     assert!(!root.join("device").exists());

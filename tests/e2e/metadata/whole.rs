@@ -42,9 +42,17 @@ fn can_grow() -> bool {
 /// Makes the tree; `false` where the file system does not hold it.
 fn grow(root: &Path, attribute_bytes: u64) -> bool {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/metadata/tree.sh");
-    let made = Command::new("sh").arg(script).arg(root).arg(attribute_bytes.to_string()).output().unwrap();
+    let made = Command::new("sh")
+        .arg(script)
+        .arg(root)
+        .arg(attribute_bytes.to_string())
+        .output()
+        .unwrap();
     if !made.status.success() {
-        skip(&format!("the tree cannot be made here: {}", String::from_utf8_lossy(&made.stderr)));
+        skip(&format!(
+            "the tree cannot be made here: {}",
+            String::from_utf8_lossy(&made.stderr)
+        ));
     }
     made.status.success()
 }
@@ -53,23 +61,52 @@ fn grow(root: &Path, attribute_bytes: u64) -> bool {
 /// file has data where its source does. The paths are those of a namespace.
 #[track_caller]
 fn assert_whole(namespace: Option<&Namespace>, source: &Path, target: &Path) {
-    let mut words: Vec<OsString> = namespace.map(Namespace::enter).into_iter().flatten().collect();
-    let options = ["rsync", RSYNC_KEEPS, "--numeric-ids", "-i", "--checksum", "--delete"];
+    let mut words: Vec<OsString> = namespace
+        .map(Namespace::enter)
+        .into_iter()
+        .flatten()
+        .collect();
+    let options = [
+        "rsync",
+        RSYNC_KEEPS,
+        "--numeric-ids",
+        "-i",
+        "--checksum",
+        "--delete",
+    ];
     words.extend(options.map(OsString::from));
     let mut rsync = Command::new(&words[0]);
     rsync.args(&words[1..]).arg(format!("--exclude=/{LARGE}"));
-    rsync.arg("--exclude=/lost+found").arg(source.join("")).arg(target.join(""));
+    rsync
+        .arg("--exclude=/lost+found")
+        .arg(source.join(""))
+        .arg(target.join(""));
     let left = rsync.output().unwrap();
-    assert!(left.status.success(), "{}", String::from_utf8_lossy(&left.stderr));
+    assert!(
+        left.status.success(),
+        "{}",
+        String::from_utf8_lossy(&left.stderr)
+    );
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
-    let [source, target] =
-        [source, target].map(|path| namespace.map_or(path.to_owned(), |namespace| namespace.outside(path)));
-    assert!(name_groups(&source).keys().eq(name_groups(&target).keys()), "other groups of names");
+    let [source, target] = [source, target]
+        .map(|path| namespace.map_or(path.to_owned(), |namespace| namespace.outside(path)));
+    assert!(
+        name_groups(&source).keys().eq(name_groups(&target).keys()),
+        "other groups of names"
+    );
     for path in files(&source) {
         let below = path.strip_prefix(&source).unwrap();
-        assert_eq!(data(&path), data(&target.join(below)), "{}", below.display());
+        assert_eq!(
+            data(&path),
+            data(&target.join(below)),
+            "{}",
+            below.display()
+        );
     }
-    assert!(read_data(&source.join(LARGE)) == read_data(&target.join(LARGE)), "the large file's data");
+    assert!(
+        read_data(&source.join(LARGE)) == read_data(&target.join(LARGE)),
+        "the large file's data"
+    );
 }
 
 fn files(directory: &Path) -> Vec<PathBuf> {
@@ -111,7 +148,11 @@ fn read_data(path: &Path) -> Vec<u8> {
 fn assert_summary(summary: &Value, there: bool) {
     assert_eq!(summary["failed"], 0, "{summary}");
     assert_eq!(summary["not_kept"], Value::Array(Vec::new()), "{summary}");
-    assert_eq!(summary["bytes"] == 0 && summary["files"] == 0, there, "{summary}");
+    assert_eq!(
+        summary["bytes"] == 0 && summary["files"] == 0,
+        there,
+        "{summary}"
+    );
 }
 
 /// Pushes the source twice to the file system in the site's namespace and compares after each.
@@ -124,23 +165,37 @@ fn push_twice(site: &Site, options: &[&str]) {
 
 #[test]
 fn over_tcp_to_ext4_after_a_kill() {
-    const EXT4: Image = Image { bytes: 300 << 20, make: "mkfs.ext4 -q -F -b 4096", options: "loop" };
-    let Some(mut site) = can_grow().then(|| Site::within_image(&EXT4)).flatten() else { return };
+    const EXT4: Image = Image {
+        bytes: 300 << 20,
+        make: "mkfs.ext4 -q -F -b 4096",
+        options: "loop",
+    };
+    let Some(mut site) = can_grow().then(|| Site::within_image(&EXT4)).flatten() else {
+        return;
+    };
     site.start_daemon();
     if !grow(&site.source(), ATTRIBUTE_BYTES) {
         return;
     }
     grant_owners(&site);
     let options = ["-a", "--strict-metadata", "--json"];
-    break_off_after(2 * GROUP_BYTES, &site, |relay| site.push_by(relay, &options));
+    break_off_after(2 * GROUP_BYTES, &site, |relay| {
+        site.push_by(relay, &options)
+    });
     push_twice(&site, &options[..2]);
 }
 
 /// Both ends on one file system, whose attributes may have 64 KiB.
 #[test]
 fn over_quic_to_xfs_with_the_largest_attributes() {
-    const XFS: Image = Image { bytes: 400 << 20, make: "mkfs.xfs -q -f", options: "loop" };
-    let Some(mut site) = can_grow().then(|| Site::within_image(&XFS)).flatten() else { return };
+    const XFS: Image = Image {
+        bytes: 400 << 20,
+        make: "mkfs.xfs -q -f",
+        options: "loop",
+    };
+    let Some(mut site) = can_grow().then(|| Site::within_image(&XFS)).flatten() else {
+        return;
+    };
     site.start_daemon_with(&["--transport", "quic"]);
     grant_owners(&site);
     let [source, target] = ["target/source", "target/target"].map(|name| site.path(name));
@@ -151,15 +206,27 @@ fn over_quic_to_xfs_with_the_largest_attributes() {
     }
     for there in [false, true] {
         let options = ["-a", "--strict-metadata", "--json", "--transport", "quic"];
-        assert_summary(&site.push(&options, source.join(""), "target").done().summary(), there);
+        assert_summary(
+            &site
+                .push(&options, source.join(""), "target")
+                .done()
+                .summary(),
+            there,
+        );
         assert_whole(Some(site.namespace()), &source, &target);
     }
 }
 
 #[test]
 fn within_the_host_to_btrfs() {
-    const BTRFS: Image = Image { bytes: 400 << 20, make: "mkfs.btrfs -q -f", options: "loop" };
-    let Some(site) = can_grow().then(|| Site::within_image(&BTRFS)).flatten() else { return };
+    const BTRFS: Image = Image {
+        bytes: 400 << 20,
+        make: "mkfs.btrfs -q -f",
+        options: "loop",
+    };
+    let Some(site) = can_grow().then(|| Site::within_image(&BTRFS)).flatten() else {
+        return;
+    };
     if grow(&site.source(), ATTRIBUTE_BYTES) {
         push_twice(&site, &["-a", "--strict-metadata"]);
     }
@@ -171,7 +238,10 @@ struct Mount(TempDir);
 impl Mount {
     fn new(command: &mut Command) -> Option<Self> {
         let place = tempfile::tempdir().unwrap();
-        let mounted = command.arg(place.path()).status().is_ok_and(|status| status.success());
+        let mounted = command
+            .arg(place.path())
+            .status()
+            .is_ok_and(|status| status.success());
         if !mounted {
             skip("nothing can be mounted here");
         }
@@ -185,7 +255,12 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        drop(Command::new("umount").arg("--lazy").arg(self.path()).status());
+        drop(
+            Command::new("umount")
+                .arg("--lazy")
+                .arg(self.path())
+                .status(),
+        );
     }
 }
 
@@ -195,13 +270,18 @@ fn over_ssh_to_memory() {
     if !can_grow() || !grow(&site.source(), ATTRIBUTE_BYTES) {
         return;
     }
-    let Some(sshd) = Sshd::start(&site) else { return };
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
     let mut mount = Command::new("mount");
-    let Some(memory) = Mount::new(mount.args(["-t", "tmpfs", "-o", "size=300m", "none"])) else { return };
+    let Some(memory) = Mount::new(mount.args(["-t", "tmpfs", "-o", "size=300m", "none"])) else {
+        return;
+    };
     for there in [false, true] {
         let target = sshd.at(memory.path());
         let options = ["-a", "--strict-metadata"];
-        let outcome = push_by(&site, &sshd.command(), Path::new(ZMOVE), &options, &target).outcome();
+        let outcome =
+            push_by(&site, &sshd.command(), Path::new(ZMOVE), &options, &target).outcome();
         assert_summary(&outcome.done().summary(), there);
         assert_whole(None, &site.source(), memory.path());
     }
@@ -213,24 +293,62 @@ fn an_ordinary_user_keeps_what_they_may(site: &Site) {
         return;
     }
     let mut readable = Command::new("chmod");
-    assert!(readable.args(["-R", "a+rX"]).arg(site.source()).status().unwrap().success());
+    assert!(
+        readable
+            .args(["-R", "a+rX"])
+            .arg(site.source())
+            .status()
+            .unwrap()
+            .success()
+    );
     let summary = push(site, &["-a"]);
     assert_eq!(summary["failed"], 0, "{summary}");
     let lacks = summary["not_kept"].as_array().unwrap();
-    let mut whats: Vec<_> = lacks.iter().map(|lack| lack["what"].as_str().unwrap()).collect();
+    let mut whats: Vec<_> = lacks
+        .iter()
+        .map(|lack| lack["what"].as_str().unwrap())
+        .collect();
     whats.sort_unstable();
-    assert_eq!(whats, ["device", "group", "owner", "privileged xattr"], "{lacks:?}");
+    assert_eq!(
+        whats,
+        ["device", "group", "owner", "privileged xattr"],
+        "{lacks:?}"
+    );
     let mode = site.target().join("owners/f1").metadata().unwrap().mode() & 0o7777;
     assert_eq!(mode, 0o755, "a setuid bit would lend the receiver's rights");
     let mut rsync = Command::new("setpriv");
-    rsync.args(["--reuid=65534", "--regid=65534", "--clear-groups", "rsync", "-nrlptAXSi", "--specials"]);
-    rsync.args(["--numeric-ids", "--checksum", "--delete", "--exclude=/owners/f[1-4]", "--exclude=/shared"]);
-    rsync.arg(format!("--exclude=/{LARGE}")).arg(site.contents()).arg(site.target().join(""));
+    rsync.args([
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "rsync",
+        "-nrlptAXSi",
+        "--specials",
+    ]);
+    rsync.args([
+        "--numeric-ids",
+        "--checksum",
+        "--delete",
+        "--exclude=/owners/f[1-4]",
+        "--exclude=/shared",
+    ]);
+    rsync
+        .arg(format!("--exclude=/{LARGE}"))
+        .arg(site.contents())
+        .arg(site.target().join(""));
     let left = rsync.output().unwrap();
-    assert!(left.status.success(), "{}", String::from_utf8_lossy(&left.stderr));
+    assert!(
+        left.status.success(),
+        "{}",
+        String::from_utf8_lossy(&left.stderr)
+    );
     let devices = |line: &&str| !line.contains("specials/") && !line.contains("/null");
     let left = String::from_utf8_lossy(&left.stdout).into_owned();
-    assert_eq!(left.lines().filter(devices).collect::<Vec<_>>(), [""; 0], "{left}");
+    assert_eq!(
+        left.lines().filter(devices).collect::<Vec<_>>(),
+        [""; 0],
+        "{left}"
+    );
     assert_eq!(push(site, &["-a"])["bytes"], 0);
 }
 

@@ -10,13 +10,13 @@ use tokio::sync::mpsc;
 use zmove_scan::ScanRoot;
 use zmove_sender::{Link, Push, PushJob, Relay, Run, SenderConfig};
 use zmove_transport::{
-    Channel, ControlError, ControlReader, ControlWriter, Dialler, Fingerprint, HostPolicy, Identity,
-    SocketConfig, control_pair,
+    Channel, ControlError, ControlReader, ControlWriter, Dialler, Fingerprint, HostPolicy,
+    Identity, SocketConfig, control_pair,
 };
 use zmove_types::{Name, NoObserver, RelPath, TransferId};
 use zmove_wire::{
-    Cipher, Fetching, Greeting, ListedName, Open, Remove, RemoveGroup, Role, TargetShape, ToReceiver,
-    ToSender, ToSource, TopName, Version, decode_message, encode_message,
+    Cipher, Fetching, Greeting, ListedName, Open, Remove, RemoveGroup, Role, TargetShape,
+    ToReceiver, ToSender, ToSource, TopName, Version, decode_message, encode_message,
 };
 
 use super::site;
@@ -30,7 +30,9 @@ fn serve(site: &Site, sources: &[(&str, &str)], claimed: &str) -> (SocketAddr, F
 }
 
 fn directory(claimed: &str) -> TargetShape {
-    TargetShape::Directory { tops: vec![TopName(name(claimed))] }
+    TargetShape::Directory {
+        tops: vec![TopName(name(claimed))],
+    }
 }
 
 fn name(text: &str) -> Name {
@@ -38,10 +40,16 @@ fn name(text: &str) -> Name {
 }
 
 /// A host that sends `sources` of the site, and says that the target has that `shape`.
-fn serve_as(site: &Site, sources: &[(&str, &str)], shape: TargetShape) -> (SocketAddr, Fingerprint) {
+fn serve_as(
+    site: &Site,
+    sources: &[(&str, &str)],
+    shape: TargetShape,
+) -> (SocketAddr, Fingerprint) {
     let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
-    let roots: Vec<_> =
-        sources.iter().map(|(source, prefix)| ScanRoot::new(site.path(source), path(prefix))).collect();
+    let roots: Vec<_> = sources
+        .iter()
+        .map(|(source, prefix)| ScanRoot::new(site.path(source), path(prefix)))
+        .collect();
     let (lanes_in, lanes) = mpsc::channel(64);
     let lanes = Arc::new(Mutex::new(Some(lanes)));
     host(&site.path("server"), move |channel, greeting| {
@@ -49,7 +57,11 @@ fn serve_as(site: &Site, sources: &[(&str, &str)], shape: TargetShape) -> (Socke
         let (roots, shape) = (roots.clone(), shape.clone());
         async move {
             if let Role::Lane(_) = greeting.role {
-                return drop(lanes_in.send(Ok(channel.into_sink(Cipher::Tls, 8).unwrap())).await);
+                return drop(
+                    lanes_in
+                        .send(Ok(channel.into_sink(Cipher::Tls, 8).unwrap()))
+                        .await,
+                );
             }
             let lanes = lanes.lock().unwrap().take();
             if let Some(lanes) = lanes {
@@ -75,19 +87,43 @@ async fn send(
         reader.receive().await.unwrap().unwrap();
     }
     let transfer = greeting.transfer;
-    writer.greet(&Greeting::new(Role::Control, transfer)).await.unwrap();
+    writer
+        .greet(&Greeting::new(Role::Control, transfer))
+        .await
+        .unwrap();
     let fetching = ToSender::Fetching(Fetching { lanes_max: 8 });
     writer.send(&encode_message(&fetching)).await.unwrap();
-    let open = Open { shape, ..Open::new(b"/".to_vec(), [0; 16]) };
-    let job = PushJob { sources, open, mirror: None, sources_missing: 0, list: None };
+    let open = Open {
+        shape,
+        ..Open::new(b"/".to_vec(), [0; 16])
+    };
+    let job = PushJob {
+        sources,
+        open,
+        mirror: None,
+        sources_missing: 0,
+        list: None,
+    };
     let mut run = Run::begin(None, Instant::now());
     let push = Push::start(job, SenderConfig::default(), &mut run, Instant::now());
     let (words_in, words) = mpsc::unbounded_channel();
     let last = Box::new(move |_: Result<&_, &_>| drop(words_in));
     let (supply, relay, quota) = (None, Some(Relay { words, last }), None);
     let (cipher, version) = (Cipher::Tls, Version::NEWEST);
-    let link = Link { transfer, cipher, version, control: (reader, writer), lanes, supply, relay, quota };
-    drop(push.run(&mut run, link, Arc::new(NoObserver), std::future::pending()).await);
+    let link = Link {
+        transfer,
+        cipher,
+        version,
+        control: (reader, writer),
+        lanes,
+        supply,
+        relay,
+        quota,
+    };
+    drop(
+        push.run(&mut run, link, Arc::new(NoObserver), std::future::pending())
+            .await,
+    );
 }
 
 /// A site with what is asked for, and with what a host would like to bring.
@@ -116,11 +152,23 @@ fn a_host_brings_nothing_that_was_not_asked_for() {
         site.pin(&address, fingerprint);
         // without the file that was there, nothing would be offered
         paint(site.target().join("there"), 1);
-        let pull = site.zmove(&["pull", "--timeout", "0", &format!("{address}:{asked}"), "target"]);
-        pull.outcome().expect(12).says(&["something that was not asked for"]).lines(1);
+        let pull = site.zmove(&[
+            "pull",
+            "--timeout",
+            "0",
+            &format!("{address}:{asked}"),
+            "target",
+        ]);
+        pull.outcome()
+            .expect(12)
+            .says(&["something that was not asked for"])
+            .lines(1);
         let allowed = ["good", "there"];
         let found = names(&site.target());
-        assert!(found.iter().all(|name| allowed.contains(&name.as_str())), "{sources:?}: {found:?}");
+        assert!(
+            found.iter().all(|name| allowed.contains(&name.as_str())),
+            "{sources:?}: {found:?}"
+        );
     }
 }
 
@@ -139,13 +187,31 @@ fn a_host_that_sends_a_single_file_brings_nothing_beside_the_target() {
     ] {
         let site = tempting();
         std::fs::create_dir(site.path("home")).unwrap();
-        let (address, fingerprint) = serve_as(&site, sources, TargetShape::Single { name: name(claimed) });
+        let (address, fingerprint) = serve_as(
+            &site,
+            sources,
+            TargetShape::Single {
+                name: name(claimed),
+            },
+        );
         site.pin(&address, fingerprint);
-        let pull = site.zmove(&["pull", "--timeout", "0", &format!("{address}:{asked}"), "home/new"]);
+        let pull = site.zmove(&[
+            "pull",
+            "--timeout",
+            "0",
+            &format!("{address}:{asked}"),
+            "home/new",
+        ]);
         let outcome = pull.outcome();
         let found = names(&site.path("home"));
-        assert!(found.iter().all(|name| name == "new"), "{sources:?}: {found:?}");
-        outcome.expect(12).says(&["something that was not asked for"]).lines(1);
+        assert!(
+            found.iter().all(|name| name == "new"),
+            "{sources:?}: {found:?}"
+        );
+        outcome
+            .expect(12)
+            .says(&["something that was not asked for"])
+            .lines(1);
     }
 }
 
@@ -156,7 +222,15 @@ fn a_host_that_sends_what_was_asked_for_is_believed() {
     let (address, fingerprint) = serve(&site, &[("good", "good")], "good");
     site.pin(&address, fingerprint);
     // the host has no account to tell at its end, so all is there and the command fails
-    site.zmove(&["pull", "--timeout", "0", &format!("{address}:good"), "target"]).outcome().expect(12);
+    site.zmove(&[
+        "pull",
+        "--timeout",
+        "0",
+        &format!("{address}:good"),
+        "target",
+    ])
+    .outcome()
+    .expect(12);
     assert_eq!(names(&site.target().join("good")), ["f"]);
 }
 
@@ -185,10 +259,14 @@ async fn fall_silent(
     let (mut reader, mut writer) = control_pair(channel);
     if greeting.role == Role::Fetch {
         reader.receive().await?;
-        writer.greet(&Greeting::new(Role::Control, greeting.transfer)).await?;
+        writer
+            .greet(&Greeting::new(Role::Control, greeting.transfer))
+            .await?;
         let fetching = encode_message(&ToSender::Fetching(Fetching { lanes_max: 8 }));
         let open = Open::new(Vec::new(), [0; 16]).into_message(Version::NEWEST);
-        writer.send(&[fetching, encode_message(&open), word].concat()).await?;
+        writer
+            .send(&[fetching, encode_message(&open), word].concat())
+            .await?;
         while let Ok(Some(_)) = reader.receive().await {}
         let _nobody_waits = finished.send(());
     }
@@ -199,10 +277,15 @@ async fn fall_silent(
 #[test]
 fn a_host_that_tells_no_account_keeps_no_client_that_is_interrupted() {
     let site = tempting();
-    let end = ToReceiver::Announce { items: 0, mismatches: 0 };
+    let end = ToReceiver::Announce {
+        items: 0,
+        mismatches: 0,
+    };
     let (address, fingerprint, finished) = silent_host(&site, end);
     site.pin(&address, fingerprint);
-    let pull = site.zmove(&["pull", &format!("{address}:good/"), "target"]).start();
+    let pull = site
+        .zmove(&["pull", &format!("{address}:good/"), "target"])
+        .start();
     finished.recv_timeout(PATIENCE).unwrap();
     crate::breakage::interrupt(pull).expect(20);
 }
@@ -212,13 +295,26 @@ fn a_host_that_tells_no_account_keeps_no_client_that_is_interrupted() {
 fn a_host_removes_nothing_that_was_not_asked_for() {
     let site = tempting();
     let names_gone = vec![ListedName(name("there"))];
-    let groups = vec![RemoveGroup { directory: RelPath::root(), names: names_gone }];
+    let groups = vec![RemoveGroup {
+        directory: RelPath::root(),
+        names: names_gone,
+    }];
     let word = ToReceiver::Remove(Remove { remove: 0, groups });
     let (address, fingerprint, _finished) = silent_host(&site, word);
     site.pin(&address, fingerprint);
     paint(site.target().join("there"), 1);
-    let pull = site.zmove(&["pull", "--timeout", "0", "--delete", &format!("{address}:good"), "target"]);
-    pull.outcome().expect(12).says(&["something that was not asked for"]).lines(1);
+    let pull = site.zmove(&[
+        "pull",
+        "--timeout",
+        "0",
+        "--delete",
+        &format!("{address}:good"),
+        "target",
+    ]);
+    pull.outcome()
+        .expect(12)
+        .says(&["something that was not asked for"])
+        .lines(1);
     assert_eq!(names(&site.target()), ["there"]);
 }
 
@@ -226,7 +322,10 @@ fn a_host_removes_nothing_that_was_not_asked_for() {
 #[test]
 fn a_host_removes_no_more_than_may_be_removed() {
     let site = tempting();
-    let groups = vec![RemoveGroup { directory: RelPath::root(), names: vec![ListedName(name("there"))] }];
+    let groups = vec![RemoveGroup {
+        directory: RelPath::root(),
+        names: vec![ListedName(name("there"))],
+    }];
     let word = ToReceiver::Remove(Remove { remove: 0, groups });
     let (address, fingerprint, finished) = silent_host(&site, word);
     site.pin(&address, fingerprint);
@@ -249,7 +348,11 @@ fn a_host_removes_no_more_than_may_be_removed() {
 /// CVE-2022-29154 below the top: what lies beside a listed file, or in a listed directory, was not asked for.
 #[test]
 fn a_host_brings_nothing_that_is_not_listed() {
-    for (list, brought) in [("good/f\n", "good"), ("good\n", "good"), ("good/f\nx\n", "x")] {
+    for (list, brought) in [
+        ("good/f\n", "good"),
+        ("good\n", "good"),
+        ("good/f\nx\n", "x"),
+    ] {
         let site = tempting();
         paint(site.path("loot/f"), 10);
         paint(site.path("loot/authorized_keys"), 10);
@@ -259,7 +362,10 @@ fn a_host_brings_nothing_that_is_not_listed() {
         paint(site.target().join("there"), 1);
         let list = ["pull", "--timeout", "0", "--files-from", "list"];
         let pull = site.zmove(&[&list[..], &[&format!("{address}:all"), "target"]].concat());
-        pull.outcome().expect(12).says(&["something that was not asked for"]).lines(1);
+        pull.outcome()
+            .expect(12)
+            .says(&["something that was not asked for"])
+            .lines(1);
         assert!(!site.target().join(brought).join("authorized_keys").exists());
     }
 }
@@ -268,14 +374,26 @@ fn a_host_brings_nothing_that_is_not_listed() {
 fn say(site: &Site, bytes: &[u8]) -> Vec<u8> {
     let identity = Identity::load_or_create(&site.path("client")).unwrap();
     let daemon = site.the_daemon();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let greeting = Greeting::new(Role::Fetch, TransferId([3; 16])).encode();
     runtime.block_on(async {
         let policy = HostPolicy::Pinned(daemon.fingerprint);
         let port = daemon.address.port();
-        let dialler = Dialler::new(&identity, "127.0.0.1", port, policy, SocketConfig::default());
+        let dialler = Dialler::new(
+            &identity,
+            "127.0.0.1",
+            port,
+            policy,
+            SocketConfig::default(),
+        );
         let mut connection = dialler.await.unwrap().dial(PATIENCE).await.unwrap();
-        connection.write_all(&[&greeting, bytes].concat()).await.unwrap();
+        connection
+            .write_all(&[&greeting, bytes].concat())
+            .await
+            .unwrap();
         connection.flush().await.unwrap();
         let mut said = Vec::new();
         drop(tokio::time::timeout(PATIENCE, connection.read_to_end(&mut said)).await);
@@ -290,7 +408,10 @@ fn a_selection_of_100_mb_is_refused_before_it_is_held() {
     let before = site.the_daemon().peak_memory_kib();
     let said = say(&site, &(100_u32 << 20).to_le_bytes());
     let text = String::from_utf8_lossy(&said).into_owned();
-    assert!(text.contains("message of 104857600 is over the limit of 2097152"), "{text}");
+    assert!(
+        text.contains("message of 104857600 is over the limit of 2097152"),
+        "{text}"
+    );
     site.the_daemon().wait_for_log("over the limit of 2097152");
     let more = site.the_daemon().peak_memory_kib().saturating_sub(before);
     assert!(more < 20 << 10, "{more} KiB");
@@ -299,7 +420,11 @@ fn a_selection_of_100_mb_is_refused_before_it_is_held() {
 #[test]
 fn an_order_of_nonsense_is_refused() {
     let site = site();
-    for nonsense in [&[5, 0, 0, 0, 1, 2, 3, 4, 5][..], &[1, 0, 0, 0, 9], &[3, 0, 0, 0, 1, 1, b'x']] {
+    for nonsense in [
+        &[5, 0, 0, 0, 1, 2, 3, 4, 5][..],
+        &[1, 0, 0, 0, 9],
+        &[3, 0, 0, 0, 1, 1, b'x'],
+    ] {
         say(&site, nonsense);
     }
     site.the_daemon().wait_for_logs("refused: ", 2);

@@ -80,7 +80,11 @@ impl Relay {
             return false;
         }
         let fewer = |state: &mut RelayState| state.came < CONNECTIONS;
-        drop(self.changed.wait_timeout_while(state, PATIENCE, fewer).unwrap());
+        drop(
+            self.changed
+                .wait_timeout_while(state, PATIENCE, fewer)
+                .unwrap(),
+        );
         true
     }
 }
@@ -107,11 +111,22 @@ fn a_lane_that_never_reaches_the_daemon_is_dialled_again() {
         let (address, relay) = Relay::start(daemon.address, closed);
         site.pin(&address, daemon.fingerprint);
         let source = format!("{address}:{}/", site.source().display());
-        let mut pull = site.zmove(&["pull", "--json", "--transport", "tcp", "--streams", "2", &source]);
+        let mut pull = site.zmove(&[
+            "pull",
+            "--json",
+            "--transport",
+            "tcp",
+            "--streams",
+            "2",
+            &source,
+        ]);
         pull.0.arg(site.target());
         let summary = pull.outcome().done().summary();
         assert_same(&site.source(), &site.target());
         assert_counts(&summary, &[("reconnects", 0)]);
-        assert!(relay.state.lock().unwrap().came >= CONNECTIONS, "{closed:?}: no other lane was dialled");
+        assert!(
+            relay.state.lock().unwrap().came >= CONNECTIONS,
+            "{closed:?}: no other lane was dialled"
+        );
     }
 }

@@ -15,11 +15,19 @@ use crate::tree::{assert_same, names, paint};
 fn a_key_that_may_only_write_is_refused_with_the_command_that_lets_it_read() {
     let site = Site::daemon();
     paint(site.target().join("f"), 10);
-    for options in [&["--transport", "tcp"][..], &["--transport", "quic"], &["--dry-run"]] {
+    for options in [
+        &["--transport", "tcp"][..],
+        &["--transport", "quic"],
+        &["--dry-run"],
+    ] {
         let outcome = site.zmove(&[&["pull"], options].concat());
         let mut pull = outcome;
         pull.0.arg(site.address("f")).arg(site.path("pulled"));
-        let said = ["this key may not read here", "zmove allow SHA256:", "--read-root"];
+        let said = [
+            "this key may not read here",
+            "zmove allow SHA256:",
+            "--read-root",
+        ];
         pull.outcome().expect(3).says(&said).lines(1);
     }
     assert!(!site.path("pulled").exists());
@@ -29,7 +37,10 @@ fn a_key_that_may_only_write_is_refused_with_the_command_that_lets_it_read() {
 fn a_key_that_may_only_read_is_refused_where_it_writes() {
     let site = site();
     paint(site.source().join("f"), 10);
-    site.push(&[], site.source().join("f"), "g").expect(3).says(&["this key may not write"]).lines(1);
+    site.push(&[], site.source().join("f"), "g")
+        .expect(3)
+        .says(&["this key may not write"])
+        .lines(1);
     assert_eq!(names(&site.source()), ["f"]);
 }
 
@@ -45,8 +56,13 @@ fn each_right_has_its_root() {
     pull.outcome().expect(0);
     let target = site.target().canonicalize().unwrap();
     let mut pull = site.zmove(&["pull"]);
-    pull.0.arg(site.address(target.join("f").to_str().unwrap())).arg(site.path("pulled"));
-    pull.outcome().expect(3).says(&["lies in none of the roots that this key may read"]).lines(1);
+    pull.0
+        .arg(site.address(target.join("f").to_str().unwrap()))
+        .arg(site.path("pulled"));
+    pull.outcome()
+        .expect(3)
+        .says(&["lies in none of the roots that this key may read"])
+        .lines(1);
 }
 
 #[test]
@@ -57,8 +73,12 @@ fn a_key_with_both_rights_reads_what_it_has_written() {
     site.pin(&daemon.address, daemon.fingerprint);
     paint(site.source().join("f"), 10);
     let address = |path: &str| format!("{}:{path}", daemon.address);
-    site.zmove(&["push", "source/f", &address("")]).outcome().expect(0);
-    site.zmove(&["pull", &address("f"), "pulled/"]).outcome().expect(0);
+    site.zmove(&["push", "source/f", &address("")])
+        .outcome()
+        .expect(0);
+    site.zmove(&["pull", &address("f"), "pulled/"])
+        .outcome()
+        .expect(0);
     assert_eq!(names(&site.path("pulled")), ["f"]);
 }
 
@@ -98,12 +118,17 @@ fn nothing_outside_of_the_root_is_read() {
         site.pull(&[], &[source], "").expect(3).lines(1);
     }
     for source in ["link/", "link/f", "link/*"] {
-        site.pull(&[], &[source], "").expect(23).says(&["nothing to send"]).lines(1);
+        site.pull(&[], &[source], "")
+            .expect(23)
+            .says(&["nothing to send"])
+            .lines(1);
     }
     assert!(names(&site.target()).is_empty());
     let list = site.path("list");
     std::fs::write(&list, "link/f\n../secret/f\nf\n").unwrap();
-    site.pull(&["--files-from", list.to_str().unwrap()], &[""], "").expect(23).lines(2);
+    site.pull(&["--files-from", list.to_str().unwrap()], &[""], "")
+        .expect(23)
+        .lines(2);
     assert_eq!(names(&site.target()), ["f"]);
     site.pull(&[], &[""], "").expect(0);
     assert_same(&site.source(), &site.target());

@@ -31,13 +31,19 @@ struct Careless {
 
 impl Careless {
     fn queue(seed: u64) -> Arc<HookedQueue<Self>> {
-        HookedQueue::new(Self { seed: AtomicU64::new(seed), lost: AtomicU64::new(0) })
+        HookedQueue::new(Self {
+            seed: AtomicU64::new(seed),
+            lost: AtomicU64::new(0),
+        })
     }
 
     /// A number below `count` (splitmix64).
     fn draw(&self, count: u64) -> u64 {
         let step = 0x9E37_79B9_7F4A_7C15_u64;
-        let mut mixed = self.seed.fetch_add(step, Ordering::Relaxed).wrapping_add(step);
+        let mut mixed = self
+            .seed
+            .fetch_add(step, Ordering::Relaxed)
+            .wrapping_add(step);
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         (mixed ^ (mixed >> 31)) % count
@@ -56,10 +62,15 @@ impl Hooks for Careless {
         }
     }
 
-    async fn put(&self, queue: &LocalQueue, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+    async fn put(
+        &self,
+        queue: &LocalQueue,
+        items: Vec<WorkItem>,
+    ) -> Result<Vec<WorkItem>, WorkError> {
         let all = items.len();
         let kept: Vec<_> = items.into_iter().filter(|_| self.draw(3) > 0).collect();
-        self.lost.fetch_add((all - kept.len()) as u64, Ordering::Relaxed);
+        self.lost
+            .fetch_add((all - kept.len()) as u64, Ordering::Relaxed);
         queue.put(kept).await
     }
 }
@@ -80,7 +91,10 @@ struct Repeating {
 
 impl Repeating {
     fn queue(again_when: Again) -> Arc<HookedQueue<Self>> {
-        HookedQueue::new(Self { again_when, walks: Mutex::default() })
+        HookedQueue::new(Self {
+            again_when,
+            walks: Mutex::default(),
+        })
     }
 }
 
@@ -88,8 +102,17 @@ impl Hooks for Repeating {
     fn again(&self, now: Now<'_>) -> Vec<WorkItem> {
         let mut walks = self.walks.lock().unwrap();
         match (now, &self.again_when) {
-            (Now::Taken(item), _) if matches!(item.work, Work::Trees(_)) => walks.push(item.clone()),
-            (Now::Done(WorkItem { work: Work::Large(_), .. }), Again::Named) | (Now::Closed, Again::Over) => {
+            (Now::Taken(item), _) if matches!(item.work, Work::Trees(_)) => {
+                walks.push(item.clone())
+            }
+            (
+                Now::Done(WorkItem {
+                    work: Work::Large(_),
+                    ..
+                }),
+                Again::Named,
+            )
+            | (Now::Closed, Again::Over) => {
                 return std::mem::take(&mut *walks);
             }
             _ => {}
@@ -107,7 +130,10 @@ impl Spread {
     /// A job in which nodes compare what they see.
     fn job(&self) -> SharedJob {
         let sources = vec![ScanRoot::new(self.source(), RelPath::root())];
-        let open = Open { durability: Durability::End, ..Open::new(b"t".to_vec(), [0; 16]) };
+        let open = Open {
+            durability: Durability::End,
+            ..Open::new(b"t".to_vec(), [0; 16])
+        };
         let names = (JOB, 1, NodeName::new("sender").unwrap());
         SharedJob::new(names, sources, open, SenderConfig::default()).with_marks()
     }
@@ -119,22 +145,40 @@ impl Spread {
         observer: Arc<dyn Observer>,
     ) -> JobEnd {
         let movers = receivers.len();
-        let head = Head::new(Node::new(job, Arc::clone(queue), receivers, movers, PATIENCE));
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let head = Head::new(Node::new(
+            job,
+            Arc::clone(queue),
+            receivers,
+            movers,
+            PATIENCE,
+        ));
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let running = head.run(observer, Arc::new(NoListener), std::future::pending());
         let ended = runtime.block_on(async { tokio::time::timeout(2 * PATIENCE, running).await });
         ended.expect("the job ends").expect("it ends well")
     }
 
     fn receivers(&self) -> Vec<Receiver> {
-        (0..self.daemons.len()).map(|number| self.receiver(number, self.daemons[number].address)).collect()
+        (0..self.daemons.len())
+            .map(|number| self.receiver(number, self.daemons[number].address))
+            .collect()
     }
 
     /// A receiver, reached at an address.
     fn receiver(&self, number: usize, address: std::net::SocketAddr) -> Receiver {
         let remote = Remote::parse_endpoint(&address.to_string()).unwrap();
         let key = Some(self.daemons[number].fingerprint);
-        Receiver { home: self.home(), remote, settings: DialSettings { key, ..DialSettings::default() } }
+        Receiver {
+            home: self.home(),
+            remote,
+            settings: DialSettings {
+                key,
+                ..DialSettings::default()
+            },
+        }
     }
 }
 
@@ -151,10 +195,19 @@ fn a_queue_that_loses_and_repeats_work_costs_walks_and_nothing_else() {
         let queue = Careless::queue(seed);
         let JobEnd { count, walks, .. } = spread.lead(&queue, spread.receivers());
         let (lost, repeated) = (queue.hooks.lost(), queue.repeated());
-        assert!(lost > 0 && repeated > 0 && walks > 1, "seed {seed}: {lost} {repeated} {walks}");
+        assert!(
+            lost > 0 && repeated > 0 && walks > 1,
+            "seed {seed}: {lost} {repeated} {walks}"
+        );
         assert_eq!((count.failed, count.contradictions), (0, 0), "seed {seed}");
-        assert!(count.is_finished() && count.repeats > 0, "seed {seed}: {count:?}");
-        assert_eq!(count.skipped, 0, "what is done again finds what has come by this job");
+        assert!(
+            count.is_finished() && count.repeats > 0,
+            "seed {seed}: {count:?}"
+        );
+        assert_eq!(
+            count.skipped, 0,
+            "what is done again finds what has come by this job"
+        );
         spread.assert_done();
     }
 }
@@ -185,7 +238,11 @@ fn a_walk_that_is_done_again_announces_a_large_file_that_has_got_its_name_meanwh
     let queue = Repeating::queue(Again::Named);
     let JobEnd { count, walks, .. } = spread.lead(&queue, spread.receivers());
     assert!(queue.repeated() > 0 && count.repeats > 0, "{count:?}");
-    assert_eq!((walks, count.contradictions, count.failed, count.files), (1, 0, 0, 2), "{count:?}");
+    assert_eq!(
+        (walks, count.contradictions, count.failed, count.files),
+        (1, 0, 0, 2),
+        "{count:?}"
+    );
     std::fs::remove_dir(spread.target_directory().join("other")).unwrap();
     crate::tree::set_old(spread.source());
     crate::tree::set_old(spread.target_directory());
@@ -202,12 +259,20 @@ fn what_is_done_again_after_the_end_takes_no_directory_its_time_or_mode() {
         (0..20).for_each(|file| paint(source.join(format!("{directory}/f{file}")), 1000));
         std::os::unix::fs::symlink("f1", source.join(directory).join("link")).unwrap();
     }
-    ["d/e", "d", ""].into_iter().for_each(|directory| crate::tree::set_old(source.join(directory)));
+    ["d/e", "d", ""]
+        .into_iter()
+        .for_each(|directory| crate::tree::set_old(source.join(directory)));
     crate::tree::set_mode(source.join("d/e"), 0);
     let queue = Repeating::queue(Again::Over);
     let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
     assert!(queue.repeated() > 0 && count.failed == 0, "{count:?}");
-    let mode = spread.target_directory().join("d/e").metadata().unwrap().permissions().mode();
+    let mode = spread
+        .target_directory()
+        .join("d/e")
+        .metadata()
+        .unwrap()
+        .permissions()
+        .mode();
     assert_eq!(mode & 0o7777, 0);
     spread.assert_done();
 }
@@ -220,12 +285,19 @@ struct Swapping {
 
 impl Hooks for Swapping {
     fn again(&self, now: Now<'_>) -> Vec<WorkItem> {
-        if matches!(now, Now::Taken(WorkItem { work: Work::Names { .. }, .. }))
-            && !self.directory.is_symlink()
+        if matches!(
+            now,
+            Now::Taken(WorkItem {
+                work: Work::Names { .. },
+                ..
+            })
+        ) && !self.directory.is_symlink()
         {
             let above = self.directory.parent().unwrap();
             let mode = above.metadata().unwrap().permissions().mode();
-            [above, &self.directory].into_iter().for_each(|closed| crate::tree::set_mode(closed, 0o700));
+            [above, &self.directory]
+                .into_iter()
+                .for_each(|closed| crate::tree::set_mode(closed, 0o700));
             std::fs::rename(&self.directory, &self.elsewhere).unwrap();
             std::os::unix::fs::symlink("/", &self.directory).unwrap();
             crate::tree::set_mode(above, mode);
@@ -242,7 +314,10 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
     (0..4500_u64).for_each(|file| paint(wide.join(file.to_string()), 1));
     let failures = Arc::new(Failures::default());
     let elsewhere = spread.site.path("elsewhere");
-    let queue = HookedQueue::new(Swapping { directory: wide, elsewhere });
+    let queue = HookedQueue::new(Swapping {
+        directory: wide,
+        elsewhere,
+    });
     let JobEnd { count, .. } = Spread::lead_job(
         spread.job(),
         &queue,
@@ -250,9 +325,13 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
         Arc::clone(&failures) as Arc<dyn Observer>,
     );
     let told = failures.0.lock().unwrap();
-    let of_directory = told.iter().filter(|message| message.contains("sender: open directory '"));
+    let of_directory = told
+        .iter()
+        .filter(|message| message.contains("sender: open directory '"));
     assert_eq!(of_directory.count(), 1, "{told:?}");
-    let there = std::fs::read_dir(spread.target_directory().join("wide")).unwrap().count() as u64;
+    let there = std::fs::read_dir(spread.target_directory().join("wide"))
+        .unwrap()
+        .count() as u64;
     assert_eq!((count.files, count.failed), (there, 4500 - there));
     assert!(count.failed >= 3500, "{count:?}");
 }
@@ -260,9 +339,15 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
 /// Nobody finds them at the end. What is above them is opened once more, where the receiver may not enter it.
 #[test]
 fn directories_that_go_away_after_they_were_sent_get_the_mode_and_time_that_they_came_with() {
-    let Some(spread) = Spread::unprivileged(2) else { return };
+    let Some(spread) = Spread::unprivileged(2) else {
+        return;
+    };
     let (source, there) = (spread.source(), spread.target_directory());
-    let gone = [("closed/gone/below", 0o711), ("closed/gone", 0o2500), ("closed", 0)];
+    let gone = [
+        ("closed/gone/below", 0o711),
+        ("closed/gone", 0o2500),
+        ("closed", 0),
+    ];
     let modes = gone.into_iter().chain([("shut/below", 0o711), ("shut", 0)]);
     for below in ["closed/gone/below", "shut/below"] {
         std::fs::create_dir_all(source.join(below)).unwrap();
@@ -273,18 +358,34 @@ fn directories_that_go_away_after_they_were_sent_get_the_mode_and_time_that_they
         crate::tree::set_mode(source.join(directory), mode);
     }
     let (directory, elsewhere) = (source.join("closed/gone"), spread.site.path("elsewhere"));
-    let queue = HookedQueue::new(Swapping { directory, elsewhere });
+    let queue = HookedQueue::new(Swapping {
+        directory,
+        elsewhere,
+    });
     let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
     assert_eq!((count.files, count.failed), (4500, 0));
     assert!(queue.hooks.directory.is_symlink());
     let look = |directory: &str| {
         let found = there.join(directory).metadata().unwrap();
-        (found.permissions().mode() & 0o7777, found.modified().unwrap())
+        (
+            found.permissions().mode() & 0o7777,
+            found.modified().unwrap(),
+        )
     };
     let [gone, below] = ["closed/gone", "closed/gone/below"].map(look);
-    assert_eq!([gone, below], [(0o2500, crate::tree::old()), (0o711, crate::tree::old())]);
-    assert_eq!(["closed", "shut"].map(|directory| look(directory).0), [0, 0]);
-    assert_eq!(look("shut/below"), (0o711, crate::tree::old()), "before the one above");
+    assert_eq!(
+        [gone, below],
+        [(0o2500, crate::tree::old()), (0o711, crate::tree::old())]
+    );
+    assert_eq!(
+        ["closed", "shut"].map(|directory| look(directory).0),
+        [0, 0]
+    );
+    assert_eq!(
+        look("shut/below"),
+        (0o711, crate::tree::old()),
+        "before the one above"
+    );
 }
 
 /// By the node that leads, which nobody else can stand in for.
@@ -294,8 +395,12 @@ fn what_is_not_as_it_was_found_fails_and_the_job_ends() {
     spread.paint();
     let mut job = spread.job();
     job.source_marks[0].as_mut().unwrap().inode += 1;
-    let end =
-        Spread::lead_job(job, &Arc::new(LocalQueue::new(JOB)), spread.receivers(), Arc::new(NoObserver));
+    let end = Spread::lead_job(
+        job,
+        &Arc::new(LocalQueue::new(JOB)),
+        spread.receivers(),
+        Arc::new(NoObserver),
+    );
     assert_eq!((end.walks, end.count.files), (1, 0));
     assert_eq!(end.count.failed, 1, "{end:?}");
 }
@@ -305,7 +410,10 @@ fn what_a_mover_had_when_its_session_broke_is_done_by_others_and_nothing_is_walk
     let mut spread = Spread::new(2);
     spread.paint();
     let relay = Proxy::start(spread.daemons[1].address, 300 << 10);
-    let receivers = vec![spread.receiver(0, spread.daemons[0].address), spread.receiver(1, relay.address)];
+    let receivers = vec![
+        spread.receiver(0, spread.daemons[0].address),
+        spread.receiver(1, relay.address),
+    ];
     let upstream = spread.daemons[1].address;
     let queue = Arc::new(LocalQueue::new(JOB));
     let end = std::thread::scope(|scope| {
@@ -326,10 +434,18 @@ fn the_work_of_a_receiver_that_says_nothing_more_is_done_by_others() {
     let spread = Spread::new(2);
     spread.paint();
     let relay = Proxy::start(spread.daemons[1].address, 300 << 10);
-    let receivers = vec![spread.receiver(1, relay.address), spread.receiver(0, spread.daemons[0].address)];
+    let receivers = vec![
+        spread.receiver(1, relay.address),
+        spread.receiver(0, spread.daemons[0].address),
+    ];
     let mut job = spread.job();
     job.config.silence_max = Duration::from_secs(3);
-    let end = Spread::lead_job(job, &Arc::new(LocalQueue::new(JOB)), receivers, Arc::new(NoObserver));
+    let end = Spread::lead_job(
+        job,
+        &Arc::new(LocalQueue::new(JOB)),
+        receivers,
+        Arc::new(NoObserver),
+    );
     relay.wait_for_stall();
     assert_eq!(end.count.failed, 0);
     spread.remove_marks();
@@ -355,7 +471,10 @@ struct Changing {
 
 impl Hooks for Changing {
     fn again(&self, now: Now<'_>) -> Vec<WorkItem> {
-        if let Now::Taken(WorkItem { work: Work::Trees(places), .. }) = now
+        if let Now::Taken(WorkItem {
+            work: Work::Trees(places),
+            ..
+        }) = now
             && let [place] = &**places
             && place.path.is_root()
             && self.roots.fetch_add(1, Ordering::Relaxed) == 1
@@ -365,7 +484,11 @@ impl Hooks for Changing {
         Vec::new()
     }
 
-    async fn put(&self, queue: &LocalQueue, mut items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+    async fn put(
+        &self,
+        queue: &LocalQueue,
+        mut items: Vec<WorkItem>,
+    ) -> Result<Vec<WorkItem>, WorkError> {
         let is_of_root = items.len() == 11;
         let time = self.roots.load(Ordering::Relaxed);
         if is_of_root && self.trouble == Trouble::LosesWork && time <= 2 {
@@ -389,13 +512,23 @@ fn assert_changed_source_comes_whole(trouble: Trouble) {
     }
     // as much as one item has, so that directories are left to others
     (0..12).for_each(|file| paint(source.join(format!("big{file}")), 1_500_000));
-    let queue = HookedQueue::new(Changing { source, trouble, roots: AtomicU64::new(0) });
+    let queue = HookedQueue::new(Changing {
+        source,
+        trouble,
+        roots: AtomicU64::new(0),
+    });
     let JobEnd { count, walks } = spread.lead(&queue, spread.receivers());
-    assert!(count.is_finished() && (count.pass, count.failed) == (2, 0), "{count:?}");
+    assert!(
+        count.is_finished() && (count.pass, count.failed) == (2, 0),
+        "{count:?}"
+    );
     assert!(walks <= 3, "{walks}");
     assert_eq!((count.files, count.skipped), (33 + 12, 0), "{count:?}");
     let there = spread.target_directory();
-    for directory in (2..=33).map(|number| format!("d{number:02}")).chain(["dz".to_owned()]) {
+    for directory in (2..=33)
+        .map(|number| format!("d{number:02}"))
+        .chain(["dz".to_owned()])
+    {
         assert!(there.join(&directory).join("f").exists(), "{directory}");
     }
 }

@@ -83,10 +83,16 @@ impl At {
 fn what_a_push_has_listed_is_found_the_same(at: &At) {
     at.fill();
     let before = snapshot(&at.site().target());
-    let outcome = at.verify(&[]).done().sums_up("all the same: 12 files compared by hash with the manifest");
+    let outcome = at
+        .verify(&[])
+        .done()
+        .sums_up("all the same: 12 files compared by hash with the manifest");
     assert!(list(&outcome).is_empty());
     let summary = at.verify(&["--json"]).done().summary();
-    assert_eq!((&summary["verify"], &summary["skipped"]), (&true.into(), &12.into()));
+    assert_eq!(
+        (&summary["verify"], &summary["skipped"]),
+        (&true.into(), &12.into())
+    );
     assert_eq!(snapshot(&at.site().target()), before);
 }
 
@@ -101,7 +107,10 @@ fn each_difference_is_named(at: &At) {
     symlink("a", target.join("nothing")).unwrap();
     paint(target.join("more/than listed"), 10);
     paint(target.join("larger"), GROUP_BYTES + 1);
-    let outcome = at.verify(&[]).expect(6).sums_up("3 differ, 2 not listed, 2 listed and not there");
+    let outcome = at
+        .verify(&[])
+        .expect(6)
+        .sums_up("3 differ, 2 not listed, 2 listed and not there");
     let expected = [
         "+ larger",
         "+ more/than listed",
@@ -115,8 +124,15 @@ fn each_difference_is_named(at: &At) {
     let json = at.verify(&["--json"]).expect(6);
     let summary = json.summary();
     let counts = ["added", "changed", "removed"].map(|name| summary[name].as_u64());
-    assert_eq!((counts, &summary["verify"]), ([Some(2), Some(3), Some(2)], &false.into()));
-    for event in [r#""event":"added","#, r#""event":"changed","#, r#""event":"removed","#] {
+    assert_eq!(
+        (counts, &summary["verify"]),
+        ([Some(2), Some(3), Some(2)], &false.into())
+    );
+    for event in [
+        r#""event":"added","#,
+        r#""event":"changed","#,
+        r#""event":"removed","#,
+    ] {
         assert!(json.stdout.contains(event), "{event} in {}", json.stdout);
     }
 }
@@ -125,9 +141,15 @@ fn what_is_not_listed_can_be_passed_over(at: &At) {
     at.fill();
     paint(at.site().target().join("d/more"), 10);
     assert_eq!(list(&at.verify(&[]).expect(6)), ["+ d/more"]);
-    at.verify(&["--one-way"]).done().sums_up("all the same: 12 files ");
+    at.verify(&["--one-way"])
+        .done()
+        .sums_up("all the same: 12 files ");
     std::fs::remove_file(at.site().target().join("d/c")).unwrap();
-    assert_eq!(list(&at.verify(&["--one-way"]).expect(6)), ["- d/c"], "what is listed is missed anyway");
+    assert_eq!(
+        list(&at.verify(&["--one-way"]).expect(6)),
+        ["- d/c"],
+        "what is listed is missed anyway"
+    );
 }
 
 fn what_the_selection_leaves_out_is_not_missed(at: &At) {
@@ -154,14 +176,20 @@ fn a_line_that_is_not_understood_is_named_and_nothing_is_read() {
         assert_eq!(outcome.stdout, "");
     }
     std::fs::remove_file(&manifest).unwrap();
-    at.verify(&[]).expect(11).says(&["read the manifest 'm'", "No such file"]);
+    at.verify(&[])
+        .expect(11)
+        .says(&["read the manifest 'm'", "No such file"]);
 }
 
 #[test]
 fn what_makes_no_sense_is_refused() {
     let site = Site::local();
     std::fs::write(site.path("m"), "").unwrap();
-    let verify = |words: &[&str]| site.zmove(&[&["verify"], words].concat()).outcome().expect(1);
+    let verify = |words: &[&str]| {
+        site.zmove(&[&["verify"], words].concat())
+            .outcome()
+            .expect(1)
+    };
     verify(&["source"]).says(&["--manifest"]);
     verify(&["--manifest", "m", "--files-from", "m", "source"]).says(&["--files-from"]);
     verify(&["--manifest", "m", "--max-size", "1", "source"]).says(&["--max-size"]);
@@ -175,7 +203,10 @@ fn one_that_b3sum_has_written_is_understood() {
     let site = Site::local();
     grow(&site);
     let mut find = Command::new("sh");
-    let output = find.args(["-c", "find . -type f -exec b3sum {} +"]).current_dir(site.source()).output();
+    let output = find
+        .args(["-c", "find . -type f -exec b3sum {} +"])
+        .current_dir(site.source())
+        .output();
     std::fs::write(site.path("m"), output.unwrap().stdout).unwrap();
     let mut zmove = site.zmove(&["verify", "--manifest", "m"]);
     zmove.0.arg(site.contents());
@@ -184,7 +215,9 @@ fn one_that_b3sum_has_written_is_understood() {
 
 #[test]
 fn a_bit_that_has_changed_on_the_disk_is_found_past_the_page_cache() {
-    let Some(site) = Site::within_image(&EXT4) else { return };
+    let Some(site) = Site::within_image(&EXT4) else {
+        return;
+    };
     let mark = b"a small file whose contents are found nowhere else in the image";
     std::fs::write(site.source().join("small"), mark).unwrap();
     std::fs::write(site.source().join("other"), painted(GROUP_BYTES * 2, 1)).unwrap();

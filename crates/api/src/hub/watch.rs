@@ -70,12 +70,16 @@ impl Watch {
             self.look_at_running(&mut tell)?;
             self.version = Some(version);
         }
-        let is_time = self.counted.is_none_or(|counted| counted.elapsed() >= COUNT_INTERVAL);
+        let is_time = self
+            .counted
+            .is_none_or(|counted| counted.elapsed() >= COUNT_INTERVAL);
         if is_time && self.counted_version != self.version {
             (self.counted, self.counted_version) = (Some(Instant::now()), self.version);
             let counts = self.store.counts()?;
-            let counts: BTreeMap<_, _> =
-                counts.into_iter().map(|(state, count)| (state.word(), count)).collect();
+            let counts: BTreeMap<_, _> = counts
+                .into_iter()
+                .map(|(state, count)| (state.word(), count))
+                .collect();
             tell(Message::Passing(words("counts", None, &counts)));
         }
         let moved = self.running.iter_mut().filter_map(|(id, seen)| {
@@ -108,11 +112,24 @@ impl Watch {
         let mut running = BTreeMap::new();
         for job in now {
             let (id, attempt) = (job.job.id, job.attempt);
-            let known = self.running.remove(&id).filter(|seen| seen.attempt == attempt);
+            let known = self
+                .running
+                .remove(&id)
+                .filter(|seen| seen.attempt == attempt);
             let is_asked = known.as_ref().is_some_and(|seen| seen.wish != job.wish);
-            let follower =
-                known.map_or_else(|| Follower::new(&self.place, id, attempt), |seen| seen.follower);
-            running.insert(id, Seen { attempt, wish: job.wish, moved: job.moved, follower });
+            let follower = known.map_or_else(
+                || Follower::new(&self.place, id, attempt),
+                |seen| seen.follower,
+            );
+            running.insert(
+                id,
+                Seen {
+                    attempt,
+                    wish: job.wish,
+                    moved: job.moved,
+                    follower,
+                },
+            );
             if is_asked {
                 let change = change(&self.place, &self.store, id, None)?;
                 tell(Message::Passing(words("job", None, &change)));
@@ -135,10 +152,19 @@ pub(crate) fn numbered(
         let change = change(place, store, id, Some(event.into()))?;
         Ok((number, words("job", Some(number), &change)))
     };
-    store.events_after(after, length_max)?.into_iter().map(told).collect()
+    store
+        .events_after(after, length_max)?
+        .into_iter()
+        .map(told)
+        .collect()
 }
 
-fn change(place: &Place, store: &Store, id: JobId, event: Option<EventView>) -> Result<Change, StoreError> {
+fn change(
+    place: &Place,
+    store: &Store,
+    id: JobId,
+    event: Option<EventView>,
+) -> Result<Change, StoreError> {
     let job = match store.job(id) {
         Err(StoreError::NoJob(_)) => None,
         job => Some(JobView::of(place, &job?)),

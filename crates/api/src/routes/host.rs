@@ -41,10 +41,17 @@ pub(super) async fn status(Shared(api): Shared<Api>) -> Result<Json<Status>, Pro
         Ok(Json(Status {
             version,
             pid: std::process::id(),
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            host: rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
             time: Moment::now().0.div_euclid(1000),
             last_event: store.last_event()?,
-            jobs: store.counts()?.into_iter().map(|(state, count)| (state.word(), count)).collect(),
+            jobs: store
+                .counts()?
+                .into_iter()
+                .map(|(state, count)| (state.word(), count))
+                .collect(),
         }))
     };
     api.stores.with(read).await
@@ -64,15 +71,29 @@ pub(super) struct Daemon {
 #[utoipa::path(get, path = "/api/v1/daemon", responses((status = 200, body = Daemon), (status = 401, body = Problem)))]
 pub(super) async fn daemon(Shared(api): Shared<Api>) -> Result<Json<Daemon>, Problem> {
     let asked = tokio::task::spawn_blocking(api.host.daemon).await;
-    let broken = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the daemon was not asked");
+    let broken = |_| {
+        Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the daemon was not asked",
+        )
+    };
     Ok(Json(match asked.map_err(broken)? {
-        Ok(status) => Daemon { status: Some(status), why: None },
-        Err(why) => Daemon { status: None, why: Some(why) },
+        Ok(status) => Daemon {
+            status: Some(status),
+            why: None,
+        },
+        Err(why) => Daemon {
+            status: None,
+            why: Some(why),
+        },
     }))
 }
 
 /// Shows this description.
 #[utoipa::path(get, path = "/api/v1/openapi.json", responses((status = 200, body = Object)))]
 pub(super) async fn openapi(Shared(api): Shared<Api>) -> impl IntoResponse {
-    ([(CONTENT_TYPE, "application/json")], description(&api.host.options))
+    (
+        [(CONTENT_TYPE, "application/json")],
+        description(&api.host.options),
+    )
 }

@@ -51,18 +51,29 @@ pub(super) async fn list(
     Shared(api): Shared<Api>,
     Asked(which): Asked<Which>,
 ) -> Result<Json<Jobs>, Problem> {
-    let words = which.state.iter().flat_map(|states| states.split(',')).filter(|word| !word.is_empty());
+    let words = which
+        .state
+        .iter()
+        .flat_map(|states| states.split(','))
+        .filter(|word| !word.is_empty());
     let states: Result<Vec<State>, String> = words.map(str::parse).collect();
     let length_max = which.limit.unwrap_or(LENGTH_DEFAULT).clamp(1, LENGTH_MAX);
     let mut states = states.map_err(Problem::bad)?;
     states.sort_unstable_by_key(|state| state.word());
     states.dedup();
-    let page = Page { states, before: which.before.map(JobId), length_max };
+    let page = Page {
+        states,
+        before: which.before.map(JobId),
+        length_max,
+    };
     let read = move |place: &_, store: &mut zmove_jobs::Store| {
         let jobs = store.page(&page)?;
         let is_full = u32::try_from(jobs.len()).unwrap_or(u32::MAX) >= length_max;
         let next = jobs.last().filter(|_| is_full).map(|job| job.id.0);
-        Ok(Json(Jobs { jobs: jobs.iter().map(|job| JobView::of(place, job)).collect(), next }))
+        Ok(Json(Jobs {
+            jobs: jobs.iter().map(|job| JobView::of(place, job)).collect(),
+            next,
+        }))
     };
     api.stores.with(read).await
 }
@@ -75,7 +86,9 @@ pub(super) async fn list(
     responses((status = 200, body = JobView), (status = 404, body = Problem))
 )]
 pub(super) async fn show(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
-    api.stores.with(move |place, store| Ok(Json(JobView::of(place, &store.job(id)?)))).await
+    api.stores
+        .with(move |place, store| Ok(Json(JobView::of(place, &store.job(id)?))))
+        .await
 }
 
 /// Which events are listed.
@@ -120,7 +133,10 @@ pub(super) async fn events(
         let is_more = events.len() > length_max;
         events.truncate(length_max);
         let next = events.last().filter(|_| is_more).map(|event| event.number);
-        Ok(Json(Events { events: events.into_iter().map(EventView::from).collect(), next }))
+        Ok(Json(Events {
+            events: events.into_iter().map(EventView::from).collect(),
+            next,
+        }))
     };
     api.stores.with(read).await
 }
@@ -141,7 +157,10 @@ pub(super) struct Samples {
     params(("id" = i64, Path, description = "The job's number.")),
     responses((status = 200, body = Samples), (status = 404, body = Problem))
 )]
-pub(super) async fn samples(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<Samples>, Problem> {
+pub(super) async fn samples(
+    Shared(api): Shared<Api>,
+    Id(id): Id,
+) -> Result<Json<Samples>, Problem> {
     let read = move |place: &_, store: &mut zmove_jobs::Store| {
         let last = store.job(id)?.attempt;
         let of = |attempt| (attempt, samples_of(place, id, attempt, SAMPLES_MAX));
@@ -150,7 +169,10 @@ pub(super) async fn samples(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json
         let (attempt, samples) = found.unwrap_or((last, Vec::new()));
         // What attempts before have moved is no part of the picture.
         let nothing = Moved::default();
-        let samples = samples.iter().map(|sample| ProgressView::new(id, &nothing, sample)).collect();
+        let samples = samples
+            .iter()
+            .map(|sample| ProgressView::new(id, &nothing, sample))
+            .collect();
         Ok(Json(Samples { attempt, samples }))
     };
     api.stores.with(read).await
@@ -167,7 +189,10 @@ pub(super) async fn log(Shared(api): Shared<Api>, Id(id): Id) -> Result<Response
     let read = move |place: &zmove_jobs::Place, store: &mut zmove_jobs::Store| {
         store.job(id)?;
         let fail = |error: std::io::Error| {
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("read the log: {error}"))
+            Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("read the log: {error}"),
+            )
         };
         let said = end_of(&place.log(id), LOG_BYTES_MAX).map_err(fail)?;
         Ok(String::from_utf8_lossy(&said).into_owned())

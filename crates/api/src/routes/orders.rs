@@ -27,7 +27,10 @@ pub(super) async fn submit(
     Body(submission): Body<Submission>,
 ) -> Result<(StatusCode, Json<JobView>), Problem> {
     let id = JobId(submission.submit(&api).await?);
-    let job = api.stores.with(move |place, store| Ok(JobView::of(place, &store.job(id)?))).await?;
+    let job = api
+        .stores
+        .with(move |place, store| Ok(JobView::of(place, &store.job(id)?)))
+        .await?;
     Ok((StatusCode::CREATED, Json(job)))
 }
 
@@ -54,7 +57,10 @@ pub(super) async fn plan(
     responses((status = 200, body = JobView), (status = 404, body = Problem), (status = 409, body = Problem))
 )]
 pub(super) async fn pause(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
-    order(&api, move |store| store.pause(id, Moment::now()).map(|_| id)).await
+    order(&api, move |store| {
+        store.pause(id, Moment::now()).map(|_| id)
+    })
+    .await
 }
 
 /// Lets a job go on.
@@ -65,7 +71,10 @@ pub(super) async fn pause(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<J
     responses((status = 200, body = JobView), (status = 404, body = Problem), (status = 409, body = Problem))
 )]
 pub(super) async fn resume(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
-    order(&api, move |store| store.resume(id, Moment::now()).map(|_| id)).await
+    order(&api, move |store| {
+        store.resume(id, Moment::now()).map(|_| id)
+    })
+    .await
 }
 
 /// Ends a job, and its schedule; what is at the target stays.
@@ -76,7 +85,10 @@ pub(super) async fn resume(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<
     responses((status = 200, body = JobView), (status = 404, body = Problem), (status = 409, body = Problem))
 )]
 pub(super) async fn cancel(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
-    order(&api, move |store| store.cancel(id, Moment::now()).map(|_| id)).await
+    order(&api, move |store| {
+        store.cancel(id, Moment::now()).map(|_| id)
+    })
+    .await
 }
 
 /// Submits once more what a job has done that has ended. The answer is the new job.

@@ -60,15 +60,32 @@ pub(super) async fn events(
     let messages = api.hub.subscribe();
     let last = api.stores.with(|_, store| Ok(store.last_event()?)).await?;
     let from = seen.filter(|seen| (last.saturating_sub(CATCH_UP_MAX)..=last).contains(seen));
-    let hello = words("hello", Some(from.unwrap_or(last)), &json!({ "last": last, "reset": from.is_none() }));
+    let hello = words(
+        "hello",
+        Some(from.unwrap_or(last)),
+        &json!({ "last": last, "reset": from.is_none() }),
+    );
     let (sender, receiver) = mpsc::channel(TAKEN_AHEAD);
-    let feeder = Feeder { api, messages, sender, sent: from.unwrap_or(last), _place: place };
+    let feeder = Feeder {
+        api,
+        messages,
+        sender,
+        sent: from.unwrap_or(last),
+        _place: place,
+    };
     tokio::spawn(feeder.feed(hello));
-    Ok(([(CONTENT_TYPE, "text/event-stream")], Body::new(Stream(receiver))).into_response())
+    Ok((
+        [(CONTENT_TYPE, "text/event-stream")],
+        Body::new(Stream(receiver)),
+    )
+        .into_response())
 }
 
 fn no_number() -> Problem {
-    Problem::new(StatusCode::BAD_REQUEST, "Last-Event-ID is no number of an event")
+    Problem::new(
+        StatusCode::BAD_REQUEST,
+        "Last-Event-ID is no number of an event",
+    )
 }
 
 /// The feeder of one stream.
@@ -117,9 +134,14 @@ impl Feeder {
     async fn catch_up(&mut self) -> Result<(), Ended> {
         loop {
             let after = self.sent;
-            let read = self.api.stores.with(move |place, store| Ok(numbered(place, store, after, AT_ONCE)?));
+            let read = self
+                .api
+                .stores
+                .with(move |place, store| Ok(numbered(place, store, after, AT_ONCE)?));
             let events = read.await.map_err(|_| Ended)?;
-            let Some((last, _)) = events.last() else { return Ok(()) };
+            let Some((last, _)) = events.last() else {
+                return Ok(());
+            };
             self.sent = *last;
             for (_, words) in events {
                 self.send(words).await?;
@@ -139,7 +161,9 @@ impl hyper::body::Body for Stream {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.0.poll_recv(context).map(|words| words.map(|words| Ok(Frame::data(words))))
+        self.0
+            .poll_recv(context)
+            .map(|words| words.map(|words| Ok(Frame::data(words))))
     }
 }
 

@@ -47,7 +47,10 @@ pub(super) fn judge_server(certificate: &CertificateDer<'_>, now: UnixTime) -> R
 }
 
 /// Judges the certificate of an authority.
-pub(super) fn judge_authority(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), Fault> {
+pub(super) fn judge_authority(
+    certificate: &CertificateDer<'_>,
+    now: UnixTime,
+) -> Result<(), Fault> {
     match judge(certificate, now) {
         Error::CaUsedAsEndEntity if may_sign(certificate) => Ok(()),
         // The handshake makes less of what a certificate that is trusted says of itself.
@@ -63,7 +66,10 @@ pub(super) fn judge_authority(certificate: &CertificateDer<'_>, now: UnixTime) -
 
 /// When the time of a certificate ends, if it says.
 pub(super) fn end(certificate: &CertificateDer<'_>) -> Option<Moment> {
-    match judge(certificate, UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX))) {
+    match judge(
+        certificate,
+        UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX)),
+    ) {
         Error::CertExpired { not_after, .. } => Some(moment(not_after)),
         _ => None,
     }
@@ -71,21 +77,31 @@ pub(super) fn end(certificate: &CertificateDer<'_>) -> Option<Moment> {
 
 pub(super) fn now() -> UnixTime {
     // With a clock before 1970, which is wrong, no certificate is valid yet.
-    UnixTime::since_unix_epoch(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+    UnixTime::since_unix_epoch(
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default(),
+    )
 }
 
 /// What is wrong with a certificate, be it that nobody vouches for it.
 fn judge(certificate: &CertificateDer<'_>, now: UnixTime) -> Error {
     let judged = EndEntityCert::try_from(certificate).and_then(|certificate| {
-        certificate.verify_for_usage(&[], &[], &[], now, KeyUsage::server_auth(), None, None).map(drop)
+        certificate
+            .verify_for_usage(&[], &[], &[], now, KeyUsage::server_auth(), None, None)
+            .map(drop)
     });
     judged.expect_err("nobody is named who could vouch for it")
 }
 
 fn fault(error: Error) -> Fault {
     match error {
-        Error::CertExpired { not_after, .. } => Fault::Expired { at: moment(not_after) },
-        Error::CertNotValidYet { not_before, .. } => Fault::NotYetValid { at: moment(not_before) },
+        Error::CertExpired { not_after, .. } => Fault::Expired {
+            at: moment(not_after),
+        },
+        Error::CertNotValidYet { not_before, .. } => Fault::NotYetValid {
+            at: moment(not_before),
+        },
         other => Fault::Other(other),
     }
 }
@@ -93,12 +109,15 @@ fn fault(error: Error) -> Fault {
 /// Whether a certificate has a name or an address of a host: what it presents is told by webpki where another is asked
 /// for.
 fn is_named(certificate: &CertificateDer<'_>) -> bool {
-    let Ok(certificate) = EndEntityCert::try_from(certificate) else { return false };
+    let Ok(certificate) = EndEntityCert::try_from(certificate) else {
+        return false;
+    };
     let nobody = ServerName::try_from("nobody.invalid").expect("it is a name");
     match certificate.verify_is_valid_for_subject_name(&nobody) {
-        Err(Error::CertNotValidForName(context)) => {
-            context.presented.iter().any(|name| name.starts_with("DnsName") || name.starts_with("IpAddress"))
-        }
+        Err(Error::CertNotValidForName(context)) => context
+            .presented
+            .iter()
+            .any(|name| name.starts_with("DnsName") || name.starts_with("IpAddress")),
         is_valid => is_valid.is_ok(),
     }
 }
@@ -106,7 +125,9 @@ fn is_named(certificate: &CertificateDer<'_>) -> bool {
 /// Whether the key of a certificate may sign others: webpki does not look at its `keyUsage`, where it has one.
 fn may_sign(certificate: &[u8]) -> bool {
     let key_usage = |bytes: &[u8]| bytes == KEY_USAGE;
-    let Some(at) = certificate.windows(KEY_USAGE.len()).position(key_usage) else { return true };
+    let Some(at) = certificate.windows(KEY_USAGE.len()).position(key_usage) else {
+        return true;
+    };
     let value = &certificate[at + KEY_USAGE.len()..];
     let value = value.strip_prefix(&CRITICAL).unwrap_or(value);
     // Tag and length of an OCTET STRING, those of the BIT STRING in it, how many bits are not used, the first eight.
@@ -127,8 +148,8 @@ const KEY_CERT_SIGN: u8 = 0b100;
 #[cfg(test)]
 mod tests {
     use rcgen::{
-        BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
-        SanType, date_time_ymd,
+        BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+        KeyUsagePurpose, SanType, date_time_ymd,
     };
 
     use super::*;
@@ -140,11 +161,18 @@ mod tests {
     fn made(change: impl FnOnce(&mut CertificateParams)) -> CertificateDer<'static> {
         let mut params = CertificateParams::new(vec!["dtn.example.org".to_owned()]).unwrap();
         change(&mut params);
-        params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
+        params
+            .self_signed(&KeyPair::generate().unwrap())
+            .unwrap()
+            .der()
+            .clone()
     }
 
     fn server(change: impl FnOnce(&mut CertificateParams)) -> Result<(), Fault> {
-        judge_server(&made(change), UnixTime::since_unix_epoch(Duration::from_secs(NOW)))
+        judge_server(
+            &made(change),
+            UnixTime::since_unix_epoch(Duration::from_secs(NOW)),
+        )
     }
 
     fn authority(change: impl FnOnce(&mut CertificateParams)) -> Result<(), Fault> {
@@ -152,7 +180,10 @@ mod tests {
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
             change(params);
         });
-        judge_authority(&certificate, UnixTime::since_unix_epoch(Duration::from_secs(NOW)))
+        judge_authority(
+            &certificate,
+            UnixTime::since_unix_epoch(Duration::from_secs(NOW)),
+        )
     }
 
     fn at(seconds: u64) -> Moment {
@@ -175,28 +206,55 @@ mod tests {
 
     #[test]
     fn a_server_has_a_name_and_is_for_servers() {
-        assert_eq!(server(|params| params.subject_alt_names.clear()), Err(Fault::NoName));
+        assert_eq!(
+            server(|params| params.subject_alt_names.clear()),
+            Err(Fault::NoName)
+        );
         let mail = SanType::Rfc822Name("alice@example.org".try_into().unwrap());
-        assert_eq!(server(|params| params.subject_alt_names = vec![mail]), Err(Fault::NoName));
+        assert_eq!(
+            server(|params| params.subject_alt_names = vec![mail]),
+            Err(Fault::NoName)
+        );
         let address = SanType::IpAddress("192.0.2.7".parse().unwrap());
-        assert_eq!(server(|params| params.subject_alt_names = vec![address]), Ok(()));
+        assert_eq!(
+            server(|params| params.subject_alt_names = vec![address]),
+            Ok(())
+        );
         let purposes = |purposes: &[ExtendedKeyUsagePurpose]| {
             server(|params| params.extended_key_usages = purposes.to_vec())
         };
-        let (of_client, of_server) =
-            (ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth);
-        assert_eq!(purposes(std::slice::from_ref(&of_client)), Err(Fault::OtherPurpose));
+        let (of_client, of_server) = (
+            ExtendedKeyUsagePurpose::ClientAuth,
+            ExtendedKeyUsagePurpose::ServerAuth,
+        );
+        assert_eq!(
+            purposes(std::slice::from_ref(&of_client)),
+            Err(Fault::OtherPurpose)
+        );
         assert_eq!(purposes(&[of_client, of_server]), Ok(()));
-        assert_eq!(server(|params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)), Ok(()));
+        assert_eq!(
+            server(|params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)),
+            Ok(())
+        );
     }
 
     #[test]
     fn an_authority_may_sign() {
-        assert_eq!(authority(|params| params.is_ca = IsCa::ExplicitNoCa), Err(Fault::NoAuthority));
-        assert_eq!(authority(|params| params.is_ca = IsCa::NoCa), Err(Fault::NoAuthority));
-        let usages = |usages: &[KeyUsagePurpose]| authority(|params| params.key_usages = usages.to_vec());
-        let [sign, list, other] =
-            [KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DecipherOnly];
+        assert_eq!(
+            authority(|params| params.is_ca = IsCa::ExplicitNoCa),
+            Err(Fault::NoAuthority)
+        );
+        assert_eq!(
+            authority(|params| params.is_ca = IsCa::NoCa),
+            Err(Fault::NoAuthority)
+        );
+        let usages =
+            |usages: &[KeyUsagePurpose]| authority(|params| params.key_usages = usages.to_vec());
+        let [sign, list, other] = [
+            KeyUsagePurpose::KeyCertSign,
+            KeyUsagePurpose::CrlSign,
+            KeyUsagePurpose::DecipherOnly,
+        ];
         assert_eq!(usages(&[list, other]), Err(Fault::NoAuthority));
         assert_eq!(usages(&[list]), Err(Fault::NoAuthority));
         assert_eq!(usages(&[sign]), Ok(()));

@@ -25,15 +25,18 @@ impl Reminders {
         let soon = Moment(end.0.saturating_sub(Moment(0).after(NOTICE).0));
         for (due, verb) in [(soon, "expires"), (end, "expired")] {
             let (path, at) = (path.display(), shown(end));
-            let text =
-                format!("{what} in '{path}' {verb} at {at}: issue another one, and start the runner anew");
+            let text = format!(
+                "{what} in '{path}' {verb} at {at}: issue another one, and start the runner anew"
+            );
             self.0.push(Reminder { due, text });
         }
     }
 
     /// What is to be said now, and has not been said.
     pub fn due(&mut self, now: Moment) -> Vec<String> {
-        let (due, later) = std::mem::take(&mut self.0).into_iter().partition(|reminder| reminder.due <= now);
+        let (due, later) = std::mem::take(&mut self.0)
+            .into_iter()
+            .partition(|reminder| reminder.due <= now);
         self.0 = later;
         let due: Vec<Reminder> = due;
         due.into_iter().map(|reminder| reminder.text).collect()
@@ -55,7 +58,11 @@ mod tests {
         params.not_after = date_time_ymd(2026, 1, 15);
         let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
         let mut reminders = Reminders::default();
-        reminders.add("the certificate", Path::new("/etc/runner.pem"), certificate.der());
+        reminders.add(
+            "the certificate",
+            Path::new("/etc/runner.pem"),
+            certificate.der(),
+        );
         // The first second of 2026.
         let first = Moment(1_767_225_600_000);
         assert!(reminders.due(Moment(first.0 - 1)).is_empty());
@@ -67,7 +74,10 @@ mod tests {
         let end = first.after(NOTICE);
         assert!(reminders.due(Moment(end.0 - 1)).is_empty());
         let said = reminders.due(end);
-        assert!(said.len() == 1 && said[0].contains(" expired at "), "{said:?}");
+        assert!(
+            said.len() == 1 && said[0].contains(" expired at "),
+            "{said:?}"
+        );
         assert!(reminders.due(Moment(i64::MAX)).is_empty());
     }
 }

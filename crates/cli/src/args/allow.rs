@@ -26,7 +26,10 @@ pub(crate) struct AllowArgs {
 }
 
 #[derive(Debug, clap::Args)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of the command line"
+)]
 pub(crate) struct GrantArgs {
     /// The sender's fingerprint, as 'zmove key show' prints it there
     #[arg(value_name = "KEY", required = true)]
@@ -35,7 +38,11 @@ pub(crate) struct GrantArgs {
     #[arg(long, required = true)]
     pub(crate) name: String,
     /// A directory that it may use; may be repeated
-    #[arg(long = "root", value_name = "DIR", required_unless_present = "read_roots")]
+    #[arg(
+        long = "root",
+        value_name = "DIR",
+        required_unless_present = "read_roots"
+    )]
     pub(crate) roots: Vec<PathBuf>,
     /// The sender may write there
     #[arg(long, requires = "roots")]
@@ -105,7 +112,12 @@ fn parse_endpoint(text: &str) -> Result<String, LocationError> {
 }
 
 fn parse_expiry(text: &str) -> Result<Expiry, String> {
-    let span = || text.parse::<Age>().ok().and_then(|Age(span)| Expiry::after(SystemTime::now(), span));
-    text.parse()
-        .or_else(|_| span().ok_or_else(|| format!("'{text}' is no date, time in UTC or span of time as 90d")))
+    let span = || {
+        text.parse::<Age>()
+            .ok()
+            .and_then(|Age(span)| Expiry::after(SystemTime::now(), span))
+    };
+    text.parse().or_else(|_| {
+        span().ok_or_else(|| format!("'{text}' is no date, time in UTC or span of time as 90d"))
+    })
 }

@@ -11,13 +11,26 @@ use zmove_types::{ByteCount, RateLimit, parse_size};
 /// Options whose meaning a push has anyway, or that ask for what it always shows.
 pub(super) fn without_meaning() -> impl IntoIterator<Item = Arg> {
     let arg = |name: &'static str, help: &'static str| {
-        Arg::new(name).long(name).help(help).help_heading(HEADING).action(ArgAction::SetTrue)
+        Arg::new(name)
+            .long(name)
+            .help(help)
+            .help_heading(HEADING)
+            .action(ArgAction::SetTrue)
     };
     [
-        arg("recursive", "rsync's and scp's letter: directories are sent with what is in them anyway")
-            .short('r'),
-        arg("partial", "rsync's word: large files go on where they were anyway"),
-        arg("progress", "rsync's word: a terminal shows the progress anyway"),
+        arg(
+            "recursive",
+            "rsync's and scp's letter: directories are sent with what is in them anyway",
+        )
+        .short('r'),
+        arg(
+            "partial",
+            "rsync's word: large files go on where they were anyway",
+        ),
+        arg(
+            "progress",
+            "rsync's word: a terminal shows the progress anyway",
+        ),
         arg("stats", "rsync's word: the summary comes anyway"),
         arg("human-readable", "rsync's word: sizes have units anyway"),
         Arg::new("partial-progress")
@@ -40,7 +53,11 @@ impl FromStr for Bwlimit {
     /// Reads KiB per second, or a size with its unit; 0 is no limit.
     fn from_str(text: &str) -> Result<Self, String> {
         let has_unit = text.ends_with(|last: char| !last.is_ascii_digit() && last != '.');
-        let text = if has_unit { text.to_owned() } else { format!("{text}KiB") };
+        let text = if has_unit {
+            text.to_owned()
+        } else {
+            format!("{text}KiB")
+        };
         let ByteCount(bytes) = parse_size(&text).map_err(|error| error.to_string())?;
         Ok(Self((bytes > 0).then(|| RateLimit::nearest(bytes))))
     }
@@ -49,20 +66,30 @@ impl FromStr for Bwlimit {
 /// The words without the `h` in letters that stand together, as in `-avzh`: there it is rsync's for sizes with units,
 /// and who asks for help writes it alone.
 pub(super) fn without_human_readable(command: &Command, mut words: Vec<OsString>) -> Vec<OsString> {
-    let name = words.get(1).and_then(|name| name.to_str()).unwrap_or_default();
-    let Some(command) = command.find_subcommand(name).filter(|command| has_short(command, 'r')) else {
+    let name = words
+        .get(1)
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    let Some(command) = command
+        .find_subcommand(name)
+        .filter(|command| has_short(command, 'r'))
+    else {
         return words;
     };
     let typed = words.iter_mut().skip(2).take_while(|word| *word != "--");
     for word in typed {
-        let letters = word.to_str().and_then(|word| word.strip_prefix('-')).unwrap_or_default();
+        let letters = word
+            .to_str()
+            .and_then(|word| word.strip_prefix('-'))
+            .unwrap_or_default();
         let takes_value = |letter: &char| {
             command
                 .get_arguments()
                 .any(|arg| arg.get_short() == Some(*letter) && arg.get_action().takes_values())
         };
-        let is_bundle =
-            letters.len() > 1 && letters != "hh" && letters.bytes().all(|byte| byte.is_ascii_alphabetic());
+        let is_bundle = letters.len() > 1
+            && letters != "hh"
+            && letters.bytes().all(|byte| byte.is_ascii_alphabetic());
         if is_bundle && !letters.chars().any(|letter| takes_value(&letter)) {
             *word = format!("-{}", letters.replace('h', "")).into();
         }
@@ -71,7 +98,9 @@ pub(super) fn without_human_readable(command: &Command, mut words: Vec<OsString>
 }
 
 fn has_short(command: &Command, letter: char) -> bool {
-    command.get_arguments().any(|arg| arg.get_short() == Some(letter))
+    command
+        .get_arguments()
+        .any(|arg| arg.get_short() == Some(letter))
 }
 
 /// Puts a hint that fits into an error of the command line, in the place of clap's guesses.
@@ -84,12 +113,22 @@ pub(crate) fn hint(error: &mut clap::Error) {
         ErrorKind::UnknownArgument => {
             let word = word(ContextKind::InvalidArg);
             let is_of_others = ELSEWHERE.iter().any(|(words, _)| words.contains(&&*word));
-            (word, ContextKind::SuggestedArg, if is_of_others { ELSEWHERE } else { OPTIONS })
+            (
+                word,
+                ContextKind::SuggestedArg,
+                if is_of_others { ELSEWHERE } else { OPTIONS },
+            )
         }
-        ErrorKind::InvalidSubcommand => {
-            (word(ContextKind::InvalidSubcommand), ContextKind::SuggestedSubcommand, COMMANDS)
-        }
-        ErrorKind::InvalidValue => (word(ContextKind::InvalidArg), ContextKind::SuggestedValue, VALUES),
+        ErrorKind::InvalidSubcommand => (
+            word(ContextKind::InvalidSubcommand),
+            ContextKind::SuggestedSubcommand,
+            COMMANDS,
+        ),
+        ErrorKind::InvalidValue => (
+            word(ContextKind::InvalidArg),
+            ContextKind::SuggestedValue,
+            VALUES,
+        ),
         _ => return,
     };
     // To pass an option as a value is hardly ever meant.
@@ -104,17 +143,27 @@ pub(crate) fn hint(error: &mut clap::Error) {
         Some(ContextValue::Strings(guesses)) => guesses.iter().any(|guess| is_typo(&word, guess)),
         _ => false,
     };
-    let of_jobs = JOBS.iter().find(|(command, _)| about.contains(command)).map(|(_, hint)| *hint);
+    let of_jobs = JOBS
+        .iter()
+        .find(|(command, _)| about.contains(command))
+        .map(|(_, hint)| *hint);
     let of_jobs = of_jobs.filter(|_| !is_close && !word.starts_with('-'));
-    let known = hints.iter().find(|(words, _)| words.contains(&&*word)).map(|(_, hint)| *hint);
+    let known = hints
+        .iter()
+        .find(|(words, _)| words.contains(&&*word))
+        .map(|(_, hint)| *hint);
     let known = of_jobs.or(known);
     if known.is_some() || !is_close {
         error.remove(guess);
     }
     let is_at_root = about.contains("zmove <COMMAND>");
-    let is_without_command = error.kind() == ErrorKind::InvalidSubcommand && is_at_root && !is_close;
+    let is_without_command =
+        error.kind() == ErrorKind::InvalidSubcommand && is_at_root && !is_close;
     if let Some(hint) = known.or(is_without_command.then_some("'zmove copy SRC... DST' copies")) {
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+        error.insert(
+            ContextKind::Suggested,
+            ContextValue::StyledStrs(vec![hint.into()]),
+        );
     }
 }
 
@@ -125,10 +174,22 @@ const VALUES: &[(&[&str], &str)] = &[(
 )];
 
 const COMMANDS: &[(&[&str], &str)] = &[
-    (&["cp", "scp", "mv", "rsync"], "'zmove copy SRC... DST' takes either direction"),
-    (&["get", "fetch", "download", "recv"], "'zmove pull HOST:SRC... DIR' fetches"),
-    (&["put", "send", "upload"], "'zmove push SRC... HOST:DST' sends"),
-    (&["sync", "mirror"], "'zmove push SRC/ HOST:DST' sends what differs; with --delete it makes a mirror"),
+    (
+        &["cp", "scp", "mv", "rsync"],
+        "'zmove copy SRC... DST' takes either direction",
+    ),
+    (
+        &["get", "fetch", "download", "recv"],
+        "'zmove pull HOST:SRC... DIR' fetches",
+    ),
+    (
+        &["put", "send", "upload"],
+        "'zmove push SRC... HOST:DST' sends",
+    ),
+    (
+        &["sync", "mirror"],
+        "'zmove push SRC/ HOST:DST' sends what differs; with --delete it makes a mirror",
+    ),
     (
         &["ps", "ls", "list"],
         "'zmove jobs' shows what was submitted here, and 'zmove status' what this host's daemon does",
@@ -137,71 +198,186 @@ const COMMANDS: &[(&[&str], &str)] = &[
         &["cancel", "pause", "resume", "wait", "attach", "kill"],
         "'zmove job ID cancel', pause, resume, wait, attach",
     ),
-    (&["rm", "delete"], "nothing is removed but by 'zmove push --delete SRC/ HOST:DST'"),
-    (&["check", "diff", "cmp"], "'zmove verify SRC DST' compares both ends by hash"),
+    (
+        &["rm", "delete"],
+        "nothing is removed but by 'zmove push --delete SRC/ HOST:DST'",
+    ),
+    (
+        &["check", "diff", "cmp"],
+        "'zmove verify SRC DST' compares both ends by hash",
+    ),
     (&["daemon", "server", "listen"], "'zmove serve' receives"),
-    (&["keygen", "keys"], "'zmove key show' prints your key's fingerprint, and makes the key at first use"),
-    (&["ping", "test", "bench"], "'zmove doctor HOST' and 'zmove probe HOST' look at the path"),
+    (
+        &["keygen", "keys"],
+        "'zmove key show' prints your key's fingerprint, and makes the key at first use",
+    ),
+    (
+        &["ping", "test", "bench"],
+        "'zmove doctor HOST' and 'zmove probe HOST' look at the path",
+    ),
     (&["du", "stat"], "'zmove scan TREE' counts files by size"),
     (&["version"], "'zmove --version'"),
 ];
 
 /// What fits words that are none of the commands for jobs, by the usage that clap tells.
 const JOBS: &[(&str, &str)] = &[
-    ("zmove jobs", "'zmove jobs' lists all; 'zmove job ID' is about one, by its number"),
-    ("zmove job ", "'zmove job ID' shows it; ID log, wait, attach, pause, resume, cancel, rerun"),
+    (
+        "zmove jobs",
+        "'zmove jobs' lists all; 'zmove job ID' is about one, by its number",
+    ),
+    (
+        "zmove job ",
+        "'zmove job ID' shows it; ID log, wait, attach, pause, resume, cancel, rerun",
+    ),
 ];
 
 /// Options of other commands.
-const ELSEWHERE: &[(&[&str], &str)] =
-    &[(&["--timeout"], "nothing waits here: a host that does not answer is left within seconds")];
+const ELSEWHERE: &[(&[&str], &str)] = &[(
+    &["--timeout"],
+    "nothing waits here: a host that does not answer is left within seconds",
+)];
 
 const OPTIONS: &[(&[&str], &str)] = &[
     (
-        &["--delete-before", "--delete-during", "--del", "--delete-after", "--delete-delay"],
+        &[
+            "--delete-before",
+            "--delete-during",
+            "--del",
+            "--delete-after",
+            "--delete-delay",
+        ],
         "--delete removes at the end",
     ),
-    (&["--delete-excluded"], "what --exclude leaves out stays at the target; leave the option out"),
-    (&["--size-only"], "zmove has no such option; -c compares contents, not size and time"),
-    (&["-I", "--ignore-times"], "-c compares contents, not size and time"),
+    (
+        &["--delete-excluded"],
+        "what --exclude leaves out stays at the target; leave the option out",
+    ),
+    (
+        &["--size-only"],
+        "zmove has no such option; -c compares contents, not size and time",
+    ),
+    (
+        &["-I", "--ignore-times"],
+        "-c compares contents, not size and time",
+    ),
     (
         &["-L", "--copy-links", "-k", "--copy-dirlinks"],
         "symbolic links are sent as links; name what they lead to",
     ),
     (
-        &["-b", "--backup", "--backup-dir", "--link-dest", "--copy-dest", "--compare-dest"],
+        &[
+            "-b",
+            "--backup",
+            "--backup-dir",
+            "--link-dest",
+            "--copy-dest",
+            "--compare-dest",
+        ],
         "zmove has no such option",
     ),
-    (&["-R", "--relative"], "--files-from FILE with the paths in FILE keeps them, relative to SRC"),
-    (&["-W", "--whole-file"], "--delta never does so"),
-    (&["-i", "--itemize-changes", "--list-only"], "-n lists what would be done, and why"),
-    (&["--append", "--append-verify", "--partial-dir"], "leave it out: large files go on where they were"),
     (
-        &["-f", "--filter", "--exclude-from", "--include-from", "-C", "--cvs-exclude"],
+        &["-R", "--relative"],
+        "--files-from FILE with the paths in FILE keeps them, relative to SRC",
+    ),
+    (&["-W", "--whole-file"], "--delta never does so"),
+    (
+        &["-i", "--itemize-changes", "--list-only"],
+        "-n lists what would be done, and why",
+    ),
+    (
+        &["--append", "--append-verify", "--partial-dir"],
+        "leave it out: large files go on where they were",
+    ),
+    (
+        &[
+            "-f",
+            "--filter",
+            "--exclude-from",
+            "--include-from",
+            "-C",
+            "--cvs-exclude",
+        ],
         "--filter-from FILE has rules as a .gitignore; '!' takes in again",
     ),
-    (&["--rsync-path"], "--remote-zmove PATH says where zmove is on that host"),
-    (&["--port"], "the port stands behind the host: HOST:PORT:PATH"),
-    (&["--root"], "'zmove allow' says who may use which directories"),
-    (&["-E", "--executability", "--chmod"], "modes are those of the source; --no-p leaves them out"),
-    (&["-O", "--omit-dir-times"], "--no-t leaves times out, of directories and files"),
-    (&["--mkpath"], "leave it out: directories on the way to the target are made"),
-    (&["-s", "--protect-args", "--secluded-args"], "leave it out: no shell reads the paths"),
+    (
+        &["--rsync-path"],
+        "--remote-zmove PATH says where zmove is on that host",
+    ),
+    (
+        &["--port"],
+        "the port stands behind the host: HOST:PORT:PATH",
+    ),
+    (
+        &["--root"],
+        "'zmove allow' says who may use which directories",
+    ),
+    (
+        &["-E", "--executability", "--chmod"],
+        "modes are those of the source; --no-p leaves them out",
+    ),
+    (
+        &["-O", "--omit-dir-times"],
+        "--no-t leaves times out, of directories and files",
+    ),
+    (
+        &["--mkpath"],
+        "leave it out: directories on the way to the target are made",
+    ),
+    (
+        &["-s", "--protect-args", "--secluded-args"],
+        "leave it out: no shell reads the paths",
+    ),
     (&["--specials", "--devices"], "-D keeps both"),
-    (&["--password-file"], "keys are in the place of passwords: 'zmove key show', 'zmove allow'"),
-    (&["--compress-level", "--compress-choice"], "nothing is compressed"),
-    (&["--checksum-choice", "--checksum-seed"], "contents are compared and proven by BLAKE3"),
-    (&["--existing", "--modify-window", "--fuzzy", "--iconv", "--stop-after"], "zmove has no such option"),
-    (&["-J", "-F"], "the options of ssh stand in its command: -e 'ssh -J GATE'"),
+    (
+        &["--password-file"],
+        "keys are in the place of passwords: 'zmove key show', 'zmove allow'",
+    ),
+    (
+        &["--compress-level", "--compress-choice"],
+        "nothing is compressed",
+    ),
+    (
+        &["--checksum-choice", "--checksum-seed"],
+        "contents are compared and proven by BLAKE3",
+    ),
+    (
+        &[
+            "--existing",
+            "--modify-window",
+            "--fuzzy",
+            "--iconv",
+            "--stop-after",
+        ],
+        "zmove has no such option",
+    ),
+    (
+        &["-J", "-F"],
+        "the options of ssh stand in its command: -e 'ssh -J GATE'",
+    ),
     (
         &["--info", "--debug", "--out-format", "--log-file"],
         "--json prints events for programs, --trace FILE the rates",
     ),
-    (&["--remove-source-files"], "zmove never changes the source; 'zmove verify' says when it may go"),
-    (&["-m", "--prune-empty-dirs"], "directories that end up empty are made"),
-    (&["--temp-dir", "-T", "--delay-updates"], "leave it out: files get their names when they are whole"),
-    (&["--fsync"], "leave it out: all is flushed at the end, and --durability file flushes each file"),
-    (&["--parallel", "--threads", "-j", "--jobs"], "--streams N, or leave it out: zmove finds the number"),
+    (
+        &["--remove-source-files"],
+        "zmove never changes the source; 'zmove verify' says when it may go",
+    ),
+    (
+        &["-m", "--prune-empty-dirs"],
+        "directories that end up empty are made",
+    ),
+    (
+        &["--temp-dir", "-T", "--delay-updates"],
+        "leave it out: files get their names when they are whole",
+    ),
+    (
+        &["--fsync"],
+        "leave it out: all is flushed at the end, and --durability file flushes each file",
+    ),
+    (
+        &["--parallel", "--threads", "-j", "--jobs"],
+        "--streams N, or leave it out: zmove finds the number",
+    ),
 ];
 
 /// Whether a guess is near enough to be what was meant: one letter in three may differ.
@@ -238,7 +414,10 @@ mod tests {
     }
 
     fn tip(words: &str) -> Option<String> {
-        told(words).lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_owned)
+        told(words)
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("tip: "))
+            .map(str::to_owned)
     }
 
     #[test]
@@ -266,7 +445,11 @@ mod tests {
         ] {
             for command in ["push", "pull", "copy"] {
                 let words = format!("zmove {command} {options} a h:b");
-                assert!(Args::try_parse_from(words.split(' ')).is_ok(), "{words}: {}", told(&words));
+                assert!(
+                    Args::try_parse_from(words.split(' ')).is_ok(),
+                    "{words}: {}",
+                    told(&words)
+                );
             }
         }
     }
@@ -281,21 +464,36 @@ mod tests {
             Command::Push(args) => args.paths,
             other => panic!("{other:?}"),
         };
-        for words in ["-avzh a b", "a -rh b", "a b -Phv", "a -n b", "a --exclude x b -a"] {
+        for words in [
+            "-avzh a b",
+            "a -rh b",
+            "a b -Phv",
+            "a -n b",
+            "a --exclude x b -a",
+        ] {
             assert_eq!(paths(&format!("zmove push {words}")), ["a", "b"], "{words}");
         }
-        assert_eq!(read("zmove push -h a b").unwrap_err(), ErrorKind::DisplayHelp);
+        assert_eq!(
+            read("zmove push -h a b").unwrap_err(),
+            ErrorKind::DisplayHelp
+        );
         // a letter that takes a value takes the rest
         assert_eq!(paths("zmove push -essh a b"), ["a", "b"]);
         for words in ["push a", "submit a -n", "copy -a a", "pull h:a"] {
-            assert_eq!(read(&format!("zmove {words}")).unwrap_err(), ErrorKind::TooFewValues, "{words}");
+            assert_eq!(
+                read(&format!("zmove {words}")).unwrap_err(),
+                ErrorKind::TooFewValues,
+                "{words}"
+            );
         }
     }
 
     #[test]
     fn a_bwlimit_counts_as_rsync_does() {
-        let bytes =
-            |text: &str| text.parse::<Bwlimit>().map(|Bwlimit(rate)| rate.map(RateLimit::bytes_per_second));
+        let bytes = |text: &str| {
+            text.parse::<Bwlimit>()
+                .map(|Bwlimit(rate)| rate.map(RateLimit::bytes_per_second))
+        };
         assert_eq!(bytes("100"), Ok(Some(102_400)));
         assert_eq!(bytes("1.5"), Ok(Some(1536)));
         assert_eq!(bytes("10M"), Ok(Some(10_485_760)));
@@ -308,7 +506,8 @@ mod tests {
     #[test]
     fn the_limit_is_that_of_either_option() {
         let limit = |words: &str| {
-            let Command::Push(args) = Args::try_parse_from(words.split(' ')).unwrap().command else {
+            let Command::Push(args) = Args::try_parse_from(words.split(' ')).unwrap().command
+            else {
                 panic!("no push: {words}");
             };
             args.limit().map(RateLimit::bytes_per_second)
@@ -328,17 +527,32 @@ mod tests {
             ("zmove sync a b", "'zmove push SRC/ HOST:DST'"),
             ("zmove run7 h:b", "'zmove copy SRC... DST' copies"),
             ("zmove pussh a b", "a similar subcommand exists: 'push'"),
-            ("zmove push --exlude=x a b", "a similar argument exists: '--exclude'"),
-            ("zmove push --delete-after a b", "--delete removes at the end"),
+            (
+                "zmove push --exlude=x a b",
+                "a similar argument exists: '--exclude'",
+            ),
+            (
+                "zmove push --delete-after a b",
+                "--delete removes at the end",
+            ),
             ("zmove push -W a b", "--delta never"),
-            ("zmove push --sparse a b", "holes are kept anyway; --sparse zeros"),
-            ("zmove push --transport tcpp a b", "a similar value exists: 'tcp'"),
+            (
+                "zmove push --sparse a b",
+                "holes are kept anyway; --sparse zeros",
+            ),
+            (
+                "zmove push --transport tcpp a b",
+                "a similar value exists: 'tcp'",
+            ),
             ("zmove jobs nightly", "'zmove jobs' lists all"),
             ("zmove jobs 17", "'zmove jobs' lists all"),
             ("zmove job 17 status", "'zmove job ID' shows it"),
             ("zmove job 17 stop", "'zmove job ID' shows it"),
             ("zmove job cancel 17", "'zmove job ID' shows it"),
-            ("zmove job 17 cancle", "a similar subcommand exists: 'cancel'"),
+            (
+                "zmove job 17 cancle",
+                "a similar subcommand exists: 'cancel'",
+            ),
             ("zmove probe --timeout 5 h", "nothing waits here"),
         ] {
             let tip = tip(words).unwrap_or_default();
@@ -365,12 +579,17 @@ mod tests {
         let push = command.find_subcommand("push").unwrap();
         for (words, hint) in COMMANDS {
             for name in *words {
-                let is_there = command.find_subcommand(name).is_some_and(|command| !command.is_hide_set());
+                let is_there = command
+                    .find_subcommand(name)
+                    .is_some_and(|command| !command.is_hide_set());
                 assert!(!is_there, "'{name}' is a command");
             }
             for (at, _) in hint.match_indices("'zmove ") {
                 let name = hint[at + 7..].split([' ', '\'']).next().unwrap();
-                assert!(name == "--version" || command.find_subcommand(name).is_some(), "{hint}");
+                assert!(
+                    name == "--version" || command.find_subcommand(name).is_some(),
+                    "{hint}"
+                );
             }
         }
         let names: Vec<_> = push
@@ -379,9 +598,15 @@ mod tests {
             .collect();
         for (words, hint) in OPTIONS {
             for word in *words {
-                assert!(!names.contains(&word.trim_start_matches('-')), "'{word}' is an option");
+                assert!(
+                    !names.contains(&word.trim_start_matches('-')),
+                    "'{word}' is an option"
+                );
             }
-            for word in hint.split([' ', ',', ';', ':']).filter_map(|word| word.strip_prefix("--")) {
+            for word in hint
+                .split([' ', ',', ';', ':'])
+                .filter_map(|word| word.strip_prefix("--"))
+            {
                 assert!(names.contains(&word) || word == "exclude", "{hint}");
             }
         }

@@ -31,8 +31,10 @@ Shell    completions  Print what completes zmove's words in bash, zsh or fish
     };
 }
 
-pub(super) const SHORT: &str =
-    concat!(commands!(), "'zmove COMMAND -h' is one screen, '--help' all; 'zmove --help' has exit codes.");
+pub(super) const SHORT: &str = concat!(
+    commands!(),
+    "'zmove COMMAND -h' is one screen, '--help' all; 'zmove --help' has exit codes."
+);
 
 pub(super) const LONG: &str = concat!(
     commands!(),
@@ -110,8 +112,11 @@ HOST:PATH (a daemon), HOST:PORT:PATH, [IPv6]:PATH, USER@HOST:PATH (over ssh).
     };
 }
 
-pub(super) const PUSH_SHORT: &str =
-    concat!(places!(), options!(), "\n'zmove push --help' describes all options.");
+pub(super) const PUSH_SHORT: &str = concat!(
+    places!(),
+    options!(),
+    "\n'zmove push --help' describes all options."
+);
 
 pub(super) const PULL_SHORT: &str = concat!(
     "\
@@ -122,8 +127,11 @@ over ssh; ':PATH' is one more of that host. Put patterns in quotes: 'H:*.h5'.
     "\n'zmove pull --help' describes all options."
 );
 
-pub(super) const COPY_SHORT: &str =
-    concat!(places!(), options!(), "\n'zmove copy --help' describes all options.");
+pub(super) const COPY_SHORT: &str = concat!(
+    places!(),
+    options!(),
+    "\n'zmove copy --help' describes all options."
+);
 
 pub(super) const VERIFY_SHORT: &str = "\
 The words are those of the push: 'zmove verify run7/ HOST:x' says whether the
@@ -241,8 +249,9 @@ mod tests {
 
     fn built() -> Command {
         // Help that fits a narrow terminal fits any; the environment of the test must not widen it.
-        let mut command =
-            Args::command().mut_subcommands(|command| command.term_width(COLUMNS)).term_width(COLUMNS);
+        let mut command = Args::command()
+            .mut_subcommands(|command| command.term_width(COLUMNS))
+            .term_width(COLUMNS);
         command.build();
         command
     }
@@ -263,9 +272,16 @@ mod tests {
                 return;
             }
             let help = command.clone().render_help().to_string();
-            let widest = help.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+            let widest = help
+                .lines()
+                .map(|line| line.chars().count())
+                .max()
+                .unwrap_or(0);
             let rows = help.trim_end().lines().count();
-            assert!(rows < ROWS && widest <= COLUMNS, "{rows} rows of {widest}:\n{help}");
+            assert!(
+                rows < ROWS && widest <= COLUMNS,
+                "{rows} rows of {widest}:\n{help}"
+            );
         });
     }
 
@@ -274,21 +290,32 @@ mod tests {
         every(&built(), &mut |command| {
             let help = command.clone().render_long_help().to_string();
             for line in help.lines() {
-                assert!(line.chars().count() <= COLUMNS, "{}: {line}", command.get_name());
+                assert!(
+                    line.chars().count() <= COLUMNS,
+                    "{}: {line}",
+                    command.get_name()
+                );
             }
         });
     }
 
     #[test]
     fn the_list_of_commands_is_whole() {
-        for command in built().get_subcommands().filter(|command| !command.is_hide_set()) {
+        for command in built()
+            .get_subcommands()
+            .filter(|command| !command.is_hide_set())
+        {
             let name = command.get_name();
             let is_listed = |text: &str| {
-                text.lines()
-                    .any(|line| line.get(9..).is_some_and(|line| line.starts_with(&format!("{name} "))))
-                    || text.contains(&format!("'{name}' "))
+                text.lines().any(|line| {
+                    line.get(9..)
+                        .is_some_and(|line| line.starts_with(&format!("{name} ")))
+                }) || text.contains(&format!("'{name}' "))
             };
-            assert!(name == "help" || is_listed(super::SHORT) && is_listed(super::LONG), "{name}");
+            assert!(
+                name == "help" || is_listed(super::SHORT) && is_listed(super::LONG),
+                "{name}"
+            );
         }
     }
 
@@ -303,13 +330,19 @@ mod tests {
         for (name, text) in texts {
             let built = built();
             let command = built.find_subcommand(name).unwrap();
-            let words =
-                text.split([' ', ',', '\n', '\'']).filter(|word| word.starts_with('-') && word.len() > 1);
+            let words = text
+                .split([' ', ',', '\n', '\''])
+                .filter(|word| word.starts_with('-') && word.len() > 1);
             for word in words {
-                let is_there = command.get_arguments().any(|arg| match word.strip_prefix("--") {
-                    Some(long) => arg.get_long() == Some(long),
-                    None => arg.get_short().map(|short| format!("-{short}")).as_deref() == Some(word),
-                });
+                let is_there = command
+                    .get_arguments()
+                    .any(|arg| match word.strip_prefix("--") {
+                        Some(long) => arg.get_long() == Some(long),
+                        None => {
+                            arg.get_short().map(|short| format!("-{short}")).as_deref()
+                                == Some(word)
+                        }
+                    });
                 assert!(is_there || word == "-i", "{word} of {name}");
             }
         }

@@ -22,7 +22,12 @@ pub(crate) struct SubmitArgs {
     #[arg(long, value_name = "ID", help_heading = JOB, hide_short_help = true)]
     pub(crate) submission_id: Option<String>,
     /// Jobs with a higher number begin first
-    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true
+    )]
     #[arg(help_heading = JOB, hide_short_help = true)]
     pub(crate) priority: i32,
     /// Begin no earlier: 02:00, '2026-11-26 02:00' or 2026-11-26T02:00:00Z
@@ -82,12 +87,15 @@ fn parse_http(text: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse::<u16>() {
         return Ok((Ipv4Addr::LOCALHOST, port).into());
     }
-    text.parse().map_err(|_| "write ADDRESS:PORT, as 127.0.0.1:8470, or a port alone".to_owned())
+    text.parse()
+        .map_err(|_| "write ADDRESS:PORT, as 127.0.0.1:8470, or a port alone".to_owned())
 }
 
 /// Reads a span of time, and a number alone as seconds, as '--timeout' of a transfer does.
 fn parse_timeout(text: &str) -> Result<Age, String> {
-    text.parse::<u64>().map(|seconds| Age(Duration::from_secs(seconds))).or_else(|_| text.parse())
+    text.parse::<u64>()
+        .map(|seconds| Age(Duration::from_secs(seconds)))
+        .or_else(|_| text.parse())
 }
 
 fn parse_at(text: &str) -> Result<Moment, String> {
@@ -224,9 +232,17 @@ mod tests {
     #[test]
     fn a_port_alone_is_one_of_the_loopback() {
         for text in ["8470", ":8470", "127.0.0.1:8470"] {
-            assert_eq!(parse_http(text), Ok((Ipv4Addr::LOCALHOST, 8470).into()), "{text}");
+            assert_eq!(
+                parse_http(text),
+                Ok((Ipv4Addr::LOCALHOST, 8470).into()),
+                "{text}"
+            );
         }
-        assert!(parse_http("localhost").unwrap_err().contains("ADDRESS:PORT"));
+        assert!(
+            parse_http("localhost")
+                .unwrap_err()
+                .contains("ADDRESS:PORT")
+        );
     }
 
     #[test]

@@ -5,7 +5,10 @@ use clap::ValueEnum;
 use crate::value::account::{AccountMap, NewOwner};
 
 #[derive(Clone, Debug, Default, clap::Args)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of the command line"
+)]
 pub(crate) struct KeepingArgs {
     /// Keep all of LIST below: beside what is kept anyway owners and groups, capabilities and 'trusted.*' attributes,
     /// FIFOs, sockets and devices, as far as the receiver's user may and the key's grant allows (--set-owner); costs

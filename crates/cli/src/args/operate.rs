@@ -47,7 +47,9 @@ const DIGITS_MIN: usize = 4;
 fn parse_digits(text: &str) -> Result<String, String> {
     let digits = text.to_ascii_lowercase();
     if digits.len() < DIGITS_MIN || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(format!("'{text}' is no id: {DIGITS_MIN} or more hexadecimal digits"));
+        return Err(format!(
+            "'{text}' is no id: {DIGITS_MIN} or more hexadecimal digits"
+        ));
     }
     Ok(digits)
 }

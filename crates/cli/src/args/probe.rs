@@ -50,7 +50,11 @@ pub(crate) struct ProbeArgs {
 /// minutes.
 fn parse_round(text: &str) -> Result<Duration, String> {
     let time = parse_time(text)?;
-    if time > ROUND_MAX { Err("a round is measured for 20 s at most".to_owned()) } else { Ok(time) }
+    if time > ROUND_MAX {
+        Err("a round is measured for 20 s at most".to_owned())
+    } else {
+        Ok(time)
+    }
 }
 
 const ROUND_MAX: Duration = Duration::from_secs(20);

@@ -19,7 +19,10 @@ use super::storage::StorageArgs;
 #[derive(Debug, clap::Args)]
 #[command(override_usage = help::PUSH_USAGE, after_help = help::PUSH_SHORT, after_long_help = help::PUSH_LONG)]
 #[command(args_override_self = true, args(habits::without_meaning()), mut_args(|arg| arg.hide_short_help(true)))]
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of the command line"
+)]
 pub(crate) struct PushArgs {
     /// What to send ('dir' arrives under its name, 'dir/' means what is in it), and last where to: HOST:PATH,
     /// HOST:PORT:PATH, zmove://HOST:PORT/PATH, [IPv6]:PORT:PATH, USER@HOST:PATH (over ssh) or a local directory
@@ -71,7 +74,13 @@ pub(crate) struct PushArgs {
     pub(crate) durability: DurabilityArg,
     /// What each file is proven by before it gets its name: the BLAKE3 of what arrived, or also of what the target's
     /// storage gives back, flushed and past the page cache
-    #[arg(id = "proof", long = "verify", value_enum, value_name = "BY", default_value_t)]
+    #[arg(
+        id = "proof",
+        long = "verify",
+        value_enum,
+        value_name = "BY",
+        default_value_t
+    )]
     pub(crate) proof: ProofArg,
     /// Write the BLAKE3 of each file, sent now or there already, as 'b3sum --check' reads it in the target directory
     #[arg(long, value_name = "FILE")]
@@ -133,7 +142,11 @@ impl PushArgs {
 
     /// How long one session waits in the queue of a host that is busy.
     pub(crate) fn busy_timeout(&self) -> Timeout {
-        if self.no_wait { Timeout::NONE } else { self.timeout }
+        if self.no_wait {
+            Timeout::NONE
+        } else {
+            self.timeout
+        }
     }
 }
 

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use clap::builder::{OsStringValueParser, PathBufValueParser, TypedValueParser};
 use clap::{ArgMatches, Command, FromArgMatches};
-use zmove_scan::{Effect, FileSystems, PathList, PatternError, Rule, ScanRoot, Selection, Separator};
+use zmove_scan::{
+    Effect, FileSystems, PathList, PatternError, Rule, ScanRoot, Selection, Separator,
+};
 use zmove_types::{ByteCount, Escaped, parse_size};
 
 use crate::value::exit::usage_error;
@@ -87,7 +89,12 @@ fn pattern(effect: Effect) -> impl TypedValueParser<Value = RuleArg> {
 impl SelectionArgs {
     /// Whether anything of the selection stands in a file.
     pub(crate) fn reads_files(&self) -> bool {
-        self.files_from.is_some() || self.rules.0.iter().any(|rule| matches!(rule, RuleArg::File(_)))
+        self.files_from.is_some()
+            || self
+                .rules
+                .0
+                .iter()
+                .any(|rule| matches!(rule, RuleArg::File(_)))
     }
 
     /// Whether files are selected by size.
@@ -97,10 +104,14 @@ impl SelectionArgs {
 
     /// The selection by rules and sizes; `None` where none were given.
     pub(crate) fn selection(&self) -> Result<Option<Arc<Selection>>> {
-        let (min, max) =
-            (self.min_size.map_or(0, |size| size.0), self.max_size.map_or(u64::MAX, |size| size.0));
+        let (min, max) = (
+            self.min_size.map_or(0, |size| size.0),
+            self.max_size.map_or(u64::MAX, |size| size.0),
+        );
         if min > max {
-            return Err(usage_error("--min-size is above --max-size: no file can be both"));
+            return Err(usage_error(
+                "--min-size is above --max-size: no file can be both",
+            ));
         }
         self.refuse_stdin_twice()?;
         let mut rules = Vec::new();
@@ -114,14 +125,18 @@ impl SelectionArgs {
             return Ok(None);
         }
         let selection = Selection::new(&rules, min..=max);
-        let selection =
-            selection.map_err(|error| usage_error(format!("the patterns of the selection: {error}")))?;
+        let selection = selection
+            .map_err(|error| usage_error(format!("the patterns of the selection: {error}")))?;
         Ok(Some(Arc::new(selection)))
     }
 
     /// The file systems that are walked.
     pub(crate) fn file_systems(&self) -> FileSystems {
-        if self.one_file_system { FileSystems::OfRoot } else { FileSystems::All }
+        if self.one_file_system {
+            FileSystems::OfRoot
+        } else {
+            FileSystems::All
+        }
     }
 
     /// The list of paths below `root`, if one was given.
@@ -132,19 +147,28 @@ impl SelectionArgs {
 
     /// What stands between two paths of the list.
     pub(crate) fn separator(&self) -> Separator {
-        if self.from0 { Separator::Nul } else { Separator::Newline }
+        if self.from0 {
+            Separator::Nul
+        } else {
+            Separator::Newline
+        }
     }
 
     /// The file of the list of paths, opened, if one was given.
     pub(crate) fn open_list(&self) -> Result<Option<(PathBuf, Box<dyn Read + Send>)>> {
-        let Some(path) = &self.files_from else { return Ok(None) };
-        let reader = open(path).with_context(|| format!("open --files-from '{}'", Escaped::path(&path)))?;
+        let Some(path) = &self.files_from else {
+            return Ok(None);
+        };
+        let reader =
+            open(path).with_context(|| format!("open --files-from '{}'", Escaped::path(&path)))?;
         Ok(Some((path.clone(), reader)))
     }
 
     /// Whether the same files can be selected once more: a list from a pipe is gone.
     pub(crate) fn can_be_read_again(&self) -> bool {
-        self.files_from.as_deref().is_none_or(|path| !is_stdin(path) && path.is_file())
+        self.files_from
+            .as_deref()
+            .is_none_or(|path| !is_stdin(path) && path.is_file())
     }
 
     /// Takes only the paths in this file, each with a NUL behind it.
@@ -154,15 +178,25 @@ impl SelectionArgs {
 
     /// Whether something is read from stdin.
     pub(crate) fn reads_stdin(&self) -> bool {
-        let filters = self.rules.0.iter().any(|arg| matches!(arg, RuleArg::File(path) if is_stdin(path)));
+        let filters = self
+            .rules
+            .0
+            .iter()
+            .any(|arg| matches!(arg, RuleArg::File(path) if is_stdin(path)));
         filters || self.files_from.as_deref().is_some_and(is_stdin)
     }
 
     fn refuse_stdin_twice(&self) -> Result<()> {
-        let filters = self.rules.0.iter().filter(|arg| matches!(arg, RuleArg::File(path) if is_stdin(path)));
+        let filters = self
+            .rules
+            .0
+            .iter()
+            .filter(|arg| matches!(arg, RuleArg::File(path) if is_stdin(path)));
         let list = self.files_from.iter().filter(|path| is_stdin(path));
         if filters.count() + list.count() > 1 {
-            return Err(usage_error("stdin ('-') can be only one of --filter-from and --files-from"));
+            return Err(usage_error(
+                "stdin ('-') can be only one of --filter-from and --files-from",
+            ));
         }
         Ok(())
     }
@@ -189,7 +223,13 @@ fn rules_in(text: &[u8], path: &Path) -> Result<Vec<Rule>> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let mut rules = Vec::new();
     for (index, line) in text.split(|&byte| byte == b'\n').enumerate() {
-        let place = || format!("--filter-from '{}' line {}", Escaped::path(&path), index + 1);
+        let place = || {
+            format!(
+                "--filter-from '{}' line {}",
+                Escaped::path(&path),
+                index + 1
+            )
+        };
         let rule = Rule::from_line(line);
         rules.extend(rule.map_err(|error| bad_pattern(place(), OsStr::from_bytes(line), &error))?);
     }
@@ -199,7 +239,10 @@ fn rules_in(text: &[u8], path: &Path) -> Result<Vec<Rule>> {
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 fn bad_pattern(place: impl fmt::Display, pattern: &OsStr, error: &PatternError) -> anyhow::Error {
-    usage_error(format!("{place}: pattern '{}': {error}", Escaped::path(&pattern)))
+    usage_error(format!(
+        "{place}: pattern '{}': {error}",
+        Escaped::path(&pattern)
+    ))
 }
 
 fn is_stdin(path: &Path) -> bool {
@@ -207,7 +250,11 @@ fn is_stdin(path: &Path) -> bool {
 }
 
 fn open(path: &Path) -> std::io::Result<Box<dyn Read + Send>> {
-    Ok(if is_stdin(path) { Box::new(std::io::stdin()) } else { Box::new(File::open(path)?) })
+    Ok(if is_stdin(path) {
+        Box::new(std::io::stdin())
+    } else {
+        Box::new(File::open(path)?)
+    })
 }
 
 impl clap::Args for RuleArgs {
@@ -224,9 +271,18 @@ impl FromArgMatches for RuleArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let placed = |option| {
             let places = matches.indices_of(option).into_iter().flatten();
-            places.zip(matches.get_many::<RuleArg>(option).into_iter().flatten().cloned())
+            places.zip(
+                matches
+                    .get_many::<RuleArg>(option)
+                    .into_iter()
+                    .flatten()
+                    .cloned(),
+            )
         };
-        let mut rules: Vec<_> = ["exclude", "include", "filter_from"].into_iter().flat_map(placed).collect();
+        let mut rules: Vec<_> = ["exclude", "include", "filter_from"]
+            .into_iter()
+            .flat_map(placed)
+            .collect();
         rules.sort_by_key(|(place, _)| *place);
         Ok(Self(rules.into_iter().map(|(_, rule)| rule).collect()))
     }
@@ -252,12 +308,18 @@ mod tests {
     }
 
     fn selection(words: &[&str]) -> Result<Option<Arc<Selection>>> {
-        Line::try_parse_from([&["zmove"], words].concat()).unwrap().selection.selection()
+        Line::try_parse_from([&["zmove"], words].concat())
+            .unwrap()
+            .selection
+            .selection()
     }
 
     fn takes(words: &[&str], path: &str) -> bool {
         let path = RelPath::from_bytes(path.as_bytes()).unwrap();
-        selection(words).unwrap().unwrap().admits(&path, PathKind::Other)
+        selection(words)
+            .unwrap()
+            .unwrap()
+            .admits(&path, PathKind::Other)
     }
 
     fn refused(words: &[&str]) -> String {
@@ -275,7 +337,10 @@ mod tests {
         assert!(!takes(&["--include=a.c", "--filter-from", file], "a.c"));
         assert!(takes(&["--filter-from", file, "--include=a.c"], "a.c"));
         assert!(takes(&["--exclude=b.c", "--filter-from", file], "b.c"));
-        assert!(!takes(&["--filter-from", file, "--exclude=b.c", "--include=x"], "b.c"));
+        assert!(!takes(
+            &["--filter-from", file, "--exclude=b.c", "--include=x"],
+            "b.c"
+        ));
     }
 
     #[test]
@@ -284,7 +349,11 @@ mod tests {
         let file = home.path().join("rules");
         std::fs::write(&file, "# nothing\n").unwrap();
         assert!(selection(&[]).unwrap().is_none());
-        assert!(selection(&["--filter-from", file.to_str().unwrap()]).unwrap().is_none());
+        assert!(
+            selection(&["--filter-from", file.to_str().unwrap()])
+                .unwrap()
+                .is_none()
+        );
         assert!(selection(&["--min-size", "1"]).unwrap().is_some());
     }
 
@@ -295,18 +364,29 @@ mod tests {
         std::fs::write(&file, "ok\nx[\n").unwrap();
         let file = file.to_str().unwrap();
         let unclosed = "a '[' is not closed: write '\\[' for the character";
-        assert_eq!(refused(&["--exclude", "a["]), format!("--exclude: pattern 'a[': {unclosed}"));
-        assert_eq!(refused(&["--include", "a["]), format!("--include: pattern 'a[': {unclosed}"));
+        assert_eq!(
+            refused(&["--exclude", "a["]),
+            format!("--exclude: pattern 'a[': {unclosed}")
+        );
+        assert_eq!(
+            refused(&["--include", "a["]),
+            format!("--include: pattern 'a[': {unclosed}")
+        );
         assert_eq!(
             refused(&["--filter-from", file]),
             format!("--filter-from '{file}' line 2: pattern 'x[': {unclosed}")
         );
-        assert_eq!(refused(&["--filter-from", "/none"]), "read --filter-from '/none'");
-        assert!(
-            refused(&["--filter-from", "-", "--files-from", "-"]).starts_with("stdin ('-') can be only one")
+        assert_eq!(
+            refused(&["--filter-from", "/none"]),
+            "read --filter-from '/none'"
         );
         assert!(
-            refused(&["--min-size", "2K", "--max-size", "2KB"]).starts_with("--min-size is above --max-size")
+            refused(&["--filter-from", "-", "--files-from", "-"])
+                .starts_with("stdin ('-') can be only one")
+        );
+        assert!(
+            refused(&["--min-size", "2K", "--max-size", "2KB"])
+                .starts_with("--min-size is above --max-size")
         );
     }
 }

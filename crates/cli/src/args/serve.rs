@@ -14,7 +14,9 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse::<u16>() {
         return Ok((Ipv6Addr::UNSPECIFIED, port).into());
     }
-    text.parse().map_err(|_| "write ADDRESS:PORT, as 192.0.2.7:5870 or [::]:5870, or a port alone".to_owned())
+    text.parse().map_err(|_| {
+        "write ADDRESS:PORT, as 192.0.2.7:5870 or [::]:5870, or a port alone".to_owned()
+    })
 }
 
 #[derive(Debug, clap::Args)]
@@ -134,7 +136,9 @@ impl FromStr for MetricsListen {
             return Ok(Self(None));
         }
         let address = text.parse();
-        address.map(|address| Self(Some(address))).map_err(|_| "neither ADDRESS:PORT nor off".to_owned())
+        address
+            .map(|address| Self(Some(address)))
+            .map_err(|_| "neither ADDRESS:PORT nor off".to_owned())
     }
 }
 
@@ -153,9 +157,15 @@ mod tests {
         let every = |port| Ok(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
         assert_eq!(parse_listen("5871"), every(5871));
         assert_eq!(parse_listen(":0"), every(0));
-        assert_eq!(parse_listen("127.0.0.1:7"), Ok((Ipv4Addr::LOCALHOST, 7).into()));
+        assert_eq!(
+            parse_listen("127.0.0.1:7"),
+            Ok((Ipv4Addr::LOCALHOST, 7).into())
+        );
         for text in ["", "70000", "localhost", "::1:x"] {
-            assert!(parse_listen(text).unwrap_err().contains("ADDRESS:PORT"), "{text}");
+            assert!(
+                parse_listen(text).unwrap_err().contains("ADDRESS:PORT"),
+                "{text}"
+            );
         }
     }
 }

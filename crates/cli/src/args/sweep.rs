@@ -66,9 +66,17 @@ impl FromStr for ReferenceRate {
             Some((size, rate)) => (Some(size), rate),
             None => (None, text),
         };
-        let size = size.map(parse_size).transpose().map_err(|error| error.to_string())?;
-        let rate = rate.parse().map_err(|error: zmove_types::ParseRateError| error.to_string())?;
-        Ok(Self { file_bytes: size.map(|size| size.0), rate })
+        let size = size
+            .map(parse_size)
+            .transpose()
+            .map_err(|error| error.to_string())?;
+        let rate = rate
+            .parse()
+            .map_err(|error: zmove_types::ParseRateError| error.to_string())?;
+        Ok(Self {
+            file_bytes: size.map(|size| size.0),
+            rate,
+        })
     }
 }
 
@@ -94,8 +102,10 @@ mod tests {
         assert_eq!(parse_time("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_time("1min"), Ok(Duration::from_secs(60)));
         assert!(parse_time("0s").is_err() && parse_time("2").is_err());
-        let read =
-            |text: &str| text.parse::<ReferenceRate>().map(|at| (at.file_bytes, at.rate.bytes_per_second()));
+        let read = |text: &str| {
+            text.parse::<ReferenceRate>()
+                .map(|at| (at.file_bytes, at.rate.bytes_per_second()))
+        };
         assert_eq!(read("64KiB=8Mbit"), Ok((Some(65_536), 1_000_000)));
         assert_eq!(read("100MB"), Ok((None, 100_000_000)));
         assert!(read("x=1Gbit").is_err() && read("1KiB=").is_err());

@@ -49,8 +49,18 @@ pub(crate) struct VerifyArgs {
 impl From<VerifyArgs> for PushArgs {
     /// A verification is a dry run that compares contents, on both sides by what the storage holds.
     fn from(args: VerifyArgs) -> Self {
-        let VerifyArgs { paths, manifest, one_way, dial, timeout, keeping, storage, selection, json, quiet } =
-            args;
+        let VerifyArgs {
+            paths,
+            manifest,
+            one_way,
+            dial,
+            timeout,
+            keeping,
+            storage,
+            selection,
+            json,
+            quiet,
+        } = args;
         // what is at the target alone, the list says itself
         let delete = !one_way && selection.files_from.is_none() && manifest.is_none();
         Self {

@@ -22,19 +22,35 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
     match (args.command, args.grant) {
         (Some(AllowCommand::List { json }), _) => {
             let keys = AuthorizedKeys::load(&home)?;
-            let line = |grant| if json { json_of(grant).to_string() } else { sentence(grant) };
+            let line = |grant| {
+                if json {
+                    json_of(grant).to_string()
+                } else {
+                    sentence(grant)
+                }
+            };
             keys.grants().iter().map(line).for_each(terminal::say);
             if keys.grants().is_empty() && !json {
                 terminal::say("nobody is let in");
             }
         }
-        (Some(AllowCommand::Remove { key_or_name, now, control }), _) => {
+        (
+            Some(AllowCommand::Remove {
+                key_or_name,
+                now,
+                control,
+            }),
+            _,
+        ) => {
             let gone = AuthorizedKeys::remove(&home, &key_or_name)?;
             if gone.is_empty() {
                 return Err(usage_error(format!("'{key_or_name}' is not in the list")));
             }
             for grant in &gone {
-                terminal::say(format_args!("{} ({}) is let in no more", grant.name, grant.holder));
+                terminal::say(format_args!(
+                    "{} ({}) is let in no more",
+                    grant.name, grant.holder
+                ));
             }
             if now {
                 end_transfers(&control, &gone)?;
@@ -57,8 +73,16 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
 
 /// Whether one of the roots is new to a daemon that may have confined itself to those that it had.
 fn is_new_to_confined(grant: &Grant, before: &AuthorizedKeys, home: &Path) -> bool {
-    let is_confined = Config::read(None, home).is_ok_and(|config| config.confine != ConfineArg::Off);
-    let roots = |grant: &Grant| grant.roots.iter().chain(&grant.read_roots).cloned().collect::<Vec<_>>();
+    let is_confined =
+        Config::read(None, home).is_ok_and(|config| config.confine != ConfineArg::Off);
+    let roots = |grant: &Grant| {
+        grant
+            .roots
+            .iter()
+            .chain(&grant.read_roots)
+            .cloned()
+            .collect::<Vec<_>>()
+    };
     let known: Vec<_> = before.grants().iter().flat_map(roots).collect();
     let is_known = |root: &PathBuf| known.iter().any(|known| root.starts_with(known));
     is_confined && !roots(grant).iter().all(is_known)
@@ -66,8 +90,10 @@ fn is_new_to_confined(grant: &Grant, before: &AuthorizedKeys, home: &Path) -> bo
 
 /// Ends what removed keys have under way.
 fn end_transfers(control: &ControlArgs, gone: &[Grant]) -> Result<()> {
-    let removed =
-        |grant: &Grant| Removed { name: grant.name.clone(), key: grant.key().map(|key| key.to_string()) };
+    let removed = |grant: &Grant| Removed {
+        name: grant.name.clone(),
+        key: grant.key().map(|key| key.to_string()),
+    };
     let request = Request::EndKeys(gone.iter().map(removed).collect());
     let answer = operate::ask(control, &request).context("end its transfers (--now)")?;
     if let Answer::Ended(ended) = answer {
@@ -81,7 +107,9 @@ fn end_transfers(control: &ControlArgs, gone: &[Grant]) -> Result<()> {
 /// The grant that is asked for. A key that is in the list keeps its rights where none are named: who sets an end to
 /// them does not mean others.
 fn grant(args: GrantArgs, before: &AuthorizedKeys) -> Result<Grant> {
-    let known = before.find(&args.fingerprint).filter(|grant| !grant.roots.is_empty());
+    let known = before
+        .find(&args.fingerprint)
+        .filter(|grant| !grant.roots.is_empty());
     let access = match (args.write, args.read) {
         (false, false) => known.map_or(Access::ReadOnly, |grant| grant.access),
         (false, true) => Access::ReadOnly,
@@ -90,7 +118,14 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys) -> Result<Grant> {
     };
     let resolved = |roots: Vec<PathBuf>| roots.into_iter().map(resolve).collect::<Result<Vec<_>>>();
     let (roots, read_roots) = (resolved(args.roots)?, resolved(args.read_roots)?);
-    let GrantArgs { to, set_ids, set_owner, max_rate, expires, .. } = args;
+    let GrantArgs {
+        to,
+        set_ids,
+        set_owner,
+        max_rate,
+        expires,
+        ..
+    } = args;
     Ok(Grant {
         read_roots,
         to,
@@ -105,9 +140,14 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys) -> Result<Grant> {
 /// Resolves the links of a root now, for the user who allows it: what a root means must not change later.
 fn resolve(root: PathBuf) -> Result<PathBuf> {
     let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
-    let root = root.canonicalize().with_context(|| format!("receiver: open root '{}'", root.display()))?;
+    let root = root
+        .canonicalize()
+        .with_context(|| format!("receiver: open root '{}'", root.display()))?;
     if !root.is_dir() {
-        return Err(usage_error(format!("root '{}' is not a directory", root.display())));
+        return Err(usage_error(format!(
+            "root '{}' is not a directory",
+            root.display()
+        )));
     }
     Ok(root)
 }
@@ -119,10 +159,16 @@ fn sentence(grant: &Grant) -> String {
         Access::ReadWrite => "read and write",
     };
     let rights = [(may, &grant.roots), ("read", &grant.read_roots)];
-    let rights = rights.into_iter().filter(|(_, roots)| !roots.is_empty()).map(|(may, roots)| {
-        let roots: Vec<_> = roots.iter().map(|root| root.display().to_string()).collect();
-        format!("{may} below {}", roots.join(", "))
-    });
+    let rights = rights
+        .into_iter()
+        .filter(|(_, roots)| !roots.is_empty())
+        .map(|(may, roots)| {
+            let roots: Vec<_> = roots
+                .iter()
+                .map(|root| root.display().to_string())
+                .collect();
+            format!("{may} below {}", roots.join(", "))
+        });
     let rights = rights.collect::<Vec<_>>().join(" and ");
     let mut text = format!("{} ({}) may {rights}", grant.name, grant.holder);
     if !grant.to.is_empty() {
@@ -139,14 +185,21 @@ fn sentence(grant: &Grant) -> String {
     }
     if let Some(expires) = grant.expires {
         let has_come = expires.has_come(SystemTime::now());
-        text += &format!(", {} {expires}", if has_come { "expired at" } else { "until" });
+        text += &format!(
+            ", {} {expires}",
+            if has_come { "expired at" } else { "until" }
+        );
     }
     text
 }
 
 fn json_of(grant: &Grant) -> Value {
-    let [roots, read_roots] = [&grant.roots, &grant.read_roots]
-        .map(|roots| roots.iter().map(|root| root.to_string_lossy()).collect::<Vec<_>>());
+    let [roots, read_roots] = [&grant.roots, &grant.read_roots].map(|roots| {
+        roots
+            .iter()
+            .map(|root| root.to_string_lossy())
+            .collect::<Vec<_>>()
+    });
     json!({
         "key": grant.key().map(|key| key.to_string()),
         "holder": grant.holder.to_string(),

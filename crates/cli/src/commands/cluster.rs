@@ -19,8 +19,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use zmove_cluster::HeldGrant;
 use zmove_cluster::jetstream::{
-    GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices, Server,
-    TELL_EVERY, check_address,
+    GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice,
+    Notices, Server, TELL_EVERY, check_address,
 };
 use zmove_engine::Remote;
 use zmove_transport::Identity;
@@ -49,10 +49,19 @@ pub(crate) fn run(command: ClusterCommand) -> Result<Exit> {
 }
 
 fn init(args: ClusterInitArgs) -> Result<Exit> {
-    let ClusterInitArgs { name, receivers, listen, broker, accept_new } = args;
+    let ClusterInitArgs {
+        name,
+        receivers,
+        listen,
+        broker,
+        accept_new,
+    } = args;
     check_broker(listen, broker.as_deref())?;
     settings::refuse_twice(receivers.iter())?;
-    let keys = receivers.iter().map(|remote| key_of(remote, accept_new)).collect::<Result<Vec<_>>>()?;
+    let keys = receivers
+        .iter()
+        .map(|remote| key_of(remote, accept_new))
+        .collect::<Result<Vec<_>>>()?;
     settings::refuse_same_key(receivers.iter().zip(keys.iter().copied()))?;
     if listen.is_some() && !Server::is_installed() {
         terminal::warn(
@@ -60,14 +69,19 @@ fn init(args: ClusterInitArgs) -> Result<Exit> {
         );
     }
     let known = receivers.into_iter().zip(keys);
-    let known =
-        known.map(|(Remote { host, port, .. }, key)| ClusterReceiver { host, port, key: key.to_string() });
+    let known = known.map(|(Remote { host, port, .. }, key)| ClusterReceiver {
+        host,
+        port,
+        key: key.to_string(),
+    });
     let known = known.collect();
     let cluster = Cluster::make(&name, known, broker, listen)?;
     terminal::say(format!("cluster {name}, broker {}", cluster.broker));
     let key = Identity::load_or_create(&settings::home(settings::Role::Client)?)?.fingerprint();
     terminal::say("at each receiver, for the key of this node alone:");
-    terminal::say(format!("  zmove allow {key} --name NAME --root DIR --write"));
+    terminal::say(format!(
+        "  zmove allow {key} --name NAME --root DIR --write"
+    ));
     terminal::say("for each other node, here and there:");
     terminal::say(format!("  zmove cluster invite {name} -o FILE"));
     terminal::say("  zmove cluster join FILE");
@@ -108,7 +122,10 @@ fn invite(name: &str, output: Option<&Path>) -> Result<Exit> {
         return Ok(Exit::Done);
     };
     if output.symlink_metadata().is_ok() {
-        return Err(usage_error(format!("there is a file '{}' already", output.display())));
+        return Err(usage_error(format!(
+            "there is a file '{}' already",
+            output.display()
+        )));
     }
     settings::cluster::write_new(output, &cluster.invite()?)?;
     Ok(Exit::Done)
@@ -116,7 +133,9 @@ fn invite(name: &str, output: Option<&Path>) -> Result<Exit> {
 
 /// Whether this is a file that others than its owner may read; a pipe is nobody else's.
 fn is_for_others(open: impl AsFd) -> bool {
-    let Ok(stat) = rustix::fs::fstat(open) else { return false };
+    let Ok(stat) = rustix::fs::fstat(open) else {
+        return false;
+    };
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     is_file && Mode::from_raw_mode(stat.st_mode).intersects(Mode::RGRP | Mode::ROTH)
 }
@@ -125,12 +144,17 @@ fn is_for_others(open: impl AsFd) -> bool {
 fn read(invitation: &Path) -> Result<String> {
     let mut text = String::new();
     if invitation == Path::new("-") {
-        std::io::stdin().read_to_string(&mut text).context("read standard input")?;
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .context("read standard input")?;
         return Ok(text);
     }
     let shown = Escaped::path(invitation);
     let opened = File::open(invitation);
-    if opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+    if opened
+        .as_ref()
+        .is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    {
         return Err(usage_error(format!("there is no file '{shown}'")));
     }
     let mut file = opened.with_context(|| format!("read '{shown}'"))?;
@@ -139,15 +163,19 @@ fn read(invitation: &Path) -> Result<String> {
             "others can read '{shown}', and take part in its node's place: 'chmod 600 {shown}' if nobody has"
         )));
     }
-    file.read_to_string(&mut text).with_context(|| format!("read '{shown}'"))?;
+    file.read_to_string(&mut text)
+        .with_context(|| format!("read '{shown}'"))?;
     Ok(text)
 }
 
 fn join(invitation: &Path) -> Result<Exit> {
-    let name = invitation.to_str().filter(|name| !name.contains(['/', '.']) && *name != "-");
+    let name = invitation
+        .to_str()
+        .filter(|name| !name.contains(['/', '.']) && *name != "-");
     let cluster = match name {
         Some(name) if !invitation.exists() => Cluster::load(name)?,
-        _ => Cluster::join(&read(invitation)?).with_context(|| format!("read '{}'", invitation.display()))?,
+        _ => Cluster::join(&read(invitation)?)
+            .with_context(|| format!("read '{}'", invitation.display()))?,
     };
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     settings::block_on(cores, async {
@@ -201,7 +229,9 @@ impl<'a> Member<'a> {
     fn new(cluster: &'a Cluster) -> Result<Self> {
         let unique: [u8; 3] = zmove_engine::random().context("get random bytes")?;
         let node = format!("{}-{}", own_name(), Hex(&unique));
-        let key = Identity::load_or_create(&settings::home(settings::Role::Client)?)?.fingerprint().0;
+        let key = Identity::load_or_create(&settings::home(settings::Role::Client)?)?
+            .fingerprint()
+            .0;
         Ok(Self {
             cluster,
             node,
@@ -220,7 +250,10 @@ impl<'a> Member<'a> {
 
     async fn serve(&mut self, notices: &Notices) -> Result<Exit> {
         let Cluster { name, broker, .. } = self.cluster;
-        terminal::say(format_args!("{} waits for jobs of {name} at {broker}", self.node));
+        terminal::say(format_args!(
+            "{} waits for jobs of {name} at {broker}",
+            self.node
+        ));
         let mut ticks = tokio::time::interval(TELL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ticked = Instant::now();
@@ -301,13 +334,27 @@ impl<'a> Member<'a> {
         if *key == self.key
             && let Ok(grant) = SignedJobGrant::decode(grant)
         {
-            self.grants.entry(SharedJobId(*job)).or_default().renew(grant);
+            self.grants
+                .entry(SharedJobId(*job))
+                .or_default()
+                .renew(grant);
         }
     }
 
-    fn part(&self, job: SharedJobId, state: NodeState, (moved, items): (NodeMoved, u64)) -> NodePart {
+    fn part(
+        &self,
+        job: SharedJobId,
+        state: NodeState,
+        (moved, items): (NodeMoved, u64),
+    ) -> NodePart {
         let granted_until = self.grants.get(&job).and_then(HeldGrant::ends);
-        NodePart { job: job.0, state, moved, items, granted_until }
+        NodePart {
+            job: job.0,
+            state,
+            moved,
+            items,
+            granted_until,
+        }
     }
 
     /// Takes part in a job, if this node may.
@@ -332,7 +379,8 @@ impl<'a> Member<'a> {
         match (job.nodes.get(&self.node), self.grants.get(&id)) {
             (Some(number), Some(grant)) if job.begun => {
                 let (cluster, node) = (self.cluster.clone(), (*number, grant.clone()));
-                self.beginning.spawn(async move { (id, Part::begin(cluster, job, node).await) });
+                self.beginning
+                    .spawn(async move { (id, Part::begin(cluster, job, node).await) });
                 self.looked_at.insert(id);
                 Ok(())
             }
@@ -346,13 +394,25 @@ impl<'a> Member<'a> {
     }
 
     /// Does a part whose sources have been looked at, or leaves the job to others.
-    async fn begin(&mut self, id: SharedJobId, begun: Result<(Part, Work)>, notices: &Notices) -> Result<()> {
+    async fn begin(
+        &mut self,
+        id: SharedJobId,
+        begun: Result<(Part, Work)>,
+        notices: &Notices,
+    ) -> Result<()> {
         self.looked_at.remove(&id);
         match begun {
             Ok((part, work)) => {
                 terminal::print_lines(&format!("job {id} begins: {}", part.what));
                 let task = self.running.spawn(async move { (id, work.await) });
-                self.parts.insert(id, PartAtWork { part, heard: Instant::now(), task });
+                self.parts.insert(
+                    id,
+                    PartAtWork {
+                        part,
+                        heard: Instant::now(),
+                        task,
+                    },
+                );
                 Ok(())
             }
             Err(error) => self.back_off(id, &error, notices).await,
@@ -369,7 +429,10 @@ impl<'a> Member<'a> {
 
     /// Forgets of jobs what nobody will ask for any more: a node may run for months.
     fn forget(&mut self, now: Instant) {
-        let today = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let today = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs();
         self.back_off.retain(|_, until| now < *until);
         self.ended.retain(|_, ended| now < *ended + KEPT_FOR);
         // what a part has is renewed here; and the clock of who has granted it may be another
@@ -384,7 +447,11 @@ impl<'a> Member<'a> {
     /// where its broker was away when the head ended.
     async fn abandon(&mut self, notices: &Notices) -> Result<()> {
         let is_silent = |at_work: &PartAtWork| at_work.heard.elapsed() > at_work.part.silence_max();
-        let silent = self.parts.iter().filter(|(_, at_work)| is_silent(at_work)).map(|(id, _)| *id);
+        let silent = self
+            .parts
+            .iter()
+            .filter(|(_, at_work)| is_silent(at_work))
+            .map(|(id, _)| *id);
         for id in silent.collect::<Vec<_>>() {
             if let Some(PartAtWork { part, task, .. }) = self.parts.remove(&id) {
                 task.abort();
@@ -392,7 +459,10 @@ impl<'a> Member<'a> {
                 let part = self.part(id, NodeState::HasLostSessions, (part.moved(), part.items()));
                 notices.tell(&self.notice(Some(part))).await?;
             }
-            let why = failure(Exit::Broken, "the node that leads it has not been heard of for too long");
+            let why = failure(
+                Exit::Broken,
+                "the node that leads it has not been heard of for too long",
+            );
             self.back_off(id, &why, notices).await?;
         }
         Ok(())
@@ -413,10 +483,14 @@ impl<'a> Member<'a> {
     /// Tells the head of a job what has failed here since, and what this node was warned of.
     async fn tell_trouble(&self, id: SharedJobId, part: &Part, notices: &Notices) -> Result<()> {
         for message in part.warnings() {
-            notices.tell(&Notice::Warned(self.failure(id, message))).await?;
+            notices
+                .tell(&Notice::Warned(self.failure(id, message)))
+                .await?;
         }
         for message in part.failures() {
-            notices.tell(&Notice::Failed(self.failure(id, message))).await?;
+            notices
+                .tell(&Notice::Failed(self.failure(id, message)))
+                .await?;
         }
         Ok(())
     }
@@ -427,15 +501,23 @@ impl<'a> Member<'a> {
         if self.is_backed_off(id) {
             return Ok(());
         }
-        self.back_off(id, &failure(Exit::Authentication, refusal.message), notices).await
+        self.back_off(id, &failure(Exit::Authentication, refusal.message), notices)
+            .await
     }
 
     fn is_backed_off(&self, id: SharedJobId) -> bool {
-        self.back_off.get(&id).is_some_and(|until| Instant::now() < *until)
+        self.back_off
+            .get(&id)
+            .is_some_and(|until| Instant::now() < *until)
     }
 
     /// Leaves a job to others for a while, and has its head told why.
-    async fn back_off(&mut self, id: SharedJobId, error: &anyhow::Error, notices: &Notices) -> Result<()> {
+    async fn back_off(
+        &mut self,
+        id: SharedJobId,
+        error: &anyhow::Error,
+        notices: &Notices,
+    ) -> Result<()> {
         let why = terminal::causes(error).to_string();
         terminal::warn(format_args!("job {id}: {why}"));
         self.back_off.insert(id, Instant::now() + TRY_AGAIN_AFTER);
@@ -443,12 +525,18 @@ impl<'a> Member<'a> {
     }
 
     fn failure(&self, id: SharedJobId, message: String) -> NodeFailure {
-        NodeFailure { job: id.0, node: self.node.clone(), message }
+        NodeFailure {
+            job: id.0,
+            node: self.node.clone(),
+            message,
+        }
     }
 
     /// Ends the part in a job. One that has ended badly begins again after a while.
     async fn end(&mut self, id: SharedJobId, ended: Result<()>, notices: &Notices) -> Result<()> {
-        let Some(PartAtWork { part, .. }) = self.parts.remove(&id) else { return Ok(()) };
+        let Some(PartAtWork { part, .. }) = self.parts.remove(&id) else {
+            return Ok(());
+        };
         self.tell_trouble(id, &part, notices).await?;
         let state = part.end();
         if ended.is_ok() || state == NodeState::HasLostSessions {
@@ -468,7 +556,12 @@ impl<'a> Member<'a> {
 
     fn notice(&self, part: Option<NodePart>) -> Notice {
         let (node, version, key) = (self.node.clone(), VERSION.clone(), self.key);
-        Notice::Node(NodeNotice { node, version, key, part })
+        Notice::Node(NodeNotice {
+            node,
+            version,
+            key,
+            part,
+        })
     }
 }
 
@@ -521,7 +614,10 @@ mod tests {
         member.grants.insert(back_off, HeldGrant::default());
         member.forget(now);
         assert!(member.is_backed_off(back_off) && member.ended.contains_key(&over));
-        assert!(member.grants.keys().eq([&back_off]), "one that a job has is renewed");
+        assert!(
+            member.grants.keys().eq([&back_off]),
+            "one that a job has is renewed"
+        );
         member.forget(now + KEPT_FOR);
         assert!(member.back_off.is_empty() && member.ended.is_empty());
     }

@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use zmove_cluster::jetstream::{
-    BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered, Role, Settings,
-    SharedBroker, SourceNotice, TELL_EVERY,
+    BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered, Role,
+    Settings, SharedBroker, SourceNotice, TELL_EVERY,
 };
 use zmove_cluster::{Head, JobError, Node, Receiver, SharedJob, WorkError};
 use zmove_engine::DialSettings;
@@ -53,7 +53,10 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         sources: node_sources::notices(&mountinfo, &directory, &sources),
         mounts: trees.mounts(&mountinfo),
         directory: directory.into_os_string().into_vec(),
-        words: std::env::args_os().skip(1).map(OsStringExt::into_vec).collect(),
+        words: std::env::args_os()
+            .skip(1)
+            .map(OsStringExt::into_vec)
+            .collect(),
         nodes: BTreeMap::from([(own_name(), 0)]),
         begun: false,
         reader: node_sources::reader(),
@@ -72,7 +75,11 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
             cluster,
             trees: Arc::clone(&trees),
             observer: display.observer(),
-            notice: JobNotice { job: id.0, epoch: job.epoch, ..notice.clone() },
+            notice: JobNotice {
+                job: id.0,
+                epoch: job.epoch,
+                ..notice.clone()
+            },
             mountinfo: mountinfo.clone(),
             granting: Granting::new(&job, &receivers, cluster)?,
             patience: settings.args.timeout.0,
@@ -81,19 +88,37 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         let leading = leading.lead(job, receivers.clone(), std::mem::take(&mut before));
         settings::block_on(threads(), Box::pin(leading))
     });
-    let by = By { noun: "node", took_part: display.end() };
+    let by = By {
+        noun: "node",
+        took_part: display.end(),
+    };
     tell_end(led?, &by, settings, &sources, started)
 }
 
 /// The receivers of a cluster, with the keys that its file names.
 pub(crate) fn receivers(settings: &PushSettings, cluster: &Cluster) -> Result<Vec<Receiver>> {
     let home = settings::home(KeyRole::Client)?;
-    let receiver = |(remote, known): (&zmove_engine::Remote, &settings::cluster::ClusterReceiver)| {
-        let key = known.key.parse().with_context(|| format!("the key of {remote}"))?;
-        let settings = DialSettings { key: Some(key), ..settings.dial_to(remote)? };
-        Ok(Receiver { home: home.clone(), remote: remote.clone(), settings })
-    };
-    settings.receivers().zip(&cluster.receivers).map(receiver).collect()
+    let receiver =
+        |(remote, known): (&zmove_engine::Remote, &settings::cluster::ClusterReceiver)| {
+            let key = known
+                .key
+                .parse()
+                .with_context(|| format!("the key of {remote}"))?;
+            let settings = DialSettings {
+                key: Some(key),
+                ..settings.dial_to(remote)?
+            };
+            Ok(Receiver {
+                home: home.clone(),
+                remote: remote.clone(),
+                settings,
+            })
+        };
+    settings
+        .receivers()
+        .zip(&cluster.receivers)
+        .map(receiver)
+        .collect()
 }
 
 /// How long whoever asks a broker goes on to ask, by the push's `--timeout`: one that is started again takes a moment.
@@ -120,7 +145,12 @@ type Mounted = (Vec<u8>, Option<Vec<SourceNotice>>);
 
 impl Leading<'_> {
     /// Leads the job to its end, with a broker of this node's where none is there.
-    async fn lead(mut self, job: SharedJob, receivers: Vec<Receiver>, before: Vec<Unended>) -> Result<Led> {
+    async fn lead(
+        mut self,
+        job: SharedJob,
+        receivers: Vec<Receiver>,
+        before: Vec<Unended>,
+    ) -> Result<Led> {
         let mut stop: Stop = Box::pin(interrupted());
         let mut broker = match self.cluster.server()? {
             Some(_of_this_node) => Some(tokio::select! {
@@ -132,7 +162,11 @@ impl Leading<'_> {
         let observer = Arc::clone(&self.observer);
         let keeping = async {
             match &mut broker {
-                Some(broker) => broker.keep(|message| observer.on(&Event::Warned { message })).await,
+                Some(broker) => {
+                    broker
+                        .keep(|message| observer.on(&Event::Warned { message }))
+                        .await
+                }
                 None => std::future::pending().await,
             }
         };
@@ -155,14 +189,24 @@ impl Leading<'_> {
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let queue = Arc::new(queue);
-        let participants = Arc::new(Participants::of_nodes(own_name(), Arc::clone(&self.observer)));
+        let participants = Arc::new(Participants::of_nodes(
+            own_name(),
+            Arc::clone(&self.observer),
+        ));
         let mut telling = Box::pin(participants.tell(Arc::clone(&queue), Vec::new));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let (id, count) = (job.id, receivers.len());
-        let node =
-            Node { told: participants.told(), ..Node::new(job, queue, receivers, count, self.patience) };
+        let node = Node {
+            told: participants.told(),
+            ..Node::new(job, queue, receivers, count, self.patience)
+        };
         let (begins_at, others) = (self.begins_at, participants.others());
-        let head = Head { begins_at, others, others_come_within: OTHERS_COME_WITHIN, ..Head::new(node) };
+        let head = Head {
+            begins_at,
+            others,
+            others_come_within: OTHERS_COME_WITHIN,
+            ..Head::new(node)
+        };
         let mut begun = head.begun.subscribe();
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         let leading = head.run(observer, Arc::new(shared_job::SessionWarnings), stop);
@@ -213,7 +257,12 @@ impl Leading<'_> {
         let has_lost_sessions =
             head.node.served.has_lost_sessions() || participants.others().borrow().unfinished > 0;
         let served = participants.served(head.node.served.items() > 0);
-        Ok(Led { id, ended, served, has_lost_sessions })
+        Ok(Led {
+            id,
+            ended,
+            served,
+            has_lost_sessions,
+        })
     }
 
     /// Connects to the broker, where the queues that pushes have left end before that of this job begins; of which
@@ -299,7 +348,9 @@ impl Leading<'_> {
     fn take(&mut self, notice: Notice, participants: &Participants) -> bool {
         match notice {
             Notice::Failed(NodeFailure { job, node, message }) if job == self.notice.job => {
-                participants.on(&Event::Failed { message: format!("{message} (at {node})") });
+                participants.on(&Event::Failed {
+                    message: format!("{message} (at {node})"),
+                });
                 false
             }
             Notice::Warned(warning) if warning.job == self.notice.job => {
@@ -339,7 +390,11 @@ struct BrokerWatch {
 
 impl BrokerWatch {
     fn new(name: String, state: watch::Receiver<BrokerState>) -> Self {
-        Self { name, state, lost: None }
+        Self {
+            name,
+            state,
+            lost: None,
+        }
     }
 
     /// What is to be told, once something is.
@@ -358,7 +413,10 @@ impl BrokerWatch {
                 Some(since) if !is_lost => {
                     self.lost = None;
                     let seconds = since.elapsed().as_secs_f64();
-                    return format!("the broker {} is there again after {seconds:.1} s", self.name);
+                    return format!(
+                        "the broker {} is there again after {seconds:.1} s",
+                        self.name
+                    );
                 }
                 _ => {}
             }
@@ -370,17 +428,17 @@ impl BrokerWatch {
 fn not_begun(id: SharedJobId) -> Led {
     Led {
         id,
-        ended: Err(JobError::Interrupted { may_have_begun: false }),
+        ended: Err(JobError::Interrupted {
+            may_have_begun: false,
+        }),
         served: 0,
         has_lost_sessions: false,
     }
 }
 
-const TOO_MANY_SOURCES: &str =
-    "there are more sources than the other nodes can be told of: push the directory that they are in";
+const TOO_MANY_SOURCES: &str = "there are more sources than the other nodes can be told of: push the directory that they are in";
 const NO_BROKER: &str = "start a broker for the cluster";
-const NO_SERVER: &str =
-    "start a broker for the cluster ('nats-server' has to be installed, as by Debian's package of that name)";
+const NO_SERVER: &str = "start a broker for the cluster ('nats-server' has to be installed, as by Debian's package of that name)";
 /// How long nodes may take to come, of which each has a session with one receiver: after that this node serves those
 /// receivers, too, for which there is no other. A node that has lost the broker asks for it every 4 s at last.
 const OTHERS_COME_WITHIN: Duration = Duration::from_secs(2);

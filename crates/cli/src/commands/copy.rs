@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use zmove_engine::{After, Connector, PullError, PushError, RemoteCopy, copy_result, end_copy, read_receipt};
+use zmove_engine::{
+    After, Connector, PullError, PushError, RemoteCopy, copy_result, end_copy, read_receipt,
+};
 use zmove_transport::{Fingerprint, KnownHosts};
 use zmove_types::{ByteCount, Escaped, Hex, NoObserver, from_hex, printable};
 use zmove_wire::{CopyResult, EndedCopy, Receipt, SignedReceipt};
@@ -37,11 +39,20 @@ pub(crate) fn run(args: CopyArgs, started: Instant, after: After) -> Result<Exit
 fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Exit> {
     let args = &settings.args;
     let (from, to) = (&settings.source.host, &settings.target.host);
-    let trace = args.trace.as_deref().map(|path| Trace::create(path, from, to)).transpose()?;
+    let trace = args
+        .trace
+        .as_deref()
+        .map(|path| Trace::create(path, from, to))
+        .transpose()?;
     let display = Display::new(args, trace);
     let home = settings::home(Role::Client)?;
     let copied = settings::block_on(2, async {
-        let connector = |remote, settings| Connector { home: &home, remote, settings, listener: &display };
+        let connector = |remote, settings| Connector {
+            home: &home,
+            remote,
+            settings,
+            listener: &display,
+        };
         let copying = RemoteCopy {
             source: connector(&settings.source, &settings.source_dial),
             target: connector(&settings.target, &settings.target_dial),
@@ -58,10 +69,16 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
     });
     let moved = display.moved();
     let transfer = display.transfer();
-    copied.iter().for_each(|copied| display.close_trace(&summary::bottleneck(&copied.summary)));
+    copied
+        .iter()
+        .for_each(|copied| display.close_trace(&summary::bottleneck(&copied.summary)));
     display.end();
-    let has_stopped =
-        |error: &anyhow::Error| matches!(error.downcast_ref(), Some(PushError::Pull(PullError::Interrupted)));
+    let has_stopped = |error: &anyhow::Error| {
+        matches!(
+            error.downcast_ref(),
+            Some(PushError::Pull(PullError::Interrupted))
+        )
+    };
     if after == After::Stops && copied.as_ref().err().is_some_and(has_stopped) {
         // So that nobody else sees to it.
         print_json(&json!({ "event": "copy_ended" }));
@@ -69,11 +86,26 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
     let copied = copied.map_err(|error| in_transfer(error, transfer.clone()))?;
     let shares = Shares::of(&moved, copied.summary.elapsed, None, None);
     let told = exit_of(&copied.summary, args);
-    let exit =
-        copied.receipt.as_ref().map_or(told, |receipt| exit_with(told, receipt, copied.summary.failed));
-    summary::print(&copied.summary, args, None, &shares, &Ending { exit, transfer, sessions: Sessions::One });
+    let exit = copied.receipt.as_ref().map_or(told, |receipt| {
+        exit_with(told, receipt, copied.summary.failed)
+    });
+    summary::print(
+        &copied.summary,
+        args,
+        None,
+        &shares,
+        &Ending {
+            exit,
+            transfer,
+            sessions: Sessions::One,
+        },
+    );
     if let Some(receipt) = copied.receipt.filter(|_| !args.quiet && !args.json) {
-        terminal::say(format_args!("signed by {}: {}", settings.target, received(&receipt)));
+        terminal::say(format_args!(
+            "signed by {}: {}",
+            settings.target,
+            received(&receipt)
+        ));
     }
     Ok(exit)
 }
@@ -81,11 +113,18 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
 /// Ends a copy between two other hosts, which an earlier process has begun by these arguments.
 pub(crate) fn end(args: CopyArgs, id: &str) -> Result<Exit> {
     let id = from_hex(id.as_bytes()).context("an id of a copy is wanted")?;
-    let Copy::Between(copy) = Copy::new(args, Arc::new(Prompt))? else { return Ok(Exit::Done) };
+    let Copy::Between(copy) = Copy::new(args, Arc::new(Prompt))? else {
+        return Ok(Exit::Done);
+    };
     let home = settings::home(Role::Client)?;
     settings::block_on(2, async {
         let (remote, settings) = (&copy.source, &copy.source_dial);
-        let source = Connector { home: &home, remote, settings, listener: &terminal::Notices };
+        let source = Connector {
+            home: &home,
+            remote,
+            settings,
+            listener: &terminal::Notices,
+        };
         Ok(end_copy(&source, id).await?)
     })?;
     Ok(Exit::Done)
@@ -103,25 +142,48 @@ fn exit_with(told: Exit, receipt: &Receipt, failed: u64) -> Exit {
     Exit::Partial
 }
 
-fn received(Receipt { files, bytes, faults, target, .. }: &Receipt) -> String {
+fn received(
+    Receipt {
+        files,
+        bytes,
+        faults,
+        target,
+        ..
+    }: &Receipt,
+) -> String {
     let target = Escaped(target);
     let (files, faults) = (counted(*files, "file"), counted(*faults, "fault"));
-    format!("{files}, {} received into '{target}', {faults}", ByteCount(*bytes))
+    format!(
+        "{files}, {} received into '{target}', {faults}",
+        ByteCount(*bytes)
+    )
 }
 
 /// Runs `zmove result`.
 pub(crate) fn result(args: &ResultArgs) -> Result<Exit> {
     let home = settings::home(Role::Client)?;
     let dial = settings::ask_dial();
-    let after = if args.stop { After::Stops } else { After::GoesOn };
+    let after = if args.stop {
+        After::Stops
+    } else {
+        After::GoesOn
+    };
     let (key, result) = settings::block_on(2, async {
-        let connector =
-            Connector { home: &home, remote: &args.host, settings: &dial, listener: &terminal::Notices };
+        let connector = Connector {
+            home: &home,
+            remote: &args.host,
+            settings: &dial,
+            listener: &terminal::Notices,
+        };
         Ok(copy_result(&connector, args.id, after, &NoObserver).await?)
     })?;
     let (exit, told, said) = match result {
         CopyResult::Runs => {
-            let text = if args.stop { "it was running, and is told to end" } else { "it runs" };
+            let text = if args.stop {
+                "it was running, and is told to end"
+            } else {
+                "it runs"
+            };
             (Exit::Done, text.to_owned(), json!({ "state": "runs" }))
         }
         CopyResult::Received(signed) => {
@@ -144,7 +206,11 @@ pub(crate) fn result(args: &ResultArgs) -> Result<Exit> {
 }
 
 fn exit_of_receipt(receipt: &Receipt) -> Exit {
-    if receipt.faults > 0 { Exit::Partial } else { Exit::Done }
+    if receipt.faults > 0 {
+        Exit::Partial
+    } else {
+        Exit::Done
+    }
 }
 
 /// The result as the host tells that has sent; the receipt must be of the key that is pinned for the other.
@@ -179,7 +245,11 @@ fn of_sender(
             account.removed, account.skipped
         ),
         None => {
-            format!("{}, {} sent to {host}:{port}, {failed} failed", counted(files, "file"), ByteCount(bytes))
+            format!(
+                "{}, {} sent to {host}:{port}, {failed} failed",
+                counted(files, "file"),
+                ByteCount(bytes)
+            )
         }
     };
     match &receipt {
@@ -187,7 +257,9 @@ fn of_sender(
         None if account.preview.is_some() => {}
         None => text += "; without a receipt of that host",
     }
-    let differences = account.preview.map_or(0, |(added, changed)| added + changed + account.removed);
+    let differences = account
+        .preview
+        .map_or(0, |(added, changed)| added + changed + account.removed);
     let told = match (failed + account.kept_by_change, account.spared, &receipt) {
         (1.., ..) => Exit::Partial,
         // what nobody has signed may not have come
@@ -196,7 +268,9 @@ fn of_sender(
         (0, 0, _) if differences > 0 => Exit::Differs,
         _ => Exit::Done,
     };
-    let exit = receipt.as_ref().map_or(told, |receipt| exit_with(told, receipt, failed));
+    let exit = receipt
+        .as_ref()
+        .map_or(told, |receipt| exit_with(told, receipt, failed));
     let said = json!({
         "state": "ended",
         "files": files,

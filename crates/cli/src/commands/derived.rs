@@ -36,23 +36,40 @@ pub(crate) fn manual(directory: &Path) -> Result<Exit> {
 
 /// The command with the texts of all its options: clap_mangen leaves out those that are not in the short help.
 fn with_all_texts(command: clap::Command) -> clap::Command {
-    command.mut_args(|arg| arg.hide_short_help(false)).mut_subcommands(with_all_texts)
+    command
+        .mut_args(|arg| arg.hide_short_help(false))
+        .mut_subcommands(with_all_texts)
 }
 
 fn write_pages(command: &clap::Command, directory: &Path) -> std::io::Result<()> {
-    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+    for below in command
+        .get_subcommands()
+        .filter(|below| !below.is_hide_set())
+    {
         write_pages(below, directory)?;
     }
-    let page = Man::new(command.clone()).manual("zmove").source(concat!("zmove ", env!("CARGO_PKG_VERSION")));
+    let page = Man::new(command.clone())
+        .manual("zmove")
+        .source(concat!("zmove ", env!("CARGO_PKG_VERSION")));
     let mut text = Vec::new();
     page.render(&mut text)?;
     let text = String::from_utf8_lossy(&text);
     // neither filled out to even margins nor hyphenated: commands and paths stay as they are typed
     let text = text.replacen(".SH NAME\n", ".ad l\n.nh\n.SH NAME\n", 1);
     // what stands below the options has lines of its own where some of them are indented
-    let below = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    let heading = if below.contains("\n  ") { ".SH NOTES\n.nf\n" } else { ".SH NOTES\n" };
-    std::fs::write(directory.join(page.get_filename()), text.replacen(".SH EXTRA\n", heading, 1))
+    let below = command
+        .get_after_help()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let heading = if below.contains("\n  ") {
+        ".SH NOTES\n.nf\n"
+    } else {
+        ".SH NOTES\n"
+    };
+    std::fs::write(
+        directory.join(page.get_filename()),
+        text.replacen(".SH EXTRA\n", heading, 1),
+    )
 }
 
 #[cfg(test)]
@@ -66,8 +83,15 @@ mod tests {
         let command = Args::command();
         for shell in Shell::value_variants() {
             let script = completions_for(*shell);
-            for shown in command.get_subcommands().filter(|command| !command.is_hide_set()) {
-                assert!(script.contains(shown.get_name()), "{shell}: {}", shown.get_name());
+            for shown in command
+                .get_subcommands()
+                .filter(|command| !command.is_hide_set())
+            {
+                assert!(
+                    script.contains(shown.get_name()),
+                    "{shell}: {}",
+                    shown.get_name()
+                );
             }
         }
     }
@@ -76,17 +100,26 @@ mod tests {
     fn every_command_in_sight_has_its_page() {
         let directory = tempfile::tempdir().unwrap();
         manual(directory.path()).unwrap();
-        let name_of = |command: &clap::Command, above: &str| format!("{above}{}", command.get_name());
+        let name_of =
+            |command: &clap::Command, above: &str| format!("{above}{}", command.get_name());
         let mut wanted = vec!["zmove.1".to_owned()];
-        for command in Args::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+        for command in Args::command()
+            .get_subcommands()
+            .filter(|command| !command.is_hide_set())
+        {
             let name = name_of(command, "zmove-");
-            wanted.extend(command.get_subcommands().map(|below| name_of(below, &format!("{name}-")) + ".1"));
+            wanted.extend(
+                command
+                    .get_subcommands()
+                    .map(|below| name_of(below, &format!("{name}-")) + ".1"),
+            );
             wanted.push(name + ".1");
         }
         wanted.sort();
         let entries = std::fs::read_dir(directory.path()).unwrap();
-        let mut written: Vec<_> =
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut written: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         written.sort();
         assert_eq!(written, wanted);
         for name in written {
@@ -94,7 +127,10 @@ mod tests {
             assert!(text.contains(".SH SYNOPSIS"), "{name}");
         }
         let push = std::fs::read_to_string(directory.path().join("zmove-push.1")).unwrap();
-        for part in ["Change nothing, and list what would be done", "What to send ("] {
+        for part in [
+            "Change nothing, and list what would be done",
+            "What to send (",
+        ] {
             assert!(push.contains(part), "{part}");
         }
     }

@@ -50,7 +50,11 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit> {
     } else {
         terminal::print(report.text(Colour::of_stdout()));
     }
-    Ok(if report.count(Level::Bad) > 0 { Exit::Unwell } else { Exit::Done })
+    Ok(if report.count(Level::Bad) > 0 {
+        Exit::Unwell
+    } else {
+        Exit::Done
+    })
 }
 
 fn visit(host: &Remote) -> Result<Peer> {
@@ -59,9 +63,15 @@ fn visit(host: &Remote) -> Result<Peer> {
 }
 
 fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
-    let part = if peer.is_some() { Part::Sender } else { Part::Either };
+    let part = if peer.is_some() {
+        Part::Sender
+    } else {
+        Part::Either
+    };
     let link = Link::gather(root, peer.and_then(Peer::address));
-    let asked = args.rate.map(|rate| ByteRate(ByteCount(rate.bytes_per_second()).as_f64()));
+    let asked = args
+        .rate
+        .map(|rate| ByteRate(ByteCount(rate.bytes_per_second()).as_f64()));
     let rate = asked.or(link.rate).unwrap_or(ByteRate(RATE_TARGET));
     let paths = Paths {
         rate,
@@ -78,7 +88,10 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     report.add("this host", host);
     report.add(format!("its network, for {rate}"), network);
     if let Some(peer) = peer {
-        report.add(format!("the receiver at {}", peer.host), peer_findings::findings(peer, link.mtu));
+        report.add(
+            format!("the receiver at {}", peer.host),
+            peer_findings::findings(peer, link.mtu),
+        );
     }
     report
 }

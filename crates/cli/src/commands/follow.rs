@@ -37,19 +37,34 @@ pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
         return Err(usage_error("--watch watches one directory"));
     };
     let refused = [
-        (push.delete, "--delete: names that go here stay at the target"),
-        (push.selection.files_from.is_some(), "--files-from: it moves what comes"),
-        (push.cluster.is_some(), "--cluster: the other nodes do not see what comes"),
+        (
+            push.delete,
+            "--delete: names that go here stay at the target",
+        ),
+        (
+            push.selection.files_from.is_some(),
+            "--files-from: it moves what comes",
+        ),
+        (
+            push.cluster.is_some(),
+            "--cluster: the other nodes do not see what comes",
+        ),
         (push.manifest.is_some(), "--manifest: there is no end"),
         (push.proofs.is_some(), "--proofs: there is no end"),
         (push.trace.is_some(), "--trace: there is no end"),
-        (args.every.is_some(), "--every: it goes on until it is cancelled"),
+        (
+            args.every.is_some(),
+            "--every: it goes on until it is cancelled",
+        ),
     ];
     if let Some((_, why)) = refused.into_iter().find(|(is_typed, _)| *is_typed) {
         return Err(usage_error(format!("--watch cannot be used with {why}")));
     }
     if !Path::new(source).is_dir() {
-        let text = format!("--watch: '{}' is no directory of this host", Escaped::path(source));
+        let text = format!(
+            "--watch: '{}' is no directory of this host",
+            Escaped::path(source)
+        );
         return Err(failure(Exit::File, text));
     }
     Ok(())
@@ -108,7 +123,9 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
                 return Ok(moved.fail(exit));
             }
             // Whoever has killed it may have meant this one.
-            None if killed >= KILLED_MAX && !stop.is_asked() => return Ok(moved.fail(Exit::Broken as i32)),
+            None if killed >= KILLED_MAX && !stop.is_asked() => {
+                return Ok(moved.fail(Exit::Broken as i32));
+            }
             _ => {
                 killed += u32::from(moved.exit.is_none());
                 report.give_up();
@@ -140,14 +157,22 @@ impl Stop {
             });
             let mut wish = shared.lock().unwrap_or_else(PoisonError::into_inner);
             wish.is_asked = true;
-            let _gone = wish.process.map(|process| kill_process(process, Signal::TERM));
+            let _gone = wish
+                .process
+                .map(|process| kill_process(process, Signal::TERM));
         };
-        std::thread::Builder::new().name("signals".to_owned()).spawn(listen).context("start a thread")?;
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(listen)
+            .context("start a thread")?;
         Ok(Self(wish))
     }
 
     fn is_asked(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_asked
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_asked
     }
 
     /// Lets the process have the wish too, as long as it is not waited for.
@@ -155,7 +180,9 @@ impl Stop {
         let mut wish = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         wish.process = process.map(Pid::from_child);
         if wish.is_asked {
-            let _gone = wish.process.map(|process| kill_process(process, Signal::TERM));
+            let _gone = wish
+                .process
+                .map(|process| kill_process(process, Signal::TERM));
         }
     }
 
@@ -183,28 +210,37 @@ struct Moved {
 
 impl Moved {
     fn has_failed(&self, path: &Path) -> bool {
-        let Some(failed) = &self.failed else { return true };
+        let Some(failed) = &self.failed else {
+            return true;
+        };
         let is_told = |path: &Path| failed.contains(&Escaped::path(path).to_string());
         !failed.is_empty() && path.ancestors().any(is_told)
     }
 
     /// Tells failures, unless all of them are of files that are gone: these have been moved or removed by their owner.
     fn report_failures(&self, root: &Path, batch: &Batch) {
-        if batch.paths().any(|path| self.has_failed(path) && root.join(path).symlink_metadata().is_ok()) {
+        if batch
+            .paths()
+            .any(|path| self.has_failed(path) && root.join(path).symlink_metadata().is_ok())
+        {
             self.failures.iter().for_each(print_json);
         }
     }
 
     /// Tells the end of a transfer that ends the job, or this attempt of it.
     fn fail(&self, exit: i32) -> Exit {
-        let message =
-            self.message.clone().unwrap_or_else(|| "the process of the transfer was killed".to_owned());
+        let message = self
+            .message
+            .clone()
+            .unwrap_or_else(|| "the process of the transfer was killed".to_owned());
         print_json(&json!({ "event": "error", "message": message, "exit": exit }));
         Exit::told(exit)
     }
 
     fn take(&mut self, line: &str, tell: &mut impl FnMut(&Value)) {
-        let Ok(event) = serde_json::from_str::<Value>(line) else { return };
+        let Ok(event) = serde_json::from_str::<Value>(line) else {
+            return;
+        };
         let number = |name: &str| event[name].as_u64().unwrap_or(0);
         let text = |name: &str| event[name].as_str().map(str::to_owned);
         if event["exit"].is_i64() {
@@ -217,7 +253,9 @@ impl Moved {
             Some("failed") => {
                 match (event["path"].as_str(), &mut self.failed) {
                     (Some(path), Some(failed)) => {
-                        let ends = path.match_indices('/').map(|(at, _)| path[at + 1..].to_owned());
+                        let ends = path
+                            .match_indices('/')
+                            .map(|(at, _)| path[at + 1..].to_owned());
                         failed.extend(ends.chain([path.to_owned()]));
                     }
                     _ => self.failed = None,
@@ -235,7 +273,9 @@ impl Moved {
 fn move_batch(batch: &Batch, stop: &Stop, mut tell: impl FnMut(&Value)) -> Result<Moved> {
     let list = list_of(batch).context("list files in memory")?;
     let mut command = Command::new(std::env::current_exe().context("find this program")?);
-    command.args(std::env::args_os().skip(1)).env(BATCH, std::process::id().to_string());
+    command
+        .args(std::env::args_os().skip(1))
+        .env(BATCH, std::process::id().to_string());
     if batch.is_by_contents() {
         command.arg("--checksum");
     }
@@ -243,7 +283,10 @@ fn move_batch(batch: &Batch, stop: &Stop, mut tell: impl FnMut(&Value)) -> Resul
     let mut process = started.context("start the process of a transfer")?;
     stop.reaches(Some(&process));
     let told = process.stdout.take().expect("a pipe was asked for");
-    let mut moved = Moved { failed: Some(HashSet::new()), ..Moved::default() };
+    let mut moved = Moved {
+        failed: Some(HashSet::new()),
+        ..Moved::default()
+    };
     for line in BufReader::new(told).lines() {
         moved.take(&line.context("read what a transfer tells")?, &mut tell);
     }
@@ -256,7 +299,9 @@ fn move_batch(batch: &Batch, stop: &Stop, mut tell: impl FnMut(&Value)) -> Resul
 /// The paths of a batch, each with a NUL behind it, in a file in memory, which can be read again.
 fn list_of(batch: &Batch) -> std::io::Result<File> {
     let mut file = File::from(memfd_create("batch", MemfdFlags::CLOEXEC)?);
-    let paths = batch.paths().flat_map(|path| path.as_os_str().as_bytes().iter().copied().chain([0]));
+    let paths = batch
+        .paths()
+        .flat_map(|path| path.as_os_str().as_bytes().iter().copied().chain([0]));
     file.write_all(&paths.collect::<Vec<u8>>())?;
     file.rewind()?;
     Ok(file)
@@ -308,15 +353,28 @@ impl Report {
 
     fn under_way(&mut self, progress: &Value) {
         let count = |name: &str| progress[name].as_u64().unwrap_or(0);
-        let names = ["files_found", "bytes_found", "files_done", "bytes_done", "files_moved", "bytes_moved"];
+        let names = [
+            "files_found",
+            "bytes_found",
+            "files_done",
+            "bytes_done",
+            "files_moved",
+            "bytes_moved",
+        ];
         self.now = Some(names.map(count));
         self.rate = progress["bytes_per_second"].as_f64().unwrap_or(0.0);
-        self.limited_by = progress["limited_by"].as_str().unwrap_or("starting").to_owned();
+        self.limited_by = progress["limited_by"]
+            .as_str()
+            .unwrap_or("starting")
+            .to_owned();
     }
 
     fn end(&mut self, moved: &Moved) {
         self.done = (self.done.0 + moved.files, self.done.1 + moved.bytes);
-        self.limited_by = moved.limited_by.clone().unwrap_or_else(|| "watching".to_owned());
+        self.limited_by = moved
+            .limited_by
+            .clone()
+            .unwrap_or_else(|| "watching".to_owned());
         self.now = None;
     }
 
@@ -344,15 +402,29 @@ impl Report {
             "there": state.is_there,
             "idle": idle,
         });
-        let is_within = |interval| self.told.as_ref().is_some_and(|(at, _)| at.elapsed() < interval);
+        let is_within = |interval| {
+            self.told
+                .as_ref()
+                .is_some_and(|(at, _)| at.elapsed() < interval)
+        };
         let recent = is_within(REPORT_INTERVAL);
-        let same = is_within(self.repeat) && self.told.as_ref().is_some_and(|(_, told)| *told == shown);
-        let was_idle = self.told.as_ref().is_some_and(|(_, told)| told["idle"] == true);
+        let same =
+            is_within(self.repeat) && self.told.as_ref().is_some_and(|(_, told)| *told == shown);
+        let was_idle = self
+            .told
+            .as_ref()
+            .is_some_and(|(_, told)| told["idle"] == true);
         if recent && (was_idle == idle || when == When::InTime) || same && when == When::Changed {
             return;
         }
-        let [files_found, bytes_found, files_done, bytes_done, files_moved, bytes_moved] =
-            self.now.unwrap_or_default();
+        let [
+            files_found,
+            bytes_found,
+            files_done,
+            bytes_done,
+            files_moved,
+            bytes_moved,
+        ] = self.now.unwrap_or_default();
         let (files, bytes) = self.done;
         print_json(&json!({
             "event": "progress",

@@ -22,7 +22,13 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
         None => show(&place, &store, args)?,
         Some(JobAction::Log) => log(&place, &store, id, args.json)?,
         Some(JobAction::Wait { timeout }) => {
-            return wait(&place, &store, args, timeout.map(|timeout| timeout.0), |_| {});
+            return wait(
+                &place,
+                &store,
+                args,
+                timeout.map(|timeout| timeout.0),
+                |_| {},
+            );
         }
         Some(JobAction::Attach) => return attach(&place, &store, args),
         Some(JobAction::Rerun) => {
@@ -42,7 +48,9 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
             // Whoever ends an earlier run of a schedule means the schedule.
             let live = store.live_run(id)?;
             if live != id && !args.json {
-                terminal::say(format_args!("job {id} has ended; the next run of its schedule is job {live}"));
+                terminal::say(format_args!(
+                    "job {id} has ended; the next run of its schedule is job {live}"
+                ));
             }
             let answer = store.cancel(live, now)?;
             ordered(&place, &store, args, live, (answer, "cancelled"))?;
@@ -54,8 +62,16 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
 fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
     go_on(place, store)?;
     let row = Row::of(place, store.job(args.id)?);
-    let (ends, events) = (store.attempts(args.id)?, store.events(args.id, 0, u32::MAX)?);
-    let details = Details { ends, events, deliveries: store.deliveries(args.id)?, log: place.log(args.id) };
+    let (ends, events) = (
+        store.attempts(args.id)?,
+        store.events(args.id, 0, u32::MAX)?,
+    );
+    let details = Details {
+        ends,
+        events,
+        deliveries: store.deliveries(args.id)?,
+        log: place.log(args.id),
+    };
     if args.json {
         print_json(&details.add_to(row.as_json()));
     } else {
@@ -68,10 +84,14 @@ fn log(place: &Place, store: &Store, id: JobId, json: bool) -> Result<()> {
     store.job(id)?;
     let events = store.events(id, 0, u32::MAX)?;
     if json {
-        events.iter().for_each(|event| print_json(&event_as_json(event)));
+        events
+            .iter()
+            .for_each(|event| print_json(&event_as_json(event)));
         return Ok(());
     }
-    events.iter().for_each(|told| terminal::print_lines(&event(told)));
+    events
+        .iter()
+        .for_each(|told| terminal::print_lines(&event(told)));
     let said = std::fs::read(place.log(id)).unwrap_or_default();
     terminal::print_lines(&String::from_utf8_lossy(&said));
     Ok(())

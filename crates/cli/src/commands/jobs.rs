@@ -30,12 +30,19 @@ pub(crate) fn run(args: &JobsArgs) -> Result<Exit> {
 
 fn list(args: &JobsArgs, place: &Place, store: &Store, now: Moment) -> Result<()> {
     go_on(place, store)?;
-    let selection = if args.all { Selection::All } else { Selection::Recent(before(now, RECENT)) };
+    let selection = if args.all {
+        Selection::All
+    } else {
+        Selection::Recent(before(now, RECENT))
+    };
     let is_asked_for = |job: &Job| args.state.is_empty() || args.state.contains(&job.state);
     let jobs = store.jobs(selection)?.into_iter().filter(is_asked_for);
     let rows: Vec<_> = jobs.map(|job| Row::of(place, job)).collect();
     if args.json {
-        let lines: String = rows.iter().map(|row| format!("{}\n", row.as_json())).collect();
+        let lines: String = rows
+            .iter()
+            .map(|row| format!("{}\n", row.as_json()))
+            .collect();
         terminal::print(lines);
     } else if rows.is_empty() {
         terminal::say("no jobs");
@@ -53,7 +60,10 @@ fn counts(states: impl Iterator<Item = State>) -> String {
     let mut counts = BTreeMap::new();
     states.for_each(|state| *counts.entry(state.to_string()).or_insert(0) += 1);
     let all: u64 = counts.values().sum();
-    let by_state: Vec<_> = counts.iter().map(|(state, jobs)| format!("{jobs} {state}")).collect();
+    let by_state: Vec<_> = counts
+        .iter()
+        .map(|(state, jobs)| format!("{jobs} {state}"))
+        .collect();
     format!("{}: {}", counted(all, "job"), by_state.join(", "))
 }
 
@@ -64,10 +74,17 @@ fn clean(place: &Place, store: &mut Store, now: Moment, older_than: Age) -> Resu
         // One that was never begun has none; what stays is in nobody's way.
         let _best_effort = std::fs::remove_dir_all(place.job(*id));
     }
-    terminal::say(format_args!("forgot {}", counted(forgotten.len() as u64, "job")));
+    terminal::say(format_args!(
+        "forgot {}",
+        counted(forgotten.len() as u64, "job")
+    ));
     let kept = store.jobs(Selection::All)?;
     if !kept.is_empty() {
-        terminal::say(kept_for(kept.iter().map(|job| job.ended), before, older_than));
+        terminal::say(kept_for(
+            kept.iter().map(|job| job.ended),
+            before,
+            older_than,
+        ));
     }
     Ok(())
 }
@@ -82,8 +99,14 @@ fn kept_for(ends: impl Iterator<Item = Option<Moment>>, before: Moment, older_th
     }
     let reasons = [
         (unended, "not ended".to_owned()),
-        (young, format!("ended less than {older_than} ago, see --older-than")),
-        (all - unended - young, "needed by others, or to be told still".to_owned()),
+        (
+            young,
+            format!("ended less than {older_than} ago, see --older-than"),
+        ),
+        (
+            all - unended - young,
+            "needed by others, or to be told still".to_owned(),
+        ),
     ];
     let reasons = reasons.into_iter().filter(|(jobs, _)| *jobs > 0);
     let reasons: Vec<_> = reasons.map(|(jobs, why)| format!("{jobs} {why}")).collect();
@@ -91,7 +114,10 @@ fn kept_for(ends: impl Iterator<Item = Option<Moment>>, before: Moment, older_th
 }
 
 fn before(now: Moment, span: Duration) -> Moment {
-    Moment(now.0.saturating_sub(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)))
+    Moment(
+        now.0
+            .saturating_sub(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)),
+    )
 }
 
 /// Jobs that fit one screen of a terminal; of more it is said how many there are in each state.

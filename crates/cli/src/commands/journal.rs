@@ -26,7 +26,11 @@ pub(crate) fn run(command: &JournalCommand) -> Result<Exit> {
             for directory in directories()? {
                 journals.extend(journal::list(&directory)?);
             }
-            let show = if *json { list::show_as_json } else { list::show };
+            let show = if *json {
+                list::show_as_json
+            } else {
+                list::show
+            };
             let names = names();
             journals.iter().for_each(|journal| show(journal, &names));
             if journals.is_empty() && !json {
@@ -57,9 +61,13 @@ fn directories() -> Result<Vec<PathBuf>> {
 
 /// The names of the keys that are let in here; without them journals are listed by key alone.
 fn names() -> list::Names {
-    let keys = settings::home(Role::Daemon).ok().and_then(|home| AuthorizedKeys::load(&home).ok());
+    let keys = settings::home(Role::Daemon)
+        .ok()
+        .and_then(|home| AuthorizedKeys::load(&home).ok());
     let grants = keys.iter().flat_map(AuthorizedKeys::grants);
-    grants.filter_map(|grant| Some((grant.key()?.to_string(), grant.name.clone()))).collect()
+    grants
+        .filter_map(|grant| Some((grant.key()?.to_string(), grant.name.clone())))
+        .collect()
 }
 
 /// The name of a journal: its transfer's id, with which the file's name begins.
@@ -75,5 +83,7 @@ fn age(moment: SystemTime) -> Age {
 
 /// The time since a moment in seconds since 1970.
 fn age_of_seconds(seconds: u64) -> Age {
-    UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).map_or(Age(Duration::ZERO), age)
+    UNIX_EPOCH
+        .checked_add(Duration::from_secs(seconds))
+        .map_or(Age(Duration::ZERO), age)
 }

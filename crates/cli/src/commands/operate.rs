@@ -28,8 +28,14 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 /// Runs `zmove status`.
 pub(crate) fn status(args: &StatusArgs) -> Result<Exit> {
     loop {
-        let Answer::Status(status) = ask(&args.control, &Request::Status)? else { return no_sense() };
-        let clear = if args.watch && std::io::stdout().is_terminal() { CLEAR } else { "" };
+        let Answer::Status(status) = ask(&args.control, &Request::Status)? else {
+            return no_sense();
+        };
+        let clear = if args.watch && std::io::stdout().is_terminal() {
+            CLEAR
+        } else {
+            ""
+        };
         terminal::print(format_args!("{clear}{}", shown(&status, args.json)?));
         if !args.watch {
             return Ok(Exit::Done);
@@ -39,7 +45,11 @@ pub(crate) fn status(args: &StatusArgs) -> Result<Exit> {
 }
 
 fn shown(status: &Status, json: bool) -> Result<String> {
-    Ok(if json { serde_json::to_string(status)? + "\n" } else { table::of(status) })
+    Ok(if json {
+        serde_json::to_string(status)? + "\n"
+    } else {
+        table::of(status)
+    })
 }
 
 /// Runs `zmove stop`.
@@ -47,7 +57,9 @@ pub(crate) fn stop(args: &StopArgs) -> Result<Exit> {
     for id in &args.ids {
         match ask(&args.control, &Request::Stop(id.clone()))? {
             Answer::Ended(ended) if ended.is_empty() => {
-                return Err(usage_error(format!("no transfer here has the id {id}: see 'zmove status'")));
+                return Err(usage_error(format!(
+                    "no transfer here has the id {id}: see 'zmove status'"
+                )));
             }
             Answer::Ended(ended) => ended.iter().for_each(tell_ended),
             Answer::Ambiguous(found) => {
@@ -70,9 +82,13 @@ pub(crate) fn tell_ended(TransferStatus { id, name, from, .. }: &TransferStatus)
 
 /// Runs `zmove drain`.
 pub(crate) fn drain(args: &DrainArgs) -> Result<Exit> {
-    let Answer::Draining(running) = ask(&args.control, &Request::Drain)? else { return no_sense() };
+    let Answer::Draining(running) = ask(&args.control, &Request::Drain)? else {
+        return no_sense();
+    };
     let under_way = counted(running as u64, "transfer");
-    terminal::say(format_args!("the daemon takes no new transfers, and ends after {under_way} under way"));
+    terminal::say(format_args!(
+        "the daemon takes no new transfers, and ends after {under_way} under way"
+    ));
     while args.wait && ask(&args.control, &Request::Status).is_ok() {
         std::thread::sleep(WATCH_INTERVAL);
     }
@@ -96,7 +112,8 @@ pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
     for place in places {
         match UnixStream::connect(&place) {
             Ok(stream) => {
-                return converse(stream, request).with_context(|| format!("ask '{}'", place.display()));
+                return converse(stream, request)
+                    .with_context(|| format!("ask '{}'", place.display()));
             }
             Err(error) => failed.push(format!("'{}': {error}", place.display())),
         }
@@ -115,7 +132,10 @@ fn places() -> Result<Vec<PathBuf>> {
     Ok(if is_chosen {
         vec![own]
     } else {
-        vec![own, Path::new(settings::SERVICE_RUNTIME).join("control.sock")]
+        vec![
+            own,
+            Path::new(settings::SERVICE_RUNTIME).join("control.sock"),
+        ]
     })
 }
 

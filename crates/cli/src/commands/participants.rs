@@ -104,11 +104,31 @@ impl Participants {
         Self::new(Party::Receivers, receivers, None, observer)
     }
 
-    fn new(party: Party, names: Vec<String>, head: Option<String>, observer: Arc<dyn Observer>) -> Self {
-        let entries = Lock::new(names.into_iter().map(|name| (name, Entry::default())).collect());
+    fn new(
+        party: Party,
+        names: Vec<String>,
+        head: Option<String>,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
+        let entries = Lock::new(
+            names
+                .into_iter()
+                .map(|name| (name, Entry::default()))
+                .collect(),
+        );
         let (come, absent) = (Lock::default(), Lock::default());
         let (told, others, unsettled) = Default::default();
-        Self { observer, party, head, entries, come, absent, told, others, unsettled }
+        Self {
+            observer,
+            party,
+            head,
+            entries,
+            come,
+            absent,
+            told,
+            others,
+            unsettled,
+        }
     }
 
     /// How many other nodes there are.
@@ -135,14 +155,24 @@ impl Participants {
     /// Tells, once, that there are nodes that are not listened to.
     pub(crate) fn warn_of_too_many(&self) {
         let max = jetstream::NODES_MAX;
-        let message = format!("more than {max} nodes, by their names, ask for a part: the rest gets none");
+        let message =
+            format!("more than {max} nodes, by their names, ask for a part: the rest gets none");
         if self.told.insert(&message) {
             self.observer.on(&Event::Warned { message });
         }
     }
 
     /// Takes what a node tells, which it does each second.
-    pub(crate) fn hear(&self, node: &str, NodePart { state, moved, items, .. }: &NodePart) {
+    pub(crate) fn hear(
+        &self,
+        node: &str,
+        NodePart {
+            state,
+            moved,
+            items,
+            ..
+        }: &NodePart,
+    ) {
         // one that takes no part tries again from time to time
         let is_absent = || self.absent.lock().iter().any(|(absent, _)| absent == node);
         let has_done_nothing = *items == 0 && *moved == NodeMoved::default();
@@ -184,14 +214,18 @@ impl Participants {
         }
         drop(entries);
         if self.absent.lock().insert((node.clone(), message.clone())) {
-            self.observer.on(&Event::Warned { message: format!("{node} takes no part: {message}") });
+            self.observer.on(&Event::Warned {
+                message: format!("{node} takes no part: {message}"),
+            });
         }
     }
 
     /// Tells what a node that takes part warns of, of each so much at most.
     pub(crate) fn warn(&self, NodeFailure { node, message, .. }: NodeFailure) {
         let mut entries = self.entries.lock();
-        let Some(entry) = entries.get_mut(&node) else { return };
+        let Some(entry) = entries.get_mut(&node) else {
+            return;
+        };
         entry.warnings = entry.warnings.saturating_add(1);
         let warnings = entry.warnings;
         drop(entries);
@@ -232,14 +266,17 @@ impl Participants {
         let are_several = entries.len() > 1;
         drop(entries);
         if are_several {
-            self.observer.on(&Event::Nodes(self.look(waiting, Instant::now())));
+            self.observer
+                .on(&Event::Nodes(self.look(waiting, Instant::now())));
         }
     }
 
     /// How the nodes are now.
     fn look(&self, waiting: Option<u64>, now: Instant) -> Nodes {
         let mut entries = self.entries.lock();
-        let looks = entries.iter_mut().map(|(name, entry)| entry.look(name, now));
+        let looks = entries
+            .iter_mut()
+            .map(|(name, entry)| entry.look(name, now));
         let mut looks: Vec<_> = looks.collect();
         compare(&mut looks, waiting);
         let mut lost = Vec::new();
@@ -264,13 +301,19 @@ impl Participants {
         let count = nodes.len() as u64;
         nodes.sort_by_key(|node| Reverse(matches!(node.pace, Pace::Slow | Pace::Silent)));
         nodes.truncate(NODES_MAX);
-        Nodes { party: self.party, count, waiting, nodes }
+        Nodes {
+            party: self.party,
+            count,
+            waiting,
+            nodes,
+        }
     }
 
     fn without_found_again(&self, event: Event) -> Event {
         match event {
             Event::Found { files, bytes } => {
-                let Amount { files, bytes } = self.unsettled.lock().found_again(Amount { files, bytes });
+                let Amount { files, bytes } =
+                    self.unsettled.lock().found_again(Amount { files, bytes });
                 Event::Found { files, bytes }
             }
             other => other,
@@ -278,16 +321,28 @@ impl Participants {
     }
 
     fn count(&self, entries: &BTreeMap<String, Entry>) {
-        let others = || entries.iter().filter(|(name, _)| self.head.as_ref() != Some(name));
+        let others = || {
+            entries
+                .iter()
+                .filter(|(name, _)| self.head.as_ref() != Some(name))
+        };
         let count = |is: fn(&Entry) -> bool| others().filter(|(_, entry)| is(entry)).count();
-        let counted =
-            Others { at_work: count(Entry::is_at_work), unfinished: count(|entry| !entry.is_finished()) };
-        self.others.send_if_modified(|before| std::mem::replace(before, counted) != counted);
+        let counted = Others {
+            at_work: count(Entry::is_at_work),
+            unfinished: count(|entry| !entry.is_finished()),
+        };
+        self.others
+            .send_if_modified(|before| std::mem::replace(before, counted) != counted);
     }
 
     /// How many nodes have done any of the work, this one among them if it `has_served`.
     pub(crate) fn served(&self, has_served: bool) -> usize {
-        let others = self.entries.lock().values().filter(|entry| entry.has_served).count();
+        let others = self
+            .entries
+            .lock()
+            .values()
+            .filter(|entry| entry.has_served)
+            .count();
         others + usize::from(has_served)
     }
 
@@ -309,7 +364,9 @@ impl Observer for Participants {
                 own.files += files;
                 own.bytes += bytes;
             }
-            (Event::Found { .. }, _) => return self.observer.on(&self.without_found_again(event.clone())),
+            (Event::Found { .. }, _) => {
+                return self.observer.on(&self.without_found_again(event.clone()));
+            }
             _ => {}
         }
         self.observer.on(event);
@@ -318,19 +375,34 @@ impl Observer for Participants {
 
 impl Entry {
     fn look(&mut self, name: &str, now: Instant) -> Look {
-        let pace = match (self.presence == Presence::Ended, self.is_unheard_for(SILENT_AFTER, now)) {
+        let pace = match (
+            self.presence == Presence::Ended,
+            self.is_unheard_for(SILENT_AFTER, now),
+        ) {
             (true, _) => Pace::Ended,
             (false, true) => Pace::Silent,
             (false, false) => Pace::Works,
         };
         let bytes_per_second = self.rate(now);
         let (name, files, bytes) = (name.to_owned(), self.moved.files, self.moved.bytes);
-        let node = Node { name, pace, files, bytes, bytes_per_second, percent_of_others: None };
+        let node = Node {
+            name,
+            pace,
+            files,
+            bytes,
+            bytes_per_second,
+            percent_of_others: None,
+        };
         let ago = |span| move |(then, _): &&(Instant, u64)| now.duration_since(*then) >= span;
         let is_known = self.marks.iter().any(|mark| ago(WINDOW)(&mark));
         let before = self.marks.iter().rev().find(ago(IDLE_AFTER));
         let is_moving = before.is_some_and(|(_, before)| *before < bytes);
-        Look { node, is_known, is_moving, was_slow: self.was_slow }
+        Look {
+            node,
+            is_known,
+            is_moving,
+            was_slow: self.was_slow,
+        }
     }
 
     /// Takes a sign; returns what the node had found and not brought, if others are to do that now.
@@ -341,9 +413,18 @@ impl Entry {
         let mut unsettled = Amount::default();
         if matches!(presence, Presence::Silent { .. } | Presence::Ended) {
             let part = &mut self.part;
-            unsettled.add(Amount { files: part.found_files, bytes: part.found_bytes });
-            unsettled.take(Amount { files: part.files, bytes: part.bytes });
-            unsettled.take(Amount { files: part.skipped_files, bytes: part.skipped_bytes });
+            unsettled.add(Amount {
+                files: part.found_files,
+                bytes: part.found_bytes,
+            });
+            unsettled.take(Amount {
+                files: part.files,
+                bytes: part.bytes,
+            });
+            unsettled.take(Amount {
+                files: part.skipped_files,
+                bytes: part.skipped_bytes,
+            });
             // where the node goes on, it finds that again
             part.found_files -= unsettled.files;
             part.found_bytes -= unsettled.bytes;
@@ -358,11 +439,15 @@ impl Entry {
 
     /// Whether it does some of the work, as far as is known.
     fn is_at_work(&self) -> bool {
-        matches!(self.presence, Presence::Unheard | Presence::Offers | Presence::Works)
+        matches!(
+            self.presence,
+            Presence::Unheard | Presence::Offers | Presence::Works
+        )
     }
 
     fn is_unheard_for(&self, span: Duration, now: Instant) -> bool {
-        self.heard.is_some_and(|heard| now.saturating_duration_since(heard) > span)
+        self.heard
+            .is_some_and(|heard| now.saturating_duration_since(heard) > span)
     }
 
     /// The bytes of a second, over the last seconds.
@@ -373,7 +458,12 @@ impl Entry {
         }
         let (since, before) = self.marks[0];
         let millis = u64::try_from(now.duration_since(since).as_millis()).unwrap_or(u64::MAX);
-        self.moved.bytes.saturating_sub(before).saturating_mul(1000).checked_div(millis).unwrap_or_default()
+        self.moved
+            .bytes
+            .saturating_sub(before)
+            .saturating_mul(1000)
+            .checked_div(millis)
+            .unwrap_or_default()
     }
 }
 
@@ -403,16 +493,37 @@ impl Presence {
 fn compare(looks: &mut [Look], waiting: Option<u64>) {
     let has_work = |look: &Look| look.is_moving || waiting.is_some_and(|waiting| waiting > 0);
     let works = |look: &Look| look.node.pace == Pace::Works && look.is_known && has_work(look);
-    let rates: Vec<_> = looks.iter().map(|look| works(look).then_some(look.node.bytes_per_second)).collect();
-    for (at, Look { node, is_moving, was_slow, .. }) in looks.iter_mut().enumerate() {
+    let rates: Vec<_> = looks
+        .iter()
+        .map(|look| works(look).then_some(look.node.bytes_per_second))
+        .collect();
+    for (
+        at,
+        Look {
+            node,
+            is_moving,
+            was_slow,
+            ..
+        },
+    ) in looks.iter_mut().enumerate()
+    {
         let Some(rate) = rates[at] else { continue };
         let others = rates.iter().enumerate().filter(|(other, _)| *other != at);
         let mut others: Vec<_> = others.filter_map(|(_, rate)| *rate).collect();
         others.sort_unstable();
-        let median = others.get(others.len() / 2).copied().filter(|median| *median > 0);
+        let median = others
+            .get(others.len() / 2)
+            .copied()
+            .filter(|median| *median > 0);
         node.percent_of_others = median.map(|median| rate.saturating_mul(100) / median);
-        let below = if *was_slow { KEEPS_UP_PERCENT } else { SLOW_PERCENT };
-        let is_slow = node.percent_of_others.map_or(*was_slow && *is_moving, |percent| percent < below);
+        let below = if *was_slow {
+            KEEPS_UP_PERCENT
+        } else {
+            SLOW_PERCENT
+        };
+        let is_slow = node
+            .percent_of_others
+            .map_or(*was_slow && *is_moving, |percent| percent < below);
         if is_slow {
             node.pace = Pace::Slow;
         }
@@ -444,12 +555,26 @@ mod tests {
     use super::*;
 
     fn part(bytes: u64, state: NodeState) -> NodePart {
-        let moved = NodeMoved { files: 1, bytes, ..NodeMoved::default() };
-        NodePart { job: [0; 16], state, moved, items: 1, granted_until: None }
+        let moved = NodeMoved {
+            files: 1,
+            bytes,
+            ..NodeMoved::default()
+        };
+        NodePart {
+            job: [0; 16],
+            state,
+            moved,
+            items: 1,
+            granted_until: None,
+        }
     }
 
     fn paces(nodes: &Nodes) -> Vec<(&str, Pace)> {
-        nodes.nodes.iter().map(|node| (node.name.as_str(), node.pace)).collect()
+        nodes
+            .nodes
+            .iter()
+            .map(|node| (node.name.as_str(), node.pace))
+            .collect()
     }
 
     #[derive(Default)]
@@ -480,19 +605,27 @@ mod tests {
                 (Stopped, (Ended, true)),
             ];
             for (state, after) in told {
-                assert_eq!(before.after(Sign::Tells(state)), after, "{before:?}, {state:?}");
+                assert_eq!(
+                    before.after(Sign::Tells(state)),
+                    after,
+                    "{before:?}, {state:?}"
+                );
             }
         }
         let after = |sign| all.map(|before| before.after(sign));
         assert_eq!(after(Sign::Leaves), [(Ended, true); 6]);
         let kept = |presence| (presence, false);
-        assert_eq!(after(Sign::Silence), [Unheard, not_begun, begun, not_begun, begun, Ended].map(kept));
+        assert_eq!(
+            after(Sign::Silence),
+            [Unheard, not_begun, begun, not_begun, begun, Ended].map(kept)
+        );
     }
 
     #[test]
     fn a_node_that_is_not_heard_of_is_told_once_until_it_is_back() {
         let warnings = Arc::new(Warnings::default());
-        let participants = Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
+        let participants =
+            Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
         let told_after = |seconds| {
             participants.look(None, Instant::now() + Duration::from_secs(seconds));
             warnings.0.lock().len()
@@ -507,35 +640,69 @@ mod tests {
         participants.hear("n3", &part(0, NodeState::Offers));
         let heard = participants.entries.lock()["n3"].heard;
         participants.has_come("n3".into());
-        assert!(participants.entries.lock()["n3"].heard > heard, "it waits for the job to begin");
+        assert!(
+            participants.entries.lock()["n3"].heard > heard,
+            "it waits for the job to begin"
+        );
         participants.hear("n3", &part(0, NodeState::HasEnded));
         participants.hear("n2", &part(2, NodeState::Stopped));
         assert_eq!([1, 20].map(told_after), [3, 3]);
         assert!(warnings.0.lock()[2].contains("n2 was stopped"));
-        let others = Others { at_work: 0, unfinished: 1 };
-        assert_eq!(*participants.others().borrow(), others, "its sessions may go on for a moment");
+        let others = Others {
+            at_work: 0,
+            unfinished: 1,
+        };
+        assert_eq!(
+            *participants.others().borrow(),
+            others,
+            "its sessions may go on for a moment"
+        );
     }
 
     /// What it tells until it hears that it has left is of no part.
     #[test]
     fn a_node_that_has_left_before_it_has_done_anything_is_not_waited_for() {
         let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
-        let nothing = NodePart { items: 0, moved: NodeMoved::default(), ..part(0, NodeState::Works) };
+        let nothing = NodePart {
+            items: 0,
+            moved: NodeMoved::default(),
+            ..part(0, NodeState::Works)
+        };
         participants.hear("n", &nothing);
         assert_eq!(participants.others().borrow().unfinished, 1);
-        participants.leave(NodeFailure { job: [0; 16], node: "n".into(), message: "no".into() });
+        participants.leave(NodeFailure {
+            job: [0; 16],
+            node: "n".into(),
+            message: "no".into(),
+        });
         participants.hear("n", &nothing);
         assert_eq!(participants.others().borrow().unfinished, 0);
-        let found = NodeMoved { found_files: 1, ..NodeMoved::default() };
-        participants.hear("n", &NodePart { moved: found, ..nothing });
-        assert_eq!(participants.others().borrow().unfinished, 1, "by another try");
+        let found = NodeMoved {
+            found_files: 1,
+            ..NodeMoved::default()
+        };
+        participants.hear(
+            "n",
+            &NodePart {
+                moved: found,
+                ..nothing
+            },
+        );
+        assert_eq!(
+            participants.others().borrow().unfinished,
+            1,
+            "by another try"
+        );
     }
 
     #[test]
     fn a_node_that_names_itself_by_thousands_of_names_is_not_listened_to_without_end() {
         let warnings = Arc::new(Warnings::default());
-        let participants = Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
-        let come = (0..5000).filter(|name| participants.has_come(name.to_string())).count();
+        let participants =
+            Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
+        let come = (0..5000)
+            .filter(|name| participants.has_come(name.to_string()))
+            .count();
         assert_eq!(come, jetstream::NODES_MAX);
         (0..3).for_each(|_| participants.warn_of_too_many());
         assert_eq!(warnings.0.lock().len(), 1);
@@ -547,7 +714,8 @@ mod tests {
     #[test]
     fn what_nodes_warn_of_is_told_with_their_names_and_none_floods_the_user() {
         let warnings = Arc::new(Warnings::default());
-        let participants = Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
+        let participants =
+            Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
         let warn = |node: &str, number| {
             participants.warn(NodeFailure {
                 job: [0; 16],
@@ -557,14 +725,19 @@ mod tests {
             warnings.0.lock().len()
         };
         assert_eq!(warn("stranger", 0), 0, "it takes no part");
-        ["n1", "n2"].into_iter().for_each(|node| participants.hear(node, &part(1, NodeState::Works)));
+        ["n1", "n2"]
+            .into_iter()
+            .for_each(|node| participants.hear(node, &part(1, NodeState::Works)));
         assert_eq!(warn("n1", 1), 1);
         for number in 0..1000 {
             warn("n1", number);
         }
         assert_eq!(warn("n2", 7), 21, "one has no part in the bound of another");
         let told = warnings.0.lock();
-        assert_eq!((&*told[0], &*told[20]), ("lost 1 (at n1)", "lost 7 (at n2)"));
+        assert_eq!(
+            (&*told[0], &*told[20]),
+            ("lost 1 (at n1)", "lost 7 (at n2)")
+        );
         assert_eq!(told[19], "n1 warns of more, which it says there");
     }
 
@@ -572,8 +745,17 @@ mod tests {
     fn a_node_that_begins_anew_loses_nothing_of_what_it_has_told() {
         let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
         for files in [4, 10, 0, 2] {
-            let moved = NodeMoved { files, ..NodeMoved::default() };
-            participants.hear("n1", &NodePart { moved, ..part(0, NodeState::Works) });
+            let moved = NodeMoved {
+                files,
+                ..NodeMoved::default()
+            };
+            participants.hear(
+                "n1",
+                &NodePart {
+                    moved,
+                    ..part(0, NodeState::Works)
+                },
+            );
         }
         assert_eq!(participants.entries.lock()["n1"].moved.files, 12);
     }
@@ -589,36 +771,74 @@ mod tests {
                 participants.hear(node, &part(bytes, NodeState::Works));
             }
             let before = participants.entries.lock()["head"].moved.bytes;
-            participants.on(&Event::Stored { files: 0, bytes: head - before });
+            participants.on(&Event::Stored {
+                files: 0,
+                bytes: head - before,
+            });
             // that time has not passed
-            participants.entries.lock().values_mut().for_each(|entry| entry.heard = None);
+            participants
+                .entries
+                .lock()
+                .values_mut()
+                .for_each(|entry| entry.heard = None);
             nodes = participants.look(Some(waiting), began + Duration::from_secs(second));
         }
         nodes
     }
 
     fn slow(nodes: &Nodes) -> Vec<&str> {
-        paces(nodes).into_iter().filter(|(_, pace)| *pace == Pace::Slow).map(|(name, _)| name).collect()
+        paces(nodes)
+            .into_iter()
+            .filter(|(_, pace)| *pace == Pace::Slow)
+            .map(|(name, _)| name)
+            .collect()
     }
 
     #[test]
     fn a_node_that_moves_less_than_half_of_what_the_others_do_is_slow() {
-        let nodes = told(|second| [1000, 1000, 300, 1100].map(|rate| rate * second), 7);
+        let nodes = told(
+            |second| [1000, 1000, 300, 1100].map(|rate| rate * second),
+            7,
+        );
         assert_eq!((nodes.count, nodes.waiting), (4, Some(7)));
-        let expected = [("n2", Pace::Slow), ("head", Pace::Works), ("n1", Pace::Works), ("n3", Pace::Works)];
+        let expected = [
+            ("n2", Pace::Slow),
+            ("head", Pace::Works),
+            ("n1", Pace::Works),
+            ("n3", Pace::Works),
+        ];
         assert_eq!(paces(&nodes), expected);
         let first = &nodes.nodes[0];
-        assert_eq!((first.bytes, first.bytes_per_second, first.percent_of_others), (3600, 300, Some(30)));
-        assert_eq!(nodes.nodes[1].bytes, 12_000, "the head's own movers are counted");
+        assert_eq!(
+            (first.bytes, first.bytes_per_second, first.percent_of_others),
+            (3600, 300, Some(30))
+        );
+        assert_eq!(
+            nodes.nodes[1].bytes, 12_000,
+            "the head's own movers are counted"
+        );
     }
 
     #[test]
     fn who_has_nothing_to_do_is_not_slow_and_whom_all_wait_for_is() {
-        let idle = |second: u64| [1000 * second, 1000 * second, 1000 * second.min(8), 1000 * second];
+        let idle = |second: u64| {
+            [
+                1000 * second,
+                1000 * second,
+                1000 * second.min(8),
+                1000 * second,
+            ]
+        };
         assert_eq!(slow(&told(idle, 0)), [""; 0]);
         assert_eq!(slow(&told(idle, 1)), ["n2"]);
-        let last =
-            |second: u64| [1000 * second.min(8), 1000 * second.min(8), 300 * second, 1000 * second.min(8)];
+        let last = |second: u64| {
+            [
+                1000 * second.min(8),
+                1000 * second.min(8),
+                300 * second,
+                1000 * second.min(8),
+            ]
+        };
         assert_eq!(slow(&told(last, 0)), ["n2"]);
     }
 
@@ -631,8 +851,12 @@ mod tests {
         participants.hear("n3", &part(10, NodeState::Stopped));
         assert_eq!(participants.look(None, began).nodes[1].pace, Pace::Works);
         let later = participants.look(None, began + SILENT_AFTER + Duration::from_secs(2));
-        let expected =
-            [("n1", Pace::Silent), ("head", Pace::Works), ("n2", Pace::Ended), ("n3", Pace::Ended)];
+        let expected = [
+            ("n1", Pace::Silent),
+            ("head", Pace::Works),
+            ("n2", Pace::Ended),
+            ("n3", Pace::Ended),
+        ];
         assert_eq!(paces(&later), expected);
     }
 
@@ -646,14 +870,21 @@ mod tests {
     }
 
     fn absent(node: &str) -> NodeFailure {
-        NodeFailure { job: [0; 16], node: node.into(), message: "it is tired".into() }
+        NodeFailure {
+            job: [0; 16],
+            node: node.into(),
+            message: "it is tired".into(),
+        }
     }
 
     #[test]
     fn who_has_moved_something_is_counted_also_if_it_stops_then_and_who_has_not_is_not() {
         let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
         let told = |files, items| NodePart {
-            moved: NodeMoved { files, ..NodeMoved::default() },
+            moved: NodeMoved {
+                files,
+                ..NodeMoved::default()
+            },
             items,
             ..part(0, NodeState::Works)
         };
@@ -661,36 +892,82 @@ mod tests {
         participants.hear("stops", &told(7, 0));
         participants.hear("refused", &told(0, 0));
         assert_eq!(participants.others().borrow().unfinished, 3);
-        ["stops", "refused"].into_iter().for_each(|node| participants.leave(absent(node)));
+        ["stops", "refused"]
+            .into_iter()
+            .for_each(|node| participants.leave(absent(node)));
         // it begins anew, and has done nothing yet
         participants.hear("stops", &told(0, 0));
-        assert_eq!((participants.served(false), participants.served(true)), (2, 3));
-        let others = Others { at_work: 1, unfinished: 2 };
-        assert_eq!(*participants.others().borrow(), others, "one that has left may have sessions still");
-        participants.hear("refused", &NodePart { state: NodeState::HasLostSessions, ..told(0, 0) });
+        assert_eq!(
+            (participants.served(false), participants.served(true)),
+            (2, 3)
+        );
+        let others = Others {
+            at_work: 1,
+            unfinished: 2,
+        };
+        assert_eq!(
+            *participants.others().borrow(),
+            others,
+            "one that has left may have sessions still"
+        );
+        participants.hear(
+            "refused",
+            &NodePart {
+                state: NodeState::HasLostSessions,
+                ..told(0, 0)
+            },
+        );
         assert_eq!(participants.others().borrow().unfinished, 3);
-        let ended = NodePart { state: NodeState::HasEnded, ..told(7, 3) };
-        ["walks", "stops", "refused"].into_iter().for_each(|node| participants.hear(node, &ended));
-        let others = Others { at_work: 0, unfinished: 2 };
-        assert_eq!(*participants.others().borrow(), others, "sessions of before stay lost");
+        let ended = NodePart {
+            state: NodeState::HasEnded,
+            ..told(7, 3)
+        };
+        ["walks", "stops", "refused"]
+            .into_iter()
+            .for_each(|node| participants.hear(node, &ended));
+        let others = Others {
+            at_work: 0,
+            unfinished: 2,
+        };
+        assert_eq!(
+            *participants.others().borrow(),
+            others,
+            "sessions of before stay lost"
+        );
     }
 
     #[test]
     fn what_a_node_had_found_that_has_gone_is_no_more_when_another_finds_it_or_the_node_is_back() {
         let heard = Arc::new(Heard::default());
-        let participants = Participants::of_nodes("head".into(), Arc::clone(&heard) as Arc<dyn Observer>);
+        let participants =
+            Participants::of_nodes("head".into(), Arc::clone(&heard) as Arc<dyn Observer>);
         let told = |found_files, files| NodePart {
-            moved: NodeMoved { found_files, files, ..NodeMoved::default() },
+            moved: NodeMoved {
+                found_files,
+                files,
+                ..NodeMoved::default()
+            },
             ..part(1, NodeState::Works)
         };
         let found = || {
             let heard = heard.0.lock();
-            let found =
-                heard.iter().map(|event| if let Event::Found { files, .. } = event { *files } else { 0 });
+            let found = heard.iter().map(|event| {
+                if let Event::Found { files, .. } = event {
+                    *files
+                } else {
+                    0
+                }
+            });
             found.sum::<u64>()
         };
         participants.hear("a", &told(9, 2));
-        participants.hear("a", &NodePart { state: NodeState::Stopped, ..told(10, 3) });
+        participants.hear(
+            "a",
+            &NodePart {
+                state: NodeState::Stopped,
+                ..told(10, 3)
+            },
+        );
         participants.hear("b", &told(7, 0));
         assert_eq!(found(), 10, "of the other");
         participants.hear("b", &told(8, 0));
@@ -701,17 +978,26 @@ mod tests {
         participants.hear("b", &told(12, 9));
         participants.look(None, Instant::now() + LOST_AFTER * 2);
         participants.on(&Event::Found { files: 4, bytes: 0 });
-        assert_eq!(found(), 16, "this node has found three of them and one more");
+        assert_eq!(
+            found(),
+            16,
+            "this node has found three of them and one more"
+        );
     }
 
     #[test]
     fn a_failure_is_told_once_whichever_node_tells_it() {
         let heard = Arc::new(Heard::default());
-        let participants = Participants::of_nodes("head".into(), Arc::clone(&heard) as Arc<dyn Observer>);
+        let participants =
+            Participants::of_nodes("head".into(), Arc::clone(&heard) as Arc<dyn Observer>);
         for at in ["", " (at 10.0.0.1:7)", " (at 10.0.0.2:7) (at n1)"] {
-            participants.on(&Event::Failed { message: format!("receiver: write 'x': full{at}") });
+            participants.on(&Event::Failed {
+                message: format!("receiver: write 'x': full{at}"),
+            });
         }
-        participants.on(&Event::Failed { message: "receiver: write 'y': full".into() });
+        participants.on(&Event::Failed {
+            message: "receiver: write 'y': full".into(),
+        });
         assert_eq!(heard.0.lock().len(), 2);
     }
 }

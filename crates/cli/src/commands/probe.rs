@@ -44,17 +44,34 @@ pub(crate) fn run(args: &ProbeArgs, started: Instant) -> Result<Exit> {
     let (transport, report) = measure(args, &remote, &dial, started)?;
     let source = source(args)?;
     let target = report.swept.as_ref().map(|swept| {
-        let about = format!("{}:{} (sweep by the receiver)", remote, String::from_utf8_lossy(&remote.path));
+        let about = format!(
+            "{}:{} (sweep by the receiver)",
+            remote,
+            String::from_utf8_lossy(&remote.path)
+        );
         Storage::there(about, swept)
     });
     let sizes = args.tree.as_deref().map(sizes_of).transpose()?;
-    let prediction = sizes.and_then(|sizes| predicted(&sizes, &report, source.as_ref(), target.as_ref()));
+    let prediction =
+        sizes.and_then(|sizes| predicted(&sizes, &report, source.as_ref(), target.as_ref()));
     let asked = args.streams.iter().copied().max().unwrap_or(0);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let advice = advice::of(&report, asked, cores);
-    let tree = args.tree.as_ref().map(|tree| Escaped::path(&tree).to_string());
+    let tree = args
+        .tree
+        .as_ref()
+        .map(|tree| Escaped::path(&tree).to_string());
     let host = remote.to_string();
-    let found = Findings { host, transport, report, source, target, tree, prediction, advice };
+    let found = Findings {
+        host,
+        transport,
+        report,
+        source,
+        target,
+        tree,
+        prediction,
+        advice,
+    };
     if args.json {
         terminal::print(format_args!("{}\n", json::of(&found)));
     } else {
@@ -84,12 +101,20 @@ async fn converse(
 ) -> Result<(Transport, ProbeReport)> {
     let mut signals = EndSignals::listen_at_terminal().context("listen for signals")?;
     let home = settings::home(Role::Client)?;
-    let connector = Connector { home: &home, remote, settings: dial, listener: &terminal::Notices };
+    let connector = Connector {
+        home: &home,
+        remote,
+        settings: dial,
+        listener: &terminal::Notices,
+    };
     let reached = tokio::select! {
         reached = connector.connect(None) => reached?,
         () = signals.next() => return Err(SessionError::Interrupted.into()),
     };
-    let order = SweepOrder { bytes: SWEEP_BYTES_MAX, millis: SWEEP_MILLIS };
+    let order = SweepOrder {
+        bytes: SWEEP_BYTES_MAX,
+        millis: SWEEP_MILLIS,
+    };
     let config = ProbeConfig {
         target: remote.path.clone(),
         lanes: args.streams.clone(),
@@ -101,7 +126,9 @@ async fn converse(
     let probed = probe(&config, reached.link, &mut tell, signals.next()).await;
     reached.dialler.close().await;
     let report = probed.map_err(|error| match error {
-        SessionError::PeerIncompatible(_) => Error::new(error).context(format!("{remote} cannot be probed")),
+        SessionError::PeerIncompatible(_) => {
+            Error::new(error).context(format!("{remote} cannot be probed"))
+        }
         error => error.into(),
     })?;
     if let Some(ssh) = reached.ssh {
@@ -117,8 +144,11 @@ fn source(args: &ProbeArgs) -> Result<Option<Storage>> {
         return Ok(kept.as_ref().map(Storage::here));
     };
     let budget = ByteCount(SWEEP_BYTES_MAX);
-    let config =
-        SweepConfig { budget, time: Duration::from_millis(SWEEP_MILLIS), ..SweepConfig::at(directory) };
+    let config = SweepConfig {
+        budget,
+        time: Duration::from_millis(SWEEP_MILLIS),
+        ..SweepConfig::at(directory)
+    };
     Ok(Some(Storage::here(&sweep::measure(config, args.storage)?)))
 }
 

@@ -30,10 +30,18 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
 pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     let from = &settings.remote.host;
-    let trace = args.trace.as_deref().map(|path| Trace::create(path, from, &own_name())).transpose()?;
+    let trace = args
+        .trace
+        .as_deref()
+        .map(|path| Trace::create(path, from, &own_name()))
+        .transpose()?;
     let display = Display::new(args, trace);
     // With --checksum the host does not tell which of the files it has sent: all of them were at least compared.
-    let received = if args.checksum { &["compared"] } else { proofs(args) };
+    let received = if args.checksum {
+        &["compared"]
+    } else {
+        proofs(args)
+    };
     let mut run = PullRun::begin(manifest(args, (own_name(), received))?, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let home = settings::home(Role::Client)?;
@@ -69,10 +77,15 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
         Ok(pulled)
     });
     let transfer = display.transfer();
-    pulled.iter().for_each(|pulled| display.close_trace(&summary::bottleneck(&pulled.summary)));
+    pulled
+        .iter()
+        .for_each(|pulled| display.close_trace(&summary::bottleneck(&pulled.summary)));
     display.end();
     let pulled = pulled.map_err(|error| in_transfer(resumable(error, args), transfer.clone()))?;
-    let carriage = Carriage { transport: pulled.transport, resumption: pulled.resumption };
+    let carriage = Carriage {
+        transport: pulled.transport,
+        resumption: pulled.resumption,
+    };
     let shares = Shares::of(&moved, pulled.summary.elapsed, None, None);
     let exit = exit_of(&pulled.summary, args);
     summary::print(
@@ -80,7 +93,11 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
         args,
         Some(carriage),
         &shares,
-        &Ending { exit, transfer, sessions: Sessions::One },
+        &Ending {
+            exit,
+            transfer,
+            sessions: Sessions::One,
+        },
     );
     Ok(exit)
 }

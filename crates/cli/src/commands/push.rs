@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use zmove_cluster::Receiver;
 use zmove_disk::{StorageMemory, StorageWork};
 use zmove_engine::{
-    Connector, LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig, Sources,
-    Summary, push_locally,
+    Connector, LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig,
+    Sources, Summary, push_locally,
 };
 use zmove_receiver::ListedFiles;
 use zmove_scan::{PathKind, ScanConfig};
@@ -50,7 +50,11 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         Location::Local(_) => own_name(),
         Location::Remote(remote) => remote.host.clone(),
     };
-    let trace = args.trace.as_deref().map(|path| Trace::create(path, &own_name(), &host)).transpose()?;
+    let trace = args
+        .trace
+        .as_deref()
+        .map(|path| Trace::create(path, &own_name(), &host))
+        .transpose()?;
     let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
     let display = Display::new(args, trace);
     let sources = settings.look_at_sources(&display)?;
@@ -80,12 +84,19 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         match &settings.location {
             Location::Local(_) => {
                 let listed = args.listed.clone();
-                Ok((push_here(push, &mut run, &display, (storage, listed)).await?, None))
+                Ok((
+                    push_here(push, &mut run, &display, (storage, listed)).await?,
+                    None,
+                ))
             }
             Location::Remote(remote) => {
-                let pushed = push_there(remote, settings, &sources, config, push, &mut run, &display);
+                let pushed =
+                    push_there(remote, settings, &sources, config, push, &mut run, &display);
                 let pushed = Box::pin(pushed).await?;
-                let carriage = Carriage { transport: pushed.transport, resumption: pushed.resumption };
+                let carriage = Carriage {
+                    transport: pushed.transport,
+                    resumption: pushed.resumption,
+                };
                 Ok((pushed.summary, Some(carriage)))
             }
         }
@@ -96,7 +107,9 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         Ok((summary, carriage))
     });
     let transfer = display.transfer();
-    pushed.iter().for_each(|(summary, _)| display.close_trace(&summary::bottleneck(summary)));
+    pushed
+        .iter()
+        .for_each(|(summary, _)| display.close_trace(&summary::bottleneck(summary)));
     display.end();
     let ended_early = |error| in_transfer(resumable(error, args), transfer.clone());
     let (mut summary, carriage) = pushed.map_err(ended_early)?;
@@ -106,34 +119,68 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
     let exit = exit_of(&summary, args);
-    summary::print(&summary, args, carriage, &shares, &Ending { exit, transfer, sessions: Sessions::One });
+    summary::print(
+        &summary,
+        args,
+        carriage,
+        &shares,
+        &Ending {
+            exit,
+            transfer,
+            sessions: Sessions::One,
+        },
+    );
     Ok(exit)
 }
 
 /// Adds to the end of a verification against a manifest what that lists and was not found.
 pub(crate) fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Display) -> Result<()> {
-    let Some(listed) = &args.listed else { return Ok(()) };
+    let Some(listed) = &args.listed else {
+        return Ok(());
+    };
     let selection = args.selection.selection()?;
-    let is_selected =
-        |path: &RelPath| selection.as_ref().is_none_or(|selection| selection.admits(path, PathKind::Other));
+    let is_selected = |path: &RelPath| {
+        selection
+            .as_ref()
+            .is_none_or(|selection| selection.admits(path, PathKind::Other))
+    };
     let missing = listed.missing(is_selected);
     summary.removed += missing.len() as u64;
     summary.skipped = summary.skipped.saturating_sub(listed.passed_over());
-    let change = |path| Change { kind: ChangeKind::Removed, path, form: EntryForm::File };
-    display.observer().on(&Event::Listed { changes: missing.into_iter().map(change).collect() });
+    let change = |path| Change {
+        kind: ChangeKind::Removed,
+        path,
+        form: EntryForm::File,
+    };
+    display.observer().on(&Event::Listed {
+        changes: missing.into_iter().map(change).collect(),
+    });
     Ok(())
 }
 
 /// Ends at a daemon the jobs that pushes of several have left at the target: what their receivers still had would be
 /// written into that of this push. A receiver that ssh starts has no name in common with those.
-fn end_jobs_of_several(settings: &PushSettings, sources: &Sources, display: &Display) -> Result<()> {
-    let Location::Remote(remote) = &settings.location else { return Ok(()) };
+fn end_jobs_of_several(
+    settings: &PushSettings,
+    sources: &Sources,
+    display: &Display,
+) -> Result<()> {
+    let Location::Remote(remote) = &settings.location else {
+        return Ok(());
+    };
     if remote.login.is_some() || settings.args.dry_run || settings.args.verify {
         return Ok(());
     }
-    let (home, remote, open) =
-        (settings::home(Role::Client)?, remote.clone(), sources.job(remote.path.clone()).open);
-    let receiver = Receiver { home, settings: settings.dial_to(&remote)?, remote };
+    let (home, remote, open) = (
+        settings::home(Role::Client)?,
+        remote.clone(),
+        sources.job(remote.path.clone()).open,
+    );
+    let receiver = Receiver {
+        home,
+        settings: settings.dial_to(&remote)?,
+        remote,
+    };
     shared_job::end_and_forget(&open, &[receiver], settings, display)
 }
 
@@ -150,7 +197,12 @@ async fn push_there(
     let home = settings::home(Role::Client)?;
     let dial = settings.dial.clone().unwrap_or_default();
     let pushing = RemotePush {
-        connector: Connector { home: &home, remote, settings: &dial, listener: display },
+        connector: Connector {
+            home: &home,
+            remote,
+            settings: &dial,
+            listener: display,
+        },
         job: &|| {
             let job = settings.job(sources);
             Box::pin(async { Ok(job?) })
@@ -172,18 +224,35 @@ async fn push_here(
     (storage, listed): (Storage, Option<Arc<ListedFiles>>),
 ) -> Result<Summary> {
     display.start();
-    let journals = settings::home(Role::Client).ok().map(|home| settings::journals(&home));
+    let journals = settings::home(Role::Client)
+        .ok()
+        .map(|home| settings::journals(&home));
     let accounts = Arc::new(SystemAccounts);
-    let Storage { file_io, direct, .. } = storage;
+    let Storage {
+        file_io, direct, ..
+    } = storage;
     let storage = storage_memory();
-    let receiver = LocalReceiver { file_io, direct, storage, journals, accounts, listed };
+    let receiver = LocalReceiver {
+        file_io,
+        direct,
+        storage,
+        journals,
+        accounts,
+        listed,
+    };
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
 }
 
 /// The settings of the walk, with as many threads as were of use where the sources were read before.
 fn scan_config(usual: ScanConfig, sources: &Sources, memory: &StorageMemory) -> ScanConfig {
-    let known = sources.paths().next().and_then(|first| memory.at(first).threads(StorageWork::Read));
-    let threads = known.unwrap_or_default().min(SCAN_THREADS_MAX).max(usual.threads);
+    let known = sources
+        .paths()
+        .next()
+        .and_then(|first| memory.at(first).threads(StorageWork::Read));
+    let threads = known
+        .unwrap_or_default()
+        .min(SCAN_THREADS_MAX)
+        .max(usual.threads);
     ScanConfig { threads, ..usual }
 }
 
@@ -191,8 +260,10 @@ fn scan_config(usual: ScanConfig, sources: &Sources, memory: &StorageMemory) -> 
 const SCAN_THREADS_MAX: usize = 64;
 
 fn storage_memory() -> StorageMemory {
-    settings::home(Role::Client)
-        .map_or_else(|_no_home| StorageMemory::default(), |home| StorageMemory::in_home(&home))
+    settings::home(Role::Client).map_or_else(
+        |_no_home| StorageMemory::default(),
+        |home| StorageMemory::in_home(&home),
+    )
 }
 
 /// The shares of its storage's speed that the push has reached, as far as that has been swept; for the target only
@@ -214,10 +285,16 @@ pub(crate) fn manifest(
     let named = |path: &PathBuf| format!("sender: create '{}'", Escaped::path(path));
     let create = |path: &PathBuf| Manifest::create(path).with_context(|| named(path));
     let prover = Prover { host, received };
-    let create_proofs = |path: &PathBuf| Manifest::create_proofs(path, prover).with_context(|| named(path));
+    let create_proofs =
+        |path: &PathBuf| Manifest::create_proofs(path, prover).with_context(|| named(path));
     let manifest = args.manifest.as_ref().map(create).transpose()?;
-    Ok(match (manifest, args.proofs.as_ref().map(create_proofs).transpose()?) {
-        (Some(manifest), Some(proofs)) => Some(manifest.with(proofs)),
-        (manifest, proofs) => manifest.or(proofs),
-    })
+    Ok(
+        match (
+            manifest,
+            args.proofs.as_ref().map(create_proofs).transpose()?,
+        ) {
+            (Some(manifest), Some(proofs)) => Some(manifest.with(proofs)),
+            (manifest, proofs) => manifest.or(proofs),
+        },
+    )
 }

@@ -29,7 +29,11 @@ use crate::value::exit::Exit;
 pub(crate) fn run() -> Result<Exit> {
     let mut input = BufReader::new(std::io::stdin());
     let mut line = String::new();
-    input.by_ref().take(RECEIVE_REQUEST_BYTES_MAX).read_line(&mut line).context("read standard input")?;
+    input
+        .by_ref()
+        .take(RECEIVE_REQUEST_BYTES_MAX)
+        .read_line(&mut line)
+        .context("read standard input")?;
     let request = ReceiveRequest::read(&line)?;
     let key = request.key.parse().context("read the sender's key")?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
@@ -39,18 +43,30 @@ pub(crate) fn run() -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-async fn receive(request: &ReceiveRequest, key: Fingerprint, mut input: BufReader<Stdin>) -> Result<()> {
+async fn receive(
+    request: &ReceiveRequest,
+    key: Fingerprint,
+    mut input: BufReader<Stdin>,
+) -> Result<()> {
     let identity = Identity::for_once()?;
     let reached = reached();
     let mut signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
     let listener = bind(request, &identity, reached).await?;
-    let port = listener.local_addr().context("read the listening address")?.port();
+    let port = listener
+        .local_addr()
+        .context("read the listening address")?
+        .port();
     let home = settings::home(Role::Client).ok();
     let copies = home.as_deref().filter(|_| request.copies);
-    let copies = copies.map(|home| Copies::open(home, None, identity.clone())).transpose()?;
+    let copies = copies
+        .map(|home| Copies::open(home, None, identity.clone()))
+        .transpose()?;
     let config = ReceiverConfig {
         journals: home.as_deref().map(settings::journals),
-        storage: home.as_deref().map(StorageMemory::in_home).unwrap_or_default(),
+        storage: home
+            .as_deref()
+            .map(StorageMemory::in_home)
+            .unwrap_or_default(),
         target_leases: home
             .map(|home| TargetLeases::shared_in(settings::target_leases(&home)))
             .unwrap_or_default(),
@@ -62,21 +78,27 @@ async fn receive(request: &ReceiveRequest, key: Fingerprint, mut input: BufReade
     let ended = Arc::new(Notify::new());
     let came = Arc::clone(&begun);
     let told = Arc::clone(&ended);
-    let daemon = Daemon::new(listener, Authorizer::Only(key), config, move |event| match event {
-        DaemonEvent::Begun { .. } => came.notify_one(),
-        DaemonEvent::Received { .. }
-        | DaemonEvent::Probed { .. }
-        | DaemonEvent::Broken { .. }
-        | DaemonEvent::Sent { .. }
-        | DaemonEvent::Granted { .. }
-        | DaemonEvent::Copied { .. }
-        | DaemonEvent::SendingBroken { .. } => told.notify_one(),
-        // The sender reports what concerns this push; other connections are not its user's business.
-        _ => {}
-    });
+    let daemon = Daemon::new(
+        listener,
+        Authorizer::Only(key),
+        config,
+        move |event| match event {
+            DaemonEvent::Begun { .. } => came.notify_one(),
+            DaemonEvent::Received { .. }
+            | DaemonEvent::Probed { .. }
+            | DaemonEvent::Broken { .. }
+            | DaemonEvent::Sent { .. }
+            | DaemonEvent::Granted { .. }
+            | DaemonEvent::Copied { .. }
+            | DaemonEvent::SendingBroken { .. } => told.notify_one(),
+            // The sender reports what concerns this push; other connections are not its user's business.
+            _ => {}
+        },
+    );
     let daemon = copies.into_iter().fold(daemon, Daemon::with_copies);
     // This resolves at the end of input, or when it cannot be read: whoever has started this is gone.
-    let closed = tokio::task::spawn_blocking(move || std::io::copy(&mut input, &mut std::io::sink()));
+    let closed =
+        tokio::task::spawn_blocking(move || std::io::copy(&mut input, &mut std::io::sink()));
     terminal::print(ReceiveReply::new(identity.fingerprint(), port, reached).line());
     let stop = async {
         tokio::select! {
@@ -104,16 +126,28 @@ async fn nobody_comes(begun: &Notify, ended: &Notify, stays: bool) {
 }
 
 /// Listens at a port of the range, on all addresses of the family by which ssh has come.
-async fn bind(request: &ReceiveRequest, identity: &Identity, reached: Option<IpAddr>) -> Result<Listener> {
+async fn bind(
+    request: &ReceiveRequest,
+    identity: &Identity,
+    reached: Option<IpAddr>,
+) -> Result<Listener> {
     let choice = request.carriers;
     let any = match reached {
         Some(IpAddr::V4(_)) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
         Some(IpAddr::V6(_)) | None => Ipv6Addr::UNSPECIFIED.into(),
     };
     let bind = async |port| {
-        Listener::bind(SocketAddr::new(any, port), identity, choice, &SocketConfig::default()).await
+        Listener::bind(
+            SocketAddr::new(any, port),
+            identity,
+            choice,
+            &SocketConfig::default(),
+        )
+        .await
     };
-    let Some(range) = request.ports else { return Ok(bind(0).await?) };
+    let Some(range) = request.ports else {
+        return Ok(bind(0).await?);
+    };
     let mut refused: Option<BindError> = None;
     for port in range.ports() {
         match bind(port).await {

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rustix::fs::Mode;
 use zmove_engine::After;
-use zmove_jobs::{COPY_TO_END, Channels, Limits, Place, Runner, RunnerConfig, RunnerError, Stay, Store};
+use zmove_jobs::{
+    COPY_TO_END, Channels, Limits, Place, Runner, RunnerConfig, RunnerError, Stay, Store,
+};
 
 use crate::args::{RunnerArgs, RunnerCommand, SubmitArgs};
 use crate::commands::submit::{MOUNT, UMASK};
@@ -44,7 +46,10 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
         Err(error @ RunnerError::Up { .. }) => return Err(failure(Exit::Busy, error.to_string())),
         runner => runner?,
     };
-    terminal::say(format_args!("running the jobs of '{}'", place.path().display()));
+    terminal::say(format_args!(
+        "running the jobs of '{}'",
+        place.path().display()
+    ));
     runner.run(|text| terminal::warn(text))?;
     Ok(Exit::Done)
 }
@@ -53,7 +58,9 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
 fn try_out(place: &Place, name: &str) -> Result<Exit> {
     let file = settings::tell()?;
     let channels = Channels::read(&file)?;
-    let channel = channels.find(name, &file).map_err(|error| usage_error(error.to_string()))?;
+    let channel = channels
+        .find(name, &file)
+        .map_err(|error| usage_error(error.to_string()))?;
     let told = channel.try_out(&Store::open(place)?.id()?);
     told.map_err(|why| failure(Exit::Connection, format!("'{name}' could not tell: {why}")))?;
     terminal::say(format_args!("'{name}' has told {}", channel.shown()));
@@ -61,7 +68,10 @@ fn try_out(place: &Place, name: &str) -> Result<Exit> {
 }
 
 fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
-    let until_idle = args.until_idle.map(|age| age.0).or(args.detached.then_some(IDLE));
+    let until_idle = args
+        .until_idle
+        .map(|age| age.0)
+        .or(args.detached.then_some(IDLE));
     Ok(RunnerConfig {
         words: vec![std::env::current_exe()?.into_os_string(), "run-job".into()],
         judge: verdict,
@@ -80,7 +90,9 @@ fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
 /// already.
 fn succeed(place: &Place, config: &RunnerConfig, pid: Option<i32>) -> Result<Runner> {
     let process = pid.map_or_else(String::new, |pid| format!(", process {pid},"));
-    terminal::say(format_args!("another runner{process} is at work: this one goes on when that one ends"));
+    terminal::say(format_args!(
+        "another runner{process} is at work: this one goes on when that one ends"
+    ));
     loop {
         std::thread::sleep(FOLLOW_INTERVAL);
         match Runner::begin(place, config.clone()) {
@@ -93,7 +105,9 @@ fn succeed(place: &Place, config: &RunnerConfig, pid: Option<i32>) -> Result<Run
 /// Does one job: a copy that tells its events, by the words with which it was submitted.
 pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     leave_terminal();
-    let umask = std::env::var(UMASK).ok().and_then(|umask| u32::from_str_radix(&umask, 8).ok());
+    let umask = std::env::var(UMASK)
+        .ok()
+        .and_then(|umask| u32::from_str_radix(&umask, 8).ok());
     if let Some(umask) = umask {
         rustix::process::umask(Mode::from_raw_mode(umask));
     }

@@ -9,7 +9,8 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Serialize;
 use zmove_scan::{
-    Histogram, ScanConfig, ScanRoot, Selection, histogram, means_contents, scan, scan_list, unfinished,
+    Histogram, ScanConfig, ScanRoot, Selection, histogram, means_contents, scan, scan_list,
+    unfinished,
 };
 use zmove_types::{Escaped, RelPath};
 
@@ -40,20 +41,40 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     let sweep = ceiling::known([args.path.as_path()]);
     let expected = sweep.and_then(|sweep| Expected::of(&walked, &sweep));
     let name = Escaped::path(&args.path).to_string();
-    let directory = if args.path.is_dir() { Some(args.path.as_path()) } else { args.path.parent() };
-    let directory = directory.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let advice = advice::text(&walked, expected.as_ref(), &Escaped::path(&directory).to_string());
+    let directory = if args.path.is_dir() {
+        Some(args.path.as_path())
+    } else {
+        args.path.parent()
+    };
+    let directory = directory
+        .filter(|path| !path.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let advice = advice::text(
+        &walked,
+        expected.as_ref(),
+        &Escaped::path(&directory).to_string(),
+    );
     if args.json {
-        let said = Said { histogram: &walked, expected: expected.as_ref() };
+        let said = Said {
+            histogram: &walked,
+            expected: expected.as_ref(),
+        };
         terminal::print(format_args!("{}\n", serde_json::to_string(&said)?));
     } else {
         terminal::print(walked.table(terminal_columns()));
         terminal::print_lines(&advice);
     }
     if let Some(file) = &args.svg {
-        terminal::save(file, &picture::draw(&walked, &advice, &terminal::Printable(&name).to_string()))?;
+        terminal::save(
+            file,
+            &picture::draw(&walked, &advice, &terminal::Printable(&name).to_string()),
+        )?;
     }
-    Ok(if walked.errors > 0 { Exit::Partial } else { Exit::Done })
+    Ok(if walked.errors > 0 {
+        Exit::Partial
+    } else {
+        Exit::Done
+    })
 }
 
 /// The root at which a scan of `path` starts: a single file is listed under its own name, a directory by its
@@ -68,12 +89,21 @@ pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
 
 /// Tells which patterns have matched nothing: most likely they are not what was meant.
 pub(crate) fn tell_unmatched(selection: Option<&Selection>) {
-    let unmatched: Vec<_> = selection.iter().flat_map(|selection| selection.unmatched()).collect();
+    let unmatched: Vec<_> = selection
+        .iter()
+        .flat_map(|selection| selection.unmatched())
+        .collect();
     for rule in unmatched.iter().take(UNMATCHED_TOLD) {
-        terminal::warn(format_args!("no name matched the pattern '{}'", rule.pattern()));
+        terminal::warn(format_args!(
+            "no name matched the pattern '{}'",
+            rule.pattern()
+        ));
     }
     if unmatched.len() > UNMATCHED_TOLD {
-        terminal::warn(format_args!("nor {} other patterns", unmatched.len() - UNMATCHED_TOLD));
+        terminal::warn(format_args!(
+            "nor {} other patterns",
+            unmatched.len() - UNMATCHED_TOLD
+        ));
     }
 }
 
@@ -84,7 +114,9 @@ const UNMATCHED_TOLD: usize = 10;
 /// meant.
 fn root_of_push(path: &Path) -> Result<ScanRoot> {
     let prefix = match path.file_name() {
-        Some(name) if !means_contents(path.as_os_str().as_bytes()) => RelPath::from_bytes(name.as_bytes())?,
+        Some(name) if !means_contents(path.as_os_str().as_bytes()) => {
+            RelPath::from_bytes(name.as_bytes())?
+        }
         _ => RelPath::root(),
     };
     Ok(ScanRoot::new(path.to_owned(), prefix))
@@ -101,5 +133,6 @@ struct Said<'a> {
 
 fn terminal_columns() -> usize {
     let size = rustix::termios::tcgetwinsize(std::io::stdout());
-    size.map_or(100, |size| usize::from(size.ws_col)).clamp(60, 160)
+    size.map_or(100, |size| usize::from(size.ws_col))
+        .clamp(60, 160)
 }

@@ -33,7 +33,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
 use zmove_disk::StorageMemory;
 use zmove_receiver::ReceiverConfig;
-use zmove_transport::{AuthorizedKeys, Fingerprint, Identity, Inherited, KeyList, Listener, SocketConfig};
+use zmove_transport::{
+    AuthorizedKeys, Fingerprint, Identity, Inherited, KeyList, Listener, SocketConfig,
+};
 use zmove_types::ByteCount;
 
 use self::config::{Config, ConfigFault};
@@ -61,13 +63,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     if args.check {
         return Ok(check::run(args, &home));
     }
-    let config = Config::read(args.config.as_deref(), &home).map_err(|faults| usage_error(list(&faults)))?;
+    let config =
+        Config::read(args.config.as_deref(), &home).map_err(|faults| usage_error(list(&faults)))?;
     let config = config.with(args);
-    let file = config
-        .log
-        .file
-        .as_deref()
-        .map(|path| LogFile::open(path).with_context(|| format!("open the log '{}'", path.display())));
+    let file = config.log.file.as_deref().map(|path| {
+        LogFile::open(path).with_context(|| format!("open the log '{}'", path.display()))
+    });
     let file = file.transpose()?;
     log::start(config.log.format, file.as_ref());
     match begin(args, &config, home, file.as_ref()) {
@@ -80,8 +81,16 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     }
 }
 
-fn begin(args: &ServeArgs, config: &Config, home: PathBuf, file: Option<&Arc<LogFile>>) -> Result<Exit> {
-    let user = config.user.as_deref().map_or(Ok(None), privileges::to_become)?;
+fn begin(
+    args: &ServeArgs,
+    config: &Config,
+    home: PathBuf,
+    file: Option<&Arc<LogFile>>,
+) -> Result<Exit> {
+    let user = config
+        .user
+        .as_deref()
+        .map_or(Ok(None), privileges::to_become)?;
     let sockets = bind(config)?;
     let metrics = config.metrics.listen.0.map(bind_metrics);
     let own = belongings(args, home);
@@ -107,7 +116,13 @@ fn begin(args: &ServeArgs, config: &Config, home: PathBuf, file: Option<&Arc<Log
     let log_directory = config.log.file.as_deref().and_then(Path::parent);
     confinement::confine(config.confine, &own, &keys, log_directory)?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-    runtime.block_on(serve((args, file), config, &identity, (sockets, metrics, control), own))?;
+    runtime.block_on(serve(
+        (args, file),
+        config,
+        &identity,
+        (sockets, metrics, control),
+        own,
+    ))?;
     runtime.shutdown_background();
     Ok(Exit::Done)
 }
@@ -119,31 +134,52 @@ fn list(faults: &[ConfigFault]) -> String {
 
 fn belongings(args: &ServeArgs, home: PathBuf) -> Belongings {
     let config = args.config.clone().unwrap_or_else(|| Config::usual(&home));
-    Belongings { config, journals: crate::settings::daemon_journals(&home), home }
+    Belongings {
+        config,
+        journals: crate::settings::daemon_journals(&home),
+        home,
+    }
 }
 
 async fn serve(
     (args, file): (&ServeArgs, Option<&Arc<LogFile>>),
     config: &Config,
     identity: &Identity,
-    (sockets, metrics, control): (Inherited, Option<io::Result<TcpListener>>, Option<UnixListener>),
+    (sockets, metrics, control): (
+        Inherited,
+        Option<io::Result<TcpListener>>,
+        Option<UnixListener>,
+    ),
     Belongings { home, journals, .. }: Belongings,
 ) -> Result<()> {
     let listener = Listener::on(sockets, identity, &SocketConfig::default())?;
-    let address = listener.local_addr().context("read the listening address")?;
+    let address = listener
+        .local_addr()
+        .context("read the listening address")?;
     warn_of_small_buffers(&listener);
     tokio::spawn(expire_journals(journals.clone(), config.journal_age));
     let counts = Counts::default();
     let (counted, log_limit) = (counts.clone(), log::LogRateLimit::default());
     let authorizer = Authorizer::Listed(KeyList::new(home.clone()));
-    let daemon = Daemon::new(listener, authorizer, receiver_config(config, &journals), move |event| {
-        counted.count(event);
-        log_limit.tell(event);
-    });
-    let daemon = match Copies::open(&home, Some(&crate::settings::copies(&journals)), identity.clone()) {
+    let daemon = Daemon::new(
+        listener,
+        authorizer,
+        receiver_config(config, &journals),
+        move |event| {
+            counted.count(event);
+            log_limit.tell(event);
+        },
+    );
+    let daemon = match Copies::open(
+        &home,
+        Some(&crate::settings::copies(&journals)),
+        identity.clone(),
+    ) {
         Ok(copies) => daemon.with_copies(copies),
         Err(error) => {
-            log::warning(format_args!("no copies between hosts: read what is kept of them: {error}"));
+            log::warning(format_args!(
+                "no copies between hosts: read what is kept of them: {error}"
+            ));
             daemon
         }
     };
@@ -151,8 +187,13 @@ async fn serve(
     if let Some(bound) = metrics {
         serve_metrics(bound, Page::new(&counts, daemon.transfers(), journals));
     }
-    let operator = Control::new(daemon.transfers(), identity.fingerprint(), address.to_string());
-    if let Some(listener) = control.and_then(|bound| tokio::net::UnixListener::from_std(bound).ok()) {
+    let operator = Control::new(
+        daemon.transfers(),
+        identity.fingerprint(),
+        address.to_string(),
+    );
+    if let Some(listener) = control.and_then(|bound| tokio::net::UnixListener::from_std(bound).ok())
+    {
         tokio::spawn(Arc::clone(&operator).serve(listener));
     }
     let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
@@ -173,10 +214,11 @@ async fn serve(
 /// Says that the daemon takes connections: on standard output, in the form of the log, and in a log that is a file.
 fn say_ready(config: &Config, address: SocketAddr, key: Fingerprint) {
     match config.log.format {
-        LogFormat::Text => terminal::print(format_args!("zmove serve: listening on {address}, key {key}\n")),
+        LogFormat::Text => terminal::print(format_args!(
+            "zmove serve: listening on {address}, key {key}\n"
+        )),
         LogFormat::Json => {
-            let said =
-                json!({ "event": "listening", "address": address.to_string(), "key": key.to_string() });
+            let said = json!({ "event": "listening", "address": address.to_string(), "key": key.to_string() });
             terminal::print(format_args!("{said}\n"));
         }
     }
@@ -186,7 +228,10 @@ fn say_ready(config: &Config, address: SocketAddr, key: Fingerprint) {
 }
 
 fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
-    let storage = StorageArgs { io_engine: config.io_engine, direct: config.direct };
+    let storage = StorageArgs {
+        io_engine: config.io_engine,
+        direct: config.direct,
+    };
     let storage = crate::settings::storage(storage, |notice| log::warning(notice));
     ReceiverConfig {
         file_io: storage.file_io,
@@ -204,7 +249,10 @@ fn set_limits(daemon: &Daemon, limits: Limits) {
     let (limits, lowered) = limits.within_process();
     daemon.set_limits(limits);
     if !lowered.is_empty() {
-        let lowered: Vec<_> = lowered.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+        let lowered: Vec<_> = lowered
+            .iter()
+            .map(|(name, value)| format!("{name} = {value}"))
+            .collect();
         log::warning(format_args!(
             "this process may open too few files for its limits, which are now: {}; raise LimitNOFILE= of the unit, or \
              'ulimit -n'",
@@ -217,12 +265,19 @@ fn set_limits(daemon: &Daemon, limits: Limits) {
 fn bind(config: &Config) -> Result<Inherited> {
     match service::sockets().context("take the sockets of the service manager")? {
         Some(sockets) => Ok(sockets),
-        None => Ok(Inherited::bind(config.listen, config.transport.choice(), &SocketConfig::default())?),
+        None => Ok(Inherited::bind(
+            config.listen,
+            config.transport.choice(),
+            &SocketConfig::default(),
+        )?),
     }
 }
 
 fn warn_of_small_buffers(listener: &Listener) {
-    if let Some(held) = listener.udp_buffer_bytes().filter(|held| *held < UDP_BUFFER_BYTES_WANTED) {
+    if let Some(held) = listener
+        .udp_buffer_bytes()
+        .filter(|held| *held < UDP_BUFFER_BYTES_WANTED)
+    {
         log::warning(format_args!(
             "QUIC has {} of buffer here and will be slow: raise net.core.rmem_max to 8 MiB",
             ByteCount(held as u64)
@@ -287,7 +342,10 @@ async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator
     if drain.is_zero() {
         return;
     }
-    log::note(format_args!("stopping: transfers that run have {} s", drain.as_secs()));
+    log::note(format_args!(
+        "stopping: transfers that run have {} s",
+        drain.as_secs()
+    ));
     tokio::select! {
         () = daemon.drain() => {}
         () = tokio::time::sleep(drain) => {}
@@ -312,9 +370,14 @@ fn reload(
                 Ok(config) => {
                     let before = daemon.limits();
                     set_limits(daemon, config.limits);
-                    log::note(reloaded(&format!("{before:?}"), &format!("{:?}", daemon.limits())));
+                    log::note(reloaded(
+                        &format!("{before:?}"),
+                        &format!("{:?}", daemon.limits()),
+                    ));
                 }
-                Err(faults) => log::warning(format_args!("reload: kept as it was: {}", list(&faults))),
+                Err(faults) => {
+                    log::warning(format_args!("reload: kept as it was: {}", list(&faults)))
+                }
             }
             service::ready();
         }
@@ -326,8 +389,13 @@ fn reloaded(before: &str, now: &str) -> String {
         return "reloaded: the limits are the same".to_owned();
     }
     let fields = |text: &str| text.split(", ").map(str::to_owned).collect::<Vec<_>>();
-    let changed = fields(now).into_iter().zip(fields(before)).filter(|(now, before)| now != before);
-    let changed: Vec<_> = changed.map(|(now, before)| format!("{now} (was {before})")).collect();
+    let changed = fields(now)
+        .into_iter()
+        .zip(fields(before))
+        .filter(|(now, before)| now != before);
+    let changed: Vec<_> = changed
+        .map(|(now, before)| format!("{now} (was {before})"))
+        .collect();
     format!("reloaded: {}", changed.join(", "))
 }
 

@@ -10,11 +10,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use futures_util::stream::{self, StreamExt};
-use zmove_cluster::{Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob, Told, end_abandoned};
+use zmove_cluster::{
+    Abandoned, JobEnd, JobError, Receiver, SessionEnd, SharedJob, Told, end_abandoned,
+};
 use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::SharedRate;
-use zmove_types::{Beginning, ByteCount, ByteRate, Event, Kinds, NoObserver, Observer, SharedJobId};
+use zmove_types::{
+    Beginning, ByteCount, ByteRate, Event, Kinds, NoObserver, Observer, SharedJobId,
+};
 use zmove_wire::{Durability, Keeping, NodeName, Open, RefusalCode, TargetShape, TopName};
 
 pub(crate) use self::unended::Unended;
@@ -54,15 +58,23 @@ pub(crate) fn tell_end(
     started: Instant,
 ) -> Result<Exit> {
     let args = &settings.args;
-    let ended = led.ended.map_err(|error| resumable(as_failure(error), args))?;
+    let ended = led
+        .ended
+        .map_err(|error| resumable(as_failure(error), args))?;
     let mut summary = summary_of(&ended, started);
     summary.failed += sources.missing;
     let exit = exit_of(&summary, args);
     let is_told = !args.json && !args.quiet;
     if is_told && summary.files > 0 {
-        terminal::print_lines(&(as_text(&summary, by, led.served) + &summary::extras(&summary, args)));
+        terminal::print_lines(
+            &(as_text(&summary, by, led.served) + &summary::extras(&summary, args)),
+        );
     } else {
-        let ending = Ending { exit, transfer: Some(led.id.to_string()), sessions: Sessions::Several };
+        let ending = Ending {
+            exit,
+            transfer: Some(led.id.to_string()),
+            sessions: Sessions::Several,
+        };
         summary::print(&summary, args, None, &Shares::default(), &ending);
     }
     if is_told && led.has_lost_sessions && summary.skipped > 0 {
@@ -78,13 +90,23 @@ pub(crate) fn threads() -> usize {
 /// The id and the epoch of a job that begins now.
 pub(crate) fn fresh() -> Result<(SharedJobId, u64)> {
     let id = SharedJobId(fresh_transfer().context("get random bytes")?.0);
-    Ok((id, SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()))
+    Ok((
+        id,
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs(),
+    ))
 }
 
 /// The same work as another job, which begins now.
 pub(crate) fn anew(job: &SharedJob) -> Result<SharedJob> {
     let (id, epoch) = fresh()?;
-    Ok(SharedJob { id, epoch, ..job.clone() })
+    Ok(SharedJob {
+        id,
+        epoch,
+        ..job.clone()
+    })
 }
 
 /// Ends at the receivers the jobs that pushes of several have left at the target that is to be opened so; returns what
@@ -102,8 +124,16 @@ pub(crate) fn end_before(
     if before.is_empty() {
         return Ok(before);
     }
-    let observer = Arc::new(Once { observer: display.observer(), told: Told::default() });
-    let ending = EndOfKilled { open, receivers, patience: settings.args.busy_timeout().0, observer };
+    let observer = Arc::new(Once {
+        observer: display.observer(),
+        told: Told::default(),
+    });
+    let ending = EndOfKilled {
+        open,
+        receivers,
+        patience: settings.args.busy_timeout().0,
+        observer,
+    };
     settings::block_on(threads(), async {
         let telling = async {
             tokio::time::sleep(TOLD_AFTER).await;
@@ -128,7 +158,9 @@ pub(crate) fn end_and_forget(
     settings: &PushSettings,
     display: &Display,
 ) -> Result<()> {
-    end_before(open, receivers, settings, display)?.into_iter().try_for_each(|unended| unended.ended(None))
+    end_before(open, receivers, settings, display)?
+        .into_iter()
+        .try_for_each(|unended| unended.ended(None))
 }
 
 /// The end of jobs whose pushes were killed. Receivers that were stopped then and go on later would write what they had
@@ -145,7 +177,9 @@ impl EndOfKilled<'_> {
     /// Ends these jobs; returns those of which nothing is left. A receiver that does not let this user in now may do so
     /// later.
     async fn end_all(&self, before: Vec<Unended>) -> Result<Vec<Unended>> {
-        let ends = before.into_iter().map(async |unended| (self.end(&unended).await, unended));
+        let ends = before
+            .into_iter()
+            .map(async |unended| (self.end(&unended).await, unended));
         let (mut left, mut failure) = (Vec::new(), None);
         let mut ends = pin!(stream::iter(ends).buffer_unordered(AT_ONCE));
         while let Some((ended, unended)) = ends.next().await {
@@ -156,8 +190,11 @@ impl EndOfKilled<'_> {
                 Err(error) => failure = Some(error),
             }
         }
-        let Some(error) = failure else { return Ok(left) };
-        left.into_iter().try_for_each(|unended| unended.ended(None))?;
+        let Some(error) = failure else {
+            return Ok(left);
+        };
+        left.into_iter()
+            .try_for_each(|unended| unended.ended(None))?;
         Err(error)
     }
 
@@ -166,18 +203,31 @@ impl EndOfKilled<'_> {
         if unended.is_queue_alone() {
             return Ok(Abandoned::Ended);
         }
-        let Self { open, receivers, .. } = *self;
-        let (is_at_target, has_all_receivers) = (unended.is_at(receivers), unended.has_no_others(receivers));
+        let Self {
+            open, receivers, ..
+        } = *self;
+        let (is_at_target, has_all_receivers) =
+            (unended.is_at(receivers), unended.has_no_others(receivers));
         // one file may go to the very place of a directory that is there no more
         let is_directory = matches!(open.shape, TargetShape::Directory { .. });
-        let shape =
-            if is_at_target { open.shape.clone() } else { TargetShape::Directory { tops: Vec::new() } };
+        let shape = if is_at_target {
+            open.shape.clone()
+        } else {
+            TargetShape::Directory { tops: Vec::new() }
+        };
         let durability = Durability::End;
-        let old_open = Open { shape, durability, ..Open::new(unended.path().to_vec(), open.run) };
+        let old_open = Open {
+            shape,
+            durability,
+            ..Open::new(unended.path().to_vec(), open.run)
+        };
         let names = (unended.job(), unended.epoch(), own_node());
         let config = match receivers {
             [_one] => SenderConfig::default(),
-            _ => SenderConfig { silence_max: RECEIVER_SILENCE_MAX, ..SenderConfig::default() },
+            _ => SenderConfig {
+                silence_max: RECEIVER_SILENCE_MAX,
+                ..SenderConfig::default()
+            },
         };
         // its head may have been in the epoch in which it alone has sessions
         let old = SharedJob::new(names, Vec::new(), old_open, config).last_epoch();
@@ -188,7 +238,9 @@ impl EndOfKilled<'_> {
                     unended.renew()?;
                 }
                 let listener = Arc::new(SessionWarnings);
-                match end_abandoned(&old, beginning, receivers, Arc::clone(observer), listener).await {
+                match end_abandoned(&old, beginning, receivers, Arc::clone(observer), listener)
+                    .await
+                {
                     Err(error) if error.is_busy() && began.elapsed() < self.patience => {
                         tokio::time::sleep(ASKED_AGAIN_AFTER).await;
                     }
@@ -204,7 +256,9 @@ impl EndOfKilled<'_> {
             // its mode may close the target, which a job opens up that begins
             Err(error) if may_begin && is_not_opened(&error) => {
                 let silent: Arc<dyn Observer> = Arc::new(NoObserver);
-                end(Beginning::Allowed, &silent).await?.map_err(|_the_same| error)
+                end(Beginning::Allowed, &silent)
+                    .await?
+                    .map_err(|_the_same| error)
             }
             ended => ended,
         };
@@ -214,17 +268,25 @@ impl EndOfKilled<'_> {
             Err(error) => {
                 let path = String::from_utf8_lossy(unended.path());
                 let note = unended.file().display();
-                let what = format!("what a push that was killed has left at '{path}' cannot be ended");
+                let what =
+                    format!("what a push that was killed has left at '{path}' cannot be ended");
                 let remedy = format!("where nothing of it goes on any more, remove '{note}'");
                 // one that is away or busy may do so later
-                let what =
-                    if error.is_away() || error.is_busy() { what } else { format!("{what} ({remedy})") };
+                let what = if error.is_away() || error.is_busy() {
+                    what
+                } else {
+                    format!("{what} ({remedy})")
+                };
                 // this push does not depend on what may be done elsewhere
                 if !is_at_target && (is_not_opened(&error) || !unended.meets(receivers)) {
                     terminal::warn(format_args!("{error}; {what}"));
                     return Ok(Abandoned::Unknown);
                 }
-                Err(as_failure(JobError::PerhapsBegun { error, absent_at: None }).context(what))
+                Err(as_failure(JobError::PerhapsBegun {
+                    error,
+                    absent_at: None,
+                })
+                .context(what))
             }
         }
     }
@@ -256,16 +318,32 @@ fn is_not_opened(error: &SessionEnd) -> bool {
 
 /// Whether a push that has come to this leaves nothing that the next one would have to end.
 pub(crate) fn leaves_nothing(ended: &Result<JobEnd, JobError>) -> bool {
-    matches!(ended, Ok(_) | Err(JobError::NotBegun(_) | JobError::Interrupted { may_have_begun: false }))
+    matches!(
+        ended,
+        Ok(_)
+            | Err(JobError::NotBegun(_)
+                | JobError::Interrupted {
+                    may_have_begun: false
+                })
+    )
 }
 
 /// Leads a job that begins at the first of so many receivers. Where it comes to nothing because a receiver was lost
 /// which may have begun it, another job takes its place, which begins at a receiver that does not have the first.
-pub(crate) fn lead_again(receivers: usize, mut lead: impl FnMut(usize) -> Result<Led>) -> Result<Led> {
+pub(crate) fn lead_again(
+    receivers: usize,
+    mut lead: impl FnMut(usize) -> Result<Led>,
+) -> Result<Led> {
     let mut begins_at = 0;
     for _ in 1..receivers {
         let led = lead(begins_at)?;
-        let Err(JobError::PerhapsBegun { absent_at: Some(at), .. }) = led.ended else { return Ok(led) };
+        let Err(JobError::PerhapsBegun {
+            absent_at: Some(at),
+            ..
+        }) = led.ended
+        else {
+            return Ok(led);
+        };
         begins_at = at;
     }
     lead(begins_at)
@@ -273,7 +351,11 @@ pub(crate) fn lead_again(receivers: usize, mut lead: impl FnMut(usize) -> Result
 
 /// Notes that a job begins.
 pub(crate) fn note(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
-    Unended::note(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
+    Unended::note(
+        &settings::home(Role::Client)?,
+        (job.id, job.epoch),
+        receivers,
+    )
 }
 
 /// The jobs of a cluster that no push leads any more, whatever their targets are.
@@ -284,8 +366,17 @@ pub(crate) fn left_in(cluster: &str) -> Result<Vec<Unended>> {
 }
 
 /// Notes that the queue of a job is about to be made in this cluster.
-pub(crate) fn note_queue(job: &SharedJob, receivers: &[Receiver], cluster: &str) -> Result<Unended> {
-    Unended::note_queue(&settings::home(Role::Client)?, (job.id, job.epoch), receivers, cluster)
+pub(crate) fn note_queue(
+    job: &SharedJob,
+    receivers: &[Receiver],
+    cluster: &str,
+) -> Result<Unended> {
+    Unended::note_queue(
+        &settings::home(Role::Client)?,
+        (job.id, job.epoch),
+        receivers,
+        cluster,
+    )
 }
 
 /// The job that these settings ask for, which this node does in so many sessions at once: together they keep '--limit'.
@@ -299,9 +390,17 @@ pub(crate) fn job(
         if settings.args.keeping.archive && keeping.kinds.has_any(Kinds::LINKS) {
             terminal::warn("hard links become files of their own where several receivers write");
         }
-        Keeping { kinds: keeping.kinds.without(Kinds::LINKS), ..keeping }
+        Keeping {
+            kinds: keeping.kinds.without(Kinds::LINKS),
+            ..keeping
+        }
     });
-    let open = Open { shape: of_several(job.open.shape), keeping, delta: false, ..job.open };
+    let open = Open {
+        shape: of_several(job.open.shape),
+        keeping,
+        delta: false,
+        ..job.open
+    };
     let storage = settings::storage(settings.args.storage, |notice| terminal::warn(notice));
     let config = SenderConfig {
         file_io: storage.file_io,
@@ -315,17 +414,26 @@ pub(crate) fn job(
         silence_max: RECEIVER_SILENCE_MAX,
         ..SenderConfig::default()
     };
-    Ok(SharedJob::new((id, epoch, own_node()), job.sources, open, config))
+    Ok(SharedJob::new(
+        (id, epoch, own_node()),
+        job.sources,
+        open,
+        config,
+    ))
 }
 
 fn own_node() -> NodeName {
-    NodeName::new(&own_name()).or_else(|| NodeName::new("sender")).expect("this is a name")
+    NodeName::new(&own_name())
+        .or_else(|| NodeName::new("sender"))
+        .expect("this is a name")
 }
 
 /// The shape of a target of several: one file goes into a directory of this name, too.
 fn of_several(shape: TargetShape) -> TargetShape {
     match shape {
-        TargetShape::Single { name } => TargetShape::Directory { tops: vec![TopName(name)] },
+        TargetShape::Single { name } => TargetShape::Directory {
+            tops: vec![TopName(name)],
+        },
         shape @ TargetShape::Directory { .. } => shape,
     }
 }
@@ -366,9 +474,10 @@ fn as_failure(error: JobError) -> anyhow::Error {
         JobError::NotBegun(error) | JobError::PerhapsBegun { error, .. } => match *error {
             SessionEnd::Connect(error) => error.into(),
             SessionEnd::Session(error) => error.into(),
-            error @ SessionEnd::NoRoom { .. } => {
-                failure(Exit::Partial, format!("{error}; make room, and run the same command again"))
-            }
+            error @ SessionEnd::NoRoom { .. } => failure(
+                Exit::Partial,
+                format!("{error}; make room, and run the same command again"),
+            ),
             error @ SessionEnd::InVain { .. } => failure(Exit::Broken, error.to_string()),
             SessionEnd::Stop(error) => error.into(),
         },
@@ -380,14 +489,18 @@ pub(crate) struct SessionWarnings;
 
 impl Listener for SessionWarnings {
     fn hear(&self, notice: &Notice<'_>) {
-        if !matches!(notice, Notice::Dialling { .. } | Notice::SessionBegins { .. }) {
+        if !matches!(
+            notice,
+            Notice::Dialling { .. } | Notice::SessionBegins { .. }
+        ) {
             terminal::warn(notice);
         }
     }
 }
 
 /// What is told of a count in which more files are equal than were at the beginning.
-const MOVED_BEFORE: &str = "(some of them may have been moved by this push, before a session was lost)\n";
+const MOVED_BEFORE: &str =
+    "(some of them may have been moved by this push, before a session was lost)\n";
 /// How many jobs are ended at once: each takes a place at each receiver meanwhile.
 const AT_ONCE: usize = 4;
 /// How often receivers that have no room are asked again to end a job.
@@ -413,9 +526,17 @@ mod tests {
                 let absent_at = absent_at[begun_at.len() - 1];
                 let error = Box::new(SessionEnd::from(Stop::Missing));
                 let ended = Err(JobError::PerhapsBegun { error, absent_at });
-                Ok(Led { id: SharedJobId([0; 16]), ended, served: 0, has_lost_sessions: false })
+                Ok(Led {
+                    id: SharedJobId([0; 16]),
+                    ended,
+                    served: 0,
+                    has_lost_sessions: false,
+                })
             });
-            assert!(matches!(led.unwrap().ended, Err(JobError::PerhapsBegun { .. })));
+            assert!(matches!(
+                led.unwrap().ended,
+                Err(JobError::PerhapsBegun { .. })
+            ));
             begun_at
         };
         assert_eq!(lead(&[None]), [0], "nobody has said that it is not there");

@@ -12,7 +12,9 @@ use zmove_transport::{DialError, KnownHosts};
 use zmove_types::Observer;
 
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{self, By, Led, SessionWarnings, fresh, lead_again, tell_end, threads};
+use crate::commands::shared_job::{
+    self, By, Led, SessionWarnings, fresh, lead_again, tell_end, threads,
+};
 use crate::commands::transfer::interrupted;
 use crate::commands::trust::get_to_know;
 use crate::display::progress::Display;
@@ -30,9 +32,18 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     shared_job::end_and_forget(&job.open, &receivers, settings, &display)?;
     display.start();
     let led = lead_again(receivers.len(), |begins_at| {
-        lead(shared_job::anew(&job)?, receivers.clone(), begins_at, settings, &display)
+        lead(
+            shared_job::anew(&job)?,
+            receivers.clone(),
+            begins_at,
+            settings,
+            &display,
+        )
     });
-    let by = By { noun: "receiver", took_part: display.end() };
+    let by = By {
+        noun: "receiver",
+        took_part: display.end(),
+    };
     tell_end(led?, &by, settings, &sources, started)
 }
 
@@ -45,19 +56,35 @@ fn lead(
     display: &Display,
 ) -> Result<Led> {
     let unended = shared_job::note(&job, &receivers)?;
-    let names: Vec<_> = receivers.iter().map(|receiver| receiver.remote.to_string()).collect();
-    let participants = Arc::new(Participants::of_receivers(names.clone(), display.observer()));
+    let names: Vec<_> = receivers
+        .iter()
+        .map(|receiver| receiver.remote.to_string())
+        .collect();
+    let participants = Arc::new(Participants::of_receivers(
+        names.clone(),
+        display.observer(),
+    ));
     let (id, count) = (job.id, receivers.len());
     let queue = Arc::new(LocalQueue::new(id));
     let args = &settings.args;
     let node = Node::new(job, Arc::clone(&queue), receivers, count, args.timeout.0);
-    let head = Head { begins_at, ..Head::new(node) };
+    let head = Head {
+        begins_at,
+        ..Head::new(node)
+    };
     let served = &head.node.served;
     let moved = || {
         let stored = served.by_receiver().into_iter();
         let moved = |(number, Amount { files, bytes })| {
             let name: &String = names.get(number)?;
-            Some((name.clone(), NodeMoved { files, bytes, ..NodeMoved::default() }))
+            Some((
+                name.clone(),
+                NodeMoved {
+                    files,
+                    bytes,
+                    ..NodeMoved::default()
+                },
+            ))
         };
         stored.filter_map(moved).collect()
     };
@@ -74,7 +101,12 @@ fn lead(
         unended.ended(None)?;
     }
     let (served, has_lost_sessions) = (served.by_receiver().len(), served.has_lost_sessions());
-    Ok(Led { id, ended, served, has_lost_sessions })
+    Ok(Led {
+        id,
+        ended,
+        served,
+        has_lost_sessions,
+    })
 }
 
 /// The receivers that can be used.
@@ -82,11 +114,17 @@ fn receivers(settings: &PushSettings) -> Result<Vec<Receiver>> {
     let home = settings::home(Role::Client)?;
     let remotes = with_known_keys(settings)?;
     let known = KnownHosts::open(&home)?;
-    let keys = remotes.iter().map(|remote| Some((*remote, known.lookup(&remote.host, remote.port)?)));
+    let keys = remotes
+        .iter()
+        .map(|remote| Some((*remote, known.lookup(&remote.host, remote.port)?)));
     settings::refuse_same_key(keys.flatten())?;
     let receiver = |remote: &Remote| {
         let (home, remote, settings) = (home.clone(), remote.clone(), settings.dial_to(remote)?);
-        Ok(Receiver { home, remote, settings })
+        Ok(Receiver {
+            home,
+            remote,
+            settings,
+        })
     };
     remotes.into_iter().map(receiver).collect()
 }
@@ -97,11 +135,17 @@ fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
     let dial = &settings.args.dial;
     let (mut known, mut away) = (Vec::new(), None);
     for remote in settings.receivers() {
-        match if dial.accept_new { Ok(()) } else { get_to_know(remote, dial.strict) } {
+        match if dial.accept_new {
+            Ok(())
+        } else {
+            get_to_know(remote, dial.strict)
+        } {
             Ok(()) => known.push(remote),
             Err(error) if error.downcast_ref().is_some_and(is_away) => {
                 let why = terminal::causes(&error).to_string();
-                terminal::warn(format_args!("{remote} is away, and its key not known yet: left out ({why})"));
+                terminal::warn(format_args!(
+                    "{remote} is away, and its key not known yet: left out ({why})"
+                ));
                 away.get_or_insert(error);
             }
             Err(error) => return Err(error),

@@ -12,7 +12,8 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::Location;
 use zmove_jobs::{
-    Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work, shown, variable,
+    Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work, shown,
+    variable,
 };
 use zmove_types::Escaped;
 
@@ -47,14 +48,20 @@ fn tell_end(store: &Store, id: JobId) -> Result<()> {
     let job = store.job(id)?;
     if let Some(ended) = job.ended {
         let (state, time) = (job.state.phrase(), shown(ended));
-        terminal::warn(format_args!("job {id} of this id {state} ({time}): nothing is sent again"));
+        terminal::warn(format_args!(
+            "job {id} of this id {state} ({time}): nothing is sent again"
+        ));
     }
     Ok(())
 }
 
 /// Prints a job's number.
 pub(crate) fn tell(id: JobId, json: bool) {
-    if json { print_json(&json!({ "event": "submitted", "job": id })) } else { terminal::say(id) }
+    if json {
+        print_json(&json!({ "event": "submitted", "job": id }))
+    } else {
+        terminal::say(id)
+    }
 }
 
 /// Wakes the runner, or starts one that stays until it is idle.
@@ -62,17 +69,31 @@ pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
     if zmove_jobs::wake(place).context("wake the runner")? {
         return Ok(());
     }
-    let log = std::fs::File::options().append(true).create(true).mode(0o600).open(place.runner_log());
+    let log = std::fs::File::options()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(place.runner_log());
     let log = log.with_context(|| format!("open '{}'", place.runner_log().display()))?;
     let mut runner = Command::new(std::env::current_exe().context("find this program")?);
     // not in a directory that somebody may want to unmount
-    runner.args(["runner", "--detached"]).current_dir("/").env("ZMOVE_JOBS", place.path());
+    runner
+        .args(["runner", "--detached"])
+        .current_dir("/")
+        .env("ZMOVE_JOBS", place.path());
     runner.envs(absolute_home().map(|home| ("ZMOVE_HOME", home)));
-    let started = runner.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+    let started = runner
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn();
     let mut started = started.context("start a runner")?;
     // A command that lives longer than the runner would keep it as a zombie.
     let bury = move || drop(started.wait());
-    std::thread::Builder::new().name("runner's end".to_owned()).spawn(bury).context("start a thread")?;
+    std::thread::Builder::new()
+        .name("runner's end".to_owned())
+        .spawn(bury)
+        .context("start a thread")?;
     Ok(())
 }
 
@@ -82,7 +103,9 @@ pub(crate) fn go_on(place: &Place, store: &Store) -> Result<()> {
     if store.has_work()?
         && let Err(error) = ensure_runner(place)
     {
-        terminal::warn(format_args!("no runner is at work, so nothing begins: {error:#}"));
+        terminal::warn(format_args!(
+            "no runner is at work, so nothing begins: {error:#}"
+        ));
     }
     Ok(())
 }
@@ -93,10 +116,24 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     if args.watch {
         follow::refuse_contradictions(&args)?;
     }
-    let SubmitArgs { copy, label, submission_id, priority, at, every, after, deadline, tell, .. } = args;
+    let SubmitArgs {
+        copy,
+        label,
+        submission_id,
+        priority,
+        at,
+        every,
+        after,
+        deadline,
+        tell,
+        ..
+    } = args;
     refuse_unknown_channels(&tell)?;
     if let Some(at) = at.filter(|at| *at < Moment::now()) {
-        terminal::warn(format_args!("--at {} is past: it begins at once", shown(at)));
+        terminal::warn(format_args!(
+            "--at {} is past: it begins at once",
+            shown(at)
+        ));
     }
     let directory = std::env::current_dir().context("find the working directory")?;
     let (target, sources) = copy.push.paths.split_last().expect("two are demanded");
@@ -105,8 +142,13 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         Some(cluster) => format!("{cluster}:{}", Escaped::path(target)),
         None => described(target, &directory, 1),
     };
-    if label.as_ref().is_some_and(|label| label.len() > LABEL_BYTES_MAX) {
-        return Err(usage_error(format!("--label: {LABEL_BYTES_MAX} bytes at most")));
+    if label
+        .as_ref()
+        .is_some_and(|label| label.len() > LABEL_BYTES_MAX)
+    {
+        return Err(usage_error(format!(
+            "--label: {LABEL_BYTES_MAX} bytes at most"
+        )));
     }
     let label = label.unwrap_or_else(|| name_of(&sources[0]));
     let environment = environment(mount::of_target(&copy.push)?);
@@ -128,13 +170,21 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         Copy::Between(settings) => vec![settings.target, settings.source],
     };
     if !are_known {
-        hosts.iter().try_for_each(|host| get_to_know(host, strict))?;
+        hosts
+            .iter()
+            .try_for_each(|host| get_to_know(host, strict))?;
     }
-    let first_time = every.as_ref().and_then(|every| every.next(at.unwrap_or_else(Moment::now)));
+    let first_time = every
+        .as_ref()
+        .and_then(|every| every.next(at.unwrap_or_else(Moment::now)));
     Ok(NewJob {
         submission: submission_id,
         label,
-        work: Work { arguments: Words(words), directory, environment },
+        work: Work {
+            arguments: Words(words),
+            directory,
+            environment,
+        },
         source,
         target: described_target,
         host: hosts.first().map(ToString::to_string).unwrap_or_default(),
@@ -153,7 +203,9 @@ const LABEL_BYTES_MAX: usize = 255;
 /// Says which sources are not there.
 fn tell_missing(args: &PushArgs) {
     let (_, sources) = args.paths.split_last().expect("two are demanded");
-    let missing = sources.iter().filter(|source| Path::new(source).symlink_metadata().is_err());
+    let missing = sources
+        .iter()
+        .filter(|source| Path::new(source).symlink_metadata().is_err());
     for source in missing {
         terminal::warn(format_args!("'{}' is not there", Escaped::path(source)));
     }
@@ -162,7 +214,9 @@ fn tell_missing(args: &PushArgs) {
 /// Refuses what has no meaning where nobody watches.
 fn refuse_what_needs_a_user(args: &PushArgs) -> Result<()> {
     if args.dry_run {
-        return Err(usage_error("--dry-run shows something to you: use 'zmove copy --dry-run'"));
+        return Err(usage_error(
+            "--dry-run shows something to you: use 'zmove copy --dry-run'",
+        ));
     }
     if args.selection.reads_stdin() || !args.selection.can_be_read_again() {
         return Err(usage_error(
@@ -175,8 +229,14 @@ fn refuse_what_needs_a_user(args: &PushArgs) -> Result<()> {
 /// Refuses passwords: what was typed is kept with the job and shown, and the system shows it to all users of this host
 /// for as long as the job runs.
 fn refuse_secrets(args: &PushArgs) -> Result<()> {
-    if args.paths.iter().any(|path| has_password(&path.to_string_lossy())) {
-        return Err(usage_error("a password in an address would be shown with the job: use a key"));
+    if args
+        .paths
+        .iter()
+        .any(|path| has_password(&path.to_string_lossy()))
+    {
+        return Err(usage_error(
+            "a password in an address would be shown with the job: use a key",
+        ));
     }
     if args.dial.ssh_command.as_deref().is_some_and(types_password) {
         return Err(usage_error(
@@ -188,15 +248,23 @@ fn refuse_secrets(args: &PushArgs) -> Result<()> {
 
 /// Whether it is an address as `ssh://USER:PASSWORD@HOST/PATH`.
 fn has_password(path: &str) -> bool {
-    let Some((_, rest)) = path.split_once("://") else { return false };
-    let user = rest.split('/').next().and_then(|host| host.rsplit_once('@'));
+    let Some((_, rest)) = path.split_once("://") else {
+        return false;
+    };
+    let user = rest
+        .split('/')
+        .next()
+        .and_then(|host| host.rsplit_once('@'));
     user.is_some_and(|(user, _)| user.contains(':'))
 }
 
 /// Whether it is a command as `sshpass -p PASSWORD ssh`.
 fn types_password(command: &str) -> bool {
-    let mut words = command.split_whitespace().map(|word| word.trim_matches(['\'', '"']));
-    words.any(|word| word.rsplit('/').next() == Some("sshpass")) && words.any(|word| word.starts_with("-p"))
+    let mut words = command
+        .split_whitespace()
+        .map(|word| word.trim_matches(['\'', '"']));
+    words.any(|word| word.rsplit('/').next() == Some("sshpass"))
+        && words.any(|word| word.starts_with("-p"))
 }
 
 /// Refuses channels that are not there. Where none is chosen, a file that cannot be read holds up no job.
@@ -209,7 +277,9 @@ fn refuse_unknown_channels(names: &[String]) -> Result<()> {
         }
         channels => channels?,
     };
-    let known = names.iter().try_for_each(|name| channels.find(name, &file).map(drop));
+    let known = names
+        .iter()
+        .try_for_each(|name| channels.find(name, &file).map(drop));
     known.map_err(|error| usage_error(error.to_string()))
 }
 
@@ -219,11 +289,18 @@ fn environment(mount: Option<OsString>) -> Words {
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);
     let umask = format!("{:o}", umask.as_raw_mode());
-    let kept = OF_THE_SUBMITTER.into_iter().filter(|name| *name != ZMOVE_HOME);
+    let kept = OF_THE_SUBMITTER
+        .into_iter()
+        .filter(|name| *name != ZMOVE_HOME);
     let kept = kept.filter_map(|name| Some(variable(name, &std::env::var_os(name)?)));
     let home = absolute_home().map(|home| variable(ZMOVE_HOME, home.as_os_str()));
     let mount = mount.map(|mount| variable(MOUNT, &mount));
-    Words(kept.chain(home).chain(mount).chain([variable(UMASK, OsStr::new(&umask))]).collect())
+    Words(
+        kept.chain(home)
+            .chain(mount)
+            .chain([variable(UMASK, OsStr::new(&umask))])
+            .collect(),
+    )
 }
 
 /// The directory that `ZMOVE_HOME` names, for a process that begins elsewhere.
@@ -243,9 +320,21 @@ pub(crate) const MOUNT: &str = "ZMOVE_JOB_MOUNT";
 
 /// A path as it is shown: one of this host from the root on.
 pub(crate) fn described(path: &OsStr, directory: &Path, count: usize) -> String {
-    let is_remote = path.to_string_lossy().split('/').next().is_some_and(|head| head.contains(':'));
-    let path = if is_remote { path.to_owned() } else { directory.join(path).into_os_string() };
-    let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+    let is_remote = path
+        .to_string_lossy()
+        .split('/')
+        .next()
+        .is_some_and(|head| head.contains(':'));
+    let path = if is_remote {
+        path.to_owned()
+    } else {
+        directory.join(path).into_os_string()
+    };
+    let more = if count > 1 {
+        format!(" and {} more", count - 1)
+    } else {
+        String::new()
+    };
     format!("{}{more}", Escaped::path(&path))
 }
 
@@ -253,7 +342,11 @@ pub(crate) fn described(path: &OsStr, directory: &Path, count: usize) -> String 
 fn name_of(path: &OsStr) -> String {
     let path = path.to_string_lossy();
     let path = path.trim_end_matches('/');
-    path.rsplit(['/', ':']).next().filter(|name| !name.is_empty()).unwrap_or(path).to_owned()
+    path.rsplit(['/', ':'])
+        .next()
+        .filter(|name| !name.is_empty())
+        .unwrap_or(path)
+        .to_owned()
 }
 
 #[cfg(test)]
@@ -267,7 +360,10 @@ mod tests {
         assert_eq!(shown("/data"), "/data");
         assert_eq!(shown("h:run7"), "h:run7");
         assert_eq!(shown("zmove://h/run7"), "zmove://h/run7");
-        assert_eq!(described(OsStr::new("a"), Path::new("/"), 3), "/a and 2 more");
+        assert_eq!(
+            described(OsStr::new("a"), Path::new("/"), 3),
+            "/a and 2 more"
+        );
     }
 
     #[test]
@@ -294,8 +390,17 @@ mod tests {
 
     #[test]
     fn a_job_has_the_name_of_its_source() {
-        for (path, name) in [("a/run7/", "run7"), ("h:run7", "run7"), ("h:/a/b.h5", "b.h5"), ("/", "/")] {
-            assert_eq!(name_of(OsStr::new(path)), name.trim_end_matches('/'), "{path}");
+        for (path, name) in [
+            ("a/run7/", "run7"),
+            ("h:run7", "run7"),
+            ("h:/a/b.h5", "b.h5"),
+            ("/", "/"),
+        ] {
+            assert_eq!(
+                name_of(OsStr::new(path)),
+                name.trim_end_matches('/'),
+                "{path}"
+            );
         }
     }
 }

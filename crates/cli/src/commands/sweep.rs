@@ -26,20 +26,32 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
         return comparing::run((here, reference), &args.e1);
     }
     let path = args.path.as_deref().expect("clap demands it");
-    let mut config = SweepConfig { budget: args.budget, time: args.time, ..SweepConfig::at(path) };
+    let mut config = SweepConfig {
+        budget: args.budget,
+        time: args.time,
+        ..SweepConfig::at(path)
+    };
     config.threads = args.threads.map_or(config.threads, usize::from);
     let measured = measure(config, args.storage)?;
     terminal::print_lines(&table::of(&measured));
     keep(&measured);
-    args.json.as_deref().map_or(Ok(()), |file| terminal::save(file, &measured.to_json()))?;
-    args.svg.as_deref().map_or(Ok(()), |file| terminal::save(file, &picture::draw(&measured)))?;
+    args.json
+        .as_deref()
+        .map_or(Ok(()), |file| terminal::save(file, &measured.to_json()))?;
+    args.svg.as_deref().map_or(Ok(()), |file| {
+        terminal::save(file, &picture::draw(&measured))
+    })?;
     Ok(Exit::Done)
 }
 
 /// Sweeps on a thread, which is stopped when a signal asks for the end: it then removes the files it has written.
 pub(crate) fn measure(config: SweepConfig, storage: StorageArgs) -> Result<Sweep> {
     let Storage { file_io, direct } = settings::storage(storage, |notice| terminal::warn(notice));
-    let config = SweepConfig { file_io, direct, ..config };
+    let config = SweepConfig {
+        file_io,
+        direct,
+        ..config
+    };
     settings::block_on(1, async {
         let mut signals = EndSignals::listen_at_terminal().context("listen for signals")?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -85,7 +97,10 @@ fn show(bar: &ProgressBar, event: &SweepEvent) {
     let say = |text: &str| bar.suspend(|| terminal::warn(text));
     match event {
         SweepEvent::Removed(path) => {
-            say(&format!("what an earlier sweep had left is removed: '{}'", Escaped::path(&path)));
+            say(&format!(
+                "what an earlier sweep had left is removed: '{}'",
+                Escaped::path(&path)
+            ));
         }
         SweepEvent::Stays(path) => {
             let path = Escaped::path(&path);
@@ -93,8 +108,17 @@ fn show(bar: &ProgressBar, event: &SweepEvent) {
                 "'{path}' may be left of a sweep, but is not known to be this user's on this host: it stays"
             ));
         }
-        SweepEvent::Measuring { number, of, file_bytes, direction } => {
-            let doing = if *direction == Direction::Write { "writing" } else { "reading" };
+        SweepEvent::Measuring {
+            number,
+            of,
+            file_bytes,
+            direction,
+        } => {
+            let doing = if *direction == Direction::Write {
+                "writing"
+            } else {
+                "reading"
+            };
             bar.set_length(2 * *of as u64);
             bar.set_position(2 * *number as u64 + u64::from(*direction == Direction::Read));
             bar.set_message(format!("{doing} files of {}", size_label(*file_bytes)));

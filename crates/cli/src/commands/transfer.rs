@@ -11,15 +11,25 @@ use crate::value::exit::{Exit, failure};
 /// The error of a transfer, which says of an interrupted one how it goes on.
 pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
     if Exit::of(&error) == Exit::Interrupted && !args.dry_run {
-        return failure(Exit::Interrupted, "interrupted; run the same command again to go on");
+        return failure(
+            Exit::Interrupted,
+            "interrupted; run the same command again to go on",
+        );
     }
     error
 }
 
 /// The exit code for a transfer that came to its end.
 pub(crate) fn exit_of(summary: &Summary, args: &PushArgs) -> Exit {
-    let lacking = if args.keeping.strict_metadata { summary.not_kept.len() as u64 } else { 0 };
-    match (summary.failed + summary.kept_by_change + lacking, summary.spared) {
+    let lacking = if args.keeping.strict_metadata {
+        summary.not_kept.len() as u64
+    } else {
+        0
+    };
+    match (
+        summary.failed + summary.kept_by_change + lacking,
+        summary.spared,
+    ) {
         (0, 0) if args.verify && differences(summary) > 0 => Exit::Differs,
         (0, 0) => Exit::Done,
         (0, _) => Exit::MaxDelete,
@@ -29,7 +39,10 @@ pub(crate) fn exit_of(summary: &Summary, args: &PushArgs) -> Exit {
 
 /// The name of this host.
 pub(crate) fn own_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Resolves when the user stops the command, from the call on: also before it is polled.

@@ -25,7 +25,11 @@ pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
             let pins = known_hosts.pins();
             for (host, key) in &pins {
                 let line = json!({ "host": host, "key": key.to_string() });
-                terminal::say(if *json { line.to_string() } else { format!("{host} {key}") });
+                terminal::say(if *json {
+                    line.to_string()
+                } else {
+                    format!("{host} {key}")
+                });
             }
             if pins.is_empty() && !json {
                 terminal::say("no host is known");
@@ -45,7 +49,9 @@ fn remove(host: &Remote, mut known_hosts: KnownHosts) -> Result<Exit> {
     let Some(key) = known_hosts.remove(&host.host, host.port)? else {
         return Err(usage_error(format!("{host} is not known")));
     };
-    terminal::say(format_args!("{host} is not known any more; its key was {key}"));
+    terminal::say(format_args!(
+        "{host} is not known any more; its key was {key}"
+    ));
     Ok(Exit::Done)
 }
 
@@ -55,15 +61,23 @@ pub(crate) async fn fetch(
     identity: &Identity,
     known: Option<Fingerprint>,
 ) -> Result<Fingerprint> {
-    let policy = known.map_or_else(|| HostPolicy::AcceptNew(FirstKey::default()), HostPolicy::Pinned);
-    let dialler = ChannelDialler::new(identity, &host.host, host.port, policy, Reach::default()).await?;
+    let policy = known.map_or_else(
+        || HostPolicy::AcceptNew(FirstKey::default()),
+        HostPolicy::Pinned,
+    );
+    let dialler =
+        ChannelDialler::new(identity, &host.host, host.port, policy, Reach::default()).await?;
     let key = dialler.dial(DIAL_TIMEOUT).await?.peer();
     dialler.close().await;
     Ok(key)
 }
 
 /// Fetches a host's key, which the host proves by its signature, and remembers it if it is the right one.
-async fn learn(args: &TrustHostArgs, identity: &Identity, mut known_hosts: KnownHosts) -> Result<Exit> {
+async fn learn(
+    args: &TrustHostArgs,
+    identity: &Identity,
+    mut known_hosts: KnownHosts,
+) -> Result<Exit> {
     let host = &args.host;
     let known = known_hosts.lookup(&host.host, host.port);
     let key = fetch(host, identity, known).await?;
@@ -72,7 +86,9 @@ async fn learn(args: &TrustHostArgs, identity: &Identity, mut known_hosts: Known
         return Err(failure(Exit::Authentication, text));
     }
     if known.is_some() {
-        terminal::say(format_args!("{host} is known, and has the key that it had: {key}"));
+        terminal::say(format_args!(
+            "{host} is known, and has the key that it had: {key}"
+        ));
         return Ok(Exit::Done);
     }
     if args.fingerprint.is_none() && !args.accept_new {
@@ -97,7 +113,11 @@ pub(crate) fn key_of(host: &Remote, accept_new: bool) -> Result<Fingerprint> {
     let identity = Identity::load_or_create(&home)?;
     let key = settings::block_on(1, fetch(host, &identity, None))?;
     if !accept_new {
-        ask(host, key, &format!("run 'zmove trust {host}' first, or add --accept-new"))?;
+        ask(
+            host,
+            key,
+            &format!("run 'zmove trust {host}' first, or add --accept-new"),
+        )?;
     }
     known_hosts.pin(&host.host, host.port, key)?;
     Ok(key)
@@ -110,12 +130,16 @@ pub(crate) fn get_to_know(host: &Remote, strict: bool) -> Result<()> {
         return Ok(());
     }
     let home = settings::home(settings::Role::Client)?;
-    let is_known = KnownHosts::open(&home)?.lookup(&host.host, host.port).is_some();
+    let is_known = KnownHosts::open(&home)?
+        .lookup(&host.host, host.port)
+        .is_some();
     if is_known || HostAuthority::load(&home, &host.host)?.is_some() {
         return Ok(());
     }
     if strict {
-        let text = format!("the key of {host} is not known, and a job cannot ask: run 'zmove trust {host}'");
+        let text = format!(
+            "the key of {host} is not known, and a job cannot ask: run 'zmove trust {host}'"
+        );
         return Err(failure(Exit::Authentication, text));
     }
     key_of(host, false).map(drop)

@@ -20,25 +20,47 @@ use crate::value::exit::{Exit, usage_error};
 pub(crate) fn run(args: VerifyArgs, started: Instant) -> Result<Exit> {
     let listed = listed(&args)?;
     if listed.is_none() && args.paths.len() < 2 {
-        return Err(usage_error("what is '<DST>' to be compared with? Name both, or --manifest"));
+        return Err(usage_error(
+            "what is '<DST>' to be compared with? Name both, or --manifest",
+        ));
     }
-    let mut push = PushArgs { listed, ..args.into() };
+    let mut push = PushArgs {
+        listed,
+        ..args.into()
+    };
     if push.listed.is_some() {
         push.paths.push(".".into());
     }
-    copy::run(CopyArgs { push, max_bytes: None, max_entries: None, detach: false }, started, After::GoesOn)
+    copy::run(
+        CopyArgs {
+            push,
+            max_bytes: None,
+            max_entries: None,
+            detach: false,
+        },
+        started,
+        After::GoesOn,
+    )
 }
 
 /// The manifest that is to be compared with.
 fn listed(args: &VerifyArgs) -> Result<Option<Arc<ListedFiles>>> {
-    let Some(path) = &args.manifest else { return Ok(None) };
+    let Some(path) = &args.manifest else {
+        return Ok(None);
+    };
     if args.selection.files_from.is_some() || args.selection.bounds_sizes() {
         return Err(usage_error(
             "--manifest lists the files itself: it cannot be used with --files-from, --min-size and --max-size",
         ));
     }
-    let unlisted = if args.one_way { Unlisted::PassedOver } else { Unlisted::Differs };
-    let read = open(path).map_err(ListError::from).and_then(|from| ListedFiles::read(from, unlisted));
+    let unlisted = if args.one_way {
+        Unlisted::PassedOver
+    } else {
+        Unlisted::Differs
+    };
+    let read = open(path)
+        .map_err(ListError::from)
+        .and_then(|from| ListedFiles::read(from, unlisted));
     let listed = read.with_context(|| format!("read the manifest '{}'", Escaped::path(path)))?;
     Ok(Some(Arc::new(listed)))
 }

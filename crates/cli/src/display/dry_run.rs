@@ -44,7 +44,11 @@ pub(crate) fn as_json(change: &Change) -> Value {
 
 fn path(change: &Change) -> String {
     let path = change.path.to_string();
-    if change.form == EntryForm::Directory { path + "/" } else { path }
+    if change.form == EntryForm::Directory {
+        path + "/"
+    } else {
+        path
+    }
 }
 
 #[cfg(test)]
@@ -54,21 +58,38 @@ mod tests {
 
     #[test]
     fn every_entry_is_one_line() {
-        let change =
-            |kind, path: &[u8], form| Change { kind, path: RelPath::from_bytes(path).unwrap(), form };
+        let change = |kind, path: &[u8], form| Change {
+            kind,
+            path: RelPath::from_bytes(path).unwrap(),
+            form,
+        };
         let changed = || ChangeKind::Changed("size, time".to_owned());
         let changes = [
             change(ChangeKind::Added, b"", EntryForm::Directory),
-            change(ChangeKind::Added, "d/gr\u{fc}n\n\\".as_bytes(), EntryForm::File),
+            change(
+                ChangeKind::Added,
+                "d/gr\u{fc}n\n\\".as_bytes(),
+                EntryForm::File,
+            ),
             change(changed(), b"caf\xe9\x1b", EntryForm::Directory),
-            change(ChangeKind::Added, b"l", EntryForm::Symlink((*b"a\nb").into())),
-            change(ChangeKind::Added, b"h", EntryForm::Link(RelPath::from_bytes(b"d/f").unwrap())),
+            change(
+                ChangeKind::Added,
+                b"l",
+                EntryForm::Symlink((*b"a\nb").into()),
+            ),
+            change(
+                ChangeKind::Added,
+                b"h",
+                EntryForm::Link(RelPath::from_bytes(b"d/f").unwrap()),
+            ),
         ];
-        let expected =
-            "+ ./\n+ d/gr\u{fc}n\\n\\\\\n~ caf\\xe9\\u{1b}/ (size, time)\n+ l -> a\\nb\n+ h => d/f\n";
+        let expected = "+ ./\n+ d/gr\u{fc}n\\n\\\\\n~ caf\\xe9\\u{1b}/ (size, time)\n+ l -> a\\nb\n+ h => d/f\n";
         assert_eq!(lines(&changes), expected);
         assert_eq!(as_json(&changes[4])["hard_link"], json!("d/f"));
         let shown = as_json(&changes[2]);
-        assert_eq!((&shown["event"], &shown["why"]), (&json!("changed"), &json!(["size", "time"])));
+        assert_eq!(
+            (&shown["event"], &shown["why"]),
+            (&json!("changed"), &json!(["size", "time"]))
+        );
     }
 }

@@ -21,17 +21,30 @@ impl Failures {
     /// Counts a failure, and returns whether it is one of the first of its kind, which are named.
     pub(crate) fn count(&mut self, message: &str) -> bool {
         let kind = kind(message);
-        self.no_room |= kind.starts_with("receiver: ") && NO_ROOM.iter().any(|cause| kind.contains(cause));
+        self.no_room |=
+            kind.starts_with("receiver: ") && NO_ROOM.iter().any(|cause| kind.contains(cause));
         let is_one_too_many = self.kinds.len() >= KINDS_MAX && !self.kinds.contains_key(&kind);
-        let failures = self.kinds.entry(if is_one_too_many { OTHERS.to_owned() } else { kind }).or_default();
+        let failures = self
+            .kinds
+            .entry(if is_one_too_many {
+                OTHERS.to_owned()
+            } else {
+                kind
+            })
+            .or_default();
         *failures += 1;
         *failures <= NAMED_MAX
     }
 
     /// One line for each kind of which more were counted than named.
     pub(crate) fn unnamed(&self) -> impl Iterator<Item = String> {
-        let unnamed = self.kinds.iter().filter(|(_, failures)| **failures > NAMED_MAX);
-        unnamed.map(|(kind, failures)| format!("{kind}: {} more (-v names each)", failures - NAMED_MAX))
+        let unnamed = self
+            .kinds
+            .iter()
+            .filter(|(_, failures)| **failures > NAMED_MAX);
+        unnamed.map(|(kind, failures)| {
+            format!("{kind}: {} more (-v names each)", failures - NAMED_MAX)
+        })
     }
 
     /// What the user can do where there was no room.
@@ -50,7 +63,11 @@ pub(crate) fn print_end(error: &anyhow::Error, exit: Exit) {
     event["event"] = "error".into();
     event["message"] = message.into();
     event["schema"] = json!(SCHEMA);
-    event["transfer"] = json!(error.downcast_ref().map(|InTransfer { transfer, .. }| transfer));
+    event["transfer"] = json!(
+        error
+            .downcast_ref()
+            .map(|InTransfer { transfer, .. }| transfer)
+    );
     event["exit"] = json!(exit as i32);
     terminal::print(format_args!("{event}\n"));
 }
@@ -69,7 +86,15 @@ pub(crate) fn parts(message: &str) -> Value {
     });
     let (operation, path) = (whole.map(|whole| whole.0), whole.map(|whole| whole.1));
     let cause = whole.map(|whole| whole.2);
-    let number = cause.and_then(|cause| cause.rsplit_once("(os error ")?.1.split_once(')')?.0.parse().ok());
+    let number = cause.and_then(|cause| {
+        cause
+            .rsplit_once("(os error ")?
+            .1
+            .split_once(')')?
+            .0
+            .parse()
+            .ok()
+    });
     let cause = cause.map(|cause| cause.split(" (os error ").next().unwrap_or(cause));
     json!({
         "side": side,
@@ -83,7 +108,9 @@ pub(crate) fn parts(message: &str) -> Value {
 /// A message without what says at which receiver of several, and at which node of a cluster, something has failed.
 pub(crate) fn without_places(message: &str) -> &str {
     match message.rsplit_once(" (at ") {
-        Some((said, place)) if place.ends_with(')') && !place.contains('\'') => without_places(said),
+        Some((said, place)) if place.ends_with(')') && !place.contains('\'') => {
+            without_places(said)
+        }
         _ => message,
     }
 }
@@ -91,7 +118,9 @@ pub(crate) fn without_places(message: &str) -> &str {
 /// A message without what lies between its first quotation mark and its last, which are names.
 fn kind(message: &str) -> String {
     match (message.find('\''), message.rfind('\'')) {
-        (Some(first), Some(last)) => format!("{}{}", message[..first].trim_end(), &message[last + 1..]),
+        (Some(first), Some(last)) => {
+            format!("{}{}", message[..first].trim_end(), &message[last + 1..])
+        }
         _ => message.to_owned(),
     }
 }
@@ -114,13 +143,16 @@ mod tests {
     #[test]
     fn the_first_of_a_kind_are_named_and_the_others_counted() {
         let mut failures = Failures::default();
-        let named =
-            (0..600).filter(|file| failures.count(&format!("receiver: create 'it's {file}': denied")));
+        let named = (0..600)
+            .filter(|file| failures.count(&format!("receiver: create 'it's {file}': denied")));
         assert_eq!(named.count(), 10);
         assert!(failures.count("receiver: create 'x': no space"));
         assert!(failures.count("sender: read 'x': denied"));
         let unnamed: Vec<_> = failures.unnamed().collect();
-        assert_eq!(unnamed, ["receiver: create: denied: 590 more (-v names each)"]);
+        assert_eq!(
+            unnamed,
+            ["receiver: create: denied: 590 more (-v names each)"]
+        );
     }
 
     #[test]
@@ -138,10 +170,18 @@ mod tests {
         let expected = json!({ "side": "receiver", "operation": "write", "path": "it's a: b",
             "cause": "No space left on device", "errno": "ENOSPC" });
         assert_eq!(parts(message), expected);
-        assert_eq!(parts(&format!("{message} (at 10.0.0.1:7) (at dtn2-1f)")), expected);
-        assert_eq!(parts(&format!("{message} (at 10.0.0.1:7); what is whole stays")), expected);
+        assert_eq!(
+            parts(&format!("{message} (at 10.0.0.1:7) (at dtn2-1f)")),
+            expected
+        );
+        assert_eq!(
+            parts(&format!("{message} (at 10.0.0.1:7); what is whole stays")),
+            expected
+        );
         let whole = parts("something else");
-        assert!(whole.as_object().unwrap().values().all(Value::is_null) && whole["errno"].is_null());
+        assert!(
+            whole.as_object().unwrap().values().all(Value::is_null) && whole["errno"].is_null()
+        );
     }
 
     #[test]
@@ -150,6 +190,9 @@ mod tests {
         let named = (0..1_000).filter(|at| failures.count(&format!("read at {at}")));
         assert_eq!(named.count(), KINDS_MAX + 10);
         let unnamed: Vec<_> = failures.unnamed().collect();
-        assert_eq!(unnamed, ["failures of other kinds: 890 more (-v names each)"]);
+        assert_eq!(
+            unnamed,
+            ["failures of other kinds: 890 more (-v names each)"]
+        );
     }
 }

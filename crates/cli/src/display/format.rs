@@ -18,7 +18,11 @@ pub(crate) fn counted(number: u64, thing: &str) -> String {
 }
 
 /// A rate of bytes in binary units.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate above zero")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rate above zero"
+)]
 pub(crate) fn bytes_per_second(rate: f64) -> String {
     format!("{}/s", ByteCount(rate.round() as u64))
 }
@@ -74,7 +78,9 @@ pub(crate) fn cut(text: &str, column: usize) -> String {
 
 /// The first parts of a line that fit into so many columns, each whole; all of it where not even one fits.
 pub(crate) fn whole_parts(line: &str, columns: usize) -> &str {
-    let Some((end, _)) = line.char_indices().nth(columns) else { return line };
+    let Some((end, _)) = line.char_indices().nth(columns) else {
+        return line;
+    };
     let part = line.match_indices([',', ';']).rfind(|(at, _)| *at <= end);
     part.map_or(line, |(at, _)| &line[..at])
 }
@@ -83,7 +89,11 @@ pub(crate) fn whole_parts(line: &str, columns: usize) -> &str {
 pub(crate) fn minute(seconds: u64) -> String {
     let (days, within) = (seconds / DAY_SECONDS, seconds % DAY_SECONDS);
     let (year, month, day) = date(days);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", within / 3_600, within / 60 % 60)
+    format!(
+        "{year:04}-{month:02}-{day:02} {:02}:{:02} UTC",
+        within / 3_600,
+        within / 60 % 60
+    )
 }
 
 const DAY_SECONDS: u64 = 86_400;
@@ -94,11 +104,16 @@ fn date(days: u64) -> (u64, u64, u64) {
     const ERA_DAYS: u64 = 146_097;
     let days = days.saturating_add(DAYS_BEFORE);
     let (era, day_of_era) = (days / ERA_DAYS, days % ERA_DAYS);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month_from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let month = if month_from_march < 10 {
+        month_from_march + 3
+    } else {
+        month_from_march - 9
+    };
     (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
@@ -110,11 +125,27 @@ mod tests {
     fn lines_end_at_the_width_of_a_terminal_and_no_word_is_broken() {
         let text = "word ".repeat(40) + &"x".repeat(100);
         let lines: Vec<_> = wrapped(&text, 22).lines().map(str::to_owned).collect();
-        assert!(lines[1..].iter().all(|line| line.starts_with(&" ".repeat(22))));
-        assert!(lines[..lines.len() - 1].iter().all(|line| line.len() <= COLUMNS));
-        assert_eq!(lines[0].len(), 11 * 5 - 1, "as much as fits behind what stands before it");
+        assert!(
+            lines[1..]
+                .iter()
+                .all(|line| line.starts_with(&" ".repeat(22)))
+        );
+        assert!(
+            lines[..lines.len() - 1]
+                .iter()
+                .all(|line| line.len() <= COLUMNS)
+        );
+        assert_eq!(
+            lines[0].len(),
+            11 * 5 - 1,
+            "as much as fits behind what stands before it"
+        );
         assert_eq!(wrapped("", 22), "");
-        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let words = |text: &str| {
+            text.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(words(&lines.join("\n")), words(&text));
     }
 
@@ -145,7 +176,10 @@ mod tests {
     fn a_line_that_is_too_wide_goes_on_indented() {
         assert_eq!(wrapped_within("a line of words", 15), "a line of words");
         assert_eq!(wrapped_within("a line of words", 10), "a line of\n  words");
-        assert_eq!(wrapped_within("unbreakable and more", 5), "unbreakable\n  and\n  more");
+        assert_eq!(
+            wrapped_within("unbreakable and more", 5),
+            "unbreakable\n  and\n  more"
+        );
     }
 
     #[test]

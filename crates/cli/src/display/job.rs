@@ -33,7 +33,11 @@ impl Row {
 
     fn new(job: Job, progress: Option<Progress>) -> Self {
         let view = JobView::new(&job, progress.as_ref());
-        Self { job, progress, view }
+        Self {
+            job,
+            progress,
+            view,
+        }
     }
 
     /// Files and bytes that all attempts together have moved.
@@ -43,7 +47,11 @@ impl Row {
 
     /// Files and bytes at the target of those that are to be there; of an ended job, those that it has moved.
     fn done(&self) -> Option<(u64, u64)> {
-        let Figures { files_done, bytes_done, .. } = self.view.figures;
+        let Figures {
+            files_done,
+            bytes_done,
+            ..
+        } = self.view.figures;
         files_done.zip(bytes_done).or_else(|| self.moved())
     }
 
@@ -55,14 +63,23 @@ impl Row {
     /// The lines for people.
     fn write(&self, text: &mut String, now: Moment, error: LastError) {
         let unknown = || "-".to_owned();
-        let Figures { bytes_found, bytes_per_second, eta_seconds, .. } = self.view.figures;
+        let Figures {
+            bytes_found,
+            bytes_per_second,
+            eta_seconds,
+            ..
+        } = self.view.figures;
         let files = self.done().map_or_else(unknown, |done| done.0.to_string());
-        let done = self.done().map_or_else(unknown, |done| ByteCount(done.1).to_string());
+        let done = self
+            .done()
+            .map_or_else(unknown, |done| ByteCount(done.1).to_string());
         let of = bytes_found.map_or_else(unknown, |bytes| ByteCount(bytes).to_string());
         let rate = bytes_per_second.map_or_else(unknown, |rate| ByteRate(rate).to_string());
         let left = eta_seconds.map(Duration::from_secs);
         let left = left.map_or_else(unknown, |left| Age(left).to_string());
-        let Job { id, state, attempt, .. } = &self.job;
+        let Job {
+            id, state, attempt, ..
+        } = &self.job;
         // Writing to a string cannot fail.
         let _written = writeln!(
             text,
@@ -71,23 +88,43 @@ impl Row {
         let sentence = Printable(self.sentence(now, error)).to_string();
         let _written = writeln!(text, "{:INDENT$}{}", "", wrapped(&sentence, INDENT));
         if let Some(waits) = self.waits(now, error) {
-            let _written = writeln!(text, "{:INDENT$}{}", "", cut(&Printable(waits).to_string(), INDENT));
+            let _written = writeln!(
+                text,
+                "{:INDENT$}{}",
+                "",
+                cut(&Printable(waits).to_string(), INDENT)
+            );
         }
     }
 
     /// What a job waits for that is to be tried again, and when it is.
     fn waits(&self, now: Moment, error: LastError) -> Option<String> {
-        let Job { state: State::Waiting, attempt: 1.., not_before: Some(due), message, .. } = &self.job
+        let Job {
+            state: State::Waiting,
+            attempt: 1..,
+            not_before: Some(due),
+            message,
+            ..
+        } = &self.job
         else {
             return None;
         };
         let message = message.as_ref().filter(|_| error == LastError::Here);
-        let why = message.map(|message| format!(": {message}")).unwrap_or_default();
+        let why = message
+            .map(|message| format!(": {message}"))
+            .unwrap_or_default();
         Some(format!("tries again in {}{why}", Age(due.since(now))))
     }
 
     fn sentence(&self, now: Moment, error: LastError) -> String {
-        let Job { label, source, target, host, message, .. } = &self.job;
+        let Job {
+            label,
+            source,
+            target,
+            host,
+            message,
+            ..
+        } = &self.job;
         let is_tried_again = self.waits(now, error).is_some();
         let mut sentence = format!("{label}: {source} -> {target}");
         let limited_by = &self.view.figures.limited_by;
@@ -98,7 +135,9 @@ impl Row {
         } else if let Some(limit) = limited_by {
             sentence += &format!(", limited by {}", limit.replace('_', " "));
         }
-        if let (State::Waiting, Some(due), false) = (self.job.state, self.job.not_before, is_tried_again) {
+        if let (State::Waiting, Some(due), false) =
+            (self.job.state, self.job.not_before, is_tried_again)
+        {
             sentence += &format!(", begins in {}", Age(due.since(now)));
         }
         if let Some(schedule) = &self.job.schedule {
@@ -107,7 +146,10 @@ impl Row {
         if let Some(wish) = self.job.wish {
             sentence += &format!(", asked to {}", format!("{wish:?}").to_lowercase());
         }
-        if let Some(message) = message.as_ref().filter(|_| !is_tried_again && error == LastError::Here) {
+        if let Some(message) = message
+            .as_ref()
+            .filter(|_| !is_tried_again && error == LastError::Here)
+        {
             sentence += &format!(": {message}");
         }
         sentence
@@ -115,7 +157,13 @@ impl Row {
 
     /// The end of the job, on one line.
     pub(crate) fn end(&self) -> String {
-        let Job { id, label, state, message, .. } = &self.job;
+        let Job {
+            id,
+            label,
+            state,
+            message,
+            ..
+        } = &self.job;
         let moved = self.moved().map(|(files, bytes)| {
             let rate = self.view.figures.bytes_per_second;
             let rate = rate.map_or_else(String::new, |rate| format!(", {}", ByteRate(rate)));
@@ -128,13 +176,28 @@ impl Row {
 
     /// How far it is, behind a bar. Of one that does not run nobody moves anything.
     pub(crate) fn bar(&self) -> String {
-        let message = self.job.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+        let message = self
+            .job
+            .message
+            .as_ref()
+            .map(|message| format!(": {message}"))
+            .unwrap_or_default();
         let line = match &self.progress {
             None => format!("{}{message}", self.job.state),
             Some(progress) => {
-                let Progress { bytes_done, bytes_found, files_done, files_found, .. } = progress;
+                let Progress {
+                    bytes_done,
+                    bytes_found,
+                    files_done,
+                    files_found,
+                    ..
+                } = progress;
                 let more = if progress.scan_ended { "" } else { "+" };
-                let bytes = format!("{} of {}{more}", ByteCount(*bytes_done), ByteCount(*bytes_found));
+                let bytes = format!(
+                    "{} of {}{more}",
+                    ByteCount(*bytes_done),
+                    ByteCount(*bytes_found)
+                );
                 let files = format!("{files_done} of {files_found}{more} files");
                 match self.job.state {
                     State::Running => running(progress, &bytes, &files),
@@ -148,7 +211,9 @@ impl Row {
     /// Bytes at the target and all that there are, as far as is known.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         let progress = self.progress.as_ref();
-        progress.map_or((0, 1), |progress| (progress.bytes_done, progress.bytes_found.max(1)))
+        progress.map_or((0, 1), |progress| {
+            (progress.bytes_done, progress.bytes_found.max(1))
+        })
     }
 
     pub(crate) fn state(&self) -> State {
@@ -159,10 +224,19 @@ impl Row {
 /// How far a job that runs is, how fast, and who does it.
 fn running(progress: &Progress, bytes: &str, files: &str) -> String {
     let nodes = progress.nodes.as_ref().map(nodes::of_job);
-    let by = nodes.as_ref().map(|nodes| format!(" by {}", nodes::how_many(nodes)));
-    let (rate, limit) = (ByteRate(progress.bytes_per_second), progress.limited_by.replace('_', " "));
+    let by = nodes
+        .as_ref()
+        .map(|nodes| format!(" by {}", nodes::how_many(nodes)));
+    let (rate, limit) = (
+        ByteRate(progress.bytes_per_second),
+        progress.limited_by.replace('_', " "),
+    );
     let which = nodes.as_ref().map(nodes::which);
-    format!("{bytes}, {rate}{}, {limit}, {files}{}", by.unwrap_or_default(), which.unwrap_or_default())
+    format!(
+        "{bytes}, {rate}{}, {limit}, {files}{}",
+        by.unwrap_or_default(),
+        which.unwrap_or_default()
+    )
 }
 
 /// Where the error of a job's last attempt is told.
@@ -180,23 +254,48 @@ const INDENT: usize = 7;
 /// The table for people.
 pub(crate) fn table(rows: &[Row], now: Moment) -> String {
     let mut text = HEADING.to_owned();
-    rows.iter().for_each(|row| row.write(&mut text, now, LastError::Here));
+    rows.iter()
+        .for_each(|row| row.write(&mut text, now, LastError::Here));
     text
 }
 
 /// One job for people, with its details.
 pub(crate) fn one(row: &Row, details: &Details, now: Moment) -> String {
     let mut text = HEADING.to_owned();
-    row.write(&mut text, now, if details.tell_error_of(row) { LastError::Below } else { LastError::Here });
+    row.write(
+        &mut text,
+        now,
+        if details.tell_error_of(row) {
+            LastError::Below
+        } else {
+            LastError::Here
+        },
+    );
     text + &details.lines(row)
 }
 
-const HEADING: &str = "ID     STATE        FILES        DONE          OF        RATE   LEFT   TRY\n";
+const HEADING: &str =
+    "ID     STATE        FILES        DONE          OF        RATE   LEFT   TRY\n";
 
 /// An event, as a line for people.
-pub(crate) fn event(JobEvent { time, kind, attempt, message, .. }: &JobEvent) -> String {
-    let attempt = if *attempt > 0 { format!(" ({attempt})") } else { String::new() };
-    let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+pub(crate) fn event(
+    JobEvent {
+        time,
+        kind,
+        attempt,
+        message,
+        ..
+    }: &JobEvent,
+) -> String {
+    let attempt = if *attempt > 0 {
+        format!(" ({attempt})")
+    } else {
+        String::new()
+    };
+    let message = message
+        .as_ref()
+        .map(|message| format!(": {message}"))
+        .unwrap_or_default();
     Printable(format!("{} {kind}{attempt}{message}", shown(*time))).to_string()
 }
 
@@ -244,18 +343,40 @@ pub(super) mod tests {
             percent_of_others: Some(31),
             ..zmove_jobs::Node::default()
         };
-        let nodes =
-            zmove_jobs::Nodes { kind: "node".into(), count: 3, items_waiting: Some(12), nodes: vec![slow] };
-        let progress = Progress { limited_by: "path".into(), nodes: Some(nodes), ..Progress::default() };
+        let nodes = zmove_jobs::Nodes {
+            kind: "node".into(),
+            count: 3,
+            items_waiting: Some(12),
+            nodes: vec![slow],
+        };
+        let progress = Progress {
+            limited_by: "path".into(),
+            nodes: Some(nodes),
+            ..Progress::default()
+        };
         let bar = Row::new(job(), Some(progress.clone())).bar();
         assert!(bar.contains(" by 3 nodes (1 slow), path, "), "{bar}");
-        assert!(bar.ends_with(" files; 12 items waiting; slow: node3 (0.3 of the median)"), "{bar}");
-        let progress = Progress { files_found: 9, ..progress };
+        assert!(
+            bar.ends_with(" files; 12 items waiting; slow: node3 (0.3 of the median)"),
+            "{bar}"
+        );
+        let progress = Progress {
+            files_found: 9,
+            ..progress
+        };
         let held = |message: Option<&str>| {
-            let job = Job { state: State::Paused, message: message.map(str::to_owned), ..job() };
+            let job = Job {
+                state: State::Paused,
+                message: message.map(str::to_owned),
+                ..job()
+            };
             Row::new(job, Some(progress.clone())).bar()
         };
-        assert_eq!(held(None), "paused, 0 B of 0 B+, 0 of 9+ files", "nobody moves anything");
+        assert_eq!(
+            held(None),
+            "paused, 0 B of 0 B+, 0 of 9+ files",
+            "nobody moves anything"
+        );
         assert!(held(Some("why")).ends_with(" files: why"));
     }
 
@@ -284,24 +405,62 @@ pub(super) mod tests {
             target: format!("dtn:/{}", "long/".repeat(9)),
             ..job()
         };
-        let moved = Some(Moved { files: 1, bytes: 1 << 20, seconds: 1.0, limited_by: None });
-        let done = Job { state: State::Done, moved: moved.clone(), ..job() };
-        let held =
-            Row::new(Job { state: State::Paused, moved: moved.clone(), ..job() }, runs.progress.clone());
+        let moved = Some(Moved {
+            files: 1,
+            bytes: 1 << 20,
+            seconds: 1.0,
+            limited_by: None,
+        });
+        let done = Job {
+            state: State::Done,
+            moved: moved.clone(),
+            ..job()
+        };
+        let held = Row::new(
+            Job {
+                state: State::Paused,
+                moved: moved.clone(),
+                ..job()
+            },
+            runs.progress.clone(),
+        );
         let again = Row::new(Job { moved, ..job() }, runs.progress.clone()).as_json();
-        assert_eq!((&again["files"], &again["files_done"]), (&5.into(), &12.into()), "{again}");
+        assert_eq!(
+            (&again["files"], &again["files_done"]),
+            (&5.into(), &12.into()),
+            "{again}"
+        );
         let rows = [runs, Row::new(waits, None), Row::new(done, None), held];
         let text = table(&rows, Moment(0));
         let lines: Vec<_> = text.lines().collect();
-        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(
+            lines.iter().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
         assert_eq!(lines.len(), 10, "{text}");
-        assert!(lines[1].contains("6.00 GiB") && lines[1].contains(" 25 s"), "{text}");
-        assert_eq!(lines[2].trim(), "run7: /data/run7 -> dtn:/in, limited by source reads");
+        assert!(
+            lines[1].contains("6.00 GiB") && lines[1].contains(" 25 s"),
+            "{text}"
+        );
+        assert_eq!(
+            lines[2].trim(),
+            "run7: /data/run7 -> dtn:/in, limited by source reads"
+        );
         assert!(lines[4].ends_with("long/"), "{text}");
-        let waits = "       tries again in 1 min: connect to dtn:5870: no answer\\nand more and more";
-        assert!(lines[5].starts_with(waits) && lines[5].ends_with('…'), "{text}");
+        let waits =
+            "       tries again in 1 min: connect to dtn:5870: no answer\\nand more and more";
+        assert!(
+            lines[5].starts_with(waits) && lines[5].ends_with('…'),
+            "{text}"
+        );
         let figures = "12     paused          12    3.00 GiB    6.00 GiB           -      -     2";
         assert_eq!(lines[8], figures, "what it has come to, and no rate");
-        assert!(rows[2].end().starts_with("job 12 (run7) is done: 1 file, 1.00 MiB, "), "{}", rows[2].end());
+        assert!(
+            rows[2]
+                .end()
+                .starts_with("job 12 (run7) is done: 1 file, 1.00 MiB, "),
+            "{}",
+            rows[2].end()
+        );
     }
 }

@@ -44,7 +44,10 @@ impl LogFile {
     /// # Errors
     /// The system's error.
     pub(crate) fn open(path: &Path) -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self { path: path.to_owned(), file: Lock::new(append_to(path)?) }))
+        Ok(Arc::new(Self {
+            path: path.to_owned(),
+            file: Lock::new(append_to(path)?),
+        }))
     }
 
     /// Opens the path again, where another file is now. The old one stays in use if that fails.
@@ -58,7 +61,11 @@ impl LogFile {
 }
 
 fn append_to(path: &Path) -> io::Result<File> {
-    File::options().append(true).create(true).mode(0o640).open(path)
+    File::options()
+        .append(true)
+        .create(true)
+        .mode(0o640)
+        .open(path)
 }
 
 impl io::Write for &LogFile {
@@ -81,13 +88,17 @@ pub(crate) fn start(format: LogFormat, file: Option<&Arc<LogFile>>) {
     let journal = file.is_none() && is_journal();
     let layer = tracing_subscriber::fmt::layer().with_writer(writer);
     let layer = match format {
-        LogFormat::Text => layer.with_ansi(false).event_format(Sentences { journal }).boxed(),
+        LogFormat::Text => layer
+            .with_ansi(false)
+            .event_format(Sentences { journal })
+            .boxed(),
         LogFormat::Json => {
             let json = layer.json().flatten_event(true).with_target(false);
             json.with_current_span(false).with_span_list(false).boxed()
         }
     };
-    let begun = tracing::subscriber::set_global_default(Registry::default().with(layer.with_filter(own)));
+    let begun =
+        tracing::subscriber::set_global_default(Registry::default().with(layer.with_filter(own)));
     begun.expect("the log is started once");
 }
 
@@ -117,15 +128,39 @@ fn tell(event: &DaemonEvent) {
         DaemonEvent::Rejected { kind, address, .. } => {
             warn!(event = "rejected", kind = kind.name(), from = %address, "{event}");
         }
-        DaemonEvent::Waits { who: Who { name, address, key, .. }, .. } => {
+        DaemonEvent::Waits {
+            who: Who {
+                name, address, key, ..
+            },
+            ..
+        } => {
             info!(event = "in_line", name, %key, from = %address, "{event}");
         }
-        DaemonEvent::Begun { who: Who { name, address, key, .. } } => {
+        DaemonEvent::Begun {
+            who: Who {
+                name, address, key, ..
+            },
+        } => {
             info!(event = "begun", name, %key, from = %address, "{event}");
         }
-        DaemonEvent::Received { who: Who { name, address, key, .. }, cipher, moved, report } => {
-            let cipher = if *cipher == Cipher::None { "none" } else { "tls" };
-            let result = if report.faults == 0 { "complete" } else { "partial" };
+        DaemonEvent::Received {
+            who: Who {
+                name, address, key, ..
+            },
+            cipher,
+            moved,
+            report,
+        } => {
+            let cipher = if *cipher == Cipher::None {
+                "none"
+            } else {
+                "tls"
+            };
+            let result = if report.faults == 0 {
+                "complete"
+            } else {
+                "partial"
+            };
             let event_name = match report.looked {
                 None => "received",
                 Some(Looked::Preview) => "previewed",
@@ -137,21 +172,43 @@ fn tell(event: &DaemonEvent) {
                 cipher, "{event}"
             );
         }
-        DaemonEvent::Probed { who: Who { name, address, key, .. }, moved } => {
+        DaemonEvent::Probed {
+            who: Who {
+                name, address, key, ..
+            },
+            moved,
+        } => {
             info!(
                 event = "probed", audit = true, result = "complete", name, %key, from = %address,
                 target = target(moved), probe_bytes = moved.probed, seconds = seconds(moved), "{event}"
             );
         }
-        DaemonEvent::Broken { who: Who { name, address, key, .. }, moved, error } => {
+        DaemonEvent::Broken {
+            who: Who {
+                name, address, key, ..
+            },
+            moved,
+            error,
+        } => {
             warn!(
                 event = "broken", audit = true, result = error.kind(), name, %key, from = %address,
                 target = target(moved), bytes = moved.bytes, files = moved.files, probe_bytes = moved.probed,
                 seconds = seconds(moved), "{event}"
             );
         }
-        DaemonEvent::Sent { who: Who { name, address, key, .. }, cipher, moved, failed } => {
-            let cipher = if *cipher == Cipher::None { "none" } else { "tls" };
+        DaemonEvent::Sent {
+            who: Who {
+                name, address, key, ..
+            },
+            cipher,
+            moved,
+            failed,
+        } => {
+            let cipher = if *cipher == Cipher::None {
+                "none"
+            } else {
+                "tls"
+            };
             let result = if *failed == 0 { "complete" } else { "partial" };
             info!(
                 event = "sent", audit = true, result, name, %key, from = %address, source = target(moved),
@@ -159,7 +216,14 @@ fn tell(event: &DaemonEvent) {
                 "{event}"
             );
         }
-        DaemonEvent::Copied { who: Who { name, address, key, .. }, to, moved, failed } => {
+        DaemonEvent::Copied {
+            who: Who {
+                name, address, key, ..
+            },
+            to,
+            moved,
+            failed,
+        } => {
             let result = if *failed == 0 { "complete" } else { "partial" };
             let to = format!("{}:{}", to.host, to.port);
             info!(
@@ -167,13 +231,25 @@ fn tell(event: &DaemonEvent) {
                 bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = failed, "{event}"
             );
         }
-        DaemonEvent::Granted { who: Who { name, address, key, .. }, source, target } => {
+        DaemonEvent::Granted {
+            who: Who {
+                name, address, key, ..
+            },
+            source,
+            target,
+        } => {
             let target = String::from_utf8_lossy(target);
             info!(
                 event = "granted", audit = true, name, %key, from = %address, sender = %source, %target, "{event}"
             );
         }
-        DaemonEvent::SendingBroken { who: Who { name, address, key, .. }, moved, error } => {
+        DaemonEvent::SendingBroken {
+            who: Who {
+                name, address, key, ..
+            },
+            moved,
+            error,
+        } => {
             warn!(
                 event = "sending_broken", audit = true, result = error.kind(), name, %key, from = %address,
                 source = target(moved), seconds = seconds(moved), "{event}"
@@ -193,8 +269,12 @@ fn seconds(moved: &Moved) -> f64 {
 
 /// Whether standard error is the socket of systemd's journal, which `JOURNAL_STREAM` names by device and inode.
 fn is_journal() -> bool {
-    let Some(said) = std::env::var("JOURNAL_STREAM").ok() else { return false };
-    let Ok(own) = std::fs::metadata("/proc/self/fd/2") else { return false };
+    let Some(said) = std::env::var("JOURNAL_STREAM").ok() else {
+        return false;
+    };
+    let Ok(own) = std::fs::metadata("/proc/self/fd/2") else {
+        return false;
+    };
     said == format!("{}:{}", own.st_dev(), own.st_ino())
 }
 

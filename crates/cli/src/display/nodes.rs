@@ -7,23 +7,43 @@ use crate::display::format::counted;
 
 /// How many nodes there are, and how many of them hold up the others: few words, for the beginning of a line that a
 /// terminal cuts off.
-pub(crate) fn how_many(Nodes { party, count, nodes, .. }: &Nodes) -> String {
+pub(crate) fn how_many(
+    Nodes {
+        party,
+        count,
+        nodes,
+        ..
+    }: &Nodes,
+) -> String {
     let of = |pace: Pace| {
         let of_it = nodes.iter().filter(|node| node.pace == pace).count();
         (of_it > 0).then(|| format!("{of_it} {}", pace.word()))
     };
     let held_up: Vec<_> = HOLD_UP.into_iter().filter_map(of).collect();
-    let held_up = if held_up.is_empty() { String::new() } else { format!(" ({})", held_up.join(", ")) };
+    let held_up = if held_up.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", held_up.join(", "))
+    };
     counted(*count, party.word()) + &held_up
 }
 
 /// How much waits for them, and which hold up the others, for the end of that line.
 pub(crate) fn which(Nodes { waiting, nodes, .. }: &Nodes) -> String {
-    let waiting =
-        waiting.map_or_else(String::new, |waiting| format!("; {} waiting", counted(waiting, "item")));
+    let waiting = waiting.map_or_else(String::new, |waiting| {
+        format!("; {} waiting", counted(waiting, "item"))
+    });
     let named = |pace: Pace| {
-        let of_it = nodes.iter().filter(|node| node.pace == pace).map(name).collect::<Vec<_>>();
-        if of_it.is_empty() { String::new() } else { format!("; {}: {}", pace.word(), of_it.join(", ")) }
+        let of_it = nodes
+            .iter()
+            .filter(|node| node.pace == pace)
+            .map(name)
+            .collect::<Vec<_>>();
+        if of_it.is_empty() {
+            String::new()
+        } else {
+            format!("; {}: {}", pace.word(), of_it.join(", "))
+        }
     };
     waiting + &HOLD_UP.map(named).concat()
 }
@@ -32,7 +52,14 @@ pub(crate) fn which(Nodes { waiting, nodes, .. }: &Nodes) -> String {
 const HOLD_UP: [Pace; 2] = [Pace::Silent, Pace::Slow];
 
 #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
-fn name(Node { name, pace, percent_of_others, .. }: &Node) -> String {
+fn name(
+    Node {
+        name,
+        pace,
+        percent_of_others,
+        ..
+    }: &Node,
+) -> String {
     match percent_of_others {
         Some(percent) if *pace == Pace::Slow => {
             format!("{name} ({:.1} of the median)", *percent as f64 / 100.0)
@@ -42,7 +69,14 @@ fn name(Node { name, pace, percent_of_others, .. }: &Node) -> String {
 }
 
 /// The nodes of a job, as its process has told them.
-pub(crate) fn of_job(zmove_jobs::Nodes { kind, count, items_waiting, nodes }: &zmove_jobs::Nodes) -> Nodes {
+pub(crate) fn of_job(
+    zmove_jobs::Nodes {
+        kind,
+        count,
+        items_waiting,
+        nodes,
+    }: &zmove_jobs::Nodes,
+) -> Nodes {
     let node = |node: &zmove_jobs::Node| Node {
         name: node.name.clone(),
         pace: Pace::of(&node.state),
@@ -52,16 +86,36 @@ pub(crate) fn of_job(zmove_jobs::Nodes { kind, count, items_waiting, nodes }: &z
         percent_of_others: node.percent_of_others,
     };
     let nodes = nodes.iter().map(node).collect();
-    Nodes { party: Party::of(kind), count: *count, waiting: *items_waiting, nodes }
+    Nodes {
+        party: Party::of(kind),
+        count: *count,
+        waiting: *items_waiting,
+        nodes,
+    }
 }
 
 /// What each of them has moved, for the end of a push; `None` where nothing was moved.
-pub(crate) fn took_part(Nodes { party, count, nodes, .. }: &Nodes) -> Option<String> {
+pub(crate) fn took_part(
+    Nodes {
+        party,
+        count,
+        nodes,
+        ..
+    }: &Nodes,
+) -> Option<String> {
     let have_moved = nodes.iter().filter(|node| node.files > 0 || node.bytes > 0);
     let mut moved: Vec<_> = have_moved
-        .map(|Node { name, files, bytes, .. }| {
-            format!("{name} ({}, {})", counted(*files, "file"), ByteCount(*bytes))
-        })
+        .map(
+            |Node {
+                 name, files, bytes, ..
+             }| {
+                format!(
+                    "{name} ({}, {})",
+                    counted(*files, "file"),
+                    ByteCount(*bytes)
+                )
+            },
+        )
         .collect();
     let untold = count.saturating_sub(nodes.len() as u64);
     let by = counted(moved.len() as u64 + untold, party.word());
@@ -72,9 +126,23 @@ pub(crate) fn took_part(Nodes { party, count, nodes, .. }: &Nodes) -> Option<Str
 }
 
 /// The nodes as programs read them.
-pub(crate) fn as_json(Nodes { party, count, waiting, nodes }: &Nodes) -> Value {
+pub(crate) fn as_json(
+    Nodes {
+        party,
+        count,
+        waiting,
+        nodes,
+    }: &Nodes,
+) -> Value {
     let node = |node: &Node| {
-        let Node { name, pace, files, bytes, bytes_per_second, percent_of_others } = node;
+        let Node {
+            name,
+            pace,
+            files,
+            bytes,
+            bytes_per_second,
+            percent_of_others,
+        } = node;
         json!({
             "name": name, "state": pace.word(), "files": files, "bytes": bytes,
             "bytes_per_second": bytes_per_second, "percent_of_others": percent_of_others,
@@ -105,24 +173,46 @@ mod tests {
             nodes: vec![node("node3", Pace::Slow, Some(31))],
         };
         assert_eq!(how_many(&nodes), "4 nodes (1 slow)");
-        assert_eq!(which(&nodes), "; 12 items waiting; slow: node3 (0.3 of the median)");
-        nodes.nodes = vec![node("node2", Pace::Silent, None), node("node1", Pace::Works, Some(100))];
+        assert_eq!(
+            which(&nodes),
+            "; 12 items waiting; slow: node3 (0.3 of the median)"
+        );
+        nodes.nodes = vec![
+            node("node2", Pace::Silent, None),
+            node("node1", Pace::Works, Some(100)),
+        ];
         nodes.waiting = None;
         assert_eq!(
             (how_many(&nodes).as_str(), which(&nodes).as_str()),
             ("4 nodes (1 silent)", "; silent: node2")
         );
-        let receivers = Nodes { party: Party::Receivers, nodes: Vec::new(), ..nodes.clone() };
-        assert_eq!((how_many(&receivers).as_str(), which(&receivers).as_str()), ("4 receivers", ""));
+        let receivers = Nodes {
+            party: Party::Receivers,
+            nodes: Vec::new(),
+            ..nodes.clone()
+        };
+        assert_eq!(
+            (how_many(&receivers).as_str(), which(&receivers).as_str()),
+            ("4 receivers", "")
+        );
         assert_eq!(
             took_part(&nodes).unwrap(),
             "moved by 4 nodes: node2 (1 file, 2 B), node1 (1 file, 2 B), 2 more"
         );
-        assert_eq!(took_part(&Nodes { count: 0, ..receivers }), None);
+        assert_eq!(
+            took_part(&Nodes {
+                count: 0,
+                ..receivers
+            }),
+            None
+        );
         let told = as_json(&nodes);
         let expected = json!({
             "name": "node2", "state": "silent", "files": 1, "bytes": 2, "bytes_per_second": 3, "percent_of_others": null,
         });
-        assert_eq!((&told["items_waiting"], &told["nodes"][0]), (&Value::Null, &expected));
+        assert_eq!(
+            (&told["items_waiting"], &told["nodes"][0]),
+            (&Value::Null, &expected)
+        );
     }
 }

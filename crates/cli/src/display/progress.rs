@@ -86,7 +86,14 @@ struct Totals {
 
 impl Totals {
     fn reset(&self) {
-        let Self { found_files, found_bytes, done_files, done_bytes, scan_ended, .. } = self;
+        let Self {
+            found_files,
+            found_bytes,
+            done_files,
+            done_bytes,
+            scan_ended,
+            ..
+        } = self;
         for counter in [found_files, found_bytes, done_files, done_bytes] {
             counter.store(0, Ordering::Relaxed);
         }
@@ -114,7 +121,8 @@ impl State {
     fn take_nodes(&mut self, nodes: Nodes) {
         let all = || nodes.nodes.iter();
         let are_all_here = nodes.count == nodes.nodes.len() as u64;
-        let stand_still = all().all(|node| node.bytes_per_second == 0) && all().any(|node| node.bytes > 0);
+        let stand_still =
+            all().all(|node| node.bytes_per_second == 0) && all().any(|node| node.bytes > 0);
         if are_all_here && stand_still {
             self.limit = "waiting for replies";
         }
@@ -164,7 +172,10 @@ impl Display {
                 nodes: None,
             }),
         });
-        Self { watcher, ticker: OnceLock::new() }
+        Self {
+            watcher,
+            ticker: OnceLock::new(),
+        }
     }
 
     /// Starts to show the observer's events; called again, it counts from the beginning.
@@ -172,7 +183,9 @@ impl Display {
         if self.ticker.get().is_some() {
             return self.watcher.totals.reset();
         }
-        let Some(interval) = self.watcher.form.interval() else { return };
+        let Some(interval) = self.watcher.form.interval() else {
+            return;
+        };
         if self.watcher.form == Form::Bar {
             terminal::draw(&self.watcher.bar, BAR);
         }
@@ -180,7 +193,10 @@ impl Display {
             let (end, ended) = channel();
             let watcher = Arc::clone(&self.watcher);
             let work = move || watcher.tick(interval, &ended, &|line| terminal::warn(line));
-            Ticker { end, thread: std::thread::spawn(work) }
+            Ticker {
+                end,
+                thread: std::thread::spawn(work),
+            }
         });
     }
 
@@ -196,7 +212,10 @@ impl Display {
 
     /// Ends the trace, if there is one, with what limited the transfer.
     pub(crate) fn close_trace(&self, limited_by: &str) {
-        self.watcher.trace.iter().for_each(|trace| trace.close(limited_by));
+        self.watcher
+            .trace
+            .iter()
+            .for_each(|trace| trace.close(limited_by));
     }
 
     /// The id of the transfer, if it has had one.
@@ -212,9 +231,15 @@ impl Display {
             let _display_failed = thread.join();
         }
         self.watcher.bar.finish_and_clear();
-        let took_part = self.watcher.state().nodes.as_ref().and_then(nodes::took_part);
+        let took_part = self
+            .watcher
+            .state()
+            .nodes
+            .as_ref()
+            .and_then(nodes::took_part);
         if let (Form::Json, Some(message)) = (self.watcher.form, &took_part) {
-            self.watcher.print(json!({ "event": TOOK_PART, "message": message }));
+            self.watcher
+                .print(json!({ "event": TOOK_PART, "message": message }));
         }
         if let Some(failures) = &self.watcher.failures {
             let failures = lock(failures);
@@ -233,11 +258,15 @@ impl Listener for Display {
                 self.start();
             }
             // Something is on the screen already once a session has begun.
-            Notice::Dialling { .. } if self.watcher.form != Form::Bar || self.ticker.get().is_some() => {}
+            Notice::Dialling { .. }
+                if self.watcher.form != Form::Bar || self.ticker.get().is_some() => {}
             Notice::ConnectionLost { .. } => self.watcher.lose(&notice.to_string()),
             Notice::CopyRuns { .. } if self.watcher.form == Form::Failures => {}
             Notice::CopyRuns { id, .. } => {
-                self.watcher.say(&notice.to_string(), json!({ "event": "copy_runs", "id": id }));
+                self.watcher.say(
+                    &notice.to_string(),
+                    json!({ "event": "copy_runs", "id": id }),
+                );
             }
             Notice::SourceMissing { .. } => self.watcher.fail(&notice.to_string()),
             Notice::ReceiverBusy { .. } => self.watcher.wait(&notice.to_string()),
@@ -278,7 +307,11 @@ impl Watcher {
     fn draw(&self, message: String) {
         let is_in_line = self.state().waits.is_some();
         terminal::style(&self.bar, if is_in_line { IN_LINE } else { BAR });
-        self.bar.set_message(if is_in_line { message } else { beside_bar(&message) });
+        self.bar.set_message(if is_in_line {
+            message
+        } else {
+            beside_bar(&message)
+        });
     }
 
     fn message(&self, done: u64, found: u64) -> String {
@@ -301,14 +334,20 @@ impl Watcher {
             String::new()
         };
         let nodes = self.state().nodes.clone();
-        let by = nodes.as_ref().map(|nodes| format!(" by {}", nodes::how_many(nodes)));
+        let by = nodes
+            .as_ref()
+            .map(|nodes| format!(" by {}", nodes::how_many(nodes)));
         format!(
             "{} of {}{more}, {}{}{left}, {}, {files} of {found_files}{more} files{}",
             ByteCount(done),
             ByteCount(found),
             ByteRate(rate),
             by.unwrap_or_default(),
-            if flushing { "flushing" } else { self.state().limit },
+            if flushing {
+                "flushing"
+            } else {
+                self.state().limit
+            },
             nodes.as_ref().map(nodes::which).unwrap_or_default(),
         )
     }
@@ -329,8 +368,9 @@ impl Watcher {
         let rate = self.rate();
         let state = self.state();
         let waiting = state.waits.as_ref();
-        let waiting =
-            waiting.map(|(since, why)| json!({ "seconds": since.elapsed().as_secs_f64(), "message": why }));
+        let waiting = waiting.map(
+            |(since, why)| json!({ "seconds": since.elapsed().as_secs_f64(), "message": why }),
+        );
         json!({
             "event": "progress",
             "seconds": self.bar.elapsed().as_secs_f64(),
@@ -354,7 +394,10 @@ impl Watcher {
     }
 
     fn fail(&self, message: &str) {
-        let is_named = self.failures.as_ref().is_none_or(|failures| lock(failures).count(message));
+        let is_named = self
+            .failures
+            .as_ref()
+            .is_none_or(|failures| lock(failures).count(message));
         if is_named {
             let mut event = failures::parts(message);
             event["event"] = "failed".into();
@@ -378,13 +421,19 @@ impl Watcher {
     fn wait(&self, cause: &str) {
         let told = {
             let mut state = self.state();
-            let since = state.waits.take().map_or_else(Instant::now, |(since, _)| since);
+            let since = state
+                .waits
+                .take()
+                .map_or_else(Instant::now, |(since, _)| since);
             state.waits = Some((since, cause.to_owned()));
             state.limit = "waiting";
             std::mem::replace(&mut state.told_busy, true)
         };
         if !told {
-            self.tell("waiting", &format!("waiting: the receiver is busy: {cause}"));
+            self.tell(
+                "waiting",
+                &format!("waiting: the receiver is busy: {cause}"),
+            );
         }
     }
 
@@ -393,8 +442,14 @@ impl Watcher {
         let lost = self.state().lost.take();
         if let Some(lost) = lost {
             let seconds = lost.elapsed().as_secs_f64();
-            let message = format!("reconnected after {seconds:.*} s", usize::from(seconds < 10.0));
-            self.say(&message, json!({ "event": "reconnected", "seconds": seconds }));
+            let message = format!(
+                "reconnected after {seconds:.*} s",
+                usize::from(seconds < 10.0)
+            );
+            self.say(
+                &message,
+                json!({ "event": "reconnected", "seconds": seconds }),
+            );
         }
     }
 
@@ -420,9 +475,13 @@ impl Watcher {
 
     fn list(&self, changes: &[Change]) {
         match self.form {
-            Form::Json => changes.iter().for_each(|change| self.print(dry_run::as_json(change))),
+            Form::Json => changes
+                .iter()
+                .for_each(|change| self.print(dry_run::as_json(change))),
             Form::Failures => {}
-            Form::Bar | Form::Lines => self.bar.suspend(|| terminal::print(dry_run::lines(changes))),
+            Form::Bar | Form::Lines => self
+                .bar
+                .suspend(|| terminal::print(dry_run::lines(changes))),
         }
     }
 
@@ -460,15 +519,18 @@ impl Observer for Watcher {
             Event::Nodes(nodes) => self.state().take_nodes(nodes.clone()),
             Event::Failed { message } => self.fail(message),
             Event::Listed { changes } => self.list(changes),
-            Event::NotKept { message } => {
-                self.say(&format!("not kept: {message}"), json!({ "event": "not_kept", "message": message }))
-            }
+            Event::NotKept { message } => self.say(
+                &format!("not kept: {message}"),
+                json!({ "event": "not_kept", "message": message }),
+            ),
             Event::Warned { message } => self.tell("warning", message),
             Event::Waiting { message } => self.wait(message),
             Event::Resent { what } if self.form == Form::Json => {
                 self.print(json!({ "event": "resent", "what": what }));
             }
-            Event::Resent { what } => self.warn(&format!("arrived damaged and is sent again: {what}")),
+            Event::Resent { what } => {
+                self.warn(&format!("arrived damaged and is sent again: {what}"))
+            }
             Event::Answered => self.come_back(),
             Event::Sampled(sample) => self.trace.iter().for_each(|trace| trace.write(sample)),
             _ => {}
@@ -478,8 +540,11 @@ impl Observer for Watcher {
 
 /// The words beside a [bar](BAR), as far as the terminal is wide: part by part, since half a number is another one.
 pub(crate) fn beside_bar(words: &str) -> String {
-    let columns = terminal::columns(std::io::stderr()).map(|columns| columns.saturating_sub(BAR_COLUMNS));
-    columns.map_or(words, |columns| whole_parts(words, columns)).to_owned()
+    let columns =
+        terminal::columns(std::io::stderr()).map(|columns| columns.saturating_sub(BAR_COLUMNS));
+    columns
+        .map_or(words, |columns| whole_parts(words, columns))
+        .to_owned()
 }
 
 /// A limit of the rate in the words of `limited_by`, as the summary has them.
@@ -557,16 +622,25 @@ mod tests {
     fn a_log_gets_a_line_every_half_minute_that_says_how_far_it_is() {
         assert_eq!(Form::Lines.interval(), Some(Duration::from_secs(30)));
         let watcher = watcher(Form::Lines);
-        watcher.on(&Event::Found { files: 3, bytes: 3 << 20 });
+        watcher.on(&Event::Found {
+            files: 3,
+            bytes: 3 << 20,
+        });
         let [first, second] = lines(&watcher, || {
-            watcher.on(&Event::Stored { files: 1, bytes: 1 << 20 });
+            watcher.on(&Event::Stored {
+                files: 1,
+                bytes: 1 << 20,
+            });
             watcher.on(&Event::ScanEnded);
         });
         assert!(
             first.starts_with("0 B of 3.00 MiB+, ") && first.ends_with(", path, 0 of 3+ files"),
             "{first}"
         );
-        assert!(second.contains(" of 3.00 MiB, ") && second.ends_with(" of 3 files"), "{second}");
+        assert!(
+            second.contains(" of 3.00 MiB, ") && second.ends_with(" of 3 files"),
+            "{second}"
+        );
     }
 
     #[test]
@@ -581,9 +655,17 @@ mod tests {
         };
         let watcher = watcher(Form::Json);
         let nodes = vec![node("a", 1_000_000), node("b", 2_000_000)];
-        watcher.on(&Event::Nodes(Nodes { count: 2, nodes, ..Nodes::default() }));
+        watcher.on(&Event::Nodes(Nodes {
+            count: 2,
+            nodes,
+            ..Nodes::default()
+        }));
         assert_eq!(watcher.as_json(0, 0)["bytes_per_second"], 3e6);
-        assert!(watcher.message(0, 0).contains(" 24.0 Mbit/s by 2 nodes, "), "{}", watcher.message(0, 0));
+        assert!(
+            watcher.message(0, 0).contains(" 24.0 Mbit/s by 2 nodes, "),
+            "{}",
+            watcher.message(0, 0)
+        );
     }
 
     #[test]
@@ -600,33 +682,54 @@ mod tests {
             let watcher = watcher(Form::Bar);
             watcher.on(&Event::Limited { by: "rate limit" });
             let nodes = nodes.map(|(bytes, rate)| node(bytes, rate)).to_vec();
-            watcher.on(&Event::Nodes(Nodes { count: 2, nodes, ..Nodes::default() }));
+            watcher.on(&Event::Nodes(Nodes {
+                count: 2,
+                nodes,
+                ..Nodes::default()
+            }));
             watcher.message(0, 0)
         };
-        assert!(shown([(9, 0), (0, 0)]).contains(" by 2 nodes, waiting for replies, "), "one hangs");
+        assert!(
+            shown([(9, 0), (0, 0)]).contains(" by 2 nodes, waiting for replies, "),
+            "one hangs"
+        );
         for moves in [[(9, 0), (9, 1)], [(0, 0), (0, 0)]] {
-            assert!(shown(moves).contains(" by 2 nodes, rate limit, "), "{moves:?}");
+            assert!(
+                shown(moves).contains(" by 2 nodes, rate limit, "),
+                "{moves:?}"
+            );
         }
     }
 
     #[test]
     fn nodes_are_seen_on_a_narrow_terminal() {
         let watcher = watcher(Form::Bar);
-        watcher.on(&Event::Nodes(Nodes { count: 12, waiting: Some(10_000), ..Nodes::default() }));
+        watcher.on(&Event::Nodes(Nodes {
+            count: 12,
+            waiting: Some(10_000),
+            ..Nodes::default()
+        }));
         let message = watcher.message(1023 << 20, 1023 << 20);
         let room = 80 - BAR_COLUMNS;
         assert!(message[..room].contains(" by 12 nodes, "), "{message}");
-        assert!(message.ends_with(" files; 10000 items waiting"), "{message}");
+        assert!(
+            message.ends_with(" files; 10000 items waiting"),
+            "{message}"
+        );
     }
 
     #[test]
     fn a_log_says_where_in_line_it_is_and_that_it_has_moved_up() {
         let watcher = watcher(Form::Lines);
-        let full =
-            |ahead| Event::Waiting { message: format!("{ahead} of the same key before this one; full") };
+        let full = |ahead| Event::Waiting {
+            message: format!("{ahead} of the same key before this one; full"),
+        };
         watcher.wait_untold(&full(2));
         let [first, second] = lines(&watcher, || watcher.wait_untold(&full(1)));
-        assert!(first.starts_with("in line for ") && first.contains("2 of the same key"), "{first}");
+        assert!(
+            first.starts_with("in line for ") && first.contains("2 of the same key"),
+            "{first}"
+        );
         assert!(second.contains("1 of the same key"), "{second}");
     }
 

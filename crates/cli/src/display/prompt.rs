@@ -32,7 +32,10 @@ pub(crate) fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) ->
          which should be the line that 'zmove serve' prints there. Go on and remember it (yes/no)? "
     );
     if !is_yes(&mut io::stdin().lock(), &mut io::stderr())? {
-        return Err(failure(Exit::Authentication, "the host's key was not accepted"));
+        return Err(failure(
+            Exit::Authentication,
+            "the host's key was not accepted",
+        ));
     }
     Ok(())
 }
@@ -59,7 +62,13 @@ mod tests {
     fn asked(mut answers: &[u8]) -> (bool, usize) {
         let mut screen = Vec::new();
         let is_yes = is_yes(&mut answers, &mut screen).unwrap();
-        (is_yes, String::from_utf8(screen).unwrap().matches("type 'yes' or 'no'").count())
+        (
+            is_yes,
+            String::from_utf8(screen)
+                .unwrap()
+                .matches("type 'yes' or 'no'")
+                .count(),
+        )
     }
 
     #[test]

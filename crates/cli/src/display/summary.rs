@@ -69,7 +69,9 @@ pub(crate) fn print(
     if has_left_all_out(summary) {
         let patterns = "the last pattern that matches decides; only files that end in .h5: --exclude '*' --include '*/' \
                         --include '*.h5'";
-        terminal::warn(format_args!("the selection leaves out all that is in the sources ({patterns})"));
+        terminal::warn(format_args!(
+            "the selection leaves out all that is in the sources ({patterns})"
+        ));
     }
     if args.json {
         let mut said = as_json(summary, args, carriage);
@@ -78,14 +80,19 @@ pub(crate) fn print(
         said["exit"] = json!(ending.exit as i32);
         said["transfer"] = json!(ending.transfer);
         if ending.sessions == Sessions::Several {
-            OF_ONE_SESSION.into_iter().for_each(|field| said[field] = json!(null));
+            OF_ONE_SESSION
+                .into_iter()
+                .for_each(|field| said[field] = json!(null));
             said["cipher"] = json!(cipher_key(args));
         }
         print_json(&said);
     } else if args.quiet {
         // An exit code that is not 0 has its reason on standard error.
         if ending.exit == Exit::Partial && summary.failed == 0 && !summary.not_kept.is_empty() {
-            terminal::warn(format_args!("{}(--strict-metadata)", not_kept(summary).replace('\n', " ")));
+            terminal::warn(format_args!(
+                "{}(--strict-metadata)",
+                not_kept(summary).replace('\n', " ")
+            ));
         }
     } else {
         terminal::print_lines(&(as_text(summary, args, transport) + &shares.line()));
@@ -111,15 +118,20 @@ fn has_left_all_out(summary: &Summary) -> bool {
 fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> String {
     let seconds = summary.elapsed.as_secs_f64();
     let cipher = transport.map_or_else(String::new, |_| format!(", cipher: {}", cipher_key(args)));
-    let over =
-        transport.map_or_else(String::new, |over| format!(" over {}", over.to_string().to_uppercase()));
+    let over = transport.map_or_else(String::new, |over| {
+        format!(" over {}", over.to_string().to_uppercase())
+    });
     if let (Some(preview), true) = (summary.preview, args.verify) {
         return verified(summary, preview, args) + &extras(summary, args);
     }
     if let Some(Preview { added, changed }) = summary.preview {
         let files = counted(summary.files, "file");
         let bytes = ByteCount(summary.bytes);
-        let removed = if args.delete { format!(", {} to remove", summary.removed) } else { String::new() };
+        let removed = if args.delete {
+            format!(", {} to remove", summary.removed)
+        } else {
+            String::new()
+        };
         let text = format!(
             "dry run: {added} to add, {changed} to change{removed}; {files} with {bytes} to send, {} there already\n",
             summary.skipped
@@ -127,12 +139,23 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         return text + &extras(summary, args);
     }
     if has_left_all_out(summary) {
-        return format!("nothing was sent: the selection leaves out all\n{}", extras(summary, args));
+        return format!(
+            "nothing was sent: the selection leaves out all\n{}",
+            extras(summary, args)
+        );
     }
     if summary.files == 0 && (summary.failed == 0 || summary.bytes == 0) {
         let compared = summary.skipped;
-        let found = if args.update || args.ignore_existing { "stay" } else { "compared equal" };
-        let none = if summary.failed == 0 { "no files to move" } else { "no file was moved" };
+        let found = if args.update || args.ignore_existing {
+            "stay"
+        } else {
+            "compared equal"
+        };
+        let none = if summary.failed == 0 {
+            "no files to move"
+        } else {
+            "no file was moved"
+        };
         let text = format!("{none}: {compared} {found} in {seconds:.2} s{cipher}\n");
         return text + &extras(summary, args);
     }
@@ -146,8 +169,11 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         Some(time) => format!("first byte after {:.0} ms", time.as_secs_f64() * 1e3),
         None => "nothing had to be sent".to_owned(),
     };
-    let verified =
-        if summary.files > 0 { format!("verified ({}), ", proofs(args).join(", ")) } else { String::new() };
+    let verified = if summary.files > 0 {
+        format!("verified ({}), ", proofs(args).join(", "))
+    } else {
+        String::new()
+    };
     let mut text = format!(
         "{files}, {} in {seconds:.2} s: {}, {files_rate} files/s\n\
          {verified}{flushed}; {}{over}{cipher}, {first_byte}\n",
@@ -172,7 +198,9 @@ pub(crate) fn proofs(args: &PushArgs) -> &'static [&'static str] {
 
 /// How many entries differ, or are at one side alone.
 pub(crate) fn differences(summary: &Summary) -> u64 {
-    summary.preview.map_or(0, |Preview { added, changed }| added + changed + summary.removed)
+    summary.preview.map_or(0, |Preview { added, changed }| {
+        added + changed + summary.removed
+    })
 }
 
 /// The result of a verification.
@@ -188,8 +216,11 @@ fn verified(summary: &Summary, Preview { added, changed }: Preview, args: &PushA
         let compared = counted(compared, "file");
         return format!("all the same: {compared} compared {how}, in {seconds:.2} s\n");
     }
-    let removed =
-        if args.delete { format!(", {} only at the target", summary.removed) } else { String::new() };
+    let removed = if args.delete {
+        format!(", {} only at the target", summary.removed)
+    } else {
+        String::new()
+    };
     if args.listed.is_some() {
         return format!(
             "{changed} differ, {added} not listed, {} listed and not there\n\
@@ -217,9 +248,15 @@ pub(crate) fn bottleneck(summary: &Summary) -> String {
 /// The main limit of the run, and a remedy, if one is known.
 fn limit(summary: &Summary) -> String {
     let limit = summary.bottleneck.limit;
-    let idle = summary.path_idle().filter(|idle| limit != Limit::Path && *idle >= IDLE_WORTH_SAYING);
-    let idle = idle.map_or(String::new(), |idle| format!("; the path was idle {:.0} %", idle * 100.0));
-    let advice = summary.finding().map_or(String::new(), |finding| format!("{finding}\n"));
+    let idle = summary
+        .path_idle()
+        .filter(|idle| limit != Limit::Path && *idle >= IDLE_WORTH_SAYING);
+    let idle = idle.map_or(String::new(), |idle| {
+        format!("; the path was idle {:.0} %", idle * 100.0)
+    });
+    let advice = summary
+        .finding()
+        .map_or(String::new(), |finding| format!("{finding}\n"));
     format!("limited by: {}{idle}\n{advice}", bottleneck(summary))
 }
 
@@ -234,7 +271,14 @@ pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
         "equal at the target already"
     };
     let counts = [
-        (if summary.files > 0 && summary.preview.is_none() { summary.skipped } else { 0 }, there),
+        (
+            if summary.files > 0 && summary.preview.is_none() {
+                summary.skipped
+            } else {
+                0
+            },
+            there,
+        ),
         (
             summary.linked,
             if summary.linked == 1 {
@@ -243,32 +287,58 @@ pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
                 "of the files are hard links to others"
             },
         ),
-        (if summary.preview.is_none() { summary.removed } else { 0 }, "removed"),
+        (
+            if summary.preview.is_none() {
+                summary.removed
+            } else {
+                0
+            },
+            "removed",
+        ),
         (summary.spared, "not removed (--max-delete)"),
         (summary.kept_by_change, "not removed (the source changed)"),
         (
             summary.specials,
-            if summary.specials == 1 { "special file not copied" } else { "special files not copied" },
+            if summary.specials == 1 {
+                "special file not copied"
+            } else {
+                "special files not copied"
+            },
         ),
         (summary.left_out, "left out by the selection"),
         (summary.resent, "resent after damage"),
         (summary.reconnects, "× reconnected"),
         (summary.failed, "FAILED"),
     ];
-    let told = counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
+    let told = counts
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{count} {what}"));
     let spared = [
         (summary.bytes_resumed, "of large files had come before"),
-        (summary.bytes_matched, "of large files were the same at the target"),
+        (
+            summary.bytes_matched,
+            "of large files were the same at the target",
+        ),
     ];
     let spared = spared.into_iter().filter(|(bytes, _)| *bytes > 0);
-    let told: Vec<_> =
-        told.chain(spared.map(|(bytes, what)| format!("{} {what}", ByteCount(bytes)))).collect();
-    let told = if told.is_empty() { String::new() } else { format!("{}\n", told.join(", ")) };
+    let told: Vec<_> = told
+        .chain(spared.map(|(bytes, what)| format!("{} {what}", ByteCount(bytes))))
+        .collect();
+    let told = if told.is_empty() {
+        String::new()
+    } else {
+        format!("{}\n", told.join(", "))
+    };
     match summary.times_beyond_range {
         0 => told + &not_kept(summary),
         files => format!(
             "{told}{} another time than the source's: the target's file system cannot hold theirs\n{}",
-            if files == 1 { "1 file keeps".to_owned() } else { format!("{files} files keep") },
+            if files == 1 {
+                "1 file keeps".to_owned()
+            } else {
+                format!("{files} files keep")
+            },
             not_kept(summary)
         ),
     }
@@ -277,9 +347,14 @@ pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
 /// What was to be kept of entries and is not, on one line.
 fn not_kept(summary: &Summary) -> String {
     let counts = summary.not_kept.iter();
-    let told: Vec<_> =
-        counts.map(|lack| format!("{} of {} ({})", lack.kind(), lack.entries, lack.why)).collect();
-    if told.is_empty() { String::new() } else { format!("not kept: {}\n", told.join(", ")) }
+    let told: Vec<_> = counts
+        .map(|lack| format!("{} of {} ({})", lack.kind(), lack.entries, lack.why))
+        .collect();
+    if told.is_empty() {
+        String::new()
+    } else {
+        format!("not kept: {}\n", told.join(", "))
+    }
 }
 
 fn not_kept_as_json(summary: &Summary) -> Vec<serde_json::Value> {
@@ -289,7 +364,9 @@ fn not_kept_as_json(summary: &Summary) -> Vec<serde_json::Value> {
 
 fn as_json(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> serde_json::Value {
     let transport = carriage.map(|carriage| carriage.transport);
-    let resumed = carriage.map(|carriage| carriage.resumption).filter(|resumption| resumption.bytes > 0);
+    let resumed = carriage
+        .map(|carriage| carriage.resumption)
+        .filter(|resumption| resumption.bytes > 0);
     let stores = summary.preview.is_none() && summary.files > 0;
     json!({
         "event": "summary",
@@ -338,13 +415,18 @@ fn as_json(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> se
 /// The shares of the wall clock, by limit.
 fn shares(bottleneck: &Bottleneck) -> serde_json::Value {
     let keys = Limit::ALL.into_iter().map(limit_key);
-    keys.map(str::to_owned).zip(bottleneck.shares.map(serde_json::Value::from)).collect()
+    keys.map(str::to_owned)
+        .zip(bottleneck.shares.map(serde_json::Value::from))
+        .collect()
 }
 
 /// The kernel's figures of the lanes' connections; shares are from 0 to 1.
 fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
-    let started =
-        if summary.reconnects > 0 { Duration::ZERO } else { summary.first_byte.unwrap_or_default() };
+    let started = if summary.reconnects > 0 {
+        Duration::ZERO
+    } else {
+        summary.first_byte.unwrap_or_default()
+    };
     let sending = summary.measured.saturating_sub(started);
     let goodput = |bytes: Option<&u64>| bytes.map(|bytes| ByteRate::new(*bytes, sending).0);
     let lanes = &path.bytes_acked;
@@ -367,7 +449,9 @@ fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
 
 /// The cipher, as it is typed.
 fn cipher_key(args: &PushArgs) -> String {
-    args.cipher.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    args.cipher
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 fn limit_key(limit: Limit) -> &'static str {
@@ -392,7 +476,10 @@ mod tests {
     use crate::args::{Args, Command};
 
     fn args() -> Box<PushArgs> {
-        match Args::try_parse_from(["zmove", "push", "a", "b"]).unwrap().command {
+        match Args::try_parse_from(["zmove", "push", "a", "b"])
+            .unwrap()
+            .command
+        {
             Command::Push(args) => args,
             other => panic!("{other:?}"),
         }
@@ -400,10 +487,24 @@ mod tests {
 
     #[test]
     fn where_all_failed_or_was_equal_there_is_no_rate_of_nothing() {
-        let summary = Summary { failed: 1, skipped: 41, ..Summary::default() };
+        let summary = Summary {
+            failed: 1,
+            skipped: 41,
+            ..Summary::default()
+        };
         let text = as_text(&summary, &args(), None);
-        assert_eq!(text, "no file was moved: 41 compared equal in 0.00 s\n1 FAILED\n");
-        let partly = as_text(&Summary { bytes: 9, ..summary }, &args(), None);
+        assert_eq!(
+            text,
+            "no file was moved: 41 compared equal in 0.00 s\n1 FAILED\n"
+        );
+        let partly = as_text(
+            &Summary {
+                bytes: 9,
+                ..summary
+            },
+            &args(),
+            None,
+        );
         assert!(partly.starts_with("0 files, 9 B in "), "{partly}");
     }
 
@@ -411,7 +512,13 @@ mod tests {
     fn only_what_was_stored_is_called_verified() {
         let args = args();
         let is_called_so = |summary| as_text(&summary, &args, None).contains("verified (wire)");
-        assert!(is_called_so(Summary { files: 1, ..Summary::default() }));
-        assert!(!is_called_so(Summary { failed: 1, ..Summary::default() }));
+        assert!(is_called_so(Summary {
+            files: 1,
+            ..Summary::default()
+        }));
+        assert!(!is_called_so(Summary {
+            failed: 1,
+            ..Summary::default()
+        }));
     }
 }

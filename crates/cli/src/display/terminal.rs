@@ -35,15 +35,19 @@ pub(crate) fn print(text: impl Display) {
 /// Writes lines on standard output, which a terminal does not break within words; elsewhere they stay whole.
 pub(crate) fn print_lines(text: &str) {
     let width = columns(std::io::stdout());
-    text.lines().map(|line| Printable(line).to_string()).for_each(|line| match width {
-        Some(columns) => print(format_args!("{}\n", wrapped_within(&line, columns))),
-        None => print(format_args!("{line}\n")),
-    });
+    text.lines()
+        .map(|line| Printable(line).to_string())
+        .for_each(|line| match width {
+            Some(columns) => print(format_args!("{}\n", wrapped_within(&line, columns))),
+            None => print(format_args!("{line}\n")),
+        });
 }
 
 /// The columns of a standard stream, where that is a terminal.
 pub(crate) fn columns(stream: impl AsFd + IsTerminal) -> Option<usize> {
-    let size = rustix::termios::tcgetwinsize(&stream).ok().filter(|_| stream.is_terminal())?;
+    let size = rustix::termios::tcgetwinsize(&stream)
+        .ok()
+        .filter(|_| stream.is_terminal())?;
     // A terminal that does not know its size says 0.
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
@@ -110,7 +114,11 @@ pub(crate) struct Printable<T>(pub(crate) T);
 impl<T: Display> Display for Printable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.to_string().chars().try_for_each(|c| {
-            if is_unprintable(c) { write!(f, "{}", c.escape_default()) } else { f.write_char(c) }
+            if is_unprintable(c) {
+                write!(f, "{}", c.escape_default())
+            } else {
+                f.write_char(c)
+            }
         })
     }
 }
@@ -121,13 +129,18 @@ mod tests {
 
     #[test]
     fn a_cause_that_was_told_is_not_told_again() {
-        let error = anyhow::Error::msg("refused").context("dial: refused").context("push");
+        let error = anyhow::Error::msg("refused")
+            .context("dial: refused")
+            .context("push");
         assert_eq!(causes(&error).to_string(), "push: dial: refused");
     }
 
     #[test]
     fn a_name_cannot_command_the_terminal() {
         let text = "a\x1b[2Jb\nc\u{e9}\u{202e}";
-        assert_eq!(Printable(text).to_string(), "a\\u{1b}[2Jb\\nc\u{e9}\\u{202e}");
+        assert_eq!(
+            Printable(text).to_string(),
+            "a\\u{1b}[2Jb\\nc\u{e9}\\u{202e}"
+        );
     }
 }

@@ -67,16 +67,33 @@ struct Written<'a> {
 impl Trace {
     /// A trace of a transfer between these two hosts.
     pub(crate) fn create(path: &Path, from: &str, to: &str) -> Result<Self> {
-        let file =
-            File::create(path).with_context(|| format!("sender: create '{}'", Escaped::path(&path)))?;
-        let at = SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs());
-        let about = About { from: Some(from.to_owned()), to: Some(to.to_owned()), at, limited_by: None };
-        Ok(Self { state: Mutex::new(State { file: Some(file), about, last: None }) })
+        let file = File::create(path)
+            .with_context(|| format!("sender: create '{}'", Escaped::path(&path)))?;
+        let at = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .ok()
+            .map(|since| since.as_secs());
+        let about = About {
+            from: Some(from.to_owned()),
+            to: Some(to.to_owned()),
+            at,
+            limited_by: None,
+        };
+        Ok(Self {
+            state: Mutex::new(State {
+                file: Some(file),
+                about,
+                last: None,
+            }),
+        })
     }
 
     /// Adds a line.
     pub(crate) fn write(&self, sample: &Sample) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).write(Line::from(sample));
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .write(Line::from(sample));
     }
 
     /// Adds the last line again, with what limited the transfer.
@@ -92,8 +109,15 @@ impl Trace {
 impl State {
     fn write(&mut self, line: Line) {
         let about = std::mem::take(&mut self.about);
-        let written =
-            self.file.as_mut().map(|file| write_line(file, &Written { line: &line, about: &about }));
+        let written = self.file.as_mut().map(|file| {
+            write_line(
+                file,
+                &Written {
+                    line: &line,
+                    about: &about,
+                },
+            )
+        });
         self.last = Some(line);
         if let Some(Err(error)) = written {
             terminal::warn(format_args!("sender: write the trace: {error}"));

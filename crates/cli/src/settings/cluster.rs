@@ -62,7 +62,12 @@ pub(crate) struct ClusterReceiver {
 impl ClusterReceiver {
     /// The receiver, with a path there.
     pub(crate) fn remote(&self, path: &[u8]) -> Remote {
-        Remote { host: self.host.clone(), port: self.port, path: path.to_vec(), login: None }
+        Remote {
+            host: self.host.clone(),
+            port: self.port,
+            path: path.to_vec(),
+            login: None,
+        }
     }
 }
 
@@ -97,7 +102,17 @@ impl Cluster {
         let broker = broker.or(listens).unwrap_or_default();
         let (name, key) = (name.to_owned(), Hex(&bytes).to_string());
         let (invited, nodes) = (Vec::new(), BTreeMap::new());
-        let cluster = Self { name, key, broker, listen, nkey, seed: None, invited, receivers, nodes };
+        let cluster = Self {
+            name,
+            key,
+            broker,
+            listen,
+            nkey,
+            seed: None,
+            invited,
+            receivers,
+            nodes,
+        };
         cluster.save()?;
         Ok(cluster)
     }
@@ -116,7 +131,8 @@ impl Cluster {
 
     fn read(text: &str) -> Result<Self> {
         // the rest of the error shows the line, which may be a key
-        let cluster: Self = toml::from_str(text).map_err(|error| anyhow!(error.message().to_owned()))?;
+        let cluster: Self =
+            toml::from_str(text).map_err(|error| anyhow!(error.message().to_owned()))?;
         cluster.key()?;
         file(&cluster.name)?;
         Ok(cluster)
@@ -157,20 +173,35 @@ impl Cluster {
     /// knows from here on.
     pub(crate) fn invite(&mut self) -> Result<String> {
         self.refuse_to_lead()?;
-        let nkey = self.nkey.as_ref().map(|_| Nkey::new()).transpose().context("make an nkey")?;
+        let nkey = self
+            .nkey
+            .as_ref()
+            .map(|_| Nkey::new())
+            .transpose()
+            .context("make an nkey")?;
         if let Some(nkey) = &nkey {
             self.change(|cluster| {
                 cluster.invited.push(nkey.public_key.clone());
                 cluster.save()?;
                 match cluster.server()? {
-                    Some(server) => server.reload().map(drop).context("tell the broker of another node"),
+                    Some(server) => server
+                        .reload()
+                        .map(drop)
+                        .context("tell the broker of another node"),
                     None => Ok(()),
                 }
             })?;
         }
         let (seed, nkey) = nkey.map(|nkey| (nkey.seed, nkey.public_key)).unzip();
         let (invited, nodes) = (Vec::new(), BTreeMap::new());
-        let invitation = Self { listen: None, seed, nkey, invited, nodes, ..self.clone() };
+        let invitation = Self {
+            listen: None,
+            seed,
+            nkey,
+            invited,
+            nodes,
+            ..self.clone()
+        };
         Ok(toml::to_string(&invitation)?)
     }
 
@@ -186,7 +217,10 @@ impl Cluster {
             return Ok(*first == key);
         }
         self.change(|cluster| {
-            let first = cluster.nodes.entry(nkey.to_owned()).or_insert_with(|| key.clone());
+            let first = cluster
+                .nodes
+                .entry(nkey.to_owned())
+                .or_insert_with(|| key.clone());
             let is_first = *first == key;
             cluster.save()?;
             Ok(is_first)
@@ -220,14 +254,26 @@ impl Cluster {
 
     /// How the broker is reached.
     pub(crate) fn access(&self) -> Result<Access> {
-        let nkey_seed = self.nkey.is_some().then(|| seed_file(&self.name)).transpose()?;
+        let nkey_seed = self
+            .nkey
+            .is_some()
+            .then(|| seed_file(&self.name))
+            .transpose()?;
         let name = self.own_broker_name()?;
-        Ok(Access { urls: vec![self.broker.clone()], nkey_seed, name, ..Access::default() })
+        Ok(Access {
+            urls: vec![self.broker.clone()],
+            nkey_seed,
+            name,
+            ..Access::default()
+        })
     }
 
     /// The name of the broker, where the node makes it that has made the cluster.
     fn own_broker_name(&self) -> Result<Option<String>> {
-        self.nkey.as_ref().map(|_| Ok(self.key()?.broker_name())).transpose()
+        self.nkey
+            .as_ref()
+            .map(|_| Ok(self.key()?.broker_name()))
+            .transpose()
     }
 
     /// The failure of a command that finds the broker of no use.
@@ -245,24 +291,45 @@ impl Cluster {
                 failure(Exit::Authentication, format!("{refused}{hint}"))
             }
             WorkError::Hindered(another) => failure(Exit::Connection, another.to_string()),
-            error => failure(Exit::Connection, format!("the broker {} cannot be used: {error}", self.broker)),
+            error => failure(
+                Exit::Connection,
+                format!("the broker {} cannot be used: {error}", self.broker),
+            ),
         }
     }
 
     /// The broker that a push of this node starts; `None` where one runs already.
     pub(crate) fn server(&self) -> Result<Option<ServerConfig>> {
-        let (Some(listen), Some(public_key)) = (self.listen, &self.nkey) else { return Ok(None) };
-        let head = User { public_key: public_key.clone(), role: NodeRole::Head };
-        let mover = |public_key: &String| User { public_key: public_key.clone(), role: NodeRole::Mover };
-        let users = std::iter::once(head).chain(self.invited.iter().map(mover)).collect();
+        let (Some(listen), Some(public_key)) = (self.listen, &self.nkey) else {
+            return Ok(None);
+        };
+        let head = User {
+            public_key: public_key.clone(),
+            role: NodeRole::Head,
+        };
+        let mover = |public_key: &String| User {
+            public_key: public_key.clone(),
+            role: NodeRole::Mover,
+        };
+        let users = std::iter::once(head)
+            .chain(self.invited.iter().map(mover))
+            .collect();
         let usual = ServerConfig::on_loopback(file(&self.name)?.with_extension("broker"));
         let (address, port, name) = (listen.ip(), listen.port(), self.own_broker_name()?);
-        Ok(Some(ServerConfig { address, port, name, users, ..usual }))
+        Ok(Some(ServerConfig {
+            address,
+            port,
+            name,
+            users,
+            ..usual
+        }))
     }
 
     /// The same, of the cluster of this name as its file is now.
     pub(crate) fn server_now(name: &str) -> io::Result<ServerConfig> {
-        let server = Self::load(name).and_then(|cluster| cluster.server()).map_err(io::Error::other)?;
+        let server = Self::load(name)
+            .and_then(|cluster| cluster.server())
+            .map_err(io::Error::other)?;
         server.ok_or_else(|| io::Error::other("the cluster's broker is not of this node any more"))
     }
 
@@ -275,7 +342,10 @@ impl Cluster {
 
 fn make_directory(file: &Path) -> Result<()> {
     let directory = file.parent().expect("it is in a directory");
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    let made = DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory);
     made.with_context(|| format!("make '{}'", directory.display()))
 }
 
@@ -287,7 +357,10 @@ fn file(name: &str) -> Result<PathBuf> {
             "'{name}' is no name of a cluster: letters, digits, '-' and '_', 64 at most"
         )));
     }
-    Ok(home(Role::Client)?.join("clusters").join(name).with_extension("toml"))
+    Ok(home(Role::Client)?
+        .join("clusters")
+        .join(name)
+        .with_extension("toml"))
 }
 
 fn seed_file(name: &str) -> Result<PathBuf> {
@@ -300,7 +373,11 @@ fn seed_file(name: &str) -> Result<PathBuf> {
 /// It is there already, or cannot be written.
 pub(crate) fn write_new(path: &Path, text: &str) -> Result<()> {
     let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()
     };
@@ -311,7 +388,12 @@ pub(crate) fn write_new(path: &Path, text: &str) -> Result<()> {
 /// system has no locks, goes on without.
 fn lock(path: &Path) -> Result<File> {
     let lock = || -> io::Result<File> {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)?;
         loop {
             match flock(&file, FlockOperation::LockExclusive) {
                 Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(file),
@@ -327,7 +409,12 @@ fn lock(path: &Path) -> Result<File> {
 fn write_private(path: &Path, text: &str) -> Result<()> {
     let new = path.with_extension("new");
     let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&new, path)

@@ -46,29 +46,46 @@ impl Copy {
     /// The settings contradict each other, or have no meaning for such ends.
     pub(crate) fn new(args: CopyArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
         let (target, sources) = args.push.paths.split_last().expect("two are demanded");
-        let ends = (is_remote(&sources[0], &args.push), is_remote(target, &args.push));
+        let ends = (
+            is_remote(&sources[0], &args.push),
+            is_remote(target, &args.push),
+        );
         if ends == (true, true) {
             return CopySettings::new(args, &ask).map(|settings| Self::Between(Box::new(settings)));
         }
         if args.max_bytes.is_some() || args.max_entries.is_some() {
-            return Err(usage_error("--max-bytes and --max-entries are for copies between two other hosts"));
+            return Err(usage_error(
+                "--max-bytes and --max-entries are for copies between two other hosts",
+            ));
         }
         match ends {
-            (true, _) => PullSettings::new(args.push, ask).map(|settings| Self::Pull(Box::new(settings))),
-            (false, _) => PushSettings::new(args.push, ask).map(|settings| Self::Push(Box::new(settings))),
+            (true, _) => {
+                PullSettings::new(args.push, ask).map(|settings| Self::Pull(Box::new(settings)))
+            }
+            (false, _) => {
+                PushSettings::new(args.push, ask).map(|settings| Self::Push(Box::new(settings)))
+            }
         }
     }
 }
 
 impl CopySettings {
     fn new(
-        CopyArgs { push: args, max_bytes, max_entries, .. }: CopyArgs,
+        CopyArgs {
+            push: args,
+            max_bytes,
+            max_entries,
+            ..
+        }: CopyArgs,
         ask: &Arc<dyn Confirm>,
     ) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("two are demanded");
         refuse_several(target, start(target, &args))?;
         let Location::Remote(target) = Location::parse(target, start(target, &args))? else {
-            return Err(usage_error(format!("'{}' is on this host", Escaped::path(target))));
+            return Err(usage_error(format!(
+                "'{}' is on this host",
+                Escaped::path(target)
+            )));
         };
         let (source, paths) = one_host(sources, start(&sources[0], &args))?;
         refuse_contradictions(&args, &Location::Remote(target.clone()), sources)?;
@@ -79,14 +96,21 @@ impl CopySettings {
         let open = Open::new(target.path.clone(), [0; 16]);
         let open = open_of(&args, &Location::Remote(target.clone()), open);
         let open = Open {
-            extraneous: if args.delete { Extraneous::Goes } else { Extraneous::Stays },
+            extraneous: if args.delete {
+                Extraneous::Goes
+            } else {
+                Extraneous::Stays
+            },
             removals_max: args.max_delete,
             ..open
         };
         let order = CopyOrder {
             id: fresh_transfer()?.0,
             fetch: fetch(&args, open, &paths, list.as_deref())?,
-            to: Place { host: target.host.clone(), port: target.port },
+            to: Place {
+                host: target.host.clone(),
+                port: target.port,
+            },
             streams: args.streams,
             transport: match args.dial.transport {
                 TransportArg::Auto => TransportOrder::Auto,
@@ -98,7 +122,17 @@ impl CopySettings {
         };
         let (bytes_max, entries_max) = (max_bytes.map(|bytes| bytes.0), max_entries);
         let list = list.map(Into::into);
-        Ok(Self { source, source_dial, target, target_dial, order, list, bytes_max, entries_max, args })
+        Ok(Self {
+            source,
+            source_dial,
+            target,
+            target_dial,
+            order,
+            list,
+            bytes_max,
+            entries_max,
+            args,
+        })
     }
 }
 
@@ -113,7 +147,10 @@ fn refuse_meaningless(args: &PushArgs) -> Result<()> {
             args.proofs.is_some(),
             "--proofs cannot be used between two other hosts: the copy goes on without this command",
         ),
-        (args.dial.congestion.is_some(), "--congestion is a setting of this host, which sends nothing here"),
+        (
+            args.dial.congestion.is_some(),
+            "--congestion is a setting of this host, which sends nothing here",
+        ),
     ];
     match rules.into_iter().find(|(broken, _)| *broken) {
         Some((_, text)) => Err(usage_error(text)),
@@ -123,13 +160,20 @@ fn refuse_meaningless(args: &PushArgs) -> Result<()> {
 
 /// Whether a path, as it is typed, is on another host.
 fn is_remote(path: &OsStr, args: &PushArgs) -> bool {
-    matches!(Location::parse(path, start(path, args)), Ok(Location::Remote(_)))
+    matches!(
+        Location::parse(path, start(path, args)),
+        Ok(Location::Remote(_))
+    )
 }
 
 /// How the host of a path, as it is typed, is reached: one of the two may have a daemon, whatever is said of ssh for
 /// the other.
 fn start(path: &OsStr, args: &PushArgs) -> Start {
-    if path.as_bytes().starts_with(b"zmove://") { Start::Daemon } else { dial::start(&args.dial) }
+    if path.as_bytes().starts_with(b"zmove://") {
+        Start::Daemon
+    } else {
+        dial::start(&args.dial)
+    }
 }
 
 #[cfg(test)]
@@ -153,17 +197,36 @@ mod tests {
         assert!(matches!(copy("h:a d"), Ok(Copy::Pull(_))));
         assert!(matches!(copy("a h:d"), Ok(Copy::Push(_))));
         assert!(matches!(copy("a d"), Ok(Copy::Push(_))));
-        let Ok(Copy::Between(settings)) = copy("--max-bytes 1KiB h:a :b g:9:d") else { panic!("no copy") };
-        let CopySettings { source, order, bytes_max, .. } = *settings;
-        assert_eq!((source.host.as_str(), order.to.host.as_str(), order.to.port), ("h", "g", 9));
-        assert_eq!((order.fetch.open.target.as_slice(), bytes_max), (&b"d"[..], Some(1024)));
+        let Ok(Copy::Between(settings)) = copy("--max-bytes 1KiB h:a :b g:9:d") else {
+            panic!("no copy")
+        };
+        let CopySettings {
+            source,
+            order,
+            bytes_max,
+            ..
+        } = *settings;
+        assert_eq!(
+            (source.host.as_str(), order.to.host.as_str(), order.to.port),
+            ("h", "g", 9)
+        );
+        assert_eq!(
+            (order.fetch.open.target.as_slice(), bytes_max),
+            (&b"d"[..], Some(1024))
+        );
         assert_eq!(order.fetch.sources.len(), 2);
     }
 
     #[test]
     fn one_end_may_have_a_daemon_and_the_other_none() {
-        for words in ["alice@h:a zmove://g/d", "--ssh h:a zmove://g/d", "alice@h:a g:d"] {
-            let Ok(Copy::Between(settings)) = copy(words) else { panic!("no copy: {words}") };
+        for words in [
+            "alice@h:a zmove://g/d",
+            "--ssh h:a zmove://g/d",
+            "alice@h:a g:d",
+        ] {
+            let Ok(Copy::Between(settings)) = copy(words) else {
+                panic!("no copy: {words}")
+            };
             let CopySettings { source, target, .. } = *settings;
             assert!(source.login.is_some() && target.login.is_none(), "{words}");
         }
@@ -172,14 +235,25 @@ mod tests {
     #[test]
     fn what_makes_no_sense_between_such_ends_is_refused() {
         for (words, text) in [
-            ("--max-bytes 1KiB a h:d", "--max-bytes and --max-entries are for"),
+            (
+                "--max-bytes 1KiB a h:d",
+                "--max-bytes and --max-entries are for",
+            ),
             ("h:a b g:d", "'b' is on this host"),
-            ("h:a g,i:d", "'g,i:d': only the target of a push has several hosts"),
+            (
+                "h:a g,i:d",
+                "'g,i:d': only the target of a push has several hosts",
+            ),
             ("--manifest m h:a g:d", "--manifest cannot be used"),
             ("--proofs m h:a g:d", "--proofs cannot be used"),
-            ("--congestion bbr h:a g:d", "--congestion is a setting of this host"),
+            (
+                "--congestion bbr h:a g:d",
+                "--congestion is a setting of this host",
+            ),
         ] {
-            let Err(error) = copy(words) else { panic!("{words}") };
+            let Err(error) = copy(words) else {
+                panic!("{words}")
+            };
             assert!(error.to_string().contains(text), "{words}: {error}");
         }
     }

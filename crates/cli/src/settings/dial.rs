@@ -11,21 +11,34 @@ use crate::value::exit::usage_error;
 
 /// The way to start the receiver at a location without a login.
 pub(crate) fn start(args: &DialArgs) -> Start {
-    if args.ssh || args.ssh_command.is_some() { Start::OverSsh } else { Start::Daemon }
+    if args.ssh || args.ssh_command.is_some() {
+        Start::OverSsh
+    } else {
+        Start::Daemon
+    }
 }
 
 /// The settings that follow from the options; `ask` confirms the key of a host that is not known.
 ///
 /// # Errors
 /// An option has an impossible value.
-pub(super) fn settings(args: &DialArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
+pub(super) fn settings(
+    args: &DialArgs,
+    remote: &Remote,
+    ask: Arc<dyn Confirm>,
+) -> Result<DialSettings> {
     // At most one of the two options passes clap.
     let unknown_host = match (args.accept_new, args.strict) {
         (true, _) => UnknownHost::Pin,
         (false, true) => UnknownHost::Refuse,
         (false, false) => UnknownHost::Ask(ask),
     };
-    Ok(DialSettings { unknown_host, reach: reach(args)?, ssh: ssh(args, remote)?, ..DialSettings::default() })
+    Ok(DialSettings {
+        unknown_host,
+        reach: reach(args)?,
+        ssh: ssh(args, remote)?,
+        ..DialSettings::default()
+    })
 }
 
 /// The transport and the socket options.
@@ -37,14 +50,24 @@ fn reach(args: &DialArgs) -> Result<Reach> {
     };
     let quic_congestion = match &args.congestion {
         // A congestion control that only the kernel has is for TCP.
-        Some(name) if transport == TransportChoice::Quic => name
-            .parse()
-            .map_err(|error: UnknownCongestion| usage_error(format!("--congestion {name}: {error}")))?,
+        Some(name) if transport == TransportChoice::Quic => {
+            name.parse().map_err(|error: UnknownCongestion| {
+                usage_error(format!("--congestion {name}: {error}"))
+            })?
+        }
         Some(name) => name.parse().unwrap_or_default(),
         None => QuicCongestion::default(),
     };
-    let socket = SocketConfig { congestion: args.congestion.clone(), ..SocketConfig::default() };
-    Ok(Reach { transport, socket, quic_congestion, ..Reach::default() })
+    let socket = SocketConfig {
+        congestion: args.congestion.clone(),
+        ..SocketConfig::default()
+    };
+    Ok(Reach {
+        transport,
+        socket,
+        quic_congestion,
+        ..Reach::default()
+    })
 }
 
 /// The ssh that starts a receiver at `remote`; without a login there none will be started.
@@ -52,9 +75,15 @@ fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
     let command = args.ssh_command.as_deref().unwrap_or("ssh");
     let mut words = shlex::split(command).unwrap_or_default();
     if words.is_empty() && remote.login.is_some() {
-        return Err(usage_error(format!("--ssh-command: '{command}' is no command")));
+        return Err(usage_error(format!(
+            "--ssh-command: '{command}' is no command"
+        )));
     }
-    let program = if words.is_empty() { String::new() } else { words.remove(0) };
+    let program = if words.is_empty() {
+        String::new()
+    } else {
+        words.remove(0)
+    };
     Ok(SshSettings {
         program,
         arguments: words,

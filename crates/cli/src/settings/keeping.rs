@@ -16,15 +16,30 @@ pub(super) fn keeping(args: &KeepingArgs) -> Keeping {
     let kinds = Kinds::USUAL.and(wanted).without(unwanted(args));
     // what is kept anyway, as far as the receiver knows it, is not asked for
     let asked = !wanted.common(kinds).is_empty() || args.archive;
-    Keeping { kinds, asked, named: args.verbose }
+    Keeping {
+        kinds,
+        asked,
+        named: args.verbose,
+    }
 }
 
 /// What is kept beside the usual, or was asked for by name.
 fn wanted(args: &KeepingArgs) -> Kinds {
-    let typed = args.preserve.iter().map(|kind| kinds(*kind)).fold(Kinds::NONE, Kinds::and);
-    let maps_users = args.usermap.is_some() || args.chown.as_ref().is_some_and(|chown| chown.user.is_some());
-    let maps_groups =
-        args.groupmap.is_some() || args.chown.as_ref().is_some_and(|chown| chown.group.is_some());
+    let typed = args
+        .preserve
+        .iter()
+        .map(|kind| kinds(*kind))
+        .fold(Kinds::NONE, Kinds::and);
+    let maps_users = args.usermap.is_some()
+        || args
+            .chown
+            .as_ref()
+            .is_some_and(|chown| chown.user.is_some());
+    let maps_groups = args.groupmap.is_some()
+        || args
+            .chown
+            .as_ref()
+            .is_some_and(|chown| chown.group.is_some());
     let all = [
         (args.archive, KEPT),
         (args.acls, Kinds::ACLS),
@@ -39,7 +54,11 @@ fn wanted(args: &KeepingArgs) -> Kinds {
 }
 
 fn unwanted(args: &KeepingArgs) -> Kinds {
-    let typed = args.no_preserve.iter().map(|kind| kinds(*kind)).fold(Kinds::NONE, Kinds::and);
+    let typed = args
+        .no_preserve
+        .iter()
+        .map(|kind| kinds(*kind))
+        .fold(Kinds::NONE, Kinds::and);
     let all = [
         (args.no_acls, Kinds::ACLS),
         (args.no_xattrs, Kinds::XATTRS.and(Kinds::PRIVILEGED)),
@@ -47,13 +66,20 @@ fn unwanted(args: &KeepingArgs) -> Kinds {
         (args.no_owner, Kinds::OWNER),
         (args.no_group, Kinds::GROUP),
         (args.no_special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
-        (args.no_holes || args.sparse == SparseArg::Never, Kinds::HOLES),
+        (
+            args.no_holes || args.sparse == SparseArg::Never,
+            Kinds::HOLES,
+        ),
         (args.no_perms, Kinds::MODE),
         (args.no_times, Kinds::TIMES),
     ];
     let unwanted = of(&all).and(typed);
     // a list shows in the mode, and says more of the same
-    if unwanted.has_any(Kinds::MODE) { unwanted.and(Kinds::ACLS) } else { unwanted }
+    if unwanted.has_any(Kinds::MODE) {
+        unwanted.and(Kinds::ACLS)
+    } else {
+        unwanted
+    }
 }
 
 /// Whether it depends on the accounts of the host that sends whom entries belong to.
@@ -62,8 +88,13 @@ pub(super) fn depends_on_accounts(args: &KeepingArgs) -> bool {
     let given = args.chown.as_ref();
     let by_name = |kind, is_given: bool| kept.has_any(kind) && !is_given;
     !args.numeric_ids
-        && (by_name(Kinds::OWNER, given.is_some_and(|given| given.user.is_some()))
-            || by_name(Kinds::GROUP, given.is_some_and(|given| given.group.is_some())))
+        && (by_name(
+            Kinds::OWNER,
+            given.is_some_and(|given| given.user.is_some()),
+        ) || by_name(
+            Kinds::GROUP,
+            given.is_some_and(|given| given.group.is_some()),
+        ))
 }
 
 /// What entries get where their own is not kept.
@@ -76,19 +107,29 @@ pub(super) fn instead(args: &KeepingArgs) -> Instead {
 }
 
 fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp { seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nanos: since.subsec_nanos() }
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Timestamp {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanos: since.subsec_nanos(),
+    }
 }
 
 /// The umask of this process, as Linux tells it; the usual one where it does not.
 fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let said = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    said.and_then(|umask| u32::from_str_radix(umask.trim(), 8).ok()).unwrap_or(0o022)
+    said.and_then(|umask| u32::from_str_radix(umask.trim(), 8).ok())
+        .unwrap_or(0o022)
 }
 
 fn of(switches: &[(bool, Kinds)]) -> Kinds {
-    switches.iter().filter(|(on, _)| *on).map(|(_, kinds)| *kinds).fold(Kinds::NONE, Kinds::and)
+    switches
+        .iter()
+        .filter(|(on, _)| *on)
+        .map(|(_, kinds)| *kinds)
+        .fold(Kinds::NONE, Kinds::and)
 }
 
 /// What `-a` keeps.
@@ -112,16 +153,26 @@ fn kinds(kind: KindArg) -> Kinds {
 
 /// Whom entries are said to belong to.
 pub(super) fn owners(args: &KeepingArgs) -> Owners {
-    let all = |account: &Account| Mapping { from: Mapped::All, to: account.clone() };
+    let all = |account: &Account| Mapping {
+        from: Mapped::All,
+        to: account.clone(),
+    };
     let new = |account: Option<&Account>| account.map(all).into_iter().collect();
     let typed = |map: &Option<AccountMap>| map.as_ref().map_or_else(Vec::new, |map| map.0.clone());
     let (users, groups) = match &args.chown {
         Some(chown) => (new(chown.user.as_ref()), new(chown.group.as_ref())),
         None => (typed(&args.usermap), typed(&args.groupmap)),
     };
-    let accounts: Arc<dyn zmove_types::Accounts> =
-        if args.numeric_ids { Arc::new(NoAccounts) } else { Arc::new(SystemAccounts) };
-    Owners { accounts, users, groups }
+    let accounts: Arc<dyn zmove_types::Accounts> = if args.numeric_ids {
+        Arc::new(NoAccounts)
+    } else {
+        Arc::new(SystemAccounts)
+    };
+    Owners {
+        accounts,
+        users,
+        groups,
+    }
 }
 
 #[cfg(test)]
@@ -132,7 +183,10 @@ mod tests {
     use crate::args::{Args, Command};
 
     fn kept(words: &str) -> Keeping {
-        let typed = ["zmove", "push"].into_iter().chain(words.split_whitespace()).chain(["a", "b"]);
+        let typed = ["zmove", "push"]
+            .into_iter()
+            .chain(words.split_whitespace())
+            .chain(["a", "b"]);
         let Command::Push(args) = Args::try_parse_from(typed).unwrap().command else {
             panic!("no push: {words}")
         };
@@ -157,7 +211,11 @@ mod tests {
             ),
             ("-D --no-preserve devices", usual.and(Kinds::SPECIALS), true),
             ("-H", usual, true),
-            ("--no-A --no-X", Kinds::ALWAYS.and(Kinds::HOLES).and(Kinds::LINKS), false),
+            (
+                "--no-A --no-X",
+                Kinds::ALWAYS.and(Kinds::HOLES).and(Kinds::LINKS),
+                false,
+            ),
             ("--no-A --no-X --no-H --sparse never", Kinds::ALWAYS, false),
             ("--preserve holes", usual, true),
             ("--sparse zeros", usual, true),
@@ -170,7 +228,15 @@ mod tests {
             ("--chown ann:", usual.and(Kinds::OWNER), true),
             ("--groupmap *:7", usual.and(Kinds::GROUP), true),
         ] {
-            assert_eq!(kept(words), Keeping { kinds, asked, named: false }, "{words}");
+            assert_eq!(
+                kept(words),
+                Keeping {
+                    kinds,
+                    asked,
+                    named: false
+                },
+                "{words}"
+            );
         }
         assert!(kept("-v").named);
     }

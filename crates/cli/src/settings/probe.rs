@@ -19,10 +19,15 @@ use crate::value::exit::usage_error;
 pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, DialSettings)> {
     let remote = receiver(&args.host, dial::start(&args.dial))?;
     if args.streams.len() > ROUNDS_MAX {
-        return Err(usage_error(format!("--streams takes {ROUNDS_MAX} numbers at most")));
+        return Err(usage_error(format!(
+            "--streams takes {ROUNDS_MAX} numbers at most"
+        )));
     }
     if let Some(tree) = args.tree.as_deref().filter(|tree| !tree.exists()) {
-        return Err(usage_error(format!("--for '{}': there is no such tree", Escaped::path(&tree))));
+        return Err(usage_error(format!(
+            "--for '{}': there is no such tree",
+            Escaped::path(&tree)
+        )));
     }
     let dial = DialSettings {
         // One lane brings the first byte; each round has lanes of its own.
@@ -45,7 +50,9 @@ fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
     };
     let Location::Remote(remote) = location else {
         let text = Escaped::path(text);
-        return Err(usage_error(format!("'{text}' is no receiver: a probe is of HOST or HOST:PATH")));
+        return Err(usage_error(format!(
+            "'{text}' is no receiver: a probe is of HOST or HOST:PATH"
+        )));
     };
     if !remote.path.is_empty() && remote.path.iter().all(u8::is_ascii_digit) {
         let host = &remote.host;
@@ -80,7 +87,11 @@ mod tests {
         assert_eq!(read("alice@dtn"), expect("alice@dtn", ""));
         assert_eq!(read("zmove://dtn:7/d"), expect("dtn:7", "/d"));
         assert_eq!(read("dtn:./99"), expect("dtn:5870", "./99"));
-        assert!(read("dtn:99").unwrap_err().contains("write 'dtn:99:' or 'dtn:./99'"));
+        assert!(
+            read("dtn:99")
+                .unwrap_err()
+                .contains("write 'dtn:99:' or 'dtn:./99'")
+        );
         assert!(read("/data").is_err() && read("./x").is_err());
     }
 }

@@ -12,11 +12,12 @@ use zmove_scan::{Effect, FileSystems, Separator};
 use zmove_sender::{Mapped, Mapping};
 use zmove_types::Escaped;
 use zmove_wire::limits::{
-    FETCH_LIST_BYTES_MAX, FETCH_MAPPINGS_MAX, FETCH_RULE_BYTES_MAX, FETCH_RULES_MAX, FETCH_SOURCES_MAX,
+    FETCH_LIST_BYTES_MAX, FETCH_MAPPINGS_MAX, FETCH_RULE_BYTES_MAX, FETCH_RULES_MAX,
+    FETCH_SOURCES_MAX,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Extension, Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open,
-    OwnerOrder, Proof, RemovalOrder, RuleText, SourcePath, Time, ToReceiver, Version,
+    AccountOrder, AccountsFrom, Extension, Extensions, Extraneous, Fetch, LaneOrder, ListOrder,
+    Open, OwnerOrder, Proof, RemovalOrder, RuleText, SourcePath, Time, ToReceiver, Version,
 };
 
 use super::push::{dial_settings, open_of, refuse_contradictions};
@@ -64,25 +65,60 @@ impl PullSettings {
             Separator::Nul => 0,
             Separator::Newline => b'\n',
         };
-        let sources = RemoteSources::new(paths.clone(), list.as_deref().map(|list| (list, separator)));
-        let open =
-            open_of(&args, &Location::Remote(remote.clone()), Open::new(target.as_bytes().to_vec(), [0; 16]));
-        let open =
-            Open { extraneous: if args.delete { Extraneous::Goes } else { Extraneous::Stays }, ..open };
+        let sources =
+            RemoteSources::new(paths.clone(), list.as_deref().map(|list| (list, separator)));
+        let open = open_of(
+            &args,
+            &Location::Remote(remote.clone()),
+            Open::new(target.as_bytes().to_vec(), [0; 16]),
+        );
+        let open = Open {
+            extraneous: if args.delete {
+                Extraneous::Goes
+            } else {
+                Extraneous::Stays
+            },
+            ..open
+        };
         let fetch = fetch(&args, open, &paths, list.as_deref())?;
         // What is received here is read back here, whatever the host knows.
-        let extensions = extensions(&Open { proof: Proof::Wire, ..fetch.open.clone() });
-        let list_all = Extension { number: Fetch::LIST_ALL, critical: false, bytes: Box::default() };
-        let extensions = if fetch.manifest { extensions.with(list_all) } else { extensions };
-        let fetch = Fetch { extensions, ..fetch };
-        Ok(Self { remote, dial, fetch, list: list.map(Into::into), sources, args })
+        let extensions = extensions(&Open {
+            proof: Proof::Wire,
+            ..fetch.open.clone()
+        });
+        let list_all = Extension {
+            number: Fetch::LIST_ALL,
+            critical: false,
+            bytes: Box::default(),
+        };
+        let extensions = if fetch.manifest {
+            extensions.with(list_all)
+        } else {
+            extensions
+        };
+        let fetch = Fetch {
+            extensions,
+            ..fetch
+        };
+        Ok(Self {
+            remote,
+            dial,
+            fetch,
+            list: list.map(Into::into),
+            sources,
+            args,
+        })
     }
 
     /// How long the pull goes on by itself when its connections are lost.
     pub(crate) fn timeout(&self) -> Timeout {
         // the list is held, so that it can be said again
         let would_keep_broken = self.args.inplace && self.args.update;
-        if would_keep_broken { Timeout::NONE } else { self.args.timeout }
+        if would_keep_broken {
+            Timeout::NONE
+        } else {
+            self.args.timeout
+        }
     }
 }
 
@@ -118,7 +154,9 @@ pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Ve
         }
     }
     if paths.len() > FETCH_SOURCES_MAX {
-        return Err(usage_error(format!("a pull has {FETCH_SOURCES_MAX} sources at most: use a glob")));
+        return Err(usage_error(format!(
+            "a pull has {FETCH_SOURCES_MAX} sources at most: use a glob"
+        )));
     }
     Ok((first.expect("clap demands a source"), paths))
 }
@@ -136,7 +174,9 @@ pub(super) fn refuse_several(place: &OsStr, start: Start) -> Result<()> {
 
 /// The list of paths, which is read to its end.
 pub(super) fn list(args: &PushArgs) -> Result<Option<Vec<u8>>> {
-    let Some((path, reader)) = args.selection.open_list()? else { return Ok(None) };
+    let Some((path, reader)) = args.selection.open_list()? else {
+        return Ok(None);
+    };
     let mut list = Vec::new();
     let read = reader.take(FETCH_LIST_BYTES_MAX + 1).read_to_end(&mut list);
     read.with_context(|| format!("read --files-from '{}'", Escaped::path(&path)))?;
@@ -150,12 +190,20 @@ pub(super) fn list(args: &PushArgs) -> Result<Option<Vec<u8>>> {
     Ok(Some(list))
 }
 
-pub(super) fn fetch(args: &PushArgs, open: Open, paths: &[Vec<u8>], list: Option<&[u8]>) -> Result<Fetch> {
+pub(super) fn fetch(
+    args: &PushArgs,
+    open: Open,
+    paths: &[Vec<u8>],
+    list: Option<&[u8]>,
+) -> Result<Fetch> {
     let selection = args.selection.selection()?;
-    let rules = selection.iter().flat_map(|selection| selection.rules()).map(|rule| RuleText {
-        pattern: rule.pattern().as_bytes().to_vec(),
-        includes: rule.effect() == Effect::Include,
-    });
+    let rules = selection
+        .iter()
+        .flat_map(|selection| selection.rules())
+        .map(|rule| RuleText {
+            pattern: rule.pattern().as_bytes().to_vec(),
+            includes: rule.effect() == Effect::Include,
+        });
     let rules: Vec<_> = rules.collect();
     let rule_bytes: usize = rules.iter().map(|rule| rule.pattern.len()).sum();
     if rules.len() > FETCH_RULES_MAX || rule_bytes > FETCH_RULE_BYTES_MAX {
@@ -168,7 +216,9 @@ pub(super) fn fetch(args: &PushArgs, open: Open, paths: &[Vec<u8>], list: Option
     let instead = keeping::instead(&args.keeping);
     let mappings = |mappings: &[Mapping]| -> Result<Vec<AccountOrder>> {
         if mappings.len() > FETCH_MAPPINGS_MAX {
-            return Err(usage_error(format!("a pull maps {FETCH_MAPPINGS_MAX} users or groups at most")));
+            return Err(usage_error(format!(
+                "a pull maps {FETCH_MAPPINGS_MAX} users or groups at most"
+            )));
         }
         Ok(mappings.iter().map(account_order).collect())
     };
@@ -176,17 +226,18 @@ pub(super) fn fetch(args: &PushArgs, open: Open, paths: &[Vec<u8>], list: Option
         extensions: extensions(&open),
         sources: paths.iter().cloned().map(SourcePath).collect(),
         rules,
-        sizes: selection
-            .as_ref()
-            .map_or((0, u64::MAX), |selection| (*selection.sizes().start(), *selection.sizes().end())),
+        sizes: selection.as_ref().map_or((0, u64::MAX), |selection| {
+            (*selection.sizes().start(), *selection.sizes().end())
+        }),
         one_file_system: args.selection.file_systems() == FileSystems::OfRoot,
         list: list.map(|list| ListOrder {
             nul: args.selection.separator() == Separator::Nul,
             bytes: list.len() as u64,
         }),
-        removals: args
-            .delete
-            .then_some(RemovalOrder { after_errors: args.ignore_errors, entries_max: args.max_delete }),
+        removals: args.delete.then_some(RemovalOrder {
+            after_errors: args.ignore_errors,
+            entries_max: args.max_delete,
+        }),
         owners: OwnerOrder {
             numeric: args.keeping.numeric_ids,
             users: mappings(&owners.users)?,
@@ -198,7 +249,10 @@ pub(super) fn fetch(args: &PushArgs, open: Open, paths: &[Vec<u8>], list: Option
         rate_max: args.limit().map(|limit| limit.bytes_per_second()),
         lanes: LaneOrder::default(),
         manifest: args.manifest.is_some() || args.proofs.is_some(),
-        sample_millis: args.trace.as_ref().and_then(|_| u32::try_from(trace::INTERVAL.as_millis()).ok()),
+        sample_millis: args
+            .trace
+            .as_ref()
+            .and_then(|_| u32::try_from(trace::INTERVAL.as_millis()).ok()),
         open,
     })
 }
@@ -218,7 +272,11 @@ fn account_order(Mapping { from, to }: &Mapping) -> AccountOrder {
         Mapped::Name(name) => AccountsFrom::Name(name.clone()),
         Mapped::Ids(first, last) => AccountsFrom::Ids(*first, *last),
     };
-    AccountOrder { name: to.name.to_string(), id: to.id, from }
+    AccountOrder {
+        name: to.name.to_string(),
+        id: to.id,
+        from,
+    }
 }
 
 #[cfg(test)]
@@ -244,10 +302,17 @@ mod tests {
     #[test]
     fn sources_of_one_host_are_taken_together() {
         let settings = settings("h:7:a h:7:b/*.txt :c/ d").unwrap();
-        let paths: Vec<_> =
-            settings.sources.paths().iter().map(|path| String::from_utf8_lossy(path)).collect();
+        let paths: Vec<_> = settings
+            .sources
+            .paths()
+            .iter()
+            .map(|path| String::from_utf8_lossy(path))
+            .collect();
         assert_eq!(paths, ["a", "b/*.txt", "c/"]);
-        assert_eq!((settings.remote.host.as_str(), settings.remote.port), ("h", 7));
+        assert_eq!(
+            (settings.remote.host.as_str(), settings.remote.port),
+            ("h", 7)
+        );
         assert_eq!(settings.fetch.open.target, b"d");
     }
 
@@ -258,9 +323,18 @@ mod tests {
             ("h:a g:b d", "the sources are on two hosts"),
             ("h:a h:9:b d", "the sources are on two hosts"),
             ("h:a g:d", "'g:d' is on another host"),
-            ("h,g:a d", "'h,g:a': only the target of a push has several hosts"),
-            ("h:7,g:9:a d", "'h:7,g:9:a': only the target of a push has several hosts"),
-            ("--delete --files-from f h:a d", "--delete cannot be used with --files-from"),
+            (
+                "h,g:a d",
+                "'h,g:a': only the target of a push has several hosts",
+            ),
+            (
+                "h:7,g:9:a d",
+                "'h:7,g:9:a': only the target of a push has several hosts",
+            ),
+            (
+                "--delete --files-from f h:a d",
+                "--delete cannot be used with --files-from",
+            ),
         ] {
             let error = settings(words).unwrap_err();
             assert!(error.to_string().starts_with(text), "{words}: {error}");
@@ -271,11 +345,22 @@ mod tests {
     fn rules_travel_as_they_were_typed() {
         let settings = settings("--exclude *.o --include !x --max-size 1K h:a d");
         assert!(settings.is_err(), "an include that is turned round");
-        let fetch =
-            self::settings("--exclude *.o --include x/ --exclude !y --max-size 1KiB h:a d").unwrap().fetch;
-        let rules: Vec<_> =
-            fetch.rules.iter().map(|rule| (String::from_utf8_lossy(&rule.pattern), rule.includes)).collect();
-        assert_eq!(rules, [("*.o".into(), false), ("x/".into(), true), ("y".into(), true)]);
+        let fetch = self::settings("--exclude *.o --include x/ --exclude !y --max-size 1KiB h:a d")
+            .unwrap()
+            .fetch;
+        let rules: Vec<_> = fetch
+            .rules
+            .iter()
+            .map(|rule| (String::from_utf8_lossy(&rule.pattern), rule.includes))
+            .collect();
+        assert_eq!(
+            rules,
+            [
+                ("*.o".into(), false),
+                ("x/".into(), true),
+                ("y".into(), true)
+            ]
+        );
         assert_eq!(fetch.sizes, (0, 1024));
     }
 }

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use zmove_engine::{
-    Confirm, DialSettings, Listener, Location, Overlap, PathMemory, PushJob, Remote, Sources, Timeout,
+    Confirm, DialSettings, Listener, Location, Overlap, PathMemory, PushJob, Remote, Sources,
+    Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, Guard, Instead, Owners, Removals, Zeros};
@@ -23,7 +24,9 @@ use zmove_wire::{Cipher, Compare, Durability, Keeping, Open, Overwrite, Proof, P
 
 use super::cluster::Cluster;
 use super::{Role, dial, home, journals, keeping};
-use crate::args::{CipherArg, DeltaArg, DurabilityArg, KindArg, ProofArg, PushArgs, SparseArg, TransportArg};
+use crate::args::{
+    CipherArg, DeltaArg, DurabilityArg, KindArg, ProofArg, PushArgs, SparseArg, TransportArg,
+};
 use crate::display::prompt::Prompt;
 use crate::value::exit::usage_error;
 
@@ -72,7 +75,9 @@ impl PushSettings {
         }
         refuse_contradictions(&args, &location, sources)?;
         if cluster.is_some() && args.selection.reads_files() {
-            return Err(usage_error("--cluster: the other nodes do not have the files of a selection"));
+            return Err(usage_error(
+                "--cluster: the other nodes do not have the files of a selection",
+            ));
         }
         if cluster.is_some() && keeping::depends_on_accounts(&args.keeping) {
             return Err(usage_error(
@@ -80,7 +85,14 @@ impl PushSettings {
             ));
         }
         if !also.is_empty() || cluster.is_some() {
-            refuse_for_several(&args, if cluster.is_some() { By::Cluster } else { By::Hosts })?;
+            refuse_for_several(
+                &args,
+                if cluster.is_some() {
+                    By::Cluster
+                } else {
+                    By::Hosts
+                },
+            )?;
             refuse_twice(receivers_in(&location, &also))?;
         }
         let selection = args.selection.selection()?;
@@ -88,7 +100,14 @@ impl PushSettings {
             Location::Local(_) => None,
             Location::Remote(remote) => Some(dial_settings(&args, remote, ask)?),
         };
-        Ok(Self { location, also, cluster, dial, selection, args })
+        Ok(Self {
+            location,
+            also,
+            cluster,
+            dial,
+            selection,
+            args,
+        })
     }
 
     /// The receivers, where the target is not on this host.
@@ -113,7 +132,11 @@ impl PushSettings {
         let sources = if args.selection.files_from.is_some() {
             Sources::look_at_contents(&args.paths[0], listener)?
         } else {
-            Sources::look_at(&args.paths[..args.paths.len() - 1], self.selection.as_deref(), listener)?
+            Sources::look_at(
+                &args.paths[..args.paths.len() - 1],
+                self.selection.as_deref(),
+                listener,
+            )?
         };
         if let (Location::Local(target), None) = (&self.location, &args.listed) {
             let overlap = overlap(args, &sources, target);
@@ -128,7 +151,11 @@ impl PushSettings {
     /// The settings of the walk of the sources.
     pub(crate) fn scan(&self) -> ScanConfig {
         let file_systems = self.args.selection.file_systems();
-        ScanConfig { selection: self.selection.clone(), file_systems, ..ScanConfig::default() }
+        ScanConfig {
+            selection: self.selection.clone(),
+            file_systems,
+            ..ScanConfig::default()
+        }
     }
 
     /// Whom entries are said to belong to.
@@ -163,7 +190,12 @@ impl PushSettings {
         let job = sources.job(target);
         let open = open_of(args, &self.location, job.open);
         let mirror = args.delete.then(|| removals(args, sources, &self.location));
-        Ok(PushJob { open, list, mirror, ..job })
+        Ok(PushJob {
+            open,
+            list,
+            mirror,
+            ..job
+        })
     }
 
     /// How long the push goes on by itself when its connections are lost.
@@ -173,23 +205,39 @@ impl PushSettings {
         // well.
         let would_keep_broken = args.inplace && args.update;
         let can_begin_again = args.selection.can_be_read_again() && !would_keep_broken;
-        if can_begin_again { args.timeout } else { Timeout::NONE }
+        if can_begin_again {
+            args.timeout
+        } else {
+            Timeout::NONE
+        }
     }
 }
 
 /// An opening with what the options say of it; `location` is the other end.
 pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open {
     Open {
-        compare: if args.checksum { Compare::Checksum } else { Compare::Quick },
+        compare: if args.checksum {
+            Compare::Checksum
+        } else {
+            Compare::Quick
+        },
         delta: pays_delta(args, location),
         durability: durability(args.durability),
         overwrite: overwrite(args),
         inplace: args.inplace,
-        purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
+        purpose: if args.dry_run {
+            Purpose::Preview
+        } else {
+            Purpose::Move
+        },
         keeping: Some(match args.listed {
             None => keeping::keeping(&args.keeping),
             // a list tells contents, and no more
-            Some(_) => Keeping { kinds: Kinds::NONE, asked: false, named: false },
+            Some(_) => Keeping {
+                kinds: Kinds::NONE,
+                asked: false,
+                named: false,
+            },
         }),
         verify: args.verify,
         proof: match args.proof {
@@ -220,9 +268,17 @@ fn refuse_host_without_path(target: &OsStr) -> Result<()> {
 }
 
 fn is_pinned(name: &str) -> bool {
-    let known = home(Role::Client).ok().and_then(|home| KnownHosts::open(&home).ok());
-    let mut pins = known.map(|known| known.pins()).unwrap_or_default().into_iter();
-    pins.any(|(host, _)| host.rsplit_once(':').is_some_and(|(host, _)| host.eq_ignore_ascii_case(name)))
+    let known = home(Role::Client)
+        .ok()
+        .and_then(|home| KnownHosts::open(&home).ok());
+    let mut pins = known
+        .map(|known| known.pins())
+        .unwrap_or_default()
+        .into_iter();
+    pins.any(|(host, _)| {
+        host.rsplit_once(':')
+            .is_some_and(|(host, _)| host.eq_ignore_ascii_case(name))
+    })
 }
 
 /// Whether a name that is written like one of the domain name system has an address. Others are names of files more
@@ -251,7 +307,8 @@ pub(super) fn refuse_contradictions(
 ) -> Result<()> {
     let is_local = matches!(location, Location::Local(_));
     let has_list = args.selection.files_from.is_some();
-    let wants_quic_in_clear = args.dial.transport == TransportArg::Quic && args.cipher == CipherArg::None;
+    let wants_quic_in_clear =
+        args.dial.transport == TransportArg::Quic && args.cipher == CipherArg::None;
     let rules = [
         (
             args.delete && has_list,
@@ -269,8 +326,14 @@ pub(super) fn refuse_contradictions(
             args.proof == ProofArg::Media && args.durability == DurabilityArg::None,
             "--verify media reads back what has been flushed: it cannot be used with --durability none",
         ),
-        (args.limit().is_some() && is_local, "--limit paces connections: it needs a target on another host"),
-        (wants_quic_in_clear && !is_local, "--cipher none needs TCP: QUIC is always encrypted"),
+        (
+            args.limit().is_some() && is_local,
+            "--limit paces connections: it needs a target on another host",
+        ),
+        (
+            wants_quic_in_clear && !is_local,
+            "--cipher none needs TCP: QUIC is always encrypted",
+        ),
     ];
     match rules.into_iter().find(|(broken, _)| *broken) {
         Some((_, text)) => Err(usage_error(text)),
@@ -289,12 +352,20 @@ fn receivers_of(cluster: &Cluster, target: &OsStr) -> Result<(Location, Vec<Remo
             )));
         }
     };
-    let mut remotes = cluster.receivers.iter().map(|receiver| receiver.remote(path.as_bytes()));
-    let first = remotes.next().ok_or_else(|| usage_error("the cluster has no receivers"))?;
+    let mut remotes = cluster
+        .receivers
+        .iter()
+        .map(|receiver| receiver.remote(path.as_bytes()));
+    let first = remotes
+        .next()
+        .ok_or_else(|| usage_error("the cluster has no receivers"))?;
     Ok((Location::Remote(first), remotes.collect()))
 }
 
-fn receivers_in<'a>(location: &'a Location, also: &'a [Remote]) -> impl Iterator<Item = &'a Remote> {
+fn receivers_in<'a>(
+    location: &'a Location,
+    also: &'a [Remote],
+) -> impl Iterator<Item = &'a Remote> {
     let first = match location {
         Location::Local(_) => None,
         Location::Remote(remote) => Some(remote),
@@ -307,14 +378,18 @@ pub(crate) fn refuse_twice<'a>(receivers: impl Iterator<Item = &'a Remote>) -> R
     let mut seen = HashSet::new();
     for receiver in receivers {
         if !seen.insert((receiver.host.to_ascii_lowercase(), receiver.port)) {
-            return Err(usage_error(format!("the receiver {receiver} is named twice")));
+            return Err(usage_error(format!(
+                "the receiver {receiver} is named twice"
+            )));
         }
     }
     Ok(())
 }
 
 /// Refuses two receivers that have one key: they are one host by two names.
-pub(crate) fn refuse_same_key<'a>(receivers: impl Iterator<Item = (&'a Remote, Fingerprint)>) -> Result<()> {
+pub(crate) fn refuse_same_key<'a>(
+    receivers: impl Iterator<Item = (&'a Remote, Fingerprint)>,
+) -> Result<()> {
     let mut seen = HashMap::new();
     for (receiver, key) in receivers {
         if let Some(other) = seen.insert(key, receiver) {
@@ -341,9 +416,13 @@ fn refuse_for_several(args: &PushArgs, by: By) -> Result<()> {
         (args.dial.ssh_ports.is_some(), "--ssh-ports"),
     ];
     // without a cluster a location that ssh is to reach has been refused as one
-    let without_meaning = of_ssh.into_iter().find(|(asked, _)| by == By::Cluster && *asked);
+    let without_meaning = of_ssh
+        .into_iter()
+        .find(|(asked, _)| by == By::Cluster && *asked);
     if let Some((_, what)) = without_meaning {
-        return Err(usage_error(format!("--cluster: each receiver is a daemon, so {what} has no meaning")));
+        return Err(usage_error(format!(
+            "--cluster: each receiver is a daemon, so {what} has no meaning"
+        )));
     }
     let links = args.keeping.hard_links || args.keeping.preserve.contains(&KindArg::Links);
     let refused = [
@@ -359,7 +438,10 @@ fn refuse_for_several(args: &PushArgs, by: By) -> Result<()> {
         (args.proofs.is_some(), "--proofs"),
         (args.trace.is_some(), "--trace"),
         (args.proof == ProofArg::Media, "--verify media"),
-        (args.durability != DurabilityArg::End, "--durability other than 'end'"),
+        (
+            args.durability != DurabilityArg::End,
+            "--durability other than 'end'",
+        ),
         (args.delta == DeltaArg::Always, "--delta always"),
     ];
     match refused.into_iter().find(|(asked, _)| *asked) {
@@ -374,9 +456,17 @@ fn refuse_for_several(args: &PushArgs, by: By) -> Result<()> {
     }
 }
 
-pub(super) fn dial_settings(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
+pub(super) fn dial_settings(
+    args: &PushArgs,
+    remote: &Remote,
+    ask: Arc<dyn Confirm>,
+) -> Result<DialSettings> {
     let dial = dial::settings(&args.dial, remote, ask)?;
-    let mut dial = DialSettings { streams: args.streams, limit: args.limit(), ..dial };
+    let mut dial = DialSettings {
+        streams: args.streams,
+        limit: args.limit(),
+        ..dial
+    };
     if args.cipher == CipherArg::None {
         dial.cipher = Cipher::None;
         // QUIC, where it was asked for, has been refused before.
@@ -386,7 +476,11 @@ pub(super) fn dial_settings(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confi
 }
 
 fn overlap(args: &PushArgs, sources: &Sources, target: &OsStr) -> Overlap {
-    Overlap::new(sources.roots(), target.into(), args.selection.file_systems())
+    Overlap::new(
+        sources.roots(),
+        target.into(),
+        args.selection.file_systems(),
+    )
 }
 
 fn removals(args: &PushArgs, sources: &Sources, location: &Location) -> Removals {
@@ -395,7 +489,11 @@ fn removals(args: &PushArgs, sources: &Sources, location: &Location) -> Removals
         Location::Remote(_) => None,
     };
     Removals {
-        after_errors: if args.ignore_errors { AfterErrors::Remove } else { AfterErrors::Keep },
+        after_errors: if args.ignore_errors {
+            AfterErrors::Remove
+        } else {
+            AfterErrors::Keep
+        },
         entries_max: args.max_delete,
         guard,
         own_directories: own_directories(location),
@@ -408,8 +506,15 @@ fn own_directories(location: &Location) -> Vec<FileNumber> {
         Location::Local(_) => home(Role::Client).ok().map(|home| journals(&home)),
         Location::Remote(_) => None,
     };
-    let number = |stat: Metadata| FileNumber { device: stat.dev(), inode: stat.ino() };
-    journals.and_then(|path| path.metadata().ok()).map(number).into_iter().collect()
+    let number = |stat: Metadata| FileNumber {
+        device: stat.dev(),
+        inode: stat.ino(),
+    };
+    journals
+        .and_then(|path| path.metadata().ok())
+        .map(number)
+        .into_iter()
+        .collect()
 }
 
 /// Whether the target compares large files with its old versions, at the cost of reading each of those.
@@ -466,23 +571,50 @@ mod tests {
     #[test]
     fn what_contradicts_itself_is_refused() {
         for (words, text) in [
-            ("--delete --files-from f a h:b", "--delete cannot be used with --files-from"),
+            (
+                "--delete --files-from f a h:b",
+                "--delete cannot be used with --files-from",
+            ),
             ("--files-from f a b h:c", "--files-from takes one SRC"),
-            ("--verify media --durability none a h:b", "--verify media reads back"),
+            (
+                "--verify media --durability none a h:b",
+                "--verify media reads back",
+            ),
             ("--limit 1Gbit a /b", "--limit paces connections"),
-            ("--cipher none --transport quic a h:b", "--cipher none needs TCP"),
-            ("--transport quic --congestion none-such a h:b", "--congestion none-such: "),
-            ("--ssh --ssh-command= a h:b", "--ssh-command: '' is no command"),
+            (
+                "--cipher none --transport quic a h:b",
+                "--cipher none needs TCP",
+            ),
+            (
+                "--transport quic --congestion none-such a h:b",
+                "--congestion none-such: ",
+            ),
+            (
+                "--ssh --ssh-command= a h:b",
+                "--ssh-command: '' is no command",
+            ),
             ("a h:0:b", "'0' is no port"),
             ("a ::1:b", "'::1:b': an IPv6 address stands in brackets"),
             ("a h:~/b", "'~/b': a daemon knows no home directories"),
-            ("a 10.77.0.2", "'10.77.0.2' is a host without a path: write '10.77.0.2:PATH'"),
+            (
+                "a 10.77.0.2",
+                "'10.77.0.2' is a host without a path: write '10.77.0.2:PATH'",
+            ),
             ("a alice@dtn", "'alice@dtn' is a host without a path"),
-            ("a 10.77.0.2,g", "'10.77.0.2,g' is a host without a path: write '10.77.0.2,g:PATH'"),
+            (
+                "a 10.77.0.2,g",
+                "'10.77.0.2,g' is a host without a path: write '10.77.0.2,g:PATH'",
+            ),
             ("a h,H:b", "the receiver H:5870 is named twice"),
             ("a h:5870,g,h:b", "the receiver h:5870 is named twice"),
-            ("-H a g,h:b", "to keep hard links (-H) is not possible with several receivers"),
-            ("--preserve links a g,h:b", "to keep hard links (-H) is not possible with several receivers"),
+            (
+                "-H a g,h:b",
+                "to keep hard links (-H) is not possible with several receivers",
+            ),
+            (
+                "--preserve links a g,h:b",
+                "to keep hard links (-H) is not possible with several receivers",
+            ),
         ] {
             let error = settings(words).unwrap_err();
             assert!(error.to_string().starts_with(text), "{words}: {error}");
@@ -492,9 +624,20 @@ mod tests {
 
     #[test]
     fn a_local_push_dials_nobody() {
-        assert!(settings("--cipher none --transport quic a /b").unwrap().dial.is_none());
         assert!(
-            settings("--cipher none a h:b").unwrap().dial.unwrap().reach.transport == TransportChoice::Tcp
+            settings("--cipher none --transport quic a /b")
+                .unwrap()
+                .dial
+                .is_none()
+        );
+        assert!(
+            settings("--cipher none a h:b")
+                .unwrap()
+                .dial
+                .unwrap()
+                .reach
+                .transport
+                == TransportChoice::Tcp
         );
     }
 }

@@ -12,19 +12,31 @@ pub(crate) struct SystemAccounts;
 
 impl Accounts for SystemAccounts {
     fn user_name(&self, id: u32) -> Option<String> {
-        User::from_uid(Uid::from_raw(id)).ok().flatten().map(|user| user.name)
+        User::from_uid(Uid::from_raw(id))
+            .ok()
+            .flatten()
+            .map(|user| user.name)
     }
 
     fn group_name(&self, id: u32) -> Option<String> {
-        Group::from_gid(Gid::from_raw(id)).ok().flatten().map(|group| group.name)
+        Group::from_gid(Gid::from_raw(id))
+            .ok()
+            .flatten()
+            .map(|group| group.name)
     }
 
     fn user_id(&self, name: &str) -> Option<u32> {
-        User::from_name(name).ok().flatten().map(|user| user.uid.as_raw())
+        User::from_name(name)
+            .ok()
+            .flatten()
+            .map(|user| user.uid.as_raw())
     }
 
     fn group_id(&self, name: &str) -> Option<u32> {
-        Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw())
+        Group::from_name(name)
+            .ok()
+            .flatten()
+            .map(|group| group.gid.as_raw())
     }
 }
 
@@ -44,7 +56,13 @@ impl FromStr for NewOwner {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (user, group) = text.split_once(':').unwrap_or((text, ""));
-        let parse = |word: &str| if word.is_empty() { Ok(None) } else { account(word).map(Some) };
+        let parse = |word: &str| {
+            if word.is_empty() {
+                Ok(None)
+            } else {
+                account(word).map(Some)
+            }
+        };
         match (parse(user)?, parse(group)?) {
             (None, None) => Err("write USER, USER:GROUP or :GROUP".to_owned()),
             (user, group) => Ok(Self { user, group }),
@@ -56,14 +74,21 @@ impl FromStr for AccountMap {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.split(',').map(mapping).collect::<Result<_, _>>().map(Self)
+        text.split(',')
+            .map(mapping)
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 }
 
 fn mapping(text: &str) -> Result<Mapping, String> {
-    let (from, to) = text.split_once(':').ok_or_else(|| format!("'{text}' is no FROM:TO"))?;
+    let (from, to) = text
+        .split_once(':')
+        .ok_or_else(|| format!("'{text}' is no FROM:TO"))?;
     let number = |word: &str| word.parse::<u32>().ok();
-    let range = from.split_once('-').and_then(|(first, last)| Some((number(first)?, number(last)?)));
+    let range = from
+        .split_once('-')
+        .and_then(|(first, last)| Some((number(first)?, number(last)?)));
     let from = match (from, number(from), range) {
         ("*", ..) => Mapped::All,
         ("", ..) => Mapped::Nameless,
@@ -71,18 +96,27 @@ fn mapping(text: &str) -> Result<Mapping, String> {
         (_, _, Some((first, last))) if first <= last => Mapped::Ids(first, last),
         _ => Mapped::Name(from.to_owned()),
     };
-    Ok(Mapping { from, to: account(to)? })
+    Ok(Mapping {
+        from,
+        to: account(to)?,
+    })
 }
 
 /// A user or group of the target, by number or name.
 fn account(word: &str) -> Result<Account, String> {
     if let Ok(id) = word.parse() {
-        return Ok(Account { id, name: "".into() });
+        return Ok(Account {
+            id,
+            name: "".into(),
+        });
     }
     if word.is_empty() || word.len() > Account::NAME_BYTES_MAX || word.contains(['\0', ':', ',']) {
         return Err(format!("'{word}' is no name of a user or group"));
     }
-    Ok(Account { id: Account::NO_ID, name: word.into() })
+    Ok(Account {
+        id: Account::NO_ID,
+        name: word.into(),
+    })
 }
 
 #[cfg(test)]
@@ -90,20 +124,36 @@ mod tests {
     use super::*;
 
     fn number(id: u32) -> Account {
-        Account { id, name: "".into() }
+        Account {
+            id,
+            name: "".into(),
+        }
     }
 
     fn named(name: &str) -> Account {
-        Account { id: Account::NO_ID, name: name.into() }
+        Account {
+            id: Account::NO_ID,
+            name: name.into(),
+        }
     }
 
     #[test]
     fn owners_are_read_by_name_and_number() {
-        let owner = |text: &str| text.parse::<NewOwner>().map(|owner| (owner.user, owner.group));
+        let owner = |text: &str| {
+            text.parse::<NewOwner>()
+                .map(|owner| (owner.user, owner.group))
+        };
         assert_eq!(owner("ann"), Ok((Some(named("ann")), None)));
-        assert_eq!(owner("7:staff"), Ok((Some(number(7)), Some(named("staff")))));
+        assert_eq!(
+            owner("7:staff"),
+            Ok((Some(number(7)), Some(named("staff"))))
+        );
         assert_eq!(owner(":8"), Ok((None, Some(number(8)))));
-        assert!(["", ":", "a:b:c", "a,b"].into_iter().all(|text| owner(text).is_err()));
+        assert!(
+            ["", ":", "a:b:c", "a,b"]
+                .into_iter()
+                .all(|text| owner(text).is_err())
+        );
     }
 
     #[test]
@@ -120,13 +170,20 @@ mod tests {
         ];
         assert_eq!(read, expected);
         assert_eq!(map("9-7:1").unwrap()[0].from, Mapped::Name("9-7".into()));
-        assert!(["", "a", "a:", "a:b,"].into_iter().all(|text| map(text).is_err()));
+        assert!(
+            ["", "a", "a:", "a:b,"]
+                .into_iter()
+                .all(|text| map(text).is_err())
+        );
     }
 
     #[test]
     fn root_is_known() {
         assert_eq!(
-            (SystemAccounts.user_name(0).as_deref(), SystemAccounts.user_id("root")),
+            (
+                SystemAccounts.user_name(0).as_deref(),
+                SystemAccounts.user_id("root")
+            ),
             (Some("root"), Some(0))
         );
         assert_eq!(SystemAccounts.group_id("no such group"), None);

@@ -9,22 +9,36 @@ use std::time::Duration;
 pub(crate) struct Age(pub(crate) Duration);
 
 /// Units with their seconds, the longest first.
-const UNITS: [(&str, u64); 5] =
-    [("w", 7 * 24 * 60 * 60), ("d", 24 * 60 * 60), ("h", 60 * 60), ("min", 60), ("s", 1)];
+const UNITS: [(&str, u64); 5] = [
+    ("w", 7 * 24 * 60 * 60),
+    ("d", 24 * 60 * 60),
+    ("h", 60 * 60),
+    ("min", 60),
+    ("s", 1),
+];
 
 impl FromStr for Age {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let fail = || format!("'{text}' is not a span of time: write a number with s, min, h, d or w");
-        let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let fail =
+            || format!("'{text}' is not a span of time: write a number with s, min, h, d or w");
+        let split = text
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len());
         let (number, unit) = text.split_at(split);
         let number: u64 = number.parse().map_err(|_| fail())?;
         if number == 0 && unit.is_empty() {
             return Ok(Self(Duration::ZERO));
         }
-        let (_, seconds) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(fail)?;
-        number.checked_mul(*seconds).map(|seconds| Self(Duration::from_secs(seconds))).ok_or_else(fail)
+        let (_, seconds) = UNITS
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(fail)?;
+        number
+            .checked_mul(*seconds)
+            .map(|seconds| Self(Duration::from_secs(seconds)))
+            .ok_or_else(fail)
     }
 }
 
@@ -34,8 +48,10 @@ impl fmt::Display for Age {
         let seconds = self.0.as_secs();
         // Weeks can be typed, but nobody counts in them.
         let units = UNITS[1..].iter();
-        let (name, unit) =
-            units.copied().find(|(_, unit)| seconds >= *unit).unwrap_or(UNITS[UNITS.len() - 1]);
+        let (name, unit) = units
+            .copied()
+            .find(|(_, unit)| seconds >= *unit)
+            .unwrap_or(UNITS[UNITS.len() - 1]);
         write!(f, "{} {name}", seconds / unit)
     }
 }
@@ -57,15 +73,27 @@ mod tests {
         ];
         for (text, seconds, shown) in cases {
             let age: Age = text.parse().unwrap();
-            assert_eq!((age, age.to_string().as_str()), (Age(Duration::from_secs(seconds)), shown), "{text}");
+            assert_eq!(
+                (age, age.to_string().as_str()),
+                (Age(Duration::from_secs(seconds)), shown),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn what_is_no_age_is_refused() {
-        for text in
-            ["", "7", "d", "-1d", "1.5h", "7 d", "7days", "99999999999999999999s", "9999999999999999999w"]
-        {
+        for text in [
+            "",
+            "7",
+            "d",
+            "-1d",
+            "1.5h",
+            "7 d",
+            "7days",
+            "99999999999999999999s",
+            "9999999999999999999w",
+        ] {
             assert!(text.parse::<Age>().is_err(), "{text}");
         }
     }

@@ -36,8 +36,15 @@ mod tests {
 
     #[test]
     fn each_cause_is_one_word() {
-        let causes =
-            [FaultCode::Os(28), FaultCode::Os(9999), FaultCode::DirectoryInTheWay, FaultCode::Locked];
-        assert_eq!(causes.map(cause_of), ["ENOSPC", "errno_9999", "directory_in_the_way", "locked"]);
+        let causes = [
+            FaultCode::Os(28),
+            FaultCode::Os(9999),
+            FaultCode::DirectoryInTheWay,
+            FaultCode::Locked,
+        ];
+        assert_eq!(
+            causes.map(cause_of),
+            ["ENOSPC", "errno_9999", "directory_in_the_way", "locked"]
+        );
     }
 }

@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use zmove_engine::{
-    ConnectError, LocalError, LocationError, OverlapError, PullError, PushError, SourcesError, SshError,
+    ConnectError, LocalError, LocationError, OverlapError, PullError, PushError, SourcesError,
+    SshError,
 };
 use zmove_jobs::{StoreError, Verdict};
 use zmove_receiver::SessionError as ReceiverError;
@@ -88,7 +89,9 @@ impl Exit {
             Exit::Interrupted,
             Exit::Partial,
         ];
-        TOLD.into_iter().find(|exit| *exit as i32 == code).unwrap_or(Self::File)
+        TOLD.into_iter()
+            .find(|exit| *exit as i32 == code)
+            .unwrap_or(Self::File)
     }
 
     fn of_sources(error: &SourcesError) -> Self {
@@ -157,9 +160,10 @@ impl Exit {
     fn of_refusal(refusal: &Refusal) -> Self {
         match refusal.code {
             RefusalCode::UnknownKey => Self::Authentication,
-            RefusalCode::Denied | RefusalCode::Target | RefusalCode::Ended | RefusalCode::NotUnderWay => {
-                Self::Target
-            }
+            RefusalCode::Denied
+            | RefusalCode::Target
+            | RefusalCode::Ended
+            | RefusalCode::NotUnderWay => Self::Target,
             // Receivers say `Busy` also where they cannot read their own files.
             RefusalCode::Busy => Self::Connection,
             RefusalCode::Full | RefusalCode::Stopping => Self::Busy,
@@ -170,19 +174,24 @@ impl Exit {
 
     fn of_pull(error: &PullError) -> Self {
         match error {
-            PullError::Refused(refusal) | PullError::Ended(refusal) | PullError::Target(refusal) => {
-                Self::of_refusal(refusal)
-            }
+            PullError::Refused(refusal)
+            | PullError::Ended(refusal)
+            | PullError::Target(refusal) => Self::of_refusal(refusal),
             // as where no source of a push is there
             PullError::Sources(_) => Self::Partial,
             PullError::TooOld | PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             PullError::StillInLine { .. } => Self::Busy,
             PullError::Silent => Self::Connection,
-            PullError::Interrupted | PullError::Left { .. } | PullError::NotEnded { .. } => Self::Interrupted,
-            PullError::Receipt | PullError::Misbehaved(_) | PullError::Control(_) | PullError::Lane(_) => {
+            PullError::Interrupted | PullError::Left { .. } | PullError::NotEnded { .. } => {
+                Self::Interrupted
+            }
+            PullError::Receipt
+            | PullError::Misbehaved(_)
+            | PullError::Control(_)
+            | PullError::Lane(_) => Self::Broken,
+            PullError::Receiver(ReceiverError::PeerMisbehaved(_) | ReceiverError::Lane(_)) => {
                 Self::Broken
             }
-            PullError::Receiver(ReceiverError::PeerMisbehaved(_) | ReceiverError::Lane(_)) => Self::Broken,
             _ => Self::File,
         }
     }
@@ -206,7 +215,12 @@ impl Exit {
 /// The meaning of the exit code of a job's process: what has to do with the other host or the path may pass, and a
 /// process that somebody has interrupted goes on.
 pub(crate) fn verdict(exit: i32) -> Verdict {
-    const PASSING: [Exit; 4] = [Exit::Connection, Exit::Broken, Exit::Busy, Exit::Interrupted];
+    const PASSING: [Exit; 4] = [
+        Exit::Connection,
+        Exit::Broken,
+        Exit::Busy,
+        Exit::Interrupted,
+    ];
     match exit {
         0 => Verdict::Done,
         _ if PASSING.into_iter().any(|passing| passing as i32 == exit) => Verdict::Passing,
@@ -215,7 +229,11 @@ pub(crate) fn verdict(exit: i32) -> Verdict {
 }
 
 impl From<Exit> for ExitCode {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the codes are small")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the codes are small"
+    )]
     fn from(exit: Exit) -> Self {
         Self::from(exit as i32 as u8)
     }
@@ -276,5 +294,9 @@ pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
     habits::hint(&mut error);
     // A terminal that is gone is no reason to fail.
     let _terminal_gone = error.print();
-    if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() }
+    if error.use_stderr() {
+        Exit::Usage.into()
+    } else {
+        Exit::Done.into()
+    }
 }

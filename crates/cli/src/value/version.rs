@@ -7,8 +7,14 @@ use zmove_wire::{Greeting, Role};
 
 /// The release, the commit that it was built from, where `build.rs` knows one, and the protocol versions.
 pub(crate) static VERSION: LazyLock<String> = LazyLock::new(|| {
-    let commit = option_env!("ZMOVE_COMMIT").map(|commit| format!(" (commit {commit})")).unwrap_or_default();
-    format!("{}{commit}, protocol {}", env!("CARGO_PKG_VERSION"), our_protocols())
+    let commit = option_env!("ZMOVE_COMMIT")
+        .map(|commit| format!(" (commit {commit})"))
+        .unwrap_or_default();
+    format!(
+        "{}{commit}, protocol {}",
+        env!("CARGO_PKG_VERSION"),
+        our_protocols()
+    )
 });
 
 /// The protocol versions that this side speaks.
@@ -21,7 +27,10 @@ pub(crate) fn protocols(greeting: &Greeting) -> String {
     if greeting.version_min == greeting.version_max {
         format!("version {}", greeting.version_max)
     } else {
-        format!("versions {} to {}", greeting.version_min, greeting.version_max)
+        format!(
+            "versions {} to {}",
+            greeting.version_min, greeting.version_max
+        )
     }
 }
 

@@ -89,7 +89,12 @@ enum Put {
 impl Broker {
     pub(super) fn new(connection: Connection, settings: &Settings) -> Self {
         let seal = Seal::new(&settings.key, settings.job, settings.epoch);
-        Self { connection, seal, settings: settings.clone(), making: Mutex::default() }
+        Self {
+            connection,
+            seal,
+            settings: settings.clone(),
+            making: Mutex::default(),
+        }
     }
 
     fn stream(&self) -> String {
@@ -107,7 +112,11 @@ impl Broker {
     }
 
     pub(super) async fn tell(&self) {
-        let _best_effort = self.connection.client.publish(self.subject(NEWS), Bytes::new()).await;
+        let _best_effort = self
+            .connection
+            .client
+            .publish(self.subject(NEWS), Bytes::new())
+            .await;
     }
 
     fn end_subject(&self) -> String {
@@ -130,10 +139,14 @@ impl Broker {
             "duplicate_window": nanos(DOUBLES_WITHIN),
             "max_age": nanos(KEPT_FOR),
         });
-        match self.api(format!("STREAM.CREATE.{}", self.stream()), &stream).await {
+        match self
+            .api(format!("STREAM.CREATE.{}", self.stream()), &stream)
+            .await
+        {
             Ok::<Value, _>(_) => {}
             // with other bounds: those stay
-            Err(BrokerError::Refused(error)) if error.error_code() == ErrorCode::STREAM_NAME_EXIST => {}
+            Err(BrokerError::Refused(error))
+                if error.error_code() == ErrorCode::STREAM_NAME_EXIST => {}
             Err(error) => return Err(error),
         }
         let names = self.consumer_names().await?;
@@ -164,7 +177,11 @@ impl Broker {
             // set once: where it is raised later, items get stuck (nats-server#7680)
             "max_ack_pending": self.settings.taken_max,
         });
-        let subject = format!("CONSUMER.CREATE.{}.{name}.{}", self.stream(), self.subject(line));
+        let subject = format!(
+            "CONSUMER.CREATE.{}.{name}.{}",
+            self.stream(),
+            self.subject(line)
+        );
         let request = json!({ "stream_name": self.stream(), "config": config });
         self.api::<Value>(subject, &request).await.map(drop)
     }
@@ -200,14 +217,24 @@ impl Broker {
         }
         // a server that was killed may keep messages that are done: no consumer counts these. One that has lost
         // messages may count them still.
-        let info: StreamInfo = self.api(format!("STREAM.INFO.{}", self.stream()), &json!({})).await?;
+        let info: StreamInfo = self
+            .api(format!("STREAM.INFO.{}", self.stream()), &json!({}))
+            .await?;
         let all = info.state.messages.min(waiting + taken);
-        Ok(Waiting { waiting: all.saturating_sub(taken), taken: taken.min(all) })
+        Ok(Waiting {
+            waiting: all.saturating_sub(taken),
+            taken: taken.min(all),
+        })
     }
 
     pub(super) fn outgoing(&self, item: WorkItem) -> Outgoing {
         let subject = self.subject(if item.work.is_walk() { WALKS } else { DATA });
-        Outgoing { subject, id: self.seal.message_id(&item), body: self.seal.seal(&item), item }
+        Outgoing {
+            subject,
+            id: self.seal.message_id(&item),
+            body: self.seal.seal(&item),
+            item,
+        }
     }
 
     /// Puts in items in their order; those that are stored are taken out of the list, and those for which there is
@@ -222,7 +249,9 @@ impl Broker {
             let mut left = Vec::new();
             let mut error = None;
             for answer in self.publish_some(outgoing).await {
-                let first = outgoing.pop_front().expect("only what is there has an answer");
+                let first = outgoing
+                    .pop_front()
+                    .expect("only what is there has an answer");
                 match stored(answer) {
                     Ok(Put::Stored) => {}
                     Ok(Put::NoRoom) => refused.push(first.item),
@@ -233,25 +262,47 @@ impl Broker {
                 }
             }
             self.tell().await;
-            left.into_iter().rev().for_each(|item| outgoing.push_front(item));
+            left.into_iter()
+                .rev()
+                .for_each(|item| outgoing.push_front(item));
             error.map_or(Ok(()), Err)?;
         }
         Ok(())
     }
 
     /// Sends as many of the first as may be on their way at once.
-    async fn publish_some(&self, outgoing: &VecDeque<Outgoing>) -> Vec<Result<PublishAck, PublishError>> {
+    async fn publish_some(
+        &self,
+        outgoing: &VecDeque<Outgoing>,
+    ) -> Vec<Result<PublishAck, PublishError>> {
         let mut sent = Vec::new();
-        for next in outgoing.iter().take(at_once(outgoing.iter().map(|next| next.body.len()))) {
+        for next in outgoing
+            .iter()
+            .take(at_once(outgoing.iter().map(|next| next.body.len())))
+        {
             let message = PublishMessage::build().payload(next.body.clone().into());
             let message = message.message_id(next.id.to_string());
-            sent.push(self.connection.context.send_publish(next.subject.clone(), message).await);
+            sent.push(
+                self.connection
+                    .context
+                    .send_publish(next.subject.clone(), message)
+                    .await,
+            );
         }
         join_all(sent.into_iter().map(|sent| async { sent?.await })).await
     }
 
-    async fn publish_message(&self, subject: String, message: PublishMessage) -> Result<(), PublishError> {
-        self.connection.context.send_publish(subject, message).await?.await.map(drop)
+    async fn publish_message(
+        &self,
+        subject: String,
+        message: PublishMessage,
+    ) -> Result<(), PublishError> {
+        self.connection
+            .context
+            .send_publish(subject, message)
+            .await?
+            .await
+            .map(drop)
     }
 
     /// Tells the broker what becomes of a delivery, and waits until it knows. A delivery of which it knows nothing is
@@ -262,8 +313,15 @@ impl Broker {
         what: jetstream::AckKind,
     ) -> Result<(), BrokerError> {
         self.connection.check()?;
-        let request = Request::new().payload(what.into()).timeout(Some(ANSWER_MAX));
-        match self.connection.client.send_request(delivery.clone(), request).await {
+        let request = Request::new()
+            .payload(what.into())
+            .timeout(Some(ANSWER_MAX));
+        match self
+            .connection
+            .client
+            .send_request(delivery.clone(), request)
+            .await
+        {
             Ok(_) => Ok(()),
             Err(error) if error.kind() == RequestErrorKind::NoResponders => Ok(()),
             Err(error) => Err(BrokerError::Unanswered(error.into())),
@@ -280,8 +338,14 @@ impl Broker {
         self.connection.check()?;
         let stream = self.connection.context.get_stream_no_info(ENDED).await;
         let stream = stream.map_err(|error| BrokerError::Unanswered(error.into()))?;
-        match stream.get_last_raw_message_by_subject(&self.end_subject()).await {
-            Ok(message) => Ok(Some((message.sequence, self.seal.open_end(&message.payload)))),
+        match stream
+            .get_last_raw_message_by_subject(&self.end_subject())
+            .await
+        {
+            Ok(message) => Ok(Some((
+                message.sequence,
+                self.seal.open_end(&message.payload),
+            ))),
             Err(error) => match error.kind() {
                 LastRawMessageErrorKind::NoMessageFound => Ok(None),
                 LastRawMessageErrorKind::JetStream(error)
@@ -306,7 +370,9 @@ impl Broker {
             let message = message.expected_last_subject_sequence(number);
             match self.publish_message(self.end_subject(), message).await {
                 Ok(()) => return Ok(()),
-                Err(error) if error.kind() == PublishErrorKind::StreamNotFound => self.make_ended().await?,
+                Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
+                    self.make_ended().await?
+                }
                 // another has recorded something meanwhile
                 Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => {}
                 Err(error) => return Err(error.into()),
@@ -328,7 +394,9 @@ impl Broker {
             "max_consumers": -1,
             "max_age": nanos(KEPT_FOR),
         });
-        self.api::<Value>(format!("STREAM.CREATE.{ENDED}"), &stream).await.map(drop)
+        self.api::<Value>(format!("STREAM.CREATE.{ENDED}"), &stream)
+            .await
+            .map(drop)
     }
 
     /// Removes the stream of this epoch.
@@ -350,13 +418,20 @@ impl Broker {
     }
 
     async fn remove_stream(&self, name: &str) -> Result<(), BrokerError> {
-        match self.api::<Value>(format!("STREAM.DELETE.{name}"), &json!({})).await {
+        match self
+            .api::<Value>(format!("STREAM.DELETE.{name}"), &json!({}))
+            .await
+        {
             Ok(_) | Err(BrokerError::Missing) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    async fn api<T: DeserializeOwned>(&self, subject: String, request: &Value) -> Result<T, BrokerError> {
+    async fn api<T: DeserializeOwned>(
+        &self,
+        subject: String,
+        request: &Value,
+    ) -> Result<T, BrokerError> {
         self.connection.check()?;
         match self.connection.context.request(subject, request).await {
             Ok(Response::Ok(answer)) => Ok(answer),
@@ -377,7 +452,13 @@ fn at_once(items: impl Iterator<Item = usize>) -> usize {
 }
 
 fn named(names: &[String], line: &str) -> Option<String> {
-    names.iter().find(|name| name.strip_prefix(line).is_some_and(|rest| rest.starts_with('-'))).cloned()
+    names
+        .iter()
+        .find(|name| {
+            name.strip_prefix(line)
+                .is_some_and(|rest| rest.starts_with('-'))
+        })
+        .cloned()
 }
 
 fn nanos(time: std::time::Duration) -> u64 {
@@ -396,7 +477,12 @@ fn stored(answer: Result<PublishAck, PublishError>) -> Result<Put, BrokerError> 
 }
 
 fn code_of(error: &PublishError) -> Option<ErrorCode> {
-    Some(error.source()?.downcast_ref::<jetstream::Error>()?.error_code())
+    Some(
+        error
+            .source()?
+            .downcast_ref::<jetstream::Error>()?
+            .error_code(),
+    )
 }
 
 impl From<jetstream::Error> for BrokerError {
@@ -421,7 +507,10 @@ impl From<PublishError> for BrokerError {
         if error.kind() == PublishErrorKind::StreamNotFound {
             return Self::Missing;
         }
-        match error.source().and_then(|source| source.downcast_ref::<jetstream::Error>()) {
+        match error
+            .source()
+            .and_then(|source| source.downcast_ref::<jetstream::Error>())
+        {
             Some(refusal) => refusal.clone().into(),
             None => Self::Unanswered(error.into()),
         }

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::{self, Context, ContextBuilder};
-use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event, ServerAddr, rustls};
+use async_nats::{
+    Client, ClientError, ConnectErrorKind, ConnectOptions, Event, ServerAddr, rustls,
+};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use zmove_types::Lock;
@@ -79,7 +81,10 @@ struct BrokerNews {
 
 impl Connection {
     pub(super) async fn open(access: &Access) -> Result<Self, WorkError> {
-        let failed = |source| WorkError::Queue { operation: "connect to the broker of the job", source };
+        let failed = |source| WorkError::Queue {
+            operation: "connect to the broker of the job",
+            source,
+        };
         let urls: Result<Vec<ServerAddr>, _> = access.urls.iter().map(|url| url.parse()).collect();
         let urls = urls.map_err(|error| failed(error.into()))?;
         let broker = access.urls.join(", ");
@@ -118,8 +123,16 @@ impl Connection {
             }
         };
         told.state.send_replace(BrokerState::Ready);
-        let context = ContextBuilder::new().timeout(ANSWER_MAX).build(client.clone());
-        Ok(Self { client, context, broker, nkey, told })
+        let context = ContextBuilder::new()
+            .timeout(ANSWER_MAX)
+            .build(client.clone());
+        Ok(Self {
+            client,
+            context,
+            broker,
+            nkey,
+            told,
+        })
     }
 
     /// What is known of the broker. A connection that has been made anew is a change.
@@ -143,7 +156,11 @@ impl Connection {
     pub(super) async fn pause(&self, away_max: Duration) {
         let mut state = self.state();
         if self.is_lost() {
-            let _back_or_not = timeout(away_max, state.wait_for(|state| *state != BrokerState::Lost)).await;
+            let _back_or_not = timeout(
+                away_max,
+                state.wait_for(|state| *state != BrokerState::Lost),
+            )
+            .await;
         } else {
             let _changed_or_not = timeout(AGAIN_AFTER, state.changed()).await;
         }
@@ -164,7 +181,11 @@ impl Connection {
 
     /// Why whoever listens at the broker's address is of no use, if the broker is lost and somebody does.
     pub(super) fn hindrance(&self) -> Option<Hindrance> {
-        self.told.hindrance.lock().clone().filter(|_| self.is_lost())
+        self.told
+            .hindrance
+            .lock()
+            .clone()
+            .filter(|_| self.is_lost())
     }
 
     /// Why the server has last refused something that it does not answer, as what is not allowed.
@@ -186,7 +207,10 @@ impl BrokerNews {
             // an attempt to connect again has failed
             Event::ClientError(ClientError::Other(why)) => {
                 let is_refusal = why == ConnectErrorKind::AuthorizationViolation.to_string();
-                let refused = is_refusal.then(|| Hindrance::Refused { broker: self.broker.clone(), why });
+                let refused = is_refusal.then(|| Hindrance::Refused {
+                    broker: self.broker.clone(),
+                    why,
+                });
                 let hindrance = self.or_no_server(self.another().await.or(refused)).await;
                 *self.hindrance.lock() = hindrance;
             }
@@ -199,7 +223,8 @@ impl BrokerNews {
     /// What listens in place of the broker, if anything surely does and the broker's name is known.
     async fn another(&self) -> Option<Hindrance> {
         let name = self.name.as_deref()?;
-        self.in_place(|listener| listener.is_another_than(name)).await
+        self.in_place(|listener| listener.is_another_than(name))
+            .await
     }
 
     /// What is known to hinder; else, as no connection has come about, what listens there and does not speak as a NATS
@@ -208,7 +233,8 @@ impl BrokerNews {
         if known.is_some() {
             return known;
         }
-        self.in_place(|listener| matches!(listener, Listener::Program(_))).await
+        self.in_place(|listener| matches!(listener, Listener::Program(_)))
+            .await
     }
 
     async fn in_place(&self, is_of_no_use: impl Fn(&Listener) -> bool) -> Option<Hindrance> {
@@ -216,7 +242,12 @@ impl BrokerNews {
             let (host, port) = (url.host(), url.port());
             let listener = Listener::at((host, port)).await;
             if let Some(another) = listener.filter(&is_of_no_use) {
-                let address = url.as_url_str().trim_end_matches('/').rsplit('/').next().unwrap_or(host);
+                let address = url
+                    .as_url_str()
+                    .trim_end_matches('/')
+                    .rsplit('/')
+                    .next()
+                    .unwrap_or(host);
                 return Some(Hindrance::Another(another.in_place(address)));
             }
         }
@@ -230,11 +261,20 @@ fn is_refusal(error: &async_nats::ConnectError) -> bool {
 
 /// Why who listens at the broker's address is of no use, where that is why no connection has come about.
 fn hindrance(broker: &str, error: &async_nats::ConnectError) -> Option<Hindrance> {
-    let refused = |why| Some(Hindrance::Refused { broker: broker.to_owned(), why });
+    let refused = |why| {
+        Some(Hindrance::Refused {
+            broker: broker.to_owned(),
+            why,
+        })
+    };
     if is_refusal(error) {
         return refused(error.kind().to_string());
     }
-    let tls = error.source()?.downcast_ref::<Error>()?.get_ref()?.downcast_ref::<rustls::Error>()?;
+    let tls = error
+        .source()?
+        .downcast_ref::<Error>()?
+        .get_ref()?
+        .downcast_ref::<rustls::Error>()?;
     match tls {
         rustls::Error::AlertReceived(_) => refused(tls.to_string()),
         rustls::Error::InvalidCertificate(_) => Some(Hindrance::Another(format!(
@@ -257,15 +297,21 @@ impl Access {
         if let Some(path) = &self.nkey_seed {
             let seed = read_seed(path)?;
             let key = nkeys::KeyPair::from_seed(&seed).map_err(|error| within(path, &error))?;
-            options = options.nkey(seed).custom_inbox_prefix(inbox(&key.public_key()));
+            options = options
+                .nkey(seed)
+                .custom_inbox_prefix(inbox(&key.public_key()));
             nkey = Some(key.public_key());
         }
         if let Some(path) = &self.authority {
             fs::metadata(path).map_err(|error| within(path, &error))?;
-            options = options.add_root_certificates(path.clone()).require_tls(true);
+            options = options
+                .add_root_certificates(path.clone())
+                .require_tls(true);
         }
         if let Some(NodeCertificate { certificate, key }) = &self.certificate {
-            options = options.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
+            options = options
+                .add_client_certificate(certificate.clone(), key.clone())
+                .require_tls(true);
         }
         Ok((options, nkey))
     }
@@ -274,10 +320,14 @@ impl Access {
 /// Whether this is the address of a broker: `nats://HOST:PORT` or `tls://HOST:PORT`.
 #[must_use]
 pub fn check_address(url: &str) -> bool {
-    let rest = url.strip_prefix("nats://").or_else(|| url.strip_prefix("tls://"));
+    let rest = url
+        .strip_prefix("nats://")
+        .or_else(|| url.strip_prefix("tls://"));
     let has_port = rest.is_some_and(|rest| {
         let (host, port) = rest.rsplit_once(':').unwrap_or_default();
-        !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0) && !rest.contains(['/', '@', '?'])
+        !host.is_empty()
+            && port.parse::<u16>().is_ok_and(|port| port > 0)
+            && !rest.contains(['/', '@', '?'])
     });
     has_port && url.parse::<ServerAddr>().is_ok()
 }
@@ -292,11 +342,17 @@ fn read_seed(path: &Path) -> Result<String, Error> {
     if metadata.mode() & 0o077 != 0 {
         return Err(within(path, &"others than its owner may read it"));
     }
-    Ok(fs::read_to_string(path).map_err(|error| within(path, &error))?.trim().to_owned())
+    Ok(fs::read_to_string(path)
+        .map_err(|error| within(path, &error))?
+        .trim()
+        .to_owned())
 }
 
 fn within(path: &Path, error: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorKind::InvalidInput, format!("{}: {error}", path.display()))
+    Error::new(
+        ErrorKind::InvalidInput,
+        format!("{}: {error}", path.display()),
+    )
 }
 
 const LOST: &str = "it cannot be reached";
@@ -337,17 +393,29 @@ mod tests {
         let listens = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listens.local_addr().unwrap();
         for name in [None, Some("zmove-1".to_owned())] {
-            let access = Access { urls: vec![format!("nats://{address}")], name, ..Access::default() };
+            let access = Access {
+                urls: vec![format!("nats://{address}")],
+                name,
+                ..Access::default()
+            };
             let Err(WorkError::Hindered(silent)) = Connection::open(&access).await else {
                 panic!("it listens")
             };
             assert!(
-                silent.to_string().starts_with(&format!("at {address} listens another program")),
+                silent
+                    .to_string()
+                    .starts_with(&format!("at {address} listens another program")),
                 "{silent}"
             );
         }
         drop(listens);
-        let access = Access { urls: vec![format!("nats://{address}")], ..Access::default() };
-        assert!(matches!(Connection::open(&access).await, Err(WorkError::Queue { .. })));
+        let access = Access {
+            urls: vec![format!("nats://{address}")],
+            ..Access::default()
+        };
+        assert!(matches!(
+            Connection::open(&access).await,
+            Err(WorkError::Queue { .. })
+        ));
     }
 }

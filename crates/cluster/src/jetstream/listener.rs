@@ -43,17 +43,25 @@ impl Listener {
         let mut said = Vec::new();
         let mut connection = connection.take(LINE_MAX);
         let read = async {
-            while !said.contains(&b'\n') && connection.read_buf(&mut said).await.is_ok_and(|bytes| bytes > 0)
-            {
-            }
+            while !said.contains(&b'\n')
+                && connection
+                    .read_buf(&mut said)
+                    .await
+                    .is_ok_and(|bytes| bytes > 0)
+            {}
         };
         let _what_has_come_by_then = timeout(ANSWER_MAX, read).await;
         let is_whole = said.contains(&b'\n');
-        let line = said.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
+        let line = said
+            .split(|byte| matches!(byte, b'\r' | b'\n'))
+            .next()
+            .unwrap_or_default();
         match line.strip_prefix(b"INFO ").map(serde_json::from_slice) {
             // the rest is on its way
             Some(_) if !is_whole => Self::Program(Vec::new()),
-            Some(info) => Self::Server(info.map_or_else(|_| String::new(), |info: Info| info.server_name)),
+            Some(info) => {
+                Self::Server(info.map_or_else(|_| String::new(), |info: Info| info.server_name))
+            }
             None => Self::Program(line[..line.len().min(SHOWN_MAX)].to_vec()),
         }
     }
@@ -74,12 +82,17 @@ impl Listener {
     /// The words for it where it listens in place of the broker.
     pub(super) fn in_place(&self, address: impl Display) -> String {
         match self {
-            Self::Server(_) => format!("at {address} listens a NATS server that is not of this cluster"),
+            Self::Server(_) => {
+                format!("at {address} listens a NATS server that is not of this cluster")
+            }
             Self::Program(line) if line.is_empty() => format!(
                 "at {address} listens another program, which says nothing (or a NATS server that stands still)"
             ),
             Self::Program(line) => {
-                format!("at {address} listens another program, which says '{}'", Escaped(line))
+                format!(
+                    "at {address} listens another program, which says '{}'",
+                    Escaped(line)
+                )
             }
         }
     }
@@ -115,26 +128,43 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_is_known_by_its_name_and_another_program_by_what_it_says() {
-        let ours =
-            heard(&["INFO {\"server_id\":\"x\",\"server_", "name\":\"zmove-1\"} \r\n", "PING\r\n"]).await;
+        let ours = heard(&[
+            "INFO {\"server_id\":\"x\",\"server_",
+            "name\":\"zmove-1\"} \r\n",
+            "PING\r\n",
+        ])
+        .await;
         assert!(ours.is("zmove-1") && !ours.is("zmove-2"), "{ours:?}");
         assert!(!ours.is_another_than("zmove-1") && ours.is_another_than("zmove-2"));
         let nameless = heard(&["INFO {}\r\n"]).await;
         assert!(!nameless.is("zmove-1"));
-        assert_eq!(nameless.in_place("h:1"), "at h:1 listens a NATS server that is not of this cluster");
+        assert_eq!(
+            nameless.in_place("h:1"),
+            "at h:1 listens a NATS server that is not of this cluster"
+        );
         let other = heard(&["SSH-2.0-x\r\n"]).await;
-        assert_eq!(other.in_place("h:1"), "at h:1 listens another program, which says 'SSH-2.0-x'");
+        assert_eq!(
+            other.in_place("h:1"),
+            "at h:1 listens another program, which says 'SSH-2.0-x'"
+        );
         assert!(other.is_another_than("zmove-1"));
         for slow in [&[][..], &["INFO {\"server_id\":\"x\","]] {
             let slow = heard(slow).await;
-            assert!(slow.in_place("h:1").starts_with("at h:1 listens another program, which says nothing"));
+            assert!(
+                slow.in_place("h:1")
+                    .starts_with("at h:1 listens another program, which says nothing")
+            );
             assert!(!slow.is("zmove-1") && !slow.is_another_than("zmove-1"));
         }
     }
 
     #[tokio::test]
     async fn where_nothing_listens_there_is_nothing() {
-        let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let address = TcpListener::bind("127.0.0.1:0")
+            .await
+            .unwrap()
+            .local_addr()
+            .unwrap();
         assert_eq!(Listener::at(address).await, None);
     }
 }

@@ -139,7 +139,10 @@ impl JobNotice {
     /// The name of the node that leads.
     #[must_use]
     pub fn head(&self) -> Option<&str> {
-        self.nodes.iter().find(|(_, number)| **number == 0).map(|(name, _)| name.as_str())
+        self.nodes
+            .iter()
+            .find(|(_, number)| **number == 0)
+            .map(|(name, _)| name.as_str())
     }
 
     /// Gives a node a number.
@@ -280,9 +283,18 @@ impl NodeMoved {
 
     /// This, as events.
     pub fn events(&self) -> impl Iterator<Item = Event> {
-        let stored = Event::Stored { files: self.files, bytes: self.bytes };
-        let found = Event::Found { files: self.found_files, bytes: self.found_bytes };
-        let skipped = Event::Skipped { files: self.skipped_files, bytes: self.skipped_bytes };
+        let stored = Event::Stored {
+            files: self.files,
+            bytes: self.bytes,
+        };
+        let found = Event::Found {
+            files: self.found_files,
+            bytes: self.found_bytes,
+        };
+        let skipped = Event::Skipped {
+            files: self.skipped_files,
+            bytes: self.skipped_bytes,
+        };
         let says_something = |event: &Event| {
             !matches!(
                 event,
@@ -316,7 +328,11 @@ impl Notices {
         let heard = connection.client.subscribe(SUBJECTS).await;
         let heard = heard.map_err(|error| failed("listen at the broker", error))?;
         let key = aes_of(key, "zmove 2026-11-26 notices of the nodes of a cluster");
-        Ok(Self { connection, key, heard: Mutex::new(heard) })
+        Ok(Self {
+            connection,
+            key,
+            heard: Mutex::new(heard),
+        })
     }
 
     /// Why whoever listens at the broker's address is of no use, if the broker is lost and somebody does.
@@ -334,8 +350,16 @@ impl Notices {
         if self.connection.is_lost() {
             return Ok(());
         }
-        let body = seal(&self.key, ASSOCIATED_DATA, postcard::to_stdvec(notice).expect("a vector grows"));
-        let subject = self.connection.nkey.as_deref().map_or_else(|| SUBJECT.to_owned(), subject_of);
+        let body = seal(
+            &self.key,
+            ASSOCIATED_DATA,
+            postcard::to_stdvec(notice).expect("a vector grows"),
+        );
+        let subject = self
+            .connection
+            .nkey
+            .as_deref()
+            .map_or_else(|| SUBJECT.to_owned(), subject_of);
         let told = self.connection.client.publish(subject, body.into()).await;
         match told {
             Err(error) if error.kind() != PublishErrorKind::MaxPayloadExceeded => {
@@ -362,15 +386,24 @@ impl Notices {
             let opened = open(&self.key, ASSOCIATED_DATA, &message.payload);
             // of another cluster, or of nobody's
             if let Some(notice) = opened.and_then(|body| postcard::from_bytes(&body).ok()) {
-                return Ok(Heard { notice, nkey: nkey_of(&message.subject) });
+                return Ok(Heard {
+                    notice,
+                    nkey: nkey_of(&message.subject),
+                });
             }
         }
         Err(failed("hear the other nodes", "the connection has ended"))
     }
 }
 
-fn failed(operation: &'static str, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> WorkError {
-    WorkError::Queue { operation, source: error.into() }
+fn failed(
+    operation: &'static str,
+    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> WorkError {
+    WorkError::Queue {
+        operation,
+        source: error.into(),
+    }
 }
 
 /// Where a node tells that has this nkey: no other may tell anything there, so none speaks by another's invitation.
@@ -379,7 +412,10 @@ pub(super) fn subject_of(nkey: &str) -> String {
 }
 
 fn nkey_of(subject: &str) -> Option<String> {
-    subject.strip_prefix(PREFIX).filter(|_| subject != SUBJECT).map(str::to_owned)
+    subject
+        .strip_prefix(PREFIX)
+        .filter(|_| subject != SUBJECT)
+        .map(str::to_owned)
 }
 
 /// Where notices are told by nodes that have no nkey, and where all are heard.
@@ -397,11 +433,16 @@ mod tests {
     #[test]
     fn a_node_that_names_itself_by_thousands_of_names_does_not_make_the_notice_too_long() {
         let nodes = BTreeMap::from([("head".into(), 0)]);
-        let mut job = JobNotice { nodes, ..JobNotice::default() };
+        let mut job = JobNotice {
+            nodes,
+            ..JobNotice::default()
+        };
         assert_eq!(["a", "a", "head"].map(|node| job.number(node)), NUMBERED);
         let long = "x".repeat(JOB_BYTES_MAX);
         assert_eq!(job.number(&long), Numbered::TooMany);
-        let got = (0..5000).filter(|name| job.number(&name.to_string()) == Numbered::Now).count();
+        let got = (0..5000)
+            .filter(|name| job.number(&name.to_string()) == Numbered::Now)
+            .count();
         assert_eq!((got, job.nodes.len()), (NODES_MAX - 2, NODES_MAX));
         assert_eq!(job.number("a"), Numbered::Before);
         assert!(job.fits());

@@ -34,19 +34,34 @@ pub(super) struct Pull {
 
 impl Pull {
     /// Asks a consumer, with a lease of nothing yet.
-    pub(super) async fn begin(client: &Client, subject: String, lease: Lease) -> Result<Self, BrokerError> {
-        let unsent = |error: &dyn std::fmt::Display| BrokerError::Unanswered(error.to_string().into());
+    pub(super) async fn begin(
+        client: &Client,
+        subject: String,
+        lease: Lease,
+    ) -> Result<Self, BrokerError> {
+        let unsent =
+            |error: &dyn std::fmt::Display| BrokerError::Unanswered(error.to_string().into());
         let inbox = Subject::from(client.new_inbox());
-        let subscriber = client.subscribe(inbox.clone()).await.map_err(|error| unsent(&error))?;
-        let pull = Self { unanswered: Some((subscriber, lease)) };
+        let subscriber = client
+            .subscribe(inbox.clone())
+            .await
+            .map_err(|error| unsent(&error))?;
+        let pull = Self {
+            unanswered: Some((subscriber, lease)),
+        };
         let request = Bytes::from_static(br#"{"batch":1,"no_wait":true}"#);
-        client.publish_with_reply(subject, inbox, request).await.map_err(|error| unsent(&error))?;
+        client
+            .publish_with_reply(subject, inbox, request)
+            .await
+            .map_err(|error| unsent(&error))?;
         Ok(pull)
     }
 
     /// What the consumer says; never when it is silent.
     pub(super) async fn answer(&mut self) -> Answer {
-        let Some((subscriber, _)) = &mut self.unanswered else { return std::future::pending().await };
+        let Some((subscriber, _)) = &mut self.unanswered else {
+            return std::future::pending().await;
+        };
         let answer = subscriber.next().await.map_or(Answer::Gone, Answer::from);
         self.unanswered = None;
         answer
@@ -60,10 +75,13 @@ impl Pull {
 
 impl Drop for Pull {
     fn drop(&mut self) {
-        let Some((mut subscriber, mut lease)) = self.unanswered.take() else { return };
+        let Some((mut subscriber, mut lease)) = self.unanswered.take() else {
+            return;
+        };
         tokio::spawn(async move {
             let answer = timeout(ANSWER_MAX, subscriber.next()).await;
-            if let Ok(Some(Answer::Item(message))) = answer.map(|message| message.map(Answer::from)) {
+            if let Ok(Some(Answer::Item(message))) = answer.map(|message| message.map(Answer::from))
+            {
                 lease.delivery = message.reply;
             }
             drop(lease);

@@ -30,7 +30,8 @@ impl JobKey {
     /// The key of a job of a cluster that has this key.
     #[must_use]
     pub fn of_job(&self, job: SharedJobId) -> Self {
-        let mut hasher = blake3::Hasher::new_derive_key("zmove 2026-11-26 key of a job of a cluster");
+        let mut hasher =
+            blake3::Hasher::new_derive_key("zmove 2026-11-26 key of a job of a cluster");
         hasher.update(&self.0);
         hasher.update(&job.0);
         Self(*hasher.finalize().as_bytes())
@@ -76,7 +77,10 @@ impl Seal {
         Self {
             bodies: aes("zmove 2026-11-26 bodies of work items at a broker"),
             ends: aes("zmove 2026-11-26 ends of epochs at a broker"),
-            ids: blake3::derive_key("zmove 2026-11-26 message ids of work items at a broker", &key.0),
+            ids: blake3::derive_key(
+                "zmove 2026-11-26 message ids of work items at a broker",
+                &key.0,
+            ),
             job,
             epoch,
         }
@@ -93,7 +97,11 @@ impl Seal {
     }
 
     pub(super) fn seal(&self, item: &WorkItem) -> Vec<u8> {
-        seal(&self.bodies, &self.associated_data(self.message_id(item)), item.encode())
+        seal(
+            &self.bodies,
+            &self.associated_data(self.message_id(item)),
+            item.encode(),
+        )
     }
 
     /// The item in a message of this name; `None` if none was sealed under it.
@@ -126,17 +134,29 @@ pub(super) fn aes_of(key: &JobKey, purpose: &str) -> RandomizedNonceKey {
 }
 
 /// Nonce, ciphertext, tag. The nonce is random: at 2³² bodies of one job the odds that any two have the same are 2⁻³³.
-pub(super) fn seal(key: &RandomizedNonceKey, associated_data: &[u8], mut plaintext: Vec<u8>) -> Vec<u8> {
-    let nonce =
-        key.seal_in_place_append_tag(Aad::from(associated_data), &mut plaintext).expect("an item is short");
+pub(super) fn seal(
+    key: &RandomizedNonceKey,
+    associated_data: &[u8],
+    mut plaintext: Vec<u8>,
+) -> Vec<u8> {
+    let nonce = key
+        .seal_in_place_append_tag(Aad::from(associated_data), &mut plaintext)
+        .expect("an item is short");
     [nonce.as_ref(), &plaintext[..]].concat()
 }
 
-pub(super) fn open(key: &RandomizedNonceKey, associated_data: &[u8], body: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn open(
+    key: &RandomizedNonceKey,
+    associated_data: &[u8],
+    body: &[u8],
+) -> Option<Vec<u8>> {
     let (nonce, plaintext) = body.split_at_checked(NONCE_LEN)?;
     let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
     let mut plaintext = plaintext.to_vec();
-    let len = key.open_in_place(nonce, Aad::from(associated_data), &mut plaintext).ok()?.len();
+    let len = key
+        .open_in_place(nonce, Aad::from(associated_data), &mut plaintext)
+        .ok()?
+        .len();
     plaintext.truncate(len);
     Some(plaintext)
 }
@@ -153,14 +173,27 @@ mod tests {
     }
 
     fn item(name: &[u8]) -> WorkItem {
-        let directory = Place { source: 1, path: RelPath::root() };
-        WorkItem::first(JOB, Work::Names { directory, names: vec![Name::from_bytes(name).unwrap()] }, 1)
+        let directory = Place {
+            source: 1,
+            path: RelPath::root(),
+        };
+        WorkItem::first(
+            JOB,
+            Work::Names {
+                directory,
+                names: vec![Name::from_bytes(name).unwrap()],
+            },
+            1,
+        )
     }
 
     #[test]
     fn what_is_sealed_opens_and_shows_nothing() {
         let seal = seal_of(1, JOB, 3);
-        let (id, body) = (seal.message_id(&item(b"secret")).to_string(), seal.seal(&item(b"secret")));
+        let (id, body) = (
+            seal.message_id(&item(b"secret")).to_string(),
+            seal.seal(&item(b"secret")),
+        );
         assert_eq!(seal.open(&id, &body), Some(item(b"secret")));
         assert!(!body.windows(6).any(|window| window == b"secret"));
         assert_ne!(seal.seal(&item(b"secret")), body, "no nonce comes twice");
@@ -172,18 +205,35 @@ mod tests {
         assert_eq!(seal_of(1, JOB, 4).message_id(&item(b"a")), id);
         assert_ne!(seal_of(2, JOB, 3).message_id(&item(b"a")), id);
         assert_ne!(seal_of(1, JOB, 3).message_id(&item(b"b")), id);
-        assert_ne!(seal_of(1, JOB, 3).message_id(&WorkItem { walk: 2, ..item(b"a") }), id);
+        assert_ne!(
+            seal_of(1, JOB, 3).message_id(&WorkItem {
+                walk: 2,
+                ..item(b"a")
+            }),
+            id
+        );
     }
 
     #[test]
     fn what_was_sealed_otherwise_does_not_open() {
         let seal = seal_of(1, JOB, 3);
-        let (id, body) = (seal.message_id(&item(b"a")).to_string(), seal.seal(&item(b"a")));
+        let (id, body) = (
+            seal.message_id(&item(b"a")).to_string(),
+            seal.seal(&item(b"a")),
+        );
         let other_job = SharedJobId([8; 16]);
-        for other in [seal_of(2, JOB, 3), seal_of(1, other_job, 3), seal_of(1, JOB, 4)] {
+        for other in [
+            seal_of(2, JOB, 3),
+            seal_of(1, other_job, 3),
+            seal_of(1, JOB, 4),
+        ] {
             assert_eq!(other.open(&id, &body), None);
         }
-        assert_eq!(seal.open(&seal.message_id(&item(b"b")).to_string(), &body), None, "another's name");
+        assert_eq!(
+            seal.open(&seal.message_id(&item(b"b")).to_string(), &body),
+            None,
+            "another's name"
+        );
         assert_eq!(seal.open("", &body), None);
         assert!((0..body.len()).all(|len| seal.open(&id, &body[..len]).is_none()));
         for at in 0..body.len() {

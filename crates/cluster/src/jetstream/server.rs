@@ -91,13 +91,18 @@ impl Nkey {
     /// There are no random numbers.
     pub fn new() -> io::Result<Self> {
         let key = nkeys::KeyPair::new_user();
-        Ok(Self { seed: key.seed().map_err(Error::other)?, public_key: key.public_key() })
+        Ok(Self {
+            seed: key.seed().map_err(Error::other)?,
+            public_key: key.public_key(),
+        })
     }
 }
 
 impl fmt::Debug for Nkey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Nkey").field("public_key", &self.public_key).finish_non_exhaustive()
+        f.debug_struct("Nkey")
+            .field("public_key", &self.public_key)
+            .finish_non_exhaustive()
     }
 }
 
@@ -123,7 +128,10 @@ impl ServerConfig {
     /// # Errors
     /// The directory or the file cannot be written, or a path does not fit into a configuration.
     pub fn write(&self) -> io::Result<PathBuf> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.directory)?;
         let (path, new) = (self.config_path(), self.directory.join("nats.conf.new"));
         fs::write(&new, self.text()?)?;
         fs::rename(new, &path)?;
@@ -137,12 +145,24 @@ impl ServerConfig {
     pub async fn start(&self) -> io::Result<Server> {
         let config = self.write()?;
         let mut command = Command::new(&self.program);
-        command.arg("-c").arg(config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .arg("-c")
+            .arg(config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         // a signal of the terminal is for the push, which needs the broker to end its job
         command.process_group(0);
-        let child = command.spawn().map_err(|error| Error::new(error.kind(), self.failed(&error)))?;
-        let ports = self.directory.join(format!("nats-server_{}.ports", child.id()));
-        let mut server = Server { child, url: String::new() };
+        let child = command
+            .spawn()
+            .map_err(|error| Error::new(error.kind(), self.failed(&error)))?;
+        let ports = self
+            .directory
+            .join(format!("nats-server_{}.ports", child.id()));
+        let mut server = Server {
+            child,
+            url: String::new(),
+        };
         let until = Instant::now() + START_MAX;
         // the server tells in no other way where it listens
         while server.url.is_empty() {
@@ -150,12 +170,18 @@ impl ServerConfig {
                 return Err(Error::other(self.failed(&status)));
             }
             if Instant::now() > until {
-                return Err(Error::new(ErrorKind::TimedOut, self.failed(&"it does not listen")));
+                return Err(Error::new(
+                    ErrorKind::TimedOut,
+                    self.failed(&"it does not listen"),
+                ));
             }
             sleep(LOOK_EVERY).await;
-            let read: Option<Ports> =
-                fs::read(&ports).ok().and_then(|text| serde_json::from_slice(&text).ok());
-            server.url = read.and_then(|ports| ports.nats.into_iter().next()).unwrap_or_default();
+            let read: Option<Ports> = fs::read(&ports)
+                .ok()
+                .and_then(|text| serde_json::from_slice(&text).ok());
+            server.url = read
+                .and_then(|ports| ports.nats.into_iter().next())
+                .unwrap_or_default();
         }
         fs::remove_file(ports)?;
         Ok(server)
@@ -168,32 +194,51 @@ impl ServerConfig {
     /// The configuration cannot be written, or the server does not hear.
     pub fn reload(&self) -> io::Result<bool> {
         self.write()?;
-        let Some(pid) = self.running_pid() else { return Ok(false) };
+        let Some(pid) = self.running_pid() else {
+            return Ok(false);
+        };
         let mut command = Command::new(&self.program);
         command.args(["--signal", &format!("reload={pid}")]);
-        let telling = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let telling = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
         let told = wait_for(telling)?;
-        if told.success() { Ok(true) } else { Err(Error::other(self.failed(&told))) }
+        if told.success() {
+            Ok(true)
+        } else {
+            Err(Error::other(self.failed(&told)))
+        }
     }
 
     /// The process that runs by this configuration, whoever has started it: a number that another has by now is none,
     /// and one that could not listen has left its number in place of that of the one that does.
     pub(super) fn running_pid(&self) -> Option<u32> {
-        let noted = fs::read_to_string(self.directory.join(PID)).ok().and_then(|pid| pid.trim().parse().ok());
+        let noted = fs::read_to_string(self.directory.join(PID))
+            .ok()
+            .and_then(|pid| pid.trim().parse().ok());
         let all = fs::read_dir("/proc").into_iter().flatten();
         let all = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        noted.into_iter().chain(all).find(|pid| self.is_run_by(*pid))
+        noted
+            .into_iter()
+            .chain(all)
+            .find(|pid| self.is_run_by(*pid))
     }
 
     fn is_run_by(&self, pid: u32) -> bool {
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let mut words = words.split(|byte| *byte == 0).skip(1);
-        words.next() == Some(b"-c") && words.next() == Some(self.config_path().as_os_str().as_bytes())
+        words.next() == Some(b"-c")
+            && words.next() == Some(self.config_path().as_os_str().as_bytes())
     }
 
     /// Kills the server that runs by this configuration, and waits until it has gone, for a second at most.
     pub(super) fn stop(&self) {
-        let is_there = || self.running_pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let is_there = || {
+            self.running_pid()
+                .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
+        };
         let until = Instant::now() + STOP_MAX;
         while let Some(pid) = is_there() {
             let _ended_meanwhile = kill_process(pid, Signal::KILL);
@@ -210,12 +255,20 @@ impl ServerConfig {
 
     fn failed(&self, error: &dyn fmt::Display) -> String {
         let log = self.directory.join(LOG);
-        format!("start {} (log in {}): {error}", self.program.display(), log.display())
+        format!(
+            "start {} (log in {}): {error}",
+            self.program.display(),
+            log.display()
+        )
     }
 
     fn text(&self) -> io::Result<String> {
         let directory = quoted(&self.directory)?;
-        let port = if self.port == 0 { -1 } else { i32::from(self.port) };
+        let port = if self.port == 0 {
+            -1
+        } else {
+            i32::from(self.port)
+        };
         let mut text = format!(
             "# made by zmove; a change is overwritten\n\
              host: \"{}\"\n\
@@ -236,15 +289,18 @@ impl ServerConfig {
         }
         if let Some(tls) = &self.tls {
             let (certificate, key) = (quoted(&tls.certificate)?, quoted(&tls.key)?);
-            write!(text, "tls {{ cert_file: {certificate}, key_file: {key}").expect("a string grows");
+            write!(text, "tls {{ cert_file: {certificate}, key_file: {key}")
+                .expect("a string grows");
             if let Some(authority) = &tls.authority {
-                write!(text, ", ca_file: {}, verify: true", quoted(authority)?).expect("a string grows");
+                write!(text, ", ca_file: {}, verify: true", quoted(authority)?)
+                    .expect("a string grows");
             }
             text.push_str(" }\n");
         }
         if !self.users.is_empty() {
             let users: Vec<_> = self.users.iter().map(user).collect();
-            writeln!(text, "authorization {{ users: [\n{}] }}", users.concat()).expect("a string grows");
+            writeln!(text, "authorization {{ users: [\n{}] }}", users.concat())
+                .expect("a string grows");
         }
         Ok(text)
     }
@@ -269,7 +325,10 @@ impl Server {
     /// Whether there is a `nats-server` on this host.
     #[must_use]
     pub fn is_installed() -> bool {
-        let asked = Command::new(program()).arg("--version").stdin(Stdio::null()).output();
+        let asked = Command::new(program())
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output();
         !asked.is_err_and(|error| error.kind() == ErrorKind::NotFound)
     }
 }
@@ -277,7 +336,11 @@ impl Server {
 /// Debian has it where only root looks for programs.
 fn program() -> PathBuf {
     let debian = PathBuf::from("/usr/sbin/nats-server");
-    if debian.exists() { debian } else { PathBuf::from("nats-server") }
+    if debian.exists() {
+        debian
+    } else {
+        PathBuf::from("nats-server")
+    }
 }
 
 fn user(user: &User) -> String {
@@ -286,7 +349,10 @@ fn user(user: &User) -> String {
         Role::Head => HEAD_PUBLISHES,
         Role::Mover => MOVER_PUBLISHES,
     };
-    let publish = publish.iter().map(ToString::to_string).chain([subject_of(key)]);
+    let publish = publish
+        .iter()
+        .map(ToString::to_string)
+        .chain([subject_of(key)]);
     let publish: Vec<_> = publish.map(|subject| format!("\"{subject}\"")).collect();
     format!(
         "  {{ nkey: {key}, permissions: {{ publish: [{}], subscribe: [\"{}.>\", \"zmove.*.*.news\", \"{SUBJECTS}\"] }} }}\n",
@@ -296,10 +362,15 @@ fn user(user: &User) -> String {
 }
 
 fn quoted(path: &Path) -> io::Result<String> {
-    let text =
-        path.to_str().filter(|text| !text.contains(['"', '\\', '$']) && !text.contains(char::is_control));
-    let unfit =
-        || Error::new(ErrorKind::InvalidInput, format!("{}: not for a configuration", path.display()));
+    let text = path
+        .to_str()
+        .filter(|text| !text.contains(['"', '\\', '$']) && !text.contains(char::is_control));
+    let unfit = || {
+        Error::new(
+            ErrorKind::InvalidInput,
+            format!("{}: not for a configuration", path.display()),
+        )
+    };
     text.map(|text| format!("\"{text}\"")).ok_or_else(unfit)
 }
 

@@ -50,7 +50,11 @@ impl SharedBroker {
         // whoever has it alone ends the broker
         lock(&users, FlockOperation::NonBlockingLockShared).await?;
         // who ends meanwhile leaves the broker to this one, also where this one fails or is given up
-        let mut user = Self { config: Arc::new(config), server: None, users };
+        let mut user = Self {
+            config: Arc::new(config),
+            server: None,
+            users,
+        };
         user.server = start_unless_there(now).await?;
         Ok(user)
     }
@@ -63,12 +67,17 @@ impl SharedBroker {
             match self.look().await {
                 Ok(None) => fails = false,
                 Ok(Some(server)) => {
-                    tell(format!("the broker at {} had ended: it has been started again", server.url()));
+                    tell(format!(
+                        "the broker at {} had ended: it has been started again",
+                        server.url()
+                    ));
                     self.server = Some(server);
                     fails = false;
                 }
                 Err(error) if !fails => {
-                    tell(format!("the broker has ended, and cannot be started again yet: {error}"));
+                    tell(format!(
+                        "the broker has ended, and cannot be started again yet: {error}"
+                    ));
                     fails = true;
                 }
                 Err(_told) => {}
@@ -85,17 +94,22 @@ impl SharedBroker {
         let config = Arc::clone(&self.config);
         let look = move || config().map(|now| (now.running_pid().is_some(), now));
         let (is_running, now) = aside(look).await??;
-        if is_running { Ok(None) } else { start_unless_there(now).await }
+        if is_running {
+            Ok(None)
+        } else {
+            start_unless_there(now).await
+        }
     }
 }
 
 impl Drop for SharedBroker {
     fn drop(&mut self) {
-        let is_alone = match retry_on_intr(|| flock(&self.users, FlockOperation::NonBlockingLockExclusive)) {
-            Ok(()) => true,
-            // a file system that has no locks tells of no other user
-            Err(error) => has_no_locks(error),
-        };
+        let is_alone =
+            match retry_on_intr(|| flock(&self.users, FlockOperation::NonBlockingLockExclusive)) {
+                Ok(()) => true,
+                // a file system that has no locks tells of no other user
+                Err(error) => has_no_locks(error),
+            };
         match self.server.take() {
             Some(server) if !is_alone => server.leave(),
             _killed_when_dropped => {}
@@ -108,7 +122,9 @@ impl Drop for SharedBroker {
 
 impl std::fmt::Debug for SharedBroker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedBroker").field("server", &self.server).finish_non_exhaustive()
+        f.debug_struct("SharedBroker")
+            .field("server", &self.server)
+            .finish_non_exhaustive()
     }
 }
 
@@ -116,7 +132,12 @@ impl std::fmt::Debug for SharedBroker {
 async fn start_unless_there(config: ServerConfig) -> io::Result<Option<Server>> {
     let starting = lock_file(&config, STARTING)?;
     // a process that was stopped while it held this is not waited for for ever
-    if let Ok(locked) = timeout(START_MAX, lock(&starting, FlockOperation::NonBlockingLockExclusive)).await {
+    if let Ok(locked) = timeout(
+        START_MAX,
+        lock(&starting, FlockOperation::NonBlockingLockExclusive),
+    )
+    .await
+    {
         locked?;
     }
     let address = (config.address, config.port);
@@ -132,7 +153,11 @@ async fn start_unless_there(config: ServerConfig) -> io::Result<Option<Server>> 
     };
     // what has changed since it was started it takes from the file
     let (reloaded, config, _starting) = aside(move || (config.reload(), config, starting)).await?;
-    if reloaded? { Ok(None) } else { Err(taken(&config, connection).await) }
+    if reloaded? {
+        Ok(None)
+    } else {
+        Err(taken(&config, connection).await)
+    }
 }
 
 /// Does what blocks where nobody else waits for it.
@@ -146,7 +171,9 @@ async fn taken(config: &ServerConfig, connection: TcpStream) -> Error {
     let listener = Listener::behind(connection).await;
     let what = match &config.name {
         Some(name) if listener.is(name) => {
-            format!("at {address} listens a broker of this cluster that no push of this host has started")
+            format!(
+                "at {address} listens a broker of this cluster that no push of this host has started"
+            )
         }
         _ => listener.in_place(address),
     };
@@ -159,9 +186,17 @@ async fn taken(config: &ServerConfig, connection: TcpStream) -> Error {
 
 /// Opens a file for locks beside the configuration.
 fn lock_file(config: &ServerConfig, name: &str) -> io::Result<File> {
-    DirBuilder::new().recursive(true).mode(0o700).create(&config.directory)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&config.directory)?;
     let path = config.directory.join(name);
-    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
 }
 
 /// Waits for a lock, held until the file is closed. Where the file system has no locks, goes on without.

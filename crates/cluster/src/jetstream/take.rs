@@ -36,7 +36,10 @@ enum FirstLine {
 }
 
 impl Taker {
-    pub(super) async fn take(&mut self, queue: &JetStream) -> Result<Option<Taken<Lease>>, WorkError> {
+    pub(super) async fn take(
+        &mut self,
+        queue: &JetStream,
+    ) -> Result<Option<Taken<Lease>>, WorkError> {
         self.takes += 1;
         loop {
             let error = match self.next(queue).await {
@@ -58,7 +61,9 @@ impl Taker {
             match error {
                 BrokerError::Over => return Ok(None),
                 BrokerError::Refused(error) => return Err(failed(error)),
-                BrokerError::Missing if self.has_waited_enough(queue) => return Err(failed(NOT_THERE)),
+                BrokerError::Missing if self.has_waited_enough(queue) => {
+                    return Err(failed(NOT_THERE));
+                }
                 BrokerError::Missing => queue.broker.connection.pause(AGAIN_AFTER_MAX).await,
                 BrokerError::Unanswered(_) => self.doubt(queue).await,
             }
@@ -82,7 +87,11 @@ impl Taker {
         queue.broker.connection.tell(BrokerState::Ready);
         state.mark_unchanged();
         let walks_are_due = self.takes.is_multiple_of(WALKS_FIRST_EVERY);
-        let first = if walks_are_due { FirstLine::Walks } else { FirstLine::Data };
+        let first = if walks_are_due {
+            FirstLine::Walks
+        } else {
+            FirstLine::Data
+        };
         let news = match &mut self.news {
             Some(news) => news,
             none => none.insert(queue.broker.news().await?),
@@ -125,7 +134,11 @@ impl Taker {
 }
 
 /// Asks both consumers for an item.
-async fn ask(queue: &JetStream, consumers: &Consumers, first: FirstLine) -> Result<Answer, BrokerError> {
+async fn ask(
+    queue: &JetStream,
+    consumers: &Consumers,
+    first: FirstLine,
+) -> Result<Answer, BrokerError> {
     let mut names = [&consumers.data, &consumers.walks];
     if first == FirstLine::Walks {
         names.reverse();
@@ -140,7 +153,11 @@ async fn ask(queue: &JetStream, consumers: &Consumers, first: FirstLine) -> Resu
             Answer::Gone => is_sure = false,
         }
     }
-    Ok(if is_sure { Answer::Nothing } else { Answer::Gone })
+    Ok(if is_sure {
+        Answer::Nothing
+    } else {
+        Answer::Gone
+    })
 }
 
 /// What a consumer says. There are two reasons to say nothing: it is no more, or as much of it as may be has been
@@ -168,13 +185,26 @@ async fn wait_for_connection(state: &mut watch::Receiver<BrokerState>) {
 /// The item in a message; what is none is taken out of the queue by the head. A mover gives it back: one that has a
 /// wrong key would empty the queue.
 async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
-    let id = message.headers.as_ref().and_then(|headers: &HeaderMap| headers.get(header::NATS_MESSAGE_ID));
+    let id = message
+        .headers
+        .as_ref()
+        .and_then(|headers: &HeaderMap| headers.get(header::NATS_MESSAGE_ID));
     let item = id.and_then(|id| queue.broker.seal.open(id.as_str(), &message.payload));
-    let message = jetstream::Message { message, context: queue.broker.connection.context.clone() };
-    let deliveries = message.info().ok().and_then(|info| u64::try_from(info.delivered).ok());
+    let message = jetstream::Message {
+        message,
+        context: queue.broker.connection.context.clone(),
+    };
+    let deliveries = message
+        .info()
+        .ok()
+        .and_then(|info| u64::try_from(info.delivered).ok());
     let delivery = message.message.reply?;
     if let (Some(item), Some(deliveries)) = (item, deliveries) {
-        return Some(Taken { item, deliveries, delivery: queue.lease(Some(delivery)) });
+        return Some(Taken {
+            item,
+            deliveries,
+            delivery: queue.lease(Some(delivery)),
+        });
     }
     queue.unreadable.fetch_add(1, Ordering::Relaxed);
     let what = match queue.settings.role {
@@ -187,7 +217,10 @@ async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
 }
 
 fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> WorkError {
-    WorkError::Queue { operation: "take work from the queue", source: error.into() }
+    WorkError::Queue {
+        operation: "take work from the queue",
+        source: error.into(),
+    }
 }
 
 /// Keeps a consumer that is there and always refuses from being asked without a rest.

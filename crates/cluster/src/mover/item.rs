@@ -53,26 +53,56 @@ impl Done {
 
     /// The end of an item that has come to this.
     fn end_of(self, item: &WorkItem, job: SharedJobId) -> WorkEnd {
-        let Self { children, children_sum, files, bytes, failed, skipped, skipped_bytes } = self;
+        let Self {
+            children,
+            children_sum,
+            files,
+            bytes,
+            failed,
+            skipped,
+            skipped_bytes,
+        } = self;
         let (work, parent, pass) = (item.id(job), item.parent, item.pass);
-        WorkEnd { work, parent, pass, children, children_sum, files, bytes, failed, skipped, skipped_bytes }
+        WorkEnd {
+            work,
+            parent,
+            pass,
+            children,
+            children_sum,
+            files,
+            bytes,
+            failed,
+            skipped,
+            skipped_bytes,
+        }
     }
 
     /// These items have been announced.
     fn announced(children: &[WorkItem], job: SharedJobId) -> Self {
         let sum = |sum: u128, child: &WorkItem| sum.wrapping_add(child.id(job).number());
         let children_sum = children.iter().fold(0, sum);
-        Self { children: children.len() as u64, children_sum, ..Self::default() }
+        Self {
+            children: children.len() as u64,
+            children_sum,
+            ..Self::default()
+        }
     }
 
     /// A file of so many bytes that has got its name.
     fn named(bytes: u64) -> Self {
-        Self { files: 1, bytes, ..Self::default() }
+        Self {
+            files: 1,
+            bytes,
+            ..Self::default()
+        }
     }
 
     /// A failure.
     fn failed() -> Self {
-        Self { failed: 1, ..Self::default() }
+        Self {
+            failed: 1,
+            ..Self::default()
+        }
     }
 }
 
@@ -111,11 +141,19 @@ impl<W: WorkQueue> Mover<W> {
             Work::Trees(places) => self.walk(item, places, progress).await,
             Work::Names { directory, names } => {
                 let place = marked(directory, item.mark(0));
-                let portion = self.look_up(directory.source, place, names.clone(), ITEM).await?;
+                let portion = self
+                    .look_up(directory.source, place, names.clone(), ITEM)
+                    .await?;
                 let is_gone = portion.is_unopened;
-                let done = self.send_portion(item, portion, directory.source, progress).await?;
+                let done = self
+                    .send_portion(item, portion, directory.source, progress)
+                    .await?;
                 // each item of a directory that is gone fails, and tells the same: what counts is what is missing
-                let failed = if is_gone { done.failed.max(names.len() as u64) } else { done.failed };
+                let failed = if is_gone {
+                    done.failed.max(names.len() as u64)
+                } else {
+                    done.failed
+                };
                 Ok(Done { failed, ..done })
             }
             // A range that fails counts for nothing and is not told: whoever gives the file its name sends what is
@@ -124,7 +162,10 @@ impl<W: WorkQueue> Mover<W> {
                 if let Ok(found) = self.find(file, item.mark(0)).await?
                     && self.send_range(item, found, *range, progress).await?.failed > 0
                 {
-                    let large = WorkItem { work: Work::Large(file.clone()), ..item.clone() };
+                    let large = WorkItem {
+                        work: Work::Large(file.clone()),
+                        ..item.clone()
+                    };
                     self.events.note_failed_range(large.id(self.job.id));
                 }
                 Ok(Done::default())
@@ -134,19 +175,34 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     async fn announce_work(&self, item: &WorkItem, work: Vec<(Work, Marks)>) -> Result<Done, Stop> {
-        let children: Vec<_> =
-            work.into_iter().map(|(work, marks)| item.child(self.job.id, work, marks)).collect();
+        let children: Vec<_> = work
+            .into_iter()
+            .map(|(work, marks)| item.child(self.job.id, work, marks))
+            .collect();
         let announced = Done::announced(&children, self.job.id);
         self.announce(children).await?;
         Ok(announced)
     }
 
-    async fn walk(&self, item: &WorkItem, places: &[Place], progress: &ItemProgress) -> Result<Done, Stop> {
+    async fn walk(
+        &self,
+        item: &WorkItem,
+        places: &[Place],
+        progress: &ItemProgress,
+    ) -> Result<Done, Stop> {
         let source = places.first().map_or(0, |place| place.source);
         let marks = item.marks.iter().copied().chain(std::iter::repeat(None));
-        let paths: Vec<_> = places.iter().zip(marks).map(|(place, mark)| marked(place, mark)).collect();
-        let portion =
-            self.job.scan(source, move |root, config| walk_portion(root, &paths, ITEM, config)).await?;
+        let paths: Vec<_> = places
+            .iter()
+            .zip(marks)
+            .map(|(place, mark)| marked(place, mark))
+            .collect();
+        let portion = self
+            .job
+            .scan(source, move |root, config| {
+                walk_portion(root, &paths, ITEM, config)
+            })
+            .await?;
         self.send_portion(item, portion, source, progress).await
     }
 
@@ -157,7 +213,8 @@ impl<W: WorkQueue> Mover<W> {
         names: Vec<Name>,
         size: PortionSize,
     ) -> Result<Portion, Stop> {
-        let look = move |root: &_, config: &_| look_up_portion(root, (&directory, &names), size, config);
+        let look =
+            move |root: &_, config: &_| look_up_portion(root, (&directory, &names), size, config);
         self.job.scan(source, look).await
     }
 
@@ -175,8 +232,28 @@ impl<W: WorkQueue> Mover<W> {
             return Ok(announced);
         }
         let sending = self.feeder.send(portion.items, ITEM.large_bytes)?;
-        let (Settled { failed, files, bytes, skipped, skipped_bytes, unnamed, .. }, large) =
-            self.settle(sending, Found { item, source, marks: &portion.marks }, progress).await?;
+        let (
+            Settled {
+                failed,
+                files,
+                bytes,
+                skipped,
+                skipped_bytes,
+                unnamed,
+                ..
+            },
+            large,
+        ) = self
+            .settle(
+                sending,
+                Found {
+                    item,
+                    source,
+                    marks: &portion.marks,
+                },
+                progress,
+            )
+            .await?;
         let mut done = announced.and(large).and(Done {
             files,
             bytes,
@@ -228,7 +305,11 @@ impl<W: WorkQueue> Mover<W> {
     /// has lost of it.
     async fn take_large(
         &self,
-        Found { item, source, marks }: Found<'_>,
+        Found {
+            item,
+            source,
+            marks,
+        }: Found<'_>,
         found: LargeFound,
     ) -> Result<Done, Stop> {
         let at_target = found.at_target;
@@ -236,17 +317,26 @@ impl<W: WorkQueue> Mover<W> {
         let file = large_file(source, found);
         match at_target {
             AtTarget::Needed => {
-                self.announce_work(item, work_of(&file).map(|work| (work, vec![mark])).collect()).await
+                self.announce_work(
+                    item,
+                    work_of(&file).map(|work| (work, vec![mark])).collect(),
+                )
+                .await
             }
             AtTarget::There if item.is_repeat && self.has_name_by_this_job(&file, mark).await? => {
                 let large = item.child(self.job.id, Work::Large(file.clone()), vec![mark]);
                 self.end_ranges(&large, &file).await?;
                 self.record(&large, Done::named(file.bytes)).await?;
-                let children: Vec<_> =
-                    work_of(&file).map(|work| item.child(self.job.id, work, Marks::new())).collect();
+                let children: Vec<_> = work_of(&file)
+                    .map(|work| item.child(self.job.id, work, Marks::new()))
+                    .collect();
                 Ok(Done::announced(&children, self.job.id))
             }
-            AtTarget::There => Ok(Done { skipped: 1, skipped_bytes: file.bytes, ..Done::named(file.bytes) }),
+            AtTarget::There => Ok(Done {
+                skipped: 1,
+                skipped_bytes: file.bytes,
+                ..Done::named(file.bytes)
+            }),
         }
     }
 
@@ -256,12 +346,21 @@ impl<W: WorkQueue> Mover<W> {
         file: &LargeFile,
         mark: Option<DirectoryMark>,
     ) -> Result<bool, Stop> {
-        let Ok(found) = self.find(file, mark).await? else { return Ok(false) };
-        let Ok(Unnamed { head, .. }) = self.feeder.declaration(found.directory, found.entry).await? else {
+        let Ok(found) = self.find(file, mark).await? else {
+            return Ok(false);
+        };
+        let Ok(Unnamed { head, .. }) = self
+            .feeder
+            .declaration(found.directory, found.entry)
+            .await?
+        else {
             return Ok(false);
         };
         let order = SharedJobOrder::Commit { head, root: None };
-        Ok(matches!(self.feeder.order(order, None).await?, SharedJobResult::Committed { .. }))
+        Ok(matches!(
+            self.feeder.order(order, None).await?,
+            SharedJobResult::Committed { .. }
+        ))
     }
 
     fn tell_parts(&self, portion: &Portion) {
@@ -274,14 +373,17 @@ impl<W: WorkQueue> Mover<W> {
     async fn commit_now(&self, file: &Unnamed) -> Result<Done, Stop> {
         match self.commit(file).await? {
             Committed::Named(done) => Ok(done),
-            Committed::Missing(_) => {
-                Err(Stop::PeerMisbehaved("the receiver lacks groups that it has stored"))
-            }
+            Committed::Missing(_) => Err(Stop::PeerMisbehaved(
+                "the receiver lacks groups that it has stored",
+            )),
         }
     }
 
     async fn commit(&self, file: &Unnamed) -> Result<Committed, Stop> {
-        let order = SharedJobOrder::Commit { head: file.head.clone(), root: None };
+        let order = SharedJobOrder::Commit {
+            head: file.head.clone(),
+            root: None,
+        };
         let answer = self.feeder.order(order, Some(file.bytes)).await?;
         self.committed(file, answer)
     }
@@ -296,11 +398,16 @@ impl<W: WorkQueue> Mover<W> {
             }
             SharedJobResult::Missing(_) => return Err(NO_GROUPS),
             // what is newer there stays
-            SharedJobResult::Failed(_, FaultCode::AlreadyThere) => Committed::Named(Done::default()),
+            SharedJobResult::Failed(_, FaultCode::AlreadyThere) => {
+                Committed::Named(Done::default())
+            }
             SharedJobResult::Failed(operation, code)
                 if operation != Operation::Flush && code != FaultCode::Fenced =>
             {
-                Committed::Named(self.fail(format!("receiver: {operation} '{}': {code}", path.display())))
+                Committed::Named(self.fail(format!(
+                    "receiver: {operation} '{}': {code}",
+                    path.display()
+                )))
             }
             other => return Err(refused(other)),
         })
@@ -314,9 +421,20 @@ impl<W: WorkQueue> Mover<W> {
         range: GroupRange,
         progress: &ItemProgress,
     ) -> Result<Settled, Stop> {
-        let sending = self.feeder.send_range(directory, entry, range.first..range.end())?;
-        let (settled, _whole) =
-            self.settle(sending, Found { item, source: 0, marks: &HashMap::new() }, progress).await?;
+        let sending = self
+            .feeder
+            .send_range(directory, entry, range.first..range.end())?;
+        let (settled, _whole) = self
+            .settle(
+                sending,
+                Found {
+                    item,
+                    source: 0,
+                    marks: &HashMap::new(),
+                },
+                progress,
+            )
+            .await?;
         Ok(settled)
     }
 
@@ -326,18 +444,28 @@ impl<W: WorkQueue> Mover<W> {
         file: &LargeFile,
         mark: Option<DirectoryMark>,
     ) -> Result<Result<FoundFile, String>, Stop> {
-        let size = PortionSize { large_bytes: u64::MAX, ..ITEM };
+        let size = PortionSize {
+            large_bytes: u64::MAX,
+            ..ITEM
+        };
         let Place { source, .. } = file.directory;
         let directory = marked(&file.directory, mark);
-        let portion = self.look_up(source, directory, vec![file.name.clone()], size).await?;
+        let portion = self
+            .look_up(source, directory, vec![file.name.clone()], size)
+            .await?;
         let is_it = |entry: &Entry| {
-            entry.name == file.name && entry.size == file.bytes && entry.metadata.mtime == file.mtime
+            entry.name == file.name
+                && entry.size == file.bytes
+                && entry.metadata.mtime == file.mtime
         };
         for item in portion.items {
             match item {
                 ScanItem::Batch(batch) => {
                     if let Some(entry) = batch.entries.into_iter().find(is_it) {
-                        return Ok(Ok(FoundFile { directory: batch.directory, entry }));
+                        return Ok(Ok(FoundFile {
+                            directory: batch.directory,
+                            entry,
+                        }));
                     }
                 }
                 ScanItem::Error(error) => return Ok(Err(format!("sender: {error}"))),
@@ -348,9 +476,13 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     fn path_of(&self, file: &LargeFile) -> PathBuf {
-        let root =
-            self.job.root_of(file.directory.source).map(|root| root.source.clone()).unwrap_or_default();
-        root.join(file.directory.path.as_path()).join(file.name.as_os_str())
+        let root = self
+            .job
+            .root_of(file.directory.source)
+            .map(|root| root.source.clone())
+            .unwrap_or_default();
+        root.join(file.directory.path.as_path())
+            .join(file.name.as_os_str())
     }
 
     /// Has a large file get its name once all of its groups are there, which others send. What they seem not to send
@@ -394,7 +526,10 @@ impl<W: WorkQueue> Mover<W> {
                     continue;
                 }
                 Look::Lost => {
-                    return Ok(self.fail(format!("receiver: write '{}': {LOST}", unnamed.path.display())));
+                    return Ok(self.fail(format!(
+                        "receiver: write '{}': {LOST}",
+                        unnamed.path.display()
+                    )));
                 }
             }
             self.until_next_look(awaited.pause).await;
@@ -418,7 +553,9 @@ impl<W: WorkQueue> Mover<W> {
         progress: &ItemProgress,
     ) -> Result<Done, Stop> {
         for &range in ranges {
-            let Settled { failed, why, .. } = self.send_range(item, found.clone(), range, progress).await?;
+            let Settled { failed, why, .. } = self
+                .send_range(item, found.clone(), range, progress)
+                .await?;
             if failed > 0 {
                 why.into_iter().for_each(|why| self.tell_failure(why));
                 return Ok(Done::failed());
@@ -442,7 +579,11 @@ impl<W: WorkQueue> Mover<W> {
 
     /// After how long without another group of a file nobody seems to send what is missing.
     fn stuck_after(&self, large: &WorkItem) -> Duration {
-        if self.events.has_failed_range(large.id(self.job.id)) { FAILED_RANGE_AFTER } else { STUCK_AFTER }
+        if self.events.has_failed_range(large.id(self.job.id)) {
+            FAILED_RANGE_AFTER
+        } else {
+            STUCK_AFTER
+        }
     }
 
     /// Tells why something has failed, which counts once.
@@ -456,7 +597,10 @@ impl<W: WorkQueue> Mover<W> {
     async fn end_ranges(&self, item: &WorkItem, file: &LargeFile) -> Result<(), Stop> {
         let mut ending = JoinSet::new();
         for range in work_of(file).filter(|work| matches!(work, Work::Range { .. })) {
-            let range = WorkItem { work: range, ..item.clone() };
+            let range = WorkItem {
+                work: range,
+                ..item.clone()
+            };
             let end = Done::default().end_of(&range, self.job.id);
             let feeder = self.feeder.clone();
             ending.spawn(async move { feeder.order(SharedJobOrder::End(end), None).await });
@@ -511,7 +655,13 @@ enum Look {
 impl Awaited {
     fn new(bytes: u64) -> Self {
         let groups = GroupSpan::count(bytes).unwrap_or(0);
-        Self { groups, fewest: u64::MAX, since: Instant::now(), pause: LOOK_EVERY, resent: None }
+        Self {
+            groups,
+            fewest: u64::MAX,
+            since: Instant::now(),
+            pause: LOOK_EVERY,
+            resent: None,
+        }
     }
 
     fn look(&mut self, missing: &[GroupRange], stuck_after: Duration) -> Look {
@@ -568,12 +718,28 @@ struct Found<'a> {
 }
 
 fn marked(place: &Place, mark: Option<DirectoryMark>) -> MarkedPath {
-    MarkedPath { path: place.path.clone(), mark }
+    MarkedPath {
+        path: place.path.clone(),
+        mark,
+    }
 }
 
-fn large_file(source: u32, LargeFound { directory, entry, .. }: LargeFound) -> LargeFile {
-    let directory = Place { source, path: directory };
-    LargeFile { directory, name: entry.name, bytes: entry.size, mtime: entry.metadata.mtime }
+fn large_file(
+    source: u32,
+    LargeFound {
+        directory, entry, ..
+    }: LargeFound,
+) -> LargeFile {
+    let directory = Place {
+        source,
+        path: directory,
+    };
+    LargeFile {
+        directory,
+        name: entry.name,
+        bytes: entry.size,
+        mtime: entry.metadata.mtime,
+    }
 }
 
 /// What has become of the order to give a file its name.
@@ -584,7 +750,8 @@ enum Committed {
     Missing(Vec<GroupRange>),
 }
 
-const NO_GROUPS: Stop = Stop::PeerMisbehaved("the receiver lacks groups that the file does not have");
+const NO_GROUPS: Stop =
+    Stop::PeerMisbehaved("the receiver lacks groups that the file does not have");
 const LOST: &str = "groups that the receiver has stored are missing";
 /// How often it is asked whether all groups of a large file are there, where nothing else is to be sent and some come.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -608,7 +775,12 @@ mod tests {
 
     /// A mover whose session has not begun.
     fn mover() -> Mover<LocalQueue> {
-        Mover::new(Arc::new(job()), Arc::new(LocalQueue::new(JOB)), feeder(), session_events())
+        Mover::new(
+            Arc::new(job()),
+            Arc::new(LocalQueue::new(JOB)),
+            feeder(),
+            session_events(),
+        )
     }
 
     fn item() -> WorkItem {
@@ -637,7 +809,11 @@ mod tests {
         // it never runs, and answers no order
         let (_push, feeder) = pushed();
         let mover = Arc::new(Mover { feeder, ..mover() });
-        mover.queue.put(vec![WorkItem::first(JOB, Work::Begin(0), 1)]).await.unwrap();
+        mover
+            .queue
+            .put(vec![WorkItem::first(JOB, Work::Begin(0), 1)])
+            .await
+            .unwrap();
         let taken = mover.queue.take().await.unwrap().unwrap();
         let doing = tokio::spawn(Arc::clone(&mover).do_item(Assigned::Leased(taken)));
         // that it has begun counts as a step
@@ -661,29 +837,53 @@ mod tests {
 
     #[test]
     fn a_receiver_that_lacks_groups_that_the_file_does_not_have_is_not_heeded() {
-        let file = Unnamed { head: Vec::new(), path: PathBuf::from("f"), bytes: 2 * GROUP_BYTES };
-        let answer =
-            |ranges: &[(u32, u32)]| mover().committed(&file, SharedJobResult::Missing(ranges_of(ranges)));
-        assert!(matches!(answer(&[(1, 1)]).unwrap(), Committed::Missing(missing) if missing.len() == 1));
-        assert!(matches!(answer(&[(1, 2)]).unwrap_err(), Stop::PeerMisbehaved(_)));
+        let file = Unnamed {
+            head: Vec::new(),
+            path: PathBuf::from("f"),
+            bytes: 2 * GROUP_BYTES,
+        };
+        let answer = |ranges: &[(u32, u32)]| {
+            mover().committed(&file, SharedJobResult::Missing(ranges_of(ranges)))
+        };
+        assert!(
+            matches!(answer(&[(1, 1)]).unwrap(), Committed::Missing(missing) if missing.len() == 1)
+        );
+        assert!(matches!(
+            answer(&[(1, 2)]).unwrap_err(),
+            Stop::PeerMisbehaved(_)
+        ));
     }
 
     #[test]
     fn a_file_of_which_a_range_has_failed_here_is_not_waited_for_as_long() {
         let mover = mover();
-        let place = Place { source: 0, path: RelPath::root() };
+        let place = Place {
+            source: 0,
+            path: RelPath::root(),
+        };
         let [failed, other] = [b"failed", b"other."].map(|name| {
             let name = Name::from_bytes(name).unwrap();
             let mtime = zmove_types::Timestamp::default();
-            let file = LargeFile { directory: place.clone(), name, bytes: GROUP_BYTES, mtime };
+            let file = LargeFile {
+                directory: place.clone(),
+                name,
+                bytes: GROUP_BYTES,
+                mtime,
+            };
             WorkItem::first(mover.job.id, Work::Large(file), 1)
         });
         mover.events.note_failed_range(failed.id(mover.job.id));
-        assert_eq!([failed, other].map(|file| mover.stuck_after(&file)), [FAILED_RANGE_AFTER, STUCK_AFTER]);
+        assert_eq!(
+            [failed, other].map(|file| mover.stuck_after(&file)),
+            [FAILED_RANGE_AFTER, STUCK_AFTER]
+        );
     }
 
     fn ranges_of(ranges: &[(u32, u32)]) -> Vec<GroupRange> {
-        ranges.iter().map(|&(first, count)| GroupRange::new(first, count)).collect()
+        ranges
+            .iter()
+            .map(|&(first, count)| GroupRange::new(first, count))
+            .collect()
     }
 
     #[test]
@@ -721,25 +921,41 @@ mod tests {
             advance(Duration::from_secs(1)).await;
         }
         assert_eq!(told.len(), 80);
-        assert_eq!(awaited.look(&ranges_of(&[(7, 1)]), STUCK_AFTER), Look::Fewer);
+        assert_eq!(
+            awaited.look(&ranges_of(&[(7, 1)]), STUCK_AFTER),
+            Look::Fewer
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn groups_that_are_missing_as_before_although_they_were_sent_again_are_lost() {
         let mut awaited = Awaited::new(100 * GROUP_BYTES);
-        assert_eq!(awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER), Look::Fewer);
+        assert_eq!(
+            awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER),
+            Look::Fewer
+        );
         advance(STUCK_AFTER).await;
-        assert_eq!(awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER), Look::Stuck);
+        assert_eq!(
+            awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER),
+            Look::Stuck
+        );
         awaited.have_resent(ranges_of(&[(0, 2)]));
-        assert_eq!(awaited.look(&ranges_of(&[(0, 2), (5, 7)]), STUCK_AFTER), Look::AsMany, "of others");
+        assert_eq!(
+            awaited.look(&ranges_of(&[(0, 2), (5, 7)]), STUCK_AFTER),
+            Look::AsMany,
+            "of others"
+        );
         assert_eq!(awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER), Look::Lost);
     }
 
     #[test]
     fn of_a_full_answer_all_counts_that_may_be_missing() {
         let mut awaited = Awaited::new(10_000 * GROUP_BYTES);
-        let every_other =
-            |from: u32| (0..1024_u32).map(|number| GroupRange::new(from + 2 * number, 1)).collect::<Vec<_>>();
+        let every_other = |from: u32| {
+            (0..1024_u32)
+                .map(|number| GroupRange::new(from + 2 * number, 1))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::Fewer);
         assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::AsMany);
         assert_eq!(awaited.look(&every_other(2), STUCK_AFTER), Look::Fewer);

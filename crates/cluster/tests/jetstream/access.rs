@@ -9,8 +9,8 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use tempfile::TempDir;
 use zmove_cluster::WorkQueue;
 use zmove_cluster::jetstream::{
-    Access, BrokerState, Heard, JetStream, Nkey, NodeCertificate, NodeFailure, Notice, Notices, Role,
-    ServerTls, User,
+    Access, BrokerState, Heard, JetStream, Nkey, NodeCertificate, NodeFailure, Notice, Notices,
+    Role, ServerTls, User,
 };
 
 use crate::lab::{JOB, Lab, data, key, next, put_all, settings, stream};
@@ -28,17 +28,37 @@ async fn each_node_may_do_what_its_role_needs() {
     let keys = TempDir::new().unwrap();
     let [head, mover, stranger] = ["head", "mover", "stranger"].map(|name| nkey(keys.path(), name));
     let users = vec![
-        User { public_key: head.1.clone(), role: Role::Head },
-        User { public_key: mover.1.clone(), role: Role::Mover },
+        User {
+            public_key: head.1.clone(),
+            role: Role::Head,
+        },
+        User {
+            public_key: mover.1.clone(),
+            role: Role::Mover,
+        },
     ];
-    let Some(lab) = Lab::start_with(|config| config.users = users).await else { return };
-    let with = |seed: &Path| Access { nkey_seed: Some(seed.to_owned()), ..lab.access() };
+    let Some(lab) = Lab::start_with(|config| config.users = users).await else {
+        return;
+    };
+    let with = |seed: &Path| Access {
+        nkey_seed: Some(seed.to_owned()),
+        ..lab.access()
+    };
     let unknown = JetStream::open(&with(&stranger.0), settings(Role::Mover)).await;
     assert!(unknown.unwrap_err().to_string().contains("authorization"));
-    assert!(JetStream::open(&lab.access(), settings(Role::Mover)).await.is_err(), "without a key");
+    assert!(
+        JetStream::open(&lab.access(), settings(Role::Mover))
+            .await
+            .is_err(),
+        "without a key"
+    );
 
-    let head = JetStream::open(&with(&head.0), settings(Role::Head)).await.unwrap();
-    let queue = JetStream::open(&with(&mover.0), settings(Role::Mover)).await.unwrap();
+    let head = JetStream::open(&with(&head.0), settings(Role::Head))
+        .await
+        .unwrap();
+    let queue = JetStream::open(&with(&mover.0), settings(Role::Mover))
+        .await
+        .unwrap();
     put_all(&queue, [data(1)]).await;
     let taken = next(&queue).await;
     queue.renew(&taken).await.unwrap();
@@ -52,12 +72,24 @@ async fn each_node_may_do_what_its_role_needs() {
     let options = options.custom_inbox_prefix(format!("_INBOX.{}", mover.1));
     let options = options.request_timeout(Some(Duration::from_millis(300)));
     let client = options.connect(lab.server.url()).await.unwrap();
-    let forbidden = ["STREAM.DELETE", "STREAM.PURGE", "STREAM.UPDATE", "STREAM.MSG.GET"];
+    let forbidden = [
+        "STREAM.DELETE",
+        "STREAM.PURGE",
+        "STREAM.UPDATE",
+        "STREAM.MSG.GET",
+    ];
     for request in forbidden {
-        let answer = client.request(format!("$JS.API.{request}.{}", stream()), "{}".into()).await;
+        let answer = client
+            .request(format!("$JS.API.{request}.{}", stream()), "{}".into())
+            .await;
         assert!(answer.is_err(), "{request}: {answer:?}");
     }
-    assert!(client.request(format!("zmove.{JOB}.ended"), "over".into()).await.is_err());
+    assert!(
+        client
+            .request(format!("zmove.{JOB}.ended"), "over".into())
+            .await
+            .is_err()
+    );
     let mut listening = client.subscribe("_INBOX.>").await.unwrap();
     let heard = tokio::time::timeout(Duration::from_millis(300), async {
         head.waiting().await.unwrap();
@@ -74,51 +106,106 @@ async fn a_notice_comes_with_the_nkey_of_its_node_and_of_no_other() {
     let keys = TempDir::new().unwrap();
     let [head, mover] = ["head", "mover"].map(|name| nkey(keys.path(), name));
     let users = vec![
-        User { public_key: head.1.clone(), role: Role::Head },
-        User { public_key: mover.1.clone(), role: Role::Mover },
+        User {
+            public_key: head.1.clone(),
+            role: Role::Head,
+        },
+        User {
+            public_key: mover.1.clone(),
+            role: Role::Mover,
+        },
     ];
-    let Some(lab) = Lab::start_with(|config| config.users = users).await else { return };
-    let with = |seed: &Path| Access { nkey_seed: Some(seed.to_owned()), ..lab.access() };
+    let Some(lab) = Lab::start_with(|config| config.users = users).await else {
+        return;
+    };
+    let with = |seed: &Path| Access {
+        nkey_seed: Some(seed.to_owned()),
+        ..lab.access()
+    };
     let hears = Notices::open(&with(&head.0), &key(1)).await.unwrap();
     let tells = Notices::open(&with(&mover.0), &key(1)).await.unwrap();
     let notice = |message: &str| {
-        Notice::Absent(NodeFailure { job: JOB.0, node: "n".to_owned(), message: message.to_owned() })
+        Notice::Absent(NodeFailure {
+            job: JOB.0,
+            node: "n".to_owned(),
+            message: message.to_owned(),
+        })
     };
     tells.tell(&notice("as itself")).await.unwrap();
     let heard = hears.hear().await.unwrap();
-    assert_eq!(heard, Heard { notice: notice("as itself"), nkey: Some(mover.1.clone()) });
+    assert_eq!(
+        heard,
+        Heard {
+            notice: notice("as itself"),
+            nkey: Some(mover.1.clone())
+        }
+    );
 
     let seed = fs::read_to_string(&mover.0).unwrap().trim().to_owned();
-    let client = async_nats::ConnectOptions::new().nkey(seed).connect(lab.server.url()).await.unwrap();
+    let client = async_nats::ConnectOptions::new()
+        .nkey(seed)
+        .connect(lab.server.url())
+        .await
+        .unwrap();
     let mut all = client.subscribe("zmove.cluster.*").await.unwrap();
     // who hears itself hears others
-    client.publish(format!("zmove.cluster.{}", mover.1), "no notice".into()).await.unwrap();
+    client
+        .publish(format!("zmove.cluster.{}", mover.1), "no notice".into())
+        .await
+        .unwrap();
     futures_util::StreamExt::next(&mut all).await.unwrap();
     tells.tell(&notice("once more")).await.unwrap();
-    let sealed = futures_util::StreamExt::next(&mut all).await.unwrap().payload;
-    for subject in [format!("zmove.cluster.{}", head.1), "zmove.cluster.notices".to_owned()] {
+    let sealed = futures_util::StreamExt::next(&mut all)
+        .await
+        .unwrap()
+        .payload;
+    for subject in [
+        format!("zmove.cluster.{}", head.1),
+        "zmove.cluster.notices".to_owned(),
+    ] {
         client.publish(subject, sealed.clone()).await.unwrap();
     }
     client.flush().await.unwrap();
     tells.tell(&notice("at last")).await.unwrap();
     assert_eq!(hears.hear().await.unwrap().notice, notice("once more"));
-    assert_eq!(hears.hear().await.unwrap().notice, notice("at last"), "nothing was told as the head");
+    assert_eq!(
+        hears.hear().await.unwrap().notice,
+        notice("at last"),
+        "nothing was told as the head"
+    );
 }
 
 /// Whoever listens at the broker's address once that has ended may be another server.
 #[tokio::test]
 async fn a_server_of_another_name_is_not_the_broker() {
     let name = |number| Some(key(number).broker_name());
-    let Some(mut lab) = Lab::start_with(|config| config.name = name(1)).await else { return };
-    let access = |number| Access { name: name(number), ..lab.access() };
+    let Some(mut lab) = Lab::start_with(|config| config.name = name(1)).await else {
+        return;
+    };
+    let access = |number| Access {
+        name: name(number),
+        ..lab.access()
+    };
     let (ours, theirs) = (access(1), access(2));
     let notices = Notices::open(&ours, &key(1)).await.unwrap();
-    let another = Notices::open(&theirs, &key(2)).await.unwrap_err().to_string();
-    assert!(another.ends_with(" listens a NATS server that is not of this cluster"), "{another}");
-    let told = Notice::Absent(NodeFailure { job: JOB.0, node: "n".to_owned(), message: String::new() });
+    let another = Notices::open(&theirs, &key(2))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        another.ends_with(" listens a NATS server that is not of this cluster"),
+        "{another}"
+    );
+    let told = Notice::Absent(NodeFailure {
+        job: JOB.0,
+        node: "n".to_owned(),
+        message: String::new(),
+    });
     let is_heard = async || {
         notices.tell(&told).await.unwrap();
-        tokio::time::timeout(Duration::from_millis(300), notices.hear()).await.is_ok()
+        tokio::time::timeout(Duration::from_millis(300), notices.hear())
+            .await
+            .is_ok()
     };
     lab.kill();
     lab.config.name = name(2);
@@ -128,13 +215,17 @@ async fn a_server_of_another_name_is_not_the_broker() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), is_known).await.expect("it is known as another");
+    tokio::time::timeout(Duration::from_secs(20), is_known)
+        .await
+        .expect("it is known as another");
     assert!(!is_heard().await, "nothing is told to it");
     lab.kill();
     lab.config.name = name(1);
     lab.start_again().await;
     let is_back = async { while !is_heard().await {} };
-    tokio::time::timeout(Duration::from_secs(20), is_back).await.expect("it is known as the broker");
+    tokio::time::timeout(Duration::from_secs(20), is_back)
+        .await
+        .expect("it is known as the broker");
     assert_eq!(notices.hindrance(), None);
 }
 
@@ -143,28 +234,51 @@ async fn a_server_of_another_name_is_not_the_broker() {
 async fn a_running_server_hears_of_nodes_that_come_and_go() {
     let keys = TempDir::new().unwrap();
     let [head, mover] = ["head", "mover"].map(|name| nkey(keys.path(), name));
-    let head_user = User { public_key: head.1.clone(), role: Role::Head };
-    let Some(mut lab) = Lab::start_with(|config| config.users = vec![head_user]).await else { return };
-    let with = |lab: &Lab, seed: &Path| Access { nkey_seed: Some(seed.to_owned()), ..lab.access() };
-    let queue = JetStream::open(&with(&lab, &head.0), settings(Role::Head)).await.unwrap();
+    let head_user = User {
+        public_key: head.1.clone(),
+        role: Role::Head,
+    };
+    let Some(mut lab) = Lab::start_with(|config| config.users = vec![head_user]).await else {
+        return;
+    };
+    let with = |lab: &Lab, seed: &Path| Access {
+        nkey_seed: Some(seed.to_owned()),
+        ..lab.access()
+    };
+    let queue = JetStream::open(&with(&lab, &head.0), settings(Role::Head))
+        .await
+        .unwrap();
     put_all(&queue, [data(1)]).await;
-    assert!(JetStream::open(&with(&lab, &mover.0), settings(Role::Mover)).await.is_err());
-    lab.config.users.push(User { public_key: mover.1.clone(), role: Role::Mover });
+    assert!(
+        JetStream::open(&with(&lab, &mover.0), settings(Role::Mover))
+            .await
+            .is_err()
+    );
+    lab.config.users.push(User {
+        public_key: mover.1.clone(),
+        role: Role::Mover,
+    });
     assert!(lab.config.reload().unwrap());
     let opened = async {
         loop {
-            if let Ok(opened) = JetStream::open(&with(&lab, &mover.0), settings(Role::Mover)).await {
+            if let Ok(opened) = JetStream::open(&with(&lab, &mover.0), settings(Role::Mover)).await
+            {
                 return opened;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let opened = tokio::time::timeout(Duration::from_secs(20), opened).await.expect("it is let in");
+    let opened = tokio::time::timeout(Duration::from_secs(20), opened)
+        .await
+        .expect("it is let in");
     assert_eq!(next(&opened).await.item, data(1));
     lab.config.users.pop();
     assert!(lab.config.reload().unwrap());
     let mut state = opened.state();
-    state.wait_for(|state| *state == BrokerState::Lost).await.unwrap();
+    state
+        .wait_for(|state| *state == BrokerState::Lost)
+        .await
+        .unwrap();
     assert!(queue.waiting().await.is_ok(), "the head stays");
     lab.kill();
     assert!(!lab.config.reload().unwrap(), "none runs");
@@ -175,14 +289,29 @@ async fn a_running_server_hears_of_nodes_that_come_and_go() {
 async fn whoever_comes_while_a_server_hears_of_nodes_is_let_in() {
     let keys = TempDir::new().unwrap();
     let [head, mover] = ["head", "mover"].map(|name| nkey(keys.path(), name));
-    let head_user = User { public_key: head.1.clone(), role: Role::Head };
-    let mover_user = User { public_key: mover.1.clone(), role: Role::Mover };
-    let Some(lab) = Lab::start_with(|config| config.users = vec![head_user]).await else { return };
-    let access = Access { nkey_seed: Some(head.0.clone()), ..lab.access() };
+    let head_user = User {
+        public_key: head.1.clone(),
+        role: Role::Head,
+    };
+    let mover_user = User {
+        public_key: mover.1.clone(),
+        role: Role::Mover,
+    };
+    let Some(lab) = Lab::start_with(|config| config.users = vec![head_user]).await else {
+        return;
+    };
+    let access = Access {
+        nkey_seed: Some(head.0.clone()),
+        ..lab.access()
+    };
     let mut config = lab.config.clone();
     let reloading = tokio::task::spawn_blocking(move || {
         for _ in 0..100 {
-            if config.users.pop_if(|user| user.role == Role::Mover).is_none() {
+            if config
+                .users
+                .pop_if(|user| user.role == Role::Mover)
+                .is_none()
+            {
                 config.users.push(mover_user.clone());
             }
             assert!(config.reload().unwrap());
@@ -203,13 +332,26 @@ async fn a_seed_that_others_may_read_is_refused() {
     let keys = TempDir::new().unwrap();
     let (path, _) = nkey(keys.path(), "mover");
     fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
-    let access = Access { nkey_seed: Some(path), ..Access::default() };
-    let error = JetStream::open(&access, settings(Role::Mover)).await.unwrap_err().to_string();
-    assert!(error.ends_with("mover: others than its owner may read it"), "{error}");
+    let access = Access {
+        nkey_seed: Some(path),
+        ..Access::default()
+    };
+    let error = JetStream::open(&access, settings(Role::Mover))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.ends_with("mover: others than its owner may read it"),
+        "{error}"
+    );
 }
 
 /// A certificate for loopback, and its key, as files.
-fn certificate(directory: &Path, name: &str, issuer: &CertifiedIssuer<'_, KeyPair>) -> NodeCertificate {
+fn certificate(
+    directory: &Path,
+    name: &str,
+    issuer: &CertifiedIssuer<'_, KeyPair>,
+) -> NodeCertificate {
     let key = KeyPair::generate().unwrap();
     let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
     let signed = params.signed_by(&key, issuer).unwrap();
@@ -237,9 +379,14 @@ async fn a_connection_by_tls_proves_both_ends() {
     let (ours, our_path) = authority(files.path(), "ours");
     let (others, other_path) = authority(files.path(), "others");
     let server = certificate(files.path(), "server", &ours);
-    let tls =
-        ServerTls { certificate: server.certificate, key: server.key, authority: Some(our_path.clone()) };
-    let Some(lab) = Lab::start_with(|config| config.tls = Some(tls)).await else { return };
+    let tls = ServerTls {
+        certificate: server.certificate,
+        key: server.key,
+        authority: Some(our_path.clone()),
+    };
+    let Some(lab) = Lab::start_with(|config| config.tls = Some(tls)).await else {
+        return;
+    };
     let node = certificate(files.path(), "node", &ours);
     let stranger = certificate(files.path(), "stranger", &others);
     let with = |authority: &Path, certificate: Option<&NodeCertificate>| Access {
@@ -247,7 +394,9 @@ async fn a_connection_by_tls_proves_both_ends() {
         certificate: certificate.cloned(),
         ..lab.access()
     };
-    let head = JetStream::open(&with(&our_path, Some(&node)), settings(Role::Head)).await.unwrap();
+    let head = JetStream::open(&with(&our_path, Some(&node)), settings(Role::Head))
+        .await
+        .unwrap();
     put_all(&head, [data(1)]).await;
     assert_eq!(next(&head).await.item, data(1));
     for access in [

@@ -10,11 +10,18 @@ use crate::lab::{EPOCH, JOB, Lab, data, key, next, put_all, settings, stream, un
 
 #[tokio::test]
 async fn who_waits_is_woken_by_an_item_and_by_the_end() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let (head, mover) = (lab.head().await, Arc::new(lab.mover().await));
     let waiting = tokio::spawn({
         let mover = Arc::clone(&mover);
-        async move { (next(&mover).await.item.clone(), mover.take().await.unwrap().is_none()) }
+        async move {
+            (
+                next(&mover).await.item.clone(),
+                mover.take().await.unwrap().is_none(),
+            )
+        }
     });
     tokio::time::sleep(Duration::from_millis(300)).await;
     put_all(&head, [data(1)]).await;
@@ -22,12 +29,18 @@ async fn who_waits_is_woken_by_an_item_and_by_the_end() {
     let began = std::time::Instant::now();
     head.close().await.unwrap();
     assert_eq!(waiting.await.unwrap(), (data(1), true));
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 #[tokio::test]
 async fn an_end_is_seen_by_who_comes_later_and_after_a_restart_of_the_broker() {
-    let Some(mut lab) = Lab::start().await else { return };
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
     let head = lab.head().await;
     put_all(&head, [data(1)]).await;
     let mover = lab.mover().await;
@@ -38,7 +51,11 @@ async fn an_end_is_seen_by_who_comes_later_and_after_a_restart_of_the_broker() {
     mover.done(taken).await.unwrap();
     let began = std::time::Instant::now();
     assert!(mover.take().await.unwrap().is_none());
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
     assert!(lab.mover().await.take().await.unwrap().is_none());
     lab.kill();
     lab.start_again().await;
@@ -47,12 +64,17 @@ async fn an_end_is_seen_by_who_comes_later_and_after_a_restart_of_the_broker() {
     let put = mover.put(vec![data(2)]).await;
     assert!(matches!(put, Err(WorkError::Over)), "{put:?}");
     let begun_again = lab.open(settings(Role::Head)).await;
-    assert!(matches!(begun_again, Err(WorkError::Over)), "{begun_again:?}");
+    assert!(
+        matches!(begun_again, Err(WorkError::Over)),
+        "{begun_again:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_head_knows_that_it_has_ended_the_job_also_where_the_broker_has_lost_it() {
-    let Some(mut lab) = Lab::start().await else { return };
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
     let head = lab.head().await;
     head.close().await.unwrap();
     lab.kill();
@@ -66,13 +88,17 @@ async fn a_head_knows_that_it_has_ended_the_job_also_where_the_broker_has_lost_i
 
 #[tokio::test]
 async fn a_job_whose_head_has_died_is_ended_by_another_also_twice_and_leaves_nothing() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let head = lab.head().await;
     put_all(&head, [data(1)]).await;
     drop(head);
     let mover = lab.mover().await;
     for _ in 0..2 {
-        JetStream::end_abandoned(&lab.access(), settings(Role::Head)).await.unwrap();
+        JetStream::end_abandoned(&lab.access(), settings(Role::Head))
+            .await
+            .unwrap();
     }
     assert!(mover.take().await.unwrap().is_none());
     let left = lab.context().await.get_stream(stream()).await;
@@ -81,7 +107,9 @@ async fn a_job_whose_head_has_died_is_ended_by_another_also_twice_and_leaves_not
 
 #[tokio::test]
 async fn a_stream_that_is_missing_is_no_end() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let mover = Arc::new(lab.mover().await);
     let taker = tokio::spawn({
         let mover = Arc::clone(&mover);
@@ -96,19 +124,39 @@ async fn a_stream_that_is_missing_is_no_end() {
 
 #[tokio::test]
 async fn who_finds_nothing_for_too_long_is_told_so() {
-    let Some(lab) = Lab::start().await else { return };
-    let settings = Settings { empty_max: Duration::from_millis(700), ..settings(Role::Mover) };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
+    let settings = Settings {
+        empty_max: Duration::from_millis(700),
+        ..settings(Role::Mover)
+    };
     let error = lab.open(settings).await.unwrap().take().await.unwrap_err();
-    assert_eq!(error.to_string(), "take work from the queue: the broker knows nothing of the job");
+    assert_eq!(
+        error.to_string(),
+        "take work from the queue: the broker knows nothing of the job"
+    );
 }
 
 #[tokio::test]
 async fn an_end_that_another_key_has_sealed_is_none() {
-    let Some(lab) = Lab::start().await else { return };
-    let stranger = lab.open(Settings { key: key(2), ..settings(Role::Head) }).await.unwrap();
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
+    let stranger = lab
+        .open(Settings {
+            key: key(2),
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     stranger.close().await.unwrap();
     let mover = lab.mover().await;
-    assert!(tokio::time::timeout(Duration::from_secs(1), mover.take()).await.is_err());
+    assert!(
+        tokio::time::timeout(Duration::from_secs(1), mover.take())
+            .await
+            .is_err()
+    );
     let head = lab.head().await;
     put_all(&head, [data(1)]).await;
     assert_eq!(next(&mover).await.item, data(1));
@@ -118,12 +166,23 @@ async fn an_end_that_another_key_has_sealed_is_none() {
 
 #[tokio::test]
 async fn a_head_ends_the_epochs_before_its_own() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let (old_head, old_mover) = (lab.head().await, lab.mover().await);
     put_all(&old_head, [data(1), data(2)]).await;
     let taken = next(&old_mover).await;
-    let head = lab.open(Settings { epoch: EPOCH + 2, ..settings(Role::Head) }).await.unwrap();
-    assert!(head.waiting().await.unwrap().is_idle(), "what an older epoch had is gone");
+    let head = lab
+        .open(Settings {
+            epoch: EPOCH + 2,
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
+    assert!(
+        head.waiting().await.unwrap().is_idle(),
+        "what an older epoch had is gone"
+    );
     put_all(&head, [data(1)]).await;
     // what was taken in the older epoch takes nothing out of this one
     old_mover.done(taken).await.unwrap();
@@ -135,15 +194,25 @@ async fn a_head_ends_the_epochs_before_its_own() {
     // an older end does not take back a newer one
     old_head.close().await.unwrap();
     for epoch in [EPOCH, EPOCH + 1] {
-        let begun_again = lab.open(Settings { epoch, ..settings(Role::Head) }).await;
-        assert!(matches!(begun_again, Err(WorkError::Over)), "{begun_again:?}");
+        let begun_again = lab
+            .open(Settings {
+                epoch,
+                ..settings(Role::Head)
+            })
+            .await;
+        assert!(
+            matches!(begun_again, Err(WorkError::Over)),
+            "{begun_again:?}"
+        );
     }
     assert_eq!(next(&head).await.item, data(1));
 }
 
 #[tokio::test]
 async fn a_head_that_is_started_again_finds_what_was_left() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     put_all(&lab.head().await, [data(1)]).await;
     let head = lab.head().await;
     assert_eq!(next(&head).await.item, data(1));
@@ -151,10 +220,18 @@ async fn a_head_that_is_started_again_finds_what_was_left() {
 
 #[tokio::test]
 async fn jobs_do_not_meet() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let head = lab.head().await;
     let other_job = zmove_types::SharedJobId([8; 16]);
-    let other = lab.open(Settings { job: other_job, ..settings(Role::Head) }).await.unwrap();
+    let other = lab
+        .open(Settings {
+            job: other_job,
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     put_all(&head, [data(1)]).await;
     assert!(other.waiting().await.unwrap().is_idle());
     other.close().await.unwrap();
@@ -171,8 +248,13 @@ async fn jobs_do_not_meet() {
 /// Of a push that was killed, and of which nobody knows at this broker any more.
 #[tokio::test]
 async fn what_a_queue_holds_goes_after_a_week() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let _head = lab.head().await;
     let stream = lab.context().await.get_stream(stream()).await.unwrap();
-    assert_eq!(stream.cached_info().config.max_age, Duration::from_secs(7 * 24 * 3600));
+    assert_eq!(
+        stream.cached_info().config.max_age,
+        Duration::from_secs(7 * 24 * 3600)
+    );
 }

@@ -36,9 +36,16 @@ impl Lab {
     pub(crate) async fn start_with(change: impl FnOnce(&mut ServerConfig)) -> Option<Self> {
         let directory = TempDir::new().unwrap();
         let mut config = ServerConfig::on_loopback(directory.path().join("broker"));
-        if Command::new(&config.program).arg("--version").output().is_err() {
+        if Command::new(&config.program)
+            .arg("--version")
+            .output()
+            .is_err()
+        {
             let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
-            assert!(!required, "ZMOVE_REQUIRE_LAB=1, but there is no nats-server");
+            assert!(
+                !required,
+                "ZMOVE_REQUIRE_LAB=1, but there is no nats-server"
+            );
             println!("skipped: there is no nats-server");
             return None;
         }
@@ -46,11 +53,19 @@ impl Lab {
         let server = config.start().await.unwrap();
         // where it is started again it is found again
         config.port = server.url().rsplit_once(':').unwrap().1.parse().unwrap();
-        Some(Self { _directory: directory, config, server, _ends: must_end() })
+        Some(Self {
+            _directory: directory,
+            config,
+            server,
+            _ends: must_end(),
+        })
     }
 
     pub(crate) fn access(&self) -> Access {
-        Access { urls: vec![self.server.url().to_owned()], ..Access::default() }
+        Access {
+            urls: vec![self.server.url().to_owned()],
+            ..Access::default()
+        }
     }
 
     pub(crate) async fn open(&self, settings: Settings) -> Result<JetStream, WorkError> {
@@ -95,7 +110,11 @@ fn must_end() -> Sender<()> {
     thread::spawn(move || {
         if ended.recv_timeout(TEST_MAX) == Err(RecvTimeoutError::Timeout) {
             // by itself, since what a test prints is kept back until it has ended
-            let _best_effort = writeln!(stderr(), "{test} has not ended after {} s", TEST_MAX.as_secs());
+            let _best_effort = writeln!(
+                stderr(),
+                "{test} has not ended after {} s",
+                TEST_MAX.as_secs()
+            );
             std::process::abort();
         }
     });
@@ -111,7 +130,11 @@ pub(crate) fn key(number: u8) -> JobKey {
 
 pub(crate) fn settings(role: Role) -> Settings {
     let lease = Duration::from_secs(1);
-    Settings { lease, patience: Duration::from_secs(20), ..Settings::new(role, JOB, EPOCH, key(1)) }
+    Settings {
+        lease,
+        patience: Duration::from_secs(20),
+        ..Settings::new(role, JOB, EPOCH, key(1))
+    }
 }
 
 pub(crate) fn stream() -> String {
@@ -119,12 +142,29 @@ pub(crate) fn stream() -> String {
 }
 
 pub(crate) fn walk(number: u32) -> WorkItem {
-    WorkItem::first(JOB, Work::Trees(vec![Place { source: number, path: RelPath::root() }]), 1)
+    WorkItem::first(
+        JOB,
+        Work::Trees(vec![Place {
+            source: number,
+            path: RelPath::root(),
+        }]),
+        1,
+    )
 }
 
 pub(crate) fn data(number: u32) -> WorkItem {
-    let directory = Place { source: number, path: RelPath::root() };
-    WorkItem::first(JOB, Work::Names { directory, names: vec![Name::from_bytes(b"n").unwrap()] }, 1)
+    let directory = Place {
+        source: number,
+        path: RelPath::root(),
+    };
+    WorkItem::first(
+        JOB,
+        Work::Names {
+            directory,
+            names: vec![Name::from_bytes(b"n").unwrap()],
+        },
+        1,
+    )
 }
 
 pub(crate) async fn next(queue: &JetStream) -> Taken<Lease> {
@@ -132,9 +172,19 @@ pub(crate) async fn next(queue: &JetStream) -> Taken<Lease> {
 }
 
 pub(crate) async fn put_all(queue: &JetStream, items: impl IntoIterator<Item = WorkItem>) {
-    assert!(queue.put(items.into_iter().collect()).await.unwrap().is_empty());
+    assert!(
+        queue
+            .put(items.into_iter().collect())
+            .await
+            .unwrap()
+            .is_empty()
+    );
 }
 
 pub(crate) async fn until(queue: &JetStream, wanted: BrokerState) {
-    queue.state().wait_for(|state| *state == wanted).await.unwrap();
+    queue
+        .state()
+        .wait_for(|state| *state == wanted)
+        .await
+        .unwrap();
 }

@@ -1,6 +1,9 @@
 //! A queue at a real `nats-server`.
 
-#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "in a test, helpers included, a panic is the report"
+)]
 
 mod access;
 mod end;

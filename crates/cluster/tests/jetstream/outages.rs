@@ -13,7 +13,9 @@ use crate::lab::{Lab, data, next, put_all, settings, until, walk};
 
 #[tokio::test]
 async fn items_outlive_a_broker_that_is_killed() {
-    let Some(mut lab) = Lab::start().await else { return };
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
     let (head, mover) = (lab.head().await, lab.mover().await);
     put_all(&head, (0..1000).map(data)).await;
     let leased = next(&mover).await;
@@ -47,9 +49,17 @@ async fn take_what_comes_again(head: &JetStream, mover: &JetStream) {
 
 #[tokio::test]
 async fn what_is_done_during_an_outage_is_done_after_it() {
-    let Some(mut lab) = Lab::start().await else { return };
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
     let lease = Duration::from_secs(60);
-    let head = lab.open(Settings { lease, ..settings(Role::Head) }).await.unwrap();
+    let head = lab
+        .open(Settings {
+            lease,
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     let mover = Arc::new(lab.mover().await);
     put_all(&head, [data(1), data(2)]).await;
     let done = next(&mover).await;
@@ -81,7 +91,9 @@ async fn what_is_done_during_an_outage_is_done_after_it() {
 
 #[tokio::test]
 async fn a_broker_that_comes_back_empty_is_filled_again() {
-    let Some(mut lab) = Lab::start().await else { return };
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
     let (head, mover) = (lab.head().await, Arc::new(lab.mover().await));
     put_all(&head, [data(1), data(2)]).await;
     let old = next(&mover).await;
@@ -117,14 +129,21 @@ async fn a_broker_that_comes_back_empty_is_filled_again() {
 
 #[tokio::test]
 async fn a_broker_that_is_kept_comes_back_whoever_has_started_it() {
-    let Some(mut lab) = Lab::start().await else { return };
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
     let head = lab.head().await;
     // this push has found the broker of another, which ends
     let config = lab.config.clone();
-    let mut shared_broker = SharedBroker::start(move || Ok(config.clone())).await.unwrap();
+    let mut shared_broker = SharedBroker::start(move || Ok(config.clone()))
+        .await
+        .unwrap();
     let (told_in, mut told) = tokio::sync::mpsc::unbounded_channel();
-    let keeping =
-        tokio::spawn(async move { shared_broker.keep(|message| told_in.send(message).unwrap()).await });
+    let keeping = tokio::spawn(async move {
+        shared_broker
+            .keep(|message| told_in.send(message).unwrap())
+            .await
+    });
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(told.try_recv().is_err(), "it is there");
     lab.kill();
@@ -144,7 +163,9 @@ async fn a_broker_that_is_kept_comes_back_whoever_has_started_it() {
 /// One that began to use the broker and was given up left it running, where the last other user had ended meanwhile.
 #[tokio::test]
 async fn a_broker_ends_also_with_one_that_has_only_begun_to_use_it() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let start = || {
         let config = lab.config.clone();
         SharedBroker::start(move || Ok(config.clone()))
@@ -163,9 +184,17 @@ async fn a_broker_ends_also_with_one_that_has_only_begun_to_use_it() {
 
 #[tokio::test]
 async fn who_waits_for_a_broker_that_stays_away_is_told_which_and_for_how_long() {
-    let Some(mut lab) = Lab::start().await else { return };
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
     let patience = Duration::from_secs(2);
-    let head = lab.open(Settings { patience, ..settings(Role::Head) }).await.unwrap();
+    let head = lab
+        .open(Settings {
+            patience,
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     lab.kill();
     until(&head, BrokerState::Lost).await;
     let began = Instant::now();
@@ -182,7 +211,9 @@ async fn who_waits_for_a_broker_that_stays_away_is_told_which_and_for_how_long()
 /// A broker takes one consumer of a line, and all tasks of a head find out at once that there is none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_empty_broker_is_filled_again_by_whoever_asks_first() {
-    let Some(mut lab) = Lab::start().await else { return };
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
     for _ in 0..3 {
         let head = Arc::new(lab.head().await);
         lab.kill();
@@ -203,7 +234,9 @@ async fn an_empty_broker_is_filled_again_by_whoever_asks_first() {
 
 #[tokio::test]
 async fn a_put_makes_an_empty_broker_anew_too() {
-    let Some(mut lab) = Lab::start().await else { return };
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
     let (head, mover) = (lab.head().await, lab.mover().await);
     lab.kill();
     lab.empty();
@@ -214,11 +247,18 @@ async fn a_put_makes_an_empty_broker_anew_too() {
 
 #[tokio::test]
 async fn consumers_that_are_gone_are_made_anew() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let (head, mover) = (lab.head().await, Arc::new(lab.mover().await));
     put_all(&head, [data(1)]).await;
     let old = next(&mover).await;
-    let stream = lab.context().await.get_stream(crate::lab::stream()).await.unwrap();
+    let stream = lab
+        .context()
+        .await
+        .get_stream(crate::lab::stream())
+        .await
+        .unwrap();
     let mut names = stream.consumer_names();
     while let Some(name) = futures_util::StreamExt::next(&mut names).await {
         stream.delete_consumer(&name.unwrap()).await.unwrap();
@@ -235,9 +275,17 @@ async fn consumers_that_are_gone_are_made_anew() {
 
 #[tokio::test]
 async fn a_broker_that_stands_still_is_told_and_waited_for() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let lease = Duration::from_secs(60);
-    let head = lab.open(Settings { lease, ..settings(Role::Head) }).await.unwrap();
+    let head = lab
+        .open(Settings {
+            lease,
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     let mover = Arc::new(lab.mover().await);
     put_all(&head, [data(1)]).await;
     let pid = Pid::from_raw(i32::try_from(lab.server.id()).unwrap()).unwrap();
@@ -256,13 +304,23 @@ async fn a_broker_that_stands_still_is_told_and_waited_for() {
 /// A process that ended before would leave it leased.
 #[tokio::test]
 async fn all_has_been_given_back_when_the_broker_has_answered_and_not_before() {
-    let Some(lab) = Lab::start().await else { return };
-    let head = lab.open(Settings { lease: Duration::from_secs(60), ..settings(Role::Head) }).await.unwrap();
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
+    let head = lab
+        .open(Settings {
+            lease: Duration::from_secs(60),
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     put_all(&head, [data(1)]).await;
     let taken = next(&head).await;
     let pid = Pid::from_raw(i32::try_from(lab.server.id()).unwrap()).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
-    waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().expect("it has stopped");
+    waitpid(Some(pid), WaitOptions::UNTRACED)
+        .unwrap()
+        .expect("it has stopped");
     drop(taken);
     let told = tokio::time::timeout(Duration::from_millis(500), head.flush_dropped()).await;
     assert!(told.is_err(), "nobody knows it");
@@ -272,7 +330,9 @@ async fn all_has_been_given_back_when_the_broker_has_answered_and_not_before() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_by_a_broker_that_is_killed_again_and_again() {
-    let Some(mut lab) = Lab::start().await else { return };
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
     let head = Arc::new(lab.head().await);
     let mover = Arc::new(lab.mover().await);
     let items = 4000;

@@ -4,14 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zmove_cluster::jetstream::{JetStream, JobNotice, NodeFailure, Notice, Notices, Role, Settings};
+use zmove_cluster::jetstream::{
+    JetStream, JobNotice, NodeFailure, Notice, Notices, Role, Settings,
+};
 use zmove_cluster::{Waiting, WorkItem, WorkQueue};
 
 use crate::lab::{Lab, data, key, next, put_all, settings, stream, walk};
 
 #[tokio::test]
 async fn data_goes_before_walks_and_each_in_its_order() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let (head, mover) = (lab.head().await, lab.mover().await);
     put_all(&head, [walk(1), data(1), walk(2), data(2)]).await;
     let mut taken = Vec::new();
@@ -26,7 +30,9 @@ async fn data_goes_before_walks_and_each_in_its_order() {
 
 #[tokio::test]
 async fn walks_go_on_while_there_is_data() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let head = lab.head().await;
     put_all(&head, (0..32).map(data).chain([walk(1), walk(2)])).await;
     let mut walks = 0;
@@ -38,12 +44,21 @@ async fn walks_go_on_while_there_is_data() {
 
 #[tokio::test]
 async fn when_too_much_of_one_kind_is_taken_the_other_comes_still() {
-    let Some(lab) = Lab::start().await else { return };
-    let settings = Settings { taken_max: 2, lease: Duration::from_secs(60), ..settings(Role::Head) };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
+    let settings = Settings {
+        taken_max: 2,
+        lease: Duration::from_secs(60),
+        ..settings(Role::Head)
+    };
     let head = lab.open(settings).await.unwrap();
     put_all(&head, (0..4).map(data).chain([walk(1)])).await;
     let (taken, second, other) = (next(&head).await, next(&head).await, next(&head).await);
-    assert_eq!([&taken.item, &second.item, &other.item], [&data(0), &data(1), &walk(1)]);
+    assert_eq!(
+        [&taken.item, &second.item, &other.item],
+        [&data(0), &data(1), &walk(1)]
+    );
     let (third, ()) = tokio::join!(next(&head), async {
         tokio::time::sleep(Duration::from_millis(400)).await;
         head.done(taken).await.unwrap();
@@ -53,7 +68,9 @@ async fn when_too_much_of_one_kind_is_taken_the_other_comes_still() {
 
 #[tokio::test]
 async fn an_item_comes_once_in_a_walk_and_again_in_the_next() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let head = lab.head().await;
     put_all(&head, [data(1), data(1)]).await;
     let taken = next(&head).await;
@@ -66,19 +83,32 @@ async fn an_item_comes_once_in_a_walk_and_again_in_the_next() {
 
 #[tokio::test]
 async fn what_is_not_renewed_comes_again_after_its_lease() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let head = lab.head().await;
     put_all(&head, [data(1)]).await;
     let began = Instant::now();
     let _not_renewed = next(&head).await;
     let again = next(&head).await;
-    assert_eq!((again.deliveries, head.waiting().await.unwrap()), (2, Waiting { waiting: 0, taken: 1 }));
+    assert_eq!(
+        (again.deliveries, head.waiting().await.unwrap()),
+        (
+            2,
+            Waiting {
+                waiting: 0,
+                taken: 1
+            }
+        )
+    );
     assert!(began.elapsed() >= settings(Role::Head).lease);
 }
 
 #[tokio::test]
 async fn what_is_renewed_stays_taken() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let head = lab.head().await;
     put_all(&head, [data(1)]).await;
     let taken = next(&head).await;
@@ -95,27 +125,52 @@ async fn what_is_renewed_stays_taken() {
 /// The session that it was to be done in has broken, say.
 #[tokio::test]
 async fn what_is_dropped_comes_at_once() {
-    let Some(lab) = Lab::start().await else { return };
-    let head = lab.open(Settings { lease: Duration::from_secs(60), ..settings(Role::Head) }).await.unwrap();
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
+    let head = lab
+        .open(Settings {
+            lease: Duration::from_secs(60),
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     put_all(&head, [data(1)]).await;
     let began = Instant::now();
     drop(next(&head).await);
     assert_eq!(next(&head).await.deliveries, 2);
-    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 /// The last is held by a task that ends a little later, and what is asked for comes when nobody waits any more.
 #[tokio::test]
 async fn a_process_that_ends_when_all_has_been_given_back_leaves_nothing_leased() {
-    let Some(lab) = Lab::start().await else { return };
-    let head = lab.open(Settings { lease: Duration::from_secs(60), ..settings(Role::Head) }).await.unwrap();
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
+    let head = lab
+        .open(Settings {
+            lease: Duration::from_secs(60),
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     for turn in 0..60 {
         put_all(&head, [data(turn)]).await;
         let access = lab.access();
         let process = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(async {
-                let mover = JetStream::open(&access, settings(Role::Mover)).await.unwrap();
+                let mover = JetStream::open(&access, settings(Role::Mover))
+                    .await
+                    .unwrap();
                 tokio::select! {
                     taken = mover.take() => drop(tokio::spawn(async move {
                         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -126,16 +181,28 @@ async fn a_process_that_ends_when_all_has_been_given_back_leaves_nothing_leased(
                 mover.flush_dropped().await;
             });
         });
-        tokio::task::spawn_blocking(|| process.join().unwrap()).await.unwrap();
+        tokio::task::spawn_blocking(|| process.join().unwrap())
+            .await
+            .unwrap();
         let taken = tokio::time::timeout(Duration::from_secs(5), next(&head)).await;
-        head.done(taken.unwrap_or_else(|_leased| panic!("leased in turn {turn}"))).await.unwrap();
+        head.done(taken.unwrap_or_else(|_leased| panic!("leased in turn {turn}")))
+            .await
+            .unwrap();
     }
 }
 
 #[tokio::test]
 async fn a_full_queue_refuses_and_takes_the_same_item_later() {
-    let Some(lab) = Lab::start().await else { return };
-    let head = lab.open(Settings { items_max: 300, ..settings(Role::Head) }).await.unwrap();
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
+    let head = lab
+        .open(Settings {
+            items_max: 300,
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     let refused = head.put((0..301).map(data).collect()).await.unwrap();
     assert_eq!(refused, [data(300)]);
     let taken = next(&head).await;
@@ -148,20 +215,39 @@ const IN_FLIGHT_MAX: usize = 256;
 
 #[tokio::test]
 async fn a_queue_is_full_by_its_bytes_too() {
-    let Some(lab) = Lab::start().await else { return };
-    let head = lab.open(Settings { bytes_max: 64 << 10, ..settings(Role::Head) }).await.unwrap();
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
+    let head = lab
+        .open(Settings {
+            bytes_max: 64 << 10,
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     let refused = head.put((0..2000).map(data).collect()).await.unwrap();
     let waiting = usize::try_from(head.waiting().await.unwrap().waiting).unwrap();
     let lost = 2000 - refused.len() - waiting;
     // nats-server 2.9.10 takes some of those that are on their way when it is full, and lets go of as many of the
     // oldest for them: the journals miss these
-    assert!(waiting > 100 && lost < IN_FLIGHT_MAX, "{waiting} wait, {lost} are lost");
+    assert!(
+        waiting > 100 && lost < IN_FLIGHT_MAX,
+        "{waiting} wait, {lost} are lost"
+    );
 }
 
 #[tokio::test]
 async fn a_take_that_is_given_up_costs_no_lease() {
-    let Some(lab) = Lab::start().await else { return };
-    let head = lab.open(Settings { lease: Duration::from_secs(60), ..settings(Role::Head) }).await.unwrap();
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
+    let head = lab
+        .open(Settings {
+            lease: Duration::from_secs(60),
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     let began = Instant::now();
     let mut left = 0;
     // given up ever later, from before the broker has been asked until after it has answered
@@ -182,7 +268,11 @@ async fn a_take_that_is_given_up_costs_no_lease() {
         head.done(taken).await.unwrap();
     }
     println!("{left} of 200 given up");
-    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        began.elapsed()
+    );
     assert!(head.waiting().await.unwrap().is_idle());
 }
 
@@ -194,13 +284,26 @@ async fn yield_often(turns: u32) {
 
 #[tokio::test]
 async fn what_another_key_has_sealed_is_dropped_by_the_head_and_counted() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let head = lab.head().await;
-    let stranger = lab.open(Settings { key: key(2), ..settings(Role::Mover) }).await.unwrap();
+    let stranger = lab
+        .open(Settings {
+            key: key(2),
+            ..settings(Role::Mover)
+        })
+        .await
+        .unwrap();
     put_all(&stranger, [data(1), walk(1)]).await;
     let context = lab.context().await;
     let subject = format!("zmove.{}.{}.data", crate::lab::JOB, crate::lab::EPOCH);
-    context.publish(subject, "no item".into()).await.unwrap().await.unwrap();
+    context
+        .publish(subject, "no item".into())
+        .await
+        .unwrap()
+        .await
+        .unwrap();
     put_all(&head, [walk(2)]).await;
     let taken = next(&head).await;
     assert_eq!((&taken.item, head.unreadable()), (&walk(2), 3));
@@ -211,10 +314,24 @@ async fn what_another_key_has_sealed_is_dropped_by_the_head_and_counted() {
 /// Such a mover would else empty the queue.
 #[tokio::test]
 async fn a_mover_that_has_another_key_gives_back_what_it_cannot_read() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let lease = Duration::from_secs(60);
-    let head = lab.open(Settings { lease, ..settings(Role::Head) }).await.unwrap();
-    let stranger = lab.open(Settings { key: key(2), ..settings(Role::Mover) }).await.unwrap();
+    let head = lab
+        .open(Settings {
+            lease,
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
+    let stranger = lab
+        .open(Settings {
+            key: key(2),
+            ..settings(Role::Mover)
+        })
+        .await
+        .unwrap();
     put_all(&head, (0..20).map(data)).await;
     let took = tokio::time::timeout(Duration::from_secs(1), stranger.take()).await;
     assert!(took.is_err() && stranger.unreadable() > 0, "{took:?}");
@@ -231,7 +348,9 @@ async fn a_mover_that_has_another_key_gives_back_what_it_cannot_read() {
 /// A node learns of a job by its head's notice: who cannot open that takes no work.
 #[tokio::test]
 async fn who_has_another_key_hears_of_no_job() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let told = Notice::Job(JobNotice {
         job: crate::lab::JOB.0,
         epoch: 1,
@@ -264,9 +383,17 @@ async fn who_has_another_key_hears_of_no_job() {
 
 #[tokio::test]
 async fn a_notice_that_is_longer_than_the_broker_takes_costs_the_others_nothing() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let notices = Notices::open(&lab.access(), &key(1)).await.unwrap();
-    let told = |message| Notice::Warned(NodeFailure { job: crate::lab::JOB.0, node: "n".into(), message });
+    let told = |message| {
+        Notice::Warned(NodeFailure {
+            job: crate::lab::JOB.0,
+            node: "n".into(),
+            message,
+        })
+    };
     for message in ["x".repeat(2 << 20), "short".into()] {
         notices.tell(&told(message)).await.unwrap();
     }
@@ -275,7 +402,9 @@ async fn a_notice_that_is_longer_than_the_broker_takes_costs_the_others_nothing(
 
 #[tokio::test]
 async fn what_the_broker_loses_leaves_the_rest() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let head = lab.head().await;
     put_all(&head, (0..100).map(data)).await;
     let taken = next(&head).await;
@@ -291,7 +420,10 @@ async fn what_the_broker_loses_leaves_the_rest() {
         left.push(taken.item.clone());
         head.done(taken).await.unwrap();
     }
-    let expected: Vec<_> = (0..100).filter(|number| number % 3 != 0).map(data).collect();
+    let expected: Vec<_> = (0..100)
+        .filter(|number| number % 3 != 0)
+        .map(data)
+        .collect();
     assert_eq!(left, expected);
     assert!(head.waiting().await.unwrap().is_idle());
 
@@ -304,11 +436,26 @@ async fn what_the_broker_loses_leaves_the_rest() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixteen_takers_lose_nothing() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let lease = Duration::from_secs(30);
-    let head = lab.open(Settings { lease, ..settings(Role::Head) }).await.unwrap();
-    let items: Vec<_> =
-        (0..10_000).map(|number| if number % 16 == 0 { walk(number) } else { data(number) }).collect();
+    let head = lab
+        .open(Settings {
+            lease,
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
+    let items: Vec<_> = (0..10_000)
+        .map(|number| {
+            if number % 16 == 0 {
+                walk(number)
+            } else {
+                data(number)
+            }
+        })
+        .collect();
     let mut takers = Vec::new();
     for _ in 0..4 {
         let mover = Arc::new(lab.mover().await);
@@ -319,7 +466,10 @@ async fn sixteen_takers_lose_nothing() {
     while !head.waiting().await.unwrap().is_idle() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(began.elapsed() < lease, "something waited for the end of a lease");
+    assert!(
+        began.elapsed() < lease,
+        "something waited for the end of a lease"
+    );
     head.close().await.unwrap();
     let mut count: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
     for taker in takers {
@@ -329,7 +479,10 @@ async fn sixteen_takers_lose_nothing() {
     }
     let expected: BTreeMap<_, _> = items.iter().map(|item| (item.encode(), 1)).collect();
     assert_eq!(count.len(), expected.len());
-    println!("{} items came more than once", count.values().filter(|times| **times > 1).count());
+    println!(
+        "{} items came more than once",
+        count.values().filter(|times| **times > 1).count()
+    );
 }
 
 async fn take_all(mover: Arc<JetStream>) -> Vec<WorkItem> {

@@ -16,7 +16,10 @@ const MOVERS: usize = 8;
 fn cpu(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
-    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+    let ticks: u64 = fields[11..13]
+        .iter()
+        .map(|field| field.parse::<u64>().unwrap())
+        .sum();
     Duration::from_millis(ticks * 10)
 }
 
@@ -33,9 +36,17 @@ fn report(what: &str, lab: &Lab, began: Instant, before: Duration) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement"]
 async fn rate_of_items_and_cpu_of_the_server() {
-    let Some(lab) = Lab::start().await else { return };
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
     let lease = Duration::from_secs(30);
-    let head = lab.open(Settings { lease, ..settings(Role::Head) }).await.unwrap();
+    let head = lab
+        .open(Settings {
+            lease,
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
     let (began, before) = (Instant::now(), cpu(lab.server.id()));
     put_all(&head, (0..ITEMS).map(data)).await;
     report("put in", &lab, began, before);

@@ -22,8 +22,8 @@ use zmove_receiver::{Allowance, Amount, Grants, Limits, Quota, Quotas, Stored, T
 use zmove_transport::{Claim, Fingerprint, Identity, SharedRate, Signed};
 use zmove_types::{Hex, Lock, RateLimit, RelPath};
 use zmove_wire::{
-    CopyResult, GrantOrder, GrantToken, Granted, Open, Purpose, Receipt, Refusal, RefusalCode, SignedReceipt,
-    TargetShape, WireError, encode_message,
+    CopyResult, GrantOrder, GrantToken, Granted, Open, Purpose, Receipt, Refusal, RefusalCode,
+    SignedReceipt, TargetShape, WireError, encode_message,
 };
 
 use super::store::Store;
@@ -107,34 +107,65 @@ const GRANTS_MAX: usize = 4096;
 impl Kept {
     fn is_over(&self, now: u64) -> bool {
         let not_begun = self.run.is_none() && now >= self.begin_by;
-        let ended = self.ended.is_some_and(|ended| now >= ended + ASK_AGAIN_WITHIN.as_secs());
+        let ended = self
+            .ended
+            .is_some_and(|ended| now >= ended + ASK_AGAIN_WITHIN.as_secs());
         not_begun || ended || now >= self.end_by
     }
 
     /// What may still be stored by it.
     fn allowance(&self) -> Allowance {
-        let GrantOrder { bytes_max, entries_max, .. } = self.order;
-        let most = Amount { bytes: bytes_max.unwrap_or(u64::MAX), entries: entries_max.unwrap_or(u64::MAX) };
-        let Counts { taken_bytes: bytes, entries, .. } = self.counts;
+        let GrantOrder {
+            bytes_max,
+            entries_max,
+            ..
+        } = self.order;
+        let most = Amount {
+            bytes: bytes_max.unwrap_or(u64::MAX),
+            entries: entries_max.unwrap_or(u64::MAX),
+        };
+        let Counts {
+            taken_bytes: bytes,
+            entries,
+            ..
+        } = self.counts;
         Allowance::new(most, Amount { bytes, entries })
     }
 
     fn is_forgotten(&self, now: u64) -> bool {
-        self.is_over(now) && self.ended.is_none_or(|ended| now >= ended + KEPT_FOR.as_secs())
+        self.is_over(now)
+            && self
+                .ended
+                .is_none_or(|ended| now >= ended + KEPT_FOR.as_secs())
     }
 }
 
 fn failed(error: &io::Error) -> Refusal {
-    Refusal { code: RefusalCode::Failed, text: format!("keep a grant: {error}") }
+    Refusal {
+        code: RefusalCode::Failed,
+        text: format!("keep a grant: {error}"),
+    }
 }
 
 impl GrantBook {
     pub(super) fn open(directory: Option<&Path>, identity: Identity) -> io::Result<Self> {
         let below = |name| directory.map(|directory| directory.join(name));
         let (store, tallies) = (Store::new(below("grants")), Tallies::new(below("tallies")));
-        let with_tally = |kept: Kept| Kept { counts: kept.counts.most(tallies.read(&kept.token)), ..kept };
-        let grants = store.read::<Kept>()?.into_iter().map(|kept| (kept.token, with_tally(kept))).collect();
-        Ok(Self { grants: Lock::new(grants), store, tallies, identity })
+        let with_tally = |kept: Kept| Kept {
+            counts: kept.counts.most(tallies.read(&kept.token)),
+            ..kept
+        };
+        let grants = store
+            .read::<Kept>()?
+            .into_iter()
+            .map(|kept| (kept.token, with_tally(kept)))
+            .collect();
+        Ok(Self {
+            grants: Lock::new(grants),
+            store,
+            tallies,
+            identity,
+        })
     }
 
     /// Gives a client that may write a grant. May block on files.
@@ -150,17 +181,29 @@ impl GrantBook {
         if !authorized.may_write() {
             return Err(denied("this key may not write here"));
         }
-        let protocol = |error: WireError| Refusal { code: RefusalCode::Protocol, text: error.to_string() };
-        let open = order.open.clone().with(order.extensions.clone()).map_err(protocol)?;
+        let protocol = |error: WireError| Refusal {
+            code: RefusalCode::Protocol,
+            text: error.to_string(),
+        };
+        let open = order
+            .open
+            .clone()
+            .with(order.extensions.clone())
+            .map_err(protocol)?;
         if open.purpose == Purpose::Probe || open.grant.is_some() {
-            return Err(protocol(WireError::OutOfOrder { what: "a grant for that" }));
+            return Err(protocol(WireError::OutOfOrder {
+                what: "a grant for that",
+            }));
         }
         if encode_message(&order).len() > ORDER_BYTES_MAX {
             let text = format!("an order of more than {ORDER_BYTES_MAX} bytes: name fewer sources");
             return Err(denied(text));
         }
         let random = || fresh_transfer().map_err(|error| failed(&error));
-        let token = [random()?.0, random()?.0].concat().try_into().expect("twice 16 bytes");
+        let token = [random()?.0, random()?.0]
+            .concat()
+            .try_into()
+            .expect("twice 16 bytes");
         let now = now();
         let kept = Kept {
             token,
@@ -182,12 +225,18 @@ impl GrantBook {
             grants.insert(token, kept);
             gone
         };
-        let written = gone.iter().chain([&token]).try_for_each(|token| self.write(token));
+        let written = gone
+            .iter()
+            .chain([&token])
+            .try_for_each(|token| self.write(token));
         written.map_err(|error| {
             self.grants.lock().remove(&token);
             failed(&error)
         })?;
-        Ok(Granted { token, begin_secs: BEGIN_WITHIN.as_secs() })
+        Ok(Granted {
+            token,
+            begin_secs: BEGIN_WITHIN.as_secs(),
+        })
     }
 
     /// Makes the file of a grant what is known of it.
@@ -205,8 +254,14 @@ impl GrantBook {
     pub(crate) fn clients_for(&self, source: Fingerprint) -> Vec<Granter> {
         let now = now();
         let grants = self.grants.lock();
-        let live = grants.values().filter(|kept| kept.order.source == source.0 && !kept.is_over(now));
-        live.map(|kept| Granter { key: Fingerprint(kept.client), name: kept.name.clone() }).collect()
+        let live = grants
+            .values()
+            .filter(|kept| kept.order.source == source.0 && !kept.is_over(now));
+        live.map(|kept| Granter {
+            key: Fingerprint(kept.client),
+            name: kept.name.clone(),
+        })
+        .collect()
     }
 
     /// What has become of a copy of this client here. One that may still begin runs: the host that sends may be looking
@@ -228,10 +283,15 @@ impl GrantBook {
     /// Ends the grants of a copy of this client: no connection is let in by them any more.
     pub(crate) fn revoke(&self, client: Fingerprint, id: [u8; 16]) -> Option<CopyResult> {
         let told = self.result(client, id);
-        let is_it = |kept: &Kept| kept.client == client.0 && kept.order.id == id && kept.receipt.is_none();
+        let is_it =
+            |kept: &Kept| kept.client == client.0 && kept.order.id == id && kept.receipt.is_none();
         let gone: Vec<_> = {
             let mut grants = self.grants.lock();
-            let gone = grants.values().filter(|kept| is_it(kept)).map(|kept| kept.token).collect();
+            let gone = grants
+                .values()
+                .filter(|kept| is_it(kept))
+                .map(|kept| kept.token)
+                .collect();
             grants.retain(|_, kept| !is_it(kept));
             gone
         };
@@ -260,7 +320,9 @@ impl GrantBook {
         let top_names = names_of(&kept.order, open)?;
         let (allowance, before, first_use) = {
             let mut grants = self.grants.lock();
-            let kept = grants.get_mut(token).ok_or_else(|| denied("the grant has ended"))?;
+            let kept = grants
+                .get_mut(token)
+                .ok_or_else(|| denied("the grant has ended"))?;
             if kept.is_over(now()) {
                 return Err(denied("the grant has ended, or has not begun in time"));
             }
@@ -278,11 +340,24 @@ impl GrantBook {
         }
         let client = Fingerprint(kept.client);
         let removals_max = open.removals_max.unwrap_or(u64::MAX);
-        let removals = Arc::new(RemovalBudget::new(removals_max.saturating_sub(before.removed)));
+        let removals = Arc::new(RemovalBudget::new(
+            removals_max.saturating_sub(before.removed),
+        ));
         let limits = (Some(Arc::clone(&allowance)), Arc::clone(&removals));
         let tally = self.tallies.open(token);
-        let taken = Taken { token: *token, before, allowance, removals, removals_max, tally };
-        Ok((client, authorized.taken_up(top_names, limits, quota_of(client)), taken))
+        let taken = Taken {
+            token: *token,
+            before,
+            allowance,
+            removals,
+            removals_max,
+            tally,
+        };
+        Ok((
+            client,
+            authorized.taken_up(top_names, limits, quota_of(client)),
+            taken,
+        ))
     }
 
     /// Counts what a session has done. May block on files.
@@ -308,8 +383,15 @@ impl GrantBook {
             ended: now(),
         };
         let receipt = encode_message(&receipt)[4..].to_vec();
-        let Signed { certificate, signature } = self.identity.sign(&receipt).ok()?;
-        let signed = SignedReceipt { receipt, certificate, signature };
+        let Signed {
+            certificate,
+            signature,
+        } = self.identity.sign(&receipt).ok()?;
+        let signed = SignedReceipt {
+            receipt,
+            certificate,
+            signature,
+        };
         if let Some(kept) = self.grants.lock().get_mut(token) {
             (kept.ended, kept.receipt) = (Some(now()), Some(signed.clone()));
         }
@@ -325,13 +407,24 @@ fn make_room(
     client: Fingerprint,
     now: u64,
 ) -> Result<Vec<GrantToken>, Refusal> {
-    let mut gone: Vec<_> =
-        grants.values().filter(|kept| kept.is_forgotten(now)).map(|kept| kept.token).collect();
-    let of_client = grants.values().filter(|kept| kept.client == client.0 && !gone.contains(&kept.token));
+    let mut gone: Vec<_> = grants
+        .values()
+        .filter(|kept| kept.is_forgotten(now))
+        .map(|kept| kept.token)
+        .collect();
+    let of_client = grants
+        .values()
+        .filter(|kept| kept.client == client.0 && !gone.contains(&kept.token));
     let count = of_client.clone().count();
     if count >= GRANTS_PER_KEY_MAX {
-        let oldest = of_client.filter(|kept| kept.is_over(now)).min_by_key(|kept| kept.ended);
-        gone.push(oldest.map(|kept| kept.token).ok_or_else(|| too_many("this key"))?);
+        let oldest = of_client
+            .filter(|kept| kept.is_over(now))
+            .min_by_key(|kept| kept.ended);
+        gone.push(
+            oldest
+                .map(|kept| kept.token)
+                .ok_or_else(|| too_many("this key"))?,
+        );
     }
     if grants.len() - gone.len() >= GRANTS_MAX {
         return Err(too_many("all keys together"));
@@ -344,17 +437,24 @@ fn make_room(
 
 fn too_many(whose: &str) -> Refusal {
     let text = format!("{whose} has as many grants as there may be; try again later");
-    Refusal { code: RefusalCode::Full, text }
+    Refusal {
+        code: RefusalCode::Full,
+        text,
+    }
 }
 
 /// What the client of a grant may do now.
 fn current_rights(kept: &Kept, authorizer: &Authorizer) -> Result<Authorized, Refusal> {
     let claim = Claim::again(Fingerprint(kept.client), kept.certificates.clone());
-    let authorized = authorizer.authorize(&claim).map_err(|_| rights_unreadable())?;
-    let authorized =
-        authorized.map_err(|_| denied("the key of the client that had this grant is not let in any more"))?;
+    let authorized = authorizer
+        .authorize(&claim)
+        .map_err(|_| rights_unreadable())?;
+    let authorized = authorized
+        .map_err(|_| denied("the key of the client that had this grant is not let in any more"))?;
     let may_write = authorized.may_write();
-    may_write.then_some(authorized).ok_or_else(|| denied("the key of the client may not write here any more"))
+    may_write
+        .then_some(authorized)
+        .ok_or_else(|| denied("the key of the client may not write here any more"))
 }
 
 /// Refuses an opening that is not the one that was granted.
@@ -362,8 +462,17 @@ fn check_opening(order: &GrantOrder, open: &Open) -> Result<(), Refusal> {
     let granted = order.open.clone().with(order.extensions.clone());
     let granted = granted.map_err(|_| denied("the grant cannot be understood"))?;
     let shape = granted.shape.clone();
-    let asked = Open { run: granted.run, shape, grant: None, ..open.clone() };
-    if asked == granted { Ok(()) } else { Err(granted_otherwise()) }
+    let asked = Open {
+        run: granted.run,
+        shape,
+        grant: None,
+        ..open.clone()
+    };
+    if asked == granted {
+        Ok(())
+    } else {
+        Err(granted_otherwise())
+    }
 }
 
 /// The names that may come to the top of the target; those that the opening tells must be among them.
@@ -371,7 +480,11 @@ fn names_of(order: &GrantOrder, open: &Open) -> Result<zmove_receiver::TopNames,
     if order.sources.is_empty() {
         return Ok(zmove_receiver::TopNames::default());
     }
-    let paths = order.sources.iter().map(|source| source.0.clone()).collect();
+    let paths = order
+        .sources
+        .iter()
+        .map(|source| source.0.clone())
+        .collect();
     let names = RemoteSources::new(paths, None).top_names();
     let check = |name| names.check(&RelPath::root().join(name).map_err(WireError::Path)?);
     let checked = match &open.shape {
@@ -389,17 +502,32 @@ impl PeerGrants {
         source: Fingerprint,
         around: Around,
     ) -> Arc<Self> {
-        Arc::new(Self { book, authorizer, source, around, taken: OnceLock::new() })
+        Arc::new(Self {
+            book,
+            authorizer,
+            source,
+            around,
+            taken: OnceLock::new(),
+        })
     }
 }
 
 impl Grants for PeerGrants {
     fn take_up(&self, open: &Open) -> Result<TakenUp, Refusal> {
-        let token = open.grant.as_ref().ok_or_else(|| denied("the opening names no grant"))?;
-        let Around { rate, rates, quotas, limits } = &self.around;
+        let token = open
+            .grant
+            .as_ref()
+            .ok_or_else(|| denied("the opening names no grant"))?;
+        let Around {
+            rate,
+            rates,
+            quotas,
+            limits,
+        } = &self.around;
         let quota_of = |client| quotas.of(client, limits);
         let book = &self.book.grants;
-        let (client, taken, session) = book.take_up(token, self.source, open, &self.authorizer, quota_of)?;
+        let (client, taken, session) =
+            book.take_up(token, self.source, open, &self.authorizer, quota_of)?;
         if let Some(limit) = taken.rate_max {
             rate.keep_within(rates.of(client, limit));
         }
@@ -419,7 +547,9 @@ impl Grants for PeerGrants {
 
     fn receipt(&self, stored: Stored, faults: u64) -> Option<SignedReceipt> {
         let taken = self.taken.get()?;
-        self.book.grants.receipt(&taken.token, taken.counts(stored), faults)
+        self.book
+            .grants
+            .receipt(&taken.token, taken.counts(stored), faults)
     }
 
     fn ended(&self, stored: Stored) {
@@ -445,7 +575,9 @@ impl Taken {
 
 impl fmt::Debug for PeerGrants {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerGrants").field("source", &self.source).finish_non_exhaustive()
+        f.debug_struct("PeerGrants")
+            .field("source", &self.source)
+            .finish_non_exhaustive()
     }
 }
 
@@ -469,7 +601,14 @@ mod tests {
         let [source, client, other] = [1, 2, 3].map(|byte| Fingerprint([byte; 32]));
         for key in [client, other] {
             let grant = Grant::new(key, "tester", vec![home.to_owned()], Access::WriteOnly);
-            AuthorizedKeys::allow(home, Grant { max_rate: Some("1MB".parse().unwrap()), ..grant }).unwrap();
+            AuthorizedKeys::allow(
+                home,
+                Grant {
+                    max_rate: Some("1MB".parse().unwrap()),
+                    ..grant
+                },
+            )
+            .unwrap();
         }
         let authorizer = Arc::new(Authorizer::Listed(KeyList::new(home.to_owned())));
         let open = Open::new(b"in".to_vec(), [0; 16]);
@@ -485,21 +624,40 @@ mod tests {
                 entries_max: None,
             };
             let authorized = authorizer.authorize(&claim).unwrap().unwrap();
-            copies.grants.give(&claim, &authorized, order).unwrap().token
+            copies
+                .grants
+                .give(&claim, &authorized, order)
+                .unwrap()
+                .token
         };
         let [token, _others] = [client, other].map(give);
         // before it is taken up, too: the host that sends may not have found its way here yet
         let result = |key| copies.grants.result(key, [7; 16]);
         assert_eq!([client, source].map(result), [Some(CopyResult::Runs), None]);
-        let limits = Limits { memory_per_identity: ByteCount(64 << 20), ..Limits::default() };
+        let limits = Limits {
+            memory_per_identity: ByteCount(64 << 20),
+            ..Limits::default()
+        };
         let quotas = Arc::<Quotas>::default();
         let (rate, rates) = (SharedRate::default(), Arc::<Rates>::default());
-        let around =
-            Around { rate: rate.clone(), rates: Arc::clone(&rates), quotas: Arc::clone(&quotas), limits };
+        let around = Around {
+            rate: rate.clone(),
+            rates: Arc::clone(&rates),
+            quotas: Arc::clone(&quotas),
+            limits,
+        };
         let grants = PeerGrants::new(Arc::clone(&copies), authorizer, source, around);
-        let taken = grants.take_up(&Open { grant: Some(token), ..open }).unwrap();
+        let taken = grants
+            .take_up(&Open {
+                grant: Some(token),
+                ..open
+            })
+            .unwrap();
         let _held = taken.quota.book_memory(40 << 20).unwrap();
-        assert_eq!([client, other].map(|key| quotas.is_crowded(key)), [true, false]);
+        assert_eq!(
+            [client, other].map(|key| quotas.is_crowded(key)),
+            [true, false]
+        );
         // its lanes keep the rate of that client, whether or not the host that sends does
         let (now, limit) = (Instant::now(), "1MB".parse().unwrap());
         assert_eq!(rate.wait_to_begin(now), None);

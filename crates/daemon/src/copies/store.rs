@@ -26,25 +26,36 @@ const UNFINISHED: &str = ".new-";
 impl Store {
     /// The files of a directory, which is made for this user alone when there is something to write.
     pub(super) fn new(directory: Option<PathBuf>) -> Self {
-        Self { directory, writing: Lock::default() }
+        Self {
+            directory,
+            writing: Lock::default(),
+        }
     }
 
     /// All that is there and can be understood.
     pub(super) fn read<T: DeserializeOwned>(&self) -> io::Result<Vec<T>> {
         let mut read = Vec::new();
-        let Some(directory) = &self.directory else { return Ok(read) };
+        let Some(directory) = &self.directory else {
+            return Ok(read);
+        };
         let entries = match fs::read_dir(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(read),
             entries => entries?,
         };
         for entry in entries {
             let entry = entry?;
-            if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+            if entry
+                .file_name()
+                .as_encoded_bytes()
+                .starts_with(UNFINISHED.as_bytes())
+            {
                 let _best_effort = fs::remove_file(entry.path());
                 continue;
             }
             let mut bytes = Vec::new();
-            File::open(entry.path())?.take(MESSAGE_BYTES_MAX as u64).read_to_end(&mut bytes)?;
+            File::open(entry.path())?
+                .take(MESSAGE_BYTES_MAX as u64)
+                .read_to_end(&mut bytes)?;
             read.extend(decode_message(&bytes));
         }
         Ok(read)
@@ -58,7 +69,9 @@ impl Store {
         name: &str,
         wanted: impl FnOnce() -> Option<T>,
     ) -> io::Result<()> {
-        let Some(directory) = &self.directory else { return Ok(()) };
+        let Some(directory) = &self.directory else {
+            return Ok(());
+        };
         let _alone = self.writing.lock();
         match wanted() {
             Some(contents) => write(directory, name, &contents),
@@ -72,9 +85,17 @@ impl Store {
 }
 
 fn write(directory: &Path, name: &str, contents: &impl Serialize) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)?;
     let new = directory.join(format!("{UNFINISHED}{name}"));
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&new)?;
     // a length before it would only repeat the file's
     file.write_all(&encode_message(contents)[4..])?;
     file.sync_all()?;

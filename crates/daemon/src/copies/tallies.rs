@@ -40,16 +40,31 @@ impl Counts {
     /// The larger of both, number by number: either may be the older one.
     pub(super) fn most(self, other: Self) -> Self {
         let mut numbers = self.numbers();
-        numbers.iter_mut().zip(other.numbers()).for_each(|(most, other)| *most = other.max(*most));
+        numbers
+            .iter_mut()
+            .zip(other.numbers())
+            .for_each(|(most, other)| *most = other.max(*most));
         Self::of(numbers)
     }
 
     const fn numbers(self) -> [u64; 5] {
-        [self.files, self.bytes, self.taken_bytes, self.entries, self.removed]
+        [
+            self.files,
+            self.bytes,
+            self.taken_bytes,
+            self.entries,
+            self.removed,
+        ]
     }
 
     const fn of([files, bytes, taken_bytes, entries, removed]: [u64; 5]) -> Self {
-        Self { files, bytes, taken_bytes, entries, removed }
+        Self {
+            files,
+            bytes,
+            taken_bytes,
+            entries,
+            removed,
+        }
     }
 }
 
@@ -64,17 +79,26 @@ impl Tallies {
 
     /// What stands in the tally of a grant; nothing where there is none, or a power cut has left none.
     pub(super) fn read(&self, token: &GrantToken) -> Counts {
-        let Some(path) = self.path(token) else { return Counts::default() };
+        let Some(path) = self.path(token) else {
+            return Counts::default();
+        };
         let mut bytes = [0; TALLY_BYTES];
         let read = File::open(path).and_then(|file| file.read_exact_at(&mut bytes, 0));
-        let number = |at: usize| u64::from_le_bytes(bytes[8 * at..][..8].try_into().expect("8 bytes"));
-        read.map_or(Counts::default(), |()| Counts::of(std::array::from_fn(number)))
+        let number =
+            |at: usize| u64::from_le_bytes(bytes[8 * at..][..8].try_into().expect("8 bytes"));
+        read.map_or(Counts::default(), |()| {
+            Counts::of(std::array::from_fn(number))
+        })
     }
 
     /// The tally of a grant; without it, less is counted after a kill than there is.
     pub(super) fn open(&self, token: &GrantToken) -> Option<Tally> {
         let path = self.path(token)?;
-        DirBuilder::new().recursive(true).mode(0o700).create(path.parent()?).ok()?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path.parent()?)
+            .ok()?;
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
         options.open(path).ok().map(Tally)
@@ -89,7 +113,8 @@ impl Tallies {
 
 impl Tally {
     pub(super) fn write(&self, counts: Counts) -> io::Result<()> {
-        self.0.write_all_at(&counts.numbers().map(u64::to_le_bytes).concat(), 0)
+        self.0
+            .write_all_at(&counts.numbers().map(u64::to_le_bytes).concat(), 0)
     }
 }
 
@@ -101,14 +126,33 @@ mod tests {
     fn a_tally_holds_what_was_written_last_until_it_is_forgotten() {
         let home = tempfile::tempdir().unwrap();
         let tallies = Tallies::new(Some(home.path().join("tallies")));
-        let counts = |files| Counts { files, bytes: 2, taken_bytes: 3, entries: 4, removed: 5 };
+        let counts = |files| Counts {
+            files,
+            bytes: 2,
+            taken_bytes: 3,
+            entries: 4,
+            removed: 5,
+        };
         assert_eq!(tallies.read(&[1; 32]), Counts::default());
         let tally = tallies.open(&[1; 32]).unwrap();
         tally.write(counts(1)).unwrap();
         tally.write(counts(9)).unwrap();
-        assert_eq!(tallies.open(&[1; 32]).map(|_| tallies.read(&[1; 32])), Some(counts(9)));
-        let older = Counts { files: 1, bytes: 7, ..Counts::default() };
-        assert_eq!(counts(9).most(older), Counts { bytes: 7, ..counts(9) });
+        assert_eq!(
+            tallies.open(&[1; 32]).map(|_| tallies.read(&[1; 32])),
+            Some(counts(9))
+        );
+        let older = Counts {
+            files: 1,
+            bytes: 7,
+            ..Counts::default()
+        };
+        assert_eq!(
+            counts(9).most(older),
+            Counts {
+                bytes: 7,
+                ..counts(9)
+            }
+        );
         tallies.forget(&[1; 32]);
         assert_eq!(tallies.read(&[1; 32]), Counts::default());
     }

@@ -61,9 +61,21 @@ impl Wanted<'_> {
     /// The system's error where mode or time cannot be set. Every other part that the entry did not get is returned.
     pub fn set(&self, entry: Descriptor<'_>) -> io::Result<Vec<Miss>> {
         let stat = entry.stat()?;
-        let (form, mode) = (FileType::from_raw_mode(stat.st_mode), Some(stat.st_mode & 0o7777));
-        let mut setting = Setting { wanted: self, entry, form, mode, misses: Vec::new() };
-        setting.set_owner(Ids { user: stat.st_uid, group: stat.st_gid });
+        let (form, mode) = (
+            FileType::from_raw_mode(stat.st_mode),
+            Some(stat.st_mode & 0o7777),
+        );
+        let mut setting = Setting {
+            wanted: self,
+            entry,
+            form,
+            mode,
+            misses: Vec::new(),
+        };
+        setting.set_owner(Ids {
+            user: stat.st_uid,
+            group: stat.st_gid,
+        });
         setting.set_xattrs()?;
         setting.set_mode()?;
         if let Some(mtime) = self.mtime {
@@ -81,9 +93,21 @@ impl Wanted<'_> {
     /// The owners that an entry which has these ones does not get where none may be set.
     #[must_use]
     pub fn missing_owners(&self, has: Ids) -> Vec<Miss> {
-        let user = self.owner.filter(|user| *user != has.user).map(|_| Kinds::OWNER);
-        let group = self.group.filter(|group| *group != has.group).map(|_| Kinds::GROUP);
-        user.into_iter().chain(group).map(|kind| Miss { kind, error: Errno::PERM }).collect()
+        let user = self
+            .owner
+            .filter(|user| *user != has.user)
+            .map(|_| Kinds::OWNER);
+        let group = self
+            .group
+            .filter(|group| *group != has.group)
+            .map(|_| Kinds::GROUP);
+        user.into_iter()
+            .chain(group)
+            .map(|kind| Miss {
+                kind,
+                error: Errno::PERM,
+            })
+            .collect()
     }
 
     /// The owners that an entry which has these ones would not get, found without trying: a process that may not give
@@ -114,7 +138,8 @@ impl Wanted<'_> {
 /// Whether this process is in a group.
 fn is_in_group(group: u32) -> bool {
     let others = rustix::process::getgroups().unwrap_or_default();
-    rustix::process::getegid().as_raw() == group || others.iter().any(|other| other.as_raw() == group)
+    rustix::process::getegid().as_raw() == group
+        || others.iter().any(|other| other.as_raw() == group)
 }
 
 /// The setting of one entry.
@@ -149,7 +174,14 @@ impl Setting<'_> {
                     self.miss(Kinds::GROUP, error);
                 }
             }
-            Err(error) => self.miss(if user.is_some() { Kinds::OWNER } else { Kinds::GROUP }, error),
+            Err(error) => self.miss(
+                if user.is_some() {
+                    Kinds::OWNER
+                } else {
+                    Kinds::GROUP
+                },
+                error,
+            ),
         }
         // the kernel takes bits from what is given away
         self.mode = None;
@@ -162,7 +194,9 @@ impl Setting<'_> {
         }
         let has = self.entry.xattrs(kinds)?.list;
         let of = |kinds: Kinds| {
-            move |xattr: &&Xattr| Kinds::of_xattr(&xattr.name).is_some_and(|kind| kinds.has_any(kind))
+            move |xattr: &&Xattr| {
+                Kinds::of_xattr(&xattr.name).is_some_and(|kind| kinds.has_any(kind))
+            }
         };
         if has.iter().eq(xattrs.iter().filter(of(kinds))) {
             return Ok(());
@@ -172,7 +206,10 @@ impl Setting<'_> {
             self.narrow();
             self.mode = None;
         }
-        for old in has.iter().filter(|old| !xattrs.iter().any(|new| new.name == old.name)) {
+        for old in has
+            .iter()
+            .filter(|old| !xattrs.iter().any(|new| new.name == old.name))
+        {
             self.change(&old.name, |entry| entry.remove_xattr(&old.name));
         }
         let is_new = |new: &&Xattr| !has.contains(new);
@@ -188,7 +225,9 @@ impl Setting<'_> {
     fn change(&mut self, name: &[u8], change: impl Fn(Descriptor<'_>) -> rustix::io::Result<()>) {
         let mut changed = change(self.entry);
         if changed == Err(Errno::ACCESS)
-            && self.set_mode_to(self.wanted.mode & OWNER_ALL | OWNER_WRITES).is_ok()
+            && self
+                .set_mode_to(self.wanted.mode & OWNER_ALL | OWNER_WRITES)
+                .is_ok()
         {
             self.mode = None;
             changed = change(self.entry);
@@ -209,12 +248,20 @@ impl Setting<'_> {
         if lends && has_missed(Kinds::OWNERSHIP) {
             mode &= !SET_IDS;
         }
-        if self.mode == Some(mode) { Ok(()) } else { Ok(self.set_mode_to(mode)?) }
+        if self.mode == Some(mode) {
+            Ok(())
+        } else {
+            Ok(self.set_mode_to(mode)?)
+        }
     }
 
     fn set_mode_to(&self, mode: u32) -> rustix::io::Result<()> {
         // links have no mode of their own
-        if self.form == FileType::Symlink { Ok(()) } else { self.entry.set_mode(mode) }
+        if self.form == FileType::Symlink {
+            Ok(())
+        } else {
+            self.entry.set_mode(mode)
+        }
     }
 
     /// Allows nobody but the owner anything, and the owner no more than there is now and in the end.
@@ -248,7 +295,9 @@ impl Descriptor<'_> {
         let (user, group) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
         match self {
             Self::Open(file) => rustix::fs::fchown(file, user, group),
-            Self::PathOnly(file) => rustix::fs::chownat(file, c"", user, group, AtFlags::EMPTY_PATH),
+            Self::PathOnly(file) => {
+                rustix::fs::chownat(file, c"", user, group, AtFlags::EMPTY_PATH)
+            }
         }
     }
 
@@ -263,13 +312,19 @@ impl Descriptor<'_> {
     fn set_times(self, mtime: Timestamp, atime: Option<Timestamp>) -> rustix::io::Result<()> {
         let mut times = only_mtime(mtime);
         if let Some(Timestamp { seconds, nanos }) = atime {
-            times.last_access = Timespec { tv_sec: seconds, tv_nsec: nanos.into() };
+            times.last_access = Timespec {
+                tv_sec: seconds,
+                tv_nsec: nanos.into(),
+            };
         }
         match self {
             Self::Open(file) => rustix::fs::futimens(file, &times),
-            Self::PathOnly(file) => {
-                rustix::fs::utimensat(rustix::fs::CWD, by_descriptor(file), &times, AtFlags::empty())
-            }
+            Self::PathOnly(file) => rustix::fs::utimensat(
+                rustix::fs::CWD,
+                by_descriptor(file),
+                &times,
+                AtFlags::empty(),
+            ),
         }
     }
 }
@@ -283,7 +338,10 @@ mod tests {
 
     const WANTED: Wanted<'_> = Wanted {
         mode: 0o640,
-        mtime: Some(Timestamp { seconds: 5, nanos: 6 }),
+        mtime: Some(Timestamp {
+            seconds: 5,
+            nanos: 6,
+        }),
         atime: None,
         owner: None,
         group: None,
@@ -302,7 +360,10 @@ mod tests {
     }
 
     fn xattr(name: &str, value: &[u8]) -> Xattr {
-        Xattr { name: name.as_bytes().into(), value: value.into() }
+        Xattr {
+            name: name.as_bytes().into(),
+            value: value.into(),
+        }
     }
 
     /// An access control list in which user 7 may read and write, the group may read, and the mask lets all through.
@@ -316,7 +377,10 @@ mod tests {
             entry(0x10, mask, none),
             entry(0x20, 0, none),
         ];
-        xattr("system.posix_acl_access", &[&[2, 0, 0, 0][..], &entries.concat()].concat())
+        xattr(
+            "system.posix_acl_access",
+            &[&[2, 0, 0, 0][..], &entries.concat()].concat(),
+        )
     }
 
     fn set(file: &File, wanted: &Wanted<'_>) -> Vec<Miss> {
@@ -324,7 +388,9 @@ mod tests {
     }
 
     fn has_xattrs(file: &File) -> bool {
-        let usable = Descriptor::Open(file.as_fd()).set_xattr(&acl(4, 6).name, &acl(4, 6).value).is_ok();
+        let usable = Descriptor::Open(file.as_fd())
+            .set_xattr(&acl(4, 6).name, &acl(4, 6).value)
+            .is_ok();
         if !usable {
             eprintln!("skipped: no access control lists here");
         }
@@ -337,15 +403,36 @@ mod tests {
         if !has_xattrs(&file) {
             return;
         }
-        Descriptor::Open(file.as_fd()).set_xattr(b"user.old", b"x").unwrap();
+        Descriptor::Open(file.as_fd())
+            .set_xattr(b"user.old", b"x")
+            .unwrap();
         let xattrs = [acl(4, 6), xattr("user.new", b"y")];
-        assert!(set(&file, &Wanted { mode: 0o660, xattrs: &xattrs, ..WANTED }).is_empty());
-        let found = Descriptor::Open(file.as_fd()).xattrs(Kinds::ALL).unwrap().list;
+        assert!(
+            set(
+                &file,
+                &Wanted {
+                    mode: 0o660,
+                    xattrs: &xattrs,
+                    ..WANTED
+                }
+            )
+            .is_empty()
+        );
+        let found = Descriptor::Open(file.as_fd())
+            .xattrs(Kinds::ALL)
+            .unwrap()
+            .list;
         assert_eq!((&found[..], mode(&file)), (&xattrs[..], 0o660));
         assert!(set(&file, &WANTED).is_empty());
-        let found = Descriptor::Open(file.as_fd()).xattrs(Kinds::ALL).unwrap().list;
+        let found = Descriptor::Open(file.as_fd())
+            .xattrs(Kinds::ALL)
+            .unwrap()
+            .list;
         let stat = file.metadata().unwrap();
-        assert_eq!((found.len(), mode(&file), stat.mtime(), stat.mtime_nsec()), (0, 0o640, 5, 6));
+        assert_eq!(
+            (found.len(), mode(&file), stat.mtime(), stat.mtime_nsec()),
+            (0, 0o640, 5, 6)
+        );
     }
 
     /// A mode of 0660 with the list says that the group may read; without it, that the group may write.
@@ -357,12 +444,37 @@ mod tests {
         }
         let mut bad = acl(4, 6);
         bad.value[5] = 0x40;
-        let misses = set(&file, &Wanted { mode: 0o660, xattrs: &[bad], ..WANTED });
-        assert_eq!(misses, [Miss { kind: Kinds::ACLS, error: Errno::INVAL }]);
+        let misses = set(
+            &file,
+            &Wanted {
+                mode: 0o660,
+                xattrs: &[bad],
+                ..WANTED
+            },
+        );
+        assert_eq!(
+            misses,
+            [Miss {
+                kind: Kinds::ACLS,
+                error: Errno::INVAL
+            }]
+        );
         assert_eq!(mode(&file), 0o640);
-        let unknown = [Xattr { name: b"system.nfs4_acl".as_slice().into(), value: b"x".as_slice().into() }];
-        let misses = set(&file, &Wanted { xattrs: &unknown, ..WANTED });
-        assert_eq!((misses[0].kind, misses[0].error, mode(&file)), (Kinds::ACLS, Errno::OPNOTSUPP, 0o640));
+        let unknown = [Xattr {
+            name: b"system.nfs4_acl".as_slice().into(),
+            value: b"x".as_slice().into(),
+        }];
+        let misses = set(
+            &file,
+            &Wanted {
+                xattrs: &unknown,
+                ..WANTED
+            },
+        );
+        assert_eq!(
+            (misses[0].kind, misses[0].error, mode(&file)),
+            (Kinds::ACLS, Errno::OPNOTSUPP, 0o640)
+        );
     }
 
     #[test]
@@ -371,43 +483,96 @@ mod tests {
         if !has_xattrs(&file) {
             return;
         }
-        let many: Vec<_> = (0..30).map(|n| xattr(&format!("user.{n:02}"), &[n; 60_000])).collect();
-        let misses = set(&file, &Wanted { xattrs: &many, ..WANTED });
-        assert!(misses.iter().all(|miss| miss.kind == Kinds::XATTRS) && misses.len() <= 1, "{misses:?}");
+        let many: Vec<_> = (0..30)
+            .map(|n| xattr(&format!("user.{n:02}"), &[n; 60_000]))
+            .collect();
+        let misses = set(
+            &file,
+            &Wanted {
+                xattrs: &many,
+                ..WANTED
+            },
+        );
+        assert!(
+            misses.iter().all(|miss| miss.kind == Kinds::XATTRS) && misses.len() <= 1,
+            "{misses:?}"
+        );
         assert_eq!(mode(&file), 0o640);
     }
 
     #[test]
     fn an_owner_is_set_and_without_it_nobody_s_rights_are_lent() {
         let file = file();
-        let owned =
-            Wanted { mode: 0o6755, owner: Some(12_345), group: Some(23_456), kinds: Kinds::NONE, ..WANTED };
+        let owned = Wanted {
+            mode: 0o6755,
+            owner: Some(12_345),
+            group: Some(23_456),
+            kinds: Kinds::NONE,
+            ..WANTED
+        };
         let misses = set(&file, &owned);
         if rustix::process::geteuid().is_root() {
             let stat = file.metadata().unwrap();
-            assert_eq!((stat.uid(), stat.gid(), mode(&file), misses.len()), (12_345, 23_456, 0o6755, 0));
+            assert_eq!(
+                (stat.uid(), stat.gid(), mode(&file), misses.len()),
+                (12_345, 23_456, 0o6755, 0)
+            );
         } else {
             assert_eq!((misses[0].kind, mode(&file)), (Kinds::OWNER, 0o755));
         }
-        let nobody = Wanted { owner: Some(Account::NO_ID), group: None, ..owned };
-        assert_eq!(set(&file, &nobody), [Miss { kind: Kinds::OWNER, error: Errno::INVAL }]);
+        let nobody = Wanted {
+            owner: Some(Account::NO_ID),
+            group: None,
+            ..owned
+        };
+        assert_eq!(
+            set(&file, &nobody),
+            [Miss {
+                kind: Kinds::OWNER,
+                error: Errno::INVAL
+            }]
+        );
         assert_eq!(mode(&file), 0o755);
-        set(&file, &Wanted { set_ids_with_owner: false, ..nobody });
+        set(
+            &file,
+            &Wanted {
+                set_ids_with_owner: false,
+                ..nobody
+            },
+        );
         assert_eq!(mode(&file), 0o6755);
-        let denied = Wanted { may_own: false, owner: Some(54_321), ..owned };
+        let denied = Wanted {
+            may_own: false,
+            owner: Some(54_321),
+            ..owned
+        };
         let misses = set(&file, &denied);
-        assert_eq!((misses[0].kind, misses[0].error, mode(&file)), (Kinds::OWNER, Errno::PERM, 0o755));
+        assert_eq!(
+            (misses[0].kind, misses[0].error, mode(&file)),
+            (Kinds::OWNER, Errno::PERM, 0o755)
+        );
     }
 
     /// The group of a file may be another one, which may do more with it now than in the end.
     #[test]
     fn what_has_just_been_given_away_is_open_to_nobody_but_its_owner() {
         let file = file();
-        file.set_permissions(PermissionsExt::from_mode(0o666)).unwrap();
-        let owned = Wanted { owner: Some(12_345), group: Some(23_456), ..WANTED };
+        file.set_permissions(PermissionsExt::from_mode(0o666))
+            .unwrap();
+        let owned = Wanted {
+            owner: Some(12_345),
+            group: Some(23_456),
+            ..WANTED
+        };
         let entry = Descriptor::Open(file.as_fd());
         let form = FileType::RegularFile;
-        let mut setting = Setting { wanted: &owned, entry, form, mode: Some(0o666), misses: Vec::new() };
+        let mut setting = Setting {
+            wanted: &owned,
+            entry,
+            form,
+            mode: Some(0o666),
+            misses: Vec::new(),
+        };
         setting.set_owner(Ids { user: 0, group: 0 });
         assert_eq!(mode(&file), 0o600);
         setting.set_mode().unwrap();
@@ -421,9 +586,20 @@ mod tests {
         if !has_xattrs(&file) {
             return;
         }
-        file.set_permissions(PermissionsExt::from_mode(0o400)).unwrap();
+        file.set_permissions(PermissionsExt::from_mode(0o400))
+            .unwrap();
         let xattrs = [xattr("user.a", b"x")];
-        assert!(set(&file, &Wanted { mode: 0o400, xattrs: &xattrs, ..WANTED }).is_empty());
+        assert!(
+            set(
+                &file,
+                &Wanted {
+                    mode: 0o400,
+                    xattrs: &xattrs,
+                    ..WANTED
+                }
+            )
+            .is_empty()
+        );
         assert_eq!(mode(&file), 0o400);
     }
 }

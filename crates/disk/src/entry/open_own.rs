@@ -47,7 +47,11 @@ fn open_forbidden(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
 /// What the system says, `EACCES` for something of another kind, `EBUSY` for what has other names.
 pub fn hold_new(directory: BorrowedFd<'_>, name: &Name, kind: FileType) -> io::Result<OwnedFd> {
     let EntryHandle { fd, .. } = EntryHandle::hold(directory, name, kind)?;
-    if rustix::fs::fstat(&fd)?.st_nlink == 1 { Ok(fd) } else { Err(Errno::BUSY.into()) }
+    if rustix::fs::fstat(&fd)?.st_nlink == 1 {
+        Ok(fd)
+    } else {
+        Err(Errno::BUSY.into())
+    }
 }
 
 impl EntryHandle {
@@ -55,9 +59,16 @@ impl EntryHandle {
     ///
     /// # Errors
     /// The system's error, `EACCES` for an entry of another kind.
-    pub(crate) fn hold(directory: BorrowedFd<'_>, name: &Name, kind: FileType) -> rustix::io::Result<Self> {
+    pub(crate) fn hold(
+        directory: BorrowedFd<'_>,
+        name: &Name,
+        kind: FileType,
+    ) -> rustix::io::Result<Self> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Self::of(rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?, kind)
+        Self::of(
+            rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?,
+            kind,
+        )
     }
 
     /// Takes an entry that a descriptor holds already; see [`hold`](Self::hold).
@@ -65,13 +76,25 @@ impl EntryHandle {
         let stat = rustix::fs::fstat(&fd)?;
         let is_kind = FileType::from_raw_mode(stat.st_mode) == kind;
         let mode = Mode::from_raw_mode(stat.st_mode);
-        if is_kind { Ok(Self { fd, mode, owner: stat.st_uid }) } else { Err(Errno::ACCESS) }
+        if is_kind {
+            Ok(Self {
+                fd,
+                mode,
+                owner: stat.st_uid,
+            })
+        } else {
+            Err(Errno::ACCESS)
+        }
     }
 
     /// Opens the entry with all rights of its owner, who must be the user of this process, added to its mode.
     pub(crate) fn open_up(&self, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let is_own = rustix::process::geteuid().as_raw() == self.owner;
-        if is_own { self.open(self.mode | Mode::RWXU, flags) } else { Err(Errno::ACCESS) }
+        if is_own {
+            self.open(self.mode | Mode::RWXU, flags)
+        } else {
+            Err(Errno::ACCESS)
+        }
     }
 
     /// Sets `mode`, and then opens the file with `flags`, which that mode must allow.
@@ -115,9 +138,15 @@ mod tests {
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o4030)).unwrap();
         for open in [open_own, open_forbidden] {
             let mut read = String::new();
-            open(directory.as_fd(), &name("f")).unwrap().read_to_string(&mut read).unwrap();
+            open(directory.as_fd(), &name("f"))
+                .unwrap()
+                .read_to_string(&mut read)
+                .unwrap();
             assert_eq!(
-                (read.as_str(), path.metadata().unwrap().permissions().mode() & 0o7777),
+                (
+                    read.as_str(),
+                    path.metadata().unwrap().permissions().mode() & 0o7777
+                ),
                 ("data", 0o4030)
             );
         }
@@ -130,8 +159,15 @@ mod tests {
         symlink("anywhere", home.path().join("link")).unwrap();
         let hold = || hold_new(directory.as_fd(), &name("link"), FileType::Symlink);
         hold().unwrap();
-        std::fs::hard_link(home.path().join("link"), home.path().join("of somebody else")).unwrap();
-        assert_eq!(Errno::from_io_error(&hold().unwrap_err()), Some(Errno::BUSY));
+        std::fs::hard_link(
+            home.path().join("link"),
+            home.path().join("of somebody else"),
+        )
+        .unwrap();
+        assert_eq!(
+            Errno::from_io_error(&hold().unwrap_err()),
+            Some(Errno::BUSY)
+        );
     }
 
     #[test]
@@ -139,14 +175,31 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = File::open(home.path()).unwrap();
         std::fs::write(home.path().join("precious"), "x").unwrap();
-        std::fs::set_permissions(home.path().join("precious"), PermissionsExt::from_mode(0o000)).unwrap();
+        std::fs::set_permissions(
+            home.path().join("precious"),
+            PermissionsExt::from_mode(0o000),
+        )
+        .unwrap();
         symlink("precious", home.path().join("link")).unwrap();
         rustix::fs::mknodat(&directory, "fifo", FileType::Fifo, Mode::WUSR, 0).unwrap();
         for other in ["link", "fifo"] {
-            assert_eq!(open_forbidden(directory.as_fd(), &name(other)).unwrap_err().raw_os_error(), Some(13));
+            assert_eq!(
+                open_forbidden(directory.as_fd(), &name(other))
+                    .unwrap_err()
+                    .raw_os_error(),
+                Some(13)
+            );
         }
         assert!(open_own(directory.as_fd(), &name("link")).is_err());
-        let mode = |name: &str| home.path().join(name).metadata().unwrap().permissions().mode() & 0o7777;
+        let mode = |name: &str| {
+            home.path()
+                .join(name)
+                .metadata()
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o7777
+        };
         assert_eq!([mode("precious"), mode("fifo")], [0, 0o200]);
         let held = EntryHandle::hold(directory.as_fd(), &name("precious"), FileType::Directory);
         assert_eq!(held.unwrap_err(), Errno::ACCESS);

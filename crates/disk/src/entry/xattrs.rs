@@ -75,7 +75,10 @@ pub trait HasXattrs: Copy {
                     continue;
                 }
             };
-            let xattr = Xattr { name: name.into_bytes().into(), value: value.into() };
+            let xattr = Xattr {
+                name: name.into_bytes().into(),
+                value: value.into(),
+            };
             if bytes + xattr.bytes() > Xattr::ENTRY_BYTES_MAX {
                 found.too_much = found.too_much.and(kind);
                 continue;
@@ -91,7 +94,12 @@ pub trait HasXattrs: Copy {
 fn names(of: impl HasXattrs, kinds: Kinds) -> io::Result<Vec<(CString, Kinds)>> {
     let list = list(of)?;
     let kind = |name: &[u8]| Kinds::of_xattr(name).filter(|kind| kinds.has_any(*kind));
-    let named = |name: &[u8]| Some((CString::new(name).expect("it was split at its end"), kind(name)?));
+    let named = |name: &[u8]| {
+        Some((
+            CString::new(name).expect("it was split at its end"),
+            kind(name)?,
+        ))
+    };
     let mut names: Vec<_> = list.split(|byte| *byte == 0).filter_map(named).collect();
     names.sort_unstable();
     Ok(names)
@@ -181,7 +189,11 @@ impl Descriptor<'_> {
             Self::PathOnly(file) => rustix::fs::removexattr(by_descriptor(file), name),
         };
         // it has gone meanwhile
-        if removed == Err(Errno::NODATA) { Ok(()) } else { removed }
+        if removed == Err(Errno::NODATA) {
+            Ok(())
+        } else {
+            removed
+        }
     }
 }
 
@@ -204,7 +216,9 @@ pub(crate) fn default_acl(directory: BorrowedFd<'_>) -> io::Result<Option<Vec<u8
 /// its access control list is not kept: what is said of its group stands in the place of the mask.
 #[must_use]
 pub fn mode_without_acl(mode: u32, xattrs: &[Xattr]) -> u32 {
-    let Some(acl) = xattrs.iter().find(|xattr| *xattr.name == *ACCESS) else { return mode };
+    let Some(acl) = xattrs.iter().find(|xattr| *xattr.name == *ACCESS) else {
+        return mode;
+    };
     // what cannot be read gives the group nothing
     let group = group_of(&acl.value).unwrap_or(0);
     mode & !GROUP_BITS | mode & group << 3
@@ -218,7 +232,9 @@ fn group_of(acl: &[u8]) -> Option<u32> {
     const GROUP_OBJ: u16 = 4;
     let entries = acl.get(4..)?.chunks_exact(8);
     let field = |entry: &[u8], at: usize| u16::from_le_bytes([entry[at], entry[at + 1]]);
-    let of_group = entries.into_iter().find(|entry| field(entry, 0) == GROUP_OBJ)?;
+    let of_group = entries
+        .into_iter()
+        .find(|entry| field(entry, 0) == GROUP_OBJ)?;
     Some(u32::from(field(of_group, 2)) & 0o7)
 }
 
@@ -245,22 +261,34 @@ pub(crate) mod tests {
             let user = if *tag == 2 { 65_534 } else { u32::MAX };
             value.extend(user.to_le_bytes());
         }
-        Xattr { name: ACCESS.into(), value: value.into() }
+        Xattr {
+            name: ACCESS.into(),
+            value: value.into(),
+        }
     }
 
     /// A list that gives a user more than the group.
     pub(crate) fn acl_of_a_user() -> Vec<u8> {
-        acl(&[(1, 7), (2, 6), (4, 5), (0x10, 7), (0x20, 0)]).value.into()
+        acl(&[(1, 7), (2, 6), (4, 5), (0x10, 7), (0x20, 0)])
+            .value
+            .into()
     }
 
     #[test]
     fn a_mask_is_not_taken_for_what_the_group_may() {
         let masked = acl(&[(1, 7), (2, 6), (4, 4), (0x10, 6), (0x20, 0)]);
         assert_eq!(mode_without_acl(0o760, &[masked]), 0o740);
-        assert_eq!(mode_without_acl(0o710, &[acl(&[(4, 5)])]), 0o710, "nor more than the mask");
+        assert_eq!(
+            mode_without_acl(0o710, &[acl(&[(4, 5)])]),
+            0o710,
+            "nor more than the mask"
+        );
         assert_eq!(mode_without_acl(0o664, &[]), 0o664);
         for broken in [vec![], vec![2, 0, 0, 0], vec![0; 11]] {
-            let xattr = Xattr { name: ACCESS.into(), value: broken.into() };
+            let xattr = Xattr {
+                name: ACCESS.into(),
+                value: broken.into(),
+            };
             assert_eq!(mode_without_acl(0o2664, &[xattr]), 0o2604);
         }
     }
@@ -277,21 +305,44 @@ pub(crate) mod tests {
         let long = vec![7; 3000];
         let name = format!("user.{}", "n".repeat(250));
         if subject.set_xattr(name.as_bytes(), b"").is_err() {
-            return eprintln!("skipped: no extended attributes at {}", home.path().display());
+            return eprintln!(
+                "skipped: no extended attributes at {}",
+                home.path().display()
+            );
         }
         subject.set_xattr(b"user.long", &long).unwrap();
         subject.set_xattr(b"user.a", b"x").unwrap();
         let entry = Name::from_bytes(b"f").unwrap();
-        let held =
-            rustix::fs::openat(&directory, "f", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-        let named = Named(directory.as_fd(), &entry).xattrs(Kinds::XATTRS).unwrap();
+        let held = rustix::fs::openat(
+            &directory,
+            "f",
+            rustix::fs::OFlags::PATH,
+            rustix::fs::Mode::empty(),
+        )
+        .unwrap();
+        let named = Named(directory.as_fd(), &entry)
+            .xattrs(Kinds::XATTRS)
+            .unwrap();
         for found in [
             subject.xattrs(Kinds::XATTRS).unwrap(),
-            Descriptor::PathOnly(held.as_fd()).xattrs(Kinds::XATTRS).unwrap(),
+            Descriptor::PathOnly(held.as_fd())
+                .xattrs(Kinds::XATTRS)
+                .unwrap(),
             named,
         ] {
-            let read: Vec<_> = found.list.iter().map(|xattr| (&*xattr.name, &*xattr.value)).collect();
-            assert_eq!(read, [(&b"user.a"[..], &b"x"[..]), (b"user.long", &long), (name.as_bytes(), b"")]);
+            let read: Vec<_> = found
+                .list
+                .iter()
+                .map(|xattr| (&*xattr.name, &*xattr.value))
+                .collect();
+            assert_eq!(
+                read,
+                [
+                    (&b"user.a"[..], &b"x"[..]),
+                    (b"user.long", &long),
+                    (name.as_bytes(), b"")
+                ]
+            );
             assert!(found.too_much.is_empty() && found.unread.is_empty());
         }
         assert!(subject.xattrs(Kinds::ACLS).unwrap().list.is_empty());
@@ -299,6 +350,10 @@ pub(crate) mod tests {
         subject.remove_xattr(b"user.a").unwrap();
         assert_eq!(subject.xattrs(Kinds::ALL).unwrap().list.len(), 2);
         let nothing = Name::from_bytes(b"nothing").unwrap();
-        assert!(Named(directory.as_fd(), &nothing).xattrs(Kinds::ALL).is_err());
+        assert!(
+            Named(directory.as_fd(), &nothing)
+                .xattrs(Kinds::ALL)
+                .is_err()
+        );
     }
 }

@@ -23,15 +23,22 @@ pub struct Auto {
 }
 
 impl Engine for Auto {
-    fn read_some(&self, way: Way<'_>, span: Span, buffer: Buffer, seen: Slices<'_>) -> Moved<usize> {
+    fn read_some(
+        &self,
+        way: Way<'_>,
+        span: Span,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> Moved<usize> {
         Threads.read_some(way, span, buffer, seen)
     }
 
     fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize> {
         let ring = match way {
-            Way::DirectInTurns(_) => {
-                self.ring.get_or_init(|| Uring::start(RingConfig::default()).ok()).as_ref()
-            }
+            Way::DirectInTurns(_) => self
+                .ring
+                .get_or_init(|| Uring::start(RingConfig::default()).ok())
+                .as_ref(),
             Way::Cached(_) | Way::Direct(_) => None,
         };
         match ring {

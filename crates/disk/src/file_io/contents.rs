@@ -26,7 +26,10 @@ impl ContentsWriter {
     #[must_use]
     pub fn new(direct: Direct) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "4 MiB fits any usize")]
-        Self { direct, aligned: BufferPool::new(GROUP_BYTES as usize, 1) }
+        Self {
+            direct,
+            aligned: BufferPool::new(GROUP_BYTES as usize, 1),
+        }
     }
 
     /// Writes the whole contents of a file that was just made and has none.
@@ -54,7 +57,11 @@ impl ContentsWriter {
         if body.as_ptr().addr().is_multiple_of(PAGE_BYTES) {
             return write_aligned(file, body);
         }
-        let Some(mut buffer) = self.aligned.take().filter(|buffer| body.len() <= buffer.capacity()) else {
+        let Some(mut buffer) = self
+            .aligned
+            .take()
+            .filter(|buffer| body.len() <= buffer.capacity())
+        else {
             return Ok(0);
         };
         let copy = &mut buffer.room()[..body.len()];
@@ -113,16 +120,24 @@ mod tests {
         }
         for direct in [Direct::Auto, Direct::On, Direct::Off] {
             let writer = ContentsWriter::new(direct);
-            for (size, start) in SIZES.iter().flat_map(|size| [(*size, 0), (*size, 1), (*size, 4096)]) {
+            for (size, start) in SIZES
+                .iter()
+                .flat_map(|size| [(*size, 0), (*size, 1), (*size, 4096)])
+            {
                 let contents = &data[start..start + size];
-                assert!(written(&writer, contents).1 == contents, "{size} bytes from {start}, {direct:?}");
+                assert!(
+                    written(&writer, contents).1 == contents,
+                    "{size} bytes from {start}, {direct:?}"
+                );
             }
         }
     }
 
     #[test]
     fn what_a_short_or_failed_write_leaves_goes_the_other_way() {
-        let body: Vec<u8> = (0..3 * PAGE_BYTES).map(|at| u8::try_from(at / PAGE_BYTES).unwrap()).collect();
+        let body: Vec<u8> = (0..3 * PAGE_BYTES)
+            .map(|at| u8::try_from(at / PAGE_BYTES).unwrap())
+            .collect();
         let error = |errno: Errno| Err(io::Error::from(errno));
         let cases = [
             (vec![Ok(PAGE_BYTES), Ok(2 * PAGE_BYTES)], 3 * PAGE_BYTES),
@@ -140,7 +155,11 @@ mod tests {
                 taken.extend_from_slice(&rest[..*answer.as_ref().unwrap_or(&0)]);
                 answer
             });
-            assert_eq!((written, taken.as_slice()), (expected, &body[..expected]), "{text}");
+            assert_eq!(
+                (written, taken.as_slice()),
+                (expected, &body[..expected]),
+                "{text}"
+            );
         }
     }
 
@@ -154,7 +173,9 @@ mod tests {
             if !takes_direct_writes(&file, size as u64, Direct::On) {
                 return eprintln!("skipped: no O_DIRECT in the directory for temporary files");
             }
-            ContentsWriter::new(direct).write(&file, &data[start..start + size]).unwrap();
+            ContentsWriter::new(direct)
+                .write(&file, &data[start..start + size])
+                .unwrap();
             let Ok(cached) = zmove_uring::cached_bytes(&file, 0..size as u64) else {
                 return eprintln!("skipped: this kernel does not tell what is in the page cache");
             };

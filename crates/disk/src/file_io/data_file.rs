@@ -67,7 +67,10 @@ impl DataFile {
     /// A file whose contents go through the page cache.
     #[must_use]
     pub fn new(file: File) -> Self {
-        Self { cached: Arc::new(file), direct: None }
+        Self {
+            cached: Arc::new(file),
+            direct: None,
+        }
     }
 
     /// A file of `bytes` that will be read.
@@ -79,8 +82,13 @@ impl DataFile {
             Direct::Off => false,
         };
         let prefer_cache = direct == Direct::Auto;
-        let direct = pays.then(|| DirectFile::open(&file, OFlags::RDONLY, prefer_cache)).flatten();
-        Self { cached: Arc::new(file), direct }
+        let direct = pays
+            .then(|| DirectFile::open(&file, OFlags::RDONLY, prefer_cache))
+            .flatten();
+        Self {
+            cached: Arc::new(file),
+            direct,
+        }
     }
 
     /// A file that has its final size already and will be written, and whose contents may be read.
@@ -90,8 +98,13 @@ impl DataFile {
     pub fn for_writing(file: File, direct: Direct) -> io::Result<Self> {
         let bytes = file.metadata()?.len();
         let pays = write_pays(&file, bytes, direct);
-        let direct = pays.then(|| DirectFile::open(&file, OFlags::RDWR, false)).flatten();
-        Ok(Self { cached: Arc::new(file), direct })
+        let direct = pays
+            .then(|| DirectFile::open(&file, OFlags::RDWR, false))
+            .flatten();
+        Ok(Self {
+            cached: Arc::new(file),
+            direct,
+        })
     }
 
     /// Gives an empty file that will be written its final size, and the room for its `data`, or all of it, where its
@@ -99,14 +112,20 @@ impl DataFile {
     ///
     /// # Errors
     /// The system's error.
-    pub fn reserve(&mut self, bytes: u64, data: Option<&DataRanges>, direct: Direct) -> io::Result<()> {
+    pub fn reserve(
+        &mut self,
+        bytes: u64,
+        data: Option<&DataRanges>,
+        direct: Direct,
+    ) -> io::Result<()> {
         self.cached.set_len(bytes)?;
         let data_bytes = data.map_or(bytes, DataRanges::data_bytes);
         if !write_pays(&self.cached, data_bytes, direct) {
             return Ok(());
         }
         self.direct = DirectFile::open(&self.cached, OFlags::WRONLY, false);
-        let allocate = self.direct.is_some() && data_bytes > 0 && allocation_pays(&self.cached, data_bytes)?;
+        let allocate =
+            self.direct.is_some() && data_bytes > 0 && allocation_pays(&self.cached, data_bytes)?;
         let whole = 0..bytes;
         let wanted = data.map_or(std::slice::from_ref(&whole), DataRanges::ranges);
         // Where that fails nothing is lost: the writes allocate, and return the errors.
@@ -120,14 +139,17 @@ impl DataFile {
 
     fn allocate(&self, range: &Range<u64>) -> io::Result<()> {
         let bytes = range.end - range.start;
-        let allocate = || rustix::fs::fallocate(&self.cached, FallocateFlags::KEEP_SIZE, range.start, bytes);
+        let allocate =
+            || rustix::fs::fallocate(&self.cached, FallocateFlags::KEEP_SIZE, range.start, bytes);
         Ok(retry_on_intr(allocate)?)
     }
 
     /// Whether aligned requests pass by the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        self.direct.as_ref().is_some_and(|direct| !direct.refused.load(Ordering::Relaxed))
+        self.direct
+            .as_ref()
+            .is_some_and(|direct| !direct.refused.load(Ordering::Relaxed))
     }
 
     /// The file, through the page cache.
@@ -156,11 +178,18 @@ impl DataFile {
 
     /// The way to write a span past the page cache, and how much of it: what is left is less than a page. A span that
     /// does not begin at a page has none, so that a page with a hole in it is reached by the page cache alone.
-    pub(crate) fn direct_write(&self, span: &Span, buffer: &mut Buffer) -> Option<(Way<'_>, usize)> {
+    pub(crate) fn direct_write(
+        &self,
+        span: &Span,
+        buffer: &mut Buffer,
+    ) -> Option<(Way<'_>, usize)> {
         let direct = self.direct.as_ref()?;
         let body = span.len() - span.len() % direct.align;
-        let way =
-            if direct.writes_in_turns { Way::DirectInTurns(&direct.file) } else { Way::Direct(&direct.file) };
+        let way = if direct.writes_in_turns {
+            Way::DirectInTurns(&direct.file)
+        } else {
+            Way::Direct(&direct.file)
+        };
         (body > 0 && direct.takes(span, buffer)).then_some((way, body))
     }
 
@@ -172,19 +201,32 @@ impl DataFile {
     /// # Errors
     /// The system's error.
     pub fn drop_cached(&self) -> io::Result<()> {
-        Ok(rustix::fs::fadvise(&self.cached, 0, None, Advice::DontNeed)?)
+        Ok(rustix::fs::fadvise(
+            &self.cached,
+            0,
+            None,
+            Advice::DontNeed,
+        )?)
     }
 
     /// The same for the pages of `len` bytes from `offset` on: the kernel goes through all that are named, also those
     /// that it cannot drop.
     pub(crate) fn drop_cached_span(&self, offset: u64, len: u64) -> io::Result<()> {
-        Ok(rustix::fs::fadvise(&self.cached, offset, NonZeroU64::new(len), Advice::DontNeed)?)
+        Ok(rustix::fs::fadvise(
+            &self.cached,
+            offset,
+            NonZeroU64::new(len),
+            Advice::DontNeed,
+        )?)
     }
 
     /// Remembers that the file system does not take direct requests after all. Other errors come again through the page
     /// cache, and are returned there.
     pub(crate) fn note_refusal(&self, error: &io::Error) {
-        let refusal = matches!(Errno::from_io_error(error), Some(Errno::INVAL | Errno::OPNOTSUPP));
+        let refusal = matches!(
+            Errno::from_io_error(error),
+            Some(Errno::INVAL | Errno::OPNOTSUPP)
+        );
         if let (Some(direct), true) = (&self.direct, refusal) {
             direct.refused.store(true, Ordering::Relaxed);
         }
@@ -211,7 +253,10 @@ impl DirectFile {
 
     fn takes(&self, span: &Span, buffer: &mut Buffer) -> bool {
         let aligned = span.offset().is_multiple_of(self.align as u64)
-            && buffer.room()[span.room()].as_ptr().addr().is_multiple_of(self.align);
+            && buffer.room()[span.room()]
+                .as_ptr()
+                .addr()
+                .is_multiple_of(self.align);
         aligned && !self.refused.load(Ordering::Relaxed)
     }
 }
@@ -245,9 +290,13 @@ fn alignment(file: &File) -> Option<usize> {
         return None;
     }
     let asked = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
-    let told = asked.ok().filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    let told = asked
+        .ok()
+        .filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
     // An older kernel reports nothing: the first request shows whether a page will do.
-    let Some(told) = told else { return Some(PAGE_BYTES) };
+    let Some(told) = told else {
+        return Some(PAGE_BYTES);
+    };
     let align = told.stx_dio_mem_align.max(told.stx_dio_offset_align) as usize;
     let possible = told.stx_dio_offset_align > 0 && told.stx_dio_mem_align > 0;
     (possible && align <= PAGE_BYTES).then_some(PAGE_BYTES)
@@ -290,8 +339,16 @@ const IN_PLACE: [u64; 2] = [0xef53, 0x5846_5342];
 /// `f_type` of tmpfs and ramfs.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// `f_type` of NFS, SMB (two), CIFS, FUSE, 9P, Ceph and AFS.
-const REMOTE: [u64; 8] =
-    [0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, FUSE, 0x0102_1997, 0x00c3_6400, 0x5346_414f];
+const REMOTE: [u64; 8] = [
+    0x6969,
+    0x517b,
+    0xfe53_4d42,
+    0xff53_4d42,
+    FUSE,
+    0x0102_1997,
+    0x00c3_6400,
+    0x5346_414f,
+];
 const FUSE: u64 = 0x6573_5546;
 
 #[cfg(test)]
@@ -313,7 +370,8 @@ mod tests {
         direct.align = 1;
         let buffer = BufferPool::new(9_000, 1).take().unwrap();
         let mut shown = 0;
-        let (outcome, buffer) = Threads.read(&data, 3, 9_000, buffer, &mut |slice| shown += slice.len());
+        let (outcome, buffer) =
+            Threads.read(&data, 3, 9_000, buffer, &mut |slice| shown += slice.len());
         outcome.unwrap();
         assert_eq!((*buffer).to_vec(), [7; 9_000]);
         assert_eq!(shown, 9_000);
@@ -331,7 +389,11 @@ mod tests {
         let Some((way, _padded)) = data.direct_read(&Span::new(0, 0..90_000), &mut buffer) else {
             return eprintln!("skipped: no O_DIRECT in the directory for temporary files");
         };
-        assert!(rustix::fs::fcntl_getfl(way.file()).unwrap().contains(OFlags::RDWR));
+        assert!(
+            rustix::fs::fcntl_getfl(way.file())
+                .unwrap()
+                .contains(OFlags::RDWR)
+        );
     }
 
     #[test]
@@ -356,9 +418,19 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[7; 100_000], 0).unwrap();
         let mut buffer = BufferPool::new(100_000, 1).take().unwrap();
-        let data = DataFile::for_reading(file.try_clone().unwrap(), READ_DIRECT_BYTES_MIN, Direct::Auto);
-        assert!(data.direct_read(&Span::new(0, 0..90_000), &mut buffer).is_none());
+        let data = DataFile::for_reading(
+            file.try_clone().unwrap(),
+            READ_DIRECT_BYTES_MIN,
+            Direct::Auto,
+        );
+        assert!(
+            data.direct_read(&Span::new(0, 0..90_000), &mut buffer)
+                .is_none()
+        );
         let data = DataFile::for_reading(file, 100_000, Direct::Off);
-        assert!(data.direct_read(&Span::new(0, 0..90_000), &mut buffer).is_none());
+        assert!(
+            data.direct_read(&Span::new(0, 0..90_000), &mut buffer)
+                .is_none()
+        );
     }
 }

@@ -63,7 +63,12 @@ impl<E> Faulty<E> {
     /// An engine like `inner`, with the faults of `script`.
     pub fn new(inner: E, script: impl IntoIterator<Item = FaultAt>) -> Self {
         let script = script.into_iter().collect();
-        Self { inner, script, reads: AtomicU64::new(0), writes: AtomicU64::new(0) }
+        Self {
+            inner,
+            script,
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+        }
     }
 
     /// The number of requests that have come so far.
@@ -81,7 +86,10 @@ impl<E> Faulty<E> {
     /// The fault that the present request meets.
     fn next(&self, kind: Request) -> Option<Fault> {
         let number = self.counter(kind).fetch_add(1, Ordering::Relaxed);
-        let at = self.script.iter().find(|at| at.request == kind && at.number == number);
+        let at = self
+            .script
+            .iter()
+            .find(|at| at.request == kind && at.number == number);
         at.map(|at| at.fault)
     }
 
@@ -108,7 +116,13 @@ impl<E> Faulty<E> {
 }
 
 impl<E: Engine> Engine for Faulty<E> {
-    fn read_some(&self, way: Way<'_>, span: Span, buffer: Buffer, seen: Slices<'_>) -> Moved<usize> {
+    fn read_some(
+        &self,
+        way: Way<'_>,
+        span: Span,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> Moved<usize> {
         let read = |span, buffer| self.inner.read_some(way, span, buffer, seen);
         self.serve(Request::Read, span, buffer, read)
     }
@@ -132,7 +146,14 @@ mod tests {
     const CONTENTS: &[u8] = b"0123456789";
 
     fn faulty(request: Request, number: u64, fault: Fault) -> Faulty<Threads> {
-        Faulty::new(Threads, [FaultAt { request, number, fault }])
+        Faulty::new(
+            Threads,
+            [FaultAt {
+                request,
+                number,
+                fault,
+            }],
+        )
     }
 
     fn file() -> (tempfile::TempDir, DataFile) {
@@ -146,7 +167,8 @@ mod tests {
     fn read(file_io: &impl FileIo, file: &DataFile) -> Result<Vec<u8>, Option<i32>> {
         let mut seen = Vec::new();
         let mut see = |slice: &[u8]| seen.extend_from_slice(slice);
-        let (outcome, buffer) = file_io.read(file, 0, CONTENTS.len(), Buffer::copied(&[0; 10]), &mut see);
+        let (outcome, buffer) =
+            file_io.read(file, 0, CONTENTS.len(), Buffer::copied(&[0; 10]), &mut see);
         outcome.map_err(|error| error.raw_os_error())?;
         assert_eq!(seen, buffer[..]);
         Ok(seen)

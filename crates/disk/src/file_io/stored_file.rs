@@ -28,7 +28,10 @@ impl StoredFile {
     /// The system's error.
     pub fn new(file: File) -> io::Result<Self> {
         let bytes = file.metadata()?.len();
-        Ok(Self { data: DataFile::for_reading(file, bytes, Direct::On), bytes })
+        Ok(Self {
+            data: DataFile::for_reading(file, bytes, Direct::On),
+            bytes,
+        })
     }
 
     /// The length of the file in bytes when it was opened.
@@ -62,7 +65,11 @@ impl StoredFile {
         let buffer = buffers.take().ok_or(Errno::NOBUFS)?;
         let (outcome, buffer) = file_io.read(&self.data, offset, len, buffer, seen);
         outcome?;
-        if buffer.len() == len { Ok(true) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+        if buffer.len() == len {
+            Ok(true)
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
+        }
     }
 }
 
@@ -76,7 +83,9 @@ mod tests {
     fn shown(file: &StoredFile, span: (u64, usize)) -> io::Result<Option<Vec<u8>>> {
         let mut all = Vec::new();
         let buffers = BufferPool::new(span.1, 1);
-        let has_data = file.show((&Threads, &buffers), span, &mut |slice| all.extend_from_slice(slice))?;
+        let has_data = file.show((&Threads, &buffers), span, &mut |slice| {
+            all.extend_from_slice(slice)
+        })?;
         Ok(has_data.then_some(all))
     }
 
@@ -97,6 +106,9 @@ mod tests {
         file.write_all_at(&[7; 8192], 0).unwrap();
         let stored = StoredFile::new(file.try_clone().unwrap()).unwrap();
         file.set_len(4096).unwrap();
-        assert_eq!(shown(&stored, (0, 8192)).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(
+            shown(&stored, (0, 8192)).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
     }
 }

@@ -17,7 +17,13 @@ pub struct Threads;
 const SLICE_BYTES: usize = 256 << 10;
 
 impl Engine for Threads {
-    fn read_some(&self, way: Way<'_>, span: Span, mut buffer: Buffer, seen: Slices<'_>) -> Moved<usize> {
+    fn read_some(
+        &self,
+        way: Way<'_>,
+        span: Span,
+        mut buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> Moved<usize> {
         let slice_bytes = match way {
             Way::Cached(_) => SLICE_BYTES,
             // One request for everything, since the device waits for each.

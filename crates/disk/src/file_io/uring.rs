@@ -23,12 +23,21 @@ impl Uring {
     ///
     /// # Errors Why io_uring cannot be used here.
     pub fn start(config: RingConfig) -> Result<Self, Unavailable> {
-        Ok(Self { ring: Ring::start(config)?, config })
+        Ok(Self {
+            ring: Ring::start(config)?,
+            config,
+        })
     }
 }
 
 impl Engine for Uring {
-    fn read_some(&self, way: Way<'_>, span: Span, buffer: Buffer, seen: Slices<'_>) -> Moved<usize> {
+    fn read_some(
+        &self,
+        way: Way<'_>,
+        span: Span,
+        buffer: Buffer,
+        seen: Slices<'_>,
+    ) -> Moved<usize> {
         self.ring.read(way.file(), span, buffer, seen)
     }
 
@@ -66,7 +75,9 @@ mod tests {
         let mut buffer = BufferPool::new(4096, 1).take().unwrap();
         // A ring whose thread had taken up the request would mostly still be at it when the caller goes on.
         for _ in 0..10_000 {
-            let (outcome, back) = ring.ring.read(&file, Span::new(0, 0..0), buffer, &mut |_| ());
+            let (outcome, back) = ring
+                .ring
+                .read(&file, Span::new(0, 0..0), buffer, &mut |_| ());
             assert_eq!(outcome.unwrap(), 0);
             buffer = back;
         }
@@ -76,7 +87,10 @@ mod tests {
     #[test]
     fn a_ring_whose_storage_hangs_holds_up_no_other() {
         let depth = 4;
-        let one = match Uring::start(RingConfig { depth, ..RingConfig::default() }) {
+        let one = match Uring::start(RingConfig {
+            depth,
+            ..RingConfig::default()
+        }) {
             Ok(one) => one,
             Err(error) => return eprintln!("skipped: {error}"),
         };
@@ -84,8 +98,12 @@ mod tests {
         let (hanging, mut end) = io::pipe().unwrap();
         let hanging = DataFile::new(File::from(OwnedFd::from(hanging)));
         let (home, (done_in, done)) = (tempfile::tempdir().unwrap(), std::sync::mpsc::channel());
-        let file =
-            File::options().read(true).write(true).create_new(true).open(home.path().join("f")).unwrap();
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(home.path().join("f"))
+            .unwrap();
         let file = DataFile::new(file);
         let pool = BufferPool::new(4096, usize::from(depth) + 1);
         std::thread::scope(|scope| {

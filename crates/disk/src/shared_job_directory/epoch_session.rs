@@ -131,7 +131,13 @@ impl EpochSession {
     /// Makes something in a directory of the epoch.
     pub(crate) fn create<T>(&self, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.look_now_and_then()?;
-        make().map_err(|error| if is_dead(&error) { self.fenced() } else { error })
+        make().map_err(|error| {
+            if is_dead(&error) {
+                self.fenced()
+            } else {
+                error
+            }
+        })
     }
 
     /// Has a session that works on give way to a newer epoch, which could not keep up with removing what it makes. One
@@ -143,7 +149,11 @@ impl EpochSession {
             return Ok(());
         }
         self.looked_ms.store(now, Ordering::Relaxed);
-        if self.is_fenced() { Err(self.fenced()) } else { Ok(()) }
+        if self.is_fenced() {
+            Err(self.fenced())
+        } else {
+            Ok(())
+        }
     }
 
     /// Gives what has this name in the session's directory its final one. Where that replaces something, the directory
@@ -155,7 +165,8 @@ impl EpochSession {
         place @ (directory, name): (&OwnedFd, &Name),
         replace: Replace,
     ) -> io::Result<()> {
-        let staged = number_at(&self.own, hidden.as_os_str()).map_err(|error| self.fenced_if_dead(error))?;
+        let staged =
+            number_at(&self.own, hidden.as_os_str()).map_err(|error| self.fenced_if_dead(error))?;
         let is_there = number_at(directory, name.as_os_str()).is_ok();
         let before = is_there.then(|| FileIdentity::of(directory)).transpose()?;
         let moved = move_to((&self.own, hidden), place, replace);
@@ -188,16 +199,25 @@ impl EpochSession {
     ) -> io::Result<()> {
         if number_at(directory, name.as_os_str()).is_ok_and(|there| there == staged) {
             // it may be a link that was made twice
-            let _goes_with_the_epoch = rustix::fs::unlinkat(&self.own, hidden.as_os_str(), AtFlags::empty());
+            let _goes_with_the_epoch =
+                rustix::fs::unlinkat(&self.own, hidden.as_os_str(), AtFlags::empty());
             return Ok(());
         }
         let is_gone = number_at(&self.own, hidden.as_os_str()).is_err_and(|error| is_dead(&error));
-        Err(if is_gone { self.fenced_if_dead(error) } else { error })
+        Err(if is_gone {
+            self.fenced_if_dead(error)
+        } else {
+            error
+        })
     }
 
     /// The error of what was not found: a newer epoch has removed it, or somebody who does not belong to the job.
     fn fenced_if_dead(&self, error: io::Error) -> io::Error {
-        if is_dead(&error) && !self.is_newest() { self.fenced() } else { error }
+        if is_dead(&error) && !self.is_newest() {
+            self.fenced()
+        } else {
+            error
+        }
     }
 
     /// Has `make` make an entry that is no file under another name, and gives it its own in a directory.
@@ -264,7 +284,11 @@ impl EpochSession {
             Ok(part) => {
                 let stat = rustix::fs::fstat(&part)?;
                 let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-                if is_file { Ok(PartFound::Part(part.into())) } else { Err(Errno::INVAL.into()) }
+                if is_file {
+                    Ok(PartFound::Part(part.into()))
+                } else {
+                    Err(Errno::INVAL.into())
+                }
             }
         }
     }
@@ -306,7 +330,13 @@ impl EpochSession {
     ) -> io::Result<()> {
         let open = format!("/proc/self/fd/{}", file.as_raw_fd());
         let link = |fresh: &Name| {
-            rustix::fs::linkat(CWD, &open, &self.own, fresh.as_os_str(), AtFlags::SYMLINK_FOLLOW)
+            rustix::fs::linkat(
+                CWD,
+                &open,
+                &self.own,
+                fresh.as_os_str(),
+                AtFlags::SYMLINK_FOLLOW,
+            )
         };
         let linked = make_hidden(self.own.as_fd(), link);
         let (fresh, ()) = linked.map_err(|error| self.fenced_if_dead(error.into()))?;
@@ -322,7 +352,10 @@ impl EpochSession {
     /// # Errors
     /// The system's error: the part stays.
     pub fn give_up_part(&self, part: &Name, file: &File, reason: Errno) -> io::Result<()> {
-        self.put_mark((part, file), &format!("{GIVEN_UP}{}", reason.raw_os_error()))
+        self.put_mark(
+            (part, file),
+            &format!("{GIVEN_UP}{}", reason.raw_os_error()),
+        )
     }
 
     /// Puts a link that leads nowhere, and tells what has become of a part, in its place.
@@ -332,7 +365,12 @@ impl EpochSession {
         }
         let link = |fresh: &Name| rustix::fs::symlinkat(text, &self.own, fresh.as_os_str());
         let (fresh, ()) = make_hidden(self.own.as_fd(), link)?;
-        Ok(rustix::fs::renameat(&self.own, fresh.as_os_str(), &self.directory, part.as_os_str())?)
+        Ok(rustix::fs::renameat(
+            &self.own,
+            fresh.as_os_str(),
+            &self.directory,
+            part.as_os_str(),
+        )?)
     }
 
     /// Whether this is the part of that name.
@@ -352,7 +390,11 @@ impl EpochSession {
         if self.has_name(name, part).unwrap_or(false) {
             return Ok(true);
         }
-        if self.is_fenced() { Err(self.fenced()) } else { Ok(false) }
+        if self.is_fenced() {
+            Err(self.fenced())
+        } else {
+            Ok(false)
+        }
     }
 
     /// Checks that a directory lies in the same file system, since nothing can be renamed to another.
@@ -361,13 +403,21 @@ impl EpochSession {
     /// `EXDEV` where it does not.
     pub fn check_device(&self, directory: impl AsFd) -> io::Result<()> {
         let device = rustix::fs::fstat(directory)?.st_dev;
-        if device == self.device { Ok(()) } else { Err(Errno::XDEV.into()) }
+        if device == self.device {
+            Ok(())
+        } else {
+            Err(Errno::XDEV.into())
+        }
     }
 }
 
 impl Fence for EpochSession {
     fn check(&self) -> rustix::io::Result<()> {
-        if self.is_fenced() { Err(FENCED) } else { Ok(()) }
+        if self.is_fenced() {
+            Err(FENCED)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -389,7 +439,11 @@ pub(super) fn epochs_in(directory: &OwnedFd) -> io::Result<Vec<u64>> {
     let mut epochs = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
-        let number = entry.file_name().to_str().ok().and_then(|name| name.strip_prefix(EPOCH_PREFIX));
+        let number = entry
+            .file_name()
+            .to_str()
+            .ok()
+            .and_then(|name| name.strip_prefix(EPOCH_PREFIX));
         epochs.extend(number.and_then(|number| number.parse::<u64>().ok()));
     }
     Ok(epochs)
@@ -397,7 +451,10 @@ pub(super) fn epochs_in(directory: &OwnedFd) -> io::Result<Vec<u64>> {
 
 /// Whether an error says that a directory has been removed.
 pub(super) fn is_dead(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::STALE))
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOENT | Errno::STALE)
+    )
 }
 
 /// Begins as all hidden names do: what hides in a directory goes only with one that is hidden itself.

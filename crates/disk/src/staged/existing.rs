@@ -61,14 +61,18 @@ impl Existing {
         if !FileIdentity::at(directory, name).is_ok_and(|there| there.regular) {
             return Ok(None);
         }
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let flags =
+            OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
             Ok(file) => File::from(file),
             Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         let regular = FileIdentity::of(&file)?.regular;
-        Ok(regular.then(|| Self { file, directory: Arc::clone(directory) }))
+        Ok(regular.then(|| Self {
+            file,
+            directory: Arc::clone(directory),
+        }))
     }
 
     /// Whether the file has other names too.
@@ -146,8 +150,15 @@ mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
     use zmove_types::Metadata;
 
-    const CHANGE: Change =
-        Change { bytes: 3, mode: 0o777, mtime: Timestamp { seconds: 5, nanos: 6 }, survives_power_cut: true };
+    const CHANGE: Change = Change {
+        bytes: 3,
+        mode: 0o777,
+        mtime: Timestamp {
+            seconds: 5,
+            nanos: 6,
+        },
+        survives_power_cut: true,
+    };
 
     fn home() -> (tempfile::TempDir, Arc<OwnedFd>) {
         let home = tempfile::tempdir().unwrap();
@@ -160,7 +171,9 @@ mod tests {
     }
 
     fn begin(directory: &Arc<OwnedFd>, text: &str, change: Change) -> io::Result<Staged> {
-        Existing::open(directory, &name(text))?.expect("a file").begin(change, Direct::Auto)
+        Existing::open(directory, &name(text))?
+            .expect("a file")
+            .begin(change, Direct::Auto)
     }
 
     #[test]
@@ -175,7 +188,9 @@ mod tests {
             let inode = path.metadata().unwrap().ino();
             let staged = begin(&directory, "f", CHANGE).unwrap();
             assert_eq!(path.metadata().unwrap().len(), 4, "not what it will be");
-            staged.write(|| staged.file().write_all_at(b"new", 0)).unwrap();
+            staged
+                .write(|| staged.file().write_all_at(b"new", 0))
+                .unwrap();
             staged.set_final_length().unwrap();
             set_new_file_metadata(staged.file(), &Metadata::new(0o640, CHANGE.mtime)).unwrap();
             staged.commit(&name("f"), Replace::Existing).unwrap();
@@ -215,7 +230,9 @@ mod tests {
         for other in others {
             std::fs::write(&path, "old").unwrap();
             let staged = begin(&directory, "f", CHANGE).unwrap();
-            staged.write(|| staged.file().write_all_at(b"new", 0)).unwrap();
+            staged
+                .write(|| staged.file().write_all_at(b"new", 0))
+                .unwrap();
             other(&File::options().write(true).open(&path).unwrap());
             let error = staged.set_final_length().unwrap_err();
             assert_eq!(Errno::from_io_error(&error), Some(Errno::BUSY));
@@ -245,7 +262,11 @@ mod tests {
             assert_eq!(path.metadata().unwrap().mode() & 0o7777, mode & 0o777);
             staged.file().write_all_at(b"n", 0).unwrap();
             drop(staged);
-            assert_eq!(path.metadata().unwrap().mode() & 0o7777, mode & 0o777, "it is not given back either");
+            assert_eq!(
+                path.metadata().unwrap().mode() & 0o7777,
+                mode & 0o777,
+                "it is not given back either"
+            );
         }
     }
 
@@ -253,12 +274,23 @@ mod tests {
     fn nobody_gets_to_see_what_a_file_will_not_show_in_the_end() {
         let (home, directory) = home();
         let path = home.path().join("f");
-        for (there, wanted, meanwhile) in
-            [(0o644, 0o600, 0o600), (0o604, 0o640, 0o600), (0o755, 0o444, 0o744), (0o600, 0o644, 0o600)]
-        {
+        for (there, wanted, meanwhile) in [
+            (0o644, 0o600, 0o600),
+            (0o604, 0o640, 0o600),
+            (0o755, 0o444, 0o744),
+            (0o600, 0o644, 0o600),
+        ] {
             std::fs::write(&path, "old").unwrap();
             std::fs::set_permissions(&path, PermissionsExt::from_mode(there)).unwrap();
-            let staged = begin(&directory, "f", Change { mode: wanted, ..CHANGE }).unwrap();
+            let staged = begin(
+                &directory,
+                "f",
+                Change {
+                    mode: wanted,
+                    ..CHANGE
+                },
+            )
+            .unwrap();
             assert_eq!(path.metadata().unwrap().mode() & 0o7777, meanwhile);
             drop(staged);
         }
@@ -271,7 +303,11 @@ mod tests {
         let first = begin(&directory, "f", CHANGE).unwrap();
         let error = begin(&directory, "f", Change { bytes: 9, ..CHANGE }).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::WOULDBLOCK));
-        assert_eq!(home.path().join("f").metadata().unwrap().len(), 4, "the second has done nothing");
+        assert_eq!(
+            home.path().join("f").metadata().unwrap().len(),
+            4,
+            "the second has done nothing"
+        );
         drop(first);
         begin(&directory, "f", CHANGE).unwrap();
     }
@@ -300,7 +336,10 @@ mod tests {
         symlink("directory", home.path().join("link")).unwrap();
         rustix::fs::mknodat(&directory, "fifo", FileType::Fifo, Mode::RWXU, 0).unwrap();
         for text in ["directory", "link", "fifo", "nothing"] {
-            assert!(Existing::open(&directory, &name(text)).unwrap().is_none(), "{text}");
+            assert!(
+                Existing::open(&directory, &name(text)).unwrap().is_none(),
+                "{text}"
+            );
         }
     }
 
@@ -321,7 +360,15 @@ mod tests {
         if (cached(&there), cached(other.file())) != (Some(BYTES), Some(0)) {
             return eprintln!("skipped: this file system keeps pages, or does not tell");
         }
-        let _staged = begin(&directory, "f", Change { bytes: BYTES, ..CHANGE }).unwrap();
+        let _staged = begin(
+            &directory,
+            "f",
+            Change {
+                bytes: BYTES,
+                ..CHANGE
+            },
+        )
+        .unwrap();
         assert_eq!(cached(&there), Some(0));
     }
 

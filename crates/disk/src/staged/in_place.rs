@@ -36,8 +36,15 @@ struct State {
 impl InPlace {
     /// Watches a file, whose final length is `bytes`, from now on.
     pub(super) fn watch(file: &File, bytes: u64) -> Self {
-        let state = State { writing: 0, left: FileIdentity::of(file).ok(), disturbed: false };
-        Self { bytes, state: (!is_remote(file)).then(|| Mutex::new(state)) }
+        let state = State {
+            writing: 0,
+            left: FileIdentity::of(file).ok(),
+            disturbed: false,
+        };
+        Self {
+            bytes,
+            state: (!is_remote(file)).then(|| Mutex::new(state)),
+        }
     }
 
     /// Runs a change that zmove makes to the file, so that the change does not count as somebody else's.
@@ -63,7 +70,12 @@ impl InPlace {
         if !self.is_undisturbed(file) {
             // Losing its name is a change too.
             let is_nameless = rustix::fs::fstat(file)?.st_nlink == 0;
-            return Err(if is_nameless { Errno::STALE } else { Errno::BUSY }.into());
+            return Err(if is_nameless {
+                Errno::STALE
+            } else {
+                Errno::BUSY
+            }
+            .into());
         }
         self.change(file, || file.set_len(self.bytes))
     }
@@ -82,7 +94,9 @@ impl InPlace {
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, State>> {
-        self.state.as_ref().map(|state| state.lock().unwrap_or_else(PoisonError::into_inner))
+        self.state
+            .as_ref()
+            .map(|state| state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -94,7 +108,10 @@ impl State {
 
 /// Gives a file whose change was given up the oldest time, so that it counts as older than any other.
 pub(super) fn give_up(file: &File) {
-    let oldest = Timestamp { seconds: i64::from(i32::MIN), nanos: 0 };
+    let oldest = Timestamp {
+        seconds: i64::from(i32::MIN),
+        nanos: 0,
+    };
     // A user who may write to a file need not own it.
     let _best_effort = set_file_mtime(file.as_fd(), oldest);
 }
@@ -107,7 +124,9 @@ mod tests {
     fn file() -> (tempfile::NamedTempFile, InPlace) {
         let file = tempfile::NamedTempFile::new().unwrap();
         let watch = InPlace::watch(file.as_file(), 0);
-        watch.change(file.as_file(), || file.as_file().write_all_at(b"ours", 0).unwrap());
+        watch.change(file.as_file(), || {
+            file.as_file().write_all_at(b"ours", 0).unwrap()
+        });
         (file, watch)
     }
 
@@ -125,7 +144,9 @@ mod tests {
         let (file, watch) = file();
         watch.change(file.as_file(), || {
             file.as_file().write_all_at(b"one", 0).unwrap();
-            watch.change(file.as_file(), || file.as_file().write_all_at(b"other", 4).unwrap());
+            watch.change(file.as_file(), || {
+                file.as_file().write_all_at(b"other", 4).unwrap()
+            });
             file.as_file().write_all_at(b"two", 0).unwrap();
         });
         assert!(watch.is_undisturbed(file.as_file()));
@@ -136,7 +157,9 @@ mod tests {
         let (file, watch) = file();
         wait_for_a_tick(file.as_file());
         file.reopen().unwrap().write_all_at(b"xxxx", 0).unwrap();
-        watch.change(file.as_file(), || file.as_file().write_all_at(b"ours", 0).unwrap());
+        watch.change(file.as_file(), || {
+            file.as_file().write_all_at(b"ours", 0).unwrap()
+        });
         assert!(!watch.is_undisturbed(file.as_file()));
     }
 

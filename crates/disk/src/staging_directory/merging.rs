@@ -70,9 +70,18 @@ impl<'a, 'b> Merge<'a, 'b> {
         into: &Arc<OwnedFd>,
         answers: &'a mut Answers<'b>,
     ) -> io::Result<Self> {
-        let here = Both { from: Arc::clone(from), into: Arc::clone(into) };
+        let here = Both {
+            from: Arc::clone(from),
+            into: Arc::clone(into),
+        };
         let levels = vec![Level::of(name, &here)?];
-        Ok(Self { answers, parent, levels, here, path: RelPath::root() })
+        Ok(Self {
+            answers,
+            parent,
+            levels,
+            here,
+            path: RelPath::root(),
+        })
     }
 
     /// Moves all that can be moved; returns whether the directory has gone.
@@ -100,8 +109,14 @@ impl<'a, 'b> Merge<'a, 'b> {
 
     fn enter(&mut self, name: &Name) -> io::Result<()> {
         let open = |parent| rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty());
-        let path = self.path.join(name).map_err(|_too_long| Errno::NAMETOOLONG)?;
-        let below = Both { from: Arc::new(open(&self.here.from)?), into: Arc::new(open(&self.here.into)?) };
+        let path = self
+            .path
+            .join(name)
+            .map_err(|_too_long| Errno::NAMETOOLONG)?;
+        let below = Both {
+            from: Arc::new(open(&self.here.from)?),
+            into: Arc::new(open(&self.here.into)?),
+        };
         self.levels.push(Level::of(name.clone(), &below)?);
         (self.path, self.here) = (path, below);
         Ok(())
@@ -110,15 +125,23 @@ impl<'a, 'b> Merge<'a, 'b> {
     /// Opens the directories above the deepest ones; only that in which the staging directory is has no other.
     fn above(&self) -> io::Result<Both> {
         let [.., above, _] = &self.levels[..] else {
-            return Ok(Both { from: Arc::clone(&self.parent), into: Arc::clone(&self.parent) });
+            return Ok(Both {
+                from: Arc::clone(&self.parent),
+                into: Arc::clone(&self.parent),
+            });
         };
         let from = Arc::new(open_above(&self.here.from, above.from)?);
-        Ok(Both { from, into: Arc::new(open_above(&self.here.into, above.into)?) })
+        Ok(Both {
+            from,
+            into: Arc::new(open_above(&self.here.into, above.into)?),
+        })
     }
 
     /// Removes the deepest directory, if it is empty.
     fn remove(&self, above: &Both) -> rustix::io::Result<()> {
-        let Some(level) = self.levels.last() else { return Ok(()) };
+        let Some(level) = self.levels.last() else {
+            return Ok(());
+        };
         match rustix::fs::unlinkat(&above.from, level.name.as_os_str(), AtFlags::REMOVEDIR) {
             Err(Errno::NOENT) => Ok(()),
             removed => removed,
@@ -138,7 +161,9 @@ impl<'a, 'b> Merge<'a, 'b> {
     /// Moves the present entries of the deepest directory; returns whether there were any that had not been given up
     /// before.
     fn move_entries(&mut self) -> bool {
-        let entries = match Dir::read_from(&self.here.from).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
+        let entries = match Dir::read_from(&self.here.from)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        {
             Ok(entries) => entries,
             Err(error) => {
                 (self.answers.failed)(self.path.clone(), error.into());
@@ -152,8 +177,14 @@ impl<'a, 'b> Merge<'a, 'b> {
                 continue;
             }
             // An entry whose name cannot be sent was not made here.
-            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
-            if self.levels.last().is_none_or(|level| level.given_up.contains(&name)) {
+            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else {
+                continue;
+            };
+            if self
+                .levels
+                .last()
+                .is_none_or(|level| level.given_up.contains(&name))
+            {
                 continue;
             }
             some |= self.move_entry(name, entry.file_type());
@@ -176,9 +207,11 @@ impl<'a, 'b> Merge<'a, 'b> {
             // A rename does nothing where both names lead to one file, and would be made again and again.
             Ok(()) if self.is_in_both(&name) => self.discard(name),
             Ok(()) => {}
-            Err(Errno::EXIST | Errno::NOTEMPTY) => self.levels.last_mut().into_iter().for_each(|level| {
-                level.below.push(name.clone());
-            }),
+            Err(Errno::EXIST | Errno::NOTEMPTY) => {
+                self.levels.last_mut().into_iter().for_each(|level| {
+                    level.below.push(name.clone());
+                })
+            }
             // The entry is listed, and not there. It may be listed again, so it does not count.
             Err(Errno::NOENT) => return false,
             Err(error) => self.give_up(name, error.into()),
@@ -193,22 +226,40 @@ impl<'a, 'b> Merge<'a, 'b> {
     }
 
     fn give_up(&mut self, name: Name, error: io::Error) {
-        (self.answers.failed)(self.path.join(&name).unwrap_or_else(|_too_long| self.path.clone()), error);
+        (self.answers.failed)(
+            self.path
+                .join(&name)
+                .unwrap_or_else(|_too_long| self.path.clone()),
+            error,
+        );
         self.discard(name);
     }
 
     fn discard(&mut self, name: Name) {
         let tree = Tree::at(Arc::clone(&self.here.from));
         // An entry that cannot be removed is removed later, with this directory as a whole.
-        let _counted = remove_entries(&tree, &RelPath::root(), std::iter::once(&name), |_path, _error| {});
-        self.levels.last_mut().map(|level| level.given_up.insert(name));
+        let _counted = remove_entries(
+            &tree,
+            &RelPath::root(),
+            std::iter::once(&name),
+            |_path, _error| {},
+        );
+        self.levels
+            .last_mut()
+            .map(|level| level.given_up.insert(name));
     }
 }
 
 impl Level {
     fn of(name: Name, Both { from, into }: &Both) -> io::Result<Self> {
         let (below, given_up) = (Vec::new(), HashSet::new());
-        Ok(Self { name, from: number_of(from)?, into: number_of(into)?, below, given_up })
+        Ok(Self {
+            name,
+            from: number_of(from)?,
+            into: number_of(into)?,
+            below,
+            given_up,
+        })
     }
 }
 
@@ -240,7 +291,14 @@ mod tests {
             false
         };
         let failed = &mut |path, error| panic!("{path}: {error}");
-        staging.move_into(&into, &mut Answers { stays: &mut stays, failed, pause: &|| {} });
+        staging.move_into(
+            &into,
+            &mut Answers {
+                stays: &mut stays,
+                failed,
+                pause: &|| {},
+            },
+        );
         drop(staging);
         // With the parent, the two that are merged, and one descriptor more of the staging directory itself.
         assert!((1..=4 + 4).contains(&open), "{open}");
@@ -266,7 +324,14 @@ mod tests {
             assert!(steps.get() < 100, "it comes to an end");
         };
         let failed = &mut |path, error| panic!("{path}: {error}");
-        staging.move_into(&into, &mut Answers { stays: &mut |_, _, _| false, failed, pause: &pause });
+        staging.move_into(
+            &into,
+            &mut Answers {
+                stays: &mut |_, _, _| false,
+                failed,
+                pause: &pause,
+            },
+        );
         drop(staging);
         let read = |name: &str| std::fs::read_to_string(theirs.join(name)).unwrap();
         assert_eq!([read("f"), read("other")], ["x", "y"]);
@@ -279,7 +344,11 @@ mod tests {
         let home = home.path();
         let staging = begin(&fd, "d");
         let ours = home.join(staging.hidden.as_os_str());
-        for directory in [ours.join("a/b"), home.join("d/a/b/in the way"), home.join("elsewhere/a")] {
+        for directory in [
+            ours.join("a/b"),
+            home.join("d/a/b/in the way"),
+            home.join("elsewhere/a"),
+        ] {
             std::fs::create_dir_all(directory).unwrap();
         }
         std::fs::write(ours.join("a/b/f"), "x").unwrap();
@@ -290,9 +359,17 @@ mod tests {
             false
         };
         let mut faults = Vec::new();
-        let failed =
-            &mut |path: RelPath, error| faults.push((path.to_string(), Errno::from_io_error(&error)));
-        staging.move_into(&into, &mut Answers { stays: &mut stays, failed, pause: &|| {} });
+        let failed = &mut |path: RelPath, error| {
+            faults.push((path.to_string(), Errno::from_io_error(&error)))
+        };
+        staging.move_into(
+            &into,
+            &mut Answers {
+                stays: &mut stays,
+                failed,
+                pause: &|| {},
+            },
+        );
         drop(staging);
         assert_eq!(faults, [(RelPath::root().to_string(), Some(Errno::STALE))]);
         assert!(home.join("elsewhere/a/precious").exists() && home.join("elsewhere/b/f").exists());

@@ -57,14 +57,25 @@ impl StorageMemory {
     #[must_use]
     pub fn at(&self, path: &Path) -> FileSystemMemory {
         let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        opened.map_or_else(|_nowhere| FileSystemMemory::default(), |opened| self.of(opened))
+        opened.map_or_else(
+            |_nowhere| FileSystemMemory::default(),
+            |opened| self.of(opened),
+        )
     }
 
     /// The memory of the file system that `file` is on.
     #[must_use]
     pub fn of(&self, file: impl AsFd) -> FileSystemMemory {
-        let name = || name_of(&std::fs::read("/proc/self/mountinfo").ok()?, mount_of(file)?);
-        let known = self.0.clone().and_then(|path| Some((Remembered::new(path, HEADER, LINES_MAX), name()?)));
+        let name = || {
+            name_of(
+                &std::fs::read("/proc/self/mountinfo").ok()?,
+                mount_of(file)?,
+            )
+        };
+        let known = self
+            .0
+            .clone()
+            .and_then(|path| Some((Remembered::new(path, HEADER, LINES_MAX), name()?)));
         FileSystemMemory(known)
     }
 }
@@ -87,13 +98,20 @@ impl FileSystemMemory {
 
     /// Remembers how many of these threads were of use, if they had enough to do that it shows.
     pub fn keep(&self, work: StorageWork, threads: &StorageThreads) {
-        let Some(((remembered, file_system), found)) = self.0.as_ref().zip(threads.found(work.task())) else {
+        let Some(((remembered, file_system), found)) =
+            self.0.as_ref().zip(threads.found(work.task()))
+        else {
             return;
         };
         let is_late = found > cores();
-        let known = is_late.then(|| Known { threads: found, day: today() });
+        let known = is_late.then(|| Known {
+            threads: found,
+            day: today(),
+        });
         let home = remembered.file().parent().filter(|_| known.is_some());
-        let made = home.map_or(Ok(()), |home| DirBuilder::new().recursive(true).mode(0o700).create(home));
+        let made = home.map_or(Ok(()), |home| {
+            DirBuilder::new().recursive(true).mode(0o700).create(home)
+        });
         // It is advice, and a home that cannot be written is told elsewhere.
         let _best_effort = made.and_then(|()| remembered.keep(&key(work, file_system), known));
     }
@@ -126,7 +144,13 @@ fn mount_of(file: impl AsFd) -> Option<u64> {
 /// The file system of a mount, by its type and what is mounted: a server's name is the same at every mount point.
 fn name_of(mountinfo: &[u8], mount: u64) -> Option<String> {
     let Mount { kind, source, .. } = Mount::all(mountinfo).find(|other| other.id == mount)?;
-    let no_blank = |letter: char| if letter.is_whitespace() || letter.is_control() { '_' } else { letter };
+    let no_blank = |letter: char| {
+        if letter.is_whitespace() || letter.is_control() {
+            '_'
+        } else {
+            letter
+        }
+    };
     Some(format!("{kind}:{source}").chars().map(no_blank).collect())
 }
 
@@ -143,8 +167,13 @@ impl FromStr for Known {
         let number = |word: &str, name: &str| word.strip_prefix(name)?.parse::<u64>().ok();
         let (threads, day) = text.split_once(' ').ok_or(())?;
         let threads = number(threads, "threads=").and_then(|threads| usize::try_from(threads).ok());
-        let threads = threads.filter(|threads| (1..=THREADS_MAX).contains(threads)).ok_or(())?;
-        Ok(Self { threads, day: number(day, "day=").ok_or(())? })
+        let threads = threads
+            .filter(|threads| (1..=THREADS_MAX).contains(threads))
+            .ok_or(())?;
+        Ok(Self {
+            threads,
+            day: number(day, "day=").ok_or(())?,
+        })
     }
 }
 
@@ -163,8 +192,11 @@ mod tests {
     fn what_was_found_on_late_storage_is_where_the_next_begin() {
         let home = tempfile::tempdir().unwrap();
         let memory = StorageMemory::in_home(home.path()).of(std::fs::File::open("/").unwrap());
-        let (late, prompt, next) =
-            (StorageThreads::default(), StorageThreads::default(), StorageThreads::default());
+        let (late, prompt, next) = (
+            StorageThreads::default(),
+            StorageThreads::default(),
+            StorageThreads::default(),
+        );
         late.lock().crowds[Task::Look as usize].width.find(96);
         memory.keep(StorageWork::Read, &late);
         memory.keep(StorageWork::Write, &late);
@@ -172,11 +204,17 @@ mod tests {
         assert!(!next.is_late(Task::Write), "nothing was found of it");
         memory.recall(StorageWork::Read, &next);
         assert_eq!(next.lock().crowds[Task::Look as usize].width.threads(), 96);
-        let at =
-            |path: &str| StorageMemory::in_home(home.path()).at(Path::new(path)).threads(StorageWork::Read);
+        let at = |path: &str| {
+            StorageMemory::in_home(home.path())
+                .at(Path::new(path))
+                .threads(StorageWork::Read)
+        };
         assert_eq!((at("/"), at("/nowhere")), (Some(96), None));
         let text = std::fs::read_to_string(home.path().join("storage")).unwrap();
-        assert!(text.starts_with("# zmove storage 1\nread:") && text.lines().count() == 2, "{text}");
+        assert!(
+            text.starts_with("# zmove storage 1\nread:") && text.lines().count() == 2,
+            "{text}"
+        );
         prompt.lock().crowds[Task::Look as usize].width.find(1);
         memory.keep(StorageWork::Read, &prompt);
         let text = std::fs::read_to_string(home.path().join("storage")).unwrap();
@@ -190,7 +228,13 @@ mod tests {
         assert_eq!(name_of(mountinfo, 36).unwrap(), "nfs4:server:/ex_port");
         assert_eq!(name_of(mountinfo, 37).unwrap(), "xfs:/dev/sdb1");
         assert_eq!(name_of(mountinfo, 38), None);
-        for line in ["threads=0 day=1", "threads=257 day=1", "threads=9", "threads=9 day=x", ""] {
+        for line in [
+            "threads=0 day=1",
+            "threads=257 day=1",
+            "threads=9",
+            "threads=9 day=x",
+            "",
+        ] {
             assert_eq!(line.parse::<Known>(), Err(()), "{line}");
         }
     }

@@ -159,17 +159,26 @@ impl Width {
     }
 
     const fn pieces_each(&self) -> u64 {
-        if self.is_starting { PIECES_EACH_AT_START } else { PIECES_EACH }
+        if self.is_starting {
+            PIECES_EACH_AT_START
+        } else {
+            PIECES_EACH
+        }
     }
 
     const fn shortest(&self) -> Duration {
-        if self.is_starting { SAMPLE_MIN_AT_START } else { SAMPLE_MIN }
+        if self.is_starting {
+            SAMPLE_MIN_AT_START
+        } else {
+            SAMPLE_MIN
+        }
     }
 
     /// Takes the sample of the work since the last one.
     pub(super) fn take(&mut self, sample: &Sample) {
         let rate = sample.done as f64 / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
-        let at_work = sample.elapsed.as_secs_f64() / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
+        let at_work =
+            sample.elapsed.as_secs_f64() / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
         self.reports = self.reports * REPORTS_KEPT + f64::from(sample.reports);
         self.prompt = self.prompt * REPORTS_KEPT + f64::from(sample.prompt);
         let may_attempt = match self.attempt.take() {
@@ -194,7 +203,10 @@ impl Width {
         if may_attempt && at_work >= USED_MIN * self.threads as f64 {
             self.attempt(rate, at_work, sample.asleep());
         }
-        self.threads = self.threads.min(self.keep_cores_busy(sample)).clamp(1, self.most);
+        self.threads = self
+            .threads
+            .min(self.keep_cores_busy(sample))
+            .clamp(1, self.most);
     }
 
     /// Whether an attempt has brought what it should.
@@ -212,7 +224,11 @@ impl Width {
             self.rest_next = REST_MIN;
         } else {
             self.threads = attempt.before;
-            self.next = if grown { Direction::Fewer } else { Direction::More };
+            self.next = if grown {
+                Direction::Fewer
+            } else {
+                Direction::More
+            };
             self.rest = self.rest_next;
             self.rest_next = (2 * self.rest_next).min(REST_MAX);
         }
@@ -220,7 +236,11 @@ impl Width {
     }
 
     fn attempt(&mut self, rate: f64, at_work: f64, asleep: f64) {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of threads")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a number of threads"
+        )]
         let at_work = self.threads.max(at_work.round() as usize);
         let wanted = match self.next {
             Direction::More if !self.is_late() => return,
@@ -235,7 +255,11 @@ impl Width {
             self.next = Direction::More;
             return;
         }
-        self.attempt = Some(Attempt { before: self.threads, at_work, rate });
+        self.attempt = Some(Attempt {
+            before: self.threads,
+            at_work,
+            rate,
+        });
         self.threads = wanted;
     }
 
@@ -248,7 +272,8 @@ impl Width {
     /// wait for a core.
     fn keep_cores_busy(&self, sample: &Sample) -> usize {
         let asleep_too = sample.elapsed.as_nanos() / sample.awake.as_nanos().max(1);
-        self.cores.saturating_mul(usize::try_from(asleep_too).unwrap_or(usize::MAX))
+        self.cores
+            .saturating_mul(usize::try_from(asleep_too).unwrap_or(usize::MAX))
     }
 }
 
@@ -301,14 +326,15 @@ mod tests {
             let by_latency = threads.min(self.depth) as f64 / each;
             let by_cores = self.cores as f64 / self.awake.as_secs_f64();
             let possible = by_latency.min(by_cores);
-            let rate = possible.min(self.offered) * if number.is_multiple_of(2) { 1.03 } else { 0.97 };
+            let rate =
+                possible.min(self.offered) * if number.is_multiple_of(2) { 1.03 } else { 0.97 };
             let shortest = width.shortest().as_secs_f64() + 0.0001;
             let wall = (width.pieces_each() as f64 * threads as f64 / rate).clamp(shortest, 0.501);
             let used = (self.offered / possible).min(1.0);
             let elapsed = threads as f64 * wall * used;
             // A thread that waits for a core is awake.
-            let waiting =
-                (elapsed - rate * wall * each).max(0.0) * if by_cores < by_latency { 1.0 } else { 0.0 };
+            let waiting = (elapsed - rate * wall * each).max(0.0)
+                * if by_cores < by_latency { 1.0 } else { 0.0 };
             let awake = (rate * wall * self.awake.as_secs_f64() + waiting).min(elapsed);
             Sample {
                 wall: Duration::from_secs_f64(wall),
@@ -350,13 +376,21 @@ mod tests {
     #[test]
     fn storage_that_takes_few_requests_at_once_gets_no_more() {
         let mut width = Width::new(64, 256);
-        World { cores: 64, depth: 16, ..LATE }.run(&mut width, 60.0);
+        World {
+            cores: 64,
+            depth: 16,
+            ..LATE
+        }
+        .run(&mut width, 60.0);
         assert!((16..=32).contains(&width.threads()), "{}", width.threads());
     }
 
     #[test]
     fn threads_that_keep_the_cores_busy_or_wait_for_each_other_stay_as_few_as_they_are() {
-        let local = World { latency: Duration::from_micros(20), ..LATE };
+        let local = World {
+            latency: Duration::from_micros(20),
+            ..LATE
+        };
         let one_directory = World { depth: 1, ..LATE };
         for world in [local, one_directory] {
             let mut width = Width::new(2, 256);
@@ -371,7 +405,12 @@ mod tests {
     fn prompt_storage_gets_no_more_threads_however_much_they_sleep() {
         for prompt in [0.1, 1.0] {
             let mut width = Width::new(2, 256);
-            let course = World { depth: 1, prompt, ..LATE }.run(&mut width, 60.0);
+            let course = World {
+                depth: 1,
+                prompt,
+                ..LATE
+            }
+            .run(&mut width, 60.0);
             assert!(course.iter().all(|(_, threads)| *threads == 1));
         }
     }
@@ -381,8 +420,15 @@ mod tests {
         let mut width = Width::new(2, 256);
         width.begin_with(96);
         let course = LATE.run(&mut width, 5.0);
-        assert!(course.iter().all(|(_, threads)| *threads >= 64), "{course:?}");
-        assert!((64..=110).contains(&width.found().unwrap()), "{:?}", width.found());
+        assert!(
+            course.iter().all(|(_, threads)| *threads >= 64),
+            "{course:?}"
+        );
+        assert!(
+            (64..=110).contains(&width.found().unwrap()),
+            "{:?}",
+            width.found()
+        );
         width.begin_with(7);
         assert!(width.threads() >= 64, "more is known by now");
     }
@@ -391,14 +437,26 @@ mod tests {
     fn threads_that_were_of_use_before_go_where_storage_is_prompt_by_now() {
         let mut width = Width::new(2, 256);
         width.begin_with(96);
-        let course = World { depth: 1, prompt: 1.0, ..LATE }.run(&mut width, 5.0);
-        assert!(course.iter().skip(1).all(|(_, threads)| *threads == 1), "{course:?}");
+        let course = World {
+            depth: 1,
+            prompt: 1.0,
+            ..LATE
+        }
+        .run(&mut width, 5.0);
+        assert!(
+            course.iter().skip(1).all(|(_, threads)| *threads == 1),
+            "{course:?}"
+        );
     }
 
     #[test]
     fn a_peer_that_sends_slowly_keeps_the_threads_few() {
         let mut width = Width::new(2, 256);
-        World { offered: 100.0, ..LATE }.run(&mut width, 60.0);
+        World {
+            offered: 100.0,
+            ..LATE
+        }
+        .run(&mut width, 60.0);
         assert!(width.threads() <= 2);
     }
 
@@ -407,7 +465,11 @@ mod tests {
         let mut width = Width::new(2, 256);
         LATE.run(&mut width, 5.0);
         assert!(width.threads() >= 64);
-        World { latency: Duration::ZERO, ..LATE }.run(&mut width, 1.0);
+        World {
+            latency: Duration::ZERO,
+            ..LATE
+        }
+        .run(&mut width, 1.0);
         assert!(width.threads() <= 2);
         LATE.run(&mut width, 60.0);
         World { depth: 4, ..LATE }.run(&mut width, 60.0);

@@ -75,7 +75,9 @@ impl Step {
     fn split(self, path: &[u8]) -> (&[u8], &[u8]) {
         let cut = match self {
             Self::Whole if path.len() <= STEP_BYTES_MAX => None,
-            Self::Whole => path[..STEP_BYTES_MAX].iter().rposition(|&byte| byte == b'/'),
+            Self::Whole => path[..STEP_BYTES_MAX]
+                .iter()
+                .rposition(|&byte| byte == b'/'),
             Self::Component => path.iter().position(|&byte| byte == b'/'),
         };
         cut.map_or((path, &[]), |at| (&path[..at], &path[at + 1..]))
@@ -88,8 +90,9 @@ const RACES_MAX: usize = 16;
 const STEP_BYTES_MAX: usize = 4000;
 const ALWAYS: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
 const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
-const RESOLVE: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS);
 
 #[cfg(test)]
 mod tests {
@@ -123,7 +126,10 @@ mod tests {
             assert!(open("a/b/c").is_ok());
             for text in ["a/inner", "a/inner/c", "a/outer", "a/outer/etc"] {
                 let errno = open(text).unwrap_err();
-                assert!(matches!(errno, Errno::LOOP | Errno::NOTDIR), "{text}: {errno}");
+                assert!(
+                    matches!(errno, Errno::LOOP | Errno::NOTDIR),
+                    "{text}: {errno}"
+                );
             }
             assert_eq!(open("a/x").unwrap_err(), Errno::NOENT);
         }
@@ -138,10 +144,15 @@ mod tests {
         for _ in 0..45 {
             rustix::fs::mkdirat(&fd, name.as_str(), Mode::RWXU).unwrap();
             fd = openat(&fd, name.as_str(), OFlags::DIRECTORY, Mode::empty()).unwrap();
-            path = path.join(&zmove_types::Name::from_bytes(name.as_bytes()).unwrap()).unwrap();
+            path = path
+                .join(&zmove_types::Name::from_bytes(name.as_bytes()).unwrap())
+                .unwrap();
         }
         for step in BOTH {
-            assert!(step.open_all(root.as_fd(), &path, OFlags::DIRECTORY).is_ok());
+            assert!(
+                step.open_all(root.as_fd(), &path, OFlags::DIRECTORY)
+                    .is_ok()
+            );
         }
     }
 

@@ -55,7 +55,8 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
 fn follow(link: &OwnedFd, name: &OsString, stat: &Stat, own: u32) -> io::Result<PathBuf> {
     if stat.st_uid != 0 && stat.st_uid != own {
         let (name, user) = (Path::new(name).display(), stat.st_uid);
-        let text = format!("the link '{name}' on the way belongs to user {user}, and is not followed");
+        let text =
+            format!("the link '{name}' on the way belongs to user {user}, and is not followed");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
     let target = rustix::fs::readlinkat(link, c"", Vec::new())?;
@@ -64,8 +65,13 @@ fn follow(link: &OwnedFd, name: &OsString, stat: &Stat, own: u32) -> io::Result<
 
 /// The parts of a path, the last one first.
 fn parts(path: &Path) -> Vec<OsString> {
-    let named = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
-    named.rev().map(|part| part.as_os_str().to_owned()).collect()
+    let named = path
+        .components()
+        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+    named
+        .rev()
+        .map(|part| part.as_os_str().to_owned())
+        .collect()
 }
 
 #[cfg(test)]
@@ -90,7 +96,10 @@ mod tests {
         for name in ["a/b", "relative/b", "absolute/b", "a/up", "a/../a/./b"] {
             assert_eq!(inode(&at(name)).unwrap(), there, "{name}");
         }
-        assert_eq!(inode(&at("round")).unwrap_err().raw_os_error(), Some(Errno::LOOP.raw_os_error()));
+        assert_eq!(
+            inode(&at("round")).unwrap_err().raw_os_error(),
+            Some(Errno::LOOP.raw_os_error())
+        );
         std::fs::write(at("file"), "x").unwrap();
         assert!(inode(&at("file")).is_err() && inode(&at("nothing")).is_err());
     }
@@ -104,6 +113,11 @@ mod tests {
         if lchown(&link, Some(65_534), None).is_err() {
             return eprintln!("skipped: only root can give a link away");
         }
-        assert!(inode(&link).unwrap_err().to_string().contains("belongs to user 65534"));
+        assert!(
+            inode(&link)
+                .unwrap_err()
+                .to_string()
+                .contains("belongs to user 65534")
+        );
     }
 }

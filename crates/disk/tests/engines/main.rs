@@ -1,6 +1,9 @@
 //! The storage engines do the same: one suite over each of them, through the page cache and past it.
 
-#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "in a test, helpers included, a panic is the report"
+)]
 
 mod suite;
 

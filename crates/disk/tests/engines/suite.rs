@@ -46,7 +46,11 @@ pub(crate) fn uring() -> Engine {
 
 /// A ring that is always full, of parts as small as they get, with nothing registered.
 pub(crate) fn small_ring() -> Engine {
-    ring(RingConfig { depth: 2, part_bytes: 4096, registered_max: 0 })
+    ring(RingConfig {
+        depth: 2,
+        part_bytes: 4096,
+        registered_max: 0,
+    })
 }
 
 fn ring(config: RingConfig) -> Engine {
@@ -88,10 +92,16 @@ fn source(directory: &Path, bytes: usize, direct: Direct) -> DataFile {
 fn read(file_io: &dyn FileIo, file: &DataFile, offset: u64, len: usize) -> Vec<u8> {
     let mut shown = Vec::new();
     let buffer = BufferPool::new(GROUP, 1).take().unwrap();
-    let (outcome, buffer) =
-        file_io.read(file, offset, len, buffer, &mut |slice| shown.extend_from_slice(slice));
+    let (outcome, buffer) = file_io.read(file, offset, len, buffer, &mut |slice| {
+        shown.extend_from_slice(slice)
+    });
     outcome.unwrap();
-    assert!(*buffer == shown[..], "{} bytes shown, {} in the buffer", shown.len(), buffer.len());
+    assert!(
+        *buffer == shown[..],
+        "{} bytes shown, {} in the buffer",
+        shown.len(),
+        buffer.len()
+    );
     shown
 }
 
@@ -100,7 +110,9 @@ pub(crate) fn round_trips(file_io: &dyn FileIo, directory: &Path, direct: Direct
     let pool = BufferPool::new(GROUP, 1);
     for bytes in INTERESTING_SIZES {
         let contents = painted(bytes);
-        let path = tempfile::NamedTempFile::new_in(directory).unwrap().into_temp_path();
+        let path = tempfile::NamedTempFile::new_in(directory)
+            .unwrap()
+            .into_temp_path();
         let file = File::options().read(true).write(true).open(&path).unwrap();
         let mut data = DataFile::new(file);
         data.reserve(bytes as u64, None, direct).unwrap();
@@ -112,7 +124,10 @@ pub(crate) fn round_trips(file_io: &dyn FileIo, directory: &Path, direct: Direct
             outcome.unwrap();
             assert!(*back == *group, "the buffer comes back as it was");
         }
-        assert!(std::fs::read(&path).unwrap() == contents, "{bytes} bytes, {direct:?}");
+        assert!(
+            std::fs::read(&path).unwrap() == contents,
+            "{bytes} bytes, {direct:?}"
+        );
         let data = DataFile::for_reading(File::open(&path).unwrap(), 1 << 30, direct);
         for (index, group) in contents.chunks(GROUP).enumerate() {
             let read = read(file_io, &data, (index * GROUP) as u64, group.len());
@@ -122,9 +137,15 @@ pub(crate) fn round_trips(file_io: &dyn FileIo, directory: &Path, direct: Direct
 }
 
 pub(crate) fn reads_end_with_the_file(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
-    for bytes in INTERESTING_SIZES.into_iter().filter(|&bytes| bytes <= GROUP) {
+    for bytes in INTERESTING_SIZES
+        .into_iter()
+        .filter(|&bytes| bytes <= GROUP)
+    {
         let file = source(directory, bytes, direct);
-        assert!(read(file_io, &file, 0, GROUP) == painted(bytes), "{bytes} bytes, {direct:?}");
+        assert!(
+            read(file_io, &file, 0, GROUP) == painted(bytes),
+            "{bytes} bytes, {direct:?}"
+        );
         for offset in [bytes, bytes.next_multiple_of(4096), 2 * GROUP] {
             assert_eq!(
                 read(file_io, &file, offset as u64, GROUP),
@@ -139,9 +160,14 @@ pub(crate) fn offsets_need_not_be_aligned(file_io: &dyn FileIo, directory: &Path
     let file = source(directory, GROUP, direct);
     let contents = painted(GROUP);
     for (offset, len) in [(1, 100), (511, 4096), (4095, 2), (8191, 1 << 20), (4096, 5)] {
-        assert!(read(file_io, &file, offset as u64, len) == contents[offset..offset + len], "{offset}+{len}");
+        assert!(
+            read(file_io, &file, offset as u64, len) == contents[offset..offset + len],
+            "{offset}+{len}"
+        );
     }
-    let path = tempfile::NamedTempFile::new_in(directory).unwrap().into_temp_path();
+    let path = tempfile::NamedTempFile::new_in(directory)
+        .unwrap()
+        .into_temp_path();
     let mut target = DataFile::new(File::options().read(true).write(true).open(&path).unwrap());
     target.reserve(20_000, None, direct).unwrap();
     for (offset, len) in [(1, 10_000), (10_001, 9_999), (0, 1)] {
@@ -157,26 +183,43 @@ pub(crate) fn offsets_need_not_be_aligned(file_io: &dyn FileIo, directory: &Path
 pub(crate) fn growth_is_not_shown(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     let file = source(directory, 3 * 4096, direct);
     for len in [1, 4097, 8191] {
-        assert!(read(file_io, &file, 0, len) == painted(len), "{len} bytes, {direct:?}");
+        assert!(
+            read(file_io, &file, 0, len) == painted(len),
+            "{len} bytes, {direct:?}"
+        );
     }
 }
 
 pub(crate) fn errors_give_the_buffer_back(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     let pool = BufferPool::new(GROUP, 1);
-    let path = tempfile::NamedTempFile::new_in(directory).unwrap().into_temp_path();
+    let path = tempfile::NamedTempFile::new_in(directory)
+        .unwrap()
+        .into_temp_path();
     let read_only = DataFile::for_reading(File::open(&path).unwrap(), 1 << 30, direct);
     let mut buffer = pool.take().unwrap();
     buffer.set_len(GROUP);
     let (outcome, buffer) = file_io.write(&read_only, 0, buffer);
-    assert_eq!(outcome.unwrap_err().raw_os_error(), Some(rustix::io::Errno::BADF.raw_os_error()));
+    assert_eq!(
+        outcome.unwrap_err().raw_os_error(),
+        Some(rustix::io::Errno::BADF.raw_os_error())
+    );
     assert_eq!((buffer.capacity(), buffer.len()), (GROUP, GROUP));
     let not_a_file = DataFile::for_reading(File::open(directory).unwrap(), 1 << 30, direct);
-    let (outcome, buffer) = file_io.read(&not_a_file, 0, GROUP, buffer, &mut |_| panic!("nothing to show"));
-    assert_eq!(outcome.unwrap_err().raw_os_error(), Some(rustix::io::Errno::ISDIR.raw_os_error()));
+    let (outcome, buffer) = file_io.read(&not_a_file, 0, GROUP, buffer, &mut |_| {
+        panic!("nothing to show")
+    });
+    assert_eq!(
+        outcome.unwrap_err().raw_os_error(),
+        Some(rustix::io::Errno::ISDIR.raw_os_error())
+    );
     assert_eq!(buffer.capacity(), GROUP);
 }
 
-pub(crate) fn a_panic_gives_the_buffer_back(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
+pub(crate) fn a_panic_gives_the_buffer_back(
+    file_io: &dyn FileIo,
+    directory: &Path,
+    direct: Direct,
+) {
     let file = source(directory, GROUP, direct);
     let pool = BufferPool::new(GROUP, 1);
     let buffer = pool.take().unwrap();

@@ -53,15 +53,32 @@ pub(super) async fn quic_head_start(
     reason = "an estimate"
 )]
 fn bytes_max(known: &Known) -> Option<u64> {
-    let Window { bytes, round_trip, .. } = known.window.filter(|window| window.round_trip >= LOCAL_RTT)?;
+    let Window {
+        bytes, round_trip, ..
+    } = known
+        .window
+        .filter(|window| window.round_trip >= LOCAL_RTT)?;
     let first = f64::from(LANES_AT_ONCE) * FIRST_WINDOW_BYTES;
     let saved = round_trip.as_secs_f64() * (bytes as f64 / first).log2();
     let at_most = Window::BYTES_MAX as f64 / round_trip.as_secs_f64();
     let (tcp, quic) = match known.rates {
-        Rates { quic: Some(0), .. } | Rates { tcp: None, quic: None } => return None,
-        Rates { tcp: Some(tcp), quic: Some(quic) } => (tcp as f64, quic as f64),
-        Rates { tcp: Some(tcp), quic: None } => (tcp as f64, (tcp as f64 * QUIC_SHARE).min(at_most)),
-        Rates { tcp: None, quic: Some(quic) } => (quic as f64 / QUIC_SHARE, quic as f64),
+        Rates { quic: Some(0), .. }
+        | Rates {
+            tcp: None,
+            quic: None,
+        } => return None,
+        Rates {
+            tcp: Some(tcp),
+            quic: Some(quic),
+        } => (tcp as f64, quic as f64),
+        Rates {
+            tcp: Some(tcp),
+            quic: None,
+        } => (tcp as f64, (tcp as f64 * QUIC_SHARE).min(at_most)),
+        Rates {
+            tcp: None,
+            quic: Some(quic),
+        } => (quic as f64 / QUIC_SHARE, quic as f64),
     };
     let costs_by_byte = (1.0 / quic - 1.0 / tcp).max(f64::MIN_POSITIVE);
     let bytes_max = (saved / costs_by_byte).min(bytes as f64 * WINDOWS_MAX);
@@ -91,10 +108,16 @@ mod tests {
     /// What is known of a path of 90 ms after pushes at these rates.
     fn known(tcp: u64, quic: Option<u64>) -> Known {
         let round_trip = Duration::from_millis(90);
-        let ends = PathEnds { here: [192, 0, 2, 1].into(), there: [192, 0, 2, 9].into() };
+        let ends = PathEnds {
+            here: [192, 0, 2, 1].into(),
+            there: [192, 0, 2, 9].into(),
+        };
         let found = |transport, bytes_per_second| Found {
             transport,
-            at_best: Some(AtBest { bytes_per_second, round_trip }),
+            at_best: Some(AtBest {
+                bytes_per_second,
+                round_trip,
+            }),
             ends: Some(ends),
             has_lost: false,
         };
@@ -109,24 +132,68 @@ mod tests {
     #[test]
     fn quic_is_for_what_is_sent_while_tcp_begins() {
         // half a second saved, against 0.3 of TCP's rate
-        assert_eq!(mebibytes_max(&known(1_000_000_000, Some(300_000_000))), Some(219));
+        assert_eq!(
+            mebibytes_max(&known(1_000_000_000, Some(300_000_000))),
+            Some(219)
+        );
     }
 
     #[test]
     fn as_fast_as_tcp_it_is_still_for_short_pushes() {
-        assert_eq!(mebibytes_max(&known(1_000_000_000, Some(1_000_000_000))), Some(8 * 64));
-        assert_eq!(bytes_max(&known(100_000_000, Some(100_000_000))), Some(8 * 9_000_000));
+        assert_eq!(
+            mebibytes_max(&known(1_000_000_000, Some(1_000_000_000))),
+            Some(8 * 64)
+        );
+        assert_eq!(
+            bytes_max(&known(100_000_000, Some(100_000_000))),
+            Some(8 * 9_000_000)
+        );
     }
 
     #[test]
     fn tcp_goes_first_where_little_is_known_or_nothing_is_gained() {
         let fast = known(1_000_000_000, None);
-        assert_eq!(bytes_max(&Known { window: None, ..fast }), None);
-        let blocked = Rates { quic: Some(0), ..fast.rates };
-        assert_eq!(bytes_max(&Known { rates: blocked, ..fast }), None, "QUIC did not get through");
-        assert_eq!(bytes_max(&Known { rates: Rates::default(), ..fast }), None);
-        assert_eq!(bytes_max(&known(11_700_000, None)), None, "TCP's first windows hold as much");
-        let near = |window: Window| Window { round_trip: Duration::from_millis(1), ..window };
-        assert_eq!(bytes_max(&Known { window: fast.window.map(near), ..fast }), None);
+        assert_eq!(
+            bytes_max(&Known {
+                window: None,
+                ..fast
+            }),
+            None
+        );
+        let blocked = Rates {
+            quic: Some(0),
+            ..fast.rates
+        };
+        assert_eq!(
+            bytes_max(&Known {
+                rates: blocked,
+                ..fast
+            }),
+            None,
+            "QUIC did not get through"
+        );
+        assert_eq!(
+            bytes_max(&Known {
+                rates: Rates::default(),
+                ..fast
+            }),
+            None
+        );
+        assert_eq!(
+            bytes_max(&known(11_700_000, None)),
+            None,
+            "TCP's first windows hold as much"
+        );
+        let near = |window: Window| Window {
+            round_trip: Duration::from_millis(1),
+            ..window
+        };
+        assert_eq!(
+            bytes_max(&Known {
+                window: fast.window.map(near),
+                ..fast
+            }),
+            None
+        );
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use zmove_transport::{
-    ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity, KnownHosts,
+    ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity,
+    KnownHosts,
 };
 
 use super::Connector;
@@ -14,7 +15,12 @@ use crate::settings::{Confirm, DIAL_TIMEOUT, UnknownHost};
 impl Connector<'_> {
     /// The key that the host must have, where that is known before it is dialled.
     pub(crate) fn pinned_key(&self) -> Result<Option<Fingerprint>, ConnectError> {
-        let Self { home, remote, settings, .. } = *self;
+        let Self {
+            home,
+            remote,
+            settings,
+            ..
+        } = *self;
         if settings.key.is_some() {
             return Ok(settings.key);
         }
@@ -28,7 +34,12 @@ impl Connector<'_> {
         identity: &Identity,
         first_key: &FirstKey,
     ) -> Result<HostPolicy, ConnectError> {
-        let Self { home, remote, settings, .. } = *self;
+        let Self {
+            home,
+            remote,
+            settings,
+            ..
+        } = *self;
         if let Some(key) = self.pinned_key()? {
             return Ok(HostPolicy::Pinned(key));
         }
@@ -40,7 +51,8 @@ impl Connector<'_> {
         let policy = authority.map_or(HostPolicy::RefuseUnknown, HostPolicy::Vouched);
         let reach = settings.reach.clone();
         let dialled = self.announced(Box::pin(async {
-            let dialler = ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
+            let dialler =
+                ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
             dialler.dial(DIAL_TIMEOUT).await
         }));
         let fingerprint = match dialled.await {
@@ -60,8 +72,14 @@ impl Connector<'_> {
 }
 
 /// Asks on a thread of its own, so that an interrupt is noticed meanwhile.
-async fn ask(confirm: Arc<dyn Confirm>, remote: &Remote, key: Fingerprint) -> Result<(), ConnectError> {
+async fn ask(
+    confirm: Arc<dyn Confirm>,
+    remote: &Remote,
+    key: Fingerprint,
+) -> Result<(), ConnectError> {
     let remote = remote.clone();
     let asked = tokio::task::spawn_blocking(move || confirm.confirm(&remote, key)).await;
-    asked.unwrap_or_else(|panicked| Err(panicked.into())).map_err(ConnectError::Unconfirmed)
+    asked
+        .unwrap_or_else(|panicked| Err(panicked.into()))
+        .map_err(ConnectError::Unconfirmed)
 }

@@ -9,8 +9,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use zmove_sender::{LaneNumber, LaneSupply, LossAnswer};
 use zmove_transport::{
-    CONTROL_SILENCE_MAX, Channel, ChannelDialler, ControlReader, ControlWriter, DialError, LaneError,
-    LaneSink, LaneSource, PathEnds, Pulse, Transport, control_pair,
+    CONTROL_SILENCE_MAX, Channel, ChannelDialler, ControlReader, ControlWriter, DialError,
+    LaneError, LaneSink, LaneSource, PathEnds, Pulse, Transport, control_pair,
 };
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::limits::LANES_MAX;
@@ -33,13 +33,21 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
     let cipher = settings.cipher;
     let lane = |number| {
-        let greeting = Greeting { cipher, ..Greeting::new(Role::Lane(LaneId(number)), transfer) };
-        Lane { number, greeting, one_of: None }
+        let greeting = Greeting {
+            cipher,
+            ..Greeting::new(Role::Lane(LaneId(number)), transfer)
+        };
+        Lane {
+            number,
+            greeting,
+            one_of: None,
+        }
     };
     let (lanes_in, lanes) = mpsc::channel(usize::from(LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
     let spawn = |numbers: std::ops::Range<u16>| {
-        numbers.for_each(|number| spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone(), None));
+        numbers
+            .for_each(|number| spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone(), None));
     };
     spawn(0..1);
     let early = async {
@@ -61,11 +69,15 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let count = few.unwrap_or(usual);
     wanted_in.send_replace(Some(count));
     spawn(early..count);
-    channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).map_err(ConnectError::Control)?;
+    channel
+        .set_unacknowledged_max(CONTROL_SILENCE_MAX)
+        .map_err(ConnectError::Control)?;
     // Over QUIC nothing is tuned: its congestion control bears loss, and its windows are shared out over the first
     // lanes.
-    let tuned =
-        plan.fixed.is_none() && few.is_none() && settings.limit.is_none() && transport == Transport::Tcp;
+    let tuned = plan.fixed.is_none()
+        && few.is_none()
+        && settings.limit.is_none()
+        && transport == Transport::Tcp;
     let (number, congestion) = if tuned {
         (LaneNumber::Tuned { least }, plan.answer(round_trip))
     } else {
@@ -73,17 +85,59 @@ pub(super) async fn dial_all<L: LaneEnd>(
     };
     let (more, wanted) = mpsc::unbounded_channel();
     let first = match settings.more {
-        MoreLanes::Others => Lane { one_of: Some(count), ..lane(count) },
+        MoreLanes::Others => Lane {
+            one_of: Some(count),
+            ..lane(count)
+        },
         MoreLanes::Sets => lane(0),
     };
-    tokio::spawn(dial_more(dialler.clone(), settings.more, first, lanes_in, wanted));
-    let supply = LaneSupply { more, asked: count, again: 0, number, congestion };
+    tokio::spawn(dial_more(
+        dialler.clone(),
+        settings.more,
+        first,
+        lanes_in,
+        wanted,
+    ));
+    let supply = LaneSupply {
+        more,
+        asked: count,
+        again: 0,
+        number,
+        congestion,
+    };
     let (version, pulse) = (channel.version(), channel.pulse());
-    let dialled = Dialled { transfer, cipher, version, control: control_pair(channel), pulse, lanes, supply };
-    let Recalled { paths, known, quic_first, .. } = recalled;
+    let dialled = Dialled {
+        transfer,
+        cipher,
+        version,
+        control: control_pair(channel),
+        pulse,
+        lanes,
+        supply,
+    };
+    let Recalled {
+        paths,
+        known,
+        quic_first,
+        ..
+    } = recalled;
     let (quic_first, limited) = (quic_first.is_some(), settings.limit.is_some());
-    let route = Route { paths, round_trip, transport, ends, known, quic_first, limited };
-    Ok(Connected { dialled, transport, dialler, route, ssh: None })
+    let route = Route {
+        paths,
+        round_trip,
+        transport,
+        ends,
+        known,
+        quic_first,
+        limited,
+    };
+    Ok(Connected {
+        dialled,
+        transport,
+        dialler,
+        route,
+        ssh: None,
+    })
 }
 
 /// The most lanes that are dialled, or have come up and are not taken, among those that are wanted later.
@@ -110,7 +164,9 @@ async fn dial_more<L: LaneEnd>(
         };
         let (_known_at_once, count) = watch::channel(Some(needed));
         for _ in 0..more {
-            let Ok(permit) = Arc::clone(&room).try_acquire_owned() else { break };
+            let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
+                break;
+            };
             spawn_lane(&dialler, next, &lanes, count.clone(), Some(permit));
             next = next.following();
         }
@@ -164,7 +220,14 @@ impl Lane {
     /// The lane after this one.
     fn following(self) -> Self {
         let number = self.number.wrapping_add(1);
-        Self { number, greeting: Greeting { role: Role::Lane(LaneId(number)), ..self.greeting }, ..self }
+        Self {
+            number,
+            greeting: Greeting {
+                role: Role::Lane(LaneId(number)),
+                ..self.greeting
+            },
+            ..self
+        }
     }
 }
 
@@ -196,14 +259,22 @@ fn spawn_lane<L: LaneEnd>(
 }
 
 fn lane_error(error: DialError) -> LaneError {
-    let kind = if error.retryable() { ErrorKind::NotConnected } else { ErrorKind::Other };
-    LaneError::Io { source: std::io::Error::new(kind, error) }
+    let kind = if error.retryable() {
+        ErrorKind::NotConnected
+    } else {
+        ErrorKind::Other
+    };
+    LaneError::Io {
+        source: std::io::Error::new(kind, error),
+    }
 }
 
 /// Sends the greeting on a connection, which becomes one of `count` lanes.
 async fn make_lane<L: LaneEnd>(
     mut channel: Channel,
-    Lane { greeting, one_of, .. }: Lane,
+    Lane {
+        greeting, one_of, ..
+    }: Lane,
     count: u16,
 ) -> Result<L, LaneError> {
     let count = one_of.unwrap_or(count);
@@ -222,11 +293,21 @@ mod tests {
     async fn a_host_that_wants_lanes_without_end_has_few_dialled() {
         let identity = Identity::for_once().unwrap();
         let policy = HostPolicy::Pinned(identity.fingerprint());
-        let reach = Reach { transport: TransportChoice::Tcp, ..Reach::default() };
-        let dialler = ChannelDialler::new(&identity, "127.0.0.1", 1, policy, reach).await.unwrap();
+        let reach = Reach {
+            transport: TransportChoice::Tcp,
+            ..Reach::default()
+        };
+        let dialler = ChannelDialler::new(&identity, "127.0.0.1", 1, policy, reach)
+            .await
+            .unwrap();
         let greeting = Greeting::new(Role::Lane(LaneId(0)), TransferId([1; 16]));
-        let first = Lane { number: 0, greeting, one_of: Some(1) };
-        let (lanes, _nobody_takes_them) = mpsc::channel::<Result<Box<dyn LaneSource>, LaneError>>(1);
+        let first = Lane {
+            number: 0,
+            greeting,
+            one_of: Some(1),
+        };
+        let (lanes, _nobody_takes_them) =
+            mpsc::channel::<Result<Box<dyn LaneSource>, LaneError>>(1);
         let (more, wanted) = mpsc::unbounded_channel();
         (0..100).for_each(|_| more.send(LANES_MAX).unwrap());
         drop(more);

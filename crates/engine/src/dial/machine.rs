@@ -29,8 +29,14 @@ pub fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 
     if rtt < LOCAL_RTT {
         return by_cores;
     }
-    let windows = (RATE_TARGET * rtt.as_secs_f64() / window_bytes).ceil().clamp(0.0, 32.0);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 32")]
+    let windows = (RATE_TARGET * rtt.as_secs_f64() / window_bytes)
+        .ceil()
+        .clamp(0.0, 32.0);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "0 to 32"
+    )]
     let by_window = windows as u16;
     by_window.max(by_cores).max(LANES_AT_ONCE)
 }
@@ -46,7 +52,9 @@ pub(super) fn quic_lanes() -> u16 {
 pub(super) fn lanes_within(limit: Option<RateLimit>) -> u16 {
     limit.map_or(LANES_MAX, |limit| {
         let lanes = limit.bytes_per_second() / LANE_BYTES_PER_SECOND_MIN;
-        u16::try_from(lanes).unwrap_or(LANES_MAX).clamp(1, LANES_MAX)
+        u16::try_from(lanes)
+            .unwrap_or(LANES_MAX)
+            .clamp(1, LANES_MAX)
     })
 }
 
@@ -56,7 +64,10 @@ const LANE_BYTES_PER_SECOND_MIN: u64 = 250_000;
 /// The most that the kernel's autotuning lets one connection have in flight, in bytes.
 fn send_window_max() -> f64 {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap_or_default();
-    let bytes = text.split_whitespace().nth(2).and_then(|max| max.parse().ok());
+    let bytes = text
+        .split_whitespace()
+        .nth(2)
+        .and_then(|max| max.parse().ok());
     bytes.unwrap_or(4_194_304.0)
 }
 
@@ -67,7 +78,11 @@ mod tests {
     #[test]
     fn lanes_follow_the_path_and_the_window() {
         let lanes = |ms, cores, mib: u32| {
-            lanes_for_machine(Duration::from_micros(ms), cores, f64::from(mib) * 1_048_576.0)
+            lanes_for_machine(
+                Duration::from_micros(ms),
+                cores,
+                f64::from(mib) * 1_048_576.0,
+            )
         };
         assert_eq!(lanes(200, 2, 4), 2);
         assert_eq!(lanes(200, 64, 4), 16);
@@ -80,7 +95,10 @@ mod tests {
     #[test]
     fn a_low_rate_has_few_lanes() {
         let lanes = |rate: &str| lanes_within(Some(rate.parse().expect("a rate")));
-        assert_eq!(["1kB", "1MB", "2MB", "1GB"].map(lanes), [1, 4, 8, LANES_MAX]);
+        assert_eq!(
+            ["1kB", "1MB", "2MB", "1GB"].map(lanes),
+            [1, 4, 8, LANES_MAX]
+        );
         assert_eq!(lanes_within(None), LANES_MAX);
     }
 }

@@ -34,7 +34,9 @@ pub(super) struct LanePlan {
 impl LanePlan {
     pub(super) fn new(settings: &DialSettings, recalled: &Recalled, need: Option<Need>) -> Self {
         // With a rate limit or a fixed number of lanes, what is known of the path does not change their number.
-        let known = recalled.known.filter(|_| settings.streams.is_none() && settings.limit.is_none());
+        let known = recalled
+            .known
+            .filter(|_| settings.streams.is_none() && settings.limit.is_none());
         let need = need.filter(|_| settings.streams.is_none());
         let quic_first = recalled.quic_first.is_some();
         let most = lanes_within(settings.limit);
@@ -90,9 +92,14 @@ impl LanePlan {
 
     /// The lanes' answer to loss at first.
     pub(super) fn answer(self, round_trip: Duration) -> LossAnswer {
-        let was_right = self.known_of(round_trip).is_some_and(|known| known.loss_tolerant);
+        let was_right = self
+            .known_of(round_trip)
+            .is_some_and(|known| known.loss_tolerant);
         let LossAnswer { tolerant, choice } = self.answer;
-        LossAnswer { tolerant: tolerant || was_right && choice.is_some(), choice }
+        LossAnswer {
+            tolerant: tolerant || was_right && choice.is_some(),
+            choice,
+        }
     }
 
     /// The remembered path, if it has a round trip like this one.
@@ -112,20 +119,40 @@ mod tests {
     #[test]
     fn what_is_known_of_another_path_is_not_used() {
         let round_trip = Duration::from_millis(90);
-        let choice = || Some(CongestionChoice { usual: "cubic".into(), tolerant: "bbr".into() });
+        let choice = || {
+            Some(CongestionChoice {
+                usual: "cubic".into(),
+                tolerant: "bbr".into(),
+            })
+        };
         let plan = || LanePlan {
             fixed: None,
             quic_first: false,
             known: Some(Known::new(32, true, round_trip, 1_000_000)),
-            answer: LossAnswer { tolerant: false, choice: choice() },
+            answer: LossAnswer {
+                tolerant: false,
+                choice: choice(),
+            },
             need: None,
             most: 64,
         };
-        let replaced = LossAnswer { tolerant: true, choice: choice() };
-        assert_eq!((plan().count(round_trip, 8), plan().answer(round_trip)), (32, replaced));
+        let replaced = LossAnswer {
+            tolerant: true,
+            choice: choice(),
+        };
+        assert_eq!(
+            (plan().count(round_trip, 8), plan().answer(round_trip)),
+            (32, replaced)
+        );
         let near = Duration::from_millis(1);
-        assert_eq!((plan().count(near, 8), plan().answer(near)), (8, plan().answer));
-        let pinned = LanePlan { answer: LossAnswer::default(), ..plan() };
+        assert_eq!(
+            (plan().count(near, 8), plan().answer(near)),
+            (8, plan().answer)
+        );
+        let pinned = LanePlan {
+            answer: LossAnswer::default(),
+            ..plan()
+        };
         assert_eq!(pinned.answer(round_trip), LossAnswer::default());
     }
 }

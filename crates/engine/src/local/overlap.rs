@@ -49,7 +49,11 @@ impl Overlap {
     /// A check of the sources of a push against its target; `file_systems` are those that are walked.
     #[must_use]
     pub const fn new(sources: Vec<ScanRoot>, target: PathBuf, file_systems: FileSystems) -> Self {
-        Self { sources, target, file_systems }
+        Self {
+            sources,
+            target,
+            file_systems,
+        }
     }
 
     /// Refuses a target inside a source: a tree copied into itself would never end.
@@ -58,15 +62,22 @@ impl Overlap {
     /// The target lies inside a source, or a part of a source is mounted inside the target.
     pub fn refuse_target_inside(&self) -> Result<(), OverlapError> {
         let mounts = mounts();
-        let Some(target) = existing_ancestor(&self.target).and_then(|path| Ground::of(&path, &mounts)) else {
+        let Some(target) =
+            existing_ancestor(&self.target).and_then(|path| Ground::of(&path, &mounts))
+        else {
             return Ok(());
         };
         for (source, ground) in self.grounds(&mounts) {
             // A tree may go beside itself, into the directory that holds it.
             let inside = target.lies_in(&ground, self.file_systems)
-                || ground.regions.iter().any(|region| target.regions[0].position_in(region).is_some());
+                || ground
+                    .regions
+                    .iter()
+                    .any(|region| target.regions[0].position_in(region).is_some());
             if is_directory(source) && inside {
-                return Err(OverlapError::TargetInside { source_path: source.source.clone() });
+                return Err(OverlapError::TargetInside {
+                    source_path: source.source.clone(),
+                });
             }
         }
         self.refuse_mounted_inside(&mounts)
@@ -77,20 +88,27 @@ impl Overlap {
     fn refuse_mounted_inside(&self, mounts: &[u8]) -> Result<(), OverlapError> {
         let grounds = self.grounds(mounts);
         for (source, ground) in &grounds {
-            let Some(place) = self.place_of(source, mounts) else { continue };
+            let Some(place) = self.place_of(source, mounts) else {
+                continue;
+            };
             for mounted in &place.regions[1..] {
                 let point = place.path.join(&mounted.below);
                 let is_own = |(_, other): &&(&ScanRoot, Ground)| {
                     other.regions.iter().any(|region| {
-                        let position =
-                            mounted.position_in(region).map(|position| region.below.join(position));
-                        position
-                            .is_some_and(|position| !std::ptr::eq(ground, other) || position != mounted.below)
+                        let position = mounted
+                            .position_in(region)
+                            .map(|position| region.below.join(position));
+                        position.is_some_and(|position| {
+                            !std::ptr::eq(ground, other) || position != mounted.below
+                        })
                     })
                 };
                 let reached = ground.path.join(&mounted.below).symlink_metadata().is_ok();
                 if let Some((own, _)) = grounds.iter().find(is_own).filter(|_| reached) {
-                    return Err(OverlapError::MountedInside { point, source_path: own.source.clone() });
+                    return Err(OverlapError::MountedInside {
+                        point,
+                        source_path: own.source.clone(),
+                    });
                 }
             }
         }
@@ -99,7 +117,14 @@ impl Overlap {
 
     /// The place that a source is pushed to, if it exists.
     fn place_of(&self, source: &ScanRoot, mounts: &[u8]) -> Option<Ground> {
-        Ground::of(&self.target.join(source.prefix.as_path()).canonicalize().ok()?, mounts)
+        Ground::of(
+            &self
+                .target
+                .join(source.prefix.as_path())
+                .canonicalize()
+                .ok()?,
+            mounts,
+        )
     }
 
     /// The sources that exist, with their grounds.
@@ -112,7 +137,10 @@ impl Overlap {
             }
             Some(ground)
         };
-        self.sources.iter().filter_map(|source| Some((source, ground(source)?))).collect()
+        self.sources
+            .iter()
+            .filter_map(|source| Some((source, ground(source)?)))
+            .collect()
     }
 }
 
@@ -122,14 +150,20 @@ impl Guard for Overlap {
         let mounts = mounts();
         let grounds = self.grounds(&mounts);
         for (mirrored, ground) in grounds.iter().filter(|(source, _)| is_directory(source)) {
-            let Some(place) = self.place_of(mirrored, &mounts) else { continue };
+            let Some(place) = self.place_of(mirrored, &mounts) else {
+                continue;
+            };
             for (source, whole) in &grounds {
                 let itself = std::ptr::eq(ground, whole);
                 let same_inode = itself && whole.ancestors.first() == place.ancestors.first();
                 let lies = whole.lies_in(&place, FileSystems::All) && !same_inode;
                 let meets = |(ours, theirs): (PathBuf, PathBuf)| !itself || ours != theirs;
-                let pairs =
-                    || whole.regions.iter().flat_map(|one| place.regions.iter().map(move |two| (one, two)));
+                let pairs = || {
+                    whole
+                        .regions
+                        .iter()
+                        .flat_map(|one| place.regions.iter().map(move |two| (one, two)))
+                };
                 if lies || pairs().any(|(one, two)| one.meets(two).is_some_and(meets)) {
                     let source = source.source.display();
                     let place = place.path.display();
@@ -146,28 +180,56 @@ impl Guard for Overlap {
 impl Ground {
     /// The ground of a path without links.
     fn of(path: &Path, mounts: &[u8]) -> Option<Self> {
-        let identity = |path: &Path| fs::symlink_metadata(path).map(|there| (there.dev(), there.ino())).ok();
+        let identity = |path: &Path| {
+            fs::symlink_metadata(path)
+                .map(|there| (there.dev(), there.ino()))
+                .ok()
+        };
         let ancestors: Vec<_> = path.ancestors().map_while(identity).collect();
         let within = mount_of(path, mounts).and_then(|mount| {
             let root = mount.root.join(path.strip_prefix(&mount.point).ok()?);
-            Some(Region { device: mount.device, root, below: PathBuf::new() })
+            Some(Region {
+                device: mount.device,
+                root,
+                below: PathBuf::new(),
+            })
         });
-        let unknown = || Region { device: String::new(), root: path.to_owned(), below: PathBuf::new() };
+        let unknown = || Region {
+            device: String::new(),
+            root: path.to_owned(),
+            below: PathBuf::new(),
+        };
         let mut regions = vec![within.unwrap_or_else(unknown)];
-        regions.extend(Mount::all(mounts).filter(|mount| mount.point != path).filter_map(|mount| {
-            let below = mount.point.strip_prefix(path).ok()?.to_owned();
-            Some(Region { device: mount.device, root: mount.root, below })
-        }));
-        (!ancestors.is_empty()).then(|| Self { path: path.to_owned(), ancestors, regions })
+        regions.extend(
+            Mount::all(mounts)
+                .filter(|mount| mount.point != path)
+                .filter_map(|mount| {
+                    let below = mount.point.strip_prefix(path).ok()?.to_owned();
+                    Some(Region {
+                        device: mount.device,
+                        root: mount.root,
+                        below,
+                    })
+                }),
+        );
+        (!ancestors.is_empty()).then(|| Self {
+            path: path.to_owned(),
+            ancestors,
+            regions,
+        })
     }
 
     /// Whether this ground's path, or a directory above it, is the other ground's path.
     fn lies_in(&self, other: &Self, file_systems: FileSystems) -> bool {
         let near = |(device, _): &&(u64, u64)| {
-            file_systems == FileSystems::All || Some(*device) == self.ancestors.first().map(|own| own.0)
+            file_systems == FileSystems::All
+                || Some(*device) == self.ancestors.first().map(|own| own.0)
         };
         let top = other.ancestors.first();
-        self.ancestors.iter().take_while(near).any(|above| Some(above) == top)
+        self.ancestors
+            .iter()
+            .take_while(near)
+            .any(|above| Some(above) == top)
     }
 }
 
@@ -192,13 +254,17 @@ impl Region {
 fn mount_of(path: &Path, mounts: &[u8]) -> Option<Mount> {
     let asked = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MNT_ID).ok();
     let told = asked.filter(|stat| stat.stx_mask & StatxFlags::MNT_ID.bits() != 0);
-    let numbered = told.and_then(|stat| Mount::all(mounts).find(|mount| mount.id == stat.stx_mnt_id));
+    let numbered =
+        told.and_then(|stat| Mount::all(mounts).find(|mount| mount.id == stat.stx_mnt_id));
     numbered.or_else(|| Mount::around(mounts, path))
 }
 
 /// Whether a source is a directory. A link to one is not, unless its path ends with a slash.
 fn is_directory(source: &ScanRoot) -> bool {
-    source.source.symlink_metadata().is_ok_and(|there| there.is_dir())
+    source
+        .source
+        .symlink_metadata()
+        .is_ok_and(|there| there.is_dir())
 }
 
 fn mounts() -> Vec<u8> {
@@ -207,5 +273,7 @@ fn mounts() -> Vec<u8> {
 
 fn existing_ancestor(path: &Path) -> Option<PathBuf> {
     let absolute = std::path::absolute(path).ok()?;
-    absolute.ancestors().find_map(|ancestor| ancestor.canonicalize().ok())
+    absolute
+        .ancestors()
+        .find_map(|ancestor| ancestor.canonicalize().ok())
 }

@@ -12,7 +12,9 @@ use crate::error::LocationError;
 /// # Panics
 /// When it means another one, or ssh would get such an argument.
 pub fn location(bytes: &[u8]) {
-    [Start::Daemon, Start::OverSsh].into_iter().for_each(|start| check(OsStr::from_bytes(bytes), start));
+    [Start::Daemon, Start::OverSsh]
+        .into_iter()
+        .for_each(|start| check(OsStr::from_bytes(bytes), start));
 }
 
 fn check(text: &OsStr, start: Start) {
@@ -30,6 +32,10 @@ fn check(text: &OsStr, start: Start) {
     match Location::parse(OsStr::from_bytes(&shown), Start::Daemon) {
         // A host of hexadecimal digits and a path of six such groups are an address together.
         Err(LocationError::Unbracketed(_)) => {}
-        again => assert_eq!(again, Ok(Location::Remote(remote)), "what is shown can be typed"),
+        again => assert_eq!(
+            again,
+            Ok(Location::Remote(remote)),
+            "what is shown can be typed"
+        ),
     }
 }

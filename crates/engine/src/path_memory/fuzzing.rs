@@ -11,7 +11,12 @@ use super::{Known, Rates};
 /// When it is not, or one of the others is lost.
 pub fn paths(bytes: &[u8]) {
     let paths = super::paths(PathBuf::new());
-    let Some(lines) = std::str::from_utf8(bytes).ok().and_then(|text| paths.parse(text)) else { return };
+    let Some(lines) = std::str::from_utf8(bytes)
+        .ok()
+        .and_then(|text| paths.parse(text))
+    else {
+        return;
+    };
     let known = Known {
         lanes: 8,
         loss_tolerant: true,
@@ -21,8 +26,14 @@ pub fn paths(bytes: &[u8]) {
         rates: Rates::default(),
         window: None,
     };
-    let others: Vec<_> = lines.iter().filter(|(endpoint, _)| endpoint != NEW).cloned().collect();
-    let again = paths.parse(&paths.with(lines, NEW, Some(known))).expect("what is written can be read");
+    let others: Vec<_> = lines
+        .iter()
+        .filter(|(endpoint, _)| endpoint != NEW)
+        .cloned()
+        .collect();
+    let again = paths
+        .parse(&paths.with(lines, NEW, Some(known)))
+        .expect("what is written can be read");
     let (new, kept_again) = again.split_last().expect("one was written");
     assert_eq!(*new, (NEW.to_owned(), known));
     // The oldest paths are dropped where there are too many.

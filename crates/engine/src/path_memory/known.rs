@@ -68,9 +68,22 @@ pub(crate) struct Found {
 impl Known {
     /// What a push has learnt of a path today.
     #[must_use]
-    pub fn new(lanes: u16, loss_tolerant: bool, round_trip: Duration, bytes_per_second: u64) -> Self {
+    pub fn new(
+        lanes: u16,
+        loss_tolerant: bool,
+        round_trip: Duration,
+        bytes_per_second: u64,
+    ) -> Self {
         let (rates, window) = (Rates::default(), None);
-        Self { lanes, loss_tolerant, round_trip, bytes_per_second, day: today(), rates, window }
+        Self {
+            lanes,
+            loss_tolerant,
+            round_trip,
+            bytes_per_second,
+            day: today(),
+            rates,
+            window,
+        }
     }
 
     /// Whether a path with this round trip can be the same one.
@@ -82,22 +95,49 @@ impl Known {
     /// The same with what a push has found, where `self` has what was known before of rates and window. What was found
     /// before counts where it is more and nothing was lost since: a push need not have had much to send.
     pub(crate) fn after(self, found: &Found) -> Self {
-        let Found { transport, has_lost, .. } = *found;
-        let Some(at_best) = found.at_best else { return self };
-        let best = |before: Option<u64>| before.filter(|_| !has_lost).max(Some(at_best.bytes_per_second));
+        let Found {
+            transport,
+            has_lost,
+            ..
+        } = *found;
+        let Some(at_best) = found.at_best else {
+            return self;
+        };
+        let best = |before: Option<u64>| {
+            before
+                .filter(|_| !has_lost)
+                .max(Some(at_best.bytes_per_second))
+        };
         let Rates { tcp, quic } = self.rates;
         let rates = match transport {
-            Transport::Tcp => Rates { tcp: best(tcp), quic },
-            Transport::Quic => Rates { tcp, quic: best(quic) },
+            Transport::Tcp => Rates {
+                tcp: best(tcp),
+                quic,
+            },
+            Transport::Quic => Rates {
+                tcp,
+                quic: best(quic),
+            },
         };
         let window = found.ends.map(|ends| Window::new(at_best, ends));
-        let before = self.window.filter(|before| !has_lost && window.is_none_or(|now| before.is_above(&now)));
-        Self { rates, window: before.or(window).filter(|window| window.bytes >= WINDOW_MIN), ..self }
+        let before = self
+            .window
+            .filter(|before| !has_lost && window.is_none_or(|now| before.is_above(&now)));
+        Self {
+            rates,
+            window: before
+                .or(window)
+                .filter(|window| window.bytes >= WINDOW_MIN),
+            ..self
+        }
     }
 
     /// A copy without a window that is too old to be used.
     pub(super) fn without_old_window(self) -> Self {
-        Self { window: self.window.filter(|window| window.is_fresh(now())), ..self }
+        Self {
+            window: self.window.filter(|window| window.is_fresh(now())),
+            ..self
+        }
     }
 }
 
@@ -107,17 +147,25 @@ impl Window {
 
     fn new(at_best: AtBest, ends: PathEnds) -> Self {
         let bytes = at_best.in_round_trip().min(Self::BYTES_MAX);
-        Self { bytes, round_trip: at_best.round_trip, ends, at: now() }
+        Self {
+            bytes,
+            round_trip: at_best.round_trip,
+            ends,
+            at: now(),
+        }
     }
 
     /// Whether this window is larger than another one of the same path.
     fn is_above(&self, other: &Self) -> bool {
-        self.bytes > other.bytes && self.ends == other.ends && suits(self.round_trip, other.round_trip)
+        self.bytes > other.bytes
+            && self.ends == other.ends
+            && suits(self.round_trip, other.round_trip)
     }
 
     /// Whether the window is young enough to be used; not where the clock was set back, and its age is not known.
     fn is_fresh(&self, now: u64) -> bool {
-        now.checked_sub(self.at).is_some_and(|age| age <= WINDOW_AGE_MAX)
+        now.checked_sub(self.at)
+            .is_some_and(|age| age <= WINDOW_AGE_MAX)
     }
 }
 
@@ -131,14 +179,32 @@ impl fmt::Display for Known {
         let congestion = if self.loss_tolerant { TOLERANT } else { USUAL };
         let (lanes, rate, day) = (self.lanes, self.bytes_per_second, self.day);
         let micros = self.round_trip.as_micros();
-        write!(f, "lanes={lanes} congestion={congestion} rtt_us={micros} bytes_per_second={rate} day={day}")?;
-        let rate = |rate: Option<u64>| rate.map_or_else(|| NONE.to_owned(), |rate| rate.to_string());
-        write!(f, " tcp={} quic={}", rate(self.rates.tcp), rate(self.rates.quic))?;
-        let Some(Window { bytes, round_trip, ends: PathEnds { here, there }, at }) = self.window else {
+        write!(
+            f,
+            "lanes={lanes} congestion={congestion} rtt_us={micros} bytes_per_second={rate} day={day}"
+        )?;
+        let rate =
+            |rate: Option<u64>| rate.map_or_else(|| NONE.to_owned(), |rate| rate.to_string());
+        write!(
+            f,
+            " tcp={} quic={}",
+            rate(self.rates.tcp),
+            rate(self.rates.quic)
+        )?;
+        let Some(Window {
+            bytes,
+            round_trip,
+            ends: PathEnds { here, there },
+            at,
+        }) = self.window
+        else {
             return Ok(());
         };
         let micros = round_trip.as_micros();
-        write!(f, " window={bytes} window_rtt_us={micros} here={here} there={there} at={at}")
+        write!(
+            f,
+            " window={bytes} window_rtt_us={micros} here={here} there={there} at={at}"
+        )
     }
 }
 
@@ -156,10 +222,21 @@ impl FromStr for Known {
         let round_trip = Duration::from_micros(words.number("rtt_us")?);
         let bytes_per_second = words.number("bytes_per_second")?;
         let day = words.number("day")?;
-        let lanes = u16::try_from(lanes).ok().filter(|lanes| (1..=LANES_MAX).contains(lanes)).ok_or(())?;
+        let lanes = u16::try_from(lanes)
+            .ok()
+            .filter(|lanes| (1..=LANES_MAX).contains(lanes))
+            .ok_or(())?;
         let rates = words.rates()?;
         let window = words.window()?;
-        Ok(Self { lanes, loss_tolerant, round_trip, bytes_per_second, day, rates, window })
+        Ok(Self {
+            lanes,
+            loss_tolerant,
+            round_trip,
+            bytes_per_second,
+            day,
+            rates,
+            window,
+        })
     }
 }
 
@@ -168,7 +245,10 @@ struct Words<'a>(Split<'a, char>);
 
 impl<'a> Words<'a> {
     fn word(&mut self, name: &str) -> Result<&'a str, ()> {
-        self.0.next().and_then(|word| word.strip_prefix(name)?.strip_prefix('=')).ok_or(())
+        self.0
+            .next()
+            .and_then(|word| word.strip_prefix(name)?.strip_prefix('='))
+            .ok_or(())
     }
 
     fn number(&mut self, name: &str) -> Result<u64, ()> {
@@ -187,7 +267,10 @@ impl<'a> Words<'a> {
             NONE => Ok(None),
             number => number.parse().map(Some).map_err(|_| ()),
         };
-        Ok(Rates { tcp: rate("tcp")?, quic: rate("quic")? })
+        Ok(Rates {
+            tcp: rate("tcp")?,
+            quic: rate("quic")?,
+        })
     }
 
     fn window(&mut self) -> Result<Option<Window>, ()> {
@@ -197,17 +280,29 @@ impl<'a> Words<'a> {
         let bytes = self.number("window")?;
         let round_trip = Duration::from_micros(self.number("window_rtt_us")?);
         let address = |text: &str| text.parse::<IpAddr>().map_err(|_| ());
-        let ends = PathEnds { here: address(self.word("here")?)?, there: address(self.word("there")?)? };
+        let ends = PathEnds {
+            here: address(self.word("here")?)?,
+            there: address(self.word("there")?)?,
+        };
         let at = self.number("at")?;
         let possible = (WINDOW_MIN..=Window::BYTES_MAX).contains(&bytes)
             && !round_trip.is_zero()
             && round_trip <= ROUND_TRIP_MAX;
-        possible.then_some(Some(Window { bytes, round_trip, ends, at })).ok_or(())
+        possible
+            .then_some(Some(Window {
+                bytes,
+                round_trip,
+                ends,
+                at,
+            }))
+            .ok_or(())
     }
 }
 
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| time.as_secs())
 }
 
 const TOLERANT: &str = "loss-tolerant";
@@ -230,7 +325,10 @@ mod tests {
     const TRIP: Duration = Duration::from_millis(90);
 
     fn ends(there: u8) -> PathEnds {
-        PathEnds { here: [192, 0, 2, 1].into(), there: [192, 0, 2, there].into() }
+        PathEnds {
+            here: [192, 0, 2, 1].into(),
+            there: [192, 0, 2, there].into(),
+        }
     }
 
     fn bare() -> Known {
@@ -238,8 +336,16 @@ mod tests {
     }
 
     fn found(bytes_per_second: u64) -> Found {
-        let at_best = Some(AtBest { bytes_per_second, round_trip: TRIP });
-        Found { transport: Transport::Tcp, at_best, ends: Some(ends(9)), has_lost: false }
+        let at_best = Some(AtBest {
+            bytes_per_second,
+            round_trip: TRIP,
+        });
+        Found {
+            transport: Transport::Tcp,
+            at_best,
+            ends: Some(ends(9)),
+            has_lost: false,
+        }
     }
 
     fn window_of(known: Known) -> Option<u64> {
@@ -249,18 +355,33 @@ mod tests {
     #[test]
     fn what_is_written_can_be_read() {
         let whole = bare().after(&found(100_000_000));
-        let by_quic = whole.after(&Found { transport: Transport::Quic, ..found(50_000_000) });
+        let by_quic = whole.after(&Found {
+            transport: Transport::Quic,
+            ..found(50_000_000)
+        });
         for known in [bare(), whole, by_quic] {
             assert_eq!(known.to_string().parse(), Ok(known), "{known}");
         }
         assert_eq!(window_of(by_quic), Some(9_000_000));
-        assert_eq!(by_quic.rates, Rates { tcp: Some(100_000_000), quic: Some(50_000_000) });
+        assert_eq!(
+            by_quic.rates,
+            Rates {
+                tcp: Some(100_000_000),
+                quic: Some(50_000_000)
+            }
+        );
     }
 
     #[test]
     fn a_line_of_an_earlier_version_has_no_window() {
         let line = "lanes=12 congestion=usual rtt_us=90000 bytes_per_second=118000000 day=20778";
-        assert_eq!(line.parse(), Ok(Known { day: 20_778, ..bare() }));
+        assert_eq!(
+            line.parse(),
+            Ok(Known {
+                day: 20_778,
+                ..bare()
+            })
+        );
     }
 
     #[test]
@@ -280,14 +401,25 @@ mod tests {
             (" tcp=100000000", " tcp=fast"),
             (" quic=-", ""),
         ] {
-            assert_eq!(line.replace(right, wrong).parse::<Known>(), Err(()), "{wrong}");
+            assert_eq!(
+                line.replace(right, wrong).parse::<Known>(),
+                Err(()),
+                "{wrong}"
+            );
         }
     }
 
     #[test]
     fn a_window_is_bounded_whatever_was_found() {
-        assert_eq!(window_of(bare().after(&found(u64::MAX))), Some(Window::BYTES_MAX));
-        assert_eq!(window_of(bare().after(&found(5_000_000))), None, "too little for a jump");
+        assert_eq!(
+            window_of(bare().after(&found(u64::MAX))),
+            Some(Window::BYTES_MAX)
+        );
+        assert_eq!(
+            window_of(bare().after(&found(5_000_000))),
+            None,
+            "too little for a jump"
+        );
     }
 
     #[test]
@@ -295,31 +427,71 @@ mod tests {
         let known = bare().after(&found(100_000_000));
         let less = found(20_000_000);
         assert_eq!(known.after(&less), known, "it may have had less to send");
-        let lost = known.after(&Found { has_lost: true, ..less });
-        assert_eq!((window_of(lost), lost.rates.tcp), (Some(1_800_000), Some(20_000_000)));
+        let lost = known.after(&Found {
+            has_lost: true,
+            ..less
+        });
+        assert_eq!(
+            (window_of(lost), lost.rates.tcp),
+            (Some(1_800_000), Some(20_000_000))
+        );
         let more = known.after(&found(200_000_000));
-        assert_eq!((window_of(more), more.rates.tcp), (Some(18_000_000), Some(200_000_000)));
-        assert_eq!(known.after(&Found { at_best: None, ..less }), known);
+        assert_eq!(
+            (window_of(more), more.rates.tcp),
+            (Some(18_000_000), Some(200_000_000))
+        );
+        assert_eq!(
+            known.after(&Found {
+                at_best: None,
+                ..less
+            }),
+            known
+        );
     }
 
     #[test]
     fn another_path_has_another_window() {
         let known = bare().after(&found(100_000_000));
         assert_eq!(
-            window_of(known.after(&Found { ends: Some(ends(8)), ..found(20_000_000) })),
+            window_of(known.after(&Found {
+                ends: Some(ends(8)),
+                ..found(20_000_000)
+            })),
             Some(1_800_000)
         );
-        let at_best = Some(AtBest { bytes_per_second: 20_000_000, round_trip: TRIP * 3 });
-        assert_eq!(window_of(known.after(&Found { at_best, ..found(0) })), Some(5_400_000));
+        let at_best = Some(AtBest {
+            bytes_per_second: 20_000_000,
+            round_trip: TRIP * 3,
+        });
+        assert_eq!(
+            window_of(known.after(&Found {
+                at_best,
+                ..found(0)
+            })),
+            Some(5_400_000)
+        );
     }
 
     #[test]
     fn a_window_is_forgotten_in_a_day_and_when_the_clock_is_set_back() {
         let known = bare().after(&found(100_000_000));
-        let aged = |at| Known { window: known.window.map(|window| Window { at, ..window }), ..known };
+        let aged = |at| Known {
+            window: known.window.map(|window| Window { at, ..window }),
+            ..known
+        };
         let now = now();
-        assert!(aged(now - WINDOW_AGE_MAX + 60).without_old_window().window.is_some());
-        assert!(aged(now - WINDOW_AGE_MAX - 1).without_old_window().window.is_none());
+        assert!(
+            aged(now - WINDOW_AGE_MAX + 60)
+                .without_old_window()
+                .window
+                .is_some()
+        );
+        assert!(
+            aged(now - WINDOW_AGE_MAX - 1)
+                .without_old_window()
+                .window
+                .is_none()
+        );
         assert!(aged(now + 60).without_old_window().window.is_none());
     }
 }

@@ -8,7 +8,8 @@ use zmove_transport::{ControlError, ControlReader, ControlWriter};
 use zmove_types::{Event, Observer, TransferId};
 use zmove_wire::limits::FETCH_LIST_PART_BYTES_MAX;
 use zmove_wire::{
-    Cipher, Greeting, Refusal, RefusalCode, Role, ToSender, ToSource, Waiting, decode_message, encode_message,
+    Cipher, Greeting, Refusal, RefusalCode, Role, ToSender, ToSource, Waiting, decode_message,
+    encode_message,
 };
 
 use crate::error::PullError;
@@ -35,7 +36,10 @@ pub(crate) async fn ask(
     patience: Duration,
     observer: &dyn Observer,
 ) -> Result<Asked, PullError> {
-    let greeting = Greeting { cipher, ..Greeting::new(Role::Fetch, transfer) };
+    let greeting = Greeting {
+        cipher,
+        ..Greeting::new(Role::Fetch, transfer)
+    };
     // Who is asked to send has no other target than its sources.
     let asks_for_sources = matches!(wanted, ToSource::Fetch(_) | ToSource::Copy(_));
     // Beside the answers: a host that has no room yet does not read a long list.
@@ -46,24 +50,39 @@ pub(crate) async fn ask(
     let has_waited = matches!(answer, ToSender::Waiting(_));
     let answer = loop {
         answer = match answer {
-            ToSender::Refused(refusal) if asks_for_sources && refusal.code == RefusalCode::Target => {
+            ToSender::Refused(refusal)
+                if asks_for_sources && refusal.code == RefusalCode::Target =>
+            {
                 return Err(PullError::Sources(refusal));
             }
             ToSender::Refused(refusal) => return Err(PullError::Refused(refusal)),
             ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {
-                return Err(PullError::Refused(Refusal { code: RefusalCode::Full, text }));
+                return Err(PullError::Refused(Refusal {
+                    code: RefusalCode::Full,
+                    text,
+                }));
             }
             ToSender::Waiting(waiting) => {
-                observer.on(&Event::Waiting { message: waiting.to_string() });
+                observer.on(&Event::Waiting {
+                    message: waiting.to_string(),
+                });
                 let text = waiting.text;
                 let next = timeout_at(due.into(), next(&mut reader)).await;
-                next.unwrap_or(Err(PullError::StillInLine { reason: text, waited: patience }))?
+                next.unwrap_or(Err(PullError::StillInLine {
+                    reason: text,
+                    waited: patience,
+                }))?
             }
             answer => break answer,
         }
     };
     let writer = saying.await.map_err(|_| PullError::Silent)??;
-    Ok(Asked { reader, writer, answer, has_waited })
+    Ok(Asked {
+        reader,
+        writer,
+        answer,
+        has_waited,
+    })
 }
 
 /// The host's greeting and first answer. One that does not know this kind of connection answers with its greeting
@@ -71,7 +90,9 @@ pub(crate) async fn ask(
 async fn first(reader: &mut ControlReader) -> Result<ToSender, PullError> {
     let greeting = reader.greeting().await?;
     match next(reader).await {
-        Err(PullError::Control(ControlError::Closed)) if greeting.transfer == TransferId([0; 16]) => {
+        Err(PullError::Control(ControlError::Closed))
+            if greeting.transfer == TransferId([0; 16]) =>
+        {
             Err(PullError::TooOld)
         }
         answer => answer,
@@ -92,8 +113,15 @@ async fn say(
     let mut words = greeting.encode().to_vec();
     words.extend(encode_message(&wanted));
     writer.send(&words).await?;
-    for part in list.iter().flat_map(|list| list.chunks(FETCH_LIST_PART_BYTES_MAX)) {
-        writer.send(&encode_message(&ToSource::Listed { bytes: part.to_vec() })).await?;
+    for part in list
+        .iter()
+        .flat_map(|list| list.chunks(FETCH_LIST_PART_BYTES_MAX))
+    {
+        writer
+            .send(&encode_message(&ToSource::Listed {
+                bytes: part.to_vec(),
+            }))
+            .await?;
     }
     Ok(writer)
 }

@@ -10,7 +10,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::task::JoinHandle;
 use zmove_transport::{ControlError, ControlReader, control_pair};
 use zmove_wire::{
-    Open, Refusal, RefusalCode, TargetShape, ToReceiver, Version, WireError, decode_message, encode_message,
+    Open, Refusal, RefusalCode, TargetShape, ToReceiver, Version, WireError, decode_message,
+    encode_message,
 };
 
 use super::relayed::Relayed;
@@ -49,8 +50,15 @@ impl Conversation {
                 // the receiver finds its connection closed
                 Ok(None) | Err(ControlError::Closed) => return None,
                 Err(error) => {
-                    let code = if error.is_lost() { RefusalCode::Broken } else { RefusalCode::Protocol };
-                    return Some(Refusal { code, text: error.to_string() });
+                    let code = if error.is_lost() {
+                        RefusalCode::Broken
+                    } else {
+                        RefusalCode::Protocol
+                    };
+                    return Some(Refusal {
+                        code,
+                        text: error.to_string(),
+                    });
                 }
             };
             let passed = match bytes.first() {
@@ -65,7 +73,10 @@ impl Conversation {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    return Some(Refusal { code: RefusalCode::Protocol, text: error.to_string() });
+                    return Some(Refusal {
+                        code: RefusalCode::Protocol,
+                        text: error.to_string(),
+                    });
                 }
             }
         }
@@ -73,18 +84,28 @@ impl Conversation {
 
     /// This side's opening, with the shape that the host's sources have.
     fn own_opening(&self, bytes: &[u8]) -> Result<Vec<u8>, WireError> {
-        let (ToReceiver::Open(theirs) | ToReceiver::OpenWith(theirs, _)) = decode_message(bytes)? else {
-            return Err(WireError::OutOfOrder { what: "the opening" });
+        let (ToReceiver::Open(theirs) | ToReceiver::OpenWith(theirs, _)) = decode_message(bytes)?
+        else {
+            return Err(WireError::OutOfOrder {
+                what: "the opening",
+            });
         };
         let names = self.sources.top_names();
         let check = |name: &zmove_types::Name| {
-            names.check(&zmove_types::RelPath::root().join(name).map_err(WireError::Path)?)
+            names.check(
+                &zmove_types::RelPath::root()
+                    .join(name)
+                    .map_err(WireError::Path)?,
+            )
         };
         match &theirs.shape {
             TargetShape::Single { name } => check(name)?,
             TargetShape::Directory { tops } => tops.iter().try_for_each(|top| check(&top.0))?,
         }
-        let open = Open { shape: theirs.shape, ..self.open.clone() };
+        let open = Open {
+            shape: theirs.shape,
+            ..self.open.clone()
+        };
         Ok(encode_message(&open.into_message(Version::NEWEST)))
     }
 }
@@ -102,12 +123,24 @@ mod tests {
 
     fn opening(shape: TargetShape) -> Result<Open, WireError> {
         let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
-        let relayed = Relayed::new(Arc::new(NoObserver), (None, more), std::time::Duration::ZERO);
+        let relayed = Relayed::new(
+            Arc::new(NoObserver),
+            (None, more),
+            std::time::Duration::ZERO,
+        );
         let sources = RemoteSources::new(vec![b"d/asked".to_vec()], None);
         let open = Open::new(b"/mine".to_vec(), [1; 16]);
-        let conversation = Conversation { open, sources, relayed: Arc::new(relayed) };
-        let theirs =
-            Open { shape, inplace: true, purpose: Purpose::Preview, ..Open::new(b"/etc".to_vec(), [2; 16]) };
+        let conversation = Conversation {
+            open,
+            sources,
+            relayed: Arc::new(relayed),
+        };
+        let theirs = Open {
+            shape,
+            inplace: true,
+            purpose: Purpose::Preview,
+            ..Open::new(b"/etc".to_vec(), [2; 16])
+        };
         let bytes = encode_message(&theirs.into_message(Version::NEWEST));
         let own = conversation.own_opening(&bytes[4..])?;
         match decode_message(&own[4..]).unwrap() {
@@ -120,9 +153,14 @@ mod tests {
     fn the_host_s_word_counts_for_the_shape_alone() {
         let name = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
         let single = |text| TargetShape::Single { name: name(text) };
-        let directory = |text| TargetShape::Directory { tops: vec![TopName(name(text))] };
+        let directory = |text| TargetShape::Directory {
+            tops: vec![TopName(name(text))],
+        };
         for shape in [single("asked"), directory("asked")] {
-            let expected = Open { shape: shape.clone(), ..Open::new(b"/mine".to_vec(), [1; 16]) };
+            let expected = Open {
+                shape: shape.clone(),
+                ..Open::new(b"/mine".to_vec(), [1; 16])
+            };
             assert_eq!(opening(shape), Ok(expected));
         }
         for shape in [single("other"), directory("other")] {

@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_receiver::NamedFiles;
 use zmove_sender::{Known, Manifest};
-use zmove_types::{Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample, printable};
+use zmove_types::{
+    Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample, printable,
+};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
-    FileHash, Progress, Refusal, Relay, SignedReceipt, StageProgress, ToReceiver, Told, ToldChange, ToldForm,
-    ToldKind, TransferAccount, WireError, decode_message,
+    FileHash, Progress, Refusal, Relay, SignedReceipt, StageProgress, ToReceiver, Told, ToldChange,
+    ToldForm, ToldKind, TransferAccount, WireError, decode_message,
 };
 
 /// See the module.
@@ -61,13 +63,21 @@ impl Relayed {
         offset: Duration,
     ) -> Self {
         let state = Mutex::new((manifest, Heard::default()));
-        Self { observer, more, offset, state, unheard: Lock::default() }
+        Self {
+            observer,
+            more,
+            offset,
+            state,
+            unheard: Lock::default(),
+        }
     }
 
     /// Takes a message that is a word beside the transfer.
     pub(crate) fn take(&self, bytes: &[u8]) -> Result<(), WireError> {
         let ToReceiver::Relay(relay) = decode_message(bytes)? else {
-            return Err(WireError::OutOfOrder { what: "a word beside the transfer" });
+            return Err(WireError::OutOfOrder {
+                what: "a word beside the transfer",
+            });
         };
         match relay {
             Relay::Told(told) => told.into_iter().for_each(|told| self.tell(told)),
@@ -87,7 +97,10 @@ impl Relayed {
             Relay::Receipt(receipt) => self.state().1.receipt = Some(receipt),
             Relay::Account(account) => self.state().1.account = Some(*account),
             Relay::Broken(refusal) => {
-                let refusal = Refusal { text: printable(&refusal.text), ..refusal };
+                let refusal = Refusal {
+                    text: printable(&refusal.text),
+                    ..refusal
+                };
                 self.state().1.broken = Some(refusal);
             }
         }
@@ -96,7 +109,9 @@ impl Relayed {
 
     fn list(&self, hashed: &[FileHash], known: Known) {
         if let Some(manifest) = &mut self.state().0 {
-            hashed.iter().for_each(|hashed| manifest.add(&hashed.path, &hashed.root, known));
+            hashed
+                .iter()
+                .for_each(|hashed| manifest.add(&hashed.path, &hashed.root, known));
         }
     }
 
@@ -104,7 +119,9 @@ impl Relayed {
     fn add_unheard(&self) {
         let unheard = std::mem::take(&mut *self.unheard.lock());
         if let Some(manifest) = &mut self.state().0 {
-            unheard.iter().for_each(|(path, root)| manifest.add(path, root, Known::Received));
+            unheard
+                .iter()
+                .for_each(|(path, root)| manifest.add(path, root, Known::Received));
         }
     }
 
@@ -143,13 +160,23 @@ impl Relayed {
                 drop(state);
                 Event::LaneUp { lanes }
             }
-            Told::Resent(what) => Event::Resent { what: printable(&what) },
-            Told::Failed(message) => Event::Failed { message: printable(&message) },
-            Told::NotKept(message) => Event::NotKept { message: printable(&message) },
-            Told::Warned(message) => Event::Warned { message: printable(&message) },
+            Told::Resent(what) => Event::Resent {
+                what: printable(&what),
+            },
+            Told::Failed(message) => Event::Failed {
+                message: printable(&message),
+            },
+            Told::NotKept(message) => Event::NotKept {
+                message: printable(&message),
+            },
+            Told::Warned(message) => Event::Warned {
+                message: printable(&message),
+            },
             Told::Limited(by) => Event::Limited { by: limit(&by) },
             Told::Sampled(progress) => Event::Sampled(self.sample(&progress)),
-            Told::Listed(change) => Event::Listed { changes: vec![change_of(change)] },
+            Told::Listed(change) => Event::Listed {
+                changes: vec![change_of(change)],
+            },
             Told::Flushing => Event::Flushing,
             Told::SessionBegins => {
                 let mut state = self.state();
@@ -172,7 +199,12 @@ impl Relayed {
         all.stored_bytes = all.stored_bytes.saturating_add(more.stored_bytes);
         all.skipped_files = all.skipped_files.saturating_add(more.skipped_files);
         all.skipped_bytes = all.skipped_bytes.saturating_add(more.skipped_bytes);
-        let there = [all.stored_files, all.stored_bytes, all.skipped_files, all.skipped_bytes];
+        let there = [
+            all.stored_files,
+            all.stored_bytes,
+            all.skipped_files,
+            all.skipped_bytes,
+        ];
         let there = there.into_iter().fold(0, u64::saturating_add);
         state.1.there_most = state.1.there_most.max(there);
         drop(state);
@@ -257,7 +289,10 @@ fn limit(told: &str) -> &'static str {
         "target",
         "path",
     ];
-    LIMITS.into_iter().find(|limit| *limit == told).unwrap_or("the sender")
+    LIMITS
+        .into_iter()
+        .find(|limit| *limit == told)
+        .unwrap_or("the sender")
 }
 
 #[cfg(test)]
@@ -272,14 +307,26 @@ mod tests {
         let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
         let relayed = Relayed::new(Arc::new(NoObserver), (None, more), Duration::ZERO);
         let told = |stored_bytes, skipped_bytes| {
-            Told::Progress(Progress { stored_files: 1, stored_bytes, skipped_bytes, ..Progress::default() })
+            Told::Progress(Progress {
+                stored_files: 1,
+                stored_bytes,
+                skipped_bytes,
+                ..Progress::default()
+            })
         };
         for told in [told(5, 1), told(5, 1), Told::SessionBegins, told(2, 3)] {
             let told = ToReceiver::Relay(Relay::Told(vec![told]));
             relayed.take(&encode_message(&told)[4..]).unwrap();
         }
         let (_, heard) = relayed.end(None);
-        assert_eq!((heard.there_most, heard.progress.stored_bytes, heard.restarts), (14, 2, 1));
+        assert_eq!(
+            (
+                heard.there_most,
+                heard.progress.stored_bytes,
+                heard.restarts
+            ),
+            (14, 2, 1)
+        );
     }
 
     /// The words of a connection that is lost are lost with it.
@@ -296,10 +343,18 @@ mod tests {
         let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
         relayed.named(path("told"), Root([1; 32]));
         relayed.named(path("lost"), Root([2; 32]));
-        let hashed = Relay::Hashed(vec![FileHash { path: path("told"), root: Root([1; 32]) }]);
-        relayed.take(&encode_message(&ToReceiver::Relay(hashed))[4..]).unwrap();
+        let hashed = Relay::Hashed(vec![FileHash {
+            path: path("told"),
+            root: Root([1; 32]),
+        }]);
+        relayed
+            .take(&encode_message(&ToReceiver::Relay(hashed))[4..])
+            .unwrap();
         drop(relayed.end(None));
-        let expected = [("told".to_owned(), Root([1; 32])), ("lost".to_owned(), Root([2; 32]))];
+        let expected = [
+            ("told".to_owned(), Root([1; 32])),
+            ("lost".to_owned(), Root([2; 32])),
+        ];
         assert_eq!(*lines.lock().unwrap(), expected);
     }
 }

@@ -39,12 +39,24 @@ impl RemoteSources {
         if let Some(listed) = self.listed.clone() {
             return TopNames::listed(listed);
         }
-        let last = |path: &Vec<u8>| path.rsplit(|&byte| byte == b'/').next().unwrap_or_default().to_vec();
+        let last = |path: &Vec<u8>| {
+            path.rsplit(|&byte| byte == b'/')
+                .next()
+                .unwrap_or_default()
+                .to_vec()
+        };
         let names: Vec<_> = self.paths.iter().map(last).collect();
-        if names.iter().any(|name| matches!(name.as_slice(), b"" | b"." | b"..")) {
+        if names
+            .iter()
+            .any(|name| matches!(name.as_slice(), b"" | b"." | b".."))
+        {
             return TopNames::default();
         }
-        TopNames::only(move |name| names.iter().any(|asked| asked == name || glob_matches(asked, name)))
+        TopNames::only(move |name| {
+            names
+                .iter()
+                .any(|asked| asked == name || glob_matches(asked, name))
+        })
     }
 }
 
@@ -52,7 +64,11 @@ impl RemoteSources {
 fn listed(list: &[u8], separator: u8) -> ListedPaths {
     let mut listed = ListedPaths::default();
     for path in list.split(|&byte| byte == separator) {
-        listed.add(if separator == b'\n' { path.strip_suffix(b"\r").unwrap_or(path) } else { path });
+        listed.add(if separator == b'\n' {
+            path.strip_suffix(b"\r").unwrap_or(path)
+        } else {
+            path
+        });
     }
     listed
 }
@@ -63,16 +79,25 @@ mod tests {
     use zmove_types::RelPath;
 
     fn takes(sources: &[&str], list: Option<&str>, path: &str) -> bool {
-        let paths = sources.iter().map(|path| path.as_bytes().to_vec()).collect();
+        let paths = sources
+            .iter()
+            .map(|path| path.as_bytes().to_vec())
+            .collect();
         let sources = RemoteSources::new(paths, list.map(|list| (list.as_bytes(), b'\n')));
-        sources.top_names().check(&RelPath::from_bytes(path.as_bytes()).unwrap()).is_ok()
+        sources
+            .top_names()
+            .check(&RelPath::from_bytes(path.as_bytes()).unwrap())
+            .is_ok()
     }
 
     #[test]
     fn only_names_that_were_asked_for_are_let_in() {
         assert!(takes(&["a/b"], None, "b/x/y"));
         assert!(takes(&["a/*.txt"], None, "x.txt"));
-        assert!(takes(&["a/[x]"], None, "[x]"), "taken literally by the host, where it matches nothing");
+        assert!(
+            takes(&["a/[x]"], None, "[x]"),
+            "taken literally by the host, where it matches nothing"
+        );
         assert!(takes(&["a", "b/"], None, "anything"));
         assert!(takes(&[""], None, "anything") && takes(&["/"], None, ""));
         for path in ["a/x", "c", ""] {
@@ -85,7 +110,9 @@ mod tests {
     #[test]
     fn of_a_list_only_what_is_listed_is_let_in() {
         let list = Some("./x/y\r\n\nz\n");
-        assert!(takes(&["a/"], list, "x/y") && takes(&["a/"], list, "x") && takes(&["a/"], list, "z"));
+        assert!(
+            takes(&["a/"], list, "x/y") && takes(&["a/"], list, "x") && takes(&["a/"], list, "z")
+        );
         assert!(!takes(&["a/"], list, "y") && !takes(&["a/"], list, ""));
         assert!(!takes(&["a/"], list, "x/other") && !takes(&["a/"], list, "z/in it"));
         assert!(takes(&["a/"], Some(".\n"), "") && !takes(&["a/"], Some(".\n"), "x"));

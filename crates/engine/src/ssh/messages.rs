@@ -62,7 +62,14 @@ impl ReceiveRequest {
         ports: Option<PortRange>,
         allow_clear: bool,
     ) -> Self {
-        Self { version: VERSION, key: key.to_string(), carriers, ports, allow_clear, copies: false }
+        Self {
+            version: VERSION,
+            key: key.to_string(),
+            carriers,
+            ports,
+            allow_clear,
+            copies: false,
+        }
     }
 
     /// The request as a line of text.
@@ -86,7 +93,12 @@ impl ReceiveReply {
     /// An answer of this protocol version.
     #[must_use]
     pub fn new(key: Fingerprint, port: u16, address: Option<IpAddr>) -> Self {
-        Self { version: VERSION, key: key.to_string(), port, address }
+        Self {
+            version: VERSION,
+            key: key.to_string(),
+            port,
+            address,
+        }
     }
 
     /// The answer as a line of text, with a line break before it.
@@ -101,7 +113,9 @@ impl ReceiveReply {
     /// # Errors
     /// The line is an answer that cannot be parsed, or is of another version.
     pub fn read(line: &[u8]) -> Result<Option<Self>, SshMessageError> {
-        let Some(json) = line.strip_prefix(MARK.as_bytes()) else { return Ok(None) };
+        let Some(json) = line.strip_prefix(MARK.as_bytes()) else {
+            return Ok(None);
+        };
         let ready: Self = serde_json::from_slice(json).map_err(SshMessageError::Answer)?;
         check(ready.version)?;
         Ok(Some(ready))
@@ -113,7 +127,14 @@ fn in_words(said: &impl Serialize) -> String {
 }
 
 fn check(version: u32) -> Result<(), SshMessageError> {
-    if version == VERSION { Ok(()) } else { Err(SshMessageError::Version { theirs: version, ours: VERSION }) }
+    if version == VERSION {
+        Ok(())
+    } else {
+        Err(SshMessageError::Version {
+            theirs: version,
+            ours: VERSION,
+        })
+    }
 }
 
 const VERSION: u32 = 1;
@@ -133,16 +154,26 @@ mod tests {
         let line = request.line();
         assert!(line.len() < 4096 && line.ends_with('\n'));
         assert_eq!(ReceiveRequest::read(&line).unwrap(), request);
-        let ready = ReceiveReply::new(Fingerprint([8; 32]), 50_001, Some("192.0.2.7".parse().unwrap()));
+        let ready = ReceiveReply::new(
+            Fingerprint([8; 32]),
+            50_001,
+            Some("192.0.2.7".parse().unwrap()),
+        );
         let line = ready.line();
-        assert_eq!(ReceiveReply::read(line.trim().as_bytes()).unwrap(), Some(ready));
+        assert_eq!(
+            ReceiveReply::read(line.trim().as_bytes()).unwrap(),
+            Some(ready)
+        );
     }
 
     #[test]
     fn who_knows_nothing_of_copies_understands_any_other_request() {
         let request = ReceiveRequest::new(Fingerprint([7; 32]), TransportChoice::Auto, None, false);
         assert!(!request.line().contains("copies"));
-        let copies = ReceiveRequest { copies: true, ..request };
+        let copies = ReceiveRequest {
+            copies: true,
+            ..request
+        };
         assert_eq!(ReceiveRequest::read(&copies.line()).unwrap(), copies);
     }
 
@@ -154,6 +185,11 @@ mod tests {
             version: 2,
             ..ReceiveRequest::new(Fingerprint([7; 32]), TransportChoice::Auto, None, false)
         };
-        assert!(ReceiveRequest::read(&later.line()).unwrap_err().to_string().contains("version 2"));
+        assert!(
+            ReceiveRequest::read(&later.line())
+                .unwrap_err()
+                .to_string()
+                .contains("version 2")
+        );
     }
 }

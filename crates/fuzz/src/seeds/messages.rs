@@ -4,21 +4,24 @@ use serde::Serialize;
 use std::sync::Arc;
 use zmove_types::{Beginning, Kinds, Metadata, Root, SharedJobId, Timestamp, WorkId};
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
-    Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch,
-    Fetching, FileDone, FileHash, Finding, Findings, Finished, FoundSoFar, GrantOrder, Granted, GroupRange,
-    HashOrder, Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata,
-    Inquiry, JobGrant, Keep, Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment,
-    NodeName, NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite,
-    OwnerOrder, PathAccount, Place, Progress, Proof, PublishedItem, Purpose, Refusal, RefusalCode, Relay,
-    RemovalOrder, Remove, RemoveGroup, Role, RuleText, Sampled, SharedJobAnswer, SharedJobCount,
-    SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt,
-    SourceMark, SourcePath, StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize,
-    TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm, ToldKind,
-    TopName, TransferAccount, TransportOrder, Verdict, Version, WorkEnd, encode_message,
+    AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
+    Differences, Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames,
+    Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, Finding, Findings, Finished, FoundSoFar,
+    GrantOrder, Granted, GroupRange, HashOrder, Hashed, Held, InquireWith, InquiredEntry,
+    InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, JobGrant, Keep, Keeping, KeptRange,
+    Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer, OfferWith,
+    OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place,
+    Progress, Proof, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove,
+    RemoveGroup, Role, RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening,
+    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark,
+    SourcePath, StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize,
+    TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm,
+    ToldKind, TopName, TransferAccount, TransportOrder, Verdict, Version, WorkEnd, encode_message,
 };
 
-use super::{extended_batch, greeting_of, name, path, sample_extensions, sample_file, whole_metadata};
+use super::{
+    extended_batch, greeting_of, name, path, sample_extensions, sample_file, whole_metadata,
+};
 
 pub(crate) fn to_receiver() -> Vec<Vec<u8>> {
     encoded(&requests(), 4)
@@ -31,53 +34,103 @@ pub(crate) fn to_sender() -> Vec<Vec<u8>> {
 pub(crate) fn to_source() -> Vec<Vec<u8>> {
     let orders = [
         ToSource::Fetch(Box::new(fetch())),
-        ToSource::Listed { bytes: b"a/b\nc".to_vec() },
+        ToSource::Listed {
+            bytes: b"a/b\nc".to_vec(),
+        },
         ToSource::Copy(Box::new(copy_order())),
-        ToSource::Begin(Begin { grant: [4; 32], key: [5; 32] }),
+        ToSource::Begin(Begin {
+            grant: [4; 32],
+            key: [5; 32],
+        }),
         ToSource::Grant(Box::new(grant_order())),
-        ToSource::Result { id: [6; 16], stop: true },
+        ToSource::Result {
+            id: [6; 16],
+            stop: true,
+        },
     ];
     encoded(&orders, 4)
 }
 
 pub(crate) fn job_grant() -> Vec<Vec<u8>> {
     let node = NodeName::new("b").expect("it is a name");
-    let part = SharedJobOpening { job: SharedJobId([9; 16]), epoch: 3, beginning: Beginning::UnderWay, node };
+    let part = SharedJobOpening {
+        job: SharedJobId([9; 16]),
+        epoch: 3,
+        beginning: Beginning::UnderWay,
+        node,
+    };
     let tops = vec![TopName(name("run7"))];
-    let granted = Open { shared_job: Some(Box::new(part)), ..open(TargetShape::Directory { tops }) };
+    let granted = Open {
+        shared_job: Some(Box::new(part)),
+        ..open(TargetShape::Directory { tops })
+    };
     let ToReceiver::OpenWith(open, extensions) = granted.into_message(Version::V4) else {
         unreachable!("this version has extensions")
     };
     let (node, receivers) = ([1; 32], vec![[2; 32], [3; 32]]);
-    let grant = JobGrant { node, receivers, open, extensions, not_before: 300, not_after: 1 << 40 };
+    let grant = JobGrant {
+        node,
+        receivers,
+        open,
+        extensions,
+        not_before: 300,
+        not_after: 1 << 40,
+    };
     let text = grant.encode();
-    let signed =
-        SignedJobGrant { grant, text, certificates: vec![vec![4; 9], vec![5]], signature: vec![6; 7] };
+    let signed = SignedJobGrant {
+        grant,
+        text,
+        certificates: vec![vec![4; 9], vec![5]],
+        signature: vec![6; 7],
+    };
     vec![signed.encode()]
 }
 
 /// An order with something in each of its lists.
 fn fetch() -> Fetch {
-    let mapping = |from| AccountOrder { name: "u".into(), id: 5, from };
+    let mapping = |from| AccountOrder {
+        name: "u".into(),
+        id: 5,
+        from,
+    };
     Fetch {
         open: open(TargetShape::Directory { tops: Vec::new() }),
         extensions: sample_extensions(),
         sources: vec![SourcePath(b"d/*.txt".to_vec())],
-        rules: vec![RuleText { pattern: b"*.o".to_vec(), includes: true }],
+        rules: vec![RuleText {
+            pattern: b"*.o".to_vec(),
+            includes: true,
+        }],
         sizes: (1, u64::MAX),
         one_file_system: true,
-        list: Some(ListOrder { nul: true, bytes: 300 }),
-        removals: Some(RemovalOrder { after_errors: true, entries_max: Some(1) }),
+        list: Some(ListOrder {
+            nul: true,
+            bytes: 300,
+        }),
+        removals: Some(RemovalOrder {
+            after_errors: true,
+            entries_max: Some(1),
+        }),
         owners: OwnerOrder {
             numeric: true,
             users: vec![mapping(AccountsFrom::All), mapping(AccountsFrom::Ids(1, 2))],
-            groups: vec![mapping(AccountsFrom::Nameless), mapping(AccountsFrom::Name("g".into()))],
+            groups: vec![
+                mapping(AccountsFrom::Nameless),
+                mapping(AccountsFrom::Name("g".into())),
+            ],
         },
         zeros_made_holes: true,
         umask: Some(0o22),
-        mtime: Some(Time(Timestamp { seconds: -1, nanos: 2 })),
+        mtime: Some(Time(Timestamp {
+            seconds: -1,
+            nanos: 2,
+        })),
         rate_max: Some(1),
-        lanes: LaneOrder { dialled: 2, least: Some(2), most: 64 },
+        lanes: LaneOrder {
+            dialled: 2,
+            least: Some(2),
+            most: 64,
+        },
         manifest: true,
         sample_millis: Some(100),
     }
@@ -87,7 +140,10 @@ fn copy_order() -> CopyOrder {
     CopyOrder {
         id: [1; 16],
         fetch: fetch(),
-        to: Place { host: "h".into(), port: 300 },
+        to: Place {
+            host: "h".into(),
+            port: 300,
+        },
         streams: Some(2),
         transport: TransportOrder::Quic,
         clear: true,
@@ -108,14 +164,27 @@ fn grant_order() -> GrantOrder {
 }
 
 fn receipt() -> SignedReceipt {
-    SignedReceipt { receipt: vec![1], certificate: vec![2], signature: vec![3] }
+    SignedReceipt {
+        receipt: vec![1],
+        certificate: vec![2],
+        signature: vec![3],
+    }
 }
 
 /// All that a sender can say beside a transfer.
 fn relays() -> Vec<ToReceiver> {
-    let change = |kind, form| Told::Listed(ToldChange { path: path("d/f"), kind, form });
+    let change = |kind, form| {
+        Told::Listed(ToldChange {
+            path: path("d/f"),
+            kind,
+            form,
+        })
+    };
     let told = vec![
-        Told::Progress(Progress { found_files: 1, ..Progress::default() }),
+        Told::Progress(Progress {
+            found_files: 1,
+            ..Progress::default()
+        }),
         Told::ScanEnded,
         Told::FirstByte(300),
         Told::LaneUp(2),
@@ -124,9 +193,15 @@ fn relays() -> Vec<ToReceiver> {
         Told::NotKept("n".into()),
         Told::Warned("w".into()),
         Told::Limited("path".into()),
-        Told::Sampled(StageProgress { bytes_acked: Some(1), ..StageProgress::default() }),
+        Told::Sampled(StageProgress {
+            bytes_acked: Some(1),
+            ..StageProgress::default()
+        }),
         change(ToldKind::Added, ToldForm::File),
-        change(ToldKind::Changed("time".into()), ToldForm::Symlink(b"t".to_vec())),
+        change(
+            ToldKind::Changed("time".into()),
+            ToldForm::Symlink(b"t".to_vec()),
+        ),
         change(ToldKind::Removed, ToldForm::Directory),
         change(ToldKind::Added, ToldForm::Link(path("d/g"))),
         Told::Flushing,
@@ -136,17 +211,29 @@ fn relays() -> Vec<ToReceiver> {
     let account = TransferAccount {
         not_kept: vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, 1)],
         shares: vec![100],
-        path: Some(PathAccount { bytes_acked: vec![1], ..PathAccount::default() }),
+        path: Some(PathAccount {
+            bytes_acked: vec![1],
+            ..PathAccount::default()
+        }),
         preview: Some((1, 2)),
         learnt: Some((3, true)),
         at_best: Some((4, 5)),
         ..TransferAccount::default()
     };
-    let refusal = Refusal { code: RefusalCode::Failed, text: "t".into() };
+    let refusal = Refusal {
+        code: RefusalCode::Failed,
+        text: "t".into(),
+    };
     let relays = [
         Relay::Told(told),
-        Relay::Hashed(vec![FileHash { path: path("d/f"), root: Root([9; 32]) }]),
-        Relay::Looked(vec![FileHash { path: path("d/g"), root: Root([8; 32]) }]),
+        Relay::Hashed(vec![FileHash {
+            path: path("d/f"),
+            root: Root([9; 32]),
+        }]),
+        Relay::Looked(vec![FileHash {
+            path: path("d/g"),
+            root: Root([8; 32]),
+        }]),
         Relay::Lanes(2),
         Relay::Account(Box::new(account)),
         Relay::Broken(refusal),
@@ -163,33 +250,73 @@ pub(crate) fn control() -> Vec<Vec<u8>> {
 
 /// The messages without their first bytes, which may be their length.
 fn encoded<M: Serialize>(messages: &[M], skipped: usize) -> Vec<Vec<u8>> {
-    messages.iter().map(|message| encode_message(message)[skipped..].to_vec()).collect()
+    messages
+        .iter()
+        .map(|message| encode_message(message)[skipped..].to_vec())
+        .collect()
 }
 
 fn requests() -> Vec<ToReceiver> {
     let tops = vec![TopName(name("run7"))];
-    let shapes = [TargetShape::Single { name: name("f") }, TargetShape::Directory { tops }];
+    let shapes = [
+        TargetShape::Single { name: name("f") },
+        TargetShape::Directory { tops },
+    ];
     let [single, directory] = shapes.map(open);
     let extended = ToReceiver::OpenWith(single.clone(), sample_extensions());
-    let mut requests = vec![ToReceiver::Open(single), ToReceiver::Open(directory), extended];
+    let mut requests = vec![
+        ToReceiver::Open(single),
+        ToReceiver::Open(directory),
+        extended,
+    ];
     requests.extend([
         ToReceiver::Offer(offer()),
         ToReceiver::Abandon { file: 1 },
-        ToReceiver::Found(FoundSoFar { files: 1, bytes: 300, skipped_bytes: 2, all: true }),
-        ToReceiver::Announce { items: 1, mismatches: 300 },
-        ToReceiver::LaneLost { items: vec![1, 300] },
+        ToReceiver::Found(FoundSoFar {
+            files: 1,
+            bytes: 300,
+            skipped_bytes: 2,
+            all: true,
+        }),
+        ToReceiver::Announce {
+            items: 1,
+            mismatches: 300,
+        },
+        ToReceiver::LaneLost {
+            items: vec![1, 300],
+        },
         ToReceiver::Inquire(inquiry()),
-        ToReceiver::Keep(Keep { keep: 1, ranges: vec![kept()] }),
+        ToReceiver::Keep(Keep {
+            keep: 1,
+            ranges: vec![kept()],
+        }),
         ToReceiver::Remove(Remove {
             remove: 1,
-            groups: vec![RemoveGroup { directory: path("d"), names: vec![ListedName(name("x"))] }],
+            groups: vec![RemoveGroup {
+                directory: path("d"),
+                names: vec![ListedName(name("x"))],
+            }],
         }),
-        ToReceiver::Sample { sample: 1, when: Moment::Now },
-        ToReceiver::Sample { sample: 300, when: Moment::Ended(21) },
+        ToReceiver::Sample {
+            sample: 1,
+            when: Moment::Now,
+        },
+        ToReceiver::Sample {
+            sample: 300,
+            when: Moment::Ended(21),
+        },
         ToReceiver::OfferWith(OfferWith(offer_with())),
         ToReceiver::InquireWith(InquireWith(inquiry_with())),
-        ToReceiver::Hash(HashOrder { order: 1, path: path("d/f"), first: 2, groups: 3 }),
-        ToReceiver::Sweep(SweepOrder { bytes: 1 << 28, millis: 5_000 }),
+        ToReceiver::Hash(HashOrder {
+            order: 1,
+            path: path("d/f"),
+            first: 2,
+            groups: 3,
+        }),
+        ToReceiver::Sweep(SweepOrder {
+            bytes: 1 << 28,
+            millis: 5_000,
+        }),
     ]);
     requests.extend(relays());
     requests.extend(job_orders());
@@ -213,8 +340,13 @@ fn job_orders() -> Vec<ToReceiver> {
             skipped: 1,
             skipped_bytes: 300,
         }),
-        SharedJobOrder::Commit { head: sample_file().encode(), root: Some([9; 32]) },
-        SharedJobOrder::SetDirectories { head: extended_batch().encode() },
+        SharedJobOrder::Commit {
+            head: sample_file().encode(),
+            root: Some([9; 32]),
+        },
+        SharedJobOrder::SetDirectories {
+            head: extended_batch().encode(),
+        },
         SharedJobOrder::Count,
         SharedJobOrder::Close,
         SharedJobOrder::Forget,
@@ -236,12 +368,19 @@ fn in_a_job() -> Open {
         beginning: Beginning::Allowed,
         node,
     }));
-    Open { shared_job, ..Open::new(b"t".to_vec(), [3; 16]) }
+    Open {
+        shared_job,
+        ..Open::new(b"t".to_vec(), [3; 16])
+    }
 }
 
 /// All that a receiver can answer to that.
 fn job_answers() -> Vec<ToSender> {
-    let fault = EntryFault { entry: 0, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
+    let fault = EntryFault {
+        entry: 0,
+        operation: Operation::SetMetadata,
+        code: FaultCode::Os(1),
+    };
     let results = [
         SharedJobResult::Done,
         SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced),
@@ -254,7 +393,9 @@ fn job_answers() -> Vec<ToSender> {
             missing_sum: u128::MAX,
             ..SharedJobCount::default()
         })),
-        SharedJobResult::Directories { head: extended_batch().encode() },
+        SharedJobResult::Directories {
+            head: extended_batch().encode(),
+        },
     ];
     (1..)
         .zip(results)
@@ -285,31 +426,76 @@ fn open(shape: TargetShape) -> Open {
 }
 
 fn offer() -> Offer {
-    let source = Some(SourceMark { inode: 1, ctime: Timestamp { seconds: -1, nanos: 2 } });
+    let source = Some(SourceMark {
+        inode: 1,
+        ctime: Timestamp {
+            seconds: -1,
+            nanos: 2,
+        },
+    });
     let file = OfferedFile {
         name: name("f"),
         bytes: 9 << 20,
-        metadata: Metadata::new(0o644, Timestamp { seconds: 1_700_000_000, nanos: 5 }),
+        metadata: Metadata::new(
+            0o644,
+            Timestamp {
+                seconds: 1_700_000_000,
+                nanos: 5,
+            },
+        ),
         source,
         xattrs: None,
     };
-    let small = OfferedFile { bytes: 1, source: None, ..file.clone() };
-    Offer { offer: 1, groups: vec![OfferedGroup { directory: path("d"), files: vec![file, small] }] }
+    let small = OfferedFile {
+        bytes: 1,
+        source: None,
+        ..file.clone()
+    };
+    Offer {
+        offer: 1,
+        groups: vec![OfferedGroup {
+            directory: path("d"),
+            files: vec![file, small],
+        }],
+    }
 }
 
 fn inquiry() -> Inquiry {
-    let metadata = InquiredMetadata(Metadata::new(0o755, Timestamp { seconds: -1, nanos: 3 }), None);
+    let metadata = InquiredMetadata(
+        Metadata::new(
+            0o755,
+            Timestamp {
+                seconds: -1,
+                nanos: 3,
+            },
+        ),
+        None,
+    );
     let kinds = [
         InquiredKind::File { bytes: 5 },
         InquiredKind::Directory,
-        InquiredKind::Symlink { target: b"t".to_vec() },
-        InquiredKind::Link { bytes: 5, first: path("d/f") },
+        InquiredKind::Symlink {
+            target: b"t".to_vec(),
+        },
+        InquiredKind::Link {
+            bytes: 5,
+            first: path("d/f"),
+        },
     ];
-    let entries =
-        kinds.map(|kind| InquiredEntry { name: name("e"), kind, metadata: metadata.clone() }).into();
+    let entries = kinds
+        .map(|kind| InquiredEntry {
+            name: name("e"),
+            kind,
+            metadata: metadata.clone(),
+        })
+        .into();
     Inquiry {
         inquiry: 1,
-        groups: vec![InquiredGroup { directory: path("d"), itself: Some(metadata), entries }],
+        groups: vec![InquiredGroup {
+            directory: path("d"),
+            itself: Some(metadata),
+            entries,
+        }],
     }
 }
 
@@ -318,7 +504,13 @@ fn offer_with() -> Offer {
     let mut offer = offer();
     for file in &mut offer.groups[0].files {
         file.metadata = whole_metadata();
-        file.metadata.extra.as_mut().map(Arc::make_mut).expect("it has one").xattrs.clear();
+        file.metadata
+            .extra
+            .as_mut()
+            .map(Arc::make_mut)
+            .expect("it has one")
+            .xattrs
+            .clear();
     }
     offer.groups[0].files[0].xattrs = Some(Box::new([5; 32]));
     offer
@@ -326,22 +518,41 @@ fn offer_with() -> Offer {
 
 fn inquiry_with() -> Inquiry {
     let mut inquiry = inquiry();
-    inquiry.groups[0].itself = Some(InquiredMetadata(Metadata::default(), Some(Box::new([6; 32]))));
+    inquiry.groups[0].itself = Some(InquiredMetadata(
+        Metadata::default(),
+        Some(Box::new([6; 32])),
+    ));
     inquiry
 }
 
 fn kept() -> KeptRange {
     let names = ["b", "c"].map(|text| ListedName(name(text))).into();
-    KeptRange { directory: path("d"), after: Some(ListedName(name("a"))), names, open: true }
+    KeptRange {
+        directory: path("d"),
+        after: Some(ListedName(name("a"))),
+        names,
+        open: true,
+    }
 }
 
 fn replies() -> Vec<ToSender> {
     let single_name = Some(TopName(name("f")));
-    let fault = Fault { path: path("d/f"), operation: Operation::Write, code: FaultCode::Os(28) };
-    let stage = StageReport { busy_us: 1, starved_us: 300, blocked_us: 70_000 };
+    let fault = Fault {
+        path: path("d/f"),
+        operation: Operation::Write,
+        code: FaultCode::Os(28),
+    };
+    let stage = StageReport {
+        busy_us: 1,
+        starved_us: 300,
+        blocked_us: 70_000,
+    };
     let mut replies = vec![
         ToSender::Fetching(Fetching { lanes_max: 300 }),
-        ToSender::Granted(Granted { token: [1; 32], begin_secs: 600 }),
+        ToSender::Granted(Granted {
+            token: [1; 32],
+            begin_secs: 600,
+        }),
         ToSender::Copy(CopyState::Ready),
         ToSender::Copy(CopyState::Follows { id: [7; 16] }),
         ToSender::Receipt(receipt()),
@@ -349,54 +560,114 @@ fn replies() -> Vec<ToSender> {
         ToSender::Result(CopyResult::Runs),
         ToSender::Result(CopyResult::Received(receipt())),
         ToSender::Result(CopyResult::Ended(Box::new(EndedCopy {
-            to: Place { host: "h".into(), port: 300 },
-            ended: Err(Refusal { code: RefusalCode::Broken, text: "t".into() }),
+            to: Place {
+                host: "h".into(),
+                port: 300,
+            },
+            ended: Err(Refusal {
+                code: RefusalCode::Broken,
+                text: "t".into(),
+            }),
             receipt: Some(receipt()),
         }))),
-        ToSender::Opened(Opened { state: TargetState::Populated, lanes_max: 64, single_name }),
+        ToSender::Opened(Opened {
+            state: TargetState::Populated,
+            lanes_max: 64,
+            single_name,
+        }),
         ToSender::OpenedWith(
-            Opened { state: TargetState::Empty, lanes_max: 8, single_name: None },
+            Opened {
+                state: TargetState::Empty,
+                lanes_max: 8,
+                single_name: None,
+            },
             Keeping::answer(Kinds::ALL),
         ),
-        ToSender::NotKept { counts: vec![NotKept::new(Kinds::ACLS, Lack::Os(5), 300)] },
+        ToSender::NotKept {
+            counts: vec![NotKept::new(Kinds::ACLS, Lack::Os(5), 300)],
+        },
         ToSender::Missed {
             entries: vec![Missed {
                 path: path("d/f"),
                 lacks: vec![NotKept::new(Kinds::OWNER, Lack::NoRoom, 1)],
             }],
         },
-        ToSender::Refused(Refusal { code: RefusalCode::Denied, text: "no".into() }),
-        ToSender::Refused(Refusal { code: RefusalCode::Ended, text: "it has ended".into() }),
+        ToSender::Refused(Refusal {
+            code: RefusalCode::Denied,
+            text: "no".into(),
+        }),
+        ToSender::Refused(Refusal {
+            code: RefusalCode::Ended,
+            text: "it has ended".into(),
+        }),
         ToSender::Answer(Answer {
             offer: 1,
-            verdicts: vec![Verdict::Skip, Verdict::Compare([7; 32]), Verdict::Delta, Verdict::Retouch],
+            verdicts: vec![
+                Verdict::Skip,
+                Verdict::Compare([7; 32]),
+                Verdict::Delta,
+                Verdict::Retouch,
+            ],
         }),
         ToSender::Stored(stored()),
         ToSender::Published {
-            items: vec![PublishedItem { item: 5, faults: stored().items.remove(0).faults }],
+            items: vec![PublishedItem {
+                item: 5,
+                faults: stored().items.remove(0).faults,
+            }],
         },
         ToSender::Fault(fault),
-        ToSender::Finished(Finished { receive: stage, store: stage, flush_us: 5, cpu_us: 6 }),
-        ToSender::Held(Held { offer: 1, file: 2, first: 3, cvs: vec![[8; 32]; 2], end: true }),
+        ToSender::Finished(Finished {
+            receive: stage,
+            store: stage,
+            flush_us: 5,
+            cpu_us: 6,
+        }),
+        ToSender::Held(Held {
+            offer: 1,
+            file: 2,
+            first: 3,
+            cvs: vec![[8; 32]; 2],
+            end: true,
+        }),
         ToSender::Findings(findings()),
         ToSender::ExtraneousNames(ExtraneousNames {
             keep: 1,
-            names: vec![ExtraneousName { range: 0, name: ListedName(name("x")), directory: true }],
+            names: vec![ExtraneousName {
+                range: 0,
+                name: ListedName(name("x")),
+                directory: true,
+            }],
             rest: Some((0, ListedName(name("x")))),
             faults: vec![(1, FaultCode::Os(13))],
         }),
-        ToSender::Removed { remove: 1, entries: 300 },
+        ToSender::Removed {
+            remove: 1,
+            entries: 300,
+        },
         ToSender::Paced { receive_us: 70_000 },
         ToSender::TimesBeyondRange { files: 300 },
-        ToSender::RateMax { bytes_per_second: 1 << 30 },
+        ToSender::RateMax {
+            bytes_per_second: 1 << 30,
+        },
         ToSender::Hashed(Hashed {
             order: 1,
             values: vec![None, Some([7; 32])],
             fault: Some(FaultCode::Os(5)),
         }),
-        ToSender::Sampled(Sampled { sample: 1, clock_us: 300, first_us: Some(4), bytes: 1 << 40, cpu_us: 5 }),
+        ToSender::Sampled(Sampled {
+            sample: 1,
+            clock_us: 300,
+            first_us: Some(4),
+            bytes: 1 << 40,
+            cpu_us: 5,
+        }),
         ToSender::Swept(Swept {
-            sizes: vec![SweptSize { file_bytes: 1024, write: Some(70_000), read: None }],
+            sizes: vec![SweptSize {
+                file_bytes: 1024,
+                write: Some(70_000),
+                read: None,
+            }],
             complete: true,
             fault: Some((Operation::Write, FaultCode::Os(28))),
         }),
@@ -406,10 +677,21 @@ fn replies() -> Vec<ToSender> {
 }
 
 fn stored() -> Stored {
-    let fault = EntryFault { entry: 7, operation: Operation::Rename, code: FaultCode::DirectoryInTheWay };
+    let fault = EntryFault {
+        entry: 7,
+        operation: Operation::Rename,
+        code: FaultCode::DirectoryInTheWay,
+    };
     Stored {
-        items: vec![StoredItem { item: 5, mismatch: true, faults: vec![fault] }],
-        files: vec![FileDone { file: 6, fault: Some((Operation::Flush, FaultCode::Os(5))) }],
+        items: vec![StoredItem {
+            item: 5,
+            mismatch: true,
+            faults: vec![fault],
+        }],
+        files: vec![FileDone {
+            file: 6,
+            fault: Some((Operation::Flush, FaultCode::Os(5))),
+        }],
     }
 }
 
@@ -420,5 +702,8 @@ fn findings() -> Findings {
         Finding::Contents(Differences::MODE, [3; 32]),
         Finding::Fails(Operation::List, FaultCode::Os(13)),
     ];
-    Findings { inquiry: 1, findings }
+    Findings {
+        inquiry: 1,
+        findings,
+    }
 }

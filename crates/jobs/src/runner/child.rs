@@ -52,7 +52,11 @@ pub(super) fn start(
     words: &[OsString],
 ) -> io::Result<Process> {
     let _shown_no_more = std::fs::remove_file(place.events(id, attempt.saturating_sub(1)));
-    let events = private().write(true).create(true).truncate(true).open(place.events(id, *attempt))?;
+    let events = private()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(place.events(id, *attempt))?;
     let log = open_log(place, id)?;
     let mut command = command(work, words)?;
     // It leaves the runner's terminal by itself, which a leader of a group could not.
@@ -71,7 +75,11 @@ pub(super) fn start_to_end(
 ) -> io::Result<Process> {
     let log = open_log(place, id)?;
     let mut command = command(work, words)?;
-    command.env(COPY_TO_END, copy).stdin(lock).stdout(log.try_clone()?).stderr(log);
+    command
+        .env(COPY_TO_END, copy)
+        .stdin(lock)
+        .stdout(log.try_clone()?)
+        .stderr(log);
     Ok(Process::of(command.spawn()?))
 }
 
@@ -90,7 +98,10 @@ fn command(work: &Work, words: &[OsString]) -> io::Result<Command> {
     let own = work.environment.0.iter().filter_map(|variable| {
         let at = variable.as_bytes().iter().position(|&byte| byte == b'=')?;
         let (name, value) = variable.as_bytes().split_at(at);
-        Some((OsString::from_vec(name.to_vec()), OsString::from_vec(value[1..].to_vec())))
+        Some((
+            OsString::from_vec(name.to_vec()),
+            OsString::from_vec(value[1..].to_vec()),
+        ))
     });
     let (program, first) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
@@ -99,14 +110,22 @@ fn command(work: &Work, words: &[OsString]) -> io::Result<Command> {
     for name in OF_THE_SUBMITTER {
         command.env_remove(name);
     }
-    command.args(first).args(&work.arguments.0).envs(own).current_dir(&work.directory);
+    command
+        .args(first)
+        .args(&work.arguments.0)
+        .envs(own)
+        .current_dir(&work.directory);
     Ok(command)
 }
 
 impl Process {
     fn of(child: Child) -> Self {
         let pid = Pid::from_child(&child);
-        Self { child: Some(child), pid: Some(pid), pidfd: pidfd_open(pid, PidfdFlags::empty()).ok() }
+        Self {
+            child: Some(child),
+            pid: Some(pid),
+            pidfd: pidfd_open(pid, PidfdFlags::empty()).ok(),
+        }
     }
 
     /// The process that holds a job's lock, which an earlier runner has started.
@@ -116,13 +135,19 @@ impl Process {
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         // The number may have become another's before it was opened.
         let pid = pid.filter(|pid| holds(*pid, &lock));
-        Self { child: None, pid, pidfd: pidfd.filter(|_| pid.is_some()) }
+        Self {
+            child: None,
+            pid,
+            pidfd: pidfd.filter(|_| pid.is_some()),
+        }
     }
 
     /// Whether it has ended. One that is not ours has when its lock is free.
     pub(super) fn life(&mut self, place: &Place, id: JobId) -> io::Result<Life> {
         match &mut self.child {
-            Some(child) => Ok(child.try_wait()?.map_or(Life::Lives, |status| Life::Ended(status.code()))),
+            Some(child) => Ok(child
+                .try_wait()?
+                .map_or(Life::Lives, |status| Life::Ended(status.code()))),
             None => Ok(take_lock(place, id)?.map_or(Life::Lives, |_free| Life::Ended(None))),
         }
     }
@@ -169,7 +194,8 @@ fn holds(pid: Pid, lock: &Path) -> bool {
 }
 
 /// Variables by which a process finds a user's keys and programs: a job has those of its submission, or none.
-pub const OF_THE_SUBMITTER: [&str; 5] = ["HOME", "KRB5CCNAME", "PATH", "SSH_AUTH_SOCK", "ZMOVE_HOME"];
+pub const OF_THE_SUBMITTER: [&str; 5] =
+    ["HOME", "KRB5CCNAME", "PATH", "SSH_AUTH_SOCK", "ZMOVE_HOME"];
 
 /// The variable by which a job's process is told to end the copy of this id between two other hosts, and nothing else.
 pub const COPY_TO_END: &str = "ZMOVE_JOB_COPY_TO_END";
@@ -191,8 +217,16 @@ mod tests {
         let (place, id) = (Place::open(directory.path()).unwrap(), JobId(1));
         let lock = take_lock(&place, id).unwrap().unwrap();
         let mut process = Process::adopt(&place, id);
-        assert!(!process.signal(&place, id, Signal::TERM), "nobody has it as standard input");
-        let mut child = Command::new("sleep").arg("600").stdin(lock).stdout(Stdio::null()).spawn().unwrap();
+        assert!(
+            !process.signal(&place, id, Signal::TERM),
+            "nobody has it as standard input"
+        );
+        let mut child = Command::new("sleep")
+            .arg("600")
+            .stdin(lock)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         assert!(process.signal(&place, id, Signal::TERM));
         assert!(!child.wait().unwrap().success());
     }

@@ -63,7 +63,10 @@ impl Choice {
     }
 
     fn count(&mut self, job: &Queued) {
-        *self.pairs.entry((job.source.clone(), job.target.clone())).or_default() += 1;
+        *self
+            .pairs
+            .entry((job.source.clone(), job.target.clone()))
+            .or_default() += 1;
         if job.watches {
             return;
         }
@@ -80,7 +83,10 @@ impl Choice {
     }
 
     fn has_room_for(&self, job: &Queued) -> bool {
-        if self.pairs.contains_key(&(job.source.clone(), job.target.clone())) {
+        if self
+            .pairs
+            .contains_key(&(job.source.clone(), job.target.clone()))
+        {
             return false;
         }
         let of = |count: Option<&usize>| count.copied().unwrap_or(0);
@@ -102,8 +108,15 @@ impl Choice {
         }
         let kind = kind(&job);
         // Without limits by target, targets make no difference.
-        let target = if self.limits.target == usize::MAX { String::new() } else { job.target.clone() };
-        let alike = self.offered.entry([kind.clone(), job.host.clone(), target]).or_default();
+        let target = if self.limits.target == usize::MAX {
+            String::new()
+        } else {
+            job.target.clone()
+        };
+        let alike = self
+            .offered
+            .entry([kind.clone(), job.host.clone(), target])
+            .or_default();
         if *alike < self.limits.all || job.watches {
             *alike += 1;
             self.rivals.entry(kind).or_default().push_back(job);
@@ -125,7 +138,10 @@ impl Choice {
                 let first = jobs.front()?.id;
                 Some(((self.kinds.get(kind).copied().unwrap_or(0), first), jobs))
             });
-            let Some(job) = next.min_by_key(|(rank, _)| *rank).and_then(|(_, jobs)| jobs.pop_front()) else {
+            let Some(job) = next
+                .min_by_key(|(rank, _)| *rank)
+                .and_then(|(_, jobs)| jobs.pop_front())
+            else {
                 return;
             };
             self.count(&job);
@@ -144,7 +160,9 @@ impl Choice {
 fn kind(job: &Queued) -> String {
     let source = job.source.trim_end_matches('/');
     match source.strip_suffix(job.label.as_str()) {
-        Some(directory) if directory.is_empty() || directory.ends_with(['/', ':']) => directory.to_owned(),
+        Some(directory) if directory.is_empty() || directory.ends_with(['/', ':']) => {
+            directory.to_owned()
+        }
         _ => job.label.clone(),
     }
 }
@@ -167,9 +185,18 @@ mod tests {
         }
     }
 
-    const LIMITS: Limits = Limits { all: 5, host: 5, target: 5, key: 5 };
+    const LIMITS: Limits = Limits {
+        all: 5,
+        host: 5,
+        target: 5,
+        key: 5,
+    };
 
-    fn chosen(limits: Limits, running: &[Queued], queued: impl IntoIterator<Item = Queued>) -> Vec<i64> {
+    fn chosen(
+        limits: Limits,
+        running: &[Queued],
+        queued: impl IntoIterator<Item = Queued>,
+    ) -> Vec<i64> {
         let mut choice = Choice::new(limits, running);
         assert!(queued.into_iter().all(|job| choice.offer(job)));
         choice.chosen().iter().map(|job| job.id.0).collect()
@@ -177,9 +204,20 @@ mod tests {
 
     #[test]
     fn no_limit_is_passed_and_none_holds_up_others() {
-        let limits = Limits { all: 5, host: 2, target: 1, key: 5 };
-        let queued =
-            [(2, "a", "x"), (3, "a", "y"), (4, "a", "z"), (5, "b", "u"), (6, "c", "v"), (7, "d", "w")];
+        let limits = Limits {
+            all: 5,
+            host: 2,
+            target: 1,
+            key: 5,
+        };
+        let queued = [
+            (2, "a", "x"),
+            (3, "a", "y"),
+            (4, "a", "z"),
+            (5, "b", "u"),
+            (6, "c", "v"),
+            (7, "d", "w"),
+        ];
         let queued = queued.map(|(id, host, target)| job(id, host, target));
         assert_eq!(chosen(limits, &[job(1, "a", "x")], queued), [3, 5, 6, 7]);
     }
@@ -187,45 +225,81 @@ mod tests {
     #[test]
     fn a_key_has_its_limit_too() {
         let limits = Limits { key: 1, ..LIMITS };
-        let of = |id, home: &str| Queued { home: home.into(), ..job(id, "h", &id.to_string()) };
+        let of = |id, home: &str| Queued {
+            home: home.into(),
+            ..job(id, "h", &id.to_string())
+        };
         let queued = [of(2, "a"), of(3, "b"), of(4, "b"), of(5, "")];
         assert_eq!(chosen(limits, &[of(1, "a")], queued), [3, 5]);
     }
 
     #[test]
     fn the_same_transfer_is_not_done_twice_at_once() {
-        let again = Queued { id: JobId(2), ..job(1, "a", "x") };
+        let again = Queued {
+            id: JobId(2),
+            ..job(1, "a", "x")
+        };
         assert_eq!(chosen(LIMITS, &[job(1, "a", "x")], [again]), [] as [i64; 0]);
     }
 
     #[test]
     fn many_jobs_of_one_kind_do_not_keep_others_waiting() {
-        let labelled = |id, label: &str| Queued { label: label.into(), ..job(id, "h", &id.to_string()) };
+        let labelled = |id, label: &str| Queued {
+            label: label.into(),
+            ..job(id, "h", &id.to_string())
+        };
         let many = (1..=500).map(|id| job(id, "h", &id.to_string()));
         let few = [labelled(501, "x"), labelled(502, "y"), labelled(503, "x")];
-        assert_eq!(chosen(LIMITS, &[], many.clone().chain(few.clone())), [1, 501, 502, 2, 503]);
+        assert_eq!(
+            chosen(LIMITS, &[], many.clone().chain(few.clone())),
+            [1, 501, 502, 2, 503]
+        );
         let running = [job(600, "h", "r"), job(601, "h", "s")];
         assert_eq!(chosen(LIMITS, &running, many.chain(few)), [501, 502, 503]);
     }
 
     #[test]
     fn who_is_more_urgent_comes_first_whatever_its_kind() {
-        let urgent = |id, priority| Queued { priority, ..job(id, "h", &id.to_string()) };
-        let queued = [urgent(9, 2), urgent(8, 2), urgent(1, 0), urgent(2, 0), urgent(3, 0), urgent(4, 0)];
+        let urgent = |id, priority| Queued {
+            priority,
+            ..job(id, "h", &id.to_string())
+        };
+        let queued = [
+            urgent(9, 2),
+            urgent(8, 2),
+            urgent(1, 0),
+            urgent(2, 0),
+            urgent(3, 0),
+            urgent(4, 0),
+        ];
         assert_eq!(chosen(LIMITS, &[], queued), [9, 8, 1, 2, 3].map(i64::from));
     }
 
     #[test]
     fn who_watches_takes_no_room() {
-        let watches = |id| Queued { watches: true, ..job(id, "h", &id.to_string()) };
+        let watches = |id| Queued {
+            watches: true,
+            ..job(id, "h", &id.to_string())
+        };
         let running: Vec<_> = (1..9).map(watches).collect();
-        assert_eq!(chosen(Limits { all: 1, ..LIMITS }, &running, [job(10, "h", "x"), watches(11)]), [10, 11]);
+        assert_eq!(
+            chosen(
+                Limits { all: 1, ..LIMITS },
+                &running,
+                [job(10, "h", "x"), watches(11)]
+            ),
+            [10, 11]
+        );
     }
 
     #[test]
     fn a_label_of_its_own_is_a_kind() {
         let of = |source: &str, label: &str| {
-            kind(&Queued { source: source.into(), label: label.into(), ..job(1, "", "") })
+            kind(&Queued {
+                source: source.into(),
+                label: label.into(),
+                ..job(1, "", "")
+            })
         };
         assert_eq!(of("/data/runs/r7/", "r7"), "/data/runs/");
         assert_eq!(of("h:r7", "r7"), "h:");

@@ -48,13 +48,17 @@ impl Ender {
         let path = place.lock(id);
         let cannot_lock = |error: io::Error| StoreError::io("lock", &path)(error);
         if let Some(process) = &mut self.process {
-            let Life::Ended(exit) = process.life(place, id).map_err(cannot_lock)? else { return Ok(()) };
+            let Life::Ended(exit) = process.life(place, id).map_err(cannot_lock)? else {
+                return Ok(());
+            };
             self.process = None;
             if let (Some(0), Some(copy)) = (exit, copy) {
                 return store.let_copy_go(id, copy, COPY_ENDED, now);
             }
         }
-        let Some(copy) = copy.filter(|_| self.next <= Instant::now()) else { return Ok(()) };
+        let Some(copy) = copy.filter(|_| self.next <= Instant::now()) else {
+            return Ok(());
+        };
         if self.tries >= TRIES_MAX {
             return store.let_copy_go(id, copy, COPY_LEFT, now);
         }
@@ -83,11 +87,16 @@ impl Copies {
     ) -> Result<(), StoreError> {
         let left: BTreeMap<_, _> = store.copies_left()?.into_iter().collect();
         for id in left.keys() {
-            let begun = || Ender { process: None, tries: 0, next: Instant::now() };
+            let begun = || Ender {
+                process: None,
+                tries: 0,
+                next: Instant::now(),
+            };
             self.0.entry(*id).or_insert_with(begun);
         }
         // A job that goes on takes its copy up again.
-        self.0.retain(|id, ender| left.contains_key(id) || ender.process.is_some());
+        self.0
+            .retain(|id, ender| left.contains_key(id) || ender.process.is_some());
         let ends = self.0.iter_mut().map(|(id, ender)| {
             let copy = left.get(id).map(String::as_str);
             ender.step(place, store, (*id, copy), words, now)
@@ -132,7 +141,14 @@ mod tests {
         let (mut site, id) = left_copy();
         let mut copies = Copies::default();
         let mut end = |copies: &mut Copies| {
-            copies.end(&site.place, &mut site.store, &["/no/such/program".into()], START).unwrap();
+            copies
+                .end(
+                    &site.place,
+                    &mut site.store,
+                    &["/no/such/program".into()],
+                    START,
+                )
+                .unwrap();
             site.store.copies_left().unwrap().len()
         };
         assert_eq!((end(&mut copies), copies.0[&id].tries), (1, 1));

@@ -15,7 +15,11 @@ use crate::place::{Place, private};
 pub fn samples_of(place: &Place, id: JobId, attempt: u32, length_max: usize) -> Vec<Progress> {
     let read = |path: &Path| read(path, length_max).unwrap_or_default();
     let samples = read(&place.events(id, attempt));
-    if samples.is_empty() { read(&place.samples(id, attempt)) } else { samples }
+    if samples.is_empty() {
+        read(&place.samples(id, attempt))
+    } else {
+        samples
+    }
 }
 
 /// Keeps how far an attempt was that has ended. That is for pictures alone, so what fails with it is no trouble.
@@ -29,7 +33,11 @@ pub(super) fn keep(place: &Place, id: JobId, attempt: u32) {
         .filter_map(|sample| serde_json::to_string(sample).ok())
         .map(|line| line + "\n")
         .collect();
-    let file = private().write(true).create(true).truncate(true).open(place.samples(id, attempt));
+    let file = private()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(place.samples(id, attempt));
     let _best_effort = file.and_then(|mut file| file.write_all(lines.as_bytes()));
 }
 
@@ -56,16 +64,28 @@ fn read(path: &Path, length_max: usize) -> io::Result<Vec<Progress>> {
     for at in (0..=steps).map(|step| end / steps * step + end % steps * step / steps) {
         let length = read_at(&file, &mut piece, at)?;
         // the first line may be the end of one
-        let begin = piece[..length].iter().position(|&byte| byte == b'\n').map_or(length, |begin| begin + 1);
-        let found =
-            if at == end { lines(&piece[begin..length]).last() } else { lines(&piece[begin..length]).next() };
-        samples.extend(found.filter(|found| samples.last().is_none_or(|last| last.seconds < found.seconds)));
+        let begin = piece[..length]
+            .iter()
+            .position(|&byte| byte == b'\n')
+            .map_or(length, |begin| begin + 1);
+        let found = if at == end {
+            lines(&piece[begin..length]).last()
+        } else {
+            lines(&piece[begin..length]).next()
+        };
+        samples.extend(found.filter(|found| {
+            samples
+                .last()
+                .is_none_or(|last| last.seconds < found.seconds)
+        }));
     }
     Ok(samples)
 }
 
 fn lines(bytes: &[u8]) -> impl Iterator<Item = Progress> {
-    bytes.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok())
+    bytes
+        .split(|&byte| byte == b'\n')
+        .filter_map(|line| serde_json::from_slice(line).ok())
 }
 
 fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
@@ -100,16 +120,27 @@ mod tests {
         std::fs::create_dir(place.job(id)).unwrap();
         for count in [0_u64, 2, 100, 20_000] {
             let line = |n| {
-                serde_json::to_string(&Progress { bytes_done: n, seconds: n as f64, ..Progress::default() })
+                serde_json::to_string(&Progress {
+                    bytes_done: n,
+                    seconds: n as f64,
+                    ..Progress::default()
+                })
             };
             let lines: Vec<_> = (0..count).map(|n| line(n).unwrap()).collect();
-            std::fs::write(place.events(id, 1), "{\"event\":\"w\"}\n".to_owned() + &lines.join("\n") + "\n")
-                .unwrap();
+            std::fs::write(
+                place.events(id, 1),
+                "{\"event\":\"w\"}\n".to_owned() + &lines.join("\n") + "\n",
+            )
+            .unwrap();
             let samples = samples_of(&place, id, 1, 50);
             let first_and_last = (samples.first(), samples.last());
             let done = |sample: Option<&Progress>| sample.map(|sample| sample.bytes_done);
             let (first, last) = (done(first_and_last.0), done(first_and_last.1));
-            assert_eq!((first, last), ((count > 0).then_some(0), count.checked_sub(1)), "of {count}");
+            assert_eq!(
+                (first, last),
+                ((count > 0).then_some(0), count.checked_sub(1)),
+                "of {count}"
+            );
             assert!(
                 samples.len() <= 52 && samples.len() >= usize::try_from(count.min(45)).unwrap(),
                 "of {count}"

@@ -173,7 +173,10 @@ impl Tail {
 
     /// What the attempt has moved: by its last word, else by its last report.
     pub(super) fn moved(&self) -> Option<Moved> {
-        self.last.as_ref().and_then(|last| last.moved.clone()).or_else(|| self.reported.clone())
+        self.last
+            .as_ref()
+            .and_then(|last| last.moved.clone())
+            .or_else(|| self.reported.clone())
     }
 
     /// Reads what has come since. A file that is not there has nothing to tell.
@@ -188,10 +191,16 @@ impl Tail {
             (&mut file).take(PIECE_BYTES).read_to_end(&mut bytes)?;
             let Some(end) = bytes.iter().rposition(|&byte| byte == b'\n') else {
                 // a line without end is none of ours
-                self.read += if bytes.len() as u64 == PIECE_BYTES { PIECE_BYTES } else { 0 };
+                self.read += if bytes.len() as u64 == PIECE_BYTES {
+                    PIECE_BYTES
+                } else {
+                    0
+                };
                 return Ok(());
             };
-            bytes[..end].split(|&byte| byte == b'\n').for_each(|line| self.take(line));
+            bytes[..end]
+                .split(|&byte| byte == b'\n')
+                .for_each(|line| self.take(line));
             self.read += end as u64 + 1;
             if (bytes.len() as u64) < PIECE_BYTES {
                 return Ok(());
@@ -201,19 +210,28 @@ impl Tail {
 
     fn take(&mut self, line: &[u8]) {
         // What a cut of the power has left in the file may be anything.
-        let Ok(line) = serde_json::from_slice::<Line>(line) else { return };
+        let Ok(line) = serde_json::from_slice::<Line>(line) else {
+            return;
+        };
         if let Some(exit) = line.exit {
             self.last = Some(last(exit, line));
             return;
         }
         match line.event.as_str() {
             "progress" => {
-                let counts = [line.bytes_done, line.bytes_found, line.files_done, line.files_found];
+                let counts = [
+                    line.bytes_done,
+                    line.bytes_found,
+                    line.files_done,
+                    line.files_found,
+                ];
                 if counts != self.counts {
                     self.counts = counts;
                     self.moved_at = Instant::now();
                 }
-                self.furthest = self.furthest.max(line.bytes_done.saturating_add(line.files_done));
+                self.furthest = self
+                    .furthest
+                    .max(line.bytes_done.saturating_add(line.files_done));
                 self.is_idle = line.watch.as_ref().is_some_and(|watch| watch.idle);
                 if self.is_idle {
                     // What has nothing left to do is further than whatever went before.
@@ -232,7 +250,10 @@ impl Tail {
             kind => {
                 self.failures += usize::from(kind == "failed");
                 if kind != "failed" || self.failures <= FAILURES_MAX {
-                    self.told.push(Told { kind: kind.to_owned(), message: line.message.or(line.id) });
+                    self.told.push(Told {
+                        kind: kind.to_owned(),
+                        message: line.message.or(line.id),
+                    });
                 }
             }
         }
@@ -240,14 +261,21 @@ impl Tail {
 }
 
 fn last(exit: i32, line: Line) -> Last {
-    let failed = line.failed.filter(|failed| *failed > 0).map(|failed| format!("{failed} failed"));
+    let failed = line
+        .failed
+        .filter(|failed| *failed > 0)
+        .map(|failed| format!("{failed} failed"));
     let moved = line.files.zip(line.bytes).map(|(files, bytes)| Moved {
         files,
         bytes,
         seconds: line.seconds.unwrap_or_default(),
         limited_by: line.limited_by,
     });
-    Last { exit, message: line.message.or(failed), moved }
+    Last {
+        exit,
+        message: line.message.or(failed),
+        moved,
+    }
 }
 
 /// How far the running attempt of a job is, by the last word of its process; none before its first.
@@ -269,7 +297,11 @@ impl Follower {
     /// A reader for an attempt.
     #[must_use]
     pub fn new(place: &Place, id: JobId, attempt: u32) -> Self {
-        Self { path: place.events(id, attempt), file: None, bytes: 0 }
+        Self {
+            path: place.events(id, attempt),
+            file: None,
+            bytes: 0,
+        }
     }
 
     /// How far the attempt is, if it has told more since it was last asked.
@@ -292,7 +324,9 @@ fn last_progress(file: &File, bytes: u64) -> Option<Progress> {
     [NEAR_BYTES, LAST_BYTES].into_iter().find_map(|looked| {
         let mut end = vec![0; usize::try_from(looked.min(bytes)).ok()?];
         let length = file.read_at(&mut end, bytes.saturating_sub(looked)).ok()?;
-        end[..length].rsplit(|&byte| byte == b'\n').find_map(|line| serde_json::from_slice(line).ok())
+        end[..length]
+            .rsplit(|&byte| byte == b'\n')
+            .find_map(|line| serde_json::from_slice(line).ok())
     })
 }
 
@@ -319,19 +353,38 @@ mod tests {
         tail.read_on(file.path()).unwrap();
         write("{\"event\":\"warning\",\"message\":\"w\"}\n\0\0\nnonsense\n{\"event\":\"prog");
         tail.read_on(file.path()).unwrap();
-        let told = vec![Told { kind: "warning".into(), message: Some("w".into()) }];
+        let told = vec![Told {
+            kind: "warning".into(),
+            message: Some("w".into()),
+        }];
         assert_eq!((&tail.told, tail.furthest), (&told, 0));
-        write("ress\",\"bytes_done\":7,\"files_done\":1,\"bytes_moved\":3,\"limited_by\":\"path\"}\n");
+        write(
+            "ress\",\"bytes_done\":7,\"files_done\":1,\"bytes_moved\":3,\"limited_by\":\"path\"}\n",
+        );
         tail.read_on(file.path()).unwrap();
         assert_eq!((&tail.told, tail.furthest, &tail.last), (&told, 8, &None));
-        let moved = Some(Moved { files: 0, bytes: 3, seconds: 0.0, limited_by: Some("path".into()) });
+        let moved = Some(Moved {
+            files: 0,
+            bytes: 3,
+            seconds: 0.0,
+            limited_by: Some("path".into()),
+        });
         assert_eq!(tail.moved(), moved, "what was there was not moved");
         write(
             "{\"event\":\"summary\",\"exit\":23,\"files\":2,\"bytes\":3,\"failed\":4,\"seconds\":0.5,\"limited_by\":\"scan\"}\n",
         );
         tail.read_on(file.path()).unwrap();
-        let moved = Moved { files: 2, bytes: 3, seconds: 0.5, limited_by: Some("scan".into()) };
-        let expected = Last { exit: 23, message: Some("4 failed".into()), moved: Some(moved) };
+        let moved = Moved {
+            files: 2,
+            bytes: 3,
+            seconds: 0.5,
+            limited_by: Some("scan".into()),
+        };
+        let expected = Last {
+            exit: 23,
+            message: Some("4 failed".into()),
+            moved: Some(moved),
+        };
         assert_eq!(tail.last, Some(expected));
         assert_eq!(tail.read, file.path().metadata().unwrap().len());
     }
@@ -343,7 +396,10 @@ mod tests {
         std::fs::create_dir(place.job(JobId(1))).unwrap();
         let mut follower = Follower::new(&place, JobId(1), 1);
         assert_eq!(follower.look(), None);
-        let progress = |bytes_done| Progress { bytes_done, ..Progress::default() };
+        let progress = |bytes_done| Progress {
+            bytes_done,
+            ..Progress::default()
+        };
         let line = |bytes_done| serde_json::to_string(&progress(bytes_done)).unwrap() + "\n";
         let warnings = "{\"event\":\"failed\"}\n".repeat(500);
         let mut text = String::new();

@@ -18,7 +18,11 @@ impl Bell {
     /// Opens the FIFO, which is made if it is not there. Whatever else has its name, as a backup may have left it,
     /// goes: nobody could wake the runner by that.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        if let Some(other) = path.symlink_metadata().ok().filter(|there| !there.file_type().is_fifo()) {
+        if let Some(other) = path
+            .symlink_metadata()
+            .ok()
+            .filter(|there| !there.file_type().is_fifo())
+        {
             put_aside(path, &other)?;
         }
         match mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR) {
@@ -27,9 +31,17 @@ impl Bell {
         }
         // It is open for writing too, so that it is not at its end when those who have written close it.
         let options = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
-        let file = File::options().read(true).write(true).custom_flags(options).open(path)?;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(options)
+            .open(path)?;
         // somebody has been quick
-        if file.metadata()?.file_type().is_fifo() { Ok(Self(file)) } else { Err(Errno::EXIST.into()) }
+        if file.metadata()?.file_type().is_fifo() {
+            Ok(Self(file))
+        } else {
+            Err(Errno::EXIST.into())
+        }
     }
 
     pub(super) fn file(&self) -> &File {
@@ -71,7 +83,9 @@ fn put_aside(path: &Path, other: &Metadata) -> io::Result<()> {
 /// # Errors
 /// The system's error.
 pub fn wake(place: &Place) -> io::Result<bool> {
-    let Some(file) = writer(place)? else { return Ok(false) };
+    let Some(file) = writer(place)? else {
+        return Ok(false);
+    };
     match rustix::io::write(file, &[0]) {
         // full: it will wake anyway
         Ok(_) | Err(Errno::AGAIN) => Ok(true),
@@ -83,7 +97,11 @@ pub fn wake(place: &Place) -> io::Result<bool> {
 /// The FIFO, if it is one that somebody reads: in anything else nobody would find what is written.
 fn writer(place: &Place) -> io::Result<Option<File>> {
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
-    match File::options().write(true).custom_flags(flags).open(place.wake()) {
+    match File::options()
+        .write(true)
+        .custom_flags(flags)
+        .open(place.wake())
+    {
         Ok(file) => Ok(file.metadata()?.file_type().is_fifo().then_some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => match Errno::from_io_error(&error) {
@@ -131,10 +149,17 @@ mod tests {
             }
             std::fs::remove_file(&path).unwrap();
         }
-        assert!(!directory.path().join("elsewhere").exists(), "no link is followed");
+        assert!(
+            !directory.path().join("elsewhere").exists(),
+            "no link is followed"
+        );
         let entries = std::fs::read_dir(directory.path()).unwrap();
         let kept = entries.filter(|entry| entry.as_ref().unwrap().path().join("kept").exists());
-        assert_eq!(kept.count(), 1, "what a directory holds is nobody's to remove");
+        assert_eq!(
+            kept.count(),
+            1,
+            "what a directory holds is nobody's to remove"
+        );
     }
 
     #[test]

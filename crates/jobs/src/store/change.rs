@@ -235,7 +235,9 @@ impl Store {
         now: Moment,
     ) -> Result<Answer, StoreError> {
         self.transact(|transaction| {
-            let Some(state) = state_of(transaction, id)? else { return Ok(Err(StoreError::NoJob(id))) };
+            let Some(state) = state_of(transaction, id)? else {
+                return Ok(Err(StoreError::NoJob(id)));
+            };
             if let (State::Running, Some(wish)) = (state, wish) {
                 transaction
                     .prepare("UPDATE jobs SET wish = ?2 WHERE id = ?1 AND wish IS NOT 'cancel'")?
@@ -258,7 +260,9 @@ impl Store {
                     .execute([id.0, now.0])?;
             }
             let taken = take(transaction, id, step, None, now)?;
-            Ok(taken.map(Answer::Now).map_err(|source| StoreError::Illegal { id, source }))
+            Ok(taken
+                .map(Answer::Now)
+                .map_err(|source| StoreError::Illegal { id, source }))
         })
     }
 
@@ -346,29 +350,46 @@ impl Terms {
     fn after(&self, ending: &Ending, now: Moment) -> After {
         // More is left only where the clock was set back.
         let left = self.retry_until.min(now.after(self.deadline));
-        let (failures, retry_until) = if i64::try_from(ending.furthest).unwrap_or(i64::MAX) > self.furthest {
-            (1, now.after(self.deadline))
-        } else {
-            (self.failures.saturating_add(1), left)
+        let (failures, retry_until) =
+            if i64::try_from(ending.furthest).unwrap_or(i64::MAX) > self.furthest {
+                (1, now.after(self.deadline))
+            } else {
+                (self.failures.saturating_add(1), left)
+            };
+        let simple = |step| After {
+            step,
+            not_before: None,
+            failures: 0,
+            retry_until,
         };
-        let simple = |step| After { step, not_before: None, failures: 0, retry_until };
         match (ending.verdict, self.wish) {
             (Verdict::Done, _) => simple(Step::Finish),
             (_, Some(Wish::Cancel)) => simple(Step::Cancel),
             (Verdict::Fatal, _) => simple(Step::Fail),
             (_, Some(Wish::Pause)) => simple(Step::Hold),
             // Held, and let go on before its process had ended: nothing has failed.
-            (Verdict::Stopped, None) => {
-                After { step: Step::Requeue, not_before: None, failures: self.failures, retry_until }
-            }
+            (Verdict::Stopped, None) => After {
+                step: Step::Requeue,
+                not_before: None,
+                failures: self.failures,
+                retry_until,
+            },
             // Its time may have gone by while nothing ran here, and it has not been tried since.
-            (Verdict::Vanished, None) if failures <= VANISHED_AT_ONCE => {
-                After { step: Step::Requeue, not_before: None, failures, retry_until }
-            }
+            (Verdict::Vanished, None) if failures <= VANISHED_AT_ONCE => After {
+                step: Step::Requeue,
+                not_before: None,
+                failures,
+                retry_until,
+            },
             _ if now >= retry_until => simple(Step::Expire),
             (Verdict::Passing | Verdict::Vanished, None) => {
                 let next = now.after(retry_wait(failures)).min(retry_until);
-                After { step: Step::Retry, not_before: Some(next), failures, retry_until }
+                After {
+                    step: Step::Retry,
+                    not_before: Some(next),
+                    failures,
+                    retry_until,
+                }
             }
         }
     }
@@ -376,7 +397,10 @@ impl Terms {
 
 /// Why a job has expired. One that was at work then was told to end, which is no reason.
 fn expired(deadline: Duration, ending: &Ending) -> String {
-    let within = format!("no attempt has come further within its deadline of {} s", deadline.as_secs_f64());
+    let within = format!(
+        "no attempt has come further within its deadline of {} s",
+        deadline.as_secs_f64()
+    );
     match (ending.exit, &ending.message) {
         (Some(INTERRUPTED), _) | (_, None) => within,
         (_, Some(last)) => format!("{within}; the last one: {last}"),
@@ -400,7 +424,12 @@ fn add_attempt(
     ending: &Ending,
     now: Moment,
 ) -> rusqlite::Result<()> {
-    let Moved { files, bytes, seconds, .. } = ending.moved.clone().unwrap_or_default();
+    let Moved {
+        files,
+        bytes,
+        seconds,
+        ..
+    } = ending.moved.clone().unwrap_or_default();
     let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     transaction
         .prepare(
@@ -421,7 +450,12 @@ fn add_attempt(
     Ok(())
 }
 
-fn add_told(transaction: &Transaction<'_>, id: JobId, told: &[Told], now: Moment) -> rusqlite::Result<()> {
+fn add_told(
+    transaction: &Transaction<'_>,
+    id: JobId,
+    told: &[Told],
+    now: Moment,
+) -> rusqlite::Result<()> {
     for told in told {
         add_event(transaction, id, &told.kind, told.message.as_deref(), now)?;
         note_copy(transaction, id, &told.kind, told.message.as_deref())?;

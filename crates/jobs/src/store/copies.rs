@@ -17,8 +17,11 @@ impl Store {
     /// The store cannot be read.
     pub fn copies_left(&self) -> Result<Vec<(JobId, String)>, StoreError> {
         self.read(|connection| {
-            let mut found = connection.prepare(&format!("SELECT id, copy FROM jobs WHERE {IS_LEFT}"))?;
-            found.query_map((), |row| Ok((JobId(row.get(0)?), row.get(1)?)))?.collect()
+            let mut found =
+                connection.prepare(&format!("SELECT id, copy FROM jobs WHERE {IS_LEFT}"))?;
+            found
+                .query_map((), |row| Ok((JobId(row.get(0)?), row.get(1)?)))?
+                .collect()
         })
     }
 
@@ -28,8 +31,8 @@ impl Store {
     /// There is no such job.
     pub fn work(&self, id: JobId) -> Result<Work, StoreError> {
         self.read(|connection| {
-            let mut found =
-                connection.prepare("SELECT arguments, directory, environment FROM jobs WHERE id = ?1")?;
+            let mut found = connection
+                .prepare("SELECT arguments, directory, environment FROM jobs WHERE id = ?1")?;
             found.query_row([id.0], |row| read_work(row, 0))
         })
     }
@@ -38,7 +41,13 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be changed.
-    pub fn let_copy_go(&mut self, id: JobId, copy: &str, kind: &str, now: Moment) -> Result<(), StoreError> {
+    pub fn let_copy_go(
+        &mut self,
+        id: JobId,
+        copy: &str,
+        kind: &str,
+        now: Moment,
+    ) -> Result<(), StoreError> {
         self.transact(|transaction| {
             // an attempt may have begun another one
             let mut change =
@@ -63,7 +72,9 @@ pub(super) fn note_copy(
         COPY_ENDED => None,
         _ => return Ok(()),
     };
-    transaction.prepare("UPDATE jobs SET copy = ?2 WHERE id = ?1")?.execute(params![id.0, copy])?;
+    transaction
+        .prepare("UPDATE jobs SET copy = ?2 WHERE id = ?1")?
+        .execute(params![id.0, copy])?;
     Ok(())
 }
 
@@ -74,4 +85,5 @@ pub(crate) const COPY_ENDED: &str = "copy_ended";
 /// The event of a copy that could not be told to end.
 pub(crate) const COPY_LEFT: &str = "copy_left";
 
-pub(super) const IS_LEFT: &str = "copy IS NOT NULL AND state IN ('paused', 'failed', 'cancelled', 'expired')";
+pub(super) const IS_LEFT: &str =
+    "copy IS NOT NULL AND state IN ('paused', 'failed', 'cancelled', 'expired')";

@@ -93,8 +93,15 @@ impl Store {
             )?;
             let read = |row: &Row<'_>| {
                 let tell: Option<String> = row.get(3)?;
-                let tell = tell.map(|names| names.lines().map(str::to_owned).collect()).unwrap_or_default();
-                Ok(Outgoing { number: row.get(0)?, job: JobId(row.get(1)?), kind: row.get(2)?, tell })
+                let tell = tell
+                    .map(|names| names.lines().map(str::to_owned).collect())
+                    .unwrap_or_default();
+                Ok(Outgoing {
+                    number: row.get(0)?,
+                    job: JobId(row.get(1)?),
+                    kind: row.get(2)?,
+                    tell,
+                })
             };
             found.query_map([DEALT_AT_ONCE], read)?.collect()
         })
@@ -129,8 +136,12 @@ impl Store {
     /// The store cannot be read.
     pub fn channels_due(&self, now: Moment) -> Result<Vec<String>, StoreError> {
         self.read(|connection| {
-            let sql = format!("SELECT DISTINCT channel FROM deliveries WHERE {IS_DUE} ORDER BY channel");
-            connection.prepare(&sql)?.query_map([now.0, WAIT_MAX_MILLIS], |row| row.get(0))?.collect()
+            let sql =
+                format!("SELECT DISTINCT channel FROM deliveries WHERE {IS_DUE} ORDER BY channel");
+            connection
+                .prepare(&sql)?
+                .query_map([now.0, WAIT_MAX_MILLIS], |row| row.get(0))?
+                .collect()
         })
     }
 
@@ -140,9 +151,13 @@ impl Store {
     /// The store cannot be read.
     pub fn due(&self, channel: &str, now: Moment) -> Result<Vec<Delivery>, StoreError> {
         self.read(|connection| {
-            let sql = format!("{DELIVERIES} WHERE {IS_DUE} AND channel = ?3 ORDER BY d.number LIMIT ?4");
+            let sql =
+                format!("{DELIVERIES} WHERE {IS_DUE} AND channel = ?3 ORDER BY d.number LIMIT ?4");
             let of = params![now.0, WAIT_MAX_MILLIS, channel, TAKEN_AT_ONCE];
-            connection.prepare(&sql)?.query_map(of, read_delivery)?.collect()
+            connection
+                .prepare(&sql)?
+                .query_map(of, read_delivery)?
+                .collect()
         })
     }
 
@@ -151,7 +166,10 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn next_telling(&self, now: Moment) -> Result<Option<Moment>, StoreError> {
-        self.first_moment("SELECT min(due) FROM deliveries WHERE state = 'waiting' AND due > ?1", now)
+        self.first_moment(
+            "SELECT min(due) FROM deliveries WHERE state = 'waiting' AND due > ?1",
+            now,
+        )
     }
 
     /// What was told of a job, and what was not.
@@ -161,7 +179,10 @@ impl Store {
     pub fn deliveries(&self, id: JobId) -> Result<Vec<Delivery>, StoreError> {
         self.read(|connection| {
             let sql = format!("{DELIVERIES} WHERE e.job = ?1 ORDER BY d.number, d.channel");
-            connection.prepare(&sql)?.query_map([id.0], read_delivery)?.collect()
+            connection
+                .prepare(&sql)?
+                .query_map([id.0], read_delivery)?
+                .collect()
         })
     }
 
@@ -171,7 +192,11 @@ impl Store {
     /// # Errors
     /// The store cannot be changed.
     pub fn note(&mut self, delivery: &Delivery, end: &Try, now: Moment) -> Result<(), StoreError> {
-        let Delivery { event: JobEvent { number, .. }, channel, .. } = delivery;
+        let Delivery {
+            event: JobEvent { number, .. },
+            channel,
+            ..
+        } = delivery;
         let tries = delivery.tries.saturating_add(1);
         let (state, error) = match end {
             Try::Delivered => (DeliveryState::Delivered, None),
@@ -193,7 +218,12 @@ impl Store {
                              state = iif(dealt <= ?4, 'given_up', state)
                          WHERE channel = ?1 AND state = 'waiting'",
                     )?
-                    .execute(params![channel, due.0, error, now.0.saturating_sub(GIVEN_UP_AFTER_MILLIS)])?;
+                    .execute(params![
+                        channel,
+                        due.0,
+                        error,
+                        now.0.saturating_sub(GIVEN_UP_AFTER_MILLIS)
+                    ])?;
             }
             Ok(Ok(()))
         })
@@ -248,7 +278,10 @@ mod tests {
     #[test]
     fn waits_grow_to_an_hour() {
         let seconds: Vec<_> = (1..=11).map(|tries| wait_after(tries).as_secs()).collect();
-        assert_eq!(seconds, [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600]);
+        assert_eq!(
+            seconds,
+            [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600]
+        );
         assert_eq!(wait_after(u32::MAX).as_secs(), 3600);
     }
 }

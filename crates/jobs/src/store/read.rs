@@ -151,13 +151,20 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn page(&self, Page { states, before, length_max }: &Page) -> Result<Vec<Job>, StoreError> {
+    pub fn page(
+        &self,
+        Page {
+            states,
+            before,
+            length_max,
+        }: &Page,
+    ) -> Result<Vec<Job>, StoreError> {
         let before = before.map_or(i64::MAX, |before| before.0);
         let mut newest = Vec::new();
         if states.is_empty() {
             newest = self.read(|connection| {
-                let mut found =
-                    connection.prepare(&format!("{JOBS} WHERE id < ?1 ORDER BY id DESC LIMIT ?2"))?;
+                let mut found = connection
+                    .prepare(&format!("{JOBS} WHERE id < ?1 ORDER BY id DESC LIMIT ?2"))?;
                 found.query_map((before, length_max), read_job)?.collect()
             })?;
         }
@@ -183,8 +190,14 @@ impl Store {
     /// The store cannot be read.
     pub fn counts(&self) -> Result<Vec<(State, u64)>, StoreError> {
         self.read(|connection| {
-            let mut found = connection.prepare("SELECT state, count(*) FROM jobs GROUP BY state")?;
-            let read = |row: &Row<'_>| Ok((read_state(&row.get::<_, String>(0)?)?, unsigned(row.get(1)?)));
+            let mut found =
+                connection.prepare("SELECT state, count(*) FROM jobs GROUP BY state")?;
+            let read = |row: &Row<'_>| {
+                Ok((
+                    read_state(&row.get::<_, String>(0)?)?,
+                    unsigned(row.get(1)?),
+                ))
+            };
             found.query_map((), read)?.collect()
         })
     }
@@ -209,7 +222,9 @@ impl Store {
     /// The store cannot be read.
     pub fn last_event(&self) -> Result<i64, StoreError> {
         self.read(|connection| {
-            connection.prepare("SELECT coalesce(max(number), 0) FROM events")?.query_row((), |row| row.get(0))
+            connection
+                .prepare("SELECT coalesce(max(number), 0) FROM events")?
+                .query_row((), |row| row.get(0))
         })
     }
 
@@ -218,7 +233,11 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn version_of_data(&self) -> Result<i64, StoreError> {
-        self.read(|connection| connection.prepare("PRAGMA data_version")?.query_row((), |row| row.get(0)))
+        self.read(|connection| {
+            connection
+                .prepare("PRAGMA data_version")?
+                .query_row((), |row| row.get(0))
+        })
     }
 
     /// A pair that is another one once anybody has changed the store, this one too.
@@ -227,7 +246,9 @@ impl Store {
     /// The store cannot be read.
     pub fn changes(&self) -> Result<(i64, i64), StoreError> {
         let own = self.read(|connection| {
-            connection.prepare("SELECT total_changes()")?.query_row((), |row| row.get(0))
+            connection
+                .prepare("SELECT total_changes()")?
+                .query_row((), |row| row.get(0))
         })?;
         Ok((self.version_of_data()?, own))
     }
@@ -236,7 +257,12 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn events(&self, id: JobId, after: i64, length_max: u32) -> Result<Vec<JobEvent>, StoreError> {
+    pub fn events(
+        &self,
+        id: JobId,
+        after: i64,
+        length_max: u32,
+    ) -> Result<Vec<JobEvent>, StoreError> {
         self.read(|connection| {
             let mut found = connection.prepare(
                 "SELECT number, job, time, kind, attempt, message FROM events WHERE job = ?1 AND number > ?2
@@ -263,7 +289,11 @@ impl Store {
         self.visit_queued("instr(arguments, x'2d2d776174636800') > 0", visit)
     }
 
-    fn visit_queued(&self, condition: &str, mut visit: impl FnMut(Queued) -> bool) -> Result<(), StoreError> {
+    fn visit_queued(
+        &self,
+        condition: &str,
+        mut visit: impl FnMut(Queued) -> bool,
+    ) -> Result<(), StoreError> {
         self.read(|connection| {
             let mut found = connection.prepare(&format!(
                 "SELECT {QUEUED} FROM jobs WHERE state = 'queued' AND {condition} ORDER BY priority DESC, id"
@@ -309,13 +339,23 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn next_due(&self, now: Moment) -> Result<Option<Moment>, StoreError> {
-        self.first_moment("SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND not_before > ?1", now)
+        self.first_moment(
+            "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND not_before > ?1",
+            now,
+        )
     }
 
     /// The moment that a statement finds after this one.
-    pub(super) fn first_moment(&self, sql: &str, after: Moment) -> Result<Option<Moment>, StoreError> {
-        let found: Option<i64> =
-            self.read(|connection| connection.prepare(sql)?.query_row([after.0], |row| row.get(0)))?;
+    pub(super) fn first_moment(
+        &self,
+        sql: &str,
+        after: Moment,
+    ) -> Result<Option<Moment>, StoreError> {
+        let found: Option<i64> = self.read(|connection| {
+            connection
+                .prepare(sql)?
+                .query_row([after.0], |row| row.get(0))
+        })?;
         Ok(found.map(Moment))
     }
 
@@ -342,8 +382,9 @@ const JOBS: &str = "SELECT id, submission, label, state, wish, source, target, h
     started, ended, schedule, deadline, attempt, exit, message, files, bytes, seconds, limited_by, previous FROM jobs";
 
 fn read_job(row: &Row<'_>) -> rusqlite::Result<Job> {
-    let moment =
-        |column| -> rusqlite::Result<Option<Moment>> { Ok(row.get::<_, Option<i64>>(column)?.map(Moment)) };
+    let moment = |column| -> rusqlite::Result<Option<Moment>> {
+        Ok(row.get::<_, Option<i64>>(column)?.map(Moment))
+    };
     let word: String = row.get(3)?;
     Ok(Job {
         id: JobId(row.get(0)?),
@@ -391,12 +432,12 @@ fn read_state(word: &str) -> rusqlite::Result<State> {
 const QUEUED: &str = "id, host, source, target, label, priority, environment, arguments";
 
 fn read_queued(row: &Row<'_>) -> rusqlite::Result<Queued> {
-    let words =
-        |column| -> rusqlite::Result<Words> { Ok(Words::from_bytes(row.get_ref(column)?.as_blob()?)) };
-    let home = words(6)?
-        .0
-        .into_iter()
-        .find_map(|word| Some(OsStr::from_bytes(word.as_bytes().strip_prefix(b"ZMOVE_HOME=")?).to_owned()));
+    let words = |column| -> rusqlite::Result<Words> {
+        Ok(Words::from_bytes(row.get_ref(column)?.as_blob()?))
+    };
+    let home = words(6)?.0.into_iter().find_map(|word| {
+        Some(OsStr::from_bytes(word.as_bytes().strip_prefix(b"ZMOVE_HOME=")?).to_owned())
+    });
     Ok(Queued {
         id: JobId(row.get(0)?),
         host: row.get(1)?,

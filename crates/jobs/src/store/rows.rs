@@ -27,7 +27,9 @@ pub(super) fn read_wish(word: Option<String>) -> Option<Wish> {
 
 /// What has been moved, by the columns from this one on; none where nobody has told.
 pub(super) fn read_moved(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Moved>> {
-    let Some(files) = row.get::<_, Option<i64>>(first)? else { return Ok(None) };
+    let Some(files) = row.get::<_, Option<i64>>(first)? else {
+        return Ok(None);
+    };
     Ok(Some(Moved {
         files: unsigned(files),
         bytes: unsigned(row.get(first + 1)?),

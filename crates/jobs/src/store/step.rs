@@ -14,14 +14,21 @@ pub(super) fn take(
     message: Option<&str>,
     now: Moment,
 ) -> rusqlite::Result<Result<State, IllegalStep>> {
-    let Some(state) = state_of(transaction, id)? else { return Err(rusqlite::Error::QueryReturnedNoRows) };
+    let Some(state) = state_of(transaction, id)? else {
+        return Err(rusqlite::Error::QueryReturnedNoRows);
+    };
     let next = match state.after(step) {
         Ok(next) => next,
         Err(illegal) => return Ok(Err(illegal)),
     };
     transaction
         .prepare("UPDATE jobs SET state = ?2, wish = NULL, ended = ?3, message = ?4 WHERE id = ?1")?
-        .execute(params![id.0, next.word(), next.is_final().then_some(now.0), message])?;
+        .execute(params![
+            id.0,
+            next.word(),
+            next.is_final().then_some(now.0),
+            message
+        ])?;
     let number = add_event(transaction, id, next.word(), message, now)?;
     if next.is_final() {
         send(transaction, number, id, next.word())?;
@@ -53,13 +60,17 @@ pub(super) fn send(
     id: JobId,
     kind: &str,
 ) -> rusqlite::Result<()> {
-    let mut send = transaction.prepare("INSERT INTO outbox (number, job, kind) VALUES (?1, ?2, ?3)")?;
+    let mut send =
+        transaction.prepare("INSERT INTO outbox (number, job, kind) VALUES (?1, ?2, ?3)")?;
     send.execute(params![number, id.0, kind])?;
     Ok(())
 }
 
 /// The state of a job; none if there is no such job.
-pub(super) fn state_of(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Option<State>> {
+pub(super) fn state_of(
+    transaction: &Transaction<'_>,
+    id: JobId,
+) -> rusqlite::Result<Option<State>> {
     let mut found = transaction.prepare("SELECT state FROM jobs WHERE id = ?1")?;
     let word: Option<String> = found.query_row([id.0], |row| row.get(0)).optional()?;
     Ok(word.and_then(|word| word.parse().ok()))

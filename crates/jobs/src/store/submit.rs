@@ -31,7 +31,10 @@ impl Store {
                 && let Some((id, is_same)) = find_submission(transaction, submission, &job.work)?
             {
                 if !is_same {
-                    return Ok(Err(StoreError::OtherSubmission { submission: submission.clone(), id }));
+                    return Ok(Err(StoreError::OtherSubmission {
+                        submission: submission.clone(),
+                        id,
+                    }));
                 }
                 return Ok(Ok(Submitted { id, repeated: true }));
             }
@@ -41,7 +44,10 @@ impl Store {
                 }
             }
             let id = insert(transaction, job, now)?;
-            Ok(Ok(Submitted { id, repeated: false }))
+            Ok(Ok(Submitted {
+                id,
+                repeated: false,
+            }))
         })
     }
 
@@ -57,7 +63,15 @@ impl Store {
             if !state_of(transaction, id)?.is_some_and(State::is_final) {
                 return Ok(Err(StoreError::NotEnded(id)));
             }
-            Ok(Ok(again(transaction, id, Again { not_before: None, schedule: None }, now)?))
+            Ok(Ok(again(
+                transaction,
+                id,
+                Again {
+                    not_before: None,
+                    schedule: None,
+                },
+                now,
+            )?))
         })
     }
 }
@@ -66,20 +80,36 @@ impl Store {
 fn find_submission(
     transaction: &Transaction<'_>,
     submission: &str,
-    Work { arguments, directory, .. }: &Work,
+    Work {
+        arguments,
+        directory,
+        ..
+    }: &Work,
 ) -> rusqlite::Result<Option<(JobId, bool)>> {
     let mut found = transaction
         .prepare("SELECT id, arguments = ?2 AND directory = ?3 FROM jobs WHERE submission = ?1")?;
-    let work = params![submission, arguments.to_bytes(), directory.as_os_str().as_bytes()];
-    found.query_row(work, |row| Ok((JobId(row.get(0)?), row.get(1)?))).optional()
+    let work = params![
+        submission,
+        arguments.to_bytes(),
+        directory.as_os_str().as_bytes()
+    ];
+    found
+        .query_row(work, |row| Ok((JobId(row.get(0)?), row.get(1)?)))
+        .optional()
 }
 
 fn is_there(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<bool> {
-    transaction.prepare("SELECT 1 FROM jobs WHERE id = ?1")?.exists([id.0])
+    transaction
+        .prepare("SELECT 1 FROM jobs WHERE id = ?1")?
+        .exists([id.0])
 }
 
 fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite::Result<JobId> {
-    let state = if job.after.is_empty() && job.not_before.is_none() { State::Queued } else { State::Waiting };
+    let state = if job.after.is_empty() && job.not_before.is_none() {
+        State::Queued
+    } else {
+        State::Waiting
+    };
     transaction
         .prepare(
             "INSERT INTO jobs (submission, label, state, arguments, directory, environment, source, target, host,
@@ -106,8 +136,8 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
         ])?;
     let id = JobId(transaction.last_insert_rowid());
     for needed in &job.after {
-        let mut depend =
-            transaction.prepare("INSERT OR IGNORE INTO dependencies (job, needs) VALUES (?1, ?2)")?;
+        let mut depend = transaction
+            .prepare("INSERT OR IGNORE INTO dependencies (job, needs) VALUES (?1, ?2)")?;
         depend.execute([id.0, needed.0])?;
     }
     add_event(transaction, id, "submitted", None, now)?;
@@ -116,7 +146,11 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
 
 /// What a job waits for, for people.
 fn waits_for(after: &[JobId]) -> Option<String> {
-    let numbers = after.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let numbers = after
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(", ");
     (!after.is_empty()).then(|| format!("after job {numbers}"))
 }
 
@@ -130,10 +164,17 @@ pub(super) struct Again<'a> {
 pub(super) fn again(
     transaction: &Transaction<'_>,
     id: JobId,
-    Again { not_before, schedule }: Again<'_>,
+    Again {
+        not_before,
+        schedule,
+    }: Again<'_>,
     now: Moment,
 ) -> rusqlite::Result<JobId> {
-    let state = if not_before.is_none() { State::Queued } else { State::Waiting };
+    let state = if not_before.is_none() {
+        State::Queued
+    } else {
+        State::Waiting
+    };
     transaction
         .prepare(
             "INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority,

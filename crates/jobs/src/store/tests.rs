@@ -21,7 +21,11 @@ fn site() -> Site {
     let directory = tempfile::tempdir().unwrap();
     let place = Place::open(&directory.path().join("jobs")).unwrap();
     let store = Store::open(&place).unwrap();
-    Site { _directory: directory, place, store }
+    Site {
+        _directory: directory,
+        place,
+        store,
+    }
 }
 
 pub(crate) const START: Moment = Moment(1_800_000_000_000);
@@ -68,7 +72,14 @@ fn ended(verdict: Verdict) -> Ending {
         Verdict::Stopped => Some(20),
         Verdict::Vanished => None,
     };
-    Ending { verdict, exit, message: None, moved: None, furthest: 0, told: Vec::new() }
+    Ending {
+        verdict,
+        exit,
+        message: None,
+        moved: None,
+        furthest: 0,
+        told: Vec::new(),
+    }
 }
 
 impl Site {
@@ -83,24 +94,38 @@ impl Site {
     /// Runs a queued job to this end.
     fn run(&mut self, id: JobId, ending: &Ending, now: Moment) -> State {
         let started = self.store.start(id, now).unwrap();
-        self.store.settle((id, started.attempt), ending, now).unwrap().unwrap()
+        self.store
+            .settle((id, started.attempt), ending, now)
+            .unwrap()
+            .unwrap()
     }
 
     fn told(&self, id: JobId) -> Vec<String> {
         let outbox = self.store.outbox().unwrap();
-        outbox.into_iter().filter(|entry| entry.job == id).map(|entry| entry.kind).collect()
+        outbox
+            .into_iter()
+            .filter(|entry| entry.job == id)
+            .map(|entry| entry.kind)
+            .collect()
     }
 
     /// Deals all that is in the outbox to these channels.
     fn deal(&mut self, channels: &[&str]) {
         let channels: Vec<_> = channels.iter().map(ToString::to_string).collect();
         let outbox = self.store.outbox().unwrap().into_iter();
-        let dealt: Vec<_> = outbox.map(|entry| (entry.number, channels.clone())).collect();
+        let dealt: Vec<_> = outbox
+            .map(|entry| (entry.number, channels.clone()))
+            .collect();
         self.store.deal(&dealt, START).unwrap();
     }
 
     fn kinds(&self, id: JobId) -> Vec<String> {
-        self.store.events(id, 0, u32::MAX).unwrap().into_iter().map(|event| event.kind).collect()
+        self.store
+            .events(id, 0, u32::MAX)
+            .unwrap()
+            .into_iter()
+            .map(|event| event.kind)
+            .collect()
     }
 }
 
@@ -112,36 +137,68 @@ fn a_job_runs_and_ends_once() {
     assert_eq!((started.attempt, &started.work), (1, &job("x").work));
     assert_eq!(site.store.running().unwrap().len(), 1);
     let done = ended(Verdict::Done);
-    assert_eq!(site.store.settle((id, 1), &done, later(1)).unwrap(), Some(State::Done));
+    assert_eq!(
+        site.store.settle((id, 1), &done, later(1)).unwrap(),
+        Some(State::Done)
+    );
     assert_eq!(site.store.settle((id, 1), &done, later(2)).unwrap(), None);
     assert_eq!(site.told(id), ["done"]);
     assert_eq!(site.kinds(id), ["submitted", "running", "done"]);
     let job = site.store.job(id).unwrap();
-    assert_eq!((job.started, job.ended, job.exit), (Some(START), Some(later(1)), Some(0)));
+    assert_eq!(
+        (job.started, job.ended, job.exit),
+        (Some(START), Some(later(1)), Some(0))
+    );
 }
 
 #[test]
 fn an_attempt_that_is_not_the_last_is_not_settled() {
     let mut site = site();
     let id = site.submit(&job("x"));
-    assert_eq!(site.run(id, &ended(Verdict::Vanished), START), State::Queued);
+    assert_eq!(
+        site.run(id, &ended(Verdict::Vanished), START),
+        State::Queued
+    );
     assert_eq!(site.store.start(id, START).unwrap().attempt, 2);
-    assert_eq!(site.store.settle((id, 1), &ended(Verdict::Done), START).unwrap(), None);
+    assert_eq!(
+        site.store
+            .settle((id, 1), &ended(Verdict::Done), START)
+            .unwrap(),
+        None
+    );
     assert_eq!(site.state(id), State::Running);
 }
 
 #[test]
 fn the_same_submission_is_the_same_job() {
     let mut site = site();
-    let named = NewJob { submission: Some("s".into()), ..job("x") };
+    let named = NewJob {
+        submission: Some("s".into()),
+        ..job("x")
+    };
     let first = site.store.submit(&named, START).unwrap();
     let second = site.store.submit(&named, later(1)).unwrap();
-    assert_eq!((first.repeated, second.repeated, second.id), (false, true, first.id));
-    let other = NewJob { submission: Some("s".into()), ..job("y") };
-    assert!(matches!(site.store.submit(&other, START), Err(StoreError::OtherSubmission { .. })));
-    let work = Work { directory: "/elsewhere".into(), ..named.work.clone() };
+    assert_eq!(
+        (first.repeated, second.repeated, second.id),
+        (false, true, first.id)
+    );
+    let other = NewJob {
+        submission: Some("s".into()),
+        ..job("y")
+    };
+    assert!(matches!(
+        site.store.submit(&other, START),
+        Err(StoreError::OtherSubmission { .. })
+    ));
+    let work = Work {
+        directory: "/elsewhere".into(),
+        ..named.work.clone()
+    };
     let elsewhere = NewJob { work, ..named };
-    assert!(matches!(site.store.submit(&elsewhere, START), Err(StoreError::OtherSubmission { .. })));
+    assert!(matches!(
+        site.store.submit(&elsewhere, START),
+        Err(StoreError::OtherSubmission { .. })
+    ));
     assert_eq!(site.store.jobs(Selection::All).unwrap().len(), 1);
 }
 
@@ -161,7 +218,10 @@ fn what_passes_is_tried_again_later_and_later_until_the_deadline() {
         }
         let due = site.store.next_due(now).unwrap().unwrap();
         waits.push(due.since(now).as_secs());
-        assert_eq!(site.store.release(Moment(due.0 - 1)).unwrap(), Released::default());
+        assert_eq!(
+            site.store.release(Moment(due.0 - 1)).unwrap(),
+            Released::default()
+        );
         now = due;
         assert_eq!(site.store.release(now).unwrap().queued, 1);
     }
@@ -175,9 +235,15 @@ fn what_passes_is_tried_again_later_and_later_until_the_deadline() {
 fn an_attempt_that_comes_further_puts_off_the_deadline() {
     let mut site = site();
     let id = site.submit(&job("x"));
-    let further = Ending { furthest: 7, ..ended(Verdict::Passing) };
+    let further = Ending {
+        furthest: 7,
+        ..ended(Verdict::Passing)
+    };
     site.store.start(id, START).unwrap();
-    assert_eq!(site.store.settle((id, 1), &further, later(3599)).unwrap(), Some(State::Waiting));
+    assert_eq!(
+        site.store.settle((id, 1), &further, later(3599)).unwrap(),
+        Some(State::Waiting)
+    );
     site.store.release(later(3601)).unwrap();
     // an hour after the start, and no further than before, but not yet an hour after that
     assert_eq!(site.run(id, &further, later(3601)), State::Waiting);
@@ -190,9 +256,15 @@ fn a_process_that_keeps_dying_is_started_ever_more_seldom() {
     let mut site = site();
     let id = site.submit(&job("x"));
     for _ in 0..VANISHED {
-        assert_eq!(site.run(id, &ended(Verdict::Vanished), START), State::Queued);
+        assert_eq!(
+            site.run(id, &ended(Verdict::Vanished), START),
+            State::Queued
+        );
     }
-    assert_eq!(site.run(id, &ended(Verdict::Vanished), START), State::Waiting);
+    assert_eq!(
+        site.run(id, &ended(Verdict::Vanished), START),
+        State::Waiting
+    );
 }
 
 const VANISHED: u32 = 3;
@@ -201,18 +273,42 @@ const VANISHED: u32 = 3;
 fn a_job_is_held_and_goes_on() {
     let mut site = site();
     let id = site.submit(&job("x"));
-    assert_eq!(site.store.pause(id, START).unwrap(), Answer::Now(State::Paused));
-    assert!(matches!(site.store.start(id, START), Err(StoreError::Illegal { .. })));
-    assert_eq!(site.store.job(id).unwrap().attempt, 0, "what was refused has changed nothing");
-    assert_eq!(site.store.resume(id, START).unwrap(), Answer::Now(State::Waiting));
+    assert_eq!(
+        site.store.pause(id, START).unwrap(),
+        Answer::Now(State::Paused)
+    );
+    assert!(matches!(
+        site.store.start(id, START),
+        Err(StoreError::Illegal { .. })
+    ));
+    assert_eq!(
+        site.store.job(id).unwrap().attempt,
+        0,
+        "what was refused has changed nothing"
+    );
+    assert_eq!(
+        site.store.resume(id, START).unwrap(),
+        Answer::Now(State::Waiting)
+    );
     site.store.release(START).unwrap();
     site.store.start(id, START).unwrap();
     assert_eq!(site.store.pause(id, START).unwrap(), Answer::Asked);
     assert_eq!(site.store.running().unwrap()[0].wish, Some(Wish::Pause));
-    let interrupted = Ending { exit: Some(20), ..ended(Verdict::Passing) };
-    assert_eq!(site.store.settle((id, 1), &interrupted, later(9000)).unwrap(), Some(State::Paused));
+    let interrupted = Ending {
+        exit: Some(20),
+        ..ended(Verdict::Passing)
+    };
+    assert_eq!(
+        site.store
+            .settle((id, 1), &interrupted, later(9000))
+            .unwrap(),
+        Some(State::Paused)
+    );
     // held for longer than its deadline
-    assert_eq!(site.store.resume(id, later(9000)).unwrap(), Answer::Now(State::Waiting));
+    assert_eq!(
+        site.store.resume(id, later(9000)).unwrap(),
+        Answer::Now(State::Waiting)
+    );
     assert_eq!(site.store.release(later(9000)).unwrap().queued, 1);
 }
 
@@ -221,15 +317,34 @@ fn a_job_that_is_about_to_be_held_may_go_on() {
     let mut site = site();
     let id = site.submit(&job("x"));
     site.store.start(id, START).unwrap();
-    assert!(matches!(site.store.resume(id, START), Err(StoreError::Illegal { .. })), "nobody holds it");
+    assert!(
+        matches!(
+            site.store.resume(id, START),
+            Err(StoreError::Illegal { .. })
+        ),
+        "nobody holds it"
+    );
     site.store.pause(id, START).unwrap();
     assert_eq!(site.store.resume(id, START).unwrap(), Answer::Asked);
     assert_eq!(site.store.running().unwrap()[0].wish, None);
-    let settled = site.store.settle((id, 1), &ended(Verdict::Stopped), START).unwrap();
-    assert_eq!(settled, Some(State::Queued), "at once, for nothing has failed");
+    let settled = site
+        .store
+        .settle((id, 1), &ended(Verdict::Stopped), START)
+        .unwrap();
+    assert_eq!(
+        settled,
+        Some(State::Queued),
+        "at once, for nothing has failed"
+    );
     site.store.start(id, START).unwrap();
     site.store.cancel(id, START).unwrap();
-    assert!(matches!(site.store.resume(id, START), Err(StoreError::Illegal { .. })), "it is being ended");
+    assert!(
+        matches!(
+            site.store.resume(id, START),
+            Err(StoreError::Illegal { .. })
+        ),
+        "it is being ended"
+    );
 }
 
 #[test]
@@ -239,19 +354,43 @@ fn an_order_that_comes_too_late_changes_nothing() {
     site.store.start(id, START).unwrap();
     assert_eq!(site.store.cancel(id, START).unwrap(), Answer::Asked);
     assert_eq!(site.store.pause(id, START).unwrap(), Answer::Asked);
-    assert_eq!(site.store.running().unwrap()[0].wish, Some(Wish::Cancel), "which no pause takes back");
-    assert_eq!(site.store.settle((id, 1), &ended(Verdict::Done), START).unwrap(), Some(State::Done));
-    assert!(matches!(site.store.cancel(id, START), Err(StoreError::Illegal { .. })));
-    assert!(matches!(site.store.resume(id, START), Err(StoreError::Illegal { .. })));
-    assert!(matches!(site.store.cancel(JobId(9), START), Err(StoreError::NoJob(JobId(9)))));
+    assert_eq!(
+        site.store.running().unwrap()[0].wish,
+        Some(Wish::Cancel),
+        "which no pause takes back"
+    );
+    assert_eq!(
+        site.store
+            .settle((id, 1), &ended(Verdict::Done), START)
+            .unwrap(),
+        Some(State::Done)
+    );
+    assert!(matches!(
+        site.store.cancel(id, START),
+        Err(StoreError::Illegal { .. })
+    ));
+    assert!(matches!(
+        site.store.resume(id, START),
+        Err(StoreError::Illegal { .. })
+    ));
+    assert!(matches!(
+        site.store.cancel(JobId(9), START),
+        Err(StoreError::NoJob(JobId(9)))
+    ));
     assert_eq!(site.told(id), ["done"]);
 }
 
 #[test]
 fn an_ended_job_is_done_again_as_another() {
     let mut site = site();
-    let id = site.submit(&NewJob { submission: Some("s".into()), ..job("x") });
-    assert!(matches!(site.store.rerun(id, START), Err(StoreError::NotEnded(_))));
+    let id = site.submit(&NewJob {
+        submission: Some("s".into()),
+        ..job("x")
+    });
+    assert!(matches!(
+        site.store.rerun(id, START),
+        Err(StoreError::NotEnded(_))
+    ));
     site.run(id, &ended(Verdict::Fatal), START);
     let again = site.store.rerun(id, START).unwrap();
     assert!(again > id);
@@ -262,7 +401,10 @@ fn an_ended_job_is_done_again_as_another() {
 fn urgent_jobs_come_first() {
     let mut site = site();
     for (label, priority) in [("a", 0), ("b", 5), ("c", -1), ("d", 5)] {
-        site.submit(&NewJob { priority, ..job(label) });
+        site.submit(&NewJob {
+            priority,
+            ..job(label)
+        });
     }
     let mut order = Vec::new();
     site.store
@@ -290,21 +432,62 @@ fn urgent_jobs_come_first() {
 fn each_attempt_s_end_is_kept() {
     let mut site = site();
     let id = site.submit(&job("x"));
-    let moved = |files| Some(Moved { files, bytes: 10 * files, seconds: 1.5, limited_by: None });
-    let passing = Ending { message: Some("lost".into()), moved: moved(3), ..ended(Verdict::Passing) };
+    let moved = |files| {
+        Some(Moved {
+            files,
+            bytes: 10 * files,
+            seconds: 1.5,
+            limited_by: None,
+        })
+    };
+    let passing = Ending {
+        message: Some("lost".into()),
+        moved: moved(3),
+        ..ended(Verdict::Passing)
+    };
     assert_eq!(site.run(id, &passing, START), State::Waiting);
     site.store.release(later(60)).unwrap();
-    assert_eq!(site.run(id, &Ending { moved: moved(4), ..ended(Verdict::Done) }, later(60)), State::Done);
+    assert_eq!(
+        site.run(
+            id,
+            &Ending {
+                moved: moved(4),
+                ..ended(Verdict::Done)
+            },
+            later(60)
+        ),
+        State::Done
+    );
     let ends = site.store.attempts(id).unwrap();
     let told: Vec<_> = ends
         .iter()
-        .map(|end| (end.number, end.state, end.exit, end.message.as_deref(), end.files, end.bytes))
+        .map(|end| {
+            (
+                end.number,
+                end.state,
+                end.exit,
+                end.message.as_deref(),
+                end.files,
+                end.bytes,
+            )
+        })
         .collect();
-    let expected =
-        [(1, State::Waiting, Some(10), Some("lost"), 3, 30), (2, State::Done, Some(0), None, 4, 40)];
+    let expected = [
+        (1, State::Waiting, Some(10), Some("lost"), 3, 30),
+        (2, State::Done, Some(0), None, 4, 40),
+    ];
     assert_eq!(told, expected);
-    let all = Moved { files: 7, bytes: 70, seconds: 3.0, limited_by: None };
-    assert_eq!(site.store.job(id).unwrap().moved, Some(all), "the job has moved what its attempts have");
+    let all = Moved {
+        files: 7,
+        bytes: 70,
+        seconds: 3.0,
+        limited_by: None,
+    };
+    assert_eq!(
+        site.store.job(id).unwrap().moved,
+        Some(all),
+        "the job has moved what its attempts have"
+    );
     site.deal(&[]);
     site.store.forget(later(1_000_000)).unwrap();
     assert_eq!(site.store.attempts(id).unwrap(), []);
@@ -314,7 +497,10 @@ fn each_attempt_s_end_is_kept() {
 fn an_ended_run_of_a_schedule_leads_to_the_one_that_is_to_come() {
     let mut site = site();
     let schedule = Some("* * * * *".parse().unwrap());
-    let first = site.submit(&NewJob { schedule, ..job("x") });
+    let first = site.submit(&NewJob {
+        schedule,
+        ..job("x")
+    });
     let mut last = first;
     for round in 0..3 {
         let now = later(60 * round + 120);
@@ -339,7 +525,10 @@ fn what_an_attempt_tells_is_recorded_once() {
     let mut site = site();
     let id = site.submit(&job("x"));
     site.store.start(id, START).unwrap();
-    let told = [Told { kind: "warning".into(), message: Some("w".into()) }];
+    let told = [Told {
+        kind: "warning".into(),
+        message: Some("w".into()),
+    }];
     for read in [10, 10, 5] {
         site.store.record((id, 1), &told, read, START).unwrap();
     }
@@ -359,10 +548,26 @@ fn a_store_is_for_its_user_alone() {
 #[test]
 fn a_store_of_a_newer_release_is_refused() {
     let site = site();
-    site.store.connection.pragma_update(None, "user_version", 99).unwrap();
+    site.store
+        .connection
+        .pragma_update(None, "user_version", 99)
+        .unwrap();
     let error = Store::open(&site.place).unwrap_err();
-    assert!(matches!(error, StoreError::Newer { found: 99, known: KNOWN, .. }), "{error}");
-    assert!(error.to_string().contains("was written by a newer zmove"), "{error}");
+    assert!(
+        matches!(
+            error,
+            StoreError::Newer {
+                found: 99,
+                known: KNOWN,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("was written by a newer zmove"),
+        "{error}"
+    );
 }
 
 const KNOWN: u32 = 4;
@@ -401,7 +606,9 @@ fn what_a_job_has_moved_becomes_the_sum_of_its_attempts() {
     let directory = tempfile::tempdir().unwrap();
     let place = Place::open(directory.path()).unwrap();
     let connection = Connection::open(place.database()).unwrap();
-    MIGRATIONS[..3].iter().for_each(|statements| connection.execute_batch(statements).unwrap());
+    MIGRATIONS[..3]
+        .iter()
+        .for_each(|statements| connection.execute_batch(statements).unwrap());
     connection
         .execute_batch(
             "INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority,
@@ -413,8 +620,16 @@ fn what_a_job_has_moved_becomes_the_sum_of_its_attempts() {
         )
         .unwrap();
     drop(connection);
-    let all = Moved { files: 7, bytes: 70, seconds: 3.0, limited_by: None };
-    assert_eq!(Store::open(&place).unwrap().job(JobId(1)).unwrap().moved, Some(all));
+    let all = Moved {
+        files: 7,
+        bytes: 70,
+        seconds: 3.0,
+        limited_by: None,
+    };
+    assert_eq!(
+        Store::open(&place).unwrap().job(JobId(1)).unwrap().moved,
+        Some(all)
+    );
 }
 
 #[test]
@@ -434,7 +649,12 @@ fn a_migration_that_fails_leaves_the_store_as_it_was() {
     let migrations = and_then("ALTER TABLE jobs ADD COLUMN extra TEXT; nonsense");
     site.store.migrate(&migrations).unwrap_err();
     assert_eq!(site.store.version().unwrap(), KNOWN);
-    assert!(site.store.connection.execute("SELECT extra FROM jobs", ()).is_err());
+    assert!(
+        site.store
+            .connection
+            .execute("SELECT extra FROM jobs", ())
+            .is_err()
+    );
 }
 
 #[test]
@@ -442,10 +662,17 @@ fn a_damaged_store_is_told() {
     let site = site();
     let path = site.place.database();
     drop(site.store);
-    std::fs::write(&path, b"this is no database, whatever it may have been before".repeat(100)).unwrap();
+    std::fs::write(
+        &path,
+        b"this is no database, whatever it may have been before".repeat(100),
+    )
+    .unwrap();
     let error = Store::open(&site.place).unwrap_err();
     assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
-    assert!(error.to_string().contains("put a backup in its place"), "{error}");
+    assert!(
+        error.to_string().contains("put a backup in its place"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -461,17 +688,33 @@ fn a_page_that_was_overwritten_is_found_by_the_check() {
     bytes[half..half + 4096].fill(0xa5);
     std::fs::write(&path, bytes).unwrap();
     let checked = Store::open(&site.place).and_then(|store| store.check());
-    assert!(matches!(checked, Err(StoreError::Damaged { .. })), "{checked:?}");
+    assert!(
+        matches!(checked, Err(StoreError::Damaged { .. })),
+        "{checked:?}"
+    );
 }
 
 #[test]
 fn a_full_disk_changes_nothing_and_is_told() {
     let mut site = site();
-    let pages: i64 = site.store.connection.query_row("PRAGMA page_count", (), |row| row.get(0)).unwrap();
-    site.store.connection.pragma_update(None, "max_page_count", pages).unwrap();
-    let large = NewJob { label: "x".repeat(100_000), ..job("x") };
+    let pages: i64 = site
+        .store
+        .connection
+        .query_row("PRAGMA page_count", (), |row| row.get(0))
+        .unwrap();
+    site.store
+        .connection
+        .pragma_update(None, "max_page_count", pages)
+        .unwrap();
+    let large = NewJob {
+        label: "x".repeat(100_000),
+        ..job("x")
+    };
     let error = site.store.submit(&large, START).unwrap_err();
-    assert!(matches!(error, StoreError::Full { .. }) && error.is_passing(), "{error}");
+    assert!(
+        matches!(error, StoreError::Full { .. }) && error.is_passing(),
+        "{error}"
+    );
     assert_eq!(site.store.jobs(Selection::All).unwrap(), []);
     site.store.check().unwrap();
 }
@@ -481,9 +724,15 @@ fn a_locked_store_is_told() {
     let mut site = site();
     let other = Store::open(&site.place).unwrap();
     other.connection.execute_batch("BEGIN IMMEDIATE").unwrap();
-    site.store.connection.busy_timeout(Duration::from_millis(20)).unwrap();
+    site.store
+        .connection
+        .busy_timeout(Duration::from_millis(20))
+        .unwrap();
     let error = site.store.submit(&job("x"), START).unwrap_err();
-    assert!(matches!(error, StoreError::Locked { .. }) && error.is_passing(), "{error}");
+    assert!(
+        matches!(error, StoreError::Locked { .. }) && error.is_passing(),
+        "{error}"
+    );
 }
 
 #[test]
@@ -498,18 +747,34 @@ fn a_backup_is_a_store() {
     copy.check().unwrap();
     assert_eq!(copy.job(id).unwrap(), site.store.job(id).unwrap());
     let again = site.store.back_up(&file).unwrap_err();
-    assert!(matches!(again, StoreError::Io { operation: "create", .. }), "{again}");
+    assert!(
+        matches!(
+            again,
+            StoreError::Io {
+                operation: "create",
+                ..
+            }
+        ),
+        "{again}"
+    );
 }
 
 #[test]
 fn old_jobs_are_forgotten_but_not_those_that_others_need() {
     let mut site = site();
     let [first, second] = ["a", "b"].map(|label| site.submit(&job(label)));
-    let third = site.submit(&NewJob { after: vec![second], ..job("c") });
+    let third = site.submit(&NewJob {
+        after: vec![second],
+        ..job("c")
+    });
     for id in [first, second] {
         site.run(id, &ended(Verdict::Done), START);
     }
-    assert_eq!(site.store.forget(later(1)).unwrap(), [], "they are to be told");
+    assert_eq!(
+        site.store.forget(later(1)).unwrap(),
+        [],
+        "they are to be told"
+    );
     site.deal(&[]);
     assert_eq!(site.store.forget(later(1)).unwrap(), [first]);
     assert!(matches!(site.store.job(first), Err(StoreError::NoJob(_))));
@@ -525,9 +790,14 @@ fn old_jobs_are_forgotten_but_not_those_that_others_need() {
 #[test]
 fn what_was_told_is_told_no_more() {
     let mut site = site();
-    let id = site.submit(&NewJob { tell: vec!["a".into(), "b".into()], ..job("x") });
+    let id = site.submit(&NewJob {
+        tell: vec!["a".into(), "b".into()],
+        ..job("x")
+    });
     site.store.cancel(id, START).unwrap();
-    let [entry] = &site.store.outbox().unwrap()[..] else { panic!("one entry") };
+    let [entry] = &site.store.outbox().unwrap()[..] else {
+        panic!("one entry")
+    };
     assert_eq!(
         (entry.job, &entry.kind[..], &entry.tell[..]),
         (id, "cancelled", &["a".into(), "b".into()][..])
@@ -537,17 +807,32 @@ fn what_was_told_is_told_no_more() {
     assert_eq!(site.store.channels_due(START).unwrap(), ["a", "b"]);
     assert!(site.store.has_work().unwrap(), "a runner is to stay");
     for channel in ["a", "b"] {
-        let [delivery] = &site.store.due(channel, START).unwrap()[..] else { panic!("one delivery") };
-        assert_eq!((&delivery.event.kind[..], delivery.event.job), ("cancelled", id));
+        let [delivery] = &site.store.due(channel, START).unwrap()[..] else {
+            panic!("one delivery")
+        };
+        assert_eq!(
+            (&delivery.event.kind[..], delivery.event.job),
+            ("cancelled", id)
+        );
         site.store.note(delivery, &Try::Delivered, START).unwrap();
         assert_eq!(site.store.due(channel, later(1_000_000)).unwrap(), []);
     }
     assert!(!site.store.has_work().unwrap());
-    let states: Vec<_> = site.store.deliveries(id).unwrap().into_iter().map(|told| told.state).collect();
+    let states: Vec<_> = site
+        .store
+        .deliveries(id)
+        .unwrap()
+        .into_iter()
+        .map(|told| told.state)
+        .collect();
     assert_eq!(states, [DeliveryState::Delivered; 2]);
     let again = site.store.rerun(id, START).unwrap();
     site.store.cancel(again, START).unwrap();
-    assert_eq!(site.store.outbox().unwrap()[0].tell, ["a", "b"], "who does it again is told too");
+    assert_eq!(
+        site.store.outbox().unwrap()[0].tell,
+        ["a", "b"],
+        "who does it again is told too"
+    );
 }
 
 /// A server that answers 500 for a day, and one that does so for more than three.
@@ -564,23 +849,39 @@ fn what_cannot_be_told_is_tried_ever_more_seldom_and_given_up_after_days() {
     let last = loop {
         let due = site.store.due("a", now).unwrap();
         let Some(first) = due.first() else { break now };
-        site.store.note(first, &Try::NotNow("500".into()), now).unwrap();
+        site.store
+            .note(first, &Try::NotNow("500".into()), now)
+            .unwrap();
         tries += 1;
         assert_eq!(site.store.due("a", now).unwrap(), [], "the channel rests");
         if now < later(60) {
-            assert_eq!(site.store.due("b", now).unwrap().len(), 2, "the other one does not");
+            assert_eq!(
+                site.store.due("b", now).unwrap().len(),
+                2,
+                "the other one does not"
+            );
         }
-        let Some(next) = site.store.next_telling(now).unwrap() else { break now };
+        let Some(next) = site.store.next_telling(now).unwrap() else {
+            break now;
+        };
         now = next;
         if now > later(24 * 3600) && tries < 40 {
             assert!((30..40).contains(&tries), "{tries} tries in a day");
             tries = 40;
         }
     };
-    assert!((later(72 * 3600)..later(74 * 3600)).contains(&last), "{last:?}");
-    let mut left = ids.into_iter().flat_map(|id| site.store.deliveries(id).unwrap());
+    assert!(
+        (later(72 * 3600)..later(74 * 3600)).contains(&last),
+        "{last:?}"
+    );
+    let mut left = ids
+        .into_iter()
+        .flat_map(|id| site.store.deliveries(id).unwrap());
     let [a, b, ..] = [left.next().unwrap(), left.next().unwrap()];
-    assert_eq!((a.state, a.error.as_deref()), (DeliveryState::GivenUp, Some("500")));
+    assert_eq!(
+        (a.state, a.error.as_deref()),
+        (DeliveryState::GivenUp, Some("500"))
+    );
     assert_eq!((b.state, b.tries), (DeliveryState::Waiting, 0));
     let other = left.next().unwrap();
     assert_eq!(
@@ -599,9 +900,14 @@ fn what_never_can_be_told_holds_back_nothing() {
     }
     site.deal(&["a"]);
     let due = site.store.due("a", START).unwrap();
-    site.store.note(&due[0], &Try::Never("no such user".into()), START).unwrap();
+    site.store
+        .note(&due[0], &Try::Never("no such user".into()), START)
+        .unwrap();
     assert_eq!(site.store.due("a", START).unwrap(), due[1..]);
-    assert_eq!(site.store.deliveries(ids[0]).unwrap()[0].state, DeliveryState::GivenUp);
+    assert_eq!(
+        site.store.deliveries(ids[0]).unwrap()[0].state,
+        DeliveryState::GivenUp
+    );
 }
 
 #[test]
@@ -620,9 +926,13 @@ fn a_job_that_stalls_tells_so_once_in_an_attempt() {
     let id = site.submit(&job("x"));
     site.store.start(id, START).unwrap();
     (0..2).for_each(|_| site.store.stall((id, 1), "nothing", START).unwrap());
-    site.store.stall((id, 2), "of an attempt that is not there", START).unwrap();
+    site.store
+        .stall((id, 2), "of an attempt that is not there", START)
+        .unwrap();
     assert_eq!(site.told(id), ["stalled"]);
-    site.store.settle((id, 1), &ended(Verdict::Done), START).unwrap();
+    site.store
+        .settle((id, 1), &ended(Verdict::Done), START)
+        .unwrap();
     site.store.stall((id, 1), "too late", START).unwrap();
     assert_eq!(site.told(id), ["stalled", "done"]);
 }
@@ -634,8 +944,12 @@ fn many_may_open_a_new_store_at_once() {
         let directory = tempfile::tempdir().unwrap();
         let place = Place::open(directory.path()).unwrap();
         std::thread::scope(|scope| {
-            let openings: Vec<_> = (0..8).map(|_| scope.spawn(|| Store::open(&place).map(drop))).collect();
-            openings.into_iter().for_each(|opening| opening.join().unwrap().unwrap());
+            let openings: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| Store::open(&place).map(drop)))
+                .collect();
+            openings
+                .into_iter()
+                .for_each(|opening| opening.join().unwrap().unwrap());
         });
     }
 }
@@ -650,18 +964,41 @@ fn a_long_history_is_read_in_pieces_the_newest_first() {
     site.store.connection.execute_batch(fill).unwrap();
     let new = site.store.submit(&job("new"), START).unwrap().id;
     let page = |states: &[State], before| {
-        let page = Page { states: states.to_vec(), before, length_max: 3 };
-        site.store.page(&page).unwrap().into_iter().map(|job| job.id.0).collect::<Vec<_>>()
+        let page = Page {
+            states: states.to_vec(),
+            before,
+            length_max: 3,
+        };
+        site.store
+            .page(&page)
+            .unwrap()
+            .into_iter()
+            .map(|job| job.id.0)
+            .collect::<Vec<_>>()
     };
     let begun = Instant::now();
     assert_eq!(page(&[], None), [new.0, 100_000, 99_999]);
     assert_eq!(page(&[], Some(JobId(99_999))), [99_998, 99_997, 99_996]);
     assert_eq!(page(&[State::Failed], Some(JobId(3000))), [2000, 1000]);
-    assert_eq!(page(&[State::Done, State::Queued], None), [new.0, 99_999, 99_998]);
+    assert_eq!(
+        page(&[State::Done, State::Queued], None),
+        [new.0, 99_999, 99_998]
+    );
     let counts = site.store.counts().unwrap();
-    assert_eq!(counts, [(State::Done, 99_900), (State::Failed, 100), (State::Queued, 1)]);
+    assert_eq!(
+        counts,
+        [
+            (State::Done, 99_900),
+            (State::Failed, 100),
+            (State::Queued, 1)
+        ]
+    );
     // That of a look at all rows is seconds in this profile.
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 #[test]
@@ -685,7 +1022,12 @@ fn events_of_all_jobs_are_read_from_a_number_on() {
     site.store.pause(ids[1], later(1)).unwrap();
     site.store.pause(ids[0], later(2)).unwrap();
     let read = |length_max| site.store.events_after(last, length_max).unwrap();
-    let jobs = |length_max| read(length_max).iter().map(|event| event.job).collect::<Vec<_>>();
+    let jobs = |length_max| {
+        read(length_max)
+            .iter()
+            .map(|event| event.job)
+            .collect::<Vec<_>>()
+    };
     assert_eq!((jobs(9), jobs(1)), (vec![ids[1], ids[0]], vec![ids[1]]));
     assert_eq!(site.store.last_event().unwrap(), read(9)[1].number);
     assert_eq!(site.store.events_after(i64::MAX, 9).unwrap(), []);

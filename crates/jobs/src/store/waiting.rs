@@ -34,7 +34,9 @@ impl Store {
                 let mut found = connection.prepare(sql)?;
                 let read = |row: &Row<'_>| row.get(0);
                 if with_time {
-                    found.query_map([now.0, RETRY_WAIT_MAX_MILLIS], read)?.collect()
+                    found
+                        .query_map([now.0, RETRY_WAIT_MAX_MILLIS], read)?
+                        .collect()
                 } else {
                     found.query_map((), read)?.collect()
                 }
@@ -50,7 +52,10 @@ impl Store {
                 if let Some((needed, state)) = failed_need(transaction, id)?
                     && state_of(transaction, id)? == Some(State::Waiting)
                 {
-                    let why = format!("job {needed}, which has to be done before, {}", state.phrase());
+                    let why = format!(
+                        "job {needed}, which has to be done before, {}",
+                        state.phrase()
+                    );
                     if take(transaction, id, Step::Fail, Some(&why), now)?.is_ok() {
                         released.ended += 1;
                         do_again(transaction, id, now)?;
@@ -63,7 +68,8 @@ impl Store {
                     continue;
                 }
                 tell_missed(transaction, id, now)?;
-                released.queued += usize::from(take(transaction, id, Step::Release, None, now)?.is_ok());
+                released.queued +=
+                    usize::from(take(transaction, id, Step::Release, None, now)?.is_ok());
             }
             Ok(Ok(released))
         })
@@ -102,14 +108,22 @@ impl Store {
     /// # Errors
     /// The store cannot be changed.
     pub fn stall_waiting(&mut self, after: Duration, now: Moment) -> Result<(), StoreError> {
-        let since = now.0.saturating_sub(i64::try_from(after.as_millis()).unwrap_or(i64::MAX));
+        let since = now
+            .0
+            .saturating_sub(i64::try_from(after.as_millis()).unwrap_or(i64::MAX));
         let stalled = self.read(|connection| {
             let mut found = connection.prepare(STALLED)?;
             let read = |row: &Row<'_>| {
                 let message: Option<String> = row.get(1)?;
-                Ok((JobId(row.get(0)?), message.unwrap_or_default(), Moment(row.get(2)?)))
+                Ok((
+                    JobId(row.get(0)?),
+                    message.unwrap_or_default(),
+                    Moment(row.get(2)?),
+                ))
             };
-            found.query_map([since], read)?.collect::<Result<Vec<_>, _>>()
+            found
+                .query_map([since], read)?
+                .collect::<Result<Vec<_>, _>>()
         })?;
         if stalled.is_empty() {
             return Ok(());
@@ -118,7 +132,10 @@ impl Store {
             for (id, why, further) in stalled {
                 // a user may have been quicker
                 if state_of(transaction, id)? == Some(State::Waiting) {
-                    let message = format!("nothing moved for {} s: {why}", now.since(further).as_secs());
+                    let message = format!(
+                        "nothing moved for {} s: {why}",
+                        now.since(further).as_secs()
+                    );
                     let number = add_event(transaction, id, "stalled", Some(&message), now)?;
                     send(transaction, number, id, "stalled")?;
                 }
@@ -131,7 +148,8 @@ impl Store {
 /// Tells of a waiting job whose time has come that it was missed, if it is one of a schedule and late: it is done now,
 /// once.
 fn tell_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
-    let mut found = transaction.prepare("SELECT attempt, schedule, not_before FROM jobs WHERE id = ?1")?;
+    let mut found =
+        transaction.prepare("SELECT attempt, schedule, not_before FROM jobs WHERE id = ?1")?;
     type Found = (u32, Option<String>, Option<i64>);
     let (attempt, schedule, due): Found =
         found.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
@@ -147,9 +165,21 @@ fn tell_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlit
 
 /// Makes the next job of the schedule, if the job has one: times that have passed meanwhile are left out, so that no
 /// two overlap.
-pub(super) fn do_again(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
+pub(super) fn do_again(
+    transaction: &Transaction<'_>,
+    id: JobId,
+    now: Moment,
+) -> rusqlite::Result<()> {
     if let Some((typed, next)) = next_run(transaction, id, now)? {
-        again(transaction, id, Again { not_before: Some(next), schedule: Some(&typed) }, now)?;
+        again(
+            transaction,
+            id,
+            Again {
+                not_before: Some(next),
+                schedule: Some(&typed),
+            },
+            now,
+        )?;
     }
     Ok(())
 }
@@ -161,8 +191,13 @@ fn next_run(
     now: Moment,
 ) -> rusqlite::Result<Option<(String, Moment)>> {
     let mut found = transaction.prepare("SELECT schedule FROM jobs WHERE id = ?1")?;
-    let Some(typed): Option<String> = found.query_row([id.0], |row| row.get(0))? else { return Ok(None) };
-    let next = typed.parse::<Schedule>().ok().and_then(|schedule| schedule.next(now));
+    let Some(typed): Option<String> = found.query_row([id.0], |row| row.get(0))? else {
+        return Ok(None);
+    };
+    let next = typed
+        .parse::<Schedule>()
+        .ok()
+        .and_then(|schedule| schedule.next(now));
     Ok(next.map(|next| (typed, next)))
 }
 
@@ -172,7 +207,9 @@ fn failed_need(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Opt
         "SELECT b.id, b.state FROM dependencies d JOIN jobs b ON b.id = d.needs
          WHERE d.job = ?1 AND b.state IN ('failed', 'cancelled', 'expired') LIMIT 1",
     )?;
-    let failed = found.query_row([id.0], |row| Ok((row.get(0)?, row.get::<_, String>(1)?))).optional()?;
+    let failed = found
+        .query_row([id.0], |row| Ok((row.get(0)?, row.get::<_, String>(1)?)))
+        .optional()?;
     Ok(failed.and_then(|(needed, word)| Some((needed, word.parse().ok()?))))
 }
 

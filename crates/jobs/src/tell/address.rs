@@ -34,7 +34,11 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     }
     // All that is given out is in 2000::/3, and there not protocols (Teredo), documentation and 6to4.
     let is_given_out = a & 0xe000 == 0x2000;
-    is_given_out && !matches!((a, b), (0x2001, ..=0x1ff | 0xdb8) | (0x2002, _) | (0x3fff, ..=0xfff))
+    is_given_out
+        && !matches!(
+            (a, b),
+            (0x2001, ..=0x1ff | 0xdb8) | (0x2002, _) | (0x3fff, ..=0xfff)
+        )
 }
 
 #[cfg(test)]

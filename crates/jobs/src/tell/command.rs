@@ -53,7 +53,10 @@ impl Command {
     fn run(&self, message: &Message) -> io::Result<Option<ExitStatus>> {
         let mut command = std::process::Command::new(&self.command[0]);
         command.args(&self.command[1..]).current_dir("/");
-        command.env_clear().envs(environment::handed_on()).envs(message.variables());
+        command
+            .env_clear()
+            .envs(environment::handed_on())
+            .envs(message.variables());
         command.stdin(Stdio::null()).stdout(Stdio::null());
         // What it starts is in its group too, and ends with it.
         let mut child = command.process_group(0).spawn()?;
@@ -80,7 +83,10 @@ fn wait(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> 
             return Ok(None);
         }
         // A signal is a reason to look again.
-        let _woken = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Timespec::try_from(left).ok().as_ref());
+        let _woken = poll(
+            &mut [PollFd::new(&pidfd, PollFlags::IN)],
+            Timespec::try_from(left).ok().as_ref(),
+        );
     }
 }
 
@@ -91,7 +97,11 @@ mod tests {
 
     fn shell(script: &str, timeout_seconds: u64) -> Try {
         let command = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
-        Command { command, timeout_seconds }.tell(&message())
+        Command {
+            command,
+            timeout_seconds,
+        }
+        .tell(&message())
     }
 
     #[test]
@@ -104,30 +114,54 @@ mod tests {
         assert!(text.contains("ZMOVE_TELL_ID=abc-7\n"), "{text}");
         assert!(text.contains("ZMOVE_TELL_EVENT=done\n"), "{text}");
         // beside those of a shell
-        let names = text.lines().filter_map(|line| Some(line.split_once('=')?.0));
-        let known: Vec<_> = environment::handed_on().map(|(name, _)| name.into_string().unwrap()).collect();
+        let names = text
+            .lines()
+            .filter_map(|line| Some(line.split_once('=')?.0));
+        let known: Vec<_> = environment::handed_on()
+            .map(|(name, _)| name.into_string().unwrap())
+            .collect();
         let is_known = |name: &str| {
             name.starts_with("ZMOVE_TELL_")
                 || ["PWD", "OLDPWD", "SHLVL", "_"].contains(&name)
                 || known.contains(&name.to_owned())
         };
-        assert_eq!(names.filter(|name| !is_known(name)).collect::<Vec<_>>(), [""; 0]);
+        assert_eq!(
+            names.filter(|name| !is_known(name)).collect::<Vec<_>>(),
+            [""; 0]
+        );
     }
 
     #[test]
     fn a_command_that_fails_has_not_told() {
-        assert_eq!(shell("exit 3", 30), Try::NotNow("'/bin/sh' ended with exit status: 3".into()));
-        let absent = Command { command: vec!["/nowhere/told".into()], timeout_seconds: 1 };
-        let Try::NotNow(why) = absent.tell(&message()) else { panic!("it cannot tell") };
-        assert!(why.starts_with("run '/nowhere/told': No such file"), "{why}");
+        assert_eq!(
+            shell("exit 3", 30),
+            Try::NotNow("'/bin/sh' ended with exit status: 3".into())
+        );
+        let absent = Command {
+            command: vec!["/nowhere/told".into()],
+            timeout_seconds: 1,
+        };
+        let Try::NotNow(why) = absent.tell(&message()) else {
+            panic!("it cannot tell")
+        };
+        assert!(
+            why.starts_with("run '/nowhere/told': No such file"),
+            "{why}"
+        );
     }
 
     #[test]
     fn a_command_that_hangs_is_killed_with_all_that_it_has_started() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("pid");
-        let told = shell(&format!("sleep 60 & echo $! > '{}'; wait", file.display()), 1);
-        assert_eq!(told, Try::NotNow("'/bin/sh' took more than 1 s, and was killed".into()));
+        let told = shell(
+            &format!("sleep 60 & echo $! > '{}'; wait", file.display()),
+            1,
+        );
+        assert_eq!(
+            told,
+            Try::NotNow("'/bin/sh' took more than 1 s, and was killed".into())
+        );
         let pid = std::fs::read_to_string(file).unwrap();
         let stat = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
         // whose parent has died is taken away by another process, in its own time

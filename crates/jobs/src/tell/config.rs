@@ -120,31 +120,45 @@ impl Channels {
     /// # Errors
     /// It cannot be read, can be changed by others, or says what cannot be.
     pub fn read(path: &Path) -> Result<Self, TellError> {
-        let error = |source| TellError::Io { path: path.to_owned(), source };
+        let error = |source| TellError::Io {
+            path: path.to_owned(),
+            source,
+        };
         let text = match std::fs::read_to_string(path) {
             Err(absent) if absent.kind() == io::ErrorKind::NotFound => String::new(),
             text => {
                 if is_anybodys(path).map_err(error)? {
-                    return Err(TellError::Writable { path: path.to_owned() });
+                    return Err(TellError::Writable {
+                        path: path.to_owned(),
+                    });
                 }
                 text.map_err(error)?
             }
         };
         let directory = path.parent().unwrap_or(Path::new("/"));
-        Self::parse(&text, directory).map_err(|why| TellError::Wrong { path: path.to_owned(), why })
+        Self::parse(&text, directory).map_err(|why| TellError::Wrong {
+            path: path.to_owned(),
+            why,
+        })
     }
 
     /// Reads the file's text; files that it names are in this directory, unless they are named from the root on.
     fn parse(text: &str, directory: &Path) -> Result<Self, String> {
         let file: File = toml::from_str(text).map_err(|error| located(text, &error))?;
-        let channels = file.tell.into_iter().map(|table| Channel::parse(table, directory));
+        let channels = file
+            .tell
+            .into_iter()
+            .map(|table| Channel::parse(table, directory));
         let channels = channels.collect::<Result<Vec<_>, _>>()?;
         for (at, Channel { name, .. }) in channels.iter().enumerate() {
             if channels[..at].iter().any(|other| other.name == *name) {
                 return Err(format!("there are two channels '{name}'"));
             }
         }
-        Ok(Self { channels, stalled_after: Duration::from_secs(file.stalled_after_seconds) })
+        Ok(Self {
+            channels,
+            stalled_after: Duration::from_secs(file.stalled_after_seconds),
+        })
     }
 
     /// The channel of this name.
@@ -161,7 +175,11 @@ impl Channels {
         self.named(name).ok_or_else(|| TellError::Unknown {
             path: path.to_owned(),
             name: name.to_owned(),
-            known: self.channels.iter().map(|channel| channel.name.clone()).collect(),
+            known: self
+                .channels
+                .iter()
+                .map(|channel| channel.name.clone())
+                .collect(),
         })
     }
 
@@ -169,7 +187,10 @@ impl Channels {
     /// of such events. One that was chosen and has gone is among them, so that it is said that it did not tell.
     pub(crate) fn of(&self, Outgoing { kind, tell, .. }: &Outgoing) -> Vec<String> {
         if tell.is_empty() {
-            let those = self.channels.iter().filter(|channel| channel.always && channel.wants(kind));
+            let those = self
+                .channels
+                .iter()
+                .filter(|channel| channel.always && channel.wants(kind));
             return those.map(|channel| channel.name.clone()).collect();
         }
         let wants = |name: &&String| self.named(name).is_none_or(|channel| channel.wants(kind));
@@ -179,8 +200,16 @@ impl Channels {
 
 impl Channel {
     fn parse(mut table: Table, directory: &Path) -> Result<Self, String> {
-        let common: Common = table.clone().try_into().map_err(|error: toml::de::Error| plain(&error))?;
-        let Common { name, kind, on, always } = common;
+        let common: Common = table
+            .clone()
+            .try_into()
+            .map_err(|error: toml::de::Error| plain(&error))?;
+        let Common {
+            name,
+            kind,
+            on,
+            always,
+        } = common;
         let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
         if name.is_empty() || !name.chars().all(is_plain) {
             return Err(format!(
@@ -195,10 +224,17 @@ impl Channel {
             "webhook" => Webhook::parse(table, directory).map(Way::Webhook),
             "mail" => Mail::parse(table, directory).map(|mail| Way::Mail(Box::new(mail))),
             "command" => Command::parse(table).map(Way::Command),
-            other => Err(format!("kind '{other}' is none of 'webhook', 'mail' and 'command'")),
+            other => Err(format!(
+                "kind '{other}' is none of 'webhook', 'mail' and 'command'"
+            )),
         };
         let way = way.map_err(|why| format!("channel '{name}': {why}"))?;
-        Ok(Self { name, on, always, way })
+        Ok(Self {
+            name,
+            on,
+            always,
+            way,
+        })
     }
 
     fn wants(&self, kind: &str) -> bool {
@@ -251,12 +287,18 @@ fn is_anybodys(path: &Path) -> io::Result<bool> {
 /// An error of the file, on one line.
 fn located(text: &str, error: &toml::de::Error) -> String {
     let at = error.span().and_then(|span| text.get(..span.start));
-    let line = at.map_or_else(String::new, |before| format!("line {}: ", before.matches('\n').count() + 1));
+    let line = at.map_or_else(String::new, |before| {
+        format!("line {}: ", before.matches('\n').count() + 1)
+    });
     format!("{line}{}", plain(error))
 }
 
 fn those(names: &[String]) -> String {
-    if names.is_empty() { String::new() } else { format!(": it has {}", names.join(", ")) }
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!(": it has {}", names.join(", "))
+    }
 }
 
 fn always() -> bool {
@@ -303,7 +345,12 @@ mod tests {
 
     fn told(kind: &str, tell: &[&str]) -> Vec<String> {
         let tell = tell.iter().map(ToString::to_string).collect();
-        parse(GOOD).unwrap().of(&Outgoing { number: 1, job: JobId(1), kind: kind.into(), tell })
+        parse(GOOD).unwrap().of(&Outgoing {
+            number: 1,
+            job: JobId(1),
+            kind: kind.into(),
+            tell,
+        })
     }
 
     #[test]
@@ -322,7 +369,14 @@ mod tests {
     fn what_is_shown_has_no_secret() {
         let channels = parse(GOOD).unwrap();
         let shown = ["ops", "me", "script"].map(|name| channels.named(name).unwrap().shown());
-        assert_eq!(shown, ["https://hooks.example.org", "smtp.example.org:465", "/bin/true"]);
+        assert_eq!(
+            shown,
+            [
+                "https://hooks.example.org",
+                "smtp.example.org:465",
+                "/bin/true"
+            ]
+        );
     }
 
     #[track_caller]
@@ -335,14 +389,30 @@ mod tests {
     fn what_cannot_be_is_refused_by_channel_and_key() {
         assert_refused("url =", "urll =", "channel 'ops': unknown field `urll`");
         assert_refused("\"me\"", "\"ops\"", "two channels 'ops'");
-        assert_refused("\"webhook\"", "\"pigeon\"", "channel 'ops': kind 'pigeon' is none of");
+        assert_refused(
+            "\"webhook\"",
+            "\"pigeon\"",
+            "channel 'ops': kind 'pigeon' is none of",
+        );
         assert_refused("[\"failed\"]", "[\"fialed\"]", "unknown variant `fialed`");
-        assert_refused("https://hooks", "http://hooks", "channel 'ops': the URL has to begin with https://");
-        assert_refused("https://hooks", "https://user:word@hooks", "channel 'ops': no user in the URL");
+        assert_refused(
+            "https://hooks",
+            "http://hooks",
+            "channel 'ops': the URL has to begin with https://",
+        );
+        assert_refused(
+            "https://hooks",
+            "https://user:word@hooks",
+            "channel 'ops': no user in the URL",
+        );
         assert_refused("[\"/bin/true\"]", "[]", "channel 'script': no command");
         assert_refused("\"dtn@example.org\"", "\"dtn\"", "channel 'me': from 'dtn'");
         assert_refused("\"ops\"", "\"o p\"", "a name has letters");
-        assert_refused("stalled_after", "staled_after", "line 2: unknown field `staled_after_seconds`");
+        assert_refused(
+            "stalled_after",
+            "staled_after",
+            "line 2: unknown field `staled_after_seconds`",
+        );
     }
 
     #[test]
@@ -362,6 +432,9 @@ mod tests {
     fn an_unknown_channel_is_told_with_those_that_are_known() {
         let channels = parse(GOOD).unwrap();
         let error = channels.find("opps", Path::new("/tell.toml")).unwrap_err();
-        assert_eq!(error.to_string(), "'/tell.toml' has no channel 'opps': it has ops, me, script");
+        assert_eq!(
+            error.to_string(),
+            "'/tell.toml' has no channel 'opps': it has ops, me, script"
+        );
     }
 }

@@ -9,7 +9,10 @@ pub(super) fn plain(error: &toml::de::Error) -> String {
 
 /// The host of an address as people write it.
 pub(super) fn literal(host: &str) -> Option<IpAddr> {
-    host.trim_start_matches('[').trim_end_matches(']').parse().ok()
+    host.trim_start_matches('[')
+        .trim_end_matches(']')
+        .parse()
+        .ok()
 }
 
 /// How long a try may take, where the file does not say it.

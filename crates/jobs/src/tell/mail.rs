@@ -59,17 +59,20 @@ impl Mail {
     pub(super) fn parse(table: Table, directory: &Path) -> Result<Self, String> {
         let keys: Keys = table.try_into().map_err(|error| plain(&error))?;
         let mailbox = |key: &str, text: &str| {
-            text.parse::<Mailbox>().map_err(|error| format!("{key} '{}': {error}", printable(text)))
+            text.parse::<Mailbox>()
+                .map_err(|error| format!("{key} '{}': {error}", printable(text)))
         };
         let user = match (keys.user, keys.password_file) {
             (Some(user), Some(file)) => Some((user, directory.join(file))),
             (None, None) => None,
             _ => return Err("user and password_file go together".to_owned()),
         };
-        let is_here =
-            keys.server == "localhost" || literal(&keys.server).is_some_and(|address| address.is_loopback());
+        let is_here = keys.server == "localhost"
+            || literal(&keys.server).is_some_and(|address| address.is_loopback());
         if keys.security == Security::None && (!is_here || user.is_some()) {
-            return Err("security 'none' is for a server on this host, and without a password".to_owned());
+            return Err(
+                "security 'none' is for a server on this host, and without a password".to_owned(),
+            );
         }
         if keys.to.is_empty() {
             return Err("nobody in 'to'".to_owned());
@@ -85,7 +88,11 @@ impl Mail {
             user,
             ca_file: keys.ca_file.map(|file| directory.join(file)),
             from: mailbox("from", &keys.from)?,
-            to: keys.to.iter().map(|to| mailbox("to", to)).collect::<Result<_, _>>()?,
+            to: keys
+                .to
+                .iter()
+                .map(|to| mailbox("to", to))
+                .collect::<Result<_, _>>()?,
             timeout: Duration::from_secs(keys.timeout_seconds),
         })
     }
@@ -95,7 +102,9 @@ impl Mail {
     }
 
     pub(super) fn tell(&self, message: &Message) -> Try {
-        let sent = self.transport().and_then(|transport| Ok((transport, self.letter(message)?)));
+        let sent = self
+            .transport()
+            .and_then(|transport| Ok((transport, self.letter(message)?)));
         match sent {
             Err(why) => Try::NotNow(why),
             Ok((transport, letter)) => match transport.send(&letter) {
@@ -108,12 +117,20 @@ impl Mail {
     /// What a server refuses for good it will refuse again, but for a password, which may be set right.
     fn judge(&self, error: &lettre::transport::smtp::Error) -> Try {
         let why = format!("{}: {}", self.shown(), printable(&error.to_string()));
-        let is_about_user = error.status().is_some_and(|code| ABOUT_THE_USER.contains(&code.into()));
-        if error.is_permanent() && !is_about_user { Try::Never(why) } else { Try::NotNow(why) }
+        let is_about_user = error
+            .status()
+            .is_some_and(|code| ABOUT_THE_USER.contains(&code.into()));
+        if error.is_permanent() && !is_about_user {
+            Try::Never(why)
+        } else {
+            Try::NotNow(why)
+        }
     }
 
     fn letter(&self, message: &Message) -> Result<lettre::Message, String> {
-        let mut letter = lettre::Message::builder().from(self.from.clone()).subject(message.subject());
+        let mut letter = lettre::Message::builder()
+            .from(self.from.clone())
+            .subject(message.subject());
         for to in &self.to {
             letter = letter.to(to.clone());
         }
@@ -142,10 +159,13 @@ impl Mail {
     fn trust(&self) -> Result<TlsParameters, String> {
         let mut trust = TlsParameters::builder(self.server.clone());
         if let Some(path) = &self.ca_file {
-            let fail = |error: &dyn std::fmt::Display| format!("read '{}': {error}", path.display());
+            let fail =
+                |error: &dyn std::fmt::Display| format!("read '{}': {error}", path.display());
             let pem = std::fs::read(path).map_err(|error| fail(&error))?;
             let certificate = Certificate::from_pem(&pem).map_err(|error| fail(&error))?;
-            trust = trust.certificate_store(CertificateStore::None).add_root_certificate(certificate);
+            trust = trust
+                .certificate_store(CertificateStore::None)
+                .add_root_certificate(certificate);
         }
         trust.build_rustls().map_err(|error| error.to_string())
     }

@@ -25,20 +25,47 @@ pub(super) struct Message {
 
 impl Message {
     pub(super) fn of(event: &JobEvent, job: Job, store: &str) -> Self {
-        let JobEvent { number, time, kind, message, .. } = event;
+        let JobEvent {
+            number,
+            time,
+            kind,
+            message,
+            ..
+        } = event;
         let (kind, why) = (kind.clone(), message.clone());
-        Self { id: format!("{store}-{number}"), kind, time: *time, host: host(), why, job: Some(job) }
+        Self {
+            id: format!("{store}-{number}"),
+            kind,
+            time: *time,
+            host: host(),
+            why,
+            job: Some(job),
+        }
     }
 
     /// One that tells nothing, to see whether it arrives.
     pub(super) fn test(store: &str, time: Moment) -> Self {
         let id = format!("{store}-test-{}", time.0);
-        Self { id, kind: "test".into(), time, host: host(), why: None, job: None }
+        Self {
+            id,
+            kind: "test".into(),
+            time,
+            host: host(),
+            why: None,
+            job: None,
+        }
     }
 
     /// The object for programs.
     pub(super) fn as_json(&self) -> Value {
-        let Self { id, kind, time, host, why, job } = self;
+        let Self {
+            id,
+            kind,
+            time,
+            host,
+            why,
+            job,
+        } = self;
         let time = DateTime::from_timestamp_millis(time.0).unwrap_or_default();
         json!({
             "id": id,
@@ -64,7 +91,14 @@ impl Message {
 
     /// The variables for a command.
     pub(super) fn variables(&self) -> Vec<(&'static str, String)> {
-        let Self { id, kind, host, why, job, .. } = self;
+        let Self {
+            id,
+            kind,
+            host,
+            why,
+            job,
+            ..
+        } = self;
         let mut variables = vec![
             ("ZMOVE_TELL_ID", id.clone()),
             ("ZMOVE_TELL_EVENT", kind.clone()),
@@ -73,7 +107,10 @@ impl Message {
             ("ZMOVE_TELL_JSON", self.as_json().to_string()),
         ];
         if let Some(job) = job {
-            let (files, bytes) = job.moved.as_ref().map_or((0, 0), |moved| (moved.files, moved.bytes));
+            let (files, bytes) = job
+                .moved
+                .as_ref()
+                .map_or((0, 0), |moved| (moved.files, moved.bytes));
             variables.extend([
                 ("ZMOVE_TELL_JOB", job.id.to_string()),
                 ("ZMOVE_TELL_LABEL", job.label.clone()),
@@ -86,23 +123,34 @@ impl Message {
             ]);
         }
         // the system takes none in a variable
-        variables.iter_mut().for_each(|(_, value)| value.retain(|letter| letter != '\0'));
+        variables
+            .iter_mut()
+            .for_each(|(_, value)| value.retain(|letter| letter != '\0'));
         variables
     }
 
     /// One line for people.
     pub(super) fn subject(&self) -> String {
-        let Self { kind, host, job, .. } = self;
+        let Self {
+            kind, host, job, ..
+        } = self;
         let subject = match job {
             None => format!("zmove on {host}: a test"),
-            Some(job) => format!("zmove on {host}: job {} ({}) {}", job.id, job.label, sentence(kind)),
+            Some(job) => format!(
+                "zmove on {host}: job {} ({}) {}",
+                job.id,
+                job.label,
+                sentence(kind)
+            ),
         };
         printable(&subject)
     }
 
     /// The text for people.
     pub(super) fn text(&self) -> String {
-        let Self { id, why, job, time, .. } = self;
+        let Self {
+            id, why, job, time, ..
+        } = self;
         let mut text = format!("{}\n\n", self.subject());
         let mut line = |name: &str, value: &str| {
             // Writing to a string cannot fail.
@@ -131,22 +179,30 @@ fn sentence(kind: &str) -> String {
     match kind {
         "stalled" => "moves nothing".to_owned(),
         "missed" => "begins late".to_owned(),
-        state => {
-            state.parse().map_or_else(|_| format!("is {state}"), |state: State| state.phrase().to_owned())
-        }
+        state => state.parse().map_or_else(
+            |_| format!("is {state}"),
+            |state: State| state.phrase().to_owned(),
+        ),
     }
 }
 
 /// The text on one line, whatever names of files it has.
 pub(super) fn printable(text: &str) -> String {
     let letters = text.chars().map(|letter| {
-        if letter.is_control() { letter.escape_default().to_string() } else { letter.to_string() }
+        if letter.is_control() {
+            letter.escape_default().to_string()
+        } else {
+            letter.to_string()
+        }
     });
     letters.collect()
 }
 
 fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
 }
 
 #[cfg(test)]
@@ -178,7 +234,12 @@ pub(super) mod tests {
             attempt: 2,
             exit: Some(0),
             message: None,
-            moved: Some(Moved { files: 3, bytes: 4, seconds: 0.5, limited_by: None }),
+            moved: Some(Moved {
+                files: 3,
+                bytes: 4,
+                seconds: 0.5,
+                limited_by: None,
+            }),
             previous: None,
         };
         let event = JobEvent {
@@ -201,14 +262,30 @@ pub(super) mod tests {
         assert_eq!(value["data"]["job"], 12);
         assert_eq!(value["data"]["bytes"], 4);
         let variables = message().variables();
-        assert!(variables.contains(&("ZMOVE_TELL_JOB", "12".into())), "{variables:?}");
-        assert!(variables.contains(&("ZMOVE_TELL_TARGET", "dtn:/in".into())), "{variables:?}");
+        assert!(
+            variables.contains(&("ZMOVE_TELL_JOB", "12".into())),
+            "{variables:?}"
+        );
+        assert!(
+            variables.contains(&("ZMOVE_TELL_TARGET", "dtn:/in".into())),
+            "{variables:?}"
+        );
     }
 
     #[test]
     fn names_cannot_make_lines() {
         let message = message();
-        assert!(!message.subject().contains(['\r', '\n']), "{}", message.subject());
-        assert!(message.text().contains("(run\\r\\nBcc: x@example.org) is done"), "{}", message.text());
+        assert!(
+            !message.subject().contains(['\r', '\n']),
+            "{}",
+            message.subject()
+        );
+        assert!(
+            message
+                .text()
+                .contains("(run\\r\\nBcc: x@example.org) is done"),
+            "{}",
+            message.text()
+        );
     }
 }

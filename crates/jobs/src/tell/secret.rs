@@ -11,11 +11,17 @@ pub(super) fn read(path: &Path) -> Result<String, String> {
     let file = File::open(path).map_err(fail)?;
     let metadata = file.metadata().map_err(fail)?;
     let owner = metadata.uid();
-    if metadata.mode() & 0o077 != 0 || (owner != rustix::process::geteuid().as_raw() && owner != 0) {
-        return Err(format!("'{}' has a secret, and others can read it: chmod 600", path.display()));
+    if metadata.mode() & 0o077 != 0 || (owner != rustix::process::geteuid().as_raw() && owner != 0)
+    {
+        return Err(format!(
+            "'{}' has a secret, and others can read it: chmod 600",
+            path.display()
+        ));
     }
     let mut text = String::new();
-    file.take(BYTES_MAX).read_to_string(&mut text).map_err(fail)?;
+    file.take(BYTES_MAX)
+        .read_to_string(&mut text)
+        .map_err(fail)?;
     let text = text.trim();
     if text.is_empty() {
         return Err(format!("'{}' is empty", path.display()));
@@ -43,7 +49,10 @@ mod tests {
             match secret {
                 Ok(word) => assert!(is_private && word == "word", "{mode:o}"),
                 Err(why) => {
-                    assert!(!is_private && why.contains("others can read it: chmod 600"), "{mode:o}: {why}")
+                    assert!(
+                        !is_private && why.contains("others can read it: chmod 600"),
+                        "{mode:o}: {why}"
+                    )
                 }
             }
         }

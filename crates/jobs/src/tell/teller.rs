@@ -53,9 +53,15 @@ impl Teller {
             unnoted: Vec::new(),
             busy: HashSet::new(),
         };
-        let begun = Builder::new().name("tell".to_owned()).spawn(move || telling.run(&looks));
+        let begun = Builder::new()
+            .name("tell".to_owned())
+            .spawn(move || telling.run(&looks));
         begun.map_err(StoreError::io("begin to tell of", place.path()))?;
-        Ok(Self { look, warnings, stalled_after_millis })
+        Ok(Self {
+            look,
+            warnings,
+            stalled_after_millis,
+        })
     }
 
     /// Has it look at the outbox.
@@ -136,9 +142,11 @@ impl Telling {
         if self.is_in_the_making() {
             return Ok(());
         }
-        let channels = Channels::read(&self.file).map_err(|error| format!("{error}: nobody is told"))?;
+        let channels =
+            Channels::read(&self.file).map_err(|error| format!("{error}: nobody is told"))?;
         let stalled_after = u64::try_from(channels.stalled_after.as_millis()).unwrap_or(u64::MAX);
-        self.stalled_after_millis.store(stalled_after, Ordering::Relaxed);
+        self.stalled_after_millis
+            .store(stalled_after, Ordering::Relaxed);
         self.tell(&channels, now).map_err(|error| error.to_string())
     }
 
@@ -148,7 +156,10 @@ impl Telling {
             if outbox.is_empty() {
                 break;
             }
-            let dealt: Vec<_> = outbox.iter().map(|entry| (entry.number, channels.of(entry))).collect();
+            let dealt: Vec<_> = outbox
+                .iter()
+                .map(|entry| (entry.number, channels.of(entry)))
+                .collect();
             self.store.deal(&dealt, now)?;
         }
         for name in self.store.channels_due(now)? {
@@ -158,7 +169,8 @@ impl Telling {
             let due = self.store.due(&name, now)?;
             let Some(channel) = channels.named(&name) else {
                 let gone = Try::Never(format!("there is no channel '{name}' any more"));
-                due.iter().try_for_each(|delivery| self.store.note(delivery, &gone, now))?;
+                due.iter()
+                    .try_for_each(|delivery| self.store.note(delivery, &gone, now))?;
                 continue;
             };
             let mut messages = Vec::new();
@@ -177,7 +189,11 @@ impl Telling {
     /// Whether the file was changed just now: half of it may be there, which would tell nobody.
     fn is_in_the_making(&self) -> bool {
         let changed = std::fs::metadata(&self.file).and_then(|metadata| metadata.modified());
-        changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|elapsed| elapsed < SETTLED_AFTER))
+        changed.is_ok_and(|changed| {
+            changed
+                .elapsed()
+                .is_ok_and(|elapsed| elapsed < SETTLED_AFTER)
+        })
     }
 
     fn has_work(&self) -> bool {
@@ -193,7 +209,11 @@ impl Telling {
 }
 
 /// Begins the thread of a channel; returns whether there was anything to tell.
-fn begin(channel: Channel, messages: Vec<(Message, Delivery)>, note: Sender<Note>) -> io::Result<bool> {
+fn begin(
+    channel: Channel,
+    messages: Vec<(Message, Delivery)>,
+    note: Sender<Note>,
+) -> io::Result<bool> {
     if messages.is_empty() {
         return Ok(false);
     }
@@ -201,7 +221,9 @@ fn begin(channel: Channel, messages: Vec<(Message, Delivery)>, note: Sender<Note
         for (message, delivery) in messages {
             let end = channel.tell(&message);
             let goes_on = !matches!(end, Try::NotNow(_));
-            let has_runner = note.send((channel.name.clone(), Some((delivery, end)))).is_ok();
+            let has_runner = note
+                .send((channel.name.clone(), Some((delivery, end))))
+                .is_ok();
             if !goes_on || !has_runner {
                 break;
             }

@@ -60,13 +60,24 @@ struct Keys {
 impl Webhook {
     pub(super) fn parse(table: Table, directory: &Path) -> Result<Self, String> {
         let keys: Keys = table.try_into().map_err(|error| plain(&error))?;
-        let url: Uri = keys.url.parse().map_err(|error| format!("the URL cannot be read: {error}"))?;
+        let url: Uri = keys
+            .url
+            .parse()
+            .map_err(|error| format!("the URL cannot be read: {error}"))?;
         if url.scheme_str() != Some("https") {
             return Err("the URL has to begin with https://".to_owned());
         }
-        let host = url.host().filter(|host| !host.is_empty()).ok_or("the URL has no host")?;
-        if url.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-            return Err("no user in the URL: who is asked knows this host by the signature".to_owned());
+        let host = url
+            .host()
+            .filter(|host| !host.is_empty())
+            .ok_or("the URL has no host")?;
+        if url
+            .authority()
+            .is_some_and(|authority| authority.as_str().contains('@'))
+        {
+            return Err(
+                "no user in the URL: who is asked knows this host by the signature".to_owned(),
+            );
         }
         let path = url.path_and_query().map_or("/", |path| path.as_str());
         Ok(Self {
@@ -86,14 +97,23 @@ impl Webhook {
     }
 
     fn authority(&self) -> String {
-        if self.port == 443 { self.host.clone() } else { format!("{}:{}", self.host, self.port) }
+        if self.port == 443 {
+            self.host.clone()
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
     }
 
     pub(super) fn tell(&self, message: &Message) -> Try {
-        let told = self.prepare(message, Moment::now()).and_then(|request| self.post(request));
+        let told = self
+            .prepare(message, Moment::now())
+            .and_then(|request| self.post(request));
         match told {
             Ok(()) => Try::Delivered,
-            Err(Refusal::Gone) => Try::Never(format!("{} says that it is gone for good (410)", self.shown())),
+            Err(Refusal::Gone) => Try::Never(format!(
+                "{} says that it is gone for good (410)",
+                self.shown()
+            )),
             Err(Refusal::NotNow(why)) => Try::NotNow(format!("{}: {why}", self.shown())),
         }
     }
@@ -109,9 +129,14 @@ impl Webhook {
             .header("webhook-timestamp", seconds);
         if let Some(file) = &self.secret_file {
             let key = key(&secret::read(file)?)?;
-            request = request.header("webhook-signature", signature(&key, &message.id, seconds, &body));
+            request = request.header(
+                "webhook-signature",
+                signature(&key, &message.id, seconds, &body),
+            );
         }
-        request.body(Full::new(body.into())).map_err(|error| error.to_string().into())
+        request
+            .body(Full::new(body.into()))
+            .map_err(|error| error.to_string().into())
     }
 
     fn post(&self, request: Request<Full<Bytes>>) -> Result<(), Refusal> {
@@ -119,7 +144,9 @@ impl Webhook {
         let runtime = runtime.map_err(|error| format!("start: {error}"))?;
         let asked = runtime.block_on(async {
             let asked = tokio::time::timeout(self.timeout, self.ask(request)).await;
-            asked.unwrap_or_else(|_| Err(format!("no answer within {} s", self.timeout.as_secs()).into()))
+            asked.unwrap_or_else(|_| {
+                Err(format!("no answer within {} s", self.timeout.as_secs()).into())
+            })
         });
         // A name that is being resolved by a thread of its own is not waited for.
         runtime.shutdown_background();
@@ -128,12 +155,20 @@ impl Webhook {
 
     async fn ask(&self, request: Request<Full<Bytes>>) -> Result<(), Refusal> {
         let stream = self.connect().await?;
-        let server = ServerName::try_from(self.host.trim_start_matches('[').trim_end_matches(']').to_owned());
+        let server = ServerName::try_from(
+            self.host
+                .trim_start_matches('[')
+                .trim_end_matches(']')
+                .to_owned(),
+        );
         let server = server.map_err(|_| format!("'{}' is no name of a host", self.host))?;
         let config = trust::config(self.ca_file.as_deref())?;
-        let connected = TlsConnector::from(Arc::new(config)).connect(server, stream).await;
+        let connected = TlsConnector::from(Arc::new(config))
+            .connect(server, stream)
+            .await;
         let tls = connected.map_err(|error| format!("TLS: {error}"))?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls)).await?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(tls)).await?;
         // How it ends is told to who waits for the answer.
         let _driver = tokio::spawn(connection);
         judge(sender.send_request(request).await?).await
@@ -146,14 +181,19 @@ impl Webhook {
             Some(address) => vec![(address, self.port).into()],
             None => {
                 let found = tokio::net::lookup_host((host, self.port)).await;
-                found.map_err(|error| format!("resolve its name: {error}"))?.collect()
+                found
+                    .map_err(|error| format!("resolve its name: {error}"))?
+                    .collect()
             }
         };
         let mut why = Refusal::from("its name has no address");
         for address in addresses {
             if !self.allow_private && !is_public(address.ip()) {
-                why = format!("{} is no address of the public internet (see allow_private)", address.ip())
-                    .into();
+                why = format!(
+                    "{} is no address of the public internet (see allow_private)",
+                    address.ip()
+                )
+                .into();
                 continue;
             }
             match TcpStream::connect(address).await {
@@ -174,11 +214,17 @@ async fn judge(response: Response<Incoming>) -> Result<(), Refusal> {
         return Err(Refusal::Gone);
     }
     if status.is_redirection() {
-        let to = response.headers().get(LOCATION).and_then(|to| to.to_str().ok()).unwrap_or("nowhere");
+        let to = response
+            .headers()
+            .get(LOCATION)
+            .and_then(|to| to.to_str().ok())
+            .unwrap_or("nowhere");
         let to: String = to.chars().take(SHOWN_MAX).collect();
-        return Err(
-            format!("it answers {status}, and redirects are not followed: to {}", printable(&to)).into()
-        );
+        return Err(format!(
+            "it answers {status}, and redirects are not followed: to {}",
+            printable(&to)
+        )
+        .into());
     }
     let said = beginning(response.into_body()).await;
     Err(format!("it answers {status}{said}").into())
@@ -195,13 +241,21 @@ async fn beginning(mut body: Incoming) -> String {
     }
     let text = String::from_utf8_lossy(&bytes);
     let text = text.trim();
-    if text.is_empty() { String::new() } else { format!(": {}", printable(text)) }
+    if text.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", printable(text))
+    }
 }
 
 /// The key that a secret is: bytes in base 64 behind `whsec_`, or the text itself.
 fn key(secret: &str) -> Result<Vec<u8>, Refusal> {
-    let Some(encoded) = secret.strip_prefix("whsec_") else { return Ok(secret.as_bytes().to_vec()) };
-    BASE64_STANDARD.decode(encoded).map_err(|_| "the secret behind 'whsec_' is not in base 64".into())
+    let Some(encoded) = secret.strip_prefix("whsec_") else {
+        return Ok(secret.as_bytes().to_vec());
+    };
+    BASE64_STANDARD
+        .decode(encoded)
+        .map_err(|_| "the secret behind 'whsec_' is not in base 64".into())
 }
 
 /// The value of `webhook-signature`: HMAC-SHA256 of id, time stamp and body.

@@ -86,12 +86,24 @@ pub(crate) fn verdicts(arguments: &VerdictsArgs) -> Result<ExitCode> {
         let mut others = Vec::new();
         for _ in 0..arguments.runs {
             let named = named(&track, &tool, &set.root)?;
-            if named.0 == "path" { right += 1 } else { others.push(named.1) }
+            if named.0 == "path" {
+                right += 1
+            } else {
+                others.push(named.1)
+            }
         }
         all_right &= others.is_empty();
-        println!("path {fault:?}: {right} of {} right {}", arguments.runs, others.join("; "));
+        println!(
+            "path {fault:?}: {right} of {} right {}",
+            arguments.runs,
+            others.join("; ")
+        );
     }
-    Ok(if all_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if all_right {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// What a push said limited it, and all shares.
@@ -101,10 +113,15 @@ fn named(track: &Track<'_>, tool: &Tool, source: &std::path::Path) -> Result<(St
         return Ok((String::new(), format!("{:?}", run.verdict)));
     }
     let log = track.session.directory().join(race::CLIENT_LOG);
-    let said = fs::read_to_string(&log).with_context(|| format!("failed to read {}", log.display()))?;
+    let said =
+        fs::read_to_string(&log).with_context(|| format!("failed to read {}", log.display()))?;
     let last = said.lines().last().context("the push said nothing")?;
-    let summary: Value = serde_json::from_str(last).context("the push's last line is no summary")?;
-    let limited_by = summary["limited_by"].as_str().unwrap_or_default().to_owned();
+    let summary: Value =
+        serde_json::from_str(last).context("the push's last line is no summary")?;
+    let limited_by = summary["limited_by"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     Ok((limited_by, summary["shares_percent"].to_string()))
 }
 

@@ -33,12 +33,22 @@ struct Recipe<'a> {
 
 impl<'a> Recipe<'a> {
     const fn of(name: &'a str, files: u64, file_bytes: u64) -> Self {
-        Self { name, files, file_bytes, files_per_directory: 1_000 }
+        Self {
+            name,
+            files,
+            file_bytes,
+            files_per_directory: 1_000,
+        }
     }
 
     /// Few files, in ten directories.
     const fn few(name: &'a str, file_bytes: u64) -> Self {
-        Self { name, files: 5_000, file_bytes, files_per_directory: 500 }
+        Self {
+            name,
+            files: 5_000,
+            file_bytes,
+            files_per_directory: 500,
+        }
     }
 }
 
@@ -50,28 +60,46 @@ pub(crate) fn ensure(name: &str, directory: &Path) -> Result<DataSet> {
 /// Returns a set of `files` files of one size below `directory`, made if it is not there.
 pub(crate) fn ensure_uniform(files: u64, file_bytes: u64, directory: &Path) -> Result<DataSet> {
     let name = format!("uniform-{files}x{file_bytes}");
-    ensure_made(&name, directory, |root| fill(&Recipe::of(&name, files, file_bytes), root))
+    ensure_made(&name, directory, |root| {
+        fill(&Recipe::of(&name, files, file_bytes), root)
+    })
 }
 
 /// The same in one directory.
 pub(crate) fn ensure_flat(files: u64, file_bytes: u64, directory: &Path) -> Result<DataSet> {
     let name = format!("flat-{files}x{file_bytes}");
-    let recipe = Recipe { files_per_directory: files, ..Recipe::of(&name, files, file_bytes) };
+    let recipe = Recipe {
+        files_per_directory: files,
+        ..Recipe::of(&name, files, file_bytes)
+    };
     ensure_made(&name, directory, |root| fill(&recipe, root))
 }
 
-fn ensure_made(name: &str, directory: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<DataSet> {
+fn ensure_made(
+    name: &str,
+    directory: &Path,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<DataSet> {
     let root = directory.join(name);
     let marker = directory.join(format!("{name}.complete"));
     if !marker.exists() {
-        eprintln!("zmove-lab: making data set {name} in {}", directory.display());
+        eprintln!(
+            "zmove-lab: making data set {name} in {}",
+            directory.display()
+        );
         if root.exists() {
-            fs::remove_dir_all(&root).with_context(|| format!("failed to remove {}", root.display()))?;
+            fs::remove_dir_all(&root)
+                .with_context(|| format!("failed to remove {}", root.display()))?;
         }
         make(&root)?;
         File::create(&marker).with_context(|| format!("failed to create {}", marker.display()))?;
     }
-    let mut set = DataSet { name: name.to_owned(), root, files: 0, bytes: 0 };
+    let mut set = DataSet {
+        name: name.to_owned(),
+        root,
+        files: 0,
+        bytes: 0,
+    };
     let root = set.root.clone();
     count(&root, &mut set)?;
     Ok(set)
@@ -81,10 +109,16 @@ fn ensure_made(name: &str, directory: &Path, make: impl FnOnce(&Path) -> Result<
 /// files differ, and the files' times; made if it is not there.
 pub(crate) fn ensure_changed(set: &DataSet) -> Result<DataSet> {
     let name = format!("{}.changed", set.name);
-    let directory = set.root.parent().context("a data set has a parent directory")?;
+    let directory = set
+        .root
+        .parent()
+        .context("a data set has a parent directory")?;
     ensure_made(&name, directory, |root| {
         let (from, to) = (set.root.to_str(), root.to_str());
-        run::output("cp", &["-a", from.context(NOT_UTF8)?, to.context(NOT_UTF8)?])?;
+        run::output(
+            "cp",
+            &["-a", from.context(NOT_UTF8)?, to.context(NOT_UTF8)?],
+        )?;
         visit(root, &mut |path, bytes| {
             change(path, bytes).with_context(|| format!("failed to change {}", path.display()))
         })
@@ -133,9 +167,12 @@ fn count(root: &Path, set: &mut DataSet) -> Result<()> {
 }
 
 /// Calls `each` for every regular file with its path and size.
-pub(crate) fn visit(directory: &Path, each: &mut dyn FnMut(&Path, u64) -> Result<()>) -> Result<()> {
-    let entries =
-        fs::read_dir(directory).with_context(|| format!("failed to read {}", directory.display()))?;
+pub(crate) fn visit(
+    directory: &Path,
+    each: &mut dyn FnMut(&Path, u64) -> Result<()>,
+) -> Result<()> {
+    let entries = fs::read_dir(directory)
+        .with_context(|| format!("failed to read {}", directory.display()))?;
     for entry in entries {
         let entry = entry?;
         let kind = entry.file_type()?;
@@ -154,13 +191,18 @@ fn make(name: &str, root: &Path) -> Result<()> {
     }
     let Some(recipe) = RECIPES.iter().find(|recipe| recipe.name == name) else {
         let known: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();
-        bail!("no data set {name}; there are {} and {REAL}", known.join(" "));
+        bail!(
+            "no data set {name}; there are {} and {REAL}",
+            known.join(" ")
+        );
     };
     fill(recipe, root)
 }
 
 fn fill(recipe: &Recipe<'_>, root: &Path) -> Result<()> {
-    let mut stream = blake3::Hasher::new_derive_key(SEED).update(recipe.name.as_bytes()).finalize_xof();
+    let mut stream = blake3::Hasher::new_derive_key(SEED)
+        .update(recipe.name.as_bytes())
+        .finalize_xof();
     let mut block = vec![0; BLOCK_BYTES];
     for index in 0..recipe.files {
         let directory = root.join(format!("d{:03}", index / recipe.files_per_directory));
@@ -175,7 +217,12 @@ fn fill(recipe: &Recipe<'_>, root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn write_file(path: &Path, bytes: u64, block: &mut [u8], stream: &mut blake3::OutputReader) -> Result<()> {
+fn write_file(
+    path: &Path,
+    bytes: u64,
+    block: &mut [u8],
+    stream: &mut blake3::OutputReader,
+) -> Result<()> {
     let mut file = File::create(path)?;
     let mut left = bytes;
     while left > 0 {
@@ -230,7 +277,10 @@ mod tests {
         let last = "d001/f001000";
         let first_time = fs::read(place.path().join("a").join(last)).unwrap();
         assert_eq!(first_time.len(), 3);
-        assert_eq!(first_time, fs::read(place.path().join("b").join(last)).unwrap());
+        assert_eq!(
+            first_time,
+            fs::read(place.path().join("b").join(last)).unwrap()
+        );
     }
 
     #[test]
@@ -248,7 +298,12 @@ mod tests {
         fs::create_dir(&root).unwrap();
         let file = File::create(root.join("f")).unwrap();
         file.set_len(200 * GROUP_BYTES).unwrap();
-        let set = DataSet { name: "test".to_owned(), root, files: 1, bytes: 200 * GROUP_BYTES };
+        let set = DataSet {
+            name: "test".to_owned(),
+            root,
+            files: 1,
+            bytes: 200 * GROUP_BYTES,
+        };
         let changed = ensure_changed(&set).unwrap();
         assert_eq!(changed.root, place.path().join("test.changed"));
         let after = File::open(changed.root.join("f")).unwrap();

@@ -18,7 +18,10 @@ pub(crate) enum Modes {
 
 /// The first difference found, in words; none if there is none. The roots' own modes do not count.
 pub(crate) fn difference(source: &Path, target: &Path, modes: Modes) -> Result<Option<String>> {
-    let blocks = Blocks { source: vec![0; BLOCK_BYTES], target: vec![0; BLOCK_BYTES] };
+    let blocks = Blocks {
+        source: vec![0; BLOCK_BYTES],
+        target: vec![0; BLOCK_BYTES],
+    };
     Comparison { modes, blocks }.directories(source, target)
 }
 
@@ -53,7 +56,11 @@ impl Comparison {
         let (names, found) = (names(source)?, names(target)?);
         if let Some(name) = names.symmetric_difference(&found).next() {
             let path = target.join(name);
-            let what = if found.contains(name) { "is not in the source" } else { "is missing" };
+            let what = if found.contains(name) {
+                "is not in the source"
+            } else {
+                "is missing"
+            };
             return Ok(Some(format!("{} {what}", path.display())));
         }
         for name in &names {
@@ -73,9 +80,15 @@ impl Comparison {
         }
         if expected.is_symlink() {
             let same = fs::read_link(source)? == fs::read_link(target)?;
-            return if same { Ok(None) } else { differs("target of the link") };
+            return if same {
+                Ok(None)
+            } else {
+                differs("target of the link")
+            };
         }
-        if self.modes == Modes::Compared && expected.permissions().mode() != found.permissions().mode() {
+        if self.modes == Modes::Compared
+            && expected.permissions().mode() != found.permissions().mode()
+        {
             return differs("mode");
         }
         if expected.is_dir() {
@@ -92,8 +105,8 @@ impl Comparison {
 
 /// The names in a directory.
 pub(crate) fn names(directory: &Path) -> Result<BTreeSet<OsString>> {
-    let entries =
-        fs::read_dir(directory).with_context(|| format!("failed to read {}", directory.display()))?;
+    let entries = fs::read_dir(directory)
+        .with_context(|| format!("failed to read {}", directory.display()))?;
     entries.map(|entry| Ok(entry?.file_name())).collect()
 }
 
@@ -179,7 +192,10 @@ mod tests {
         let place = tree();
         let whole = stored_bytes(place.path()).unwrap();
         assert_eq!(whole, b"content".len() as u64);
-        File::create(place.path().join("d/.hidden")).unwrap().set_len(1 << 20).unwrap();
+        File::create(place.path().join("d/.hidden"))
+            .unwrap()
+            .set_len(1 << 20)
+            .unwrap();
         assert_eq!(stored_bytes(place.path()).unwrap(), whole);
     }
 
@@ -195,7 +211,10 @@ mod tests {
     fn a_changed_mode_may_be_ignored() {
         let (source, target) = (tree(), tree());
         fs::set_permissions(target.path().join("d"), fs::Permissions::from_mode(0o700)).unwrap();
-        assert_eq!(difference(source.path(), target.path(), Modes::Ignored).unwrap(), None);
+        assert_eq!(
+            difference(source.path(), target.path(), Modes::Ignored).unwrap(),
+            None
+        );
     }
 
     #[test]

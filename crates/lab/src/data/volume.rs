@@ -28,11 +28,18 @@ impl Volume {
         let memory = session.subdirectory("memory")?;
         let root = session.subdirectory("target")?;
         let limit = size.0 + SPARE_BYTES;
-        run::line(&format!("mount -t tmpfs -o size={limit} zmove-lab {}", memory.display()))?;
+        run::line(&format!(
+            "mount -t tmpfs -o size={limit} zmove-lab {}",
+            memory.display()
+        ))?;
         let image = memory.join("image");
         write_zeros(&image, size.0).context("failed to write the target image")?;
         let kind = make_file_system(&image)?;
-        run::line(&format!("mount -o loop {} {}", image.display(), root.display()))?;
+        run::line(&format!(
+            "mount -o loop {} {}",
+            image.display(),
+            root.display()
+        ))?;
         Ok(Self { root, kind })
     }
 
@@ -54,7 +61,8 @@ impl Volume {
     pub(crate) fn fresh_directory(&self) -> Result<PathBuf> {
         let path = self.run_directory();
         if path.exists() {
-            fs::remove_dir_all(&path).with_context(|| format!("failed to remove {}", path.display()))?;
+            fs::remove_dir_all(&path)
+                .with_context(|| format!("failed to remove {}", path.display()))?;
         }
         fs::create_dir(&path).with_context(|| format!("failed to create {}", path.display()))?;
         self.sync()?;
@@ -80,7 +88,10 @@ impl Volume {
     pub(crate) fn directories_of(&self, source: &Path) -> Result<PathBuf> {
         let path = self.fresh_directory()?;
         let from = source.display();
-        run::line(&format!("rsync -a --include=*/ --exclude=* {from}/ {}", path.display()))?;
+        run::line(&format!(
+            "rsync -a --include=*/ --exclude=* {from}/ {}",
+            path.display()
+        ))?;
         self.sync()?;
         Ok(path)
     }
@@ -107,7 +118,9 @@ fn make_file_system(image: &Path) -> Result<&'static str> {
     if run::line(&format!("mkfs.xfs -q -K -f {image}")).is_ok() {
         return Ok("xfs");
     }
-    run::line(&format!("mkfs.ext4 -q -F -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 {image}"))?;
+    run::line(&format!(
+        "mkfs.ext4 -q -F -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 {image}"
+    ))?;
     Ok("ext4")
 }
 

@@ -33,7 +33,14 @@ pub(super) fn many(zmove: &str, arguments: &ManyArgs) -> Result<ExitCode> {
     };
     let [source, target] = ["source", "target"].map(|name| directory.join(name));
     let home = session.subdirectory("client")?;
-    let stand = Stand { zmove, hosts, arguments, source, target, home };
+    let stand = Stand {
+        zmove,
+        hosts,
+        arguments,
+        source,
+        target,
+        home,
+    };
     let raced = stand.race(&session);
     let cleared = fs::remove_dir_all(&directory).context("failed to clear up");
     raced.and(cleared).map(|()| ExitCode::SUCCESS)
@@ -41,11 +48,21 @@ pub(super) fn many(zmove: &str, arguments: &ManyArgs) -> Result<ExitCode> {
 
 impl Stand<'_> {
     fn race(&self, session: &Session) -> Result<()> {
-        let ManyArgs { count, size, max, rtt, .. } = self.arguments;
+        let ManyArgs {
+            count,
+            size,
+            max,
+            rtt,
+            ..
+        } = self.arguments;
         self.plant()?;
         let mut daemon = self.serve(session)?;
         let mut rsyncd = self.serve_rsync(session)?;
-        println!("{count} files of {} bytes over {} ms, {max} jobs at once", size.0, rtt.milliseconds());
+        println!(
+            "{count} files of {} bytes over {} ms, {max} jobs at once",
+            size.0,
+            rtt.milliseconds()
+        );
         let runners: [(&str, &dyn Fn() -> Result<()>); 3] = [
             ("jobs", &|| self.jobs()),
             ("rsync, eight at a time", &|| self.rsync()),
@@ -75,7 +92,8 @@ impl Stand<'_> {
             let byte = |at: u64| u8::try_from((at % 251) ^ (at / 4099 % 4)).unwrap_or(0);
             let bytes: Vec<u8> = (0..self.arguments.size.0).map(byte).collect();
             fs::write(&first, bytes)?;
-            (1..self.arguments.count).try_for_each(|number| fs::hard_link(&first, self.file(number)))
+            (1..self.arguments.count)
+                .try_for_each(|number| fs::hard_link(&first, self.file(number)))
         };
         make().context("failed to make the files")
     }
@@ -95,14 +113,27 @@ impl Stand<'_> {
         let mut show = Command::new(self.zmove);
         show.env("ZMOVE_HOME", &self.home).args(["key", "show"]);
         let shown = output(show)?;
-        let key = shown.split_whitespace().rfind(|word| word.starts_with("SHA256:")).context("no key")?;
+        let key = shown
+            .split_whitespace()
+            .rfind(|word| word.starts_with("SHA256:"))
+            .context("no key")?;
         let mut allow = Command::new(self.zmove);
-        allow.env("ZMOVE_HOME", &home).args(["allow", key, "--name", "lab", "--write", "--root"]);
+        allow
+            .env("ZMOVE_HOME", &home)
+            .args(["allow", key, "--name", "lab", "--write", "--root"]);
         allow.arg(&self.target);
         output(allow)?;
         let mut serve = inside::command(Some(&self.hosts.target), None, self.zmove)?;
-        serve.env("ZMOVE_HOME", &home).args(["serve", "--listen"]).arg(self.address(PORT));
-        server::start(serve, &self.hosts.target, PORT, &session.directory().join("serve.log"))
+        serve
+            .env("ZMOVE_HOME", &home)
+            .args(["serve", "--listen"])
+            .arg(self.address(PORT));
+        server::start(
+            serve,
+            &self.hosts.target,
+            PORT,
+            &session.directory().join("serve.log"),
+        )
     }
 
     fn serve_rsync(&self, session: &Session) -> Result<std::process::Child> {
@@ -114,8 +145,15 @@ impl Stand<'_> {
         );
         fs::write(&config, text).context("failed to write rsyncd.conf")?;
         let mut daemon = inside::command(Some(&self.hosts.target), None, "rsync")?;
-        daemon.args(["--daemon", "--no-detach", "--config"]).arg(&config);
-        server::start(daemon, &self.hosts.target, RSYNC_PORT, &session.directory().join("rsyncd.log"))
+        daemon
+            .args(["--daemon", "--no-detach", "--config"])
+            .arg(&config);
+        server::start(
+            daemon,
+            &self.hosts.target,
+            RSYNC_PORT,
+            &session.directory().join("rsyncd.log"),
+        )
     }
 
     fn address(&self, port: u16) -> String {
@@ -129,7 +167,9 @@ impl Stand<'_> {
     fn jobs(&self) -> Result<()> {
         let max = self.arguments.max.to_string();
         let mut runner = self.at_source(self.zmove)?;
-        runner.args(["runner", "--max", &max, "--max-per-host", &max]).stdout(std::process::Stdio::null());
+        runner
+            .args(["runner", "--max", &max, "--max-per-host", &max])
+            .stdout(std::process::Stdio::null());
         let mut runner = runner.spawn().context("failed to start a runner")?;
         let done = self.submit_and_wait();
         runner.kill().context("failed to end the runner")?;
@@ -142,7 +182,10 @@ impl Stand<'_> {
         let mut ids = Vec::new();
         for number in 0..self.arguments.count {
             let mut submit = self.at_source(self.zmove)?;
-            submit.args(["submit", "--accept-new"]).arg(self.file(number)).arg(self.there());
+            submit
+                .args(["submit", "--accept-new"])
+                .arg(self.file(number))
+                .arg(self.there());
             ids.push(output(submit)?);
         }
         println!("  submitted after {:.1} s", begun.elapsed().as_secs_f64());
@@ -172,7 +215,9 @@ impl Stand<'_> {
     fn pushes(&self) -> Result<()> {
         for number in 0..self.arguments.count {
             let mut push = self.at_source(self.zmove)?;
-            push.args(["push", "--quiet", "--accept-new"]).arg(self.file(number)).arg(self.there());
+            push.args(["push", "--quiet", "--accept-new"])
+                .arg(self.file(number))
+                .arg(self.there());
             output(push)?;
         }
         Ok(())
@@ -180,7 +225,10 @@ impl Stand<'_> {
 
     /// Whether all files are there in full.
     fn judge(&self) -> Result<()> {
-        let is_whole = |path: &Path| path.metadata().is_ok_and(|found| found.len() == self.arguments.size.0);
+        let is_whole = |path: &Path| {
+            path.metadata()
+                .is_ok_and(|found| found.len() == self.arguments.size.0)
+        };
         let whole = (0..self.arguments.count)
             .filter(|number| is_whole(&self.target.join(format!("f{number}"))))
             .count();

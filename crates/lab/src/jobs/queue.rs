@@ -19,11 +19,20 @@ pub(super) fn queue(zmove: &str, arguments: &QueueArgs) -> Result<ExitCode> {
     let file = source.join("f");
     let file = file.to_str().context("a path in UTF-8")?;
     // the key of the daemon becomes known
-    yard.run(&["push", "--quiet", "--accept-new", file, &yard.at_target("first")])?;
+    yard.run(&[
+        "push",
+        "--quiet",
+        "--accept-new",
+        file,
+        &yard.at_target("first"),
+    ])?;
     overhead(&yard, file, rounds)?;
     idle_runner(&yard)?;
     // A runner that does none: what is submitted stays in the queue.
-    let mut runner = yard.command(&["runner", "--max", "0"]).spawn().context("failed to start a runner")?;
+    let mut runner = yard
+        .command(&["runner", "--max", "0"])
+        .spawn()
+        .context("failed to start a runner")?;
     let counted = count_queue(&yard, &mut runner, file, (count, rounds));
     runner.kill().context("failed to end the runner")?;
     runner.wait().context("failed to wait for the runner")?;
@@ -38,7 +47,12 @@ fn idle_runner(yard: &Yard) -> Result<()> {
     Ok(())
 }
 
-fn count_queue(yard: &Yard, runner: &mut Child, file: &str, (count, rounds): (usize, usize)) -> Result<()> {
+fn count_queue(
+    yard: &Yard,
+    runner: &mut Child,
+    file: &str,
+    (count, rounds): (usize, usize),
+) -> Result<()> {
     wait_until(PATIENCE, || yard.runner().is_some());
     let times: Result<Vec<_>> = (0..count)
         .map(|number| timed(yard.command(&["submit", file, &yard.at_target(&number.to_string())])))
@@ -58,7 +72,10 @@ fn count_queue(yard: &Yard, runner: &mut Child, file: &str, (count, rounds): (us
             megabytes(memory)
         );
     }
-    println!("runner: memory {:.1} MiB", megabytes(resident_max(runner.id())));
+    println!(
+        "runner: memory {:.1} MiB",
+        megabytes(resident_max(runner.id()))
+    );
     Ok(())
 }
 
@@ -66,7 +83,8 @@ fn count_queue(yard: &Yard, runner: &mut Child, file: &str, (count, rounds): (us
 fn overhead(yard: &Yard, file: &str, rounds: usize) -> Result<()> {
     yard.run(&["submit", file, &yard.at_target("warm/")])?;
     wait_until(PATIENCE, || yard.path("target").join("warm/f").exists());
-    let (mut pushes, mut submits, mut jobs, mut overheads) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut pushes, mut submits, mut jobs, mut overheads) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 0..rounds {
         let (push, _) = arrival(yard, &["push", "--quiet", file], &format!("push{round}/"))?;
         let (job, submit) = arrival(yard, &["submit", file], &format!("job{round}/"))?;
@@ -75,9 +93,15 @@ fn overhead(yard: &Yard, file: &str, rounds: usize) -> Result<()> {
         submits.push(submit);
         jobs.push(job);
     }
-    println!("push of one small file, until it is there: {}", spread(pushes));
+    println!(
+        "push of one small file, until it is there: {}",
+        spread(pushes)
+    );
     println!("submit of it: {}", spread(submits));
-    println!("job of it, from the start of submit until it is there: {}", spread(jobs));
+    println!(
+        "job of it, from the start of submit until it is there: {}",
+        spread(jobs)
+    );
     println!("job without submit and push: {}", spread(overheads));
     Ok(())
 }
@@ -87,7 +111,10 @@ fn arrival(yard: &Yard, words: &[&str], target: &str) -> Result<(Duration, Durat
     let arrived = yard.path("target").join(target).join("f");
     let begun = Instant::now();
     let mut command = yard.command(words);
-    let mut child = command.arg(yard.at_target(target)).spawn().context("failed to start zmove")?;
+    let mut child = command
+        .arg(yard.at_target(target))
+        .spawn()
+        .context("failed to start zmove")?;
     let (mut there, mut ended) = (None, None);
     while there.is_none() || ended.is_none() {
         if there.is_none() && arrived.exists() {
@@ -117,7 +144,10 @@ fn megabytes(bytes: u64) -> f64 {
 
 /// The most memory that a command has used while it was looked at.
 fn memory_of(mut command: Command) -> Result<u64> {
-    let mut child = command.stdout(Stdio::null()).spawn().context("failed to start zmove")?;
+    let mut child = command
+        .stdout(Stdio::null())
+        .spawn()
+        .context("failed to start zmove")?;
     let mut most = 0;
     while child.try_wait().context("failed to wait")?.is_none() {
         most = most.max(resident_max(child.id()));
@@ -129,8 +159,12 @@ fn memory_of(mut command: Command) -> Result<u64> {
 fn resident_max(pid: u32) -> u64 {
     let status = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status"));
     let status = status.unwrap_or_default();
-    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
-    most.and_then(|kibibytes| kibibytes.parse::<u64>().ok()).unwrap_or(0) * 1024
+    let most = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    most.and_then(|kibibytes| kibibytes.parse::<u64>().ok())
+        .unwrap_or(0)
+        * 1024
 }
 
 const PATIENCE: Duration = Duration::from_secs(60);

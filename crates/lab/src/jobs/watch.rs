@@ -20,11 +20,21 @@ struct Closed {
 }
 
 pub(super) fn watch(zmove: &str, arguments: &WatchArgs) -> Result<ExitCode> {
-    let WatchArgs { count, seconds, kills } = *arguments;
+    let WatchArgs {
+        count,
+        seconds,
+        kills,
+    } = *arguments;
     let yard = Yard::set_up(zmove)?;
     let source = yard.path("source");
     let source_word = source.to_str().context("a path in UTF-8")?.to_owned();
-    let id = yard.run(&["submit", "--watch", "--accept-new", &source_word, &yard.at_target("")])?;
+    let id = yard.run(&[
+        "submit",
+        "--watch",
+        "--accept-new",
+        &source_word,
+        &yard.at_target(""),
+    ])?;
     // the daemon lets nobody else in, and the job has to have begun
     wait_until(PATIENCE, || !yard.processes().is_empty());
     std::thread::sleep(Duration::from_secs(1));
@@ -34,13 +44,20 @@ pub(super) fn watch(zmove: &str, arguments: &WatchArgs) -> Result<ExitCode> {
         for number in 0..count {
             let due = Duration::from_secs_f64(seconds * number as f64 / count as f64);
             std::thread::sleep(due.saturating_sub(begun.elapsed()));
-            let name = PathBuf::from(format!("d{}/f{number}", number * DIRECTORIES / count.max(1)));
+            let name = PathBuf::from(format!(
+                "d{}/f{number}",
+                number * DIRECTORIES / count.max(1)
+            ));
             let path = source.join(&name);
             fs::create_dir_all(path.parent().context("a directory")?)
                 .context("failed to make a directory")?;
             let bytes = 1000 + number % 50_000;
             fs::write(&path, vec![b'x'; bytes]).context("failed to write")?;
-            let _looked_at = closed.send(Closed { name, bytes: bytes as u64, at: Instant::now() });
+            let _looked_at = closed.send(Closed {
+                name,
+                bytes: bytes as u64,
+                at: Instant::now(),
+            });
         }
         Ok(())
     });
@@ -53,7 +70,8 @@ pub(super) fn watch(zmove: &str, arguments: &WatchArgs) -> Result<ExitCode> {
         let is_over = take(&is_closed, &mut pending);
         let before = times.len();
         pending.retain(|file: &Closed| {
-            let arrived = fs::metadata(target.join(&file.name)).is_ok_and(|found| found.len() == file.bytes);
+            let arrived =
+                fs::metadata(target.join(&file.name)).is_ok_and(|found| found.len() == file.bytes);
             if arrived {
                 times.push(file.at.elapsed());
             }
@@ -73,12 +91,21 @@ pub(super) fn watch(zmove: &str, arguments: &WatchArgs) -> Result<ExitCode> {
         }
         std::thread::sleep(LOOK_INTERVAL);
     }
-    generator.join().map_err(|_| anyhow::anyhow!("the generator panicked"))??;
+    generator
+        .join()
+        .map_err(|_| anyhow::anyhow!("the generator panicked"))??;
     let missing = pending.len();
     println!("{count} files over {seconds} s, {killed} kills: {missing} missing");
-    println!("from its close to its presence at the target: {}", spread(times));
+    println!(
+        "from its close to its presence at the target: {}",
+        spread(times)
+    );
     yard.run(&["job", &id, "cancel"])?;
-    Ok(if missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if missing == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Takes what has been closed since; returns whether the generator has ended.

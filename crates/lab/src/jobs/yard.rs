@@ -30,7 +30,11 @@ impl Yard {
         let place = Place::prepare(zmove, directory.path(), &target, &["--write"])?;
         let address: SocketAddr = free_address(&mut Dice::new(u64::from(std::process::id())))?;
         let daemon = place.serve(address, &[])?;
-        Ok(Self { place, daemon, directory })
+        Ok(Self {
+            place,
+            daemon,
+            directory,
+        })
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -39,12 +43,19 @@ impl Yard {
 
     /// How a path below the target is written.
     pub(super) fn at_target(&self, path: &str) -> String {
-        format!("{}:{}", self.daemon.address(), self.path("target").join(path).display())
+        format!(
+            "{}:{}",
+            self.daemon.address(),
+            self.path("target").join(path).display()
+        )
     }
 
     pub(super) fn command(&self, words: &[&str]) -> Command {
         let mut command = self.place.command(CLIENT_HOME);
-        command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(words)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command
     }
 
@@ -57,7 +68,10 @@ impl Yard {
         let lock = self.path(CLIENT_HOME).join("jobs/runner.lock");
         let pid = Pid::from_raw(fs::read_to_string(lock).ok()?.trim().parse().ok()?)?;
         let words = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
-        words.split(|&byte| byte == 0).any(|word| word == b"runner").then_some(pid)
+        words
+            .split(|&byte| byte == 0)
+            .any(|word| word == b"runner")
+            .then_some(pid)
     }
 
     /// The processes of jobs, whose standard input is their job's lock.
@@ -84,7 +98,11 @@ impl Yard {
 impl Drop for Yard {
     fn drop(&mut self) {
         let runner = self.runner();
-        runner.into_iter().chain(self.batches()).chain(self.processes()).for_each(kill);
+        runner
+            .into_iter()
+            .chain(self.batches())
+            .chain(self.processes())
+            .for_each(kill);
     }
 }
 
@@ -95,7 +113,9 @@ pub(super) fn kill(pid: Pid) {
 fn pids(is_one: impl Fn(&Path) -> bool) -> Vec<Pid> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let found = entries.filter(|entry| is_one(&entry.path()));
-    found.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).collect()
+    found
+        .filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
+        .collect()
 }
 
 /// What a command has printed, if it ended well.
@@ -103,7 +123,12 @@ pub(super) fn output(mut command: Command) -> Result<String> {
     let output = command.output().context("failed to start a program")?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{:?} ended with {}: {}", command.get_program(), output.status, said.trim());
+        bail!(
+            "{:?} ended with {}: {}",
+            command.get_program(),
+            output.status,
+            said.trim()
+        );
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

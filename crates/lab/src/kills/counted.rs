@@ -49,13 +49,17 @@ impl Sub for Counted {
 /// User and system time of all threads, in ticks (proc(5)). The name in parentheses may hold anything.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
-    let mut times =
-        fields.split_whitespace().skip(USER_TIME_FIELD).map_while(|field| field.parse::<u64>().ok());
+    let mut times = fields
+        .split_whitespace()
+        .skip(USER_TIME_FIELD)
+        .map_while(|field| field.parse::<u64>().ok());
     Some(times.next()? + times.next()?)
 }
 
 fn field(io: &str, name: &str) -> Option<u64> {
-    let line = io.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let line = io
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.trim().parse().ok()
 }
 
@@ -77,7 +81,11 @@ mod tests {
     fn a_field_of_io_is_the_one_of_that_name() {
         let io = "rchar: 12\nwchar: 3\nread_bytes: 4\nwrite_bytes: 5\ncancelled_write_bytes: 6\n";
         assert_eq!(
-            (field(io, "rchar"), field(io, "write_bytes"), field(io, "char")),
+            (
+                field(io, "rchar"),
+                field(io, "write_bytes"),
+                field(io, "char")
+            ),
             (Some(12), Some(5), None)
         );
     }

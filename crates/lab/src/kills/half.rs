@@ -49,14 +49,28 @@ pub(crate) fn half(arguments: &HalfArgs) -> Result<ExitCode> {
     let source = place.join("source");
     fs::create_dir(&source).with_context(|| format!("failed to create {}", source.display()))?;
     let file = File::create(source.join("hole")).context("failed to create the source file")?;
-    file.set_len(arguments.size.0).context("failed to set the source file's size")?;
-    let options: Vec<String> = arguments.zmove_args.split_whitespace().map(str::to_owned).collect();
-    let mut yard =
-        Yard::set_up(&zmove, &place, &source, &options, &mut Dice::new(u64::from(std::process::id())))?;
+    file.set_len(arguments.size.0)
+        .context("failed to set the source file's size")?;
+    let options: Vec<String> = arguments
+        .zmove_args
+        .split_whitespace()
+        .map(str::to_owned)
+        .collect();
+    let mut yard = Yard::set_up(
+        &zmove,
+        &place,
+        &source,
+        &options,
+        &mut Dice::new(u64::from(std::process::id())),
+    )?;
     let right = compare(&mut yard, &source, arguments.size.0)?;
     drop(yard);
     fs::remove_dir_all(&place).with_context(|| format!("failed to remove {}", place.display()))?;
-    Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if right {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn compare(yard: &mut Yard, source: &Path, total_bytes: u64) -> Result<bool> {
@@ -73,7 +87,10 @@ fn compare(yard: &mut Yard, source: &Path, total_bytes: u64) -> Result<bool> {
         mebibytes(stored_bytes),
         mebibytes(total_bytes)
     );
-    println!("{}", figures::table(&HEADINGS, &[row("whole", &whole), row("rest", &rest)]));
+    println!(
+        "{}",
+        figures::table(&HEADINGS, &[row("whole", &whole), row("rest", &rest)])
+    );
     println!(
         "rest ÷ whole: time {:.3}, CPU {:.3}; of the bytes {:.3} were missing; {}",
         rest.done.elapsed.as_secs_f64() / whole.done.elapsed.as_secs_f64(),
@@ -87,7 +104,10 @@ fn compare(yard: &mut Yard, source: &Path, total_bytes: u64) -> Result<bool> {
 fn measure(yard: &mut Yard) -> Result<Measured> {
     let before = yard.receiver()?;
     let done = yard.push()?.finish()?;
-    Ok(Measured { done, receiver: yard.receiver()? - before })
+    Ok(Measured {
+        done,
+        receiver: yard.receiver()? - before,
+    })
 }
 
 impl Measured {
@@ -98,7 +118,10 @@ impl Measured {
 
 fn row(name: &str, run: &Measured) -> Vec<String> {
     let done = &run.done;
-    let mut row = vec![name.to_owned(), format!("{:.2}", done.elapsed.as_secs_f64())];
+    let mut row = vec![
+        name.to_owned(),
+        format!("{:.2}", done.elapsed.as_secs_f64()),
+    ];
     let bytes = [
         done.bytes,
         done.bytes_resumed,
@@ -107,7 +130,9 @@ fn row(name: &str, run: &Measured) -> Vec<String> {
         run.receiver.bytes_written,
     ];
     row.extend(bytes.map(|bytes| format!("{:.1}", mebibytes(bytes))));
-    row.extend([done.sender.cpu, run.receiver.cpu].map(|time| format!("{:.2}", time.as_secs_f64())));
+    row.extend(
+        [done.sender.cpu, run.receiver.cpu].map(|time| format!("{:.2}", time.as_secs_f64())),
+    );
     row
 }
 

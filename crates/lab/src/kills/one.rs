@@ -79,7 +79,8 @@ impl Killed {
     /// What was moved although the receiver had handed it to storage, be it only in part.
     pub(crate) fn excess_over_written_bytes(&self) -> u64 {
         let handed = self.stored.written_bytes.max(self.stored.certain().0);
-        self.moved_bytes.saturating_sub(self.total_bytes.saturating_sub(handed))
+        self.moved_bytes
+            .saturating_sub(self.total_bytes.saturating_sub(handed))
     }
 }
 
@@ -96,7 +97,12 @@ impl Bench {
         datasets::warm(set)?;
         let whole = yard.push()?.finish()?.elapsed;
         yard.empty_target()?;
-        Ok(Self { yard, set: set.clone(), source: set.root.clone(), whole })
+        Ok(Self {
+            yard,
+            set: set.clone(),
+            source: set.root.clone(),
+            whole,
+        })
     }
 
     pub(crate) fn whole(&self) -> Duration {
@@ -105,7 +111,11 @@ impl Bench {
 
     /// Kills the sender in odd runs and the receiver in even ones, and finishes.
     pub(crate) fn kill_one(&mut self, number: u64, dice: &mut Dice) -> Result<Killed> {
-        let victim = if number % 2 == 1 { Victim::Sender } else { Victim::Receiver };
+        let victim = if number % 2 == 1 {
+            Victim::Sender
+        } else {
+            Victim::Receiver
+        };
         for _ in 0..TRIES_MAX {
             let after = Duration::from_micros(dice.within(0..=micros(self.whole)));
             if let Some(stored) = self.begin_and_kill(victim, after)? {
@@ -166,7 +176,11 @@ impl fmt::Display for Killed {
             Victim::Receiver => "receiver",
         };
         let stored = self.stored;
-        write!(f, "{victim} killed after {:.2} s; stored by ", self.after.as_secs_f64())?;
+        write!(
+            f,
+            "{victim} killed after {:.2} s; stored by ",
+            self.after.as_secs_f64()
+        )?;
         for (bytes, account) in [
             (stored.journalled_bytes, "journal, "),
             (stored.told_bytes, "sender, "),
@@ -184,7 +198,9 @@ impl fmt::Display for Killed {
             self.again.as_secs_f64(),
             mebibytes(self.excess_bytes()),
             mebibytes(self.excess_over_written_bytes()),
-            self.difference.as_ref().map_or_else(|| "right".to_owned(), |what| format!("WRONG: {what}")),
+            self.difference
+                .as_ref()
+                .map_or_else(|| "right".to_owned(), |what| format!("WRONG: {what}")),
         )
     }
 }
@@ -219,7 +235,11 @@ mod tests {
 
     #[test]
     fn the_larger_account_of_what_was_stored_holds() {
-        let by_sender = Stored { journalled_bytes: 30, told_bytes: 40, written_bytes: 45 };
+        let by_sender = Stored {
+            journalled_bytes: 30,
+            told_bytes: 40,
+            written_bytes: 45,
+        };
         assert_eq!(by_sender.certain(), (40, "sender"));
         let killed = killed(by_sender, 70);
         assert_eq!((killed.missing_bytes(), killed.excess_bytes()), (60, 10));
@@ -228,7 +248,11 @@ mod tests {
 
     #[test]
     fn less_than_what_was_missing_is_no_excess() {
-        let stored = Stored { journalled_bytes: 30, told_bytes: 0, written_bytes: 20 };
+        let stored = Stored {
+            journalled_bytes: 30,
+            told_bytes: 0,
+            written_bytes: 20,
+        };
         let killed = killed(stored, 60);
         assert_eq!((killed.missing_bytes(), killed.excess_bytes()), (70, 0));
         assert_eq!(killed.excess_over_written_bytes(), 0);

@@ -18,21 +18,43 @@ impl Tally {
 
     /// Whether all contents are right and no excess is too large.
     pub(crate) fn all_right(&self) -> bool {
-        self.killed.iter().all(|one| one.difference.is_none() && one.excess_bytes() <= EXCESS_BYTES_MAX)
+        self.killed
+            .iter()
+            .all(|one| one.difference.is_none() && one.excess_bytes() <= EXCESS_BYTES_MAX)
     }
 
     fn of(&self, value: impl Fn(&Killed) -> u64) -> String {
-        let values: Vec<f64> = self.killed.iter().map(|one| mebibytes(value(one))).collect();
+        let values: Vec<f64> = self
+            .killed
+            .iter()
+            .map(|one| mebibytes(value(one)))
+            .collect();
         let most = spread(&values).map(|(_, most)| most);
-        format!("at most {} MiB, median {}", shown(most, 1), shown(median(&values), 1))
+        format!(
+            "at most {} MiB, median {}",
+            shown(most, 1),
+            shown(median(&values), 1)
+        )
     }
 }
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let senders = self.killed.iter().filter(|one| one.victim == Victim::Sender).count();
-        let wrong = self.killed.iter().filter(|one| one.difference.is_some()).count();
-        let above = self.killed.iter().filter(|one| one.excess_bytes() > EXCESS_BYTES_MAX).count();
+        let senders = self
+            .killed
+            .iter()
+            .filter(|one| one.victim == Victim::Sender)
+            .count();
+        let wrong = self
+            .killed
+            .iter()
+            .filter(|one| one.difference.is_some())
+            .count();
+        let above = self
+            .killed
+            .iter()
+            .filter(|one| one.excess_bytes() > EXCESS_BYTES_MAX)
+            .count();
         write!(
             f,
             "{} kills, {senders} of senders; missing {}; excess {}; over written {}; above {} MiB: {above}; wrong: {wrong}",
@@ -59,7 +81,11 @@ mod tests {
         Killed {
             victim: Victim::Receiver,
             after: Duration::ZERO,
-            stored: Stored { journalled_bytes: 512 << 20, told_bytes: 0, written_bytes: 520 << 20 },
+            stored: Stored {
+                journalled_bytes: 512 << 20,
+                told_bytes: 0,
+                written_bytes: 520 << 20,
+            },
             total_bytes: 1 << 30,
             moved_bytes,
             resumed_bytes: 0,
@@ -81,7 +107,11 @@ mod tests {
 
     #[test]
     fn the_sum_has_the_worst_and_the_middle() {
-        let all = tally(vec![killed(513 << 20, None), killed(522 << 20, None), killed(512 << 20, None)]);
+        let all = tally(vec![
+            killed(513 << 20, None),
+            killed(522 << 20, None),
+            killed(512 << 20, None),
+        ]);
         assert_eq!(
             all.to_string(),
             "3 kills, 0 of senders; missing at most 512.0 MiB, median 512.0; excess at most 10.0 MiB, median 1.0; \

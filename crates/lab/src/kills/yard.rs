@@ -54,10 +54,17 @@ impl Yard {
         dice: &mut Dice,
     ) -> Result<Self> {
         let target = directory.join("target");
-        fs::create_dir(&target).with_context(|| format!("failed to create {}", target.display()))?;
+        fs::create_dir(&target)
+            .with_context(|| format!("failed to create {}", target.display()))?;
         let place = Place::prepare(zmove, directory, &target, &["--write"])?;
         let daemon = place.serve(free_address(dice)?, &[])?;
-        Ok(Self { place, daemon, source: source.to_owned(), target, options: options.to_vec() })
+        Ok(Self {
+            place,
+            daemon,
+            source: source.to_owned(),
+            target,
+            options: options.to_vec(),
+        })
     }
 
     pub(crate) fn target(&self) -> &Path {
@@ -81,17 +88,28 @@ impl Yard {
 
     /// Starts the command, which is the same each time.
     pub(crate) fn push(&self) -> Result<Push> {
-        let (said, trace) = (self.place.directory.join("said"), self.place.directory.join("trace"));
+        let (said, trace) = (
+            self.place.directory.join("said"),
+            self.place.directory.join("trace"),
+        );
         File::create(&trace).context("failed to create the trace")?;
         let mut to = OsString::from(format!("{}:", self.daemon.address()));
         to.push(&self.target);
         let mut command = self.place.command(CLIENT_HOME);
-        command.args(["push", "--accept-new", "--json", "--trace"]).arg(&trace).args(&self.options);
+        command
+            .args(["push", "--accept-new", "--json", "--trace"])
+            .arg(&trace)
+            .args(&self.options);
         command.arg(self.source.join("")).arg(to);
         let output = File::create(&said).context("failed to create the push's log")?;
         command.stderr(output.try_clone()?).stdout(output);
         let start = Instant::now();
-        Ok(Push { running: Running::start(&mut command)?, start, said, trace })
+        Ok(Push {
+            running: Running::start(&mut command)?,
+            start,
+            said,
+            trace,
+        })
     }
 
     /// What the daemon has done so far.
@@ -124,14 +142,20 @@ impl Yard {
         let due = Instant::now() + PATIENCE;
         loop {
             let mut command = self.place.command(DAEMON_HOME);
-            let told = command.args(["journal", "list", "--json"]).stderr(Stdio::inherit()).output();
+            let told = command
+                .args(["journal", "list", "--json"])
+                .stderr(Stdio::inherit())
+                .output();
             let told = told.context("failed to start zmove journal list")?;
             let listing = listing(&String::from_utf8_lossy(&told.stdout))?;
             if !listing.in_use {
                 return Ok(listing.bytes_written);
             }
             if Instant::now() > due {
-                bail!("a session still writes its journal after {} s", PATIENCE.as_secs());
+                bail!(
+                    "a session still writes its journal after {} s",
+                    PATIENCE.as_secs()
+                );
             }
             thread::sleep(STEP);
         }
@@ -171,15 +195,28 @@ impl Push {
         }
         let elapsed = self.start.elapsed();
         let sender = Counted::of(self.running.id())?;
-        let status = self.running.wait(PATIENCE)?.context("a process that has ended can be waited for")?;
+        let status = self
+            .running
+            .wait(PATIENCE)?
+            .context("a process that has ended can be waited for")?;
         let said = fs::read_to_string(&self.said).context("failed to read what the push said")?;
         if !status.success() {
             bail!("the push ended with {status}: {}", said.trim());
         }
         let last = said.lines().last().context("the push said nothing")?;
-        let summary: Value = serde_json::from_str(last).context("the push's last line is no summary")?;
-        let count = |key: &str| summary[key].as_u64().with_context(|| format!("the summary has no {key}"));
-        Ok(Done { elapsed, sender, bytes: count("bytes")?, bytes_resumed: count("bytes_resumed")? })
+        let summary: Value =
+            serde_json::from_str(last).context("the push's last line is no summary")?;
+        let count = |key: &str| {
+            summary[key]
+                .as_u64()
+                .with_context(|| format!("the summary has no {key}"))
+        };
+        Ok(Done {
+            elapsed,
+            sender,
+            bytes: count("bytes")?,
+            bytes_resumed: count("bytes_resumed")?,
+        })
     }
 }
 
@@ -191,20 +228,35 @@ struct Listing {
 }
 
 fn listing(text: &str) -> Result<Listing> {
-    let mut all = Listing { in_use: false, bytes_written: 0 };
+    let mut all = Listing {
+        in_use: false,
+        bytes_written: 0,
+    };
     for line in text.lines() {
         let journal: Value = serde_json::from_str(line).context("a line of journals is no JSON")?;
-        all.in_use |= journal["in_use"].as_bool().context("a journal does not say whether it is in use")?;
-        let files = journal["files"].as_array().map(Vec::as_slice).unwrap_or_default();
-        all.bytes_written += files.iter().filter_map(|file| file["bytes_written"].as_u64()).sum::<u64>();
+        all.in_use |= journal["in_use"]
+            .as_bool()
+            .context("a journal does not say whether it is in use")?;
+        let files = journal["files"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        all.bytes_written += files
+            .iter()
+            .filter_map(|file| file["bytes_written"].as_u64())
+            .sum::<u64>();
     }
     Ok(all)
 }
 
 fn stored_by_trace(text: &str) -> u64 {
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    let last = whole.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
-    last.and_then(|line| line["bytes_stored"].as_u64()).unwrap_or(0)
+    let last = whole
+        .lines()
+        .last()
+        .and_then(|line| serde_json::from_str::<Value>(line).ok());
+    last.and_then(|line| line["bytes_stored"].as_u64())
+        .unwrap_or(0)
 }
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -220,14 +272,29 @@ mod tests {
     fn journals_are_summed_up() {
         let text = "{\"in_use\":false,\"files\":[{\"bytes_written\":5},{\"bytes_written\":6}]}\n\
             {\"in_use\":true,\"error\":\"damaged\"}\n";
-        assert_eq!(listing(text).unwrap(), Listing { in_use: true, bytes_written: 11 });
-        assert_eq!(listing("").unwrap(), Listing { in_use: false, bytes_written: 0 });
+        assert_eq!(
+            listing(text).unwrap(),
+            Listing {
+                in_use: true,
+                bytes_written: 11
+            }
+        );
+        assert_eq!(
+            listing("").unwrap(),
+            Listing {
+                in_use: false,
+                bytes_written: 0
+            }
+        );
         assert!(listing("nothing is unfinished").is_err());
     }
 
     #[test]
     fn a_line_that_was_cut_off_tells_nothing() {
-        assert_eq!(stored_by_trace("{\"bytes_stored\":1}\n{\"bytes_stored\":2}\n{\"bytes_st"), 2);
+        assert_eq!(
+            stored_by_trace("{\"bytes_stored\":1}\n{\"bytes_stored\":2}\n{\"bytes_st"),
+            2
+        );
         assert_eq!(stored_by_trace("{\"bytes_stored\":12"), 0);
         assert_eq!(stored_by_trace(""), 0);
     }

@@ -70,16 +70,23 @@ pub(crate) fn bare(arguments: &BareArgs) -> Result<ExitCode> {
                 Some(from) => fs::read(from.join(file))?.into(),
                 None => (&alike).into(),
             };
-            arguments.operation.run(&arguments.directory.join(file), &contents)?;
+            arguments
+                .operation
+                .run(&arguments.directory.join(file), &contents)?;
         }
         Ok(())
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..arguments.threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("the work does not panic"))
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("the work does not panic"))
     })
     .with_context(|| format!("failed below {}", arguments.directory.display()))?;
-    println!("{:.0} files/s", tree.files.len() as f64 / started.elapsed().as_secs_f64());
+    println!(
+        "{:.0} files/s",
+        tree.files.len() as f64 / started.elapsed().as_secs_f64()
+    );
     Ok(ExitCode::SUCCESS)
 }
 
@@ -94,11 +101,15 @@ struct Tree {
 impl Tree {
     /// Makes up as many names as were asked for.
     fn imagine(&mut self, arguments: &BareArgs) {
-        self.directories =
-            (0..arguments.directories).map(|number| PathBuf::from(number.to_string())).collect();
+        self.directories = (0..arguments.directories)
+            .map(|number| PathBuf::from(number.to_string()))
+            .collect();
         let file = |number: usize| {
             let directory = &self.directories[number % arguments.directories];
-            (number / arguments.directories, directory.join(format!("f{number}")))
+            (
+                number / arguments.directories,
+                directory.join(format!("f{number}")),
+            )
         };
         self.files = (0..arguments.files).map(file).collect();
     }

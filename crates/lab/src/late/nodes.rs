@@ -27,10 +27,24 @@ struct Node {
 
 impl Nodes {
     pub(super) fn new(root: &Path) -> io::Result<Self> {
-        let descriptor = Arc::new(openat(CWD, root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+        let descriptor = Arc::new(openat(
+            CWD,
+            root,
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?);
         let root_inode = statat(&descriptor, "", AtFlags::EMPTY_PATH)?.st_ino;
-        let known = HashMap::from([(INodeNo::ROOT.0, Node { descriptor, lookups: 1 })]);
-        Ok(Self { root_inode, known: Mutex::new(known) })
+        let known = HashMap::from([(
+            INodeNo::ROOT.0,
+            Node {
+                descriptor,
+                lookups: 1,
+            },
+        )]);
+        Ok(Self {
+            root_inode,
+            known: Mutex::new(known),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Node>> {
@@ -62,13 +76,19 @@ impl Nodes {
         let attributes = self.attributes_of(&statat(&descriptor, "", AtFlags::EMPTY_PATH)?);
         let mut known = self.lock();
         let node = known.entry(attributes.ino.0);
-        node.or_insert_with(|| Node { descriptor: Arc::new(descriptor), lookups: 0 }).lookups += 1;
+        node.or_insert_with(|| Node {
+            descriptor: Arc::new(descriptor),
+            lookups: 0,
+        })
+        .lookups += 1;
         Ok(attributes)
     }
 
     pub(super) fn forget(&self, inode: INodeNo, lookups: u64) {
         let mut known = self.lock();
-        let Some(node) = known.get_mut(&inode.0) else { return };
+        let Some(node) = known.get_mut(&inode.0) else {
+            return;
+        };
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 && inode != INodeNo::ROOT {
             known.remove(&inode.0);
@@ -76,7 +96,11 @@ impl Nodes {
     }
 
     fn attributes_of(&self, stat: &Stat) -> FileAttr {
-        let inode = if stat.st_ino == self.root_inode { INodeNo::ROOT } else { INodeNo(stat.st_ino) };
+        let inode = if stat.st_ino == self.root_inode {
+            INodeNo::ROOT
+        } else {
+            INodeNo(stat.st_ino)
+        };
         FileAttr {
             ino: inode,
             size: u64::try_from(stat.st_size).unwrap_or(0),
@@ -112,8 +136,14 @@ pub(super) fn file_type(mode: u32) -> FileType {
 
 fn moment(seconds: i64, nanos: u64) -> SystemTime {
     let whole = Duration::from_secs(seconds.unsigned_abs());
-    let seconds = if seconds < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
-    seconds.and_then(|moment| moment.checked_add(Duration::from_nanos(nanos))).unwrap_or(UNIX_EPOCH)
+    let seconds = if seconds < 0 {
+        UNIX_EPOCH.checked_sub(whole)
+    } else {
+        UNIX_EPOCH.checked_add(whole)
+    };
+    seconds
+        .and_then(|moment| moment.checked_add(Duration::from_nanos(nanos)))
+        .unwrap_or(UNIX_EPOCH)
 }
 
 const BLOCK_BYTES: u32 = 4096;

@@ -29,7 +29,10 @@ impl Operations {
         count.all += 1;
         count.under_way += 1;
         count.at_once = count.at_once.max(count.under_way);
-        UnderWay { operations: self, name }
+        UnderWay {
+            operations: self,
+            name,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Count>> {
@@ -50,9 +53,11 @@ impl fmt::Display for Operations {
         let counts = self.lock();
         let all: u64 = counts.values().map(|count| count.all).sum();
         write!(f, "{all} operations:")?;
-        counts.iter().try_for_each(|(name, count)| match count.at_once {
-            1 => write!(f, " {name} {}", count.all),
-            at_once => write!(f, " {name} {} ({at_once} at once)", count.all),
-        })
+        counts
+            .iter()
+            .try_for_each(|(name, count)| match count.at_once {
+                1 => write!(f, " {name} {}", count.all),
+                at_once => write!(f, " {name} {} ({at_once} at once)", count.all),
+            })
     }
 }

@@ -16,13 +16,17 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new(rate: ByteRate) -> Self {
-        Self { rate, free_at: Mutex::new(None) }
+        Self {
+            rate,
+            free_at: Mutex::new(None),
+        }
     }
 
     /// Takes the next turn for `bytes`: how long after `now` the last of them has passed.
     pub(super) fn wait_for(&self, bytes: usize, now: Instant) -> Duration {
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let passed = free_at.map_or(now, |free| free.max(now)) + self.rate.duration_of(bytes as u64);
+        let passed =
+            free_at.map_or(now, |free| free.max(now)) + self.rate.duration_of(bytes as u64);
         *free_at = Some(passed);
         passed - now
     }
@@ -36,7 +40,9 @@ mod tests {
     fn requests_that_wait_pass_at_the_rate_and_time_without_any_is_not_made_up_for() {
         let pace = Pace::new("1MB/s".parse().unwrap());
         let start = Instant::now();
-        let waits: Vec<u128> = (0..3).map(|_| pace.wait_for(1_000, start).as_millis()).collect();
+        let waits: Vec<u128> = (0..3)
+            .map(|_| pace.wait_for(1_000, start).as_millis())
+            .collect();
         assert_eq!(waits, [1, 2, 3]);
         let later = start + Duration::from_secs(1);
         assert_eq!(pace.wait_for(1_000, later), Duration::from_millis(1));

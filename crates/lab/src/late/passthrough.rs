@@ -17,13 +17,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow,
+    WriteFlags,
 };
 use rustix::fs::{
-    AtFlags, CWD, Dir, FallocateFlags, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
-    chmodat, chownat, fallocate, fstatvfs, fsync, ftruncate, linkat, mkdirat, mknodat, open, openat,
-    readlinkat, renameat_with, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, Dir, FallocateFlags, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW,
+    UTIME_OMIT, Uid, chmodat, chownat, fallocate, fstatvfs, fsync, ftruncate, linkat, mkdirat,
+    mknodat, open, openat, readlinkat, renameat_with, symlinkat, unlinkat, utimensat,
 };
 
 use super::Delays;
@@ -62,7 +63,10 @@ struct Handles<T> {
 
 impl<T> Handles<T> {
     fn new() -> Self {
-        Self { next: AtomicU64::new(1), open: Mutex::new(HashMap::new()) }
+        Self {
+            next: AtomicU64::new(1),
+            open: Mutex::new(HashMap::new()),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<T>>> {
@@ -76,7 +80,10 @@ impl<T> Handles<T> {
     }
 
     fn get(&self, handle: FileHandle) -> io::Result<Arc<T>> {
-        self.lock().get(&handle.0).cloned().ok_or_else(|| io::Error::from_raw_os_error(BAD_DESCRIPTOR))
+        self.lock()
+            .get(&handle.0)
+            .cloned()
+            .ok_or_else(|| io::Error::from_raw_os_error(BAD_DESCRIPTOR))
     }
 
     fn remove(&self, handle: FileHandle) {
@@ -94,7 +101,15 @@ impl Passthrough {
         let nodes = Nodes::new(over)?;
         let pace = delays.rate.map(Pace::new);
         let (files, listings) = (Handles::new(), Handles::new());
-        Ok(Self { nodes, delays, pace, client, operations, files, listings })
+        Ok(Self {
+            nodes,
+            delays,
+            pace,
+            client,
+            operations,
+            files,
+            listings,
+        })
     }
 
     /// Books a metadata operation and lets the time pass that it takes.
@@ -107,19 +122,28 @@ impl Passthrough {
     fn change(&self, name: &'static str, directories: &[INodeNo]) {
         let _under_way = self.operations.begin(name);
         let now = Instant::now();
-        let turn = |client: &Client| directories.iter().map(|inode| client.change(inode.0, now)).max();
+        let turn = |client: &Client| {
+            directories
+                .iter()
+                .map(|inode| client.change(inode.0, now))
+                .max()
+        };
         sleep(self.delays.delay.0 + self.client.as_ref().and_then(turn).unwrap_or_default());
     }
 
     /// Books a read or a write and lets the time pass that it takes: its turn at the rate and its delay.
     fn data(&self, name: &'static str, bytes: usize) {
         let _under_way = self.operations.begin(name);
-        let turn = self.pace.as_ref().map_or(Duration::ZERO, |pace| pace.wait_for(bytes, Instant::now()));
+        let turn = self
+            .pace
+            .as_ref()
+            .map_or(Duration::ZERO, |pace| pace.wait_for(bytes, Instant::now()));
         sleep(turn + self.delays.data_delay.0);
     }
 
     fn look_up(&self, parent: INodeNo, name: &OsStr) -> io::Result<FileAttr> {
-        self.nodes.look_up(self.nodes.descriptor(parent)?.as_fd(), name)
+        self.nodes
+            .look_up(self.nodes.descriptor(parent)?.as_fd(), name)
     }
 
     /// Makes something in a directory and tells of it.
@@ -130,7 +154,10 @@ impl Passthrough {
         make: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
         reply: ReplyEntry,
     ) {
-        let made = self.nodes.descriptor(parent).and_then(|directory| Ok(make(&directory)?));
+        let made = self
+            .nodes
+            .descriptor(parent)
+            .and_then(|directory| Ok(make(&directory)?));
         self.entry(made.and_then(|()| self.look_up(parent, name)), reply);
     }
 
@@ -144,7 +171,10 @@ impl Passthrough {
         let directory = self.nodes.descriptor(parent)?;
         let flags = kept_flags(flags) | OFlags::CREATE;
         let file = openat(&directory, name, flags, Mode::from_raw_mode(mode))?;
-        Ok((self.nodes.look_up(directory.as_fd(), name)?, File::from(file)))
+        Ok((
+            self.nodes.look_up(directory.as_fd(), name)?,
+            File::from(file),
+        ))
     }
 
     fn open_file(&self, inode: INodeNo, flags: OpenFlags) -> io::Result<File> {
@@ -154,12 +184,20 @@ impl Passthrough {
 
     /// How long the kernel may answer by itself what it was told.
     fn kept_for(&self) -> Duration {
-        if self.client.is_some() { Duration::ZERO } else { KEPT_FOR }
+        if self.client.is_some() {
+            Duration::ZERO
+        } else {
+            KEPT_FOR
+        }
     }
 
     /// How the kernel treats an open file.
     fn open_flags(&self) -> FopenFlags {
-        let direct = if self.client.is_some() { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() };
+        let direct = if self.client.is_some() {
+            FopenFlags::FOPEN_DIRECT_IO
+        } else {
+            FopenFlags::empty()
+        };
         FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES | direct
     }
 
@@ -199,17 +237,31 @@ impl Passthrough {
         if change.owner.is_some() || change.group.is_some() {
             let descriptor = self.nodes.descriptor(inode)?;
             let owner = change.owner.map(Uid::from_raw);
-            chownat(descriptor, "", owner, change.group.map(Gid::from_raw), AtFlags::EMPTY_PATH)?;
+            chownat(
+                descriptor,
+                "",
+                owner,
+                change.group.map(Gid::from_raw),
+                AtFlags::EMPTY_PATH,
+            )?;
         }
         if let Some(size) = change.size {
-            ftruncate(open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?, size)?;
+            ftruncate(
+                open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?,
+                size,
+            )?;
         }
         if change.accessed.is_some() || change.modified.is_some() {
             let times = Timestamps {
                 last_access: timespec(change.accessed),
                 last_modification: timespec(change.modified),
             };
-            utimensat(self.nodes.descriptor(inode)?, "", &times, AtFlags::EMPTY_PATH)?;
+            utimensat(
+                self.nodes.descriptor(inode)?,
+                "",
+                &times,
+                AtFlags::EMPTY_PATH,
+            )?;
         }
         self.nodes.attributes(inode)
     }
@@ -245,7 +297,13 @@ impl Filesystem for Passthrough {
         self.nodes.forget(inode, lookups);
     }
 
-    fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: Option<FileHandle>,
+        reply: ReplyAttr,
+    ) {
         self.metadata("getattr");
         self.attributes(self.nodes.attributes(inode), reply);
     }
@@ -269,12 +327,28 @@ impl Filesystem for Passthrough {
         reply: ReplyAttr,
     ) {
         self.metadata("setattr");
-        self.attributes(self.set(inode, &Change { mode, owner, group, size, accessed, modified }), reply);
+        self.attributes(
+            self.set(
+                inode,
+                &Change {
+                    mode,
+                    owner,
+                    group,
+                    size,
+                    accessed,
+                    modified,
+                },
+            ),
+            reply,
+        );
     }
 
     fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {
         self.metadata("readlink");
-        let target = self.nodes.descriptor(inode).and_then(|node| Ok(readlinkat(node, "", Vec::new())?));
+        let target = self
+            .nodes
+            .descriptor(inode)
+            .and_then(|node| Ok(readlinkat(node, "", Vec::new())?));
         match target {
             Ok(target) => reply.data(target.as_bytes()),
             Err(error) => reply.error(Errno::from(error)),
@@ -294,7 +368,12 @@ impl Filesystem for Passthrough {
         self.change("mknod", &[parent]);
         let kind = rustix::fs::FileType::from_raw_mode(mode);
         let mode = Mode::from_raw_mode(mode & 0o7777);
-        self.make(parent, name, |directory| mknodat(directory, name, kind, mode, u64::from(device)), reply);
+        self.make(
+            parent,
+            name,
+            |directory| mknodat(directory, name, kind, mode, u64::from(device)),
+            reply,
+        );
     }
 
     fn mkdir(
@@ -307,24 +386,47 @@ impl Filesystem for Passthrough {
         reply: ReplyEntry,
     ) {
         self.change("mkdir", &[parent]);
-        self.make(parent, name, |directory| mkdirat(directory, name, Mode::from_raw_mode(mode)), reply);
+        self.make(
+            parent,
+            name,
+            |directory| mkdirat(directory, name, Mode::from_raw_mode(mode)),
+            reply,
+        );
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         self.change("unlink", &[parent]);
         let removed = self.nodes.descriptor(parent);
-        done(removed.and_then(|parent| Ok(unlinkat(parent, name, AtFlags::empty())?)), reply);
+        done(
+            removed.and_then(|parent| Ok(unlinkat(parent, name, AtFlags::empty())?)),
+            reply,
+        );
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         self.change("rmdir", &[parent]);
         let removed = self.nodes.descriptor(parent);
-        done(removed.and_then(|parent| Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)), reply);
+        done(
+            removed.and_then(|parent| Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)),
+            reply,
+        );
     }
 
-    fn symlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+    fn symlink(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
         self.change("symlink", &[parent]);
-        self.make(parent, name, |directory| symlinkat(target, directory, name), reply);
+        self.make(
+            parent,
+            name,
+            |directory| symlinkat(target, directory, name),
+            reply,
+        );
     }
 
     fn rename(
@@ -338,10 +440,20 @@ impl Filesystem for Passthrough {
         reply: ReplyEmpty,
     ) {
         let across = [parent, new_parent];
-        self.change("rename", if parent == new_parent { &across[1..] } else { &across });
+        self.change(
+            "rename",
+            if parent == new_parent {
+                &across[1..]
+            } else {
+                &across
+            },
+        );
         let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
         let renamed = || {
-            let (from, to) = (self.nodes.descriptor(parent)?, self.nodes.descriptor(new_parent)?);
+            let (from, to) = (
+                self.nodes.descriptor(parent)?,
+                self.nodes.descriptor(new_parent)?,
+            );
             Ok(renameat_with(from, name, to, new_name, flags)?)
         };
         done(renamed(), reply);
@@ -388,7 +500,11 @@ impl Filesystem for Passthrough {
     ) {
         self.data("read", size as usize);
         let mut room = vec![0; size as usize];
-        match self.files.get(handle).and_then(|file| file.read_at(&mut room, offset)) {
+        match self
+            .files
+            .get(handle)
+            .and_then(|file| file.read_at(&mut room, offset))
+        {
             Ok(bytes) => reply.data(&room[..bytes]),
             Err(error) => reply.error(Errno::from(error)),
         }
@@ -410,7 +526,11 @@ impl Filesystem for Passthrough {
         if let Some(client) = &self.client {
             sleep(client.write(inode.0, offset, data.len(), Instant::now()));
         }
-        match self.files.get(handle).and_then(|file| file.write_at(data, offset)) {
+        match self
+            .files
+            .get(handle)
+            .and_then(|file| file.write_at(data, offset))
+        {
             Ok(bytes) => reply.written(u32::try_from(bytes).unwrap_or(u32::MAX)),
             Err(error) => reply.error(Errno::from(error)),
         }
@@ -439,7 +559,13 @@ impl Filesystem for Passthrough {
         reply: ReplyEmpty,
     ) {
         self.metadata("fsync");
-        let flush = |file: &File| if data_only { file.sync_data() } else { file.sync_all() };
+        let flush = |file: &File| {
+            if data_only {
+                file.sync_data()
+            } else {
+                file.sync_all()
+            }
+        };
         done(self.files.get(handle).and_then(|file| flush(&file)), reply);
     }
 
@@ -504,7 +630,11 @@ impl Filesystem for Passthrough {
 
     fn statfs(&self, _request: &Request, inode: INodeNo, reply: ReplyStatfs) {
         self.metadata("statfs");
-        match self.nodes.descriptor(inode).and_then(|node| Ok(fstatvfs(node)?)) {
+        match self
+            .nodes
+            .descriptor(inode)
+            .and_then(|node| Ok(fstatvfs(node)?))
+        {
             Ok(of) => {
                 let block = u32::try_from(of.f_bsize).unwrap_or(u32::MAX);
                 let fragment = u32::try_from(of.f_frsize).unwrap_or(u32::MAX);
@@ -536,7 +666,12 @@ impl Filesystem for Passthrough {
     ) {
         self.metadata("fallocate");
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
-        done(self.files.get(handle).and_then(|file| Ok(fallocate(&*file, mode, offset, length)?)), reply);
+        done(
+            self.files
+                .get(handle)
+                .and_then(|file| Ok(fallocate(&*file, mode, offset, length)?)),
+            reply,
+        );
     }
 
     fn create(
@@ -553,7 +688,13 @@ impl Filesystem for Passthrough {
         match self.create_file(parent, name, mode, flags) {
             Ok((attributes, file)) => {
                 let handle = self.files.add(file);
-                reply.created(&self.kept_for(), &attributes, Generation(0), handle, self.open_flags());
+                reply.created(
+                    &self.kept_for(),
+                    &attributes,
+                    Generation(0),
+                    handle,
+                    self.open_flags(),
+                );
             }
             Err(error) => reply.error(Errno::from(error)),
         }
@@ -581,12 +722,19 @@ fn kept_flags(flags: i32) -> OFlags {
 
 fn timespec(time: Option<TimeOrNow>) -> Timespec {
     match time {
-        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-        Some(TimeOrNow::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        None => Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+        Some(TimeOrNow::Now) => Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_NOW,
+        },
         Some(TimeOrNow::SpecificTime(time)) => match time.duration_since(UNIX_EPOCH) {
-            Ok(since) => {
-                Timespec { tv_sec: since.as_secs().cast_signed(), tv_nsec: since.subsec_nanos().into() }
-            }
+            Ok(since) => Timespec {
+                tv_sec: since.as_secs().cast_signed(),
+                tv_nsec: since.subsec_nanos().into(),
+            },
             Err(before) => {
                 let before = before.duration();
                 let nanos = i64::from(before.subsec_nanos());

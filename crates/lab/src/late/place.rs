@@ -41,7 +41,10 @@ pub(crate) struct Mounted {
 
 impl Places {
     /// Both in memory.
-    pub(crate) const MEMORY: Self = Self { source: Place::Memory, target: Place::Memory };
+    pub(crate) const MEMORY: Self = Self {
+        source: Place::Memory,
+        target: Place::Memory,
+    };
 
     /// Whether tools wait for storage more than for processors.
     pub(crate) fn any_is_late(self) -> bool {
@@ -63,9 +66,18 @@ impl Places {
     ) -> Result<Mounted> {
         let seen_source = self.source.seen(session, SOURCE, source)?;
         let seen_root = self.target.seen(session, TARGET, root)?;
-        let below = target.strip_prefix(root).context("the target lies in its volume")?;
-        let mounts = [self.source.mount(&seen_source, source)?, self.target.mount(&seen_root, root)?];
-        Ok(Mounted { target: seen_root.join(below), source: seen_source, _mounts: mounts })
+        let below = target
+            .strip_prefix(root)
+            .context("the target lies in its volume")?;
+        let mounts = [
+            self.source.mount(&seen_source, source)?,
+            self.target.mount(&seen_root, root)?,
+        ];
+        Ok(Mounted {
+            target: seen_root.join(below),
+            source: seen_source,
+            _mounts: mounts,
+        })
     }
 }
 
@@ -98,14 +110,25 @@ impl FromStr for Place {
         if text == "memory" {
             return Ok(Self::Memory);
         }
-        let delays = text.strip_prefix("late:").context("a place is memory or late:MILLISECONDSms")?;
+        let delays = text
+            .strip_prefix("late:")
+            .context("a place is memory or late:MILLISECONDSms")?;
         let (delay, rate) = match delays.split_once(',') {
             Some((delay, rate)) => (delay, Some(rate.parse::<ByteRate>()?)),
             None => (delays, None),
         };
         let delay: RoundTrip = delay.parse()?;
-        let data_delay = if rate.is_some() { delay } else { RoundTrip(Duration::ZERO) };
-        Ok(Self::Late(Delays { delay, data_delay, rate, depth: DEPTH }))
+        let data_delay = if rate.is_some() {
+            delay
+        } else {
+            RoundTrip(Duration::ZERO)
+        };
+        Ok(Self::Late(Delays {
+            delay,
+            data_delay,
+            rate,
+            depth: DEPTH,
+        }))
     }
 }
 
@@ -113,8 +136,14 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory => f.write_str("memory"),
-            Self::Late(Delays { delay, rate: None, .. }) => write!(f, "late:{}ms", delay.milliseconds()),
-            Self::Late(Delays { delay, rate: Some(rate), .. }) => {
+            Self::Late(Delays {
+                delay, rate: None, ..
+            }) => write!(f, "late:{}ms", delay.milliseconds()),
+            Self::Late(Delays {
+                delay,
+                rate: Some(rate),
+                ..
+            }) => {
                 write!(f, "late:{}ms,{rate}", delay.milliseconds())
             }
         }
@@ -131,13 +160,18 @@ mod tests {
     #[test]
     fn a_rate_makes_reads_and_writes_late_too() {
         let delays = |text: &str| match text.parse().unwrap() {
-            Place::Late(delays) => {
-                (delays.delay.milliseconds(), delays.data_delay.milliseconds(), delays.rate)
-            }
+            Place::Late(delays) => (
+                delays.delay.milliseconds(),
+                delays.data_delay.milliseconds(),
+                delays.rate,
+            ),
             Place::Memory => panic!("{text} is memory"),
         };
         assert_eq!(delays("late:0.2ms"), (0.2, 0.0, None));
-        assert_eq!(delays("late:5ms,600MB/s"), (5.0, 5.0, Some(ByteRate(600_000_000))));
+        assert_eq!(
+            delays("late:5ms,600MB/s"),
+            (5.0, 5.0, Some(ByteRate(600_000_000)))
+        );
     }
 
     #[test]

@@ -30,17 +30,32 @@ use crate::units::{ByteCount, RoundTrip};
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Costs {
     /// How long a directory is busy with each entry that is made, removed, renamed or linked, in milliseconds.
-    #[arg(long = "model-entry", value_name = "MS", default_value = "0.2", requires = "model")]
+    #[arg(
+        long = "model-entry",
+        value_name = "MS",
+        default_value = "0.2",
+        requires = "model"
+    )]
     entry: RoundTrip,
     /// How long it is busy beside that where the last change was by another client.
-    #[arg(long = "model-entry-handover", value_name = "MS", default_value = "1", requires = "model")]
+    #[arg(
+        long = "model-entry-handover",
+        value_name = "MS",
+        default_value = "1",
+        requires = "model"
+    )]
     entry_handover: RoundTrip,
     /// Bytes of an extent of a file, of which one client at a time is the owner.
     #[arg(long = "model-extent", value_name = "BYTES", default_value = "4MiB", requires = "model",
           value_parser = extent)]
     extent: ByteCount,
     /// How long a write waits for an extent that another client wrote to last.
-    #[arg(long = "model-extent-handover", value_name = "MS", default_value = "1", requires = "model")]
+    #[arg(
+        long = "model-extent-handover",
+        value_name = "MS",
+        default_value = "1",
+        requires = "model"
+    )]
     extent_handover: RoundTrip,
 }
 
@@ -52,7 +67,12 @@ fn extent(text: &str) -> anyhow::Result<ByteCount> {
 
 impl fmt::Display for Costs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { entry, entry_handover, extent, extent_handover } = self;
+        let Self {
+            entry,
+            entry_handover,
+            extent,
+            extent_handover,
+        } = self;
         write!(
             f,
             "{} ms for an entry, one after the other in its directory, {} ms more after another client; {} ms for \
@@ -108,12 +128,18 @@ pub(crate) struct Client {
 
 impl Shared {
     pub(crate) fn new(costs: Costs) -> Arc<Self> {
-        Arc::new(Self { costs, books: Mutex::default() })
+        Arc::new(Self {
+            costs,
+            books: Mutex::default(),
+        })
     }
 
     /// The client of that number.
     pub(crate) fn client(self: &Arc<Self>, number: u32) -> Client {
-        Client { shared: Arc::clone(self), number }
+        Client {
+            shared: Arc::clone(self),
+            number,
+        }
     }
 
     /// Begins anew, with nothing charged and nobody the owner of anything.
@@ -133,10 +159,19 @@ impl Shared {
 impl Client {
     /// Charges a change of an entry of a directory: how long after `now` it is done.
     pub(super) fn change(&self, directory: u64, now: Instant) -> Duration {
-        let Costs { entry, entry_handover, .. } = self.shared.costs;
+        let Costs {
+            entry,
+            entry_handover,
+            ..
+        } = self.shared.costs;
         let mut books = self.shared.lock();
-        let (handed_over, over_at) =
-            take(&mut books.directories, directory, self.number, now, &[entry.0, entry_handover.0]);
+        let (handed_over, over_at) = take(
+            &mut books.directories,
+            directory,
+            self.number,
+            now,
+            &[entry.0, entry_handover.0],
+        );
         books.charges.entries += 1;
         books.charges.entry_handovers += u64::from(handed_over);
         over_at - now
@@ -144,8 +179,14 @@ impl Client {
 
     /// Charges a write: how long after `now` this client is the owner of all that it touches.
     pub(super) fn write(&self, file: u64, offset: u64, bytes: usize, now: Instant) -> Duration {
-        let Costs { extent, extent_handover, .. } = self.shared.costs;
-        let Some(last) = (bytes as u64).checked_sub(1) else { return Duration::ZERO };
+        let Costs {
+            extent,
+            extent_handover,
+            ..
+        } = self.shared.costs;
+        let Some(last) = (bytes as u64).checked_sub(1) else {
+            return Duration::ZERO;
+        };
         let mut books = self.shared.lock();
         let mut owned_at = now;
         for number in offset / extent.0..=(offset + last) / extent.0 {
@@ -175,7 +216,13 @@ fn take<K: Eq + Hash>(
     };
     let handed_over = before.is_some_and(|before| before.client != client);
     let begins_at = before.map_or(now, |before| before.over_at.max(now));
-    let over_at = begins_at + *each + if handed_over { *handover } else { Duration::ZERO };
+    let over_at = begins_at
+        + *each
+        + if handed_over {
+            *handover
+        } else {
+            Duration::ZERO
+        };
     entry.insert_entry(Turn { client, over_at });
     (handed_over, over_at)
 }
@@ -205,35 +252,89 @@ mod tests {
     fn entries_of_a_directory_come_one_after_the_other_and_cost_more_after_another_client() {
         let (shared, one, other) = two();
         let now = Instant::now();
-        let waits = [&one, &one, &other, &other, &one].map(|client| client.change(7, now).as_micros());
+        let waits =
+            [&one, &one, &other, &other, &one].map(|client| client.change(7, now).as_micros());
         assert_eq!(waits, [200, 400, 1_600, 1_800, 3_000]);
-        assert_eq!(other.change(8, now).as_micros(), 200, "another directory is free");
+        assert_eq!(
+            other.change(8, now).as_micros(),
+            200,
+            "another directory is free"
+        );
         let later = now + Duration::from_secs(1);
-        assert_eq!(one.change(7, later).as_micros(), 200, "nobody else has been there meanwhile");
-        assert_eq!(other.change(7, later + Duration::from_secs(1)).as_micros(), 1_200);
-        assert_eq!(shared.charges(), Charges { entries: 8, entry_handovers: 3, extent_handovers: 0 });
+        assert_eq!(
+            one.change(7, later).as_micros(),
+            200,
+            "nobody else has been there meanwhile"
+        );
+        assert_eq!(
+            other.change(7, later + Duration::from_secs(1)).as_micros(),
+            1_200
+        );
+        assert_eq!(
+            shared.charges(),
+            Charges {
+                entries: 8,
+                entry_handovers: 3,
+                extent_handovers: 0
+            }
+        );
     }
 
     #[test]
-    fn an_extent_is_handed_over_to_whoever_writes_after_another_and_the_first_writer_waits_for_nobody() {
+    fn an_extent_is_handed_over_to_whoever_writes_after_another_and_the_first_writer_waits_for_nobody()
+     {
         let (shared, one, other) = two();
         let now = Instant::now();
         let mib = |mib: u64| mib << 20;
         // one: the first two extents, the other: the third
-        for (client, offset) in [(&one, 0), (&one, 3), (&one, 4), (&one, 7), (&other, 8), (&other, 11)] {
-            assert_eq!(client.write(7, mib(offset), 1 << 20, now), Duration::ZERO, "{offset}");
+        for (client, offset) in [
+            (&one, 0),
+            (&one, 3),
+            (&one, 4),
+            (&one, 7),
+            (&other, 8),
+            (&other, 11),
+        ] {
+            assert_eq!(
+                client.write(7, mib(offset), 1 << 20, now),
+                Duration::ZERO,
+                "{offset}"
+            );
         }
-        assert_eq!(shared.charges(), Charges::default(), "ranges of whole extents meet nowhere");
-        assert_eq!(other.write(7, mib(4) - 1, 1, now).as_millis(), 1, "the last byte of the first extent");
-        assert_eq!(other.write(7, mib(4) - 1, 1, now).as_millis(), 1, "while that is under way");
+        assert_eq!(
+            shared.charges(),
+            Charges::default(),
+            "ranges of whole extents meet nowhere"
+        );
+        assert_eq!(
+            other.write(7, mib(4) - 1, 1, now).as_millis(),
+            1,
+            "the last byte of the first extent"
+        );
+        assert_eq!(
+            other.write(7, mib(4) - 1, 1, now).as_millis(),
+            1,
+            "while that is under way"
+        );
         assert_eq!(
             one.write(7, mib(4) - 1, 2, now).as_millis(),
             2,
             "only the first of these two was taken away"
         );
         assert_eq!(one.write(8, 0, 1, now), Duration::ZERO, "another file");
-        assert_eq!(other.write(8, 0, 0, now), Duration::ZERO, "nothing is written");
-        assert_eq!(shared.charges(), Charges { entries: 0, entry_handovers: 0, extent_handovers: 2 });
+        assert_eq!(
+            other.write(8, 0, 0, now),
+            Duration::ZERO,
+            "nothing is written"
+        );
+        assert_eq!(
+            shared.charges(),
+            Charges {
+                entries: 0,
+                entry_handovers: 0,
+                extent_handovers: 2
+            }
+        );
     }
 
     #[test]
@@ -243,16 +344,46 @@ mod tests {
         one.change(7, now);
         one.write(8, 0, 1, now);
         shared.begin();
-        assert_eq!((other.change(7, now).as_micros(), other.write(8, 0, 1, now)), (200, Duration::ZERO));
-        assert_eq!(shared.charges(), Charges { entries: 1, ..Charges::default() });
+        assert_eq!(
+            (other.change(7, now).as_micros(), other.write(8, 0, 1, now)),
+            (200, Duration::ZERO)
+        );
+        assert_eq!(
+            shared.charges(),
+            Charges {
+                entries: 1,
+                ..Charges::default()
+            }
+        );
     }
 
     #[test]
     fn figures_are_told_as_they_are_typed_and_only_of_a_model() {
-        let typed = Typed::parse_from(["lab", "--model", "--model-entry", "0.5", "--model-extent", "1MiB"]);
-        assert!(typed.model && typed.costs.to_string().starts_with("0.5 ms for an entry"), "{}", typed.costs);
-        assert!(typed.costs.to_string().contains("1 ms for 1024 KiB of a file"), "{}", typed.costs);
-        for wrong in [&["lab", "--model-entry", "0.5"][..], &["lab", "--model", "--model-extent", "0"]] {
+        let typed = Typed::parse_from([
+            "lab",
+            "--model",
+            "--model-entry",
+            "0.5",
+            "--model-extent",
+            "1MiB",
+        ]);
+        assert!(
+            typed.model && typed.costs.to_string().starts_with("0.5 ms for an entry"),
+            "{}",
+            typed.costs
+        );
+        assert!(
+            typed
+                .costs
+                .to_string()
+                .contains("1 ms for 1024 KiB of a file"),
+            "{}",
+            typed.costs
+        );
+        for wrong in [
+            &["lab", "--model-entry", "0.5"][..],
+            &["lab", "--model", "--model-extent", "0"],
+        ] {
             assert!(Typed::try_parse_from(wrong).is_err(), "{wrong:?}");
         }
     }

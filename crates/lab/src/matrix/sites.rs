@@ -79,9 +79,14 @@ impl FromStr for Site {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let known = Self::ALL.into_iter().find(|site| site.name().eq_ignore_ascii_case(text));
+        let known = Self::ALL
+            .into_iter()
+            .find(|site| site.name().eq_ignore_ascii_case(text));
         let Some(site) = known else {
-            bail!("no site {text}; there are {}", Self::ALL.map(Self::name).join(", "));
+            bail!(
+                "no site {text}; there are {}",
+                Self::ALL.map(Self::name).join(", ")
+            );
         };
         Ok(site)
     }
@@ -98,7 +103,10 @@ impl Place {
     /// Along a great circle (haversine formula).
     fn kilometres_to(self, other: Self) -> f64 {
         let half_sine = |degrees: f64| (degrees.to_radians() / 2.0).sin();
-        let (north, east) = (half_sine(other.north - self.north), half_sine(other.east - self.east));
+        let (north, east) = (
+            half_sine(other.north - self.north),
+            half_sine(other.east - self.east),
+        );
         let cosines = self.north.to_radians().cos() * other.north.to_radians().cos();
         2.0 * EARTH_RADIUS_KM * (north * north + cosines * east * east).sqrt().asin()
     }
@@ -133,16 +141,24 @@ impl Stretch {
         let rtt_ms = RoundTrip(Duration::from_secs_f64(seconds));
         let slower = one.link().0.min(other.link().0);
         let bits_per_second = told.unwrap_or_else(|| scaled(Rate(slower), assumptions.scale));
-        Self { sites, kilometres, rtt_ms, bits_per_second }
+        Self {
+            sites,
+            kilometres,
+            rtt_ms,
+            bits_per_second,
+        }
     }
 
     /// All of them.
     pub(crate) fn all(assumptions: Assumptions, told: Option<Rate>) -> Vec<Self> {
-        let pairs = Site::ALL
-            .iter()
-            .enumerate()
-            .flat_map(|(number, &one)| Site::ALL[number + 1..].iter().map(move |&other| [one, other]));
-        pairs.map(|sites| Self::new(sites, assumptions, told)).collect()
+        let pairs = Site::ALL.iter().enumerate().flat_map(|(number, &one)| {
+            Site::ALL[number + 1..]
+                .iter()
+                .map(move |&other| [one, other])
+        });
+        pairs
+            .map(|sites| Self::new(sites, assumptions, told))
+            .collect()
     }
 }
 
@@ -156,7 +172,10 @@ fn scaled(rate: Rate, scale: f64) -> Rate {
     Rate(((rate.0 as f64 * scale).round() as u64).max(1))
 }
 
-fn as_milliseconds<S: serde::Serializer>(round_trip: &RoundTrip, serializer: S) -> Result<S::Ok, S::Error> {
+fn as_milliseconds<S: serde::Serializer>(
+    round_trip: &RoundTrip,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(round_trip.milliseconds())
 }
 
@@ -172,11 +191,21 @@ const FIBRE_KM_PER_SECOND: f64 = 199_862.0;
 mod tests {
     use super::*;
 
-    const ASSUMPTIONS: Assumptions = Assumptions { detour: 2.0, scale: 0.2 };
+    const ASSUMPTIONS: Assumptions = Assumptions {
+        detour: 2.0,
+        scale: 0.2,
+    };
 
     #[test]
     fn great_circles_are_as_long_as_maps_say() {
-        let quarter = Place { north: 0.0, east: 0.0 }.kilometres_to(Place { north: 0.0, east: 90.0 });
+        let quarter = Place {
+            north: 0.0,
+            east: 0.0,
+        }
+        .kilometres_to(Place {
+            north: 0.0,
+            east: 90.0,
+        });
         assert_eq!(format!("{quarter:.0}"), "10008");
         let between = |one: Site, other: Site| one.place().kilometres_to(other.place());
         assert!((155.0..165.0).contains(&between(Site::Durham, Site::Edinburgh)));
@@ -189,14 +218,24 @@ mod tests {
         let path = Stretch::new([Site::Durham, Site::Edinburgh], ASSUMPTIONS, None);
         let expected = path.kilometres * 4.0 / FIBRE_KM_PER_SECOND * 1e3;
         assert!((path.rtt_ms.milliseconds() - expected).abs() < 1e-3);
-        let straight = Stretch::new(path.sites, Assumptions { detour: 1.0, ..ASSUMPTIONS }, None);
+        let straight = Stretch::new(
+            path.sites,
+            Assumptions {
+                detour: 1.0,
+                ..ASSUMPTIONS
+            },
+            None,
+        );
         assert!((path.rtt_ms.milliseconds() / straight.rtt_ms.milliseconds() - 2.0).abs() < 1e-3);
     }
 
     #[test]
     fn the_slower_link_is_the_bottleneck_unless_a_rate_is_told() {
         let rate = |sites, told| Stretch::new(sites, ASSUMPTIONS, told).bits_per_second;
-        assert_eq!(rate([Site::Durham, Site::Cambridge], None), Rate(4_000_000_000));
+        assert_eq!(
+            rate([Site::Durham, Site::Cambridge], None),
+            Rate(4_000_000_000)
+        );
         assert_eq!(rate([Site::Ral, Site::Durham], None), Rate(2_000_000_000));
         assert_eq!(rate([Site::Ral, Site::Durham], Some(Rate(7))), Rate(7));
     }
@@ -206,7 +245,10 @@ mod tests {
         let paths = Stretch::all(ASSUMPTIONS, None);
         let ends: Vec<[Site; 2]> = paths.iter().map(|path| path.sites).collect();
         assert_eq!(ends.len(), 6);
-        for (one, other) in Site::ALL.into_iter().flat_map(|one| Site::ALL.map(|other| (one, other))) {
+        for (one, other) in Site::ALL
+            .into_iter()
+            .flat_map(|one| Site::ALL.map(|other| (one, other)))
+        {
             let joined = ends.contains(&[one, other]) || ends.contains(&[other, one]);
             assert_eq!(joined, one != other, "{one:?} {other:?}");
         }

@@ -45,7 +45,10 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// Megabytes of files per second, flushed; none for a run that did not go right.
-    #[expect(clippy::cast_precision_loss, reason = "data sets are far below 2^52 bytes")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "data sets are far below 2^52 bytes"
+    )]
     fn rate(&self) -> Option<f64> {
         (self.run.verdict == Verdict::Right).then(|| self.bytes as f64 * 1e-6 / self.run.seconds)
     }
@@ -60,7 +63,10 @@ impl Entry {
             Verdict::Missing(programs) => format!("not installed: {programs}"),
         };
         let (from, to) = (self.from.name(), self.to.name());
-        format!("{} from {from} to {to}, run {}, {}: {outcome}", self.data, self.number, self.tool)
+        format!(
+            "{} from {from} to {to}, run {}, {}: {outcome}",
+            self.data, self.number, self.tool
+        )
     }
 }
 
@@ -109,8 +115,12 @@ impl Matrix {
 
     /// The tables, and what went wrong.
     pub(crate) fn text(&self) -> String {
-        let mut text =
-            format!("{}assumed: {}\n\n{}", self.header.text(), self.assumptions, self.path_table());
+        let mut text = format!(
+            "{}assumed: {}\n\n{}",
+            self.header.text(),
+            self.assumptions,
+            self.path_table()
+        );
         for class in &self.data {
             let (name, set) = (class.name, &class.set);
             for tool in &self.tools {
@@ -125,14 +135,24 @@ impl Matrix {
                 text.push_str(&format!(
                     "\n{second} ÷ {first}, {name} data set\n{}",
                     self.table(&|from, to| {
-                        let rate =
-                            |tool| self.cell(Place { from, to, data: name, tool }).megabytes_per_second;
+                        let rate = |tool| {
+                            self.cell(Place {
+                                from,
+                                to,
+                                data: name,
+                                tool,
+                            })
+                            .megabytes_per_second
+                        };
                         shown(ratio(rate(second), rate(first)), 2)
                     }),
                 ));
             }
         }
-        let wrong = self.runs.iter().filter(|entry| entry.run.verdict != Verdict::Right);
+        let wrong = self
+            .runs
+            .iter()
+            .filter(|entry| entry.run.verdict != Verdict::Right);
         wrong.for_each(|entry| text.push_str(&format!("! {}\n", entry.line())));
         text
     }
@@ -150,10 +170,17 @@ impl Matrix {
 
     fn table(&self, cell: &dyn Fn(Site, Site) -> String) -> String {
         let (all_from, all_to) = (self.sites(|entry| entry.from), self.sites(|entry| entry.to));
-        let headings: Vec<&str> =
-            std::iter::once("").chain(all_from.iter().map(|site| site.name())).collect();
+        let headings: Vec<&str> = std::iter::once("")
+            .chain(all_from.iter().map(|site| site.name()))
+            .collect();
         let row = |&to: &Site| {
-            let cells = all_from.iter().map(|&from| if from == to { "–".to_owned() } else { cell(from, to) });
+            let cells = all_from.iter().map(|&from| {
+                if from == to {
+                    "–".to_owned()
+                } else {
+                    cell(from, to)
+                }
+            });
             std::iter::once(to.name().to_owned()).chain(cells).collect()
         };
         figures::table(&headings, &all_to.iter().map(row).collect::<Vec<_>>())
@@ -162,13 +189,21 @@ impl Matrix {
     /// The sites of which there are runs, in their order.
     fn sites(&self, end: impl Fn(&Entry) -> Site) -> Vec<Site> {
         let seen: Vec<Site> = self.runs.iter().map(end).collect();
-        Site::ALL.into_iter().filter(|site| seen.contains(site)).collect()
+        Site::ALL
+            .into_iter()
+            .filter(|site| seen.contains(site))
+            .collect()
     }
 
     fn cells(&self) -> Vec<Cell<'_>> {
         let mut places = Vec::new();
         for entry in &self.runs {
-            let place = Place { from: entry.from, to: entry.to, data: entry.data, tool: &entry.tool };
+            let place = Place {
+                from: entry.from,
+                to: entry.to,
+                data: entry.data,
+                tool: &entry.tool,
+            };
             if !places.contains(&place) {
                 places.push(place);
             }
@@ -177,7 +212,12 @@ impl Matrix {
     }
 
     fn cell<'a>(&self, place: Place<'a>) -> Cell<'a> {
-        let Place { from, to, data, tool } = place;
+        let Place {
+            from,
+            to,
+            data,
+            tool,
+        } = place;
         let entries = self.runs.iter().filter(|entry| {
             (entry.from, entry.to, entry.data, entry.tool.as_str()) == (from, to, data, tool)
         });
@@ -189,8 +229,18 @@ impl Matrix {
             data,
             tool,
             runs_right: right.len(),
-            megabytes_per_second: median(&right.iter().filter_map(|entry| entry.rate()).collect::<Vec<_>>()),
-            seconds: median(&right.iter().map(|entry| entry.run.seconds).collect::<Vec<_>>()),
+            megabytes_per_second: median(
+                &right
+                    .iter()
+                    .filter_map(|entry| entry.rate())
+                    .collect::<Vec<_>>(),
+            ),
+            seconds: median(
+                &right
+                    .iter()
+                    .map(|entry| entry.run.seconds)
+                    .collect::<Vec<_>>(),
+            ),
             fault: wrong.last().and_then(|entry| fault(&entry.run.verdict)),
         }
     }
@@ -230,7 +280,10 @@ fn path_row(path: &Stretch) -> Vec<String> {
     ]
 }
 
-#[expect(clippy::cast_precision_loss, reason = "data sets are far below 2^52 bytes")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "data sets are far below 2^52 bytes"
+)]
 fn bytes_as_megabytes(bytes: u64) -> f64 {
     bytes as f64 * 1e-6
 }
@@ -244,10 +297,18 @@ mod tests {
     use super::*;
     use crate::measure::race::Usage;
 
-    const ASSUMPTIONS: Assumptions = Assumptions { detour: 2.0, scale: 0.2 };
+    const ASSUMPTIONS: Assumptions = Assumptions {
+        detour: 2.0,
+        scale: 0.2,
+    };
 
     fn matrix(runs: Vec<Entry>) -> Matrix {
-        let set = DataSet { name: "n9x1".to_owned(), root: "n9x1".into(), files: 9, bytes: 90_000_000 };
+        let set = DataSet {
+            name: "n9x1".to_owned(),
+            root: "n9x1".into(),
+            files: 9,
+            bytes: 90_000_000,
+        };
         Matrix {
             header: Header::without_machine(),
             assumptions: assumed(ASSUMPTIONS, false),
@@ -259,12 +320,27 @@ mod tests {
     }
 
     fn entry(from: Site, to: Site, tool: &str, run: Run) -> Entry {
-        Entry { from, to, data: "small", tool: tool.to_owned(), number: 1, bytes: 90_000_000, run }
+        Entry {
+            from,
+            to,
+            data: "small",
+            tool: tool.to_owned(),
+            number: 1,
+            bytes: 90_000_000,
+            run,
+        }
     }
 
     fn right(seconds: f64) -> Run {
         let (source, target) = (Usage::default(), Usage::default());
-        Run { verdict: Verdict::Right, seconds, first_byte_seconds: None, wire_bytes: 0, source, target }
+        Run {
+            verdict: Verdict::Right,
+            seconds,
+            first_byte_seconds: None,
+            wire_bytes: 0,
+            source,
+            target,
+        }
     }
 
     fn failed() -> Run {
@@ -273,9 +349,15 @@ mod tests {
 
     /// The lines of a table, from below its heading to the next empty line.
     fn table(text: &str, heading: &str) -> Vec<String> {
-        let lines = text.lines().skip_while(|line| !line.starts_with(heading)).skip(1);
+        let lines = text
+            .lines()
+            .skip_while(|line| !line.starts_with(heading))
+            .skip(1);
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-        lines.take_while(|line| !line.is_empty() && !line.starts_with('!')).map(words).collect()
+        lines
+            .take_while(|line| !line.is_empty() && !line.starts_with('!'))
+            .map(words)
+            .collect()
     }
 
     #[test]
@@ -288,9 +370,18 @@ mod tests {
             entry(Ral, Durham, "zmove", right(1.0)),
         ]);
         let text = matrix.text();
-        assert_eq!(table(&text, "rsync-av, small"), ["Durham RAL", "Durham – 60.0", "RAL 30.0 –"]);
-        assert_eq!(table(&text, "zmove, small"), ["Durham RAL", "Durham – 90.0", "RAL 90.0 –"]);
-        assert_eq!(table(&text, "zmove ÷ rsync-av"), ["Durham RAL", "Durham – 1.50", "RAL 3.00 –"]);
+        assert_eq!(
+            table(&text, "rsync-av, small"),
+            ["Durham RAL", "Durham – 60.0", "RAL 30.0 –"]
+        );
+        assert_eq!(
+            table(&text, "zmove, small"),
+            ["Durham RAL", "Durham – 90.0", "RAL 90.0 –"]
+        );
+        assert_eq!(
+            table(&text, "zmove ÷ rsync-av"),
+            ["Durham RAL", "Durham – 1.50", "RAL 3.00 –"]
+        );
         assert!(matrix.all_right());
     }
 
@@ -298,11 +389,21 @@ mod tests {
     fn a_rate_is_the_median_of_the_runs_that_went_right() {
         let (from, to) = (Site::Durham, Site::Cambridge);
         let runs = [right(1.0), right(9.0), right(3.0), failed()];
-        let matrix = matrix(runs.into_iter().map(|run| entry(from, to, "zmove", run)).collect());
+        let matrix = matrix(
+            runs.into_iter()
+                .map(|run| entry(from, to, "zmove", run))
+                .collect(),
+        );
         let cells = matrix.cells();
         assert_eq!(cells.len(), 1);
-        assert_eq!((cells[0].runs_right, cells[0].megabytes_per_second), (3, Some(30.0)));
-        assert_eq!(table(&matrix.text(), "zmove, small"), ["Durham", "Cambridge 30.0!"]);
+        assert_eq!(
+            (cells[0].runs_right, cells[0].megabytes_per_second),
+            (3, Some(30.0))
+        );
+        assert_eq!(
+            table(&matrix.text(), "zmove, small"),
+            ["Durham", "Cambridge 30.0!"]
+        );
         assert!(!matrix.all_right());
     }
 
@@ -310,20 +411,29 @@ mod tests {
     fn a_tool_that_fails_or_is_missing_is_a_cell_that_says_so() {
         let (from, to) = (Site::Ral, Site::Edinburgh);
         let missing = Run::missing("no rsync".to_owned());
-        let matrix = matrix(vec![entry(from, to, "rsync-av", missing), entry(from, to, "zmove", failed())]);
+        let matrix = matrix(vec![
+            entry(from, to, "rsync-av", missing),
+            entry(from, to, "zmove", failed()),
+        ]);
         let text = matrix.text();
-        assert_eq!(table(&text, "rsync-av, small"), ["RAL", "Edinburgh missing"]);
+        assert_eq!(
+            table(&text, "rsync-av, small"),
+            ["RAL", "Edinburgh missing"]
+        );
         assert_eq!(table(&text, "zmove, small"), ["RAL", "Edinburgh failed"]);
         assert_eq!(table(&text, "zmove ÷ rsync-av"), ["RAL", "Edinburgh –"]);
-        assert!(text.contains("! small from RAL to Edinburgh, run 1, rsync-av: not installed: no rsync"));
+        assert!(
+            text.contains(
+                "! small from RAL to Edinburgh, run 1, rsync-av: not installed: no rsync"
+            )
+        );
         assert!(text.contains("! small from RAL to Edinburgh, run 1, zmove: FAILED: no route"));
     }
 
     #[test]
     fn what_is_assumed_is_said() {
         let text = matrix(Vec::new()).text();
-        let said =
-            "assumed: round trips of 2 times the great circle at 2/3 of the speed of light; rates 0.2 of";
+        let said = "assumed: round trips of 2 times the great circle at 2/3 of the speed of light; rates 0.2 of";
         assert!(text.contains(said), "{text}");
         assert!(!assumed(ASSUMPTIONS, true).contains("0.2"));
     }

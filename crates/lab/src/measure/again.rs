@@ -35,7 +35,10 @@ impl Task {
             Some(Again::Changed) => datasets::ensure_changed(&set)?,
             _ => set.clone(),
         };
-        Ok(Self { source, before: again.map(|again| (again, set)) })
+        Ok(Self {
+            source,
+            before: again.map(|again| (again, set)),
+        })
     }
 
     /// Once, before the first run. A run that finds nothing to copy needs no memory to be touched beforehand.
@@ -74,7 +77,12 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let root = place.path().join("set");
         fs::create_dir(&root).unwrap();
-        let set = DataSet { name: "set".to_owned(), root, files: 0, bytes: 0 };
+        let set = DataSet {
+            name: "set".to_owned(),
+            root,
+            files: 0,
+            bytes: 0,
+        };
         let task = |again| Task::new(set.clone(), again).unwrap();
         assert!(!task(None).has_untimed_run());
         assert!(task(Some(Again::Unchanged)).has_untimed_run());

@@ -54,8 +54,11 @@ pub(crate) fn measure(
     let group = Group::create(session.id(), "calibrate")?;
     let log = session.directory().join("iperf3.log");
     let mut server = start_server(hosts, &group, &log)?;
-    let flows: Result<Vec<Throughput>> =
-        effort.flow_counts.iter().map(|&flows| throughput(hosts, &group, flows, effort)).collect();
+    let flows: Result<Vec<Throughput>> = effort
+        .flow_counts
+        .iter()
+        .map(|&flows| throughput(hosts, &group, flows, effort))
+        .collect();
     group.kill();
     server.wait().context("failed to wait for iperf3")?;
     Ok(Calibration {
@@ -69,7 +72,12 @@ pub(crate) fn measure(
 pub(crate) fn table(calibrations: &[Calibration]) -> String {
     let rows: Vec<Vec<String>> = calibrations
         .iter()
-        .flat_map(|calibration| calibration.flows.iter().map(move |flow| (calibration, flow)))
+        .flat_map(|calibration| {
+            calibration
+                .flows
+                .iter()
+                .map(move |flow| (calibration, flow))
+        })
         .map(|(calibration, flow)| {
             vec![
                 format!("{:.1}", calibration.rtt_asked_ms),
@@ -80,18 +88,31 @@ pub(crate) fn table(calibrations: &[Calibration]) -> String {
             ]
         })
         .collect();
-    figures::table(&["RTT asked ms", "measured ms", "flows", "Gbit/s", "retransmits"], &rows)
+    figures::table(
+        &[
+            "RTT asked ms",
+            "measured ms",
+            "flows",
+            "Gbit/s",
+            "retransmits",
+        ],
+        &rows,
+    )
 }
 
 /// Median of UDP echoes between the hosts.
 fn measured_round_trip(hosts: &Hosts) -> Result<Duration> {
-    let echo = inside::on_host(&hosts.target, || Ok(UdpSocket::bind((hosts.target_address.as_str(), 0))?))?;
+    let echo = inside::on_host(&hosts.target, || {
+        Ok(UdpSocket::bind((hosts.target_address.as_str(), 0))?)
+    })?;
     let port = echo.local_addr()?.port();
     echo.set_read_timeout(Some(ECHO_PATIENCE))?;
     std::thread::scope(|scope| {
         let echoing = scope.spawn(|| answer(&echo));
         let asking = inside::on_host(&hosts.source, || ask(hosts, port));
-        echoing.join().map_err(|_| anyhow::anyhow!("the echo thread panicked"))??;
+        echoing
+            .join()
+            .map_err(|_| anyhow::anyhow!("the echo thread panicked"))??;
         asking
     })
 }
@@ -110,7 +131,9 @@ fn ask(hosts: &Hosts, port: u16) -> Result<Duration> {
         }
     }
     socket.send(b"")?;
-    figures::median(&times).map(Duration::from_secs_f64).context("no echo came back")
+    figures::median(&times)
+        .map(Duration::from_secs_f64)
+        .context("no echo came back")
 }
 
 /// Echoes until an empty datagram, or until nothing has come for long.
@@ -133,7 +156,13 @@ fn start_server(hosts: &Hosts, group: &Group, log: &Path) -> Result<Child> {
 
 fn throughput(hosts: &Hosts, group: &Group, flows: u32, effort: Effort) -> Result<Throughput> {
     let output = inside::command(Some(&hosts.source), Some(group), "iperf3")?
-        .args(["-J", "-c", &hosts.target_address, "-p", &IPERF_PORT.to_string()])
+        .args([
+            "-J",
+            "-c",
+            &hosts.target_address,
+            "-p",
+            &IPERF_PORT.to_string(),
+        ])
         .args(["-P", &flows.to_string(), "-t", &effort.seconds.to_string()])
         .args(["-O", &effort.omitted_seconds.to_string()])
         .stdin(Stdio::null())
@@ -143,8 +172,12 @@ fn throughput(hosts: &Hosts, group: &Group, flows: u32, effort: Effort) -> Resul
     if let Some(error) = report.get("error") {
         bail!("iperf3 failed: {error}");
     }
-    let received = report.pointer("/end/sum_received/bits_per_second").and_then(Value::as_f64);
-    let resent = report.pointer("/end/sum_sent/retransmits").and_then(Value::as_u64);
+    let received = report
+        .pointer("/end/sum_received/bits_per_second")
+        .and_then(Value::as_f64);
+    let resent = report
+        .pointer("/end/sum_sent/retransmits")
+        .and_then(Value::as_u64);
     Ok(Throughput {
         flows,
         gigabits_per_second: received.context("iperf3 reported no throughput")? / 1e9,

@@ -29,13 +29,23 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let first = headings.iter().map(|&heading| heading.to_owned()).collect();
     let lines: Vec<Vec<String>> = std::iter::once(first).chain(rows.iter().cloned()).collect();
     let widths: Vec<usize> = (0..headings.len())
-        .map(|column| lines.iter().map(|line| width(line, column)).max().unwrap_or(0))
+        .map(|column| {
+            lines
+                .iter()
+                .map(|line| width(line, column))
+                .max()
+                .unwrap_or(0)
+        })
         .collect();
     let mut text = String::new();
     for line in &lines {
         let cells = widths.iter().enumerate().map(|(column, &width)| {
             let cell = line.get(column).map_or("", String::as_str);
-            if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            if column == 0 {
+                format!("{cell:<width$}")
+            } else {
+                format!("{cell:>width$}")
+            }
         });
         text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
         text.push('\n');
@@ -69,7 +79,13 @@ mod tests {
 
     #[test]
     fn a_table_lines_up() {
-        let rows = vec![vec!["rsync".to_owned(), "1.5".to_owned()], vec!["x".to_owned(), "10.5".to_owned()]];
-        assert_eq!(table(&["tool", "s"], &rows), "tool      s\nrsync   1.5\nx      10.5\n");
+        let rows = vec![
+            vec!["rsync".to_owned(), "1.5".to_owned()],
+            vec!["x".to_owned(), "10.5".to_owned()],
+        ];
+        assert_eq!(
+            table(&["tool", "s"], &rows),
+            "tool      s\nrsync   1.5\nx      10.5\n"
+        );
     }
 }

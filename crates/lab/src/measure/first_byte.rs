@@ -28,9 +28,12 @@ pub(crate) struct FirstByte {
 impl FirstByte {
     /// Starts to watch; nothing below `root` holds data yet.
     pub(crate) fn watch(root: &Path) -> Result<Self> {
-        let events =
-            inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).context("failed to start inotify")?;
-        let mut watch = Self { events, directories: HashMap::new() };
+        let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
+            .context("failed to start inotify")?;
+        let mut watch = Self {
+            events,
+            directories: HashMap::new(),
+        };
         watch.add(root);
         Ok(watch)
     }
@@ -38,7 +41,10 @@ impl FirstByte {
     /// Waits for data, or for the other end of `stop` to close.
     pub(crate) fn wait(mut self, stop: &PipeReader) -> Option<Instant> {
         loop {
-            let mut sources = [PollFd::new(&self.events, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+            let mut sources = [
+                PollFd::new(&self.events, PollFlags::IN),
+                PollFd::new(stop, PollFlags::IN),
+            ];
             match poll(&mut sources, None) {
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
@@ -63,7 +69,9 @@ impl FirstByte {
             if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
                 paths.extend(self.directories.values().cloned());
             }
-            let (Some(directory), Some(name)) = (self.directories.get(&event.wd()), event.file_name()) else {
+            let (Some(directory), Some(name)) =
+                (self.directories.get(&event.wd()), event.file_name())
+            else {
                 continue;
             };
             let path = directory.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
@@ -85,8 +93,11 @@ impl FirstByte {
 
     /// Watches a directory; whether something below it holds data already.
     fn add(&mut self, directory: &Path) -> bool {
-        let wanted = WatchFlags::CREATE | WatchFlags::MODIFY | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
-        let Ok(number) = inotify::add_watch(&self.events, directory, wanted) else { return false };
+        let wanted =
+            WatchFlags::CREATE | WatchFlags::MODIFY | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
+        let Ok(number) = inotify::add_watch(&self.events, directory, wanted) else {
+            return false;
+        };
         self.directories.insert(number, directory.to_owned());
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         let paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();

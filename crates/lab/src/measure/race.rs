@@ -63,7 +63,9 @@ impl Verdict {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Wrong(why) | Self::Failed(why) | Self::Missing(why) => write!(f, "{}: {why}", self.word()),
+            Self::Wrong(why) | Self::Failed(why) | Self::Missing(why) => {
+                write!(f, "{}: {why}", self.word())
+            }
             Self::Right | Self::TimedOut => f.write_str(self.word()),
         }
     }
@@ -95,7 +97,14 @@ impl Run {
 
     fn without_figures(verdict: Verdict) -> Self {
         let (source, target) = (Usage::default(), Usage::default());
-        Self { verdict, seconds: 0.0, first_byte_seconds: None, wire_bytes: 0, source, target }
+        Self {
+            verdict,
+            seconds: 0.0,
+            first_byte_seconds: None,
+            wire_bytes: 0,
+            source,
+            target,
+        }
     }
 }
 
@@ -127,7 +136,11 @@ pub(crate) fn settle() -> Result<()> {
         thread::sleep(SAMPLE);
         let now = processor_ticks()?;
         let (busy, all) = (now.0 - before.0, now.1 - before.1);
-        idle_samples = if busy * IDLE_SHARE <= all { idle_samples + 1 } else { 0 };
+        idle_samples = if busy * IDLE_SHARE <= all {
+            idle_samples + 1
+        } else {
+            0
+        };
         before = now;
     }
     Ok(())
@@ -145,7 +158,11 @@ const IDLE_SHARE: u64 = 20;
 pub(crate) fn processor_ticks() -> Result<(u64, u64)> {
     let text = fs::read_to_string("/proc/stat").context("failed to read /proc/stat")?;
     let line = text.lines().next().context("/proc/stat is empty")?;
-    let ticks: Vec<u64> = line.split_whitespace().skip(1).map_while(|field| field.parse().ok()).collect();
+    let ticks: Vec<u64> = line
+        .split_whitespace()
+        .skip(1)
+        .map_while(|field| field.parse().ok())
+        .collect();
     // user, nice, system, idle, iowait, irq, softirq, steal; guest time is in user already
     let all: u64 = ticks.iter().take(8).sum();
     let waiting: u64 = ticks.iter().skip(3).take(2).sum();
@@ -166,8 +183,9 @@ pub(crate) fn in_turn(
             if missing.is_some() && number > 1 {
                 continue;
             }
-            let ran =
-                missing.unwrap_or_else(|| run(tool, number).unwrap_or_else(|error| Run::not_started(&error)));
+            let ran = missing.unwrap_or_else(|| {
+                run(tool, number).unwrap_or_else(|error| Run::not_started(&error))
+            });
             told(tool, number, ran);
         }
     }
@@ -179,10 +197,17 @@ pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> 
 }
 
 /// Copies `source` with `tool` into `target`, the run's directory of the volume, whatever that holds.
-pub(crate) fn run_into(track: &Track<'_>, tool: &Tool, source: &Path, target: &Path) -> Result<Run> {
+pub(crate) fn run_into(
+    track: &Track<'_>,
+    tool: &Tool,
+    source: &Path,
+    target: &Path,
+) -> Result<Run> {
     let source_group = Group::create(track.session.id(), "source")?;
     let target_group = Group::create(track.session.id(), "target")?;
-    let mounted = track.places.mount(track.session, source, track.volume.root(), target)?;
+    let mounted = track
+        .places
+        .mount(track.session, source, track.volume.root(), target)?;
     let stage = Stage {
         hosts: track.hosts,
         homes: track.homes,
@@ -195,7 +220,12 @@ pub(crate) fn run_into(track: &Track<'_>, tool: &Tool, source: &Path, target: &P
     let mut servers = Vec::new();
     for (number, server) in tool.servers(&stage)?.into_iter().enumerate() {
         let log = log(&format!("server-{number}.log"));
-        servers.push(server::start(server.command, server.namespace, server.port, &log)?);
+        servers.push(server::start(
+            server.command,
+            server.namespace,
+            server.port,
+            &log,
+        )?);
     }
     let before = (source_group.cpu_time()?, target_group.cpu_time()?);
     if !track.places.any_is_late() {
@@ -229,7 +259,10 @@ fn timed(
 ) -> Result<Run> {
     let output = File::create(log).context("failed to create the client's log")?;
     let mut command = tool.client(stage)?;
-    command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output);
+    command
+        .stdin(Stdio::null())
+        .stderr(output.try_clone()?)
+        .stdout(output);
     let watch = FirstByte::watch(track.volume.root())?;
     thread::scope(|scope| {
         let (stop, stopped) = mpsc::channel::<()>();
@@ -238,15 +271,31 @@ fn timed(
         let first = scope.spawn(move || watch.wait(&stopped_watching));
         let carried_before = track.hosts.carried_bytes()?;
         let start = Instant::now();
-        let status = copy(track, &mut command, stage, server.filter(|_| tool.server_ends()))?;
+        let status = copy(
+            track,
+            &mut command,
+            stage,
+            server.filter(|_| tool.server_ends()),
+        )?;
         track.volume.sync()?;
         let seconds = start.elapsed().as_secs_f64();
         let wire_bytes = track.hosts.carried_bytes()? - carried_before;
         drop((stop, stop_watching));
-        let (source, target) = peaks.join().map_err(|_| anyhow::anyhow!("the memory thread panicked"))?;
-        let first = first.join().map_err(|_| anyhow::anyhow!("the watching thread panicked"))?;
+        let (source, target) = peaks
+            .join()
+            .map_err(|_| anyhow::anyhow!("the memory thread panicked"))?;
+        let first = first
+            .join()
+            .map_err(|_| anyhow::anyhow!("the watching thread panicked"))?;
         let first_byte_seconds = first.map(|first| (first - start).as_secs_f64());
-        Ok(Run { verdict: verdict(status, log), seconds, first_byte_seconds, wire_bytes, source, target })
+        Ok(Run {
+            verdict: verdict(status, log),
+            seconds,
+            first_byte_seconds,
+            wire_bytes,
+            source,
+            target,
+        })
     })
 }
 
@@ -289,12 +338,18 @@ pub(crate) fn verdict(status: Option<ExitStatus>, log: &Path) -> Verdict {
 
 /// Waits for the child without polling; none if the deadline comes first.
 pub(crate) fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<ExitStatus>> {
-    let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process has a number")?;
+    let process = i32::try_from(child.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .context("a process has a number")?;
     let handle = pidfd_open(process, PidfdFlags::empty()).context("failed to open the process")?;
     if !ends_by(&handle, deadline)? {
         return Ok(None);
     }
-    child.wait().map(Some).context("failed to wait for a process")
+    child
+        .wait()
+        .map(Some)
+        .context("failed to wait for a process")
 }
 
 /// Whether the process ends by then. Its parent has still to take note of it, and `/proc` tells of it until then.

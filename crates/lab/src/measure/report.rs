@@ -44,15 +44,21 @@ impl Header {
         target: String,
         versions: BTreeMap<String, String>,
     ) -> Result<Self> {
-        let kernel =
-            fs::read_to_string("/proc/sys/kernel/osrelease").context("failed to read the release")?;
-        let processors = fs::read_to_string("/proc/cpuinfo").context("failed to read the processors")?;
-        let model = processors.lines().find_map(|line| line.strip_prefix("model name"));
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")
+            .context("failed to read the release")?;
+        let processors =
+            fs::read_to_string("/proc/cpuinfo").context("failed to read the processors")?;
+        let model = processors
+            .lines()
+            .find_map(|line| line.strip_prefix("model name"));
         let load = fs::read_to_string("/proc/loadavg").context("failed to read the load")?;
         Ok(Self {
             load_average: load.split(' ').take(3).collect::<Vec<_>>().join(" "),
             kernel: kernel.trim().to_owned(),
-            processor: model.unwrap_or("unknown").trim_start_matches(['\t', ' ', ':']).to_owned(),
+            processor: model
+                .unwrap_or("unknown")
+                .trim_start_matches(['\t', ' ', ':'])
+                .to_owned(),
             cores: std::thread::available_parallelism()?.get(),
             path: link.describe(),
             payload_bits_per_second: link.payload_rate(),
@@ -80,7 +86,11 @@ impl Header {
 
     /// This instance with another description of the path, for a path of more than one link.
     pub(crate) fn over(self, path: String) -> Self {
-        Self { path, payload_bits_per_second: None, ..self }
+        Self {
+            path,
+            payload_bits_per_second: None,
+            ..self
+        }
     }
 
     /// The facts of the measurement as text, one topic in each line.
@@ -89,8 +99,11 @@ impl Header {
             "kernel {}, {} × {}, load before {}\n",
             self.kernel, self.cores, self.processor, self.load_average
         );
-        for (name, value) in [("path", self.path.as_str()), ("source", self.source), ("target", &self.target)]
-        {
+        for (name, value) in [
+            ("path", self.path.as_str()),
+            ("source", self.source),
+            ("target", &self.target),
+        ] {
             text.push_str(&format!("{name}: {value}\n"));
         }
         for (tool, version) in &self.versions {
@@ -166,12 +179,19 @@ impl Cell {
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
     fn new(entries: &[&Entry], payload_bits_per_second: Option<f64>) -> Self {
         let first = entries[0];
-        let right: Vec<&Run> =
-            entries.iter().map(|entry| &entry.run).filter(|run| run.verdict == Verdict::Right).collect();
-        let middle =
-            |value: &dyn Fn(&Run) -> f64| median(&right.iter().map(|run| value(run)).collect::<Vec<f64>>());
+        let right: Vec<&Run> = entries
+            .iter()
+            .map(|entry| &entry.run)
+            .filter(|run| run.verdict == Verdict::Right)
+            .collect();
+        let middle = |value: &dyn Fn(&Run) -> f64| {
+            median(&right.iter().map(|run| value(run)).collect::<Vec<f64>>())
+        };
         let times: Vec<f64> = right.iter().map(|run| run.seconds).collect();
-        let first_bytes: Vec<f64> = right.iter().filter_map(|run| run.first_byte_seconds).collect();
+        let first_bytes: Vec<f64> = right
+            .iter()
+            .filter_map(|run| run.first_byte_seconds)
+            .collect();
         let seconds = median(&times);
         let bits_per_second = seconds.map(|seconds| first.bytes as f64 * 8.0 / seconds);
         let gibibytes = first.bytes as f64 / f64::from(1 << 30);
@@ -180,7 +200,10 @@ impl Cell {
             data: first.data.clone(),
             tool: first.tool.clone(),
             kind: first.kind,
-            runs: entries.iter().filter(|entry| !entry.run.verdict.is_missing()).count(),
+            runs: entries
+                .iter()
+                .filter(|entry| !entry.run.verdict.is_missing())
+                .count(),
             runs_right: right.len(),
             seconds,
             seconds_min: spread(&times).map(|(least, _)| least),
@@ -230,7 +253,11 @@ impl Cell {
 
 impl Report {
     pub(crate) fn new(header: Header) -> Self {
-        Self { header, calibrations: Vec::new(), entries: Vec::new() }
+        Self {
+            header,
+            calibrations: Vec::new(),
+            entries: Vec::new(),
+        }
     }
 
     /// Raw runs and medians.
@@ -256,9 +283,15 @@ impl Report {
         for block in self.blocks() {
             let rows: Vec<Vec<String>> = block.iter().map(Cell::row).collect();
             let (rtt, data) = (block[0].rtt_ms, &block[0].data);
-            text.push_str(&format!("\n{data} at {rtt} ms\n{}", figures::table(&HEADINGS, &rows)));
+            text.push_str(&format!(
+                "\n{data} at {rtt} ms\n{}",
+                figures::table(&HEADINGS, &rows)
+            ));
         }
-        let wrong = self.entries.iter().filter(|entry| entry.run.verdict != Verdict::Right);
+        let wrong = self
+            .entries
+            .iter()
+            .filter(|entry| entry.run.verdict != Verdict::Right);
         for entry in wrong {
             writeln!(text, "! {}", line(entry)).expect("writing to a string succeeds");
         }
@@ -283,7 +316,10 @@ impl Report {
                 None => groups.push(vec![entry]),
             }
         }
-        groups.iter().map(|entries| block(entries, self.header.payload_bits_per_second)).collect()
+        groups
+            .iter()
+            .map(|entries| block(entries, self.header.payload_bits_per_second))
+            .collect()
     }
 }
 
@@ -295,10 +331,17 @@ fn block(entries: &[&Entry], payload_bits_per_second: Option<f64>) -> Vec<Cell> 
             tools.push(&entry.tool);
         }
     }
-    let of_tool =
-        |tool: &str| -> Vec<&Entry> { entries.iter().copied().filter(|entry| entry.tool == tool).collect() };
-    let mut cells: Vec<Cell> =
-        tools.iter().map(|tool| Cell::new(&of_tool(tool), payload_bits_per_second)).collect();
+    let of_tool = |tool: &str| -> Vec<&Entry> {
+        entries
+            .iter()
+            .copied()
+            .filter(|entry| entry.tool == tool)
+            .collect()
+    };
+    let mut cells: Vec<Cell> = tools
+        .iter()
+        .map(|tool| Cell::new(&of_tool(tool), payload_bits_per_second))
+        .collect();
     let reference = |kinds: [Kind; 2]| {
         let cell = cells.iter().find(|cell| kinds.contains(&cell.kind));
         cell.and_then(|cell| cell.seconds)
@@ -361,36 +404,71 @@ mod tests {
     use crate::measure::race::Usage;
 
     fn report(payload_bits_per_second: Option<f64>, runs: Vec<(&str, Run)>) -> Report {
-        let header = Header { payload_bits_per_second, ..Header::without_machine() };
+        let header = Header {
+            payload_bits_per_second,
+            ..Header::without_machine()
+        };
         let mut report = Report::new(header);
-        let set = DataSet { name: "g2".to_owned(), root: "g2".into(), files: 1, bytes: 100_000_000 };
+        let set = DataSet {
+            name: "g2".to_owned(),
+            root: "g2".into(),
+            files: 1,
+            bytes: 100_000_000,
+        };
         for (name, run) in runs {
             let tool: Tool = name.parse().unwrap();
-            report.entries.push(Entry::new("90".parse().unwrap(), &set, &tool, run));
+            report
+                .entries
+                .push(Entry::new("90".parse().unwrap(), &set, &tool, run));
         }
         report
     }
 
     fn right(seconds: f64) -> Run {
-        let usage = Usage { cpu_seconds: 1.0, peak_bytes: 0 };
+        let usage = Usage {
+            cpu_seconds: 1.0,
+            peak_bytes: 0,
+        };
         let (source, target) = (usage, usage);
-        Run { verdict: Verdict::Right, seconds, first_byte_seconds: None, wire_bytes: 0, source, target }
+        Run {
+            verdict: Verdict::Right,
+            seconds,
+            first_byte_seconds: None,
+            wire_bytes: 0,
+            source,
+            target,
+        }
     }
 
     #[test]
     fn a_rate_is_set_against_what_the_path_can_carry() {
-        let report = report(Some(1e9), vec![("zmove", right(1.0)), ("rsync", right(2.0))]);
+        let report = report(
+            Some(1e9),
+            vec![("zmove", right(1.0)), ("rsync", right(2.0))],
+        );
         let cells = report.blocks().remove(0);
-        assert_eq!(cells.iter().map(|cell| cell.path_share).collect::<Vec<_>>(), [Some(0.8), Some(0.4)]);
+        assert_eq!(
+            cells.iter().map(|cell| cell.path_share).collect::<Vec<_>>(),
+            [Some(0.8), Some(0.4)]
+        );
         assert_eq!(cells[1].times_zmove, Some(2.0));
     }
 
     #[test]
     fn a_tool_that_is_not_there_is_a_row_that_says_so() {
-        let report = report(None, vec![("syq", Run::missing("no syq".to_owned())), ("zmove", right(1.0))]);
+        let report = report(
+            None,
+            vec![
+                ("syq", Run::missing("no syq".to_owned())),
+                ("zmove", right(1.0)),
+            ],
+        );
         let text = report.text();
         assert!(text.contains("syq    missing "), "{text}");
-        assert!(text.contains("! g2 at 90 ms, syq: not installed: no syq"), "{text}");
+        assert!(
+            text.contains("! g2 at 90 ms, syq: not installed: no syq"),
+            "{text}"
+        );
         assert!(report.all_right());
     }
 

@@ -55,26 +55,41 @@ pub(crate) enum Emulator {
 impl LinkArgs {
     pub(crate) fn shape(&self, round_trip: RoundTrip) -> LinkShape {
         let product = self.rate.map_or(0, |rate| rate.bytes_in(round_trip.0));
-        let queue_bytes_max = self.queue.map_or(product.max(QUEUE_BYTES_FLOOR), |queue| queue.0);
-        LinkShape { rate: self.rate, queue_bytes_max, delay: round_trip.one_way(), loss: self.loss }
+        let queue_bytes_max = self
+            .queue
+            .map_or(product.max(QUEUE_BYTES_FLOOR), |queue| queue.0);
+        LinkShape {
+            rate: self.rate,
+            queue_bytes_max,
+            delay: round_trip.one_way(),
+            loss: self.loss,
+        }
     }
 
     /// What the rate leaves for the payload of TCP over IPv4 with timestamps, in bits per second; none without a rate.
     #[expect(clippy::cast_precision_loss, reason = "rates are far below 2^52")]
     pub(crate) fn payload_rate(&self) -> Option<f64> {
         let payload_bytes = self.mtu.saturating_sub(TCP_HEADERS_BYTES);
-        self.rate.map(|rate| rate.0 as f64 * f64::from(payload_bytes) / f64::from(self.mtu))
+        self.rate
+            .map(|rate| rate.0 as f64 * f64::from(payload_bytes) / f64::from(self.mtu))
     }
 
     /// One line about the path for report headers.
     pub(crate) fn describe(&self) -> String {
-        let mut rate = self.rate.map_or_else(|| "none".to_owned(), |rate| format!("{} bit/s", rate.0));
+        let mut rate = self
+            .rate
+            .map_or_else(|| "none".to_owned(), |rate| format!("{} bit/s", rate.0));
         if let Some(payload) = self.payload_rate() {
             rate.push_str(&format!(" ({payload:.0} of TCP payload)"));
         }
-        let queue = self.queue.map_or_else(|| "default".to_owned(), |queue| format!("{} B", queue.0));
+        let queue = self
+            .queue
+            .map_or_else(|| "default".to_owned(), |queue| format!("{} B", queue.0));
         let loss = self.loss.0 * 100.0;
-        format!("rate {rate}, loss {loss} %, queue {queue}, MTU {}, {}", self.mtu, self.congestion)
+        format!(
+            "rate {rate}, loss {loss} %, queue {queue}, MTU {}, {}",
+            self.mtu, self.congestion
+        )
     }
 }
 
@@ -99,9 +114,17 @@ impl Hosts {
 
     /// Two hosts of a network that a path joins.
     pub(crate) fn of(network: &Network, pair: Pair) -> Result<Self> {
-        let way = network.between(pair).context("these hosts are not joined")?;
+        let way = network
+            .between(pair)
+            .context("these hosts are not joined")?;
         let ([source, target], [source_address, target_address]) = (way.names(), way.addresses());
-        Ok(Self { source, target, source_address, target_address, way })
+        Ok(Self {
+            source,
+            target,
+            source_address,
+            target_address,
+            way,
+        })
     }
 
     /// The round trip that the path was set to.
@@ -130,7 +153,10 @@ pub(crate) fn carried_bytes(namespace: &str, device: &str) -> Result<u64> {
 /// `device`.
 fn device_bytes(line: &str, device: &str) -> Option<u64> {
     let counts = line.trim_start().strip_prefix(device)?.strip_prefix(':')?;
-    let counts: Vec<u64> = counts.split_whitespace().map_while(|count| count.parse().ok()).collect();
+    let counts: Vec<u64> = counts
+        .split_whitespace()
+        .map_while(|count| count.parse().ok())
+        .collect();
     Some(counts.first()? + counts.get(SENT_BYTES_COLUMN)?)
 }
 
@@ -173,7 +199,10 @@ mod tests {
         let round_trip: RoundTrip = "80".parse().unwrap();
         let typed = Typed::parse_from(["lab", "--rate", "1Gbit", "--loss", "0.01"]);
         let shape = typed.link.shape(round_trip);
-        assert_eq!((shape.queue_bytes_max, shape.loss), (10_000_000, LossShare(0.0001)));
+        assert_eq!(
+            (shape.queue_bytes_max, shape.loss),
+            (10_000_000, LossShare(0.0001))
+        );
         let told = Typed::parse_from(["lab", "--rate", "1Gbit", "--queue", "64KiB"]);
         assert_eq!(told.link.shape(round_trip).queue_bytes_max, 65_536);
     }

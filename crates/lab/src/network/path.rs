@@ -109,7 +109,9 @@ impl Line {
         let on_the_way = WARM_RATE_BYTES_PER_MS * shape.delay.as_millis();
         let warm = usize::try_from(on_the_way).unwrap_or(0) / LARGE_BYTES;
         let state = LineState {
-            spare_large: (0..warm.min(WARM_BUFFERS_MAX)).map(|_| vec![1; LARGE_BYTES]).collect(),
+            spare_large: (0..warm.min(WARM_BUFFERS_MAX))
+                .map(|_| vec![1; LARGE_BYTES])
+                .collect(),
             ..LineState::default()
         };
         Self {
@@ -121,7 +123,9 @@ impl Line {
     }
 
     fn lock(&self) -> MutexGuard<'_, LineState> {
-        self.state.lock().expect("no path thread panics while it holds the lock")
+        self.state
+            .lock()
+            .expect("no path thread panics while it holds the lock")
     }
 
     /// The reading thread: device to queue, until the device is gone.
@@ -150,11 +154,17 @@ impl Line {
             return;
         }
         let bytes = if length <= SMALL_BYTES {
-            let mut small = state.spare_small.pop().unwrap_or_else(|| vec![0; SMALL_BYTES]);
+            let mut small = state
+                .spare_small
+                .pop()
+                .unwrap_or_else(|| vec![0; SMALL_BYTES]);
             small[..length].copy_from_slice(&buffer[..length]);
             small
         } else {
-            let fresh = state.spare_large.pop().unwrap_or_else(|| vec![0; LARGE_BYTES]);
+            let fresh = state
+                .spare_large
+                .pop()
+                .unwrap_or_else(|| vec![0; LARGE_BYTES]);
             std::mem::replace(buffer, fresh)
         };
         state.in_flight_bytes = bytes_after;
@@ -193,7 +203,10 @@ impl Line {
                 return Next::End;
             }
             state.writer = Writer::Idle;
-            state = self.arrived.wait(state).expect("no path thread panics while it holds the lock");
+            state = self
+                .arrived
+                .wait(state)
+                .expect("no path thread panics while it holds the lock");
         }
         state.writer = Writer::Busy;
         let now = self.start.elapsed();
@@ -228,7 +241,10 @@ impl LineState {
 fn write_batch(mut device: &File, batch: &[Packet]) {
     for packet in batch {
         let mut outcome = device.write(&packet.bytes[..packet.length]);
-        while outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Interrupted) {
+        while outcome
+            .as_ref()
+            .is_err_and(|error| error.kind() == ErrorKind::Interrupted)
+        {
             outcome = device.write(&packet.bytes[..packet.length]);
         }
     }
@@ -237,12 +253,16 @@ fn write_batch(mut device: &File, batch: &[Packet]) {
 /// Bytes that a segment behind a virtio header takes as IP packets, its headers repeated in each packet.
 /// The header is in the order of the machine, read here as little-endian.
 fn wire_bytes(segment: &[u8]) -> u64 {
-    let Some((header, packet)) = segment.split_at_checked(VIRTIO_HEADER_BYTES) else { return 0 };
+    let Some((header, packet)) = segment.split_at_checked(VIRTIO_HEADER_BYTES) else {
+        return 0;
+    };
     let field = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
     let (cut, checksum_start, checksum_offset) = (field(4), field(6), field(8));
     let headers = match checksum_offset {
         CHECKSUM_OFFSET_TCP => {
-            let words = packet.get(checksum_start + 12).map_or(5, |byte| usize::from(byte >> 4));
+            let words = packet
+                .get(checksum_start + 12)
+                .map_or(5, |byte| usize::from(byte >> 4));
             checksum_start + words * 4
         }
         _ => checksum_start + UDP_HEADER_BYTES,

@@ -39,7 +39,11 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     pub(crate) fn new(shape: LinkShape, seed: u64) -> Self {
-        Self { shape, free_at: Duration::ZERO, dice: Dice::new(seed) }
+        Self {
+            shape,
+            free_at: Duration::ZERO,
+            dice: Dice::new(seed),
+        }
     }
 
     /// Decides about a packet of `wire_bytes` that enters at `now`.
@@ -73,7 +77,8 @@ impl Dice {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
-        let high = u32::try_from(self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32).expect("32 bits are left");
+        let high = u32::try_from(self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32)
+            .expect("32 bits are left");
         f64::from(high) / (f64::from(u32::MAX) + 1.0)
     }
 }
@@ -85,38 +90,72 @@ mod tests {
     const MILLISECOND: Duration = Duration::from_millis(1);
 
     fn shape(rate: Option<Rate>) -> LinkShape {
-        LinkShape { rate, queue_bytes_max: 250_000, delay: 45 * MILLISECOND, loss: LossShare(0.0) }
+        LinkShape {
+            rate,
+            queue_bytes_max: 250_000,
+            delay: 45 * MILLISECOND,
+            loss: LossShare(0.0),
+        }
     }
 
     #[test]
     fn without_a_rate_only_the_delay_counts() {
         let mut schedule = Schedule::new(shape(None), 1);
-        assert_eq!(schedule.admit(MILLISECOND, 64_000), Fate::Due(46 * MILLISECOND));
-        assert_eq!(schedule.admit(MILLISECOND, 64_000), Fate::Due(46 * MILLISECOND));
+        assert_eq!(
+            schedule.admit(MILLISECOND, 64_000),
+            Fate::Due(46 * MILLISECOND)
+        );
+        assert_eq!(
+            schedule.admit(MILLISECOND, 64_000),
+            Fate::Due(46 * MILLISECOND)
+        );
     }
 
     #[test]
     fn packets_follow_each_other_at_the_rate() {
         let mut schedule = Schedule::new(shape(Some(Rate(1_000_000_000))), 1);
-        assert_eq!(schedule.admit(Duration::ZERO, 125_000), Fate::Due(46 * MILLISECOND));
-        assert_eq!(schedule.admit(Duration::ZERO, 125_000), Fate::Due(47 * MILLISECOND));
-        assert_eq!(schedule.admit(10 * MILLISECOND, 125_000), Fate::Due(56 * MILLISECOND));
+        assert_eq!(
+            schedule.admit(Duration::ZERO, 125_000),
+            Fate::Due(46 * MILLISECOND)
+        );
+        assert_eq!(
+            schedule.admit(Duration::ZERO, 125_000),
+            Fate::Due(47 * MILLISECOND)
+        );
+        assert_eq!(
+            schedule.admit(10 * MILLISECOND, 125_000),
+            Fate::Due(56 * MILLISECOND)
+        );
     }
 
     #[test]
     fn a_full_queue_drops_and_drains_again() {
         let mut schedule = Schedule::new(shape(Some(Rate(1_000_000_000))), 1);
-        assert_eq!(schedule.admit(Duration::ZERO, 125_000), Fate::Due(46 * MILLISECOND));
-        assert_eq!(schedule.admit(Duration::ZERO, 125_000), Fate::Due(47 * MILLISECOND));
+        assert_eq!(
+            schedule.admit(Duration::ZERO, 125_000),
+            Fate::Due(46 * MILLISECOND)
+        );
+        assert_eq!(
+            schedule.admit(Duration::ZERO, 125_000),
+            Fate::Due(47 * MILLISECOND)
+        );
         assert_eq!(schedule.admit(Duration::ZERO, 125_000), Fate::Dropped);
-        assert_eq!(schedule.admit(MILLISECOND, 125_000), Fate::Due(48 * MILLISECOND));
+        assert_eq!(
+            schedule.admit(MILLISECOND, 125_000),
+            Fate::Due(48 * MILLISECOND)
+        );
     }
 
     #[test]
     fn loss_comes_near_the_share_asked() {
-        let lossy = LinkShape { loss: LossShare(0.1), ..shape(None) };
+        let lossy = LinkShape {
+            loss: LossShare(0.1),
+            ..shape(None)
+        };
         let mut schedule = Schedule::new(lossy, 7);
-        let lost = (0..10_000).filter(|_| schedule.admit(Duration::ZERO, 1_500) == Fate::Dropped).count();
+        let lost = (0..10_000)
+            .filter(|_| schedule.admit(Duration::ZERO, 1_500) == Fate::Dropped)
+            .count();
         assert!((850..1_150).contains(&lost), "{lost} of 10000 lost");
     }
 }

@@ -48,29 +48,47 @@ impl Host {
 impl Star {
     /// Sets up the router and all hosts.
     pub(crate) fn open(session: &Session, spokes: &[Spoke]) -> Result<(Self, Vec<Host>)> {
-        let names: Vec<&str> =
-            std::iter::once(ROUTER).chain(spokes.iter().map(|spoke| &*spoke.name)).collect();
+        let names: Vec<&str> = std::iter::once(ROUTER)
+            .chain(spokes.iter().map(|spoke| &*spoke.name))
+            .collect();
         let mut network = Network::open(session, &names, CONGESTION)?;
         let mut made = Vec::new();
         for (number, spoke) in (1..).zip(spokes) {
-            let pair = Pair { from: number, to: 0 };
+            let pair = Pair {
+                from: number,
+                to: 0,
+            };
             network.join(pair, &link(spoke), spoke.round_trip)?;
-            let way = network.between(pair).context("these hosts have just been joined")?;
+            let way = network
+                .between(pair)
+                .context("these hosts have just been joined")?;
             let [address, router] = way.addresses();
             let [namespace, router_namespace] = way.names();
             run::line(&format!("ip -n {namespace} route add default via {router}"))?;
             if number == 1 {
                 inside::on_host(&router_namespace, forward)?;
             }
-            made.push(Host { namespace, address, device: way.device().to_owned() });
+            made.push(Host {
+                namespace,
+                address,
+                device: way.device().to_owned(),
+            });
         }
         Ok((Self { _network: network }, made))
     }
 }
 
 /// Without a round trip the kernel's token buckets do, which leave the processors to those that are measured.
-fn link(&Spoke { rate, round_trip, .. }: &Spoke) -> LinkArgs {
-    let emulator = if round_trip.0.is_zero() { Emulator::Tbf } else { Emulator::User };
+fn link(
+    &Spoke {
+        rate, round_trip, ..
+    }: &Spoke,
+) -> LinkArgs {
+    let emulator = if round_trip.0.is_zero() {
+        Emulator::Tbf
+    } else {
+        Emulator::User
+    };
     let queue = rate.bytes_in(round_trip.0).max(QUEUE_BYTES_FLOOR);
     LinkArgs {
         rate: Some(rate),

@@ -2,7 +2,10 @@
 //!
 //! Called by `hosts.rs` on a thread that has moved into the namespace which shall own the device; the returned
 //! file works from any thread. The only unsafe code of this crate: two ioctls without a safe wrapper.
-#![expect(unsafe_code, reason = "TUNSETIFF and TUNSETOFFLOAD have no safe wrapper")]
+#![expect(
+    unsafe_code,
+    reason = "TUNSETIFF and TUNSETOFFLOAD have no safe wrapper"
+)]
 
 use std::fs::{File, OpenOptions};
 
@@ -32,7 +35,10 @@ pub(crate) fn open(name: &str, segments: Segments) -> Result<File> {
 
 fn attach(file: &File, name: &str) -> rustix::io::Result<()> {
     let mut request = [0u8; INTERFACE_REQUEST_BYTES];
-    assert!(name.len() < INTERFACE_NAME_BYTES, "the interface name and its NUL fit");
+    assert!(
+        name.len() < INTERFACE_NAME_BYTES,
+        "the interface name and its NUL fit"
+    );
     request[..name.len()].copy_from_slice(name.as_bytes());
     request[INTERFACE_NAME_BYTES..INTERFACE_NAME_BYTES + 2]
         .copy_from_slice(&(IFF_TUN | IFF_NO_PI | IFF_VNET_HDR).to_le_bytes());

@@ -43,9 +43,15 @@ pub(crate) fn cells(study: &Study) -> Vec<Cell> {
 impl Cell {
     fn of(records: &[&Record]) -> Self {
         let first = records[0];
-        let counted: Vec<&&Record> = records.iter().filter(|record| record.rate().is_some()).collect();
+        let counted: Vec<&&Record> = records
+            .iter()
+            .filter(|record| record.rate().is_some())
+            .collect();
         let rates: Vec<f64> = counted.iter().filter_map(|record| record.rate()).collect();
-        let costs: Vec<f64> = counted.iter().filter_map(|record| record.cpu_seconds_per_gibibyte()).collect();
+        let costs: Vec<f64> = counted
+            .iter()
+            .filter_map(|record| record.cpu_seconds_per_gibibyte())
+            .collect();
         Self {
             part: first.part,
             rtt_ms: first.rtt_ms,
@@ -58,7 +64,11 @@ impl Cell {
             runs: counted.len(),
             is_cut: counted.iter().any(|record| record.is_cut()),
             cpu_seconds_per_gibibyte: median(&costs),
-            trouble: if rates.is_empty() { Some(first.run.verdict.to_string()) } else { None },
+            trouble: if rates.is_empty() {
+                Some(first.run.verdict.to_string())
+            } else {
+                None
+            },
         }
     }
 
@@ -68,7 +78,12 @@ impl Cell {
 }
 
 /// The cell of a tool, size and round trip in the part over sizes.
-pub(crate) fn find<'a>(cells: &'a [Cell], tool: &str, rtt_ms: f64, file_bytes: u64) -> Option<&'a Cell> {
+pub(crate) fn find<'a>(
+    cells: &'a [Cell],
+    tool: &str,
+    rtt_ms: f64,
+    file_bytes: u64,
+) -> Option<&'a Cell> {
     cells.iter().find(|cell| {
         cell.part == Part::Sizes
             && cell.tool == tool
@@ -81,7 +96,10 @@ pub(crate) fn find<'a>(cells: &'a [Cell], tool: &str, rtt_ms: f64, file_bytes: u
 pub(crate) fn distinct<T: PartialOrd + Copy>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for value in values {
-        let place = distinct.iter().position(|other| *other >= value).unwrap_or(distinct.len());
+        let place = distinct
+            .iter()
+            .position(|other| *other >= value)
+            .unwrap_or(distinct.len());
         if distinct.get(place) != Some(&value) {
             distinct.insert(place, value);
         }
@@ -113,17 +131,30 @@ pub(crate) mod tests {
     pub(crate) fn study(directory: &std::path::Path, tools: &[(&str, f64)], far: f64) -> Study {
         let mut study = Study::open(directory, &design()).unwrap();
         for (rtt_ms, times) in [(0.2, 1.0), (90.0, far)] {
-            let contenders: Vec<Contender> = tools.iter().map(|(tool, _)| tool.parse().unwrap()).collect();
+            let contenders: Vec<Contender> = tools
+                .iter()
+                .map(|(tool, _)| tool.parse().unwrap())
+                .collect();
             for block in design().blocks(rtt_ms, &contenders) {
                 for tool in &block.tools {
                     let of_tool = |(name, _): &&(&str, f64)| tool.name.starts_with(name);
-                    let seconds = tools.iter().find(of_tool).map_or(1.0, |(_, seconds)| *seconds) * times;
+                    let seconds = tools
+                        .iter()
+                        .find(of_tool)
+                        .map_or(1.0, |(_, seconds)| *seconds)
+                        * times;
                     let (verdict, arrived) = match seconds {
                         ..20.0 => (Verdict::Right, None),
                         _ => (Verdict::TimedOut, Some(block.file_bytes * block.files / 2)),
                     };
                     study
-                        .add(Record::new(&block, tool, 1, run(verdict, seconds.min(20.0)), arrived))
+                        .add(Record::new(
+                            &block,
+                            tool,
+                            1,
+                            run(verdict, seconds.min(20.0)),
+                            arrived,
+                        ))
                         .unwrap();
                 }
             }
@@ -143,7 +174,10 @@ pub(crate) mod tests {
         }
         let cells = cells(&study);
         let cell = find(&cells, "zmove", 0.2, 1 << 10).unwrap();
-        assert_eq!((cell.rate, cell.runs, cell.is_cut), (Some(10_240_000.0 / 4.0), 3, false));
+        assert_eq!(
+            (cell.rate, cell.runs, cell.is_cut),
+            (Some(10_240_000.0 / 4.0), 3, false)
+        );
         let cut = find(&cells, "scp", 90.0, 1 << 30).unwrap();
         assert!(cut.is_cut && cut.trouble.is_none());
         assert_eq!(tools(&cells), ["zmove", "scp"]);

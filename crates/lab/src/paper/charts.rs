@@ -4,8 +4,8 @@ use svg::node::element::{Group, Path};
 use zmove_drawing::classes::{NAMES, SizeAxis};
 use zmove_drawing::scale::{Axis, LogAxis};
 use zmove_drawing::{
-    GAP, GREY, Heading, LEFT, PLOT_WIDTH, Pen, TOP, WIDTH, bold, document, drawn, grid, grid_with_labels,
-    polyline, rounded, stroke, words,
+    GAP, GREY, Heading, LEFT, PLOT_WIDTH, Pen, TOP, WIDTH, bold, document, drawn, grid,
+    grid_with_labels, polyline, rounded, stroke, words,
 };
 
 use super::cells::distinct;
@@ -82,11 +82,22 @@ impl Chart {
             body = body.add(panel.at(top, &self.across));
             top += HEAD + HEIGHT + BELOW + GAP;
         }
-        let title =
-            words(self.title_across, LEFT + PLOT_WIDTH / 2.0, top - GAP + 14.0).set("text-anchor", "middle");
-        body = body.add(title).add(words(&self.foot, LEFT, top + 12.0).set("font-size", 11));
-        let described: Vec<&str> = self.panels.iter().map(|panel| panel.title.as_str()).collect();
-        document(&self.heading, &described.join("; "), (WIDTH + NAMES_WIDTH, top + 22.0), body)
+        let title = words(self.title_across, LEFT + PLOT_WIDTH / 2.0, top - GAP + 14.0)
+            .set("text-anchor", "middle");
+        body = body
+            .add(title)
+            .add(words(&self.foot, LEFT, top + 12.0).set("font-size", 11));
+        let described: Vec<&str> = self
+            .panels
+            .iter()
+            .map(|panel| panel.title.as_str())
+            .collect();
+        document(
+            &self.heading,
+            &described.join("; "),
+            (WIDTH + NAMES_WIDTH, top + 22.0),
+            body,
+        )
     }
 }
 
@@ -107,11 +118,18 @@ impl Across {
 
     fn labels(&self, bottom: f64) -> Group {
         let Self::Steps(steps) = self else {
-            let Self::Sizes(axis) = self else { return Group::new() };
+            let Self::Sizes(axis) = self else {
+                return Group::new();
+            };
             return axis.labels(bottom);
         };
-        let label = |(step, text): (usize, &String)| words(text, self.place(as_f64(step)), bottom + 17.0);
-        steps.iter().enumerate().map(label).fold(Group::new().set("text-anchor", "middle"), Group::add)
+        let label =
+            |(step, text): (usize, &String)| words(text, self.place(as_f64(step)), bottom + 17.0);
+        steps
+            .iter()
+            .enumerate()
+            .map(label)
+            .fold(Group::new().set("text-anchor", "middle"), Group::add)
     }
 }
 
@@ -119,10 +137,18 @@ impl Panel {
     fn at(&self, top: f64, across: &Across) -> Group {
         let plot_top = top + HEAD;
         let bottom = plot_top + HEIGHT;
-        let scale =
-            Scale::of(self.upwards, self.curves.iter().flat_map(|curve| &curve.points).map(|point| point.y));
+        let scale = Scale::of(
+            self.upwards,
+            self.curves
+                .iter()
+                .flat_map(|curve| &curve.points)
+                .map(|point| point.y),
+        );
         let height_of = |value: f64| rounded(bottom - HEIGHT * scale.place(value).clamp(0.0, 1.0));
-        let ticks = scale.ticks().into_iter().map(|(tick, label)| (height_of(tick), label));
+        let ticks = scale
+            .ticks()
+            .into_iter()
+            .map(|(tick, label)| (height_of(tick), label));
         let [grid, labels] = grid_with_labels(grid(), ticks);
         let mut group = Group::new()
             .add(bold(&self.title, LEFT, top + 14.0))
@@ -130,7 +156,12 @@ impl Panel {
             .add(grid)
             .add(labels)
             .add(across.labels(bottom));
-        let measured = distinct(self.curves.iter().flat_map(|curve| &curve.points).map(|point| point.x));
+        let measured = distinct(
+            self.curves
+                .iter()
+                .flat_map(|curve| &curve.points)
+                .map(|point| point.x),
+        );
         for curve in &self.curves {
             group = group.add(curve.drawn(&measured, &|x| across.place(x), &height_of));
         }
@@ -140,20 +171,38 @@ impl Panel {
     /// The names of the curves at their ends, as far apart as letters need; a thin line leads from the end of a curve
     /// to a name that had to move.
     fn names(&self, place: &dyn Fn(f64) -> f64, height_of: &dyn Fn(f64) -> f64, top: f64) -> Group {
-        let end = |curve: &Curve| curve.points.last().map(|point| (place(point.x), height_of(point.y)));
-        let mut ends: Vec<(&Curve, (f64, f64))> =
-            self.curves.iter().filter_map(|curve| Some((curve, end(curve)?))).collect();
+        let end = |curve: &Curve| {
+            curve
+                .points
+                .last()
+                .map(|point| (place(point.x), height_of(point.y)))
+        };
+        let mut ends: Vec<(&Curve, (f64, f64))> = self
+            .curves
+            .iter()
+            .filter_map(|curve| Some((curve, end(curve)?)))
+            .collect();
         ends.sort_by(|(_, (_, one)), (_, (_, other))| one.total_cmp(other));
         let heights: Vec<f64> = ends.iter().map(|(_, (_, height))| *height).collect();
         let x = LEFT + PLOT_WIDTH + 12.0;
         let mut group = Group::new();
-        for ((curve, (end_x, end_y)), y) in ends.into_iter().zip(spread(&heights, top, top + HEIGHT)) {
+        for ((curve, (end_x, end_y)), y) in
+            ends.into_iter().zip(spread(&heights, top, top + HEIGHT))
+        {
             let colour = curve.look.pen.colour;
             let name = words(&curve.name, x, y + 4.5).set("fill", colour);
-            group = group.add(if curve.look.is_emphasised() { name } else { name.set("font-size", 11) });
+            group = group.add(if curve.look.is_emphasised() {
+                name
+            } else {
+                name.set("font-size", 11)
+            });
             if (y - end_y).abs() > NAME_HEIGHT / 4.0 || x - end_x > NAME_HEIGHT * 2.0 {
                 let leader = stroke((end_x + 6.0, end_y), (x - 3.0, rounded(y)));
-                let pen = Pen { colour, dashes: Some("1 2"), width: 0.7 };
+                let pen = Pen {
+                    colour,
+                    dashes: Some("1 2"),
+                    width: 0.7,
+                };
                 group = group.add(drawn(pen).add(leader));
             }
         }
@@ -179,14 +228,29 @@ fn spread(heights: &[f64], top: f64, bottom: f64) -> Vec<f64> {
 impl Curve {
     /// The marks of all points, and lines between those that were measured one after the other: where this curve lacks
     /// a point that another curve of the panel has, nothing is known in between.
-    fn drawn(&self, measured: &[f64], place: &dyn Fn(f64) -> f64, height_of: &dyn Fn(f64) -> f64) -> Group {
-        let number = |point: &Point| measured.iter().position(|x| x.to_bits() == point.x.to_bits());
-        let follows = |one: &Point, next: &Point| number(one).map(|number| number + 1) == number(next);
+    fn drawn(
+        &self,
+        measured: &[f64],
+        place: &dyn Fn(f64) -> f64,
+        height_of: &dyn Fn(f64) -> f64,
+    ) -> Group {
+        let number = |point: &Point| {
+            measured
+                .iter()
+                .position(|x| x.to_bits() == point.x.to_bits())
+        };
+        let follows =
+            |one: &Point, next: &Point| number(one).map(|number| number + 1) == number(next);
         let mut group = drawn(self.look.pen);
         for run in self.points.chunk_by(follows) {
-            group = group.add(polyline(run.iter().map(|point| (place(point.x), height_of(point.y)))));
+            group = group.add(polyline(
+                run.iter().map(|point| (place(point.x), height_of(point.y))),
+            ));
         }
-        let mark = |point: &Point| self.look.mark_at(place(point.x), height_of(point.y), point.is_cut);
+        let mark = |point: &Point| {
+            self.look
+                .mark_at(place(point.x), height_of(point.y), point.is_cut)
+        };
         self.points.iter().map(mark).fold(group, Group::add)
     }
 }
@@ -200,8 +264,12 @@ impl Look {
     /// The mark of a run that was cut is hollow.
     fn mark_at(&self, x: f64, y: f64, is_cut: bool) -> Path {
         let fill = if is_cut { "#ffffff" } else { self.pen.colour };
-        let mark = Path::new().set("d", self.mark).set("transform", format!("translate({x},{y})"));
-        mark.set("fill", fill).set("stroke-dasharray", "none").set("stroke-width", 1.6)
+        let mark = Path::new()
+            .set("d", self.mark)
+            .set("transform", format!("translate({x},{y})"));
+        mark.set("fill", fill)
+            .set("stroke-dasharray", "none")
+            .set("stroke-width", 1.6)
     }
 }
 
@@ -228,8 +296,15 @@ impl Scale {
 
     fn ticks(&self) -> Vec<(f64, String)> {
         match self {
-            Self::Linear(axis) => axis.ticks.iter().map(|tick| (*tick, axis.label(*tick))).collect(),
-            Self::Logarithmic(axis) => axis.ticks().map(|tick| (tick, LogAxis::label(tick))).collect(),
+            Self::Linear(axis) => axis
+                .ticks
+                .iter()
+                .map(|tick| (*tick, axis.label(*tick)))
+                .collect(),
+            Self::Logarithmic(axis) => axis
+                .ticks()
+                .map(|tick| (tick, LogAxis::label(tick)))
+                .collect(),
         }
     }
 }
@@ -259,23 +334,54 @@ mod tests {
 
     fn chart(curves: Vec<Curve>) -> Chart {
         Chart {
-            heading: Heading { title: "a < b".to_owned(), below: String::new() },
+            heading: Heading {
+                title: "a < b".to_owned(),
+                below: String::new(),
+            },
             across: Across::Steps(STEPS.map(str::to_owned).to_vec()),
             title_across: "round trip",
-            panels: vec![Panel { title: "MB/s".to_owned(), upwards: Upwards::Logarithmic, curves }],
+            panels: vec![Panel {
+                title: "MB/s".to_owned(),
+                upwards: Upwards::Logarithmic,
+                curves,
+            }],
             foot: String::new(),
         }
     }
 
     fn curve(tool: &str, places: &[f64]) -> Curve {
-        let points = places.iter().map(|x| Point { x: *x, y: 0.5 + 900.0 * x, is_cut: *x > 0.0 }).collect();
-        Curve { name: looks::name(tool), look: looks::look(tool, tool != "qcp"), points }
+        let points = places
+            .iter()
+            .map(|x| Point {
+                x: *x,
+                y: 0.5 + 900.0 * x,
+                is_cut: *x > 0.0,
+            })
+            .collect();
+        Curve {
+            name: looks::name(tool),
+            look: looks::look(tool, tool != "qcp"),
+            points,
+        }
     }
 
     #[test]
     fn every_curve_has_its_name_and_a_mark_for_each_point() {
-        let drawing = chart(ALL.split(',').map(|tool| curve(tool, &[0.0, 1.0])).collect()).svg();
-        for name in ["zmove", "tar | mbuffer", "GridFTP", "qcp", "round trip", "0.2 ms", "a &lt; b"] {
+        let drawing = chart(
+            ALL.split(',')
+                .map(|tool| curve(tool, &[0.0, 1.0]))
+                .collect(),
+        )
+        .svg();
+        for name in [
+            "zmove",
+            "tar | mbuffer",
+            "GridFTP",
+            "qcp",
+            "round trip",
+            "0.2 ms",
+            "a &lt; b",
+        ] {
             assert!(drawing.contains(name), "{name}");
         }
         let curves = ALL.split(',').count();
@@ -287,7 +393,11 @@ mod tests {
     fn no_line_is_drawn_over_what_was_not_measured() {
         let whole = curve("zmove", &[0.0, 1.0, 2.0]);
         let drawing = chart(vec![whole, curve("rsync", &[0.0, 2.0])]).svg();
-        assert_eq!(drawing.matches("<polyline").count(), 3, "one line, and two single points: {drawing}");
+        assert_eq!(
+            drawing.matches("<polyline").count(),
+            3,
+            "one line, and two single points: {drawing}"
+        );
     }
 
     #[test]
@@ -295,9 +405,18 @@ mod tests {
         let crowd = vec![100.0; 12];
         for heights in [crowd, vec![10.0, 11.0, 12.0], vec![208.0, 209.0, 210.0]] {
             let places = spread(&heights, 10.0, 210.0);
-            let apart = places.windows(2).all(|pair| pair[1] - pair[0] > NAME_HEIGHT - 1e-9);
-            assert!(apart && places.iter().all(|place| (9.9..210.1).contains(place)), "{places:?}");
+            let apart = places
+                .windows(2)
+                .all(|pair| pair[1] - pair[0] > NAME_HEIGHT - 1e-9);
+            assert!(
+                apart && places.iter().all(|place| (9.9..210.1).contains(place)),
+                "{places:?}"
+            );
         }
-        assert_eq!(spread(&[50.0, 90.0], 10.0, 210.0), [50.0, 90.0], "who has room stays");
+        assert_eq!(
+            spread(&[50.0, 90.0], 10.0, 210.0),
+            [50.0, 90.0],
+            "who has room stays"
+        );
     }
 }

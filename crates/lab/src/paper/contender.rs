@@ -18,14 +18,22 @@ pub(crate) struct Contender {
 impl Contender {
     /// The wrapper with that many processes.
     pub(crate) fn wrapper(processes: u32) -> Self {
-        let tool = format!("{WRAPPER}:-n {processes}").parse().expect("the lab knows its wrapper");
-        Self { name: format!("{WRAPPER} -n {processes}"), tool, processes: Some(processes) }
+        let tool = format!("{WRAPPER}:-n {processes}")
+            .parse()
+            .expect("the lab knows its wrapper");
+        Self {
+            name: format!("{WRAPPER} -n {processes}"),
+            tool,
+            processes: Some(processes),
+        }
     }
 
     /// This, and what else of it the study runs.
     pub(crate) fn variants(&self) -> Vec<Self> {
-        let swept =
-            PROCESSES.iter().filter(|_| self.name == WRAPPER).map(|processes| Self::wrapper(*processes));
+        let swept = PROCESSES
+            .iter()
+            .filter(|_| self.name == WRAPPER)
+            .map(|processes| Self::wrapper(*processes));
         std::iter::once(self.clone()).chain(swept).collect()
     }
 }
@@ -37,7 +45,11 @@ impl FromStr for Contender {
         let Some((name, tool)) = TOOLS.into_iter().find(|(name, _)| *name == text) else {
             bail!("the study has no tool {text}; it has {ALL}");
         };
-        Ok(Self { name: name.to_owned(), tool: tool.parse()?, processes: None })
+        Ok(Self {
+            name: name.to_owned(),
+            tool: tool.parse()?,
+            processes: None,
+        })
     }
 }
 
@@ -74,7 +86,13 @@ mod tests {
         let tools: Vec<Contender> = ALL.split(',').map(|name| name.parse().unwrap()).collect();
         assert_eq!(tools.len(), TOOLS.len());
         let variants: Vec<usize> = tools.iter().map(|tool| tool.variants().len()).collect();
-        assert_eq!(variants.iter().filter(|variants| **variants > 1).collect::<Vec<_>>(), [&6]);
+        assert_eq!(
+            variants
+                .iter()
+                .filter(|variants| **variants > 1)
+                .collect::<Vec<_>>(),
+            [&6]
+        );
         assert_eq!(Contender::wrapper(4).name, "fpsync -n 4");
         assert!("parsyncfp".parse::<Contender>().is_err());
     }

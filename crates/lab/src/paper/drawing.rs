@@ -55,8 +55,15 @@ struct Pictures {
 
 impl Pictures {
     fn of(study: &Study) -> Self {
-        let foot = format!("Hollow: cut after {} s; the rate of what had arrived.", study.design.cut_seconds);
-        Self { cells: cells::cells(study), foot, below: "emulated path, two hosts on one machine".to_owned() }
+        let foot = format!(
+            "Hollow: cut after {} s; the rate of what had arrived.",
+            study.design.cut_seconds
+        );
+        Self {
+            cells: cells::cells(study),
+            foot,
+            below: "emulated path, two hosts on one machine".to_owned(),
+        }
     }
 
     /// Every picture with its file name; a picture that repeats a figure of the paper is named by that
@@ -74,7 +81,10 @@ impl Pictures {
         for (name, rtt_ms, tools, bytes_max) in numbered {
             let title = format!("Rate by file size, {rtt_ms} ms");
             // Few tools, and the message is how many times as fast one of them is.
-            all.push((name, self.by_size(title, tools, Upwards::Linear, rtt_ms, bytes_max)));
+            all.push((
+                name,
+                self.by_size(title, tools, Upwards::Linear, rtt_ms, bytes_max),
+            ));
         }
         let swept = [
             ("fig08-lan-processes-losf", near, SizeClass::Losf),
@@ -85,13 +95,15 @@ impl Pictures {
             ("fig14-wan-processes-large", far, SizeClass::Large),
         ];
         all.extend(
-            swept
-                .into_iter()
-                .filter_map(|(name, rtt_ms, class)| Some((name, self.by_processes(rtt_ms, class)?))),
+            swept.into_iter().filter_map(|(name, rtt_ms, class)| {
+                Some((name, self.by_processes(rtt_ms, class)?))
+            }),
         );
         let every = tools(&self.cells);
-        let mut named: Vec<(String, Chart)> =
-            all.into_iter().map(|(name, chart)| (name.to_owned(), chart)).collect();
+        let mut named: Vec<(String, Chart)> = all
+            .into_iter()
+            .map(|(name, chart)| (name.to_owned(), chart))
+            .collect();
         for rtt_ms in self.round_trips() {
             let title = format!("All tools, {rtt_ms} ms");
             let chart = self.by_size(title, &every, Upwards::Logarithmic, rtt_ms, u64::MAX);
@@ -117,18 +129,51 @@ impl Pictures {
     }
 
     fn chart(&self, title: String, across: (Across, &'static str), panels: Vec<Panel>) -> Chart {
-        let heading = Heading { title, below: self.below.clone() };
-        let mut points = panels.iter().flat_map(|panel| &panel.curves).flat_map(|curve| &curve.points);
-        let foot = if points.any(|point| point.is_cut) { self.foot.clone() } else { String::new() };
-        Chart { heading, across: across.0, title_across: across.1, panels, foot }
+        let heading = Heading {
+            title,
+            below: self.below.clone(),
+        };
+        let mut points = panels
+            .iter()
+            .flat_map(|panel| &panel.curves)
+            .flat_map(|curve| &curve.points);
+        let foot = if points.any(|point| point.is_cut) {
+            self.foot.clone()
+        } else {
+            String::new()
+        };
+        Chart {
+            heading,
+            across: across.0,
+            title_across: across.1,
+            panels,
+            foot,
+        }
     }
 
     /// The tools over file sizes at one round trip.
-    fn by_size(&self, title: String, tools: &[&str], upwards: Upwards, rtt_ms: f64, bytes_max: u64) -> Chart {
-        let wanted = |cell: &&Cell| cell.rtt_ms.to_bits() == rtt_ms.to_bits() && cell.file_bytes <= bytes_max;
+    fn by_size(
+        &self,
+        title: String,
+        tools: &[&str],
+        upwards: Upwards,
+        rtt_ms: f64,
+        bytes_max: u64,
+    ) -> Chart {
+        let wanted = |cell: &&Cell| {
+            cell.rtt_ms.to_bits() == rtt_ms.to_bits() && cell.file_bytes <= bytes_max
+        };
         let curves = self.curves(tools, &wanted, |cell| cell.rate.map(|rate| rate / 1e6));
-        let panel = Panel { title: "MB per second".to_owned(), upwards, curves };
-        self.chart(title, (self.size_axis(bytes_max), "size of each file"), vec![panel])
+        let panel = Panel {
+            title: "MB per second".to_owned(),
+            upwards,
+            curves,
+        };
+        self.chart(
+            title,
+            (self.size_axis(bytes_max), "size of each file"),
+            vec![panel],
+        )
     }
 
     /// A curve over sizes for each tool.
@@ -139,50 +184,96 @@ impl Pictures {
         value: impl Fn(&Cell) -> Option<f64>,
     ) -> Vec<Curve> {
         let points = |tool: &str| -> Vec<Point> {
-            let of_tool = self.of_sizes().filter(|cell| cell.tool == tool).filter(|cell| wanted(cell));
-            let point =
-                |cell: &Cell| Some(Point { x: power(cell.file_bytes), y: value(cell)?, is_cut: cell.is_cut });
+            let of_tool = self
+                .of_sizes()
+                .filter(|cell| cell.tool == tool)
+                .filter(|cell| wanted(cell));
+            let point = |cell: &Cell| {
+                Some(Point {
+                    x: power(cell.file_bytes),
+                    y: value(cell)?,
+                    is_cut: cell.is_cut,
+                })
+            };
             of_tool.filter_map(point).collect()
         };
         curves(tools, points)
     }
 
     fn size_axis(&self, bytes_max: u64) -> Across {
-        let sizes: Vec<u64> = self.sizes().into_iter().filter(|size| *size <= bytes_max).collect();
-        let (first, last) = (sizes.first().copied().unwrap_or(1), sizes.last().copied().unwrap_or(2));
-        Across::Sizes(SizeAxis { first: power(first) - 1.0, last: power(last) + 1.0, lead: 1.0 })
+        let sizes: Vec<u64> = self
+            .sizes()
+            .into_iter()
+            .filter(|size| *size <= bytes_max)
+            .collect();
+        let (first, last) = (
+            sizes.first().copied().unwrap_or(1),
+            sizes.last().copied().unwrap_or(2),
+        );
+        Across::Sizes(SizeAxis {
+            first: power(first) - 1.0,
+            last: power(last) + 1.0,
+            lead: 1.0,
+        })
     }
 
     /// The wrapper by the number of its processes, and beside it what needs no such number.
     fn by_processes(&self, rtt_ms: f64, class: SizeClass) -> Option<Chart> {
-        let here = |cell: &&Cell| cell.rtt_ms.to_bits() == rtt_ms.to_bits() && cell.class() == class;
-        let swept: Vec<&Cell> =
-            self.cells.iter().filter(|cell| cell.part == Part::Processes).filter(here).collect();
+        let here =
+            |cell: &&Cell| cell.rtt_ms.to_bits() == rtt_ms.to_bits() && cell.class() == class;
+        let swept: Vec<&Cell> = self
+            .cells
+            .iter()
+            .filter(|cell| cell.part == Part::Processes)
+            .filter(here)
+            .collect();
         let first = *swept.first()?;
         let counts = distinct(swept.iter().filter_map(|cell| cell.processes));
         let megabytes = |cell: &Cell| cell.rate.map(|rate| rate / 1e6);
         let points = |tool: &str| -> Vec<Point> {
             if tool == WRAPPER {
-                let step = |cell: &&Cell| counts.iter().position(|count| Some(*count) == cell.processes);
+                let step = |cell: &&Cell| {
+                    counts
+                        .iter()
+                        .position(|count| Some(*count) == cell.processes)
+                };
                 let point = |cell: &&Cell| {
-                    Some(Point { x: as_f64(step(cell)?), y: megabytes(cell)?, is_cut: cell.is_cut })
+                    Some(Point {
+                        x: as_f64(step(cell)?),
+                        y: megabytes(cell)?,
+                        is_cut: cell.is_cut,
+                    })
                 };
                 return swept.iter().filter_map(point).collect();
             }
             let Some(cell) = cells::find(&self.cells, tool, rtt_ms, first.file_bytes) else {
                 return Vec::new();
             };
-            let level = |step| Some(Point { x: as_f64(step), y: megabytes(cell)?, is_cut: cell.is_cut });
+            let level = |step| {
+                Some(Point {
+                    x: as_f64(step),
+                    y: megabytes(cell)?,
+                    is_cut: cell.is_cut,
+                })
+            };
             (0..counts.len()).filter_map(level).collect()
         };
         let title = format!("Processes of {WRAPPER}, {rtt_ms} ms");
         let panel = Panel {
-            title: format!("MB per second, {} × {}", first.files, size_label(first.file_bytes)),
+            title: format!(
+                "MB per second, {} × {}",
+                first.files,
+                size_label(first.file_bytes)
+            ),
             upwards: Upwards::Linear,
             curves: curves(&["zmove", WRAPPER, "rsync"], points),
         };
         let steps = Across::Steps(counts.iter().map(u32::to_string).collect());
-        Some(self.chart(title, (steps, "processes; zmove and rsync are run once"), vec![panel]))
+        Some(self.chart(
+            title,
+            (steps, "processes; zmove and rsync are run once"),
+            vec![panel],
+        ))
     }
 
     /// A panel for each class of sizes.
@@ -199,18 +290,33 @@ impl Pictures {
                     let cells: Vec<&Cell> = cells.filter(|cell| cell.rate.is_some()).collect();
                     let mean = geometric_mean(cells.iter().filter_map(|cell| cell.rate))?;
                     let is_cut = cells.iter().any(|cell| cell.is_cut);
-                    Some(Point { x: as_f64(step), y: mean / 1e6, is_cut })
+                    Some(Point {
+                        x: as_f64(step),
+                        y: mean / 1e6,
+                        is_cut,
+                    })
                 };
                 rtts.iter().enumerate().filter_map(point).collect()
             };
             let title = format!("MB per second, {name}");
-            Panel { title, upwards: Upwards::Logarithmic, curves: curves(tools, points) }
+            Panel {
+                title,
+                upwards: Upwards::Logarithmic,
+                curves: curves(tools, points),
+            }
         };
-        let panels = CLASSES.iter().map(panel).filter(|panel| !panel.curves.is_empty()).collect();
+        let panels = CLASSES
+            .iter()
+            .map(panel)
+            .filter(|panel| !panel.curves.is_empty())
+            .collect();
         let steps = Across::Steps(rtts.iter().map(|rtt_ms| format!("{rtt_ms} ms")).collect());
         self.chart(
             "Rate by round trip".to_owned(),
-            (steps, "round trip; the geometric mean over the sizes of a class"),
+            (
+                steps,
+                "round trip; the geometric mean over the sizes of a class",
+            ),
             panels,
         )
     }
@@ -229,7 +335,11 @@ impl Pictures {
             curves: self.curves(tools, &wanted, ratio),
         };
         let title = "What distance leaves of the rate".to_owned();
-        self.chart(title, (self.size_axis(u64::MAX), "size of each file"), vec![panel])
+        self.chart(
+            title,
+            (self.size_axis(u64::MAX), "size of each file"),
+            vec![panel],
+        )
     }
 
     fn costs(&self, tools: &[&str]) -> Chart {
@@ -241,8 +351,16 @@ impl Pictures {
                 curves: self.curves(tools, &wanted, |cell| cell.cpu_seconds_per_gibibyte),
             }
         };
-        let panels = SWEPT_RTT_MS.iter().map(panel).filter(|panel| !panel.curves.is_empty()).collect();
-        self.chart("What a GiB costs".to_owned(), (self.size_axis(u64::MAX), "size of each file"), panels)
+        let panels = SWEPT_RTT_MS
+            .iter()
+            .map(panel)
+            .filter(|panel| !panel.curves.is_empty())
+            .collect();
+        self.chart(
+            "What a GiB costs".to_owned(),
+            (self.size_axis(u64::MAX), "size of each file"),
+            panels,
+        )
     }
 }
 
@@ -250,10 +368,21 @@ impl Pictures {
 fn curves(tools: &[&str], points: impl Fn(&str) -> Vec<Point>) -> Vec<Curve> {
     let curve = |tool: &&str| {
         let is_emphasised = tools.len() <= FEW || EMPHASISED.contains(tool);
-        let points = points(tool).into_iter().filter(|point| point.y > 0.0).collect();
-        Curve { name: looks::name(tool), look: looks::look(tool, is_emphasised), points }
+        let points = points(tool)
+            .into_iter()
+            .filter(|point| point.y > 0.0)
+            .collect();
+        Curve {
+            name: looks::name(tool),
+            look: looks::look(tool, is_emphasised),
+            points,
+        }
     };
-    let mut curves: Vec<Curve> = tools.iter().map(curve).filter(|curve| !curve.points.is_empty()).collect();
+    let mut curves: Vec<Curve> = tools
+        .iter()
+        .map(curve)
+        .filter(|curve| !curve.points.is_empty())
+        .collect();
     // What a picture is about lies above the rest.
     curves.sort_by_key(|curve| curve.look.is_emphasised());
     curves
@@ -276,8 +405,11 @@ const FEW: usize = 4;
 const EMPHASISED: [&str; 4] = ["zmove", "rsync", "tarmbuffer", "gridftp"];
 /// The largest that is still one of lots of small files.
 const LOSF_BYTES: u64 = (1 << 20) - 1;
-pub(crate) const CLASSES: [(SizeClass, &str); 3] =
-    [(SizeClass::Losf, "LOSF"), (SizeClass::Medium, "medium files"), (SizeClass::Large, "large files")];
+pub(crate) const CLASSES: [(SizeClass, &str); 3] = [
+    (SizeClass::Losf, "LOSF"),
+    (SizeClass::Medium, "medium files"),
+    (SizeClass::Large, "large files"),
+];
 
 #[cfg(test)]
 mod tests {
@@ -287,17 +419,40 @@ mod tests {
     #[test]
     fn every_figure_of_the_paper_is_drawn() {
         let place = tempfile::tempdir().unwrap();
-        let study =
-            study(place.path(), &[("zmove", 1.0), ("rsync", 3.0), ("rsyncd", 2.0), ("fpsync", 2.5)], 4.0);
+        let study = study(
+            place.path(),
+            &[
+                ("zmove", 1.0),
+                ("rsync", 3.0),
+                ("rsyncd", 2.0),
+                ("fpsync", 2.5),
+            ],
+            4.0,
+        );
         let pictures = Pictures::of(&study).all();
         let names: Vec<&str> = pictures.iter().map(|(name, _)| name.as_str()).collect();
         for number in ["03", "04", "08", "09", "10", "11", "12", "13", "14"] {
-            assert!(names.iter().any(|name| name.starts_with(&format!("fig{number}-"))), "{names:?}");
+            assert!(
+                names
+                    .iter()
+                    .any(|name| name.starts_with(&format!("fig{number}-"))),
+                "{names:?}"
+            );
         }
-        for name in ["all-0.2ms", "all-90ms", "rate-by-rtt", "wan-over-lan", "cpu-per-gib"] {
+        for name in [
+            "all-0.2ms",
+            "all-90ms",
+            "rate-by-rtt",
+            "wan-over-lan",
+            "cpu-per-gib",
+        ] {
             assert!(names.contains(&name), "{names:?}");
         }
-        assert!(pictures.iter().all(|(_, chart)| chart.svg().contains("<polyline")));
+        assert!(
+            pictures
+                .iter()
+                .all(|(_, chart)| chart.svg().contains("<polyline"))
+        );
     }
 
     #[test]
@@ -313,6 +468,10 @@ mod tests {
     fn the_mean_of_a_class_is_that_of_its_factors() {
         assert!((geometric_mean([1.0, 100.0].into_iter()).unwrap() - 10.0).abs() < 1e-9);
         assert_eq!(geometric_mean(std::iter::empty()), None);
-        assert_eq!(geometric_mean([7.0, 0.0].into_iter()), Some(0.0), "and what is zero is not drawn");
+        assert_eq!(
+            geometric_mean([7.0, 0.0].into_iter()),
+            Some(0.0),
+            "and what is zero is not drawn"
+        );
     }
 }

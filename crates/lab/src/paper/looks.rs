@@ -20,12 +20,26 @@ pub(crate) fn name(tool: &str) -> String {
 
 /// How a tool is drawn: in grey unless the picture is about it.
 pub(crate) fn look(tool: &str, is_emphasised: bool) -> Look {
-    let found = LOOKS.iter().find(|(name, _)| is_emphasised && tool.starts_with(name));
+    let found = LOOKS
+        .iter()
+        .find(|(name, _)| is_emphasised && tool.starts_with(name));
     found.map_or(BACKGROUND, |(_, look)| *look)
 }
 
-const fn look_of(colour: &'static str, dashes: Option<&'static str>, width: f64, mark: &'static str) -> Look {
-    Look { pen: Pen { colour, dashes, width }, mark }
+const fn look_of(
+    colour: &'static str,
+    dashes: Option<&'static str>,
+    width: f64,
+    mark: &'static str,
+) -> Look {
+    Look {
+        pen: Pen {
+            colour,
+            dashes,
+            width,
+        },
+        mark,
+    }
 }
 
 const CIRCLE: &str = "M-3.2,0a3.2,3.2 0 1,0 6.4,0a3.2,3.2 0 1,0 -6.4,0z";
@@ -57,7 +71,10 @@ mod tests {
     fn no_two_tools_look_the_same() {
         for (number, (tool, one)) in LOOKS.iter().enumerate() {
             assert_eq!(look(tool, true), *one, "{tool}");
-            assert!(LOOKS[..number].iter().all(|(_, other)| other != one), "{tool}");
+            assert!(
+                LOOKS[..number].iter().all(|(_, other)| other != one),
+                "{tool}"
+            );
         }
         assert_eq!(look("fpsync -n 8", true), look("fpsync", true));
         assert_eq!(look("zmove", false), BACKGROUND);

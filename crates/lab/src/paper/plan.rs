@@ -41,14 +41,25 @@ impl Design {
     pub(crate) fn blocks(&self, rtt_ms: f64, tools: &[Contender]) -> Vec<Block> {
         let block = |part, file_bytes: u64, tools| {
             let files = (self.budget_bytes / file_bytes).clamp(1, self.files_max);
-            Block { part, rtt_ms, file_bytes, files, tools }
+            Block {
+                part,
+                rtt_ms,
+                file_bytes,
+                files,
+                tools,
+            }
         };
-        let mut blocks: Vec<Block> =
-            self.sizes().into_iter().map(|size| block(Part::Sizes, size, tools.to_vec())).collect();
+        let mut blocks: Vec<Block> = self
+            .sizes()
+            .into_iter()
+            .map(|size| block(Part::Sizes, size, tools.to_vec()))
+            .collect();
         if SWEPT_RTT_MS.contains(&rtt_ms) && tools.iter().any(|tool| tool.name == WRAPPER) {
             let swept: Vec<Contender> = PROCESSES.into_iter().map(Contender::wrapper).collect();
             blocks.extend(
-                self.swept_sizes().into_iter().map(|size| block(Part::Processes, size, swept.clone())),
+                self.swept_sizes()
+                    .into_iter()
+                    .map(|size| block(Part::Processes, size, swept.clone())),
             );
         }
         blocks
@@ -57,15 +68,28 @@ impl Design {
     /// 1 KiB and its products with powers of four.
     fn sizes(&self) -> Vec<u64> {
         let sizes = (0..27_u32).map(|power| SIZE_MIN << (2 * power));
-        sizes.take_while(|size| *size <= self.size_max_bytes).collect()
+        sizes
+            .take_while(|size| *size <= self.size_max_bytes)
+            .collect()
     }
 
     /// One size of each class: the second largest small size, the third largest medium size, and the smallest
     /// large size.
     fn swept_sizes(&self) -> Vec<u64> {
-        let of = |class| self.sizes().into_iter().filter(move |size| SizeClass::of(*size) == class);
-        let small = [of(SizeClass::Losf).nth_back(1), of(SizeClass::Medium).nth_back(2)];
-        small.into_iter().chain([of(SizeClass::Large).next()]).flatten().collect()
+        let of = |class| {
+            self.sizes()
+                .into_iter()
+                .filter(move |size| SizeClass::of(*size) == class)
+        };
+        let small = [
+            of(SizeClass::Losf).nth_back(1),
+            of(SizeClass::Medium).nth_back(2),
+        ];
+        small
+            .into_iter()
+            .chain([of(SizeClass::Large).next()])
+            .flatten()
+            .collect()
     }
 
     /// Bytes of the target's file system: the largest data set, and as much again beside it.
@@ -97,8 +121,14 @@ pub(crate) mod tests {
     #[test]
     fn sizes_are_powers_of_four_and_each_set_keeps_to_the_budget() {
         let blocks = design().blocks(10.0, &["zmove".parse().unwrap()]);
-        let sets: Vec<(u64, u64)> = blocks.iter().map(|block| (block.file_bytes, block.files)).collect();
-        assert_eq!((sets.len(), sets[0], sets[10]), (11, (1 << 10, 10_000), (1 << 30, 1)));
+        let sets: Vec<(u64, u64)> = blocks
+            .iter()
+            .map(|block| (block.file_bytes, block.files))
+            .collect();
+        assert_eq!(
+            (sets.len(), sets[0], sets[10]),
+            (11, (1 << 10, 10_000), (1 << 30, 1))
+        );
         assert_eq!(sets[4], (256 << 10, 2_048));
         assert!(blocks.iter().all(|block| block.part == Part::Sizes));
     }

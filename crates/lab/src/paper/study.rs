@@ -61,7 +61,11 @@ pub(crate) struct Record {
 impl Sitting {
     pub(crate) fn new(header: &Header) -> Result<Self> {
         let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
-        Ok(Self { unix_seconds, header: serde_json::to_value(header)?, calibrations: Vec::new() })
+        Ok(Self {
+            unix_seconds,
+            header: serde_json::to_value(header)?,
+            calibrations: Vec::new(),
+        })
     }
 }
 
@@ -105,7 +109,11 @@ impl Record {
     /// The CPU seconds of both sides for each GiB that arrived.
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
     pub(crate) fn cpu_seconds_per_gibibyte(&self) -> Option<f64> {
-        let bytes = if self.is_cut() { self.arrived_bytes? } else { self.bytes() };
+        let bytes = if self.is_cut() {
+            self.arrived_bytes?
+        } else {
+            self.bytes()
+        };
         let seconds = self.run.source.cpu_seconds + self.run.target.cpu_seconds;
         (bytes > 0).then(|| seconds * f64::from(1 << 30) / bytes as f64)
     }
@@ -132,7 +140,8 @@ impl Record {
 impl Study {
     /// The study in that directory, or a new one.
     pub(crate) fn open(directory: &Path, design: &Design) -> Result<Self> {
-        fs::create_dir_all(directory).with_context(|| format!("failed to create {}", directory.display()))?;
+        fs::create_dir_all(directory)
+            .with_context(|| format!("failed to create {}", directory.display()))?;
         if !directory.join(FILE).exists() {
             return Ok(Self {
                 version: VERSION,
@@ -157,13 +166,21 @@ impl Study {
     /// Reads the study that is stored in `directory`.
     pub(crate) fn read(directory: &Path) -> Result<Self> {
         let file = directory.join(FILE);
-        let text = fs::read_to_string(&file).with_context(|| format!("failed to read {}", file.display()))?;
+        let text = fs::read_to_string(&file)
+            .with_context(|| format!("failed to read {}", file.display()))?;
         let study: Self = serde_json::from_str(&text)
             .with_context(|| format!("failed to understand {}", file.display()))?;
         if study.version != VERSION {
-            bail!("{} is of version {}, this program knows {VERSION}", file.display(), study.version);
+            bail!(
+                "{} is of version {}, this program knows {VERSION}",
+                file.display(),
+                study.version
+            );
         }
-        Ok(Self { directory: directory.to_owned(), ..study })
+        Ok(Self {
+            directory: directory.to_owned(),
+            ..study
+        })
     }
 
     /// Begins a sitting; the runs from here on belong to it.
@@ -179,7 +196,9 @@ impl Study {
     /// Adds what the bare path does.
     pub(crate) fn calibrated(&mut self, calibration: &Calibration) -> Result<()> {
         let sitting = self.sittings.last_mut().context("a sitting has begun")?;
-        sitting.calibrations.push(serde_json::to_value(calibration)?);
+        sitting
+            .calibrations
+            .push(serde_json::to_value(calibration)?);
         Ok(())
     }
 
@@ -205,7 +224,13 @@ impl Study {
 
     /// Whether the tool has yet to run for that time in the block. One that was cut, failed, is not there or
     /// took more than `repeat_below` seconds the first time is not run again.
-    pub(crate) fn is_missing(&self, block: &Block, tool: &str, number: u32, repeat_below: f64) -> bool {
+    pub(crate) fn is_missing(
+        &self,
+        block: &Block,
+        tool: &str,
+        number: u32,
+        repeat_below: f64,
+    ) -> bool {
         let mut before = self.runs.iter().filter(|record| record.is_in(block, tool));
         before.all(|record| {
             let repeats = record.run.verdict == Verdict::Right && record.run.seconds < repeat_below;
@@ -214,7 +239,10 @@ impl Study {
     }
 
     fn replace(&self, name: &str, text: &str) -> Result<()> {
-        let (file, temporary) = (self.directory.join(name), self.directory.join(format!(".{name}.new")));
+        let (file, temporary) = (
+            self.directory.join(name),
+            self.directory.join(format!(".{name}.new")),
+        );
         fs::write(&temporary, text)
             .and_then(|()| fs::rename(&temporary, &file))
             .with_context(|| format!("failed to write {}", file.display()))
@@ -223,10 +251,16 @@ impl Study {
     fn csv(&self) -> String {
         let mut text = format!("{}\n", CSV_COLUMNS.join(","));
         for record in &self.runs {
-            let some = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.3}"));
-            let count = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
+            let some =
+                |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.3}"));
+            let count =
+                |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
             let run = &record.run;
-            let part = if record.part == Part::Sizes { "sizes" } else { "processes" };
+            let part = if record.part == Part::Sizes {
+                "sizes"
+            } else {
+                "processes"
+            };
             let cells = [
                 part.to_owned(),
                 record.rtt_ms.to_string(),
@@ -283,9 +317,19 @@ pub(crate) mod tests {
     use crate::measure::race::Usage;
 
     pub(crate) fn run(verdict: Verdict, seconds: f64) -> Run {
-        let usage = Usage { cpu_seconds: 0.5, peak_bytes: 0 };
+        let usage = Usage {
+            cpu_seconds: 0.5,
+            peak_bytes: 0,
+        };
         let (source, target) = (usage, usage);
-        Run { verdict, seconds, first_byte_seconds: Some(0.1), wire_bytes: 7, source, target }
+        Run {
+            verdict,
+            seconds,
+            first_byte_seconds: Some(0.1),
+            wire_bytes: 7,
+            source,
+            target,
+        }
     }
 
     #[test]
@@ -295,18 +339,47 @@ pub(crate) mod tests {
         let block = design().blocks(90.0, &tools).remove(0);
         let mut study = Study::open(place.path(), &design()).unwrap();
         let wrong = run(Verdict::Wrong("a, \"b\"".to_owned()), 1.0);
-        study.add(Record::new(&block, &tools[0], 1, run(Verdict::Right, 2.0), None)).unwrap();
-        study.add(Record::new(&block, &tools[1], 1, wrong, None)).unwrap();
+        study
+            .add(Record::new(
+                &block,
+                &tools[0],
+                1,
+                run(Verdict::Right, 2.0),
+                None,
+            ))
+            .unwrap();
+        study
+            .add(Record::new(&block, &tools[1], 1, wrong, None))
+            .unwrap();
         let again = Study::open(place.path(), &design()).unwrap();
         assert_eq!(again.runs.len(), 2);
         let missing = |tool: &str, number| again.is_missing(&block, tool, number, 10.0);
-        assert!(!missing("fpsync -n 2", 1) && missing("fpsync -n 2", 2), "a fast one has further runs");
-        assert!(!again.is_missing(&block, "fpsync -n 2", 2, 1.5), "a slow one has none");
+        assert!(
+            !missing("fpsync -n 2", 1) && missing("fpsync -n 2", 2),
+            "a fast one has further runs"
+        );
+        assert!(
+            !again.is_missing(&block, "fpsync -n 2", 2, 1.5),
+            "a slow one has none"
+        );
         assert!(!missing("rsync", 1) && !missing("rsync", 2) && missing("zmove", 1));
-        let other = Design { files_max: 3, ..design() };
-        assert!(Study::open(place.path(), &other).unwrap_err().to_string().contains("another design"));
+        let other = Design {
+            files_max: 3,
+            ..design()
+        };
+        assert!(
+            Study::open(place.path(), &other)
+                .unwrap_err()
+                .to_string()
+                .contains("another design")
+        );
         let table = fs::read_to_string(place.path().join(TABLE)).unwrap();
-        assert!(table.lines().all(|line| line.split(',').count() == CSV_COLUMNS.len()), "{table}");
+        assert!(
+            table
+                .lines()
+                .all(|line| line.split(',').count() == CSV_COLUMNS.len()),
+            "{table}"
+        );
     }
 
     #[test]
@@ -315,7 +388,17 @@ pub(crate) mod tests {
         let block = design().blocks(90.0, std::slice::from_ref(&tool)).remove(0);
         let cut = Record::new(&block, &tool, 1, run(Verdict::TimedOut, 20.0), Some(1_000));
         assert_eq!(cut.rate(), Some(50.0));
-        assert_eq!(Record::new(&block, &tool, 1, run(Verdict::Failed("no".into()), 1.0), None).rate(), None);
+        assert_eq!(
+            Record::new(
+                &block,
+                &tool,
+                1,
+                run(Verdict::Failed("no".into()), 1.0),
+                None
+            )
+            .rate(),
+            None
+        );
         let right = Record::new(&block, &tool, 1, run(Verdict::Right, 10.0), None);
         assert_eq!(right.rate(), Some(1_024_000.0));
     }
@@ -326,7 +409,15 @@ pub(crate) mod tests {
         let tool: Contender = "syq".parse().unwrap();
         let block = design().blocks(90.0, std::slice::from_ref(&tool)).remove(0);
         let mut study = Study::open(place.path(), &design()).unwrap();
-        study.add(Record::new(&block, &tool, 1, Run::missing("no syq".into()), None)).unwrap();
+        study
+            .add(Record::new(
+                &block,
+                &tool,
+                1,
+                Run::missing("no syq".into()),
+                None,
+            ))
+            .unwrap();
         assert!(!study.is_missing(&block, "syq", 1, 10.0));
         study.forget_missing();
         assert!(study.is_missing(&block, "syq", 1, 10.0));

@@ -9,7 +9,8 @@ use crate::peers::ZmoveProgram;
 
 /// Sweeps both storages, each unless it has been.
 pub(crate) fn ensure(out: &Path, zmove: &ZmoveProgram, source: &Path, target: &Path) -> Result<()> {
-    std::fs::create_dir_all(source).with_context(|| format!("failed to create {}", source.display()))?;
+    std::fs::create_dir_all(source)
+        .with_context(|| format!("failed to create {}", source.display()))?;
     for (name, storage) in [("source", source), ("target", target)] {
         let result = out.join(format!("sweep-{name}.json"));
         if result.exists() {
@@ -29,7 +30,11 @@ pub(crate) fn ensure(out: &Path, zmove: &ZmoveProgram, source: &Path, target: &P
             .output()
             .context("failed to start zmove sweep")?;
         if !swept.status.success() {
-            bail!("zmove sweep of {}: {}", storage.display(), String::from_utf8_lossy(&swept.stderr).trim());
+            bail!(
+                "zmove sweep of {}: {}",
+                storage.display(),
+                String::from_utf8_lossy(&swept.stderr).trim()
+            );
         }
     }
     Ok(())

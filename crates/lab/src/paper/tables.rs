@@ -12,7 +12,9 @@ use crate::measure::figures;
 
 /// One run in a line.
 pub(crate) fn line(record: &Record) -> String {
-    let rate = record.rate().map_or_else(String::new, |rate| format!(", {:.1} MB/s", rate / 1e6));
+    let rate = record
+        .rate()
+        .map_or_else(String::new, |rate| format!(", {:.1} MB/s", rate / 1e6));
     format!(
         "{} × {} at {} ms, run {}, {}: {:.2} s{rate}, {}",
         record.files,
@@ -59,14 +61,17 @@ pub(crate) fn markdown(study: &Study) -> String {
         }
         text.push('\n');
     }
-    for (title, lines) in
-        [("Cells in which a tool beats zmove", beaten(&cells)), ("Cells without a figure", troubles(&cells))]
-    {
+    for (title, lines) in [
+        ("Cells in which a tool beats zmove", beaten(&cells)),
+        ("Cells without a figure", troubles(&cells)),
+    ] {
         writeln!(text, "## {title}\n").expect(WRITES);
         if lines.is_empty() {
             text.push_str("None.\n");
         }
-        lines.iter().for_each(|line| writeln!(text, "- {line}").expect(WRITES));
+        lines
+            .iter()
+            .for_each(|line| writeln!(text, "- {line}").expect(WRITES));
         text.push('\n');
     }
     text.push_str("## How the clients were started\n\n");
@@ -82,7 +87,11 @@ fn runs_line(cells: &[Cell]) -> String {
     let repeated: Vec<f64> = counted
         .iter()
         .filter(|cell| cell.runs > 1)
-        .filter_map(|cell| cell.rates.zip(cell.rate).map(|((least, most), rate)| (most - least) / rate))
+        .filter_map(|cell| {
+            cell.rates
+                .zip(cell.rate)
+                .map(|((least, most), rate)| (most - least) / rate)
+        })
         .collect();
     let most = counted.iter().map(|cell| cell.runs).max().unwrap_or(0);
     let apart = figures::median(&repeated).map_or_else(String::new, |apart| {
@@ -111,20 +120,35 @@ struct Tables<'a> {
 
 impl<'a> Tables<'a> {
     fn of(cells: &'a [Cell]) -> Self {
-        let sizes =
-            distinct(cells.iter().filter(|cell| cell.part == Part::Sizes).map(|cell| cell.file_bytes));
-        Self { cells, tools: tools(cells), sizes }
+        let sizes = distinct(
+            cells
+                .iter()
+                .filter(|cell| cell.part == Part::Sizes)
+                .map(|cell| cell.file_bytes),
+        );
+        Self {
+            cells,
+            tools: tools(cells),
+            sizes,
+        }
     }
 
     fn all(&self) -> Vec<Table> {
-        let rtts =
-            distinct(self.cells.iter().filter(|cell| cell.part == Part::Sizes).map(|cell| cell.rtt_ms));
+        let rtts = distinct(
+            self.cells
+                .iter()
+                .filter(|cell| cell.part == Part::Sizes)
+                .map(|cell| cell.rtt_ms),
+        );
         let rate = |cell: &Cell| {
             let mark = if cell.is_cut { ">" } else { "" };
-            cell.rate.map(|rate| format!("{mark}{}", significant(rate / 1e6)))
+            cell.rate
+                .map(|rate| format!("{mark}{}", significant(rate / 1e6)))
         };
-        let mut all: Vec<Table> =
-            rtts.iter().map(|rtt_ms| self.by_size(format!("MB/s at {rtt_ms} ms"), *rtt_ms, &rate)).collect();
+        let mut all: Vec<Table> = rtts
+            .iter()
+            .map(|rtt_ms| self.by_size(format!("MB/s at {rtt_ms} ms"), *rtt_ms, &rate))
+            .collect();
         let [near, far] = SWEPT_RTT_MS;
         let ratio = |cell: &Cell| {
             let beside = find(self.cells, &cell.tool, near, cell.file_bytes)?;
@@ -133,14 +157,29 @@ impl<'a> Tables<'a> {
         all.push(self.by_size(format!("Rate at {far} ms ÷ rate at {near} ms"), far, &ratio));
         let cost = |cell: &Cell| Some(significant(cell.cpu_seconds_per_gibibyte?));
         for rtt_ms in SWEPT_RTT_MS {
-            all.push(self.by_size(format!("CPU-seconds per GiB, both sides, at {rtt_ms} ms"), rtt_ms, &cost));
+            all.push(self.by_size(
+                format!("CPU-seconds per GiB, both sides, at {rtt_ms} ms"),
+                rtt_ms,
+                &cost,
+            ));
         }
         all.extend(self.by_processes());
-        all.retain(|table| table.rows.iter().flat_map(|row| &row[1..]).any(|cell| !cell.is_empty()));
+        all.retain(|table| {
+            table
+                .rows
+                .iter()
+                .flat_map(|row| &row[1..])
+                .any(|cell| !cell.is_empty())
+        });
         all
     }
 
-    fn by_size(&self, title: String, rtt_ms: f64, shown: &dyn Fn(&Cell) -> Option<String>) -> Table {
+    fn by_size(
+        &self,
+        title: String,
+        rtt_ms: f64,
+        shown: &dyn Fn(&Cell) -> Option<String>,
+    ) -> Table {
         let headings = std::iter::once("file size".to_owned())
             .chain(self.tools.iter().map(|tool| escaped(&looks::name(tool))));
         let row = |size: &u64| {
@@ -148,22 +187,33 @@ impl<'a> Tables<'a> {
                 Some(cell) => shown(cell).unwrap_or_else(|| "–".to_owned()),
                 None => String::new(),
             };
-            std::iter::once(size_label(*size)).chain(self.tools.iter().map(cell)).collect()
+            std::iter::once(size_label(*size))
+                .chain(self.tools.iter().map(cell))
+                .collect()
         };
-        Table { title, headings: headings.collect(), rows: self.sizes.iter().map(row).collect() }
+        Table {
+            title,
+            headings: headings.collect(),
+            rows: self.sizes.iter().map(row).collect(),
+        }
     }
 
     /// A row for each data set and round trip, a column for each number of processes.
     fn by_processes(&self) -> Option<Table> {
-        let swept = || self.cells.iter().filter(|cell| cell.part == Part::Processes);
+        let swept = || {
+            self.cells
+                .iter()
+                .filter(|cell| cell.part == Part::Processes)
+        };
         let counts = distinct(swept().filter_map(|cell| cell.processes));
         swept().next()?;
         let mut rows: Vec<Vec<String>> = Vec::new();
         for rtt_ms in distinct(swept().map(|cell| cell.rtt_ms)) {
             for size in distinct(swept().map(|cell| cell.file_bytes)) {
                 let at = |count: &u32| {
-                    let mut here = swept()
-                        .filter(|cell| cell.file_bytes == size && cell.rtt_ms.to_bits() == rtt_ms.to_bits());
+                    let mut here = swept().filter(|cell| {
+                        cell.file_bytes == size && cell.rtt_ms.to_bits() == rtt_ms.to_bits()
+                    });
                     here.find(|cell| cell.processes == Some(*count))
                 };
                 let shown = |count: &u32| {
@@ -181,7 +231,11 @@ impl<'a> Tables<'a> {
         let mut headings = vec!["fpsync, MB/s".to_owned()];
         headings.extend(counts.iter().map(|count| format!("-n {count}")));
         headings.push("zmove".to_owned());
-        Some(Table { title: "Processes of the wrapper".to_owned(), headings, rows })
+        Some(Table {
+            title: "Processes of the wrapper".to_owned(),
+            headings,
+            rows,
+        })
     }
 }
 
@@ -209,14 +263,19 @@ fn beaten(cells: &[Cell]) -> Vec<String> {
 fn troubles(cells: &[Cell]) -> Vec<String> {
     let mut lines: Vec<(String, usize)> = Vec::new();
     for cell in cells {
-        let Some(trouble) = &cell.trouble else { continue };
+        let Some(trouble) = &cell.trouble else {
+            continue;
+        };
         let line = format!("{}: {trouble}", escaped(&looks::name(&cell.tool)));
         match lines.iter_mut().find(|(told, _)| *told == line) {
             Some((_, count)) => *count += 1,
             None => lines.push((line, 1)),
         }
     }
-    lines.into_iter().map(|(line, count)| format!("{line} ({count} cells)")).collect()
+    lines
+        .into_iter()
+        .map(|(line, count)| format!("{line} ({count} cells)"))
+        .collect()
 }
 
 /// Three digits that count.
@@ -243,20 +302,35 @@ mod tests {
     #[test]
     fn what_beats_zmove_and_what_was_cut_are_told() {
         let place = tempfile::tempdir().unwrap();
-        let study = study(place.path(), &[("zmove", 2.0), ("tarmbuffer", 1.0), ("scp", 6.0)], 4.0);
+        let study = study(
+            place.path(),
+            &[("zmove", 2.0), ("tarmbuffer", 1.0), ("scp", 6.0)],
+            4.0,
+        );
         let text = markdown(&study);
         assert!(
-            text.contains("- 1 KiB at 90 ms: tar \\| mbuffer 2.56 MB/s, zmove 1.28 MB/s (0.50 of it)"),
+            text.contains(
+                "- 1 KiB at 90 ms: tar \\| mbuffer 2.56 MB/s, zmove 1.28 MB/s (0.50 of it)"
+            ),
             "{text}"
         );
         assert!(text.contains("| 1 GiB | 134 | 268 | >26.8 |"), "{text}");
         assert!(text.contains("| 1 GiB | 0.250 | 0.250 | 0.150 |"), "{text}");
-        assert!(text.contains("## Cells without a figure\n\nNone."), "{text}");
-        assert!(text.contains("66 cells have one run, 0 have up to 1."), "{text}");
+        assert!(
+            text.contains("## Cells without a figure\n\nNone."),
+            "{text}"
+        );
+        assert!(
+            text.contains("66 cells have one run, 0 have up to 1."),
+            "{text}"
+        );
     }
 
     #[test]
     fn figures_have_three_digits() {
-        assert_eq!([1234.5, 99.94, 5.678].map(significant), ["1234", "99.9", "5.68"]);
+        assert_eq!(
+            [1234.5, 99.94, 5.678].map(significant),
+            ["1234", "99.9", "5.68"]
+        );
     }
 }

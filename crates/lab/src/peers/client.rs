@@ -39,26 +39,35 @@ impl<'a> Client<'a> {
     pub(super) fn command(&self) -> Result<Command> {
         let (address, port, target) = (self.address, self.port, &self.target);
         match self.tool.kind {
-            Kind::Rsync => self.rsync(&["-a", "--whole-file", "-e", &self.homes.ssh.line()], self.over_ssh()),
-            Kind::RsyncSimple => {
-                self.rsync(&["-av", "-e", &self.homes.ssh.line_of_choice()], self.over_ssh())
-            }
+            Kind::Rsync => self.rsync(
+                &["-a", "--whole-file", "-e", &self.homes.ssh.line()],
+                self.over_ssh(),
+            ),
+            Kind::RsyncSimple => self.rsync(
+                &["-av", "-e", &self.homes.ssh.line_of_choice()],
+                self.over_ssh(),
+            ),
             Kind::RsyncDaemon => self.rsync(&["-a", "--whole-file"], self.daemon_url()),
             Kind::Fpsync => self.fpsync(),
             Kind::TarSsh => {
                 let ssh = self.homes.ssh.line();
-                self.shell(&format!("tar cf - . | {ssh} root@{address} tar xf - -C {target}"))
+                self.shell(&format!(
+                    "tar cf - . | {ssh} root@{address} tar xf - -C {target}"
+                ))
             }
-            Kind::Scp => {
-                self.shell(&format!("{} -r -p -q * root@{address}:{target}", self.homes.ssh.scp_line()))
-            }
+            Kind::Scp => self.shell(&format!(
+                "{} -r -p -q * root@{address}:{target}",
+                self.homes.ssh.scp_line()
+            )),
             Kind::TarNetcat => self.shell(&format!("tar cf - . | nc -N {address} {port}")),
-            Kind::TarMbuffer => {
-                self.shell(&format!("tar cf - . | mbuffer {MBUFFER_FLAGS} -O {address}:{port}"))
-            }
+            Kind::TarMbuffer => self.shell(&format!(
+                "tar cf - . | mbuffer {MBUFFER_FLAGS} -O {address}:{port}"
+            )),
             Kind::Rclone => self.rclone(),
             Kind::Syq => self.syq(),
-            Kind::GridFtp => self.gridftp(&format!("ftp://{}:{port}", self.stage.hosts.source_address)),
+            Kind::GridFtp => {
+                self.gridftp(&format!("ftp://{}:{port}", self.stage.hosts.source_address))
+            }
             Kind::GridFtpDirect => self.gridftp("file://"),
             Kind::Xrdcp => self.xrdcp(),
             Kind::Davix => self.davix(),
@@ -71,14 +80,18 @@ impl<'a> Client<'a> {
             }
             Kind::ZmovePull => {
                 let mut command = self.on_target(&self.homes.zmove.binary)?;
-                command.env("ZMOVE_HOME", &self.homes.zmove_target).args(["pull", "--accept-new"]);
+                command
+                    .env("ZMOVE_HOME", &self.homes.zmove_target)
+                    .args(["pull", "--accept-new"]);
                 let source = format!("{}:{port}:{}", self.stage.hosts.source_address, self.source);
                 command.args(&self.tool.arguments).args([&source, target]);
                 Ok(command)
             }
             Kind::RsyncPull => {
                 let mut command = self.on_target("rsync")?;
-                command.args(["-a", "--whole-file", "-e", &self.homes.ssh.line()]).args(&self.tool.arguments);
+                command
+                    .args(["-a", "--whole-file", "-e", &self.homes.ssh.line()])
+                    .args(&self.tool.arguments);
                 let source = format!("root@{}:{}", self.stage.hosts.source_address, self.source);
                 command.args([&source, target]);
                 Ok(command)
@@ -92,11 +105,19 @@ impl<'a> Client<'a> {
     }
 
     pub(super) fn on_source(&self, program: &str) -> Result<Command> {
-        inside::command(Some(&self.stage.hosts.source), Some(self.stage.source_group), program)
+        inside::command(
+            Some(&self.stage.hosts.source),
+            Some(self.stage.source_group),
+            program,
+        )
     }
 
     fn on_target(&self, program: &str) -> Result<Command> {
-        inside::command(Some(&self.stage.hosts.target), Some(self.stage.target_group), program)
+        inside::command(
+            Some(&self.stage.hosts.target),
+            Some(self.stage.target_group),
+            program,
+        )
     }
 
     /// The tool's own arguments, for a shell.
@@ -115,45 +136,79 @@ impl<'a> Client<'a> {
 
     /// What of the daemon's module a run fills.
     fn daemon_url(&self) -> String {
-        format!("rsync://{}:{}/target/{RUN_DIRECTORY}/", self.address, self.port)
+        format!(
+            "rsync://{}:{}/target/{RUN_DIRECTORY}/",
+            self.address, self.port
+        )
     }
 
     fn rsync(&self, flags: &[&str], target: String) -> Result<Command> {
         let mut command = self.on_source("rsync")?;
-        command.args(flags).args(&self.tool.arguments).args([&self.source, &target]);
+        command
+            .args(flags)
+            .args(&self.tool.arguments)
+            .args([&self.source, &target]);
         Ok(command)
     }
 
     fn fpsync(&self) -> Result<Command> {
         let mut command = self.fpsync_of(&FPSYNC_JOBS)?;
-        command.args(&self.tool.arguments).args([&self.source, &self.daemon_url()]);
+        command
+            .args(&self.tool.arguments)
+            .args([&self.source, &self.daemon_url()]);
         Ok(command)
     }
 
     /// fpsync with all but the tool's own arguments, the source and the target.
     pub(super) fn fpsync_of(&self, jobs: &[&str]) -> Result<Command> {
         let mut command = self.on_source("fpsync")?;
-        command.arg("-t").arg(self.homes.fpsync.join(RUN_DIRECTORY)).args(FPSYNC_PARTS);
+        command
+            .arg("-t")
+            .arg(self.homes.fpsync.join(RUN_DIRECTORY))
+            .args(FPSYNC_PARTS);
         command.args(["-o", FPSYNC_OPTIONS]).args(jobs);
         Ok(command)
     }
 
     fn rclone(&self) -> Result<Command> {
         let mut command = self.on_source("rclone")?;
-        command.args(["copy", "--config", "/dev/null"]).args(RCLONE_FLAGS);
-        command.args(["--sftp-host", self.address, "--sftp-port", &self.port.to_string()]);
-        command.args(["--sftp-user", "root", "--sftp-key-file"]).arg(self.homes.ssh.user_key());
-        command.args(&self.tool.arguments).args([&self.source, &format!(":sftp:{}", self.target)]);
+        command
+            .args(["copy", "--config", "/dev/null"])
+            .args(RCLONE_FLAGS);
+        command.args([
+            "--sftp-host",
+            self.address,
+            "--sftp-port",
+            &self.port.to_string(),
+        ]);
+        command
+            .args(["--sftp-user", "root", "--sftp-key-file"])
+            .arg(self.homes.ssh.user_key());
+        command
+            .args(&self.tool.arguments)
+            .args([&self.source, &format!(":sftp:{}", self.target)]);
         Ok(command)
     }
 
     fn syq(&self) -> Result<Command> {
         let syq = programs::path("syq");
         let mut command = self.on_source(&syq)?;
-        command.env("HOME", &self.homes.syq).env("SYQ_TUNING_CACHE", "").env("SYQ_NO_UPDATE_CHECK", "1");
-        command.args(["cp", "--rsh", &self.homes.ssh.line(), "--syq-path", &syq]).args(SYQ_FLAGS);
-        command.args(&self.tool.arguments).args(["--srcs-in", &self.source]);
-        command.args(["--to", &format!("root@{}", self.address), "--into", &self.target]);
+        command
+            .env("HOME", &self.homes.syq)
+            .env("SYQ_TUNING_CACHE", "")
+            .env("SYQ_NO_UPDATE_CHECK", "1");
+        command
+            .args(["cp", "--rsh", &self.homes.ssh.line(), "--syq-path", &syq])
+            .args(SYQ_FLAGS);
+        command
+            .args(&self.tool.arguments)
+            .args(["--srcs-in", &self.source]);
+        command.args([
+            "--to",
+            &format!("root@{}", self.address),
+            "--into",
+            &self.target,
+        ]);
         Ok(command)
     }
 
@@ -171,7 +226,10 @@ impl<'a> Client<'a> {
     fn xrdcp(&self) -> Result<Command> {
         let mut command = self.on_source("xrdcp")?;
         command.args(xrootd::XRDCP_FLAGS).args(&self.tool.arguments);
-        command.args([".", &format!("root://{}:{}//{RUN_DIRECTORY}/", self.address, self.port)]);
+        command.args([
+            ".",
+            &format!("root://{}:{}//{RUN_DIRECTORY}/", self.address, self.port),
+        ]);
         Ok(command)
     }
 
@@ -179,7 +237,9 @@ impl<'a> Client<'a> {
     fn davix(&self) -> Result<Command> {
         let (flags, further, source) = (xrootd::DAVIX_FLAGS, self.further(), &self.source);
         let url = format!("http://{}:{}/{RUN_DIRECTORY}", self.address, self.port);
-        self.shell(&format!("davix-put {flags} {further} {source} {url} || test $? = 255"))
+        self.shell(&format!(
+            "davix-put {flags} {further} {source} {url} || test $? = 255"
+        ))
     }
 
     /// rcp, which has no option for ssh, takes one source, and fills an existing directory only when it may overwrite
@@ -189,8 +249,9 @@ impl<'a> Client<'a> {
         let (source, target) = (self.source.trim_end_matches('/'), self.over_ssh());
         let target = target.trim_end_matches('/');
         let master = &self.stage.hosts.source_address;
-        let mut command =
-            self.shell(&format!("rcp {flags} --bind-ip {master} {further} {source} {target}"))?;
+        let mut command = self.shell(&format!(
+            "rcp {flags} --bind-ip {master} {further} {source} {target}"
+        ))?;
         command.env("PATH", self.homes.ssh.path()?);
         Ok(command)
     }
@@ -200,13 +261,20 @@ impl<'a> Client<'a> {
         let (further, target) = (self.further(), self.over_ssh());
         let rtt_ms = self.stage.hosts.round_trip().milliseconds().ceil();
         let ssh = self.homes.ssh.arguments().replace(' ', " -S ");
-        self.shell(&format!("qcp {QCP_FLAGS} --rtt {rtt_ms} -S {ssh} {further} * {target}"))
+        self.shell(&format!(
+            "qcp {QCP_FLAGS} --rtt {rtt_ms} -S {ssh} {further} * {target}"
+        ))
     }
 
     fn zmove(&self, flags: &[&str], target: String) -> Result<Command> {
         let mut command = self.on_source(&self.homes.zmove.binary)?;
-        command.env("ZMOVE_HOME", &self.homes.zmove_source).arg("push").args(flags);
-        command.args(&self.tool.arguments).args([&self.source, &target]);
+        command
+            .env("ZMOVE_HOME", &self.homes.zmove_source)
+            .arg("push")
+            .args(flags);
+        command
+            .args(&self.tool.arguments)
+            .args([&self.source, &target]);
         Ok(command)
     }
 }
@@ -233,5 +301,9 @@ pub(crate) const FPSYNC_PARTS: [&str; 4] = ["-f", "1000", "-s", "64M"];
 /// Of the options of rsync those that fpsync has of itself, without the list of files, and whole files.
 pub(crate) const FPSYNC_OPTIONS: &str = "-lptgoD --numeric-ids --whole-file";
 /// Sixteen connections at once were its fastest here; without a tuning cache each run stands for itself.
-const SYQ_FLAGS: [&str; 4] =
-    ["--no-progress", "--preserve=permissions", "--performance-tuning", "workers=16"];
+const SYQ_FLAGS: [&str; 4] = [
+    "--no-progress",
+    "--preserve=permissions",
+    "--performance-tuning",
+    "workers=16",
+];

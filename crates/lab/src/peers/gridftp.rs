@@ -15,13 +15,23 @@ use crate::processes::inside;
 /// The server of the target.
 pub(super) fn on_target(stage: &Stage<'_>) -> Result<Command> {
     let name = "globus-gridftp-server";
-    let command = program(stage, &stage.hosts.target, stage.target_group, TARGET_NAME, name)?;
+    let command = program(
+        stage,
+        &stage.hosts.target,
+        stage.target_group,
+        TARGET_NAME,
+        name,
+    )?;
     server(stage, command, &stage.hosts.target_address)
 }
 
 /// The server of the source.
 pub(super) fn at_source(stage: &Stage<'_>) -> Result<Command> {
-    server(stage, on_source(stage, "globus-gridftp-server")?, &stage.hosts.source_address)
+    server(
+        stage,
+        on_source(stage, "globus-gridftp-server")?,
+        &stage.hosts.source_address,
+    )
 }
 
 fn server(stage: &Stage<'_>, mut command: Command, address: &str) -> Result<Command> {
@@ -48,14 +58,29 @@ pub(super) fn client(stage: &Stage<'_>) -> Result<Command> {
 }
 
 fn on_source(stage: &Stage<'_>, name: &str) -> Result<Command> {
-    program(stage, &stage.hosts.source, stage.source_group, SOURCE_NAME, name)
+    program(
+        stage,
+        &stage.hosts.source,
+        stage.source_group,
+        SOURCE_NAME,
+        name,
+    )
 }
 
-fn program(stage: &Stage<'_>, namespace: &str, group: &Group, host: &str, name: &str) -> Result<Command> {
+fn program(
+    stage: &Stage<'_>,
+    namespace: &str,
+    group: &Group,
+    host: &str,
+    name: &str,
+) -> Result<Command> {
     let names = stage.homes.gridftp_names.display();
     let script = format!("mount --bind {names} /etc/hosts && exec \"$0\" \"$@\"");
     let mut command = inside::command(Some(namespace), Some(group), "unshare")?;
-    command.env("GLOBUS_HOSTNAME", host).args(["--mount", "sh", "-c", &script]).arg(programs::path(name));
+    command
+        .env("GLOBUS_HOSTNAME", host)
+        .args(["--mount", "sh", "-c", &script])
+        .arg(programs::path(name));
     Ok(command)
 }
 

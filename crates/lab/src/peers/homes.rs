@@ -46,7 +46,8 @@ impl Homes {
         let uses = |kind| tools.iter().any(|tool| tool.kind == kind);
         if tools.iter().any(|tool| tool.port() == Some(SSH_PORT)) {
             let (syq, zmove) = (homes.syq.display(), homes.zmove_target.display());
-            let environment = format!("XDG_CACHE_HOME={syq} SYQ_NO_UPDATE_CHECK=1 ZMOVE_HOME={zmove}");
+            let environment =
+                format!("XDG_CACHE_HOME={syq} SYQ_NO_UPDATE_CHECK=1 ZMOVE_HOME={zmove}");
             homes.ssh.prepare(&environment)?;
         }
         if uses(Kind::RsyncDaemon) || uses(Kind::Fpsync) {
@@ -62,7 +63,11 @@ impl Homes {
         if uses(Kind::ZmovePull) {
             // a set of data may lie anywhere
             let root = Path::new("/");
-            homes.allow_zmove((&homes.zmove_target, &homes.zmove_source), &["--read", "--root"], root)?;
+            homes.allow_zmove(
+                (&homes.zmove_target, &homes.zmove_source),
+                &["--read", "--root"],
+                root,
+            )?;
         }
         Ok(homes)
     }
@@ -77,16 +82,26 @@ impl Homes {
     }
 
     /// Lets the key in the home `client` do something below a root at the daemon of the home `server`.
-    fn allow_zmove(&self, (client, server): (&Path, &Path), right: &[&str], root: &Path) -> Result<()> {
+    fn allow_zmove(
+        &self,
+        (client, server): (&Path, &Path),
+        right: &[&str],
+        root: &Path,
+    ) -> Result<()> {
         let shown = Command::new(&self.zmove.binary)
             .env("ZMOVE_HOME", client)
             .args(["key", "show"])
             .output()
             .with_context(|| format!("failed to start {}", self.zmove.binary))?;
         let text = String::from_utf8_lossy(&shown.stdout).into_owned();
-        let fingerprint = text.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
+        let fingerprint = text
+            .split_whitespace()
+            .rfind(|word| word.starts_with("SHA256:"));
         let fingerprint = fingerprint.with_context(|| {
-            format!("zmove key show: no fingerprint; {}", String::from_utf8_lossy(&shown.stderr).trim())
+            format!(
+                "zmove key show: no fingerprint; {}",
+                String::from_utf8_lossy(&shown.stderr).trim()
+            )
         })?;
         let allowed = Command::new(&self.zmove.binary)
             .env("ZMOVE_HOME", server)
@@ -95,7 +110,10 @@ impl Homes {
             .arg(root)
             .output()?;
         if !allowed.status.success() {
-            bail!("zmove allow failed: {}", String::from_utf8_lossy(&allowed.stderr).trim());
+            bail!(
+                "zmove allow failed: {}",
+                String::from_utf8_lossy(&allowed.stderr).trim()
+            );
         }
         Ok(())
     }
@@ -111,8 +129,14 @@ pub(crate) struct ZmoveProgram {
 impl ZmoveProgram {
     /// Finds the binary and splits the server's further arguments at spaces.
     pub(crate) fn find(asked: Option<&Path>, serve_arguments: &str) -> Result<Self> {
-        let serve_arguments = serve_arguments.split_whitespace().map(str::to_owned).collect();
-        Ok(Self { binary: zmove_binary(asked)?, serve_arguments })
+        let serve_arguments = serve_arguments
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect();
+        Ok(Self {
+            binary: zmove_binary(asked)?,
+            serve_arguments,
+        })
     }
 
     /// Where the program is.
@@ -126,10 +150,15 @@ pub(crate) fn zmove_binary(asked: Option<&Path>) -> Result<String> {
     let beside = std::env::current_exe()?.with_file_name("zmove");
     let built = Path::new("target/release/zmove");
     let found = match asked {
-        Some(path) => path.canonicalize().with_context(|| format!("failed to find {}", path.display()))?,
+        Some(path) => path
+            .canonicalize()
+            .with_context(|| format!("failed to find {}", path.display()))?,
         None if beside.is_file() => beside,
         None if built.is_file() => built.canonicalize()?,
         None => PathBuf::from("zmove"),
     };
-    Ok(found.to_str().context("the path of zmove is not UTF-8")?.to_owned())
+    Ok(found
+        .to_str()
+        .context("the path of zmove is not UTF-8")?
+        .to_owned())
 }

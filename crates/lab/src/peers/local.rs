@@ -87,14 +87,20 @@ impl Local {
             Self::Zmove => programs::version(&homes.zmove.binary, "--version"),
             Self::BareCreate | Self::BareReplace => "part of this lab".to_owned(),
             Self::Fpsync => programs::version("rsync", "--version"),
-            _ => self.needed().first().map_or_else(String::new, |name| programs::version(name, "--version")),
+            _ => self
+                .needed()
+                .first()
+                .map_or_else(String::new, |name| programs::version(name, "--version")),
         }
     }
 }
 
 fn bare(client: &Client<'_>, operation: &str) -> Result<Command> {
     let lab = std::env::current_exe().context("failed to find this program")?;
-    let mut command = client.on_source(lab.to_str().context("the path of this program is not UTF-8")?)?;
+    let mut command = client.on_source(
+        lab.to_str()
+            .context("the path of this program is not UTF-8")?,
+    )?;
     command.args(["bare", operation, &client.target, "--from", &client.source]);
     command.args(&client.tool.arguments);
     Ok(command)
@@ -102,6 +108,7 @@ fn bare(client: &Client<'_>, operation: &str) -> Result<Command> {
 
 /// Sixteen at a time, and parts so small that all have work.
 const FPSYNC_JOBS: [&str; 4] = ["-n", "16", "-f", "300"];
-const RCLONE_FLAGS: &str = "--config /dev/null --transfers 16 --checkers 16 --multi-thread-streams 8 --quiet";
+const RCLONE_FLAGS: &str =
+    "--config /dev/null --transfers 16 --checkers 16 --multi-thread-streams 8 --quiet";
 /// Enough bytes at a time to keep storage busy that takes milliseconds for each request.
 const FIO_FLAGS: &str = "--name=lab --bs=1M --iodepth=32 --ioengine=libaio --direct=1";

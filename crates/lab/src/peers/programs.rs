@@ -13,22 +13,40 @@ pub(super) fn missing(kind: Kind) -> Option<String> {
 
 /// Which of these programs are not installed; none if all are.
 pub(crate) fn absent(names: &[&str]) -> Option<String> {
-    let absent: Vec<&str> = names.iter().copied().filter(|name| find(name).is_none()).collect();
-    if absent.is_empty() { None } else { Some(format!("no {}", absent.join(", no "))) }
+    let absent: Vec<&str> = names
+        .iter()
+        .copied()
+        .filter(|name| find(name).is_none())
+        .collect();
+    if absent.is_empty() {
+        None
+    } else {
+        Some(format!("no {}", absent.join(", no ")))
+    }
 }
 
 /// Where a program is; its bare name if it is nowhere.
 pub(super) fn path(name: &str) -> String {
-    find(name).and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| name.to_owned())
+    find(name)
+        .and_then(|path| path.to_str().map(str::to_owned))
+        .unwrap_or_else(|| name.to_owned())
 }
 
 /// The first line that a program says of its version, on whichever stream.
 pub(super) fn version(program: &str, argument: &str) -> String {
-    let Ok(said) = Command::new(program).arg(argument).stdin(Stdio::null()).output() else {
+    let Ok(said) = Command::new(program)
+        .arg(argument)
+        .stdin(Stdio::null())
+        .output()
+    else {
         return "not found".to_owned();
     };
     let words = [said.stdout, said.stderr].concat();
-    String::from_utf8_lossy(&words).lines().next().unwrap_or_default().to_owned()
+    String::from_utf8_lossy(&words)
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 fn needed(kind: Kind) -> &'static [&'static str] {
@@ -45,7 +63,9 @@ fn needed(kind: Kind) -> &'static [&'static str] {
         Kind::TarNetcat => &["tar", "nc"],
         Kind::TarMbuffer => &["tar", "mbuffer"],
         Kind::Syq => &["syq", "ssh", "sshd"],
-        Kind::GridFtp | Kind::GridFtpDirect => &["globus-gridftp-server", "globus-url-copy", "unshare"],
+        Kind::GridFtp | Kind::GridFtpDirect => {
+            &["globus-gridftp-server", "globus-url-copy", "unshare"]
+        }
         Kind::Xrdcp => &["xrdcp", "xrootd"],
         Kind::Davix => &["davix-put", "xrootd"],
         Kind::Rcp => &["rcp", "rcpd", "ssh", "sshd"],
@@ -77,6 +97,9 @@ mod tests {
         assert!(path("sh").ends_with("/sh"));
         assert_eq!(path("no-such-program-anywhere"), "no-such-program-anywhere");
         assert_eq!(absent(&["sh"]), None);
-        assert_eq!(absent(&["nope-1", "sh", "nope-2"]).as_deref(), Some("no nope-1, no nope-2"));
+        assert_eq!(
+            absent(&["nope-1", "sh", "nope-2"]).as_deref(),
+            Some("no nope-1, no nope-2")
+        );
     }
 }

@@ -21,7 +21,9 @@ pub(crate) struct Ssh {
 
 impl Ssh {
     pub(crate) fn new(session: &Session) -> Result<Self> {
-        Ok(Self { home: session.subdirectory("ssh")? })
+        Ok(Self {
+            home: session.subdirectory("ssh")?,
+        })
     }
 
     /// Makes keys and settings; what sshd starts has the variables of `environment` too: NAME=VALUE, with spaces
@@ -29,9 +31,23 @@ impl Ssh {
     pub(crate) fn prepare(&self, environment: &str) -> Result<()> {
         let home = self.home.display();
         for key in [HOST_KEY, USER_KEY] {
-            run::output("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", &format!("{home}/{key}")])?;
+            run::output(
+                "ssh-keygen",
+                &[
+                    "-q",
+                    "-t",
+                    "ed25519",
+                    "-N",
+                    "",
+                    "-f",
+                    &format!("{home}/{key}"),
+                ],
+            )?;
         }
-        fs::copy(self.home.join("user_key.pub"), self.home.join("authorized_keys"))?;
+        fs::copy(
+            self.home.join("user_key.pub"),
+            self.home.join("authorized_keys"),
+        )?;
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o755)
@@ -39,8 +55,13 @@ impl Ssh {
             .context("failed to create /run/sshd")?;
         self.write_ssh_of_path()?;
         let mut config = format!("Port {SSH_PORT}\n");
-        write!(config, "HostKey {home}/{HOST_KEY}\nAuthorizedKeysFile {home}/authorized_keys\n")?;
-        config.push_str("PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n");
+        write!(
+            config,
+            "HostKey {home}/{HOST_KEY}\nAuthorizedKeysFile {home}/authorized_keys\n"
+        )?;
+        config.push_str(
+            "PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n",
+        );
         config.push_str("Subsystem sftp internal-sftp\n");
         config.push_str("MaxStartups 1000\nMaxSessions 1000\nUseDNS no\nLogLevel ERROR\n");
         if !environment.is_empty() {
@@ -51,7 +72,11 @@ impl Ssh {
 
     /// An `ssh` for programs that take the first one on the path and pass it no options of theirs.
     fn write_ssh_of_path(&self) -> Result<()> {
-        let script = format!("#!/bin/sh\nexec {} {} \"$@\"\n", programs::path("ssh"), self.arguments());
+        let script = format!(
+            "#!/bin/sh\nexec {} {} \"$@\"\n",
+            programs::path("ssh"),
+            self.arguments()
+        );
         let path = self.program();
         fs::create_dir_all(self.bin())
             .and_then(|()| fs::write(&path, script))
@@ -78,7 +103,10 @@ impl Ssh {
     /// The server, which stays in the foreground: its program and that one's arguments.
     pub(crate) fn daemon(&self) -> (String, [OsString; 4]) {
         let config = self.home.join(CONFIG).into_os_string();
-        (programs::path("sshd"), ["-D".into(), "-e".into(), "-f".into(), config])
+        (
+            programs::path("sshd"),
+            ["-D".into(), "-e".into(), "-f".into(), config],
+        )
     }
 
     /// The key that servers let in.

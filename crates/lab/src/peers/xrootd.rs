@@ -19,10 +19,18 @@ pub(super) fn server(stage: &Stage<'_>) -> Result<Command> {
     fs::write(&config_file, config(root, home))
         .with_context(|| format!("failed to write {}", config_file.display()))?;
     for place in [home.as_path(), target] {
-        run::output("chown", &["-R", USER, place.to_str().context("the session's paths are UTF-8")?])?;
+        run::output(
+            "chown",
+            &[
+                "-R",
+                USER,
+                place.to_str().context("the session's paths are UTF-8")?,
+            ],
+        )?;
     }
     let xrootd = programs::path("xrootd");
-    let mut command = inside::command(Some(&stage.hosts.target), Some(stage.target_group), &xrootd)?;
+    let mut command =
+        inside::command(Some(&stage.hosts.target), Some(stage.target_group), &xrootd)?;
     command.args(["-R", USER, "-c"]).arg(config_file);
     Ok(command)
 }
@@ -40,7 +48,14 @@ pub(super) const HTTP_PORT: u16 = 8_094;
 /// Debian's package makes it.
 const USER: &str = "xrootd";
 /// Of xrdcp: files side by side, and the most connections that a server may be reached by.
-pub(super) const XRDCP_FLAGS: [&str; 6] = ["--recursive", "--silent", "--parallel", "16", "--streams", "15"];
+pub(super) const XRDCP_FLAGS: [&str; 6] = [
+    "--recursive",
+    "--silent",
+    "--parallel",
+    "16",
+    "--streams",
+    "15",
+];
 /// Of davix-put: trees by sixteen threads, and no round trip before each file.
 pub(super) const DAVIX_FLAGS: &str = "-r 16 --no-100-continue";
 
@@ -50,11 +65,19 @@ mod tests {
 
     #[test]
     fn the_server_exports_the_target_by_both_protocols() {
-        let config = config(Path::new("/run/lab/7/target"), Path::new("/run/lab/7/xrootd"));
-        for line in
-            ["xrd.port 1094", "xrd.protocol http:8094 libXrdHttp.so", "oss.localroot /run/lab/7/target"]
-        {
-            assert!(config.lines().any(|other| other == line), "{line} is not in {config}");
+        let config = config(
+            Path::new("/run/lab/7/target"),
+            Path::new("/run/lab/7/xrootd"),
+        );
+        for line in [
+            "xrd.port 1094",
+            "xrd.protocol http:8094 libXrdHttp.so",
+            "oss.localroot /run/lab/7/target",
+        ] {
+            assert!(
+                config.lines().any(|other| other == line),
+                "{line} is not in {config}"
+            );
         }
     }
 }

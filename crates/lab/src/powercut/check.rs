@@ -19,20 +19,35 @@ use crate::torture::tree::Tree;
 /// each, some version must be there at any time.
 pub(crate) fn standing(tree: &Tree, target: &Path) -> Vec<PathBuf> {
     let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file());
-    let files = tree.entries().iter().filter(|(_, kind)| *kind == Kind::File);
-    files.map(|(path, _)| path.clone()).filter(|path| is_file(&target.join(path))).collect()
+    let files = tree
+        .entries()
+        .iter()
+        .filter(|(_, kind)| *kind == Kind::File);
+    files
+        .map(|(path, _)| path.clone())
+        .filter(|path| is_file(&target.join(path)))
+        .collect()
 }
 
 /// Files that look like the source's by length and time, and hold other bytes: the next run would take them for equal.
 pub(crate) fn impostors(tree: &Tree, target: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for (path, _) in tree.entries().iter().filter(|(_, kind)| *kind == Kind::File) {
+    for (path, _) in tree
+        .entries()
+        .iter()
+        .filter(|(_, kind)| *kind == Kind::File)
+    {
         let (from, to) = (tree.root().join(path), target.join(path));
-        let Ok(there) = fs::symlink_metadata(&to) else { continue };
-        let expected = fs::symlink_metadata(&from).with_context(|| format!("failed to look at {path:?}"))?;
-        let look = |metadata: &fs::Metadata| (metadata.len(), metadata.mtime(), metadata.mtime_nsec());
+        let Ok(there) = fs::symlink_metadata(&to) else {
+            continue;
+        };
+        let expected =
+            fs::symlink_metadata(&from).with_context(|| format!("failed to look at {path:?}"))?;
+        let look =
+            |metadata: &fs::Metadata| (metadata.len(), metadata.mtime(), metadata.mtime_nsec());
         if there.is_file() && look(&there) == look(&expected) {
-            let same = fs::read(&to).is_ok_and(|bytes| fs::read(&from).is_ok_and(|source| source == bytes));
+            let same = fs::read(&to)
+                .is_ok_and(|bytes| fs::read(&from).is_ok_and(|source| source == bytes));
             if !same {
                 found.push(path.clone());
             }
@@ -52,14 +67,18 @@ impl Company {
     /// One thread syncs a small file, so that the journal commits; one does what the kernel does every few seconds, and
     /// sends out whatever is dirty.
     pub(crate) fn start(neighbour: Neighbour, mount: &Path) -> Result<Self> {
-        let mut company = Self { stop: Arc::default(), threads: Vec::new() };
+        let mut company = Self {
+            stop: Arc::default(),
+            threads: Vec::new(),
+        };
         if neighbour == Neighbour::Busy {
-            let mut file =
-                File::create(mount.join("neighbour")).context("failed to create a neighbour's file")?;
+            let mut file = File::create(mount.join("neighbour"))
+                .context("failed to create a neighbour's file")?;
             let root = File::open(mount).context("failed to open the mount")?;
             company.repeat(COMMIT_PAUSE, move || {
-                let _the_power_may_be_gone =
-                    file.write_all(b"something else\n").and_then(|()| file.sync_all());
+                let _the_power_may_be_gone = file
+                    .write_all(b"something else\n")
+                    .and_then(|()| file.sync_all());
             });
             company.repeat(WRITE_BACK_PAUSE, move || {
                 let _the_power_may_be_gone = rustix::fs::syncfs(&root);

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr,
+    ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
 };
 
 use super::disk::{Disk, FlushStart, Loss, WriteId, WriteKind};
@@ -92,8 +92,15 @@ struct Held {
 
 #[derive(Debug)]
 enum Answer {
-    Write { write: WriteId, bytes: u32, reply: ReplyWrite },
-    Flush { start: FlushStart, reply: ReplyEmpty },
+    Write {
+        write: WriteId,
+        bytes: u32,
+        reply: ReplyWrite,
+    },
+    Flush {
+        start: FlushStart,
+        reply: ReplyEmpty,
+    },
 }
 
 impl Device {
@@ -110,17 +117,32 @@ impl Device {
             telling: None,
             ending: false,
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("zmove-lab".into())];
-        let session = Session::new(Server { shared: Arc::clone(&shared) }, directory, &config)
-            .and_then(Session::spawn)
-            .context("failed to mount by /dev/fuse")?;
+        let session = Session::new(
+            Server {
+                shared: Arc::clone(&shared),
+            },
+            directory,
+            &config,
+        )
+        .and_then(Session::spawn)
+        .context("failed to mount by /dev/fuse")?;
         let answering = Arc::clone(&shared);
         let clock = thread::spawn(move || answering.answer_what_is_due());
         let file = directory.join(FILE_NAME);
         let node = RefCell::new(None);
-        let device = Self { shared, session: Some(session), clock: Some(clock), file, node };
+        let device = Self {
+            shared,
+            session: Some(session),
+            clock: Some(clock),
+            file,
+            node,
+        };
         device.attach()?;
         Ok(device)
     }
@@ -133,13 +155,18 @@ impl Device {
     }
 
     fn detach(&self) -> Result<()> {
-        let Some(node) = self.node.take() else { return Ok(()) };
+        let Some(node) = self.node.take() else {
+            return Ok(());
+        };
         run::line(&format!("losetup --detach {}", node.display())).map(drop)
     }
 
     /// The block device, another one after [`Device::insert`].
     pub(crate) fn node(&self) -> Result<PathBuf> {
-        self.node.borrow().clone().context("the device is not attached")
+        self.node
+            .borrow()
+            .clone()
+            .context("the device is not attached")
     }
 
     /// The contents that the device holds now.
@@ -183,7 +210,11 @@ impl Device {
     }
 
     pub(crate) fn power(&self) -> Power {
-        if self.shared.lock().cut.is_some() { Power::Cut } else { Power::On }
+        if self.shared.lock().cut.is_some() {
+            Power::Cut
+        } else {
+            Power::On
+        }
     }
 
     /// Cuts the power unless that has happened, and returns what is left on the medium.
@@ -202,8 +233,13 @@ impl News {
     /// The next one; there must be one.
     pub(crate) fn read(mut pipe: &PipeReader) -> Result<Self> {
         let mut byte = [0];
-        std::io::Read::read_exact(&mut pipe, &mut byte).context("failed to read the device's news")?;
-        Ok(if byte[0] == KILL_BYTE { Self::Kill } else { Self::Cut })
+        std::io::Read::read_exact(&mut pipe, &mut byte)
+            .context("failed to read the device's news")?;
+        Ok(if byte[0] == KILL_BYTE {
+            Self::Kill
+        } else {
+            Self::Cut
+        })
     }
 }
 
@@ -271,11 +307,21 @@ impl State {
                     other[script.dice.index(data.len())] ^= 1 << script.dice.within(0..=7);
                     flipped = Some(other);
                 }
-                delay = script.faults.data_delay(&mut script.dice).filter(|_| self.held.len() < HELD_MAX);
+                delay = script
+                    .faults
+                    .data_delay(&mut script.dice)
+                    .filter(|_| self.held.len() < HELD_MAX);
             }
         }
         let write = self.disk.write(offset, flipped.as_deref().unwrap_or(data));
-        self.hold(delay, Answer::Write { write, bytes, reply });
+        self.hold(
+            delay,
+            Answer::Write {
+                write,
+                bytes,
+                reply,
+            },
+        );
         self.follow_script(Moment::Write(self.counts.writes));
     }
 
@@ -297,7 +343,10 @@ impl State {
     /// Answers after that time; without one, now.
     fn hold(&mut self, delay: Option<Duration>, answer: Answer) {
         match delay {
-            Some(delay) => self.held.push(Held { due: Instant::now() + delay, answer }),
+            Some(delay) => self.held.push(Held {
+                due: Instant::now() + delay,
+                answer,
+            }),
             None => self.answer(answer),
         }
     }
@@ -306,7 +355,11 @@ impl State {
     /// between that was sent after the completion and is taken for an earlier one.
     fn answer(&mut self, answer: Answer) {
         match answer {
-            Answer::Write { write, bytes, reply } => {
+            Answer::Write {
+                write,
+                bytes,
+                reply,
+            } => {
                 reply.written(bytes);
                 self.disk.complete(write);
             }
@@ -324,19 +377,27 @@ impl State {
     }
 
     fn follow_script(&mut self, now: Moment) {
-        let Some(script) = &mut self.script else { return };
+        let Some(script) = &mut self.script else {
+            return;
+        };
         if script.kill == Some(now) {
             script.kill = None;
             self.tell(KILL_BYTE);
         }
-        if self.script.as_ref().is_some_and(|script| script.cut == Some(now)) {
+        if self
+            .script
+            .as_ref()
+            .is_some_and(|script| script.cut == Some(now))
+        {
             self.cut_power();
         }
     }
 
     /// From now on the device is one that works and that nobody looks at again.
     fn cut_power(&mut self) {
-        let Some(mut script) = self.script.take() else { return };
+        let Some(mut script) = self.script.take() else {
+            return;
+        };
         self.counts.pending = self.disk.pending() as u64;
         self.cut = Some(self.disk.cut(script.loss, &mut script.dice));
         self.disk.end_caching();
@@ -359,7 +420,11 @@ struct Server {
 impl Server {
     fn attributes(&self, inode: INodeNo) -> FileAttr {
         let directory = inode == INodeNo::ROOT;
-        let bytes = if directory { 0 } else { self.shared.lock().disk.seen().bytes() };
+        let bytes = if directory {
+            0
+        } else {
+            self.shared.lock().disk.seen().bytes()
+        };
         FileAttr {
             ino: inode,
             size: bytes,
@@ -368,7 +433,11 @@ impl Server {
             mtime: UNIX_EPOCH,
             ctime: UNIX_EPOCH,
             crtime: UNIX_EPOCH,
-            kind: if directory { FileType::Directory } else { FileType::RegularFile },
+            kind: if directory {
+                FileType::Directory
+            } else {
+                FileType::RegularFile
+            },
             perm: if directory { 0o700 } else { 0o600 },
             nlink: 1,
             uid: 0,
@@ -400,7 +469,13 @@ impl Filesystem for Server {
         }
     }
 
-    fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: Option<FileHandle>,
+        reply: ReplyAttr,
+    ) {
         reply.attr(&FOREVER, &self.attributes(inode));
     }
 
@@ -422,7 +497,11 @@ impl Filesystem for Server {
     ) {
         let mut room = Vec::with_capacity(size as usize);
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        self.shared.lock().disk.seen().read(offset, size as usize, &mut room);
+        self.shared
+            .lock()
+            .disk
+            .seen()
+            .read(offset, size as usize, &mut room);
         reply.data(&room);
     }
 

@@ -112,7 +112,13 @@ impl Disk {
         self.seen.put(first, &blocks);
         if self.cache == Cache::Volatile {
             let kind = WriteKind::of(bytes);
-            self.pending.push(Pending { write, first, blocks, completed: None, kind });
+            self.pending.push(Pending {
+                write,
+                first,
+                blocks,
+                completed: None,
+                kind,
+            });
         }
         write
     }
@@ -121,7 +127,12 @@ impl Disk {
     pub(crate) fn complete(&mut self, write: WriteId) {
         self.clock += 1;
         let clock = self.clock;
-        if let Some(pending) = self.pending.iter_mut().rev().find(|pending| pending.write == write) {
+        if let Some(pending) = self
+            .pending
+            .iter_mut()
+            .rev()
+            .find(|pending| pending.write == write)
+        {
             pending.completed = Some(clock);
         }
     }
@@ -133,7 +144,11 @@ impl Disk {
 
     /// The flush has succeeded: what had completed when it began is on the medium.
     pub(crate) fn complete_flush(&mut self, start: FlushStart) {
-        let covered = |pending: &Pending| pending.completed.is_some_and(|completed| completed < start.0);
+        let covered = |pending: &Pending| {
+            pending
+                .completed
+                .is_some_and(|completed| completed < start.0)
+        };
         for pending in self.pending.iter().filter(|pending| covered(pending)) {
             self.durable.put(pending.first, &pending.blocks);
         }
@@ -153,7 +168,9 @@ impl Disk {
             let kept = match loss {
                 Loss::Nothing => true,
                 Loss::Everything => false,
-                Loss::Data { kept_in } => pending.kind == WriteKind::Metadata || dice.one_in(kept_in),
+                Loss::Data { kept_in } => {
+                    pending.kind == WriteKind::Metadata || dice.one_in(kept_in)
+                }
                 Loss::Some { kept_percent } => dice.within(1..=100) <= kept_percent,
                 Loss::Torn { kept_percent } => {
                     for (block, place) in pending.blocks.iter().zip(pending.first..) {
@@ -176,8 +193,16 @@ impl Disk {
 impl WriteKind {
     /// Judges by the first bytes: of 512 random ones, about 2 are zero.
     pub(crate) fn of(bytes: &[u8]) -> Self {
-        let zeros = bytes.iter().take(JUDGED_BYTES).filter(|byte| **byte == 0).count();
-        if zeros <= DATA_ZEROS_MAX { Self::Data } else { Self::Metadata }
+        let zeros = bytes
+            .iter()
+            .take(JUDGED_BYTES)
+            .filter(|byte| **byte == 0)
+            .count();
+        if zeros <= DATA_ZEROS_MAX {
+            Self::Data
+        } else {
+            Self::Metadata
+        }
     }
 }
 
@@ -187,9 +212,15 @@ impl Loss {
         match dice.weighted([1, 2, 5, 3, 3, 2].into_iter()) {
             0 => Self::Nothing,
             1 => Self::Everything,
-            2 => Self::Data { kept_in: *dice.pick(&[2, 4, 1_000_000]) },
-            3 => Self::Some { kept_percent: dice.within(5..=95) },
-            4 => Self::Torn { kept_percent: dice.within(5..=95) },
+            2 => Self::Data {
+                kept_in: *dice.pick(&[2, 4, 1_000_000]),
+            },
+            3 => Self::Some {
+                kept_percent: dice.within(5..=95),
+            },
+            4 => Self::Torn {
+                kept_percent: dice.within(5..=95),
+            },
             _ => Self::Latest,
         }
     }
@@ -236,7 +267,9 @@ mod tests {
     /// All that a cut may leave, by any of the losses.
     fn legal(disk: &Disk) -> std::collections::BTreeSet<Vec<u8>> {
         let mut dice = Dice::new(1);
-        let all = LOSSES.iter().flat_map(|loss| std::iter::repeat_n(*loss, 200));
+        let all = LOSSES
+            .iter()
+            .flat_map(|loss| std::iter::repeat_n(*loss, 200));
         all.map(|loss| firsts(&disk.cut(loss, &mut dice))).collect()
     }
 

@@ -54,14 +54,19 @@ impl Moment {
         match dice.within(0..=5) {
             0 => Self::Flush(dice.scaled_within(1..=12)),
             1 => Self::Write(dice.scaled_within(1..=600)),
-            _ => Self::Data { writes: dice.scaled_within(1..=60), flushes: dice.within(0..=3) },
+            _ => Self::Data {
+                writes: dice.scaled_within(1..=60),
+                flushes: dice.within(0..=3),
+            },
         }
     }
 
     /// The same, once the data has come.
     pub(super) fn at_data(self, counts: Counts) -> Self {
         match self {
-            Self::Data { writes, flushes: 0 } if writes == counts.data_writes => Self::Write(counts.writes),
+            Self::Data { writes, flushes: 0 } if writes == counts.data_writes => {
+                Self::Write(counts.writes)
+            }
             Self::Data { writes, flushes } if writes == counts.data_writes => {
                 Self::Flush(counts.flushes + flushes)
             }
@@ -73,26 +78,46 @@ impl Moment {
 impl Faults {
     /// Nothing fails; data may be late, flushes slow.
     pub(crate) fn draw_delays(dice: &mut Dice) -> Self {
-        let late = Late { one_in: dice.within(1..=4), millis_max: dice.scaled_within(20..=400) };
-        let flush_millis_max = if dice.one_in(4) { dice.scaled_within(2..=300) } else { 0 };
-        Self { late: (!dice.one_in(4)).then_some(late), flush_millis_max, ..Self::default() }
+        let late = Late {
+            one_in: dice.within(1..=4),
+            millis_max: dice.scaled_within(20..=400),
+        };
+        let flush_millis_max = if dice.one_in(4) {
+            dice.scaled_within(2..=300)
+        } else {
+            0
+        };
+        Self {
+            late: (!dice.one_in(4)).then_some(late),
+            flush_millis_max,
+            ..Self::default()
+        }
     }
 
     /// A burst of writes of data that fail.
     pub(crate) fn draw_failing_data(dice: &mut Dice) -> Self {
         let first = dice.scaled_within(1..=100);
-        Self { failing_data: first..first + dice.scaled_within(1..=200), ..Self::default() }
+        Self {
+            failing_data: first..first + dice.scaled_within(1..=200),
+            ..Self::default()
+        }
     }
 
     /// A few flushes that fail.
     pub(crate) fn draw_failing_flushes(dice: &mut Dice) -> Self {
         let first = dice.scaled_within(1..=6);
-        Self { failing_flushes: first..first + dice.within(1..=2), ..Self::default() }
+        Self {
+            failing_flushes: first..first + dice.within(1..=2),
+            ..Self::default()
+        }
     }
 
     /// A bit flips while it is written.
     pub(crate) fn draw_flip(dice: &mut Dice) -> Self {
-        Self { flipped_data: Some(dice.scaled_within(1..=100)), ..Self::default() }
+        Self {
+            flipped_data: Some(dice.scaled_within(1..=100)),
+            ..Self::default()
+        }
     }
 
     /// Whether nothing fails that anybody is told.

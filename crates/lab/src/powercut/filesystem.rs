@@ -38,7 +38,8 @@ enum State {
 impl FileSystem {
     /// The word for it on the command line.
     pub(crate) fn word(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+        self.to_possible_value()
+            .map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
     fn kind(self) -> &'static str {
@@ -68,8 +69,16 @@ impl FileSystem {
             Self::Ext4Nodelalloc => "data=ordered,nodelalloc",
             Self::Ext4 | Self::Xfs | Self::Btrfs => "defaults",
         };
-        run::line(&format!("mount -t {} -o {options} {} {}", self.kind(), node.display(), at.display()))?;
-        Ok(Mounted { at: at.to_owned(), state: State::Mounted })
+        run::line(&format!(
+            "mount -t {} -o {options} {} {}",
+            self.kind(),
+            node.display(),
+            at.display()
+        ))?;
+        Ok(Mounted {
+            at: at.to_owned(),
+            state: State::Mounted,
+        })
     }
 }
 

@@ -19,7 +19,9 @@ pub(crate) struct Image {
 impl Image {
     /// A device on which nothing has been written.
     pub(crate) fn blank(blocks: usize) -> Self {
-        Self { blocks: vec![None; blocks] }
+        Self {
+            blocks: vec![None; blocks],
+        }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -31,7 +33,10 @@ impl Image {
     /// # Panics
     /// When they do not fit.
     pub(crate) fn put(&mut self, first: usize, blocks: &[Block]) {
-        for (place, block) in self.blocks[first..first + blocks.len()].iter_mut().zip(blocks) {
+        for (place, block) in self.blocks[first..first + blocks.len()]
+            .iter_mut()
+            .zip(blocks)
+        {
             *place = Some(Arc::clone(block));
         }
     }
@@ -54,7 +59,10 @@ impl Image {
     /// Forgets blocks that hold zeros alone.
     pub(crate) fn trim(&mut self) {
         for place in &mut self.blocks {
-            if place.as_ref().is_some_and(|block| block.iter().all(|byte| *byte == 0)) {
+            if place
+                .as_ref()
+                .is_some_and(|block| block.iter().all(|byte| *byte == 0))
+            {
                 *place = None;
             }
         }

@@ -47,7 +47,12 @@ pub(crate) enum Neighbour {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Story {
     /// The power is cut during the push or after it.
-    Cut { at: CutAt, kill: Option<Moment>, loss: Loss, faults: Faults },
+    Cut {
+        at: CutAt,
+        kill: Option<Moment>,
+        loss: Loss,
+        faults: Faults,
+    },
     /// Requests fail, or a bit flips in one, then the disk works again.
     Faults(Faults),
 }
@@ -68,21 +73,36 @@ impl Plan {
         let mut plan = Self {
             push: Vec::new(),
             serve: Vec::new(),
-            route: if dice.one_in(3) { Route::Daemon } else { Route::Local },
-            journals: if dice.one_in(2) { Journals::OnTheDisk } else { Journals::Elsewhere },
-            neighbour: if dice.one_in(3) { Neighbour::Quiet } else { Neighbour::Busy },
+            route: if dice.one_in(3) {
+                Route::Daemon
+            } else {
+                Route::Local
+            },
+            journals: if dice.one_in(2) {
+                Journals::OnTheDisk
+            } else {
+                Journals::Elsewhere
+            },
+            neighbour: if dice.one_in(3) {
+                Neighbour::Quiet
+            } else {
+                Neighbour::Busy
+            },
             story: Story::draw(dice),
         };
         for row in PUSH_ROWS {
-            plan.push.extend(row[dice.weighted(row.iter().map(|choice| choice.0))].1);
+            plan.push
+                .extend(row[dice.weighted(row.iter().map(|choice| choice.0))].1);
         }
-        if matches!(&plan.story, Story::Faults(faults) if faults.are_silent()) && !plan.push.contains(&MEDIA)
+        if matches!(&plan.story, Story::Faults(faults) if faults.are_silent())
+            && !plan.push.contains(&MEDIA)
         {
             plan.push.push(MEDIA);
         }
         if plan.route == Route::Daemon {
             for row in SERVE_ROWS {
-                plan.serve.extend(row[dice.weighted(row.iter().map(|choice| choice.0))].1);
+                plan.serve
+                    .extend(row[dice.weighted(row.iter().map(|choice| choice.0))].1);
             }
         }
         plan
@@ -91,12 +111,21 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { route, journals, neighbour, story, .. } = self;
+        let Self {
+            route,
+            journals,
+            neighbour,
+            story,
+            ..
+        } = self;
         write!(f, "push {}, {route:?}", self.push.join(" "))?;
         if *route == Route::Daemon {
             write!(f, ", serve {}", self.serve.join(" "))?;
         }
-        write!(f, ", journals {journals:?}, neighbour {neighbour:?}, {story:?}")
+        write!(
+            f,
+            ", journals {journals:?}, neighbour {neighbour:?}, {story:?}"
+        )
     }
 }
 
@@ -118,7 +147,12 @@ impl Story {
             _ => CutAt::AfterEnd(Duration::from_millis(dice.scaled_within(0..=60))),
         };
         let kill = dice.one_in(5).then(|| Moment::draw(dice));
-        Self::Cut { at, kill, loss: Loss::draw(dice), faults: draw_faults(dice) }
+        Self::Cut {
+            at,
+            kill,
+            loss: Loss::draw(dice),
+            faults: draw_faults(dice),
+        }
     }
 }
 
@@ -142,5 +176,9 @@ const PUSH_ROWS: [&[Choice]; 8] = [
 
 const SERVE_ROWS: [&[Choice]; 2] = [
     &[(2, &[]), (1, &["--io-engine", "uring"])],
-    &[(3, &[]), (1, &["--direct", "on"]), (1, &["--direct", "off"])],
+    &[
+        (3, &[]),
+        (1, &["--direct", "on"]),
+        (1, &["--direct", "off"]),
+    ],
 ];

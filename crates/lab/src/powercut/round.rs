@@ -73,18 +73,33 @@ pub(crate) fn run(stand: &Stand, seed: u64) -> (Tally, String) {
     }
     stand.device.mend();
     if let Err(error) = fs::remove_dir_all(&directory) {
-        tally.fail(FailureKind::Lab, format!("failed to remove {}: {error}", directory.display()));
+        tally.fail(
+            FailureKind::Lab,
+            format!("failed to remove {}: {error}", directory.display()),
+        );
     }
     (tally, plan.to_string())
 }
 
-fn perform(stand: &Stand, plan: &Plan, directory: &Path, dice: Dice, tally: &mut Tally) -> Result<()> {
-    fs::create_dir(directory).with_context(|| format!("failed to create {}", directory.display()))?;
+fn perform(
+    stand: &Stand,
+    plan: &Plan,
+    directory: &Path,
+    dice: Dice,
+    tally: &mut Tally,
+) -> Result<()> {
+    fs::create_dir(directory)
+        .with_context(|| format!("failed to create {}", directory.display()))?;
     let mounted = stand.mount_fresh()?;
     let mut round = Round::set_up(stand, plan, directory, dice)?;
     let daemon = round.serve()?;
     let (mounted, ending) = match &plan.story {
-        Story::Cut { at, kill, loss, faults } => {
+        Story::Cut {
+            at,
+            kill,
+            loss,
+            faults,
+        } => {
             let ending = round.push_until_cut(daemon, *at, *kill, *loss, faults)?;
             let mounted = round.reboot(mounted, ending, tally)?;
             let daemon = round.serve()?;
@@ -109,18 +124,39 @@ impl<'a> Round<'a> {
         let place = stand.place(directory, &homes)?;
         let mut versions = Versions::default();
         let held = Features::of(directory)?.common(Features::of(&stand.mount)?);
-        let features = Features { privileged: false, ..held };
+        let features = Features {
+            privileged: false,
+            ..held
+        };
         let tree = Tree::grow_like(&SHAPES, &source, features, dice.fork(), &mut versions)?;
         let populated = dice.one_in(2);
         let old_dice = dice.fork();
-        let extra = if populated { old::plant(&tree, &target, old_dice, &mut versions)? } else { Vec::new() };
-        let files = if plan.push.contains(&"--inplace") { Files::Changing } else { Files::Whole };
+        let extra = if populated {
+            old::plant(&tree, &target, old_dice, &mut versions)?
+        } else {
+            Vec::new()
+        };
+        let files = if plan.push.contains(&"--inplace") {
+            Files::Changing
+        } else {
+            Files::Whole
+        };
         let standing = standing(&tree, &target);
         let inspector = Inspector::new(&target, versions, files);
         let root = File::open(&stand.mount).context("failed to open the mount")?;
         rustix::fs::syncfs(&root).context("failed to sync the old target")?;
         let directory = directory.to_owned();
-        Ok(Self { stand, plan, directory, place, tree, extra, standing, inspector, dice })
+        Ok(Self {
+            stand,
+            plan,
+            directory,
+            place,
+            tree,
+            extra,
+            standing,
+            inspector,
+            dice,
+        })
     }
 
     /// Starts the daemon, if one is needed.
@@ -128,7 +164,9 @@ impl<'a> Round<'a> {
         if self.plan.route == Route::Local {
             return Ok(None);
         }
-        let mut daemon = self.place.serve(free_address(&mut self.dice)?, &self.plan.serve)?;
+        let mut daemon = self
+            .place
+            .serve(free_address(&mut self.dice)?, &self.plan.serve)?;
         self.stand.adopt(daemon.running())?;
         Ok(Some(daemon))
     }
@@ -137,7 +175,13 @@ impl<'a> Round<'a> {
     fn push(&self, daemon: Option<Daemon>) -> Result<Push> {
         let to = daemon.as_ref().map(Daemon::address);
         let (source, target) = (self.tree.root(), self.stand.target());
-        let sender = self.place.client(Direction::Push, &self.plan.push, source, (to, None), &target)?;
+        let sender = self.place.client(
+            Direction::Push,
+            &self.plan.push,
+            source,
+            (to, None),
+            &target,
+        )?;
         self.stand.adopt(&sender)?;
         Ok(Push { sender, daemon })
     }
@@ -152,12 +196,26 @@ impl<'a> Round<'a> {
         faults: &Faults,
     ) -> Result<Ending> {
         let stand = self.stand;
-        let cut = if let CutAt::Request(moment) = at { Some(moment) } else { None };
-        let script = Script { faults: faults.clone(), cut, kill, loss, dice: self.dice.fork() };
+        let cut = if let CutAt::Request(moment) = at {
+            Some(moment)
+        } else {
+            None
+        };
+        let script = Script {
+            faults: faults.clone(),
+            cut,
+            kill,
+            loss,
+            dice: self.dice.fork(),
+        };
         let news = stand.device.begin(script)?;
         let company = Company::start(self.plan.neighbour, &stand.mount)?;
         let mut push = self.push(daemon)?;
-        let due = if let CutAt::AfterStart(time) = at { Some(Instant::now() + time) } else { None };
+        let due = if let CutAt::AfterStart(time) = at {
+            Some(Instant::now() + time)
+        } else {
+            None
+        };
         let ending = push.wait(&stand.device, &news, due)?;
         if ending != Ending::Cut
             && let CutAt::AfterEnd(time) = at
@@ -203,16 +261,33 @@ impl<'a> Round<'a> {
         for found in self.inspector.take_found() {
             tally.fail(FailureKind::Partial, found);
         }
-        for path in self.standing.iter().filter(|path| fs::symlink_metadata(target.join(path)).is_err()) {
-            tally.fail(FailureKind::Partial, format!("{path:?} stood there before and is gone"));
+        for path in self
+            .standing
+            .iter()
+            .filter(|path| fs::symlink_metadata(target.join(path)).is_err())
+        {
+            tally.fail(
+                FailureKind::Partial,
+                format!("{path:?} stood there before and is gone"),
+            );
         }
         if !self.plan.push.contains(&"--delete") {
-            for path in self.extra.iter().filter(|path| fs::symlink_metadata(target.join(path)).is_err()) {
-                tally.fail(FailureKind::Partial, format!("{path:?} is gone and nobody deletes"));
+            for path in self
+                .extra
+                .iter()
+                .filter(|path| fs::symlink_metadata(target.join(path)).is_err())
+            {
+                tally.fail(
+                    FailureKind::Partial,
+                    format!("{path:?} is gone and nobody deletes"),
+                );
             }
         }
         for path in impostors(&self.tree, &target)? {
-            tally.fail(FailureKind::Partial, format!("{path:?} has the source's time and not its bytes"));
+            tally.fail(
+                FailureKind::Partial,
+                format!("{path:?} has the source's time and not its bytes"),
+            );
         }
         Ok(())
     }
@@ -226,7 +301,13 @@ impl<'a> Round<'a> {
     ) -> Result<(Ending, Option<Daemon>)> {
         let device = &self.stand.device;
         let (faults, dice) = (faults.clone(), self.dice.fork());
-        let news = device.begin(Script { faults, cut: None, kill: None, loss: Loss::Nothing, dice })?;
+        let news = device.begin(Script {
+            faults,
+            cut: None,
+            kill: None,
+            loss: Loss::Nothing,
+            dice,
+        })?;
         let _company = Company::start(self.plan.neighbour, &self.stand.mount)?;
         let mut push = self.push(daemon)?;
         let ending = push.wait(device, &news, None)?;
@@ -262,7 +343,11 @@ impl<'a> Round<'a> {
     }
 
     /// The same command at once, while the page cache holds what the disk does not.
-    fn push_on_mended_disk(&mut self, mounted: Mounted, daemon: Option<Daemon>) -> Result<(Mounted, Ending)> {
+    fn push_on_mended_disk(
+        &mut self,
+        mounted: Mounted,
+        daemon: Option<Daemon>,
+    ) -> Result<(Mounted, Ending)> {
         let ending = self.push(daemon)?.finish()?;
         if ending != Ending::Failed {
             return Ok((mounted, ending));
@@ -353,7 +438,25 @@ impl Push {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const SHAPES: [Shape; 3] = [
-    Shape { weight: 8, directories: 12, files: 120, hard_links: 12, sizes: [4, 40, 60, 1, 0, 0] },
-    Shape { weight: 3, directories: 4, files: 16, hard_links: 12, sizes: [1, 6, 12, 4, 1, 0] },
-    Shape { weight: 2, directories: 1, files: 5, hard_links: 12, sizes: [0, 1, 2, 1, 2, 2] },
+    Shape {
+        weight: 8,
+        directories: 12,
+        files: 120,
+        hard_links: 12,
+        sizes: [4, 40, 60, 1, 0, 0],
+    },
+    Shape {
+        weight: 3,
+        directories: 4,
+        files: 16,
+        hard_links: 12,
+        sizes: [1, 6, 12, 4, 1, 0],
+    },
+    Shape {
+        weight: 2,
+        directories: 1,
+        files: 5,
+        hard_links: 12,
+        sizes: [0, 1, 2, 1, 2, 2],
+    },
 ];

@@ -42,19 +42,36 @@ impl Stand {
         let mount = session.subdirectory(&format!("mount-{name}"))?;
         let scratch = memory.join(&name);
         let keys = scratch.join("keys");
-        fs::create_dir_all(&keys).with_context(|| format!("failed to create {}", keys.display()))?;
-        let device = Device::open(&session.directory().join(format!("device-{name}")), Image::blank(BLOCKS))?;
+        fs::create_dir_all(&keys)
+            .with_context(|| format!("failed to create {}", keys.display()))?;
+        let device = Device::open(
+            &session.directory().join(format!("device-{name}")),
+            Image::blank(BLOCKS),
+        )?;
         file_system.make(&device.node()?)?;
         let mounted = file_system.mount(&device.node()?, &mount)?;
         let target = mount.join(TARGET);
         fs::create_dir(&target).context("failed to create the target")?;
         let place = Place::prepare(zmove, &keys, &target, &["--write"])?;
         // makes the daemon's own key, which no round is to make anew
-        place.command(DAEMON_HOME).args(["key", "show"]).output().context("failed to make a key")?;
+        place
+            .command(DAEMON_HOME)
+            .args(["key", "show"])
+            .output()
+            .context("failed to make a key")?;
         mounted.unmount()?;
         let template = device.image();
         let group = Group::create(session.id(), &name)?;
-        Ok(Self { file_system, zmove: zmove.to_owned(), device, template, mount, scratch, keys, group })
+        Ok(Self {
+            file_system,
+            zmove: zmove.to_owned(),
+            device,
+            template,
+            mount,
+            scratch,
+            keys,
+            group,
+        })
     }
 
     /// The target of all pushes.
@@ -83,14 +100,23 @@ impl Stand {
                     .with_context(|| format!("failed to link {}", link.display()))?;
             }
         }
-        Ok(Place { zmove: self.zmove.clone(), directory: directory.to_owned() })
+        Ok(Place {
+            zmove: self.zmove.clone(),
+            directory: directory.to_owned(),
+        })
     }
 
     /// Ties a program to the lab: it ends with the session, however that ends.
     pub(crate) fn adopt(&self, program: &Running) -> Result<()> {
-        let tied = fs::write(self.group.path().join("cgroup.procs"), program.id().to_string());
+        let tied = fs::write(
+            self.group.path().join("cgroup.procs"),
+            program.id().to_string(),
+        );
         // one that has ended by now needs no tie
-        if tied.as_ref().is_err_and(|error| error.raw_os_error() != Some(NO_SUCH_PROCESS)) {
+        if tied
+            .as_ref()
+            .is_err_and(|error| error.raw_os_error() != Some(NO_SUCH_PROCESS))
+        {
             tied.context("failed to move a program into the control group")?;
         }
         Ok(())
@@ -109,7 +135,8 @@ fn copy_directory(from: &Path, to: &Path) -> Result<()> {
             fs::copy(entry.path(), place).with_context(failed)?;
         }
     }
-    fs::set_permissions(to, fs::metadata(from).with_context(failed)?.permissions()).with_context(failed)
+    fs::set_permissions(to, fs::metadata(from).with_context(failed)?.permissions())
+        .with_context(failed)
 }
 
 /// 512 MiB: more than XFS and Btrfs ask for.

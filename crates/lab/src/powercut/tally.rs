@@ -54,7 +54,10 @@ impl FailureKind {
 impl Tally {
     /// Of a round to come.
     pub(crate) fn of_one_round() -> Self {
-        Self { rounds: 1, ..Self::default() }
+        Self {
+            rounds: 1,
+            ..Self::default()
+        }
     }
 
     pub(crate) fn fail(&mut self, kind: FailureKind, what: impl Into<String>) {
@@ -76,7 +79,11 @@ impl Tally {
         self.hidden += round.hidden;
         let kinds: BTreeSet<FailureKind> = round.failures.iter().map(|(kind, _)| *kind).collect();
         for kind in kinds {
-            match self.failed_rounds.iter_mut().find(|(known, _)| *known == kind) {
+            match self
+                .failed_rounds
+                .iter_mut()
+                .find(|(known, _)| *known == kind)
+            {
                 Some((_, count)) => *count += 1,
                 None => self.failed_rounds.push((kind, 1)),
             }
@@ -110,9 +117,16 @@ impl fmt::Display for Tally {
             self.hidden,
         )?;
         for (place, (wanted, words)) in FailureKind::ALL.into_iter().enumerate() {
-            let count =
-                self.failed_rounds.iter().find(|(kind, _)| *kind == wanted).map_or(0, |(_, count)| *count);
-            write!(f, "{} {words} {count}", if place == 0 { ": rounds" } else { "," })?;
+            let count = self
+                .failed_rounds
+                .iter()
+                .find(|(kind, _)| *kind == wanted)
+                .map_or(0, |(_, count)| *count);
+            write!(
+                f,
+                "{} {words} {count}",
+                if place == 0 { ": rounds" } else { "," }
+            )?;
         }
         Ok(())
     }

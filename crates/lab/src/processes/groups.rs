@@ -22,7 +22,8 @@ impl Group {
     /// Makes the group `name` of the lab `id`.
     pub(crate) fn create(id: &str, name: &str) -> Result<Self> {
         let path = lab_group(&hierarchy()?, id).join(name);
-        fs::create_dir_all(&path).with_context(|| format!("failed to create {}", path.display()))?;
+        fs::create_dir_all(&path)
+            .with_context(|| format!("failed to create {}", path.display()))?;
         Ok(Self { path })
     }
 
@@ -32,15 +33,21 @@ impl Group {
 
     /// CPU time used so far by every process that was ever in the group.
     pub(crate) fn cpu_time(&self) -> Result<Duration> {
-        let statistics = fs::read_to_string(self.path.join("cpu.stat")).context("failed to read cpu.stat")?;
-        let usage = statistics.lines().find_map(|line| line.strip_prefix("usage_usec "));
+        let statistics =
+            fs::read_to_string(self.path.join("cpu.stat")).context("failed to read cpu.stat")?;
+        let usage = statistics
+            .lines()
+            .find_map(|line| line.strip_prefix("usage_usec "));
         let microseconds = usage.context("cpu.stat has no usage_usec")?.parse()?;
         Ok(Duration::from_micros(microseconds))
     }
 
     /// Sum of the peak resident sizes of the processes that live now.
     pub(crate) fn resident_bytes(&self) -> u64 {
-        processes(&self.path).iter().map(|process| peak_resident_bytes(process)).sum()
+        processes(&self.path)
+            .iter()
+            .map(|process| peak_resident_bytes(process))
+            .sum()
     }
 
     /// Ends every process in the group and waits until they are gone.
@@ -110,7 +117,10 @@ fn peak_resident_bytes(process: &str) -> u64 {
 
 fn kill(group: &Path) {
     if let Err(error) = fs::write(group.join("cgroup.kill"), "1") {
-        eprintln!("zmove-lab: failed to end the processes in {}: {error}", group.display());
+        eprintln!(
+            "zmove-lab: failed to end the processes in {}: {error}",
+            group.display()
+        );
     }
     let start = Instant::now();
     while populated(group) && start.elapsed() < KILL_PATIENCE {

@@ -32,7 +32,11 @@ pub(crate) struct InsideArgs {
 }
 
 /// A command that will run `program` in a namespace and a group. It dies with the calling thread.
-pub(crate) fn command(namespace: Option<&str>, group: Option<&Group>, program: &str) -> Result<Command> {
+pub(crate) fn command(
+    namespace: Option<&str>,
+    group: Option<&Group>,
+    program: &str,
+) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("failed to find this program")?);
     command.arg("inside");
     if let Some(namespace) = namespace {
@@ -47,7 +51,8 @@ pub(crate) fn command(namespace: Option<&str>, group: Option<&Group>, program: &
 
 /// Becomes the program; returns only if that fails.
 pub(crate) fn become_program(inside: &InsideArgs) -> Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL)).context("failed to tie this process to the lab")?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .context("failed to tie this process to the lab")?;
     if let Some(group) = &inside.group {
         fs::write(group.join("cgroup.procs"), "0").context("failed to join the control group")?;
     }
@@ -68,12 +73,17 @@ pub(crate) fn join(namespace: &str) -> Result<()> {
 }
 
 /// Runs `work` on a thread of its own inside a namespace.
-pub(crate) fn on_host<T: Send>(namespace: &str, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub(crate) fn on_host<T: Send>(
+    namespace: &str,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             join(namespace)?;
             work()
         });
-        thread.join().map_err(|_| anyhow::anyhow!("a thread inside {namespace} panicked"))?
+        thread
+            .join()
+            .map_err(|_| anyhow::anyhow!("a thread inside {namespace} panicked"))?
     })
 }

@@ -13,7 +13,11 @@ pub(crate) fn output(program: &str, arguments: &[&str]) -> Result<String> {
         .output()
         .with_context(|| format!("failed to start {}", spoken()))?;
     if !output.status.success() {
-        bail!("{} failed: {}", spoken(), String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "{} failed: {}",
+            spoken(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

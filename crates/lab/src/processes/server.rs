@@ -12,9 +12,14 @@ use crate::processes::inside;
 
 /// Starts a server and returns once it listens on `port` of the namespace; its output goes to `log`.
 pub(crate) fn start(mut command: Command, namespace: &str, port: u16, log: &Path) -> Result<Child> {
-    let output = File::create(log).with_context(|| format!("failed to create {}", log.display()))?;
+    let output =
+        File::create(log).with_context(|| format!("failed to create {}", log.display()))?;
     let errors = output.try_clone()?;
-    let mut child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn()?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(output)
+        .stderr(errors)
+        .spawn()?;
     let listening = inside::on_host(namespace, || wait_for(&mut child, port));
     if let Err(error) = listening {
         child.kill()?;
@@ -28,7 +33,9 @@ pub(crate) fn start(mut command: Command, namespace: &str, port: u16, log: &Path
 fn wait_for(child: &mut Child, port: u16) -> Result<()> {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {
-        if listens("/proc/thread-self/net/tcp", port)? || listens("/proc/thread-self/net/tcp6", port)? {
+        if listens("/proc/thread-self/net/tcp", port)?
+            || listens("/proc/thread-self/net/tcp6", port)?
+        {
             return Ok(());
         }
         if let Some(status) = child.try_wait()? {
@@ -47,7 +54,9 @@ fn listens(list: &str, port: u16) -> Result<bool> {
 
 fn line_listens(line: &str, port: u16) -> bool {
     let fields: Vec<&str> = line.split_whitespace().collect();
-    let (Some(local), Some(&state)) = (fields.get(1), fields.get(3)) else { return false };
+    let (Some(local), Some(&state)) = (fields.get(1), fields.get(3)) else {
+        return false;
+    };
     state == STATE_LISTEN && local.ends_with(&format!(":{port:04X}"))
 }
 
@@ -61,7 +70,8 @@ mod tests {
 
     #[test]
     fn a_listening_line_is_told_from_a_connected_one() {
-        let listening = "   0: 0200630A:1451 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 1";
+        let listening =
+            "   0: 0200630A:1451 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 1";
         assert!(line_listens(listening, 5201));
         assert!(!line_listens(listening, 5202));
         assert!(!line_listens(&listening.replace(" 0A ", " 01 "), 5201));

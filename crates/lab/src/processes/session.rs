@@ -34,14 +34,20 @@ impl Session {
         fs::create_dir_all(&directory)
             .with_context(|| format!("failed to create {}", directory.display()))?;
         let lock = lock_file(&directory)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).context("failed to lock the session")?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .context("failed to lock the session")?;
         let janitor = Command::new(std::env::current_exe()?)
             .args(["janitor", &id])
             .stdin(Stdio::piped())
             .process_group(0)
             .spawn()
             .context("failed to start the janitor")?;
-        Ok(Self { id, directory, janitor, _lock: lock })
+        Ok(Self {
+            id,
+            directory,
+            janitor,
+            _lock: lock,
+        })
     }
 
     /// The name of this lab in namespaces, groups and directories.
@@ -57,7 +63,8 @@ impl Session {
     /// A fresh subdirectory of it.
     pub(crate) fn subdirectory(&self, name: &str) -> Result<PathBuf> {
         let path = self.directory.join(name);
-        fs::create_dir_all(&path).with_context(|| format!("failed to create {}", path.display()))?;
+        fs::create_dir_all(&path)
+            .with_context(|| format!("failed to create {}", path.display()))?;
         Ok(path)
     }
 }
@@ -79,8 +86,13 @@ pub(crate) fn own_mounts() -> Result<()> {
         return Ok(());
     }
     let mut again = Command::new("unshare");
-    again.args(["--mount", "--propagation=private", "--"]).arg(std::env::current_exe()?);
-    let error = again.args(std::env::args_os().skip(1)).env(OWN_MOUNTS, "1").exec();
+    again
+        .args(["--mount", "--propagation=private", "--"])
+        .arg(std::env::current_exe()?);
+    let error = again
+        .args(std::env::args_os().skip(1))
+        .env(OWN_MOUNTS, "1")
+        .exec();
     Err(error).context("failed to run unshare")
 }
 
@@ -88,7 +100,9 @@ pub(crate) fn own_mounts() -> Result<()> {
 pub(crate) fn janitor(id: &str) -> Result<()> {
     rustix::process::setsid().ok();
     let mut nothing = Vec::new();
-    std::io::stdin().read_to_end(&mut nothing).context("failed to wait for the lab")?;
+    std::io::stdin()
+        .read_to_end(&mut nothing)
+        .context("failed to wait for the lab")?;
     clear(id);
     Ok(())
 }
@@ -110,10 +124,14 @@ fn lock_sessions() -> Result<File> {
 
 fn clear_dead() -> Result<Vec<String>> {
     let mut cleared = Vec::new();
-    let Ok(entries) = fs::read_dir(SESSIONS) else { return Ok(cleared) };
+    let Ok(entries) = fs::read_dir(SESSIONS) else {
+        return Ok(cleared);
+    };
     for entry in entries {
         let entry = entry?;
-        let Ok(id) = entry.file_name().into_string() else { continue };
+        let Ok(id) = entry.file_name().into_string() else {
+            continue;
+        };
         if id.bytes().all(|byte| byte.is_ascii_digit()) && is_dead(&entry.path())? {
             clear(&id);
             cleared.push(id);
@@ -125,7 +143,11 @@ fn clear_dead() -> Result<Vec<String>> {
 /// The lock a running lab holds; it is not inherited by what the lab starts.
 fn lock_file(directory: &Path) -> Result<File> {
     let path = directory.join("lock");
-    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let open = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path);
     open.with_context(|| format!("failed to open {}", path.display()))
 }
 
@@ -147,7 +169,10 @@ fn clear(id: &str) {
     abort_devices_below(&directory);
     unmount_below(&directory);
     if let Err(error) = fs::remove_dir_all(&directory) {
-        eprintln!("zmove-lab: failed to remove {}: {error}", directory.display());
+        eprintln!(
+            "zmove-lab: failed to remove {}: {error}",
+            directory.display()
+        );
     }
 }
 
@@ -168,11 +193,14 @@ fn mounts_below(directory: &Path) -> Vec<(PathBuf, String)> {
 /// unmount answers all requests with errors, and fails where the loop device still has the file open. Loop devices are
 /// told to end with their last user.
 fn abort_devices_below(directory: &Path) {
-    let served = mounts_below(directory).into_iter().filter(|(_, kind)| kind == "fuse");
+    let served = mounts_below(directory)
+        .into_iter()
+        .filter(|(_, kind)| kind == "fuse");
     for (place, _) in served {
-        let _busy_until_the_loop_device_ends = run::line(&format!("umount --force {}", place.display()));
-        let loops =
-            run::line("losetup --noheadings --list --raw --output NAME,BACK-FILE").unwrap_or_default();
+        let _busy_until_the_loop_device_ends =
+            run::line(&format!("umount --force {}", place.display()));
+        let loops = run::line("losetup --noheadings --list --raw --output NAME,BACK-FILE")
+            .unwrap_or_default();
         for line in loops.lines() {
             if let Some((node, file)) = line.split_once(' ')
                 && Path::new(file).starts_with(&place)

@@ -32,14 +32,25 @@ pub(super) fn draw(report: &Report, arguments: &ScaleArgs) -> Chart {
         "links of {} Mbit/s, {} ms, nodes on one machine{}",
         arguments.rate.0 / 1_000_000,
         arguments.rtt.milliseconds(),
-        if arguments.model { ", model of a cluster file system" } else { "" }
+        if arguments.model {
+            ", model of a cluster file system"
+        } else {
+            ""
+        }
     );
     Chart {
-        heading: Heading { title: "Linear scalability efficiency".to_owned(), below },
+        heading: Heading {
+            title: "Linear scalability efficiency".to_owned(),
+            below,
+        },
         across: Across::Steps(nodes.iter().map(usize::to_string).collect()),
         title_across: "nodes on either side",
         panels,
-        foot: if is_any_void { VOID.to_owned() } else { String::new() },
+        foot: if is_any_void {
+            VOID.to_owned()
+        } else {
+            String::new()
+        },
     }
 }
 
@@ -50,34 +61,73 @@ fn curves(report: &Report, method: Method, nodes: &[usize]) -> Vec<Curve> {
         let of = |nodes: usize| {
             // one push from one node to one is where each line begins
             let method = if nodes == 1 { Method::Single } else { method };
-            let wanted =
-                move |entry: &&Entry| entry.data == *name && entry.method == method && entry.nodes == nodes;
+            let wanted = move |entry: &&Entry| {
+                entry.data == *name && entry.method == method && entry.nodes == nodes
+            };
             report.entries.iter().filter(wanted)
         };
         let point = |(step, &nodes): (usize, &usize)| {
-            let values: Vec<f64> = of(nodes).filter_map(|entry| report.efficiency(entry)).collect();
+            let values: Vec<f64> = of(nodes)
+                .filter_map(|entry| report.efficiency(entry))
+                .collect();
             let y = figures::median(&values)?;
-            Some(Point { x: as_f64(step), y, is_cut: of(nodes).any(Entry::is_void) })
+            Some(Point {
+                x: as_f64(step),
+                y,
+                is_cut: of(nodes).any(Entry::is_void),
+            })
         };
         let points: Vec<Point> = nodes.iter().enumerate().filter_map(point).collect();
-        let look = LOOKS.iter().find(|(known, _)| known == name).map_or(LOOKS[0].1, |(_, look)| *look);
-        Curve { name: (*name).to_owned(), look, points }
+        let look = LOOKS
+            .iter()
+            .find(|(known, _)| known == name)
+            .map_or(LOOKS[0].1, |(_, look)| *look);
+        Curve {
+            name: (*name).to_owned(),
+            look,
+            points,
+        }
     };
-    names.iter().map(curve).filter(|curve| curve.points.len() > 1).collect()
+    names
+        .iter()
+        .map(curve)
+        .filter(|curve| curve.points.len() > 1)
+        .collect()
 }
 
 const fn look(colour: &'static str, dashes: Option<&'static str>, mark: &'static str) -> Look {
-    Look { pen: Pen { colour, dashes, width: 2.0 }, mark }
+    Look {
+        pen: Pen {
+            colour,
+            dashes,
+            width: 2.0,
+        },
+        mark,
+    }
 }
 
 const LOOKS: [(&str, Look); 5] = [
     ("losf", look("#d55e00", None, "M0,-3.8L3.8,3L-3.8,3z")),
-    ("losf-flat", look("#d55e00", Some("6 3"), "M0,3.8L3.8,-3L-3.8,-3z")),
-    ("medium", look("#007a5a", None, "M0,-4.2L4.2,0L0,4.2L-4.2,0z")),
+    (
+        "losf-flat",
+        look("#d55e00", Some("6 3"), "M0,3.8L3.8,-3L-3.8,-3z"),
+    ),
+    (
+        "medium",
+        look("#007a5a", None, "M0,-4.2L4.2,0L0,4.2L-4.2,0z"),
+    ),
     ("large", look("#0072b2", None, "M-3,-3h6v6h-6z")),
-    ("huge", look("#222222", None, "M-3.2,0a3.2,3.2 0 1,0 6.4,0a3.2,3.2 0 1,0 -6.4,0z")),
+    (
+        "huge",
+        look(
+            "#222222",
+            None,
+            "M-3.2,0a3.2,3.2 0 1,0 6.4,0a3.2,3.2 0 1,0 -6.4,0z",
+        ),
+    ),
 ];
-const VOID: &str = "Hollow: void, the machine's processors were idle for less than a quarter of the run.";
+const VOID: &str =
+    "Hollow: void, the machine's processors were idle for less than a quarter of the run.";
 
 #[cfg(test)]
 mod tests {
@@ -95,9 +145,18 @@ mod tests {
         let drawing = draw(&report, &typed(&[]));
         assert_eq!(drawing.panels.len(), 1, "nothing else was measured");
         let points = &drawing.panels[0].curves[0].points;
-        let found: Vec<_> = points.iter().map(|point| (point.x, point.y.round(), point.is_cut)).collect();
-        assert_eq!(found, [(0.0, 100.0, false), (1.0, 100.0, false), (2.0, 80.0, true)]);
+        let found: Vec<_> = points
+            .iter()
+            .map(|point| (point.x, point.y.round(), point.is_cut))
+            .collect();
+        assert_eq!(
+            found,
+            [(0.0, 100.0, false), (1.0, 100.0, false), (2.0, 80.0, true)]
+        );
         let drawing = drawing.svg();
-        assert!(drawing.contains("Hollow") && drawing.contains("links of 400 Mbit/s"), "{drawing}");
+        assert!(
+            drawing.contains("Hollow") && drawing.contains("links of 400 Mbit/s"),
+            "{drawing}"
+        );
     }
 }

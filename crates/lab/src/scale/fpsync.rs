@@ -24,7 +24,9 @@ pub(super) struct Workers {
 /// What the workers need, made once; an error if a program is missing.
 pub(super) fn prepare(session: &Session) -> Result<Ssh> {
     if let Some(missing) = peers::absent(&PROGRAMS) {
-        bail!("--methods fpsync cannot run: {missing} (Debian's packages: fpart, rsync, openssh-server)");
+        bail!(
+            "--methods fpsync cannot run: {missing} (Debian's packages: fpart, rsync, openssh-server)"
+        );
     }
     let ssh = Ssh::new(session)?;
     ssh.prepare("")?;
@@ -38,14 +40,19 @@ pub(super) fn start(
     session: &Session,
     [source, target]: [&str; 2],
 ) -> Result<(Workers, Command)> {
-    let mut workers = Workers { group: Group::create(session.id(), "fpsync")?, servers: Vec::new() };
+    let mut workers = Workers {
+        group: Group::create(session.id(), "fpsync")?,
+        servers: Vec::new(),
+    };
     let senders = &stand.senders[..stand.nodes().min(WORKERS_MAX)];
     for node in senders.iter().chain([&stand.wide_receiver]) {
         let (program, arguments) = ssh.daemon();
         let mut daemon = stand.program(node, &workers.group, &program)?;
         daemon.args(arguments);
         let log = node.home.join("sshd.log");
-        workers.servers.push(server::start(daemon, &node.host.namespace, SSH_PORT, &log)?);
+        workers
+            .servers
+            .push(server::start(daemon, &node.host.namespace, SSH_PORT, &log)?);
     }
     let lists = stand.scratch.join("fpsync");
     match fs::remove_dir_all(&lists) {
@@ -55,13 +62,24 @@ pub(super) fn start(
         _nothing_left => {}
     }
     let mut fpsync = stand.program(&stand.senders[0], &workers.group, "fpsync")?;
-    fpsync.env("PATH", ssh.path()?).args(["-n", &senders.len().to_string()]);
+    fpsync
+        .env("PATH", ssh.path()?)
+        .args(["-n", &senders.len().to_string()]);
     for sender in senders {
         fpsync.args(["-w", &format!("root@{}", sender.host.address)]);
     }
-    fpsync.arg("-t").arg(lists.join("queue")).arg("-d").arg(lists.join("shared"));
-    fpsync.args(peers::FPSYNC_PARTS).args(["-o", &rsync_options(ssh)]);
-    fpsync.args([source, &format!("root@{}:{target}/", stand.wide_receiver.host.address)]);
+    fpsync
+        .arg("-t")
+        .arg(lists.join("queue"))
+        .arg("-d")
+        .arg(lists.join("shared"));
+    fpsync
+        .args(peers::FPSYNC_PARTS)
+        .args(["-o", &rsync_options(ssh)]);
+    fpsync.args([
+        source,
+        &format!("root@{}:{target}/", stand.wide_receiver.host.address),
+    ]);
     Ok((workers, fpsync))
 }
 

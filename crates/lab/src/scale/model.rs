@@ -19,13 +19,20 @@ pub(super) struct Model {
 
 impl Model {
     pub(super) fn new(costs: Costs) -> Self {
-        Self { shared: Shared::new(costs), clients: Vec::new() }
+        Self {
+            shared: Shared::new(costs),
+            clients: Vec::new(),
+        }
     }
 
     /// Mounts the target at `view` for one more client.
     pub(super) fn add(&mut self, view: PathBuf, target: &Path) -> Result<()> {
         let number = u32::try_from(self.clients.len()).context("too many clients")?;
-        self.clients.push(Late::mount_shared(view, target, self.shared.client(number))?);
+        self.clients.push(Late::mount_shared(
+            view,
+            target,
+            self.shared.client(number),
+        )?);
         Ok(())
     }
 
@@ -40,6 +47,8 @@ impl Model {
 
     /// Lets all clients forget what has been removed from the target's root.
     pub(super) fn forget(&self, name: &OsStr) -> Result<()> {
-        self.clients.iter().try_for_each(|client| client.forget(name))
+        self.clients
+            .iter()
+            .try_for_each(|client| client.forget(name))
     }
 }

@@ -47,7 +47,12 @@ impl Entry {
     /// Bits per second of all nodes together; none if the copy is not right.
     #[expect(clippy::cast_precision_loss, reason = "byte counts are far below 2^52")]
     fn rate(&self) -> Option<f64> {
-        let Figures { verdict, bytes, seconds, .. } = &self.figures;
+        let Figures {
+            verdict,
+            bytes,
+            seconds,
+            ..
+        } = &self.figures;
         (*verdict == Verdict::Right).then(|| *bytes as f64 * 8.0 / seconds)
     }
 
@@ -74,7 +79,10 @@ impl Entry {
 impl Report {
     /// An empty one of runs on a target with these costs, or on the target as it is.
     pub(super) fn of(costs: Option<Costs>) -> Self {
-        Self { entries: Vec::new(), costs }
+        Self {
+            entries: Vec::new(),
+            costs,
+        }
     }
 
     pub(super) fn add(&mut self, entry: Entry) {
@@ -83,8 +91,10 @@ impl Report {
 
     /// The rate of one push of a data set from one node to one.
     pub(super) fn single(&self, data: &str) -> Option<f64> {
-        let singles =
-            self.entries.iter().filter(|entry| entry.data == data && entry.method == Method::Single);
+        let singles = self
+            .entries
+            .iter()
+            .filter(|entry| entry.data == data && entry.method == Method::Single);
         figures::median(&singles.filter_map(Entry::rate).collect::<Vec<_>>())
     }
 
@@ -95,7 +105,9 @@ impl Report {
     }
 
     pub(super) fn all_right(&self) -> bool {
-        self.entries.iter().all(|entry| entry.figures.verdict == Verdict::Right)
+        self.entries
+            .iter()
+            .all(|entry| entry.figures.verdict == Verdict::Right)
     }
 
     /// One run in one line.
@@ -105,19 +117,31 @@ impl Report {
 
     pub(super) fn text(&self) -> String {
         let rows: Vec<Vec<String>> = self.entries.iter().map(|entry| self.row(entry)).collect();
-        let mut headings =
-            vec!["data", "nodes", "run", "s", "Mbit/s", "E %", "idle %", "first byte s", "CPU-s/GiB", "wire"];
+        let mut headings = vec![
+            "data",
+            "nodes",
+            "run",
+            "s",
+            "Mbit/s",
+            "E %",
+            "idle %",
+            "first byte s",
+            "CPU-s/GiB",
+            "wire",
+        ];
         if self.costs.is_some() {
             headings.extend(["entries", "of them handed over", "extents handed over/GiB"]);
         }
         headings.push("");
         let table = figures::table(&headings, &rows);
-        self.headline().map_or(table.clone(), |headline| format!("{headline}\n\n{table}"))
+        self.headline()
+            .map_or(table.clone(), |headline| format!("{headline}\n\n{table}"))
     }
 
     /// What stands above all figures that are of a model.
     fn headline(&self) -> Option<String> {
-        self.costs.map(|costs| format!("Model of a cluster file system: {costs}."))
+        self.costs
+            .map(|costs| format!("Model of a cluster file system: {costs}."))
     }
 
     #[expect(clippy::cast_precision_loss, reason = "byte counts are far below 2^52")]
@@ -140,7 +164,10 @@ impl Report {
             format!("{:.3}", figures.wire_bytes as f64 / figures.bytes as f64),
         ];
         if let Some(charges) = figures.charges {
-            row.extend([charges.entries.to_string(), charges.entry_handovers.to_string()]);
+            row.extend([
+                charges.entries.to_string(),
+                charges.entry_handovers.to_string(),
+            ]);
             row.push(figures::shown(entry.extent_handovers_per_gibibyte(), 1));
         }
         row.push(verdict);
@@ -198,7 +225,13 @@ pub(super) mod tests {
             wire_bytes: 130_000_000,
             charges: None,
         };
-        Entry { data: "large", nodes, method, number: 1, figures }
+        Entry {
+            data: "large",
+            nodes,
+            method,
+            number: 1,
+            figures,
+        }
     }
 
     #[test]
@@ -221,13 +254,24 @@ pub(super) mod tests {
         let typed = typed(&["--model", "--model-entry", "0.3"]);
         let mut report = Report::of(Some(typed.costs));
         let mut entry = entry(2, Method::Cluster, 2.0);
-        let charges = Charges { entries: 90, entry_handovers: 7, extent_handovers: 2 };
+        let charges = Charges {
+            entries: 90,
+            entry_handovers: 7,
+            extent_handovers: 2,
+        };
         entry.figures.charges = Some(charges);
         // 2 in 125 MB
-        assert!(report.line(&entry).contains("90  7  17.2"), "{}", report.line(&entry));
+        assert!(
+            report.line(&entry).contains("90  7  17.2"),
+            "{}",
+            report.line(&entry)
+        );
         report.add(entry);
         let text = report.text();
-        assert!(text.starts_with("Model of a cluster file system: 0.3 ms for an entry"), "{text}");
+        assert!(
+            text.starts_with("Model of a cluster file system: 0.3 ms for an entry"),
+            "{text}"
+        );
         assert!(text.contains("extents handed over/GiB"), "{text}");
         assert!(!Report::default().text().contains("odel"), "there is none");
     }
@@ -238,7 +282,11 @@ pub(super) mod tests {
         report.add(entry(1, Method::Single, 2.0));
         let mut busy = entry(2, Method::Shares, 1.0);
         busy.figures.idle = 0.249;
-        assert!(busy.is_void() && report.line(&busy).ends_with("VOID"), "{}", report.line(&busy));
+        assert!(
+            busy.is_void() && report.line(&busy).ends_with("VOID"),
+            "{}",
+            report.line(&busy)
+        );
         let mut wrong = entry(2, Method::Shares, 1.0);
         wrong.figures.verdict = Verdict::Wrong("f: content differs".to_owned());
         assert_eq!(report.efficiency(&wrong), None);

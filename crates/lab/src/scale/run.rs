@@ -58,12 +58,18 @@ impl Place {
         let Some(directory) = directory else {
             let root = session.subdirectory("target")?;
             programs::line(&format!("mount -t tmpfs zmove-lab {}", root.display()))?;
-            return Ok(Self { root, is_borrowed: false });
+            return Ok(Self {
+                root,
+                is_borrowed: false,
+            });
         };
         let root = directory.join(format!("zmove-lab-{}", session.id()));
         fs::create_dir_all(&root).with_context(|| format!("failed to make {}", root.display()))?;
         let root = root.canonicalize().context("failed to find the target")?;
-        Ok(Self { root, is_borrowed: true })
+        Ok(Self {
+            root,
+            is_borrowed: true,
+        })
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -113,13 +119,21 @@ struct Crew {
 impl Crew {
     /// Processor time of all processes so far.
     fn cpu_time(&self, stand: &Stand<'_>) -> Result<Duration> {
-        let workers = self.workers.as_ref().map_or(Ok(Duration::ZERO), |workers| workers.group.cpu_time())?;
+        let workers = self
+            .workers
+            .as_ref()
+            .map_or(Ok(Duration::ZERO), |workers| workers.group.cpu_time())?;
         Ok(stand.group.cpu_time()? + workers)
     }
 }
 
 /// Copies a data set into an empty directory.
-pub(super) fn run(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, data: &DataSet) -> Result<Figures> {
+pub(super) fn run(
+    lab: &Lab<'_>,
+    stand: &Stand<'_>,
+    method: Method,
+    data: &DataSet,
+) -> Result<Figures> {
     let (place, model) = (lab.place, stand.model.as_ref());
     let target = place.fresh(model)?;
     let mut crew = assemble(lab, stand, method, data, &target)?;
@@ -130,7 +144,10 @@ pub(super) fn run(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, data: &DataS
         mover.kill().context("failed to end a mover")?;
         mover.wait().context("failed to wait for a mover")?;
     }
-    let mut figures = Figures { bytes: data.bytes, ..timed? };
+    let mut figures = Figures {
+        bytes: data.bytes,
+        ..timed?
+    };
     if figures.verdict == Verdict::Right
         && let Some(difference) = trees::difference(&data.root, &target, Modes::Compared)?
     {
@@ -140,9 +157,19 @@ pub(super) fn run(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, data: &DataS
     Ok(figures)
 }
 
-fn assemble(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, data: &DataSet, target: &Path) -> Result<Crew> {
+fn assemble(
+    lab: &Lab<'_>,
+    stand: &Stand<'_>,
+    method: Method,
+    data: &DataSet,
+    target: &Path,
+) -> Result<Crew> {
     let source = format!("{}/", data.root.display());
-    let receivers: Vec<String> = stand.receivers.iter().map(|receiver| receiver.listens_at()).collect();
+    let receivers: Vec<String> = stand
+        .receivers
+        .iter()
+        .map(|receiver| receiver.listens_at())
+        .collect();
     let target = target.display();
     let (mut movers, mut workers) = (Vec::new(), None);
     let clients = match method {
@@ -173,39 +200,66 @@ fn assemble(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, data: &DataSet, ta
         Method::Cluster => {
             movers = join(stand, &receivers)?;
             let mut push = stand.command(&stand.senders[0])?;
-            push.args(["push", "--json", "--cluster", CLUSTER, &source, &format!("{target}/")]);
+            push.args([
+                "push",
+                "--json",
+                "--cluster",
+                CLUSTER,
+                &source,
+                &format!("{target}/"),
+            ]);
             vec![push]
         }
         Method::Fpsync => {
             let ssh = lab.ssh.context("fpsync's workers have no keys")?;
-            let (started, command) = fpsync::start(stand, ssh, lab.session, [&source, &target.to_string()])?;
+            let (started, command) =
+                fpsync::start(stand, ssh, lab.session, [&source, &target.to_string()])?;
             workers = Some(started);
             vec![command]
         }
     };
-    Ok(Crew { clients, movers, workers })
+    Ok(Crew {
+        clients,
+        movers,
+        workers,
+    })
 }
 
 /// The first sender is the head, whose push starts the broker and moves too; on the others movers wait for it.
 fn join(stand: &Stand<'_>, receivers: &[String]) -> Result<Vec<Child>> {
     let head = &stand.senders[0];
-    if !head.home.join("clusters").join(CLUSTER).with_extension("toml").exists() {
+    if !head
+        .home
+        .join("clusters")
+        .join(CLUSTER)
+        .with_extension("toml")
+        .exists()
+    {
         let broker = head.at(BROKER_PORT);
         let mut words = vec!["cluster", "init", "--listen", &broker, CLUSTER];
         words.extend(receivers.iter().map(String::as_str));
         stand.output(head, &words)?;
     }
-    let movers = stand.senders[1..].iter().enumerate().map(|(number, sender)| {
-        let invitation = stand.scratch.join(format!("mover{number}.toml"));
-        if !invitation.exists() {
-            let output = invitation.to_str().context("the lab's directory is not UTF-8")?;
-            stand.output(head, &["cluster", "invite", CLUSTER, "-o", output])?;
-        }
-        let log = File::create(stand.scratch.join(format!("mover{number}.log")))?;
-        let mut mover = stand.command(sender)?;
-        mover.args(["cluster", "join"]).arg(&invitation).stdout(log.try_clone()?).stderr(log);
-        mover.spawn().context("failed to start a mover")
-    });
+    let movers = stand.senders[1..]
+        .iter()
+        .enumerate()
+        .map(|(number, sender)| {
+            let invitation = stand.scratch.join(format!("mover{number}.toml"));
+            if !invitation.exists() {
+                let output = invitation
+                    .to_str()
+                    .context("the lab's directory is not UTF-8")?;
+                stand.output(head, &["cluster", "invite", CLUSTER, "-o", output])?;
+            }
+            let log = File::create(stand.scratch.join(format!("mover{number}.log")))?;
+            let mut mover = stand.command(sender)?;
+            mover
+                .args(["cluster", "join"])
+                .arg(&invitation)
+                .stdout(log.try_clone()?)
+                .stderr(log);
+            mover.spawn().context("failed to start a mover")
+        });
     movers.collect()
 }
 
@@ -231,7 +285,9 @@ fn timed(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, crew: &mut Crew) -> R
         let charges = stand.model.as_ref().map(Model::charges);
         let cpu_seconds = (crew.cpu_time(stand)? - cpu_before).as_secs_f64();
         drop(stop_watching);
-        let first = first.join().map_err(|_| anyhow::anyhow!("the watching thread panicked"))?;
+        let first = first
+            .join()
+            .map_err(|_| anyhow::anyhow!("the watching thread panicked"))?;
         Ok(Figures {
             verdict,
             bytes: 0,
@@ -253,7 +309,8 @@ fn carried_bytes(nodes: &[Node]) -> Result<u64> {
 fn wait_for_all(stand: &Stand<'_>, clients: &mut [Command], deadline: Instant) -> Result<Verdict> {
     let mut started = Vec::new();
     for (number, client) in clients.iter_mut().enumerate() {
-        let create = |kind: &str| File::create(log(stand, number, kind)).context("failed to create a log");
+        let create =
+            |kind: &str| File::create(log(stand, number, kind)).context("failed to create a log");
         client.stdout(create("json")?).stderr(create("log")?);
         started.push(client.spawn().context("failed to start a client")?);
     }
@@ -291,6 +348,9 @@ mod tests {
     #[test]
     fn idle_is_what_is_not_busy() {
         assert!((idle_share((100, 1_000), (175, 1_100)) - 0.25).abs() < 1e-9);
-        assert!((idle_share((5, 10), (5, 10)) - 1.0).abs() < 1e-9, "no tick has passed");
+        assert!(
+            (idle_share((5, 10), (5, 10)) - 1.0).abs() < 1e-9,
+            "no tick has passed"
+        );
     }
 }

@@ -54,22 +54,39 @@ impl<'a> Stand<'a> {
         let rate = lab.arguments.rate;
         // who shares a file system stands near: the path lies between the two sides
         let side = |letter: char, round_trip: RoundTrip| {
-            let wide =
-                Spoke { name: format!("{letter}-wide"), rate: Rate(rate.0 * nodes as u64), round_trip };
+            let wide = Spoke {
+                name: format!("{letter}-wide"),
+                rate: Rate(rate.0 * nodes as u64),
+                round_trip,
+            };
             (1..=nodes)
-                .map(move |node| Spoke { name: format!("{letter}{node}"), rate, round_trip })
+                .map(move |node| Spoke {
+                    name: format!("{letter}{node}"),
+                    rate,
+                    round_trip,
+                })
                 .chain([wide])
         };
-        let spokes: Vec<Spoke> =
-            side('s', RoundTrip::default()).chain(side('r', lab.arguments.rtt)).collect();
+        let spokes: Vec<Spoke> = side('s', RoundTrip::default())
+            .chain(side('r', lab.arguments.rtt))
+            .collect();
         let (star, hosts) = Star::open(lab.session, &spokes)?;
         let scratch = lab.session.subdirectory(name)?;
         let node = |(host, spoke): (Host, &Spoke)| {
             let home = scratch.join(&spoke.name);
-            std::fs::create_dir(&home).with_context(|| format!("failed to make {}", home.display()))?;
-            Ok(Node { host, home, view: None })
+            std::fs::create_dir(&home)
+                .with_context(|| format!("failed to make {}", home.display()))?;
+            Ok(Node {
+                host,
+                home,
+                view: None,
+            })
         };
-        let mut senders: Vec<Node> = hosts.into_iter().zip(&spokes).map(node).collect::<Result<_>>()?;
+        let mut senders: Vec<Node> = hosts
+            .into_iter()
+            .zip(&spokes)
+            .map(node)
+            .collect::<Result<_>>()?;
         let mut receivers = senders.split_off(nodes + 1);
         let [wide_sender, wide_receiver] = [&mut senders, &mut receivers]
             .map(|side| side.pop().expect("the last host of a side is the wide one"));
@@ -108,7 +125,10 @@ impl<'a> Stand<'a> {
             std::fs::create_dir(&directory)
                 .with_context(|| format!("failed to make {}", directory.display()))?;
             model.add(directory.clone(), root)?;
-            node.view = Some(View { directory, root: root.to_owned() });
+            node.view = Some(View {
+                directory,
+                root: root.to_owned(),
+            });
         }
         Ok(())
     }
@@ -118,19 +138,29 @@ impl<'a> Stand<'a> {
         let mut keys = Vec::new();
         for sender in self.all_senders() {
             let shown = self.output(sender, &["key", "show"])?;
-            let key = shown.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
+            let key = shown
+                .split_whitespace()
+                .rfind(|word| word.starts_with("SHA256:"));
             keys.push(key.context("zmove key show: no fingerprint")?.to_owned());
         }
         let root = root.to_str().context("the target's path is not UTF-8")?;
         for receiver in self.receivers.clone() {
             for (number, key) in keys.iter().enumerate() {
                 let name = format!("sender{number}");
-                self.output(&receiver, &["allow", key, "--name", &name, "--write", "--root", root])?;
+                self.output(
+                    &receiver,
+                    &["allow", key, "--name", &name, "--write", "--root", root],
+                )?;
             }
             let mut command = self.command(&receiver)?;
             command.args(["serve", "--listen", &receiver.listens_at()]);
             let log = receiver.home.join("serve.log");
-            self.servers.push(server::start(command, &receiver.host.namespace, PORT, &log)?);
+            self.servers.push(server::start(
+                command,
+                &receiver.host.namespace,
+                PORT,
+                &log,
+            )?);
         }
         Ok(())
     }
@@ -162,7 +192,9 @@ impl<'a> Stand<'a> {
         let mut command = inside::command(Some(namespace), Some(group), "unshare")?;
         match &node.view {
             Some(View { directory, root }) => {
-                command.args(["--uts", "--mount", "sh", "-c", SEEING, namespace]).args([directory, root]);
+                command
+                    .args(["--uts", "--mount", "sh", "-c", SEEING, namespace])
+                    .args([directory, root]);
             }
             None => {
                 command.args(["--uts", "sh", "-c", NAMED, namespace]);
@@ -174,17 +206,28 @@ impl<'a> Stand<'a> {
 
     /// Runs zmove on a node to its end, and returns what it has printed.
     pub(super) fn output(&self, node: &Node, words: &[&str]) -> Result<String> {
-        let output = self.command(node)?.args(words).output().context("failed to start zmove")?;
+        let output = self
+            .command(node)?
+            .args(words)
+            .output()
+            .context("failed to start zmove")?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
-            bail!("zmove {} ended with {}: {}", words.join(" "), output.status, said.trim());
+            bail!(
+                "zmove {} ended with {}: {}",
+                words.join(" "),
+                output.status,
+                said.trim()
+            );
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// Whether this zmove has jobs of many senders.
     pub(super) fn knows_clusters(&self) -> Result<bool> {
-        let asked = Command::new(self.zmove).args(["cluster", "--help"]).output();
+        let asked = Command::new(self.zmove)
+            .args(["cluster", "--help"])
+            .output();
         Ok(asked.context("failed to start zmove")?.status.success())
     }
 }

@@ -23,10 +23,18 @@ const GROWTH_MAX: f64 = 1.1;
 impl Level {
     /// The level of a running process.
     pub(crate) fn of(id: u32) -> Result<Self> {
-        let status = fs::read_to_string(format!("/proc/{id}/status")).context("failed to read /proc")?;
+        let status =
+            fs::read_to_string(format!("/proc/{id}/status")).context("failed to read /proc")?;
         let number = |name: &str| -> Result<f64> {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)).context("a line of status")?;
-            Ok(line.split_whitespace().next().context("a number")?.parse()?)
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix(name))
+                .context("a line of status")?;
+            Ok(line
+                .split_whitespace()
+                .next()
+                .context("a number")?
+                .parse()?)
         };
         let descriptors = u32::try_from(fs::read_dir(format!("/proc/{id}/fd"))?.count())?;
         Ok(Self {
@@ -38,7 +46,8 @@ impl Level {
 
     /// Whether this is no more than a tenth above `first`.
     pub(crate) fn is_level_with(&self, first: &Self) -> bool {
-        self.memory_mib <= first.memory_mib * GROWTH_MAX && self.descriptors <= first.descriptors * GROWTH_MAX
+        self.memory_mib <= first.memory_mib * GROWTH_MAX
+            && self.descriptors <= first.descriptors * GROWTH_MAX
     }
 }
 
@@ -72,8 +81,15 @@ fn average(levels: &[Level]) -> Level {
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { memory_mib, descriptors, threads } = self;
-        write!(f, "{memory_mib:.1} MiB, {descriptors:.1} descriptors, {threads:.1} threads")
+        let Self {
+            memory_mib,
+            descriptors,
+            threads,
+        } = self;
+        write!(
+            f,
+            "{memory_mib:.1} MiB, {descriptors:.1} descriptors, {threads:.1} threads"
+        )
     }
 }
 
@@ -83,8 +99,16 @@ mod tests {
 
     #[test]
     fn tenths_are_averaged_and_compared() {
-        let level = |memory_mib| Level { memory_mib, descriptors: 10.0, threads: 3.0 };
-        let levels = Levels((0..20).map(|number| level(100.0 + f64::from(number))).collect());
+        let level = |memory_mib| Level {
+            memory_mib,
+            descriptors: 10.0,
+            threads: 3.0,
+        };
+        let levels = Levels(
+            (0..20)
+                .map(|number| level(100.0 + f64::from(number)))
+                .collect(),
+        );
         let (first, last) = (levels.first_tenth(), levels.last_tenth());
         assert_eq!((first, last), (level(100.5), level(118.5)));
         assert!(!last.is_level_with(&first));

@@ -54,10 +54,14 @@ enum Siege {
 /// Measures and prints; fails when a push fails.
 pub(crate) fn siege(arguments: &SiegeArgs) -> Result<ExitCode> {
     let zmove = zmove_binary(arguments.zmove.as_deref())?;
-    let directory = arguments.dir.join(format!("zmove-siege-{}", std::process::id()));
-    fs::create_dir(&directory).with_context(|| format!("failed to create {}", directory.display()))?;
+    let directory = arguments
+        .dir
+        .join(format!("zmove-siege-{}", std::process::id()));
+    fs::create_dir(&directory)
+        .with_context(|| format!("failed to create {}", directory.display()))?;
     let done = run(arguments, &zmove, &directory);
-    fs::remove_dir_all(&directory).with_context(|| format!("failed to remove {}", directory.display()))?;
+    fs::remove_dir_all(&directory)
+        .with_context(|| format!("failed to remove {}", directory.display()))?;
     done.map(|()| ExitCode::SUCCESS)
 }
 
@@ -70,7 +74,13 @@ fn run(arguments: &SiegeArgs, zmove: &str, directory: &Path) -> Result<()> {
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let mut daemon = place.serve(address, &["--metrics", "off"])?;
     push(&place, &source, address, &target)?;
-    for siege in [Siege::None, Siege::Silent, Siege::Slow, Siege::Promise, Siege::Churn] {
+    for siege in [
+        Siege::None,
+        Siege::Silent,
+        Siege::Slow,
+        Siege::Promise,
+        Siege::Churn,
+    ] {
         let mut times = Vec::new();
         for _ in 0..arguments.runs {
             times.push(beside(siege, arguments.connections, address, || {
@@ -106,7 +116,9 @@ fn beside<T>(
         let _begun = ready.recv();
         let worked = work();
         over.store(true, Ordering::Relaxed);
-        besiegers.join().unwrap_or_else(|_| bail!("the besieger panicked"))?;
+        besiegers
+            .join()
+            .unwrap_or_else(|_| bail!("the besieger panicked"))?;
         worked
     })
 }
@@ -139,7 +151,11 @@ fn besiege(
             }),
             Siege::Silent | Siege::Promise => renew(&mut open, to),
         }
-        std::thread::sleep(if siege == Siege::Churn { CHURN_PAUSE } else { PAUSE });
+        std::thread::sleep(if siege == Siege::Churn {
+            CHURN_PAUSE
+        } else {
+            PAUSE
+        });
     }
     Ok(())
 }
@@ -158,7 +174,9 @@ fn push(place: &Place, source: &Path, to: SocketAddr, target: &Path) -> Result<D
     command.args(["push", "--accept-new", "--quiet", "--durability", "none"]);
     command.arg(source.join("")).arg(format!("{to}:"));
     let mut push = Running::start(&mut command)?;
-    let Some(status) = push.wait(PATIENCE)? else { bail!("a push does not end") };
+    let Some(status) = push.wait(PATIENCE)? else {
+        bail!("a push does not end")
+    };
     let took = began.elapsed();
     if !status.success() {
         bail!("a push ended with {status}");

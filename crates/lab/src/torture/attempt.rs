@@ -84,7 +84,9 @@ impl Stage<'_> {
         tally.tries += 1;
         self.relay.begin();
         let ends = (Some(to), self.sender.as_ref().map(Daemon::address));
-        let client = self.place.client(self.direction, options, self.source, ends, self.target)?;
+        let client = self
+            .place
+            .client(self.direction, options, self.source, ends, self.target)?;
         let mut run = Run::of(client)?;
         let mut happened = Vec::new();
         for event in events {
@@ -166,7 +168,11 @@ impl Stage<'_> {
 
     /// One of the daemons of a copy, or the only one.
     fn draw_daemon(&mut self) -> Which {
-        if self.sender.is_some() && self.dice.one_in(2) { Which::Sender } else { Which::Usual }
+        if self.sender.is_some() && self.dice.one_in(2) {
+            Which::Sender
+        } else {
+            Which::Usual
+        }
     }
 
     fn daemon_of(&mut self, which: Which) -> &mut Daemon {
@@ -202,14 +208,23 @@ impl Stage<'_> {
             deadline = Instant::now() + PATIENCE;
         }
         if !run.wait_for_end(deadline) {
-            tally.fail(FailureKind::Hung, format!("the client does not end after {happened:?}"));
+            tally.fail(
+                FailureKind::Hung,
+                format!("the client does not end after {happened:?}"),
+            );
             run.client.kill()?;
             return Ok(Ending::Failed);
         }
-        let status = run.client.wait(PATIENCE)?.context("a process that has ended can be waited for")?;
+        let status = run
+            .client
+            .wait(PATIENCE)?
+            .context("a process that has ended can be waited for")?;
         for daemon in self.sender.iter_mut().chain([&mut self.daemon]) {
             if let Some(status) = daemon.running().ended()? {
-                tally.fail(FailureKind::Odd, format!("a daemon ended by itself with {status}"));
+                tally.fail(
+                    FailureKind::Odd,
+                    format!("a daemon ended by itself with {status}"),
+                );
                 self.place.serve_again(daemon)?;
             }
         }
@@ -217,7 +232,10 @@ impl Stage<'_> {
             return Ok(Ending::Done);
         }
         if !is_sane(status, happened) {
-            tally.fail(FailureKind::Odd, format!("the client ended with {status} after {happened:?}"));
+            tally.fail(
+                FailureKind::Odd,
+                format!("the client ended with {status} after {happened:?}"),
+            );
         }
         Ok(Ending::Failed)
     }
@@ -226,14 +244,24 @@ impl Stage<'_> {
 impl Run {
     fn of(client: Running) -> Result<Self> {
         let (telling, news) = mpsc::channel();
-        let handle = client.handle().try_clone().context("failed to watch the client")?;
+        let handle = client
+            .handle()
+            .try_clone()
+            .context("failed to watch the client")?;
         let ended = telling.clone();
         thread::spawn(move || {
-            while poll(&mut [PollFd::new(&handle, PollFlags::IN)], None) == Err(rustix::io::Errno::INTR) {}
+            while poll(&mut [PollFd::new(&handle, PollFlags::IN)], None)
+                == Err(rustix::io::Errno::INTR)
+            {}
             // nobody listens when the attempt has been given up
             let _given_up = ended.send(News::Ended);
         });
-        Ok(Self { client, news, telling, deadline: Instant::now() + PATIENCE })
+        Ok(Self {
+            client,
+            news,
+            telling,
+            deadline: Instant::now() + PATIENCE,
+        })
     }
 
     /// Waits for that moment; `false` when the client has ended before.
@@ -251,7 +279,10 @@ impl Run {
                 self.deadline
             }
         };
-        match self.news.recv_timeout(due.saturating_duration_since(Instant::now())) {
+        match self
+            .news
+            .recv_timeout(due.saturating_duration_since(Instant::now()))
+        {
             Ok(News::Reached) => Ok(true),
             Err(RecvTimeoutError::Timeout) => Ok(due < self.deadline),
             Ok(News::Ended) | Err(RecvTimeoutError::Disconnected) => {
@@ -264,7 +295,10 @@ impl Run {
     /// Waits until the client has ended; `false` when that takes too long.
     fn wait_for_end(&self, deadline: Instant) -> bool {
         loop {
-            match self.news.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            match self
+                .news
+                .recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            {
                 Ok(News::Ended) => {
                     let _given_up = self.telling.send(News::Ended);
                     return true;
@@ -284,7 +318,10 @@ fn stopped(daemon: &mut Daemon, tally: &mut Tally) -> Result<()> {
             daemon.running().kill()?;
         }
         Some(status) if status.success() => {}
-        Some(status) => tally.fail(FailureKind::Odd, format!("on SIGTERM the daemon ended with {status}")),
+        Some(status) => tally.fail(
+            FailureKind::Odd,
+            format!("on SIGTERM the daemon ended with {status}"),
+        ),
     }
     Ok(())
 }

@@ -36,7 +36,8 @@ impl Dice {
         let (first, last) = range.into_inner();
         let bits = u64::from((last.max(1)).ilog2());
         let high = 1 << self.within(0..=bits);
-        self.within(high..=high.saturating_mul(2)).clamp(first, last)
+        self.within(high..=high.saturating_mul(2))
+            .clamp(first, last)
     }
 
     pub(crate) fn one_in(&mut self, count: u64) -> bool {

@@ -59,12 +59,18 @@ pub(crate) enum When {
 impl EventKind {
     /// Whether it changes bytes on their way.
     pub(crate) fn harms(self) -> bool {
-        matches!(self, Self::FlipUp | Self::FlipDown | Self::DoubleUp | Self::DoubleDown)
+        matches!(
+            self,
+            Self::FlipUp | Self::FlipDown | Self::DoubleUp | Self::DoubleDown
+        )
     }
 
     /// The word for it in the summary.
     pub(crate) fn word(self) -> &'static str {
-        WORDS.iter().find(|(kind, _, _)| *kind == self).map_or("?", |(_, word, _)| word)
+        WORDS
+            .iter()
+            .find(|(kind, _, _)| *kind == self)
+            .map_or("?", |(_, word, _)| word)
     }
 }
 
@@ -85,11 +91,15 @@ fn draw_one(dice: &mut Dice, carrier: Carrier, bytes: u64) -> Event {
         Carrier::Straight | Carrier::Ssh if kind <= EventKind::StopDaemon => relayed,
         Carrier::Straight | Carrier::Ssh => 0,
     };
-    let weights = WORDS.iter().map(|(kind, _, relayed)| weight(*relayed, *kind));
+    let weights = WORDS
+        .iter()
+        .map(|(kind, _, relayed)| weight(*relayed, *kind));
     let kind = WORDS[dice.weighted(weights)].0;
     let when = match carrier {
         Carrier::Relay if !dice.one_in(4) => When::Bytes(draw_place(dice, bytes)),
-        _ => When::After(Duration::from_micros(dice.scaled_within(1_000..=AFTER_MICROS_MAX))),
+        _ => When::After(Duration::from_micros(
+            dice.scaled_within(1_000..=AFTER_MICROS_MAX),
+        )),
     };
     Event { kind, when }
 }
@@ -97,7 +107,11 @@ fn draw_one(dice: &mut Dice, carrier: Carrier, bytes: u64) -> Event {
 /// Anywhere in what may pass, or near its beginning: in the handshakes, in the first answers.
 fn draw_place(dice: &mut Dice, bytes: u64) -> u64 {
     let all = bytes + HANDSHAKE_BYTES;
-    if dice.one_in(3) { dice.scaled_within(1..=all) } else { dice.within(1..=all) }
+    if dice.one_in(3) {
+        dice.scaled_within(1..=all)
+    } else {
+        dice.within(1..=all)
+    }
 }
 
 const WORDS: [(EventKind, &str, u64); 15] = [

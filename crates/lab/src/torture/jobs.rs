@@ -52,8 +52,20 @@ impl JobsTally {
 
 impl fmt::Display for JobsTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rounds, jobs, attempts, told, told_again, .. } = self;
-        let Self { runners_killed, processes_killed, submits_killed, .. } = self;
+        let Self {
+            rounds,
+            jobs,
+            attempts,
+            told,
+            told_again,
+            ..
+        } = self;
+        let Self {
+            runners_killed,
+            processes_killed,
+            submits_killed,
+            ..
+        } = self;
         write!(
             f,
             "{rounds} rounds, {jobs} jobs, {attempts} attempts; killed: {runners_killed} runners, {processes_killed} \
@@ -82,31 +94,52 @@ struct Round<'a> {
 pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> JobsTally {
     match round(zmove, directory, Dice::new(seed)) {
         Ok(tally) => tally,
-        Err(error) => {
-            JobsTally { rounds: 1, failures: vec![format!("lab: {error:#}")], ..Default::default() }
-        }
+        Err(error) => JobsTally {
+            rounds: 1,
+            failures: vec![format!("lab: {error:#}")],
+            ..Default::default()
+        },
     }
 }
 
 fn round(zmove: &str, directory: &Path, mut dice: Dice) -> Result<JobsTally> {
     let targets = directory.join("targets");
-    fs::create_dir_all(&targets).with_context(|| format!("failed to create {}", targets.display()))?;
+    fs::create_dir_all(&targets)
+        .with_context(|| format!("failed to create {}", targets.display()))?;
     let place = Place::prepare(zmove, directory, &targets, &["--write", "--set-owner"])?;
     let address = free_address(&mut dice)?;
     let _daemon = place.serve(address, &[])?;
     let features = Features::of(directory)?;
     write_channel(&place, dice.within(0..=100))?;
-    let tally = JobsTally { rounds: 1, ..Default::default() };
-    let mut round = Round { place: &place, dice, runner: None, tally };
+    let tally = JobsTally {
+        rounds: 1,
+        ..Default::default()
+    };
+    let mut round = Round {
+        place: &place,
+        dice,
+        runner: None,
+        tally,
+    };
     round.start_runner()?;
     let mut orders = Vec::new();
     for number in 0..round.dice.within(2..=JOBS_MAX) {
         let source = directory.join(format!("source-{number}"));
-        let tree = Tree::grow_like(&[SHAPE], &source, features, round.dice.fork(), &mut Versions::default())?;
+        let tree = Tree::grow_like(
+            &[SHAPE],
+            &source,
+            features,
+            round.dice.fork(),
+            &mut Versions::default(),
+        )?;
         let target = targets.join(number.to_string());
         fs::create_dir(&target).context("failed to make a target")?;
         let before = orders.last().map(|order: &Order| order.id.clone());
-        let id = round.submit(&tree, &format!("{address}:{}", target.display()), before.as_deref())?;
+        let id = round.submit(
+            &tree,
+            &format!("{address}:{}", target.display()),
+            before.as_deref(),
+        )?;
         orders.push(Order { tree, target, id });
         if round.dice.one_in(3) {
             round.disturb()?;
@@ -139,8 +172,15 @@ impl Round<'_> {
     fn submit(&mut self, tree: &Tree, target: &str, before: Option<&str>) -> Result<String> {
         let submission = format!("s{}", self.tally.jobs);
         let rate = format!("{}Mbit", self.dice.scaled_within(10..=400));
-        let mut words =
-            vec!["submit", "-a", "--accept-new", "--limit", &rate, "--submission-id", &submission];
+        let mut words = vec![
+            "submit",
+            "-a",
+            "--accept-new",
+            "--limit",
+            &rate,
+            "--submission-id",
+            &submission,
+        ];
         if let Some(before) = before.filter(|_| self.dice.one_in(3)) {
             words.extend(["--after", before]);
         }
@@ -155,9 +195,14 @@ impl Round<'_> {
             submit.kill()?;
             self.tally.submits_killed += 1;
         }
-        let output = command(self).output().context("failed to start zmove submit")?;
+        let output = command(self)
+            .output()
+            .context("failed to start zmove submit")?;
         if !output.status.success() {
-            bail!("submit failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+            bail!(
+                "submit failed: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
         }
         self.tally.jobs += 1;
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -197,7 +242,8 @@ impl Round<'_> {
             input.is_ok_and(|input| input.starts_with(&jobs) && input.ends_with("lock"))
         };
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+        let pids =
+            entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
         let mut processes: Vec<_> = pids.filter(is_here).collect();
         processes.sort_by_key(|pid| pid.as_raw_nonzero());
         processes
@@ -205,30 +251,53 @@ impl Round<'_> {
 
     /// The runner that is not ours.
     fn started_runner(&self) -> Option<Pid> {
-        let lock = self.place.directory.join(CLIENT_HOME).join("jobs/runner.lock");
+        let lock = self
+            .place
+            .directory
+            .join(CLIENT_HOME)
+            .join("jobs/runner.lock");
         let pid = Pid::from_raw(fs::read_to_string(lock).ok()?.trim().parse().ok()?)?;
         let words = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
-        words.split(|&byte| byte == 0).any(|word| word == b"--detached").then_some(pid)
+        words
+            .split(|&byte| byte == 0)
+            .any(|word| word == b"--detached")
+            .then_some(pid)
     }
 
     fn lines(&self, words: &[&str]) -> Result<Vec<Value>> {
-        let output = self.zmove(words).output().context("failed to start zmove")?;
+        let output = self
+            .zmove(words)
+            .output()
+            .context("failed to start zmove")?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.lines().map(|line| serde_json::from_str(line).context("failed to read JSON")).collect()
+        text.lines()
+            .map(|line| serde_json::from_str(line).context("failed to read JSON"))
+            .collect()
     }
 
     fn judge(&mut self, orders: &[Order]) -> Result<()> {
         for Order { tree, target, id } in orders {
             let ended = self.wait_for_end(id)?;
-            let fail = |tally: &mut JobsTally, what: String| tally.failures.push(format!("job {id}: {what}"));
+            let fail = |tally: &mut JobsTally, what: String| {
+                tally.failures.push(format!("job {id}: {what}"))
+            };
             if ended["state"] != "done" {
-                let log = self.zmove(&["job", id, "log"]).output().context("failed to start zmove")?;
-                fail(&mut self.tally, format!("{ended}: {}", String::from_utf8_lossy(&log.stdout)));
+                let log = self
+                    .zmove(&["job", id, "log"])
+                    .output()
+                    .context("failed to start zmove")?;
+                fail(
+                    &mut self.tally,
+                    format!("{ended}: {}", String::from_utf8_lossy(&log.stdout)),
+                );
                 continue;
             }
             self.tally.attempts += ended["attempts"].as_u64().unwrap_or_default();
             let events = self.lines(&["job", id, "log", "--json"])?;
-            let done = events.iter().filter(|event| event["event"] == "done").count();
+            let done = events
+                .iter()
+                .filter(|event| event["event"] == "done")
+                .count();
             if done != 1 {
                 fail(&mut self.tally, format!("told {done} times as done"));
             }
@@ -238,11 +307,15 @@ impl Round<'_> {
         }
         let jobs = self.lines(&["jobs", "--all", "--json"])?;
         if jobs.len() != orders.len() {
-            self.tally.failures.push(format!("{} jobs of {}", jobs.len(), orders.len()));
+            self.tally
+                .failures
+                .push(format!("{} jobs of {}", jobs.len(), orders.len()));
         }
         self.judge_told(orders)?;
         if !self.processes().is_empty() {
-            self.tally.failures.push("a process outlives its job".to_owned());
+            self.tally
+                .failures
+                .push("a process outlives its job".to_owned());
         }
         Ok(())
     }
@@ -252,23 +325,41 @@ impl Round<'_> {
         let mut expected = BTreeSet::new();
         for Order { id, .. } in orders {
             let deliveries = self.wait_until_told(id)?;
-            if deliveries.iter().any(|delivery| delivery["state"] != "delivered") {
-                self.tally.failures.push(format!("job {id}: not told: {deliveries:?}"));
+            if deliveries
+                .iter()
+                .any(|delivery| delivery["state"] != "delivered")
+            {
+                self.tally
+                    .failures
+                    .push(format!("job {id}: not told: {deliveries:?}"));
             }
             expected.extend(deliveries.iter().map(|delivery| {
-                format!("{} {id} {}", delivery["number"], delivery["event"].as_str().unwrap_or_default())
+                format!(
+                    "{} {id} {}",
+                    delivery["number"],
+                    delivery["event"].as_str().unwrap_or_default()
+                )
             }));
-            if !deliveries.iter().any(|delivery| delivery["event"] == "done") {
-                self.tally.failures.push(format!("job {id}: nobody is told that it is done"));
+            if !deliveries
+                .iter()
+                .any(|delivery| delivery["event"] == "done")
+            {
+                self.tally
+                    .failures
+                    .push(format!("job {id}: nobody is told that it is done"));
             }
         }
         let heard = fs::read_to_string(self.place.directory.join(HEARD)).unwrap_or_default();
         let heard: Vec<_> = heard.lines().collect();
         // An id is that of the store, which is the same for all, and the event's number.
-        let events: BTreeSet<_> =
-            heard.iter().filter_map(|line| line.split_once('-').map(|(_, event)| event.to_owned())).collect();
+        let events: BTreeSet<_> = heard
+            .iter()
+            .filter_map(|line| line.split_once('-').map(|(_, event)| event.to_owned()))
+            .collect();
         if events != expected {
-            self.tally.failures.push(format!("heard {events:?} and not {expected:?}"));
+            self.tally
+                .failures
+                .push(format!("heard {events:?} and not {expected:?}"));
         }
         self.tally.told += heard.len() as u64;
         self.tally.told_again += heard.len().saturating_sub(events.len()) as u64;
@@ -278,9 +369,13 @@ impl Round<'_> {
     fn wait_until_told(&self, id: &str) -> Result<Vec<Value>> {
         let until = Instant::now() + PATIENCE;
         loop {
-            let job = self.lines(&["job", id, "--json"])?.pop().context("no such job")?;
+            let job = self
+                .lines(&["job", id, "--json"])?
+                .pop()
+                .context("no such job")?;
             let told = job["told"].as_array().cloned().unwrap_or_default();
-            let is_told = !told.is_empty() && told.iter().all(|delivery| delivery["state"] != "waiting");
+            let is_told =
+                !told.is_empty() && told.iter().all(|delivery| delivery["state"] != "waiting");
             if is_told || Instant::now() > until {
                 return Ok(told);
             }
@@ -291,7 +386,10 @@ impl Round<'_> {
     fn wait_for_end(&self, id: &str) -> Result<Value> {
         let until = Instant::now() + PATIENCE;
         loop {
-            let job = self.lines(&["job", id, "--json"])?.pop().context("no such job")?;
+            let job = self
+                .lines(&["job", id, "--json"])?
+                .pop()
+                .context("no such job")?;
             if !job["ended"].is_null() || Instant::now() > until {
                 return Ok(job);
             }
@@ -327,14 +425,20 @@ fn write_channel(place: &Place, millis: u64) -> Result<()> {
     fs::create_dir_all(&home).context("failed to make a home")?;
     let file = home.join("tell.toml");
     fs::write(&file, text).context("failed to write a channel")?;
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).context("failed to close a file to others")
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600))
+        .context("failed to close a file to others")
 }
 
 /// What the command has heard: an id, a job and an event on each line.
 const HEARD: &str = "heard";
 /// Small trees: what counts is how often something happens to them.
-const SHAPE: Shape =
-    Shape { weight: 1, directories: 4, files: 40, hard_links: 12, sizes: [4, 8, 4, 2, 0, 0] };
+const SHAPE: Shape = Shape {
+    weight: 1,
+    directories: 4,
+    files: 40,
+    hard_links: 12,
+    sizes: [4, 8, 4, 2, 0, 0],
+};
 const JOBS_MAX: u64 = 5;
 const EVENTS_MAX: u64 = 8;
 /// How long a job may take after the last event.

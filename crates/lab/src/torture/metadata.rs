@@ -40,7 +40,12 @@ pub(crate) struct Value(Vec<u8>);
 
 impl fmt::Debug for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes {:02x?}…", self.0.len(), &self.0[..self.0.len().min(VALUE_BYTES_SHOWN)])
+        write!(
+            f,
+            "{} bytes {:02x?}…",
+            self.0.len(),
+            &self.0[..self.0.len().min(VALUE_BYTES_SHOWN)]
+        )
     }
 }
 
@@ -117,7 +122,10 @@ pub(crate) fn xattrs(path: &Path) -> Result<BTreeMap<String, Value>> {
         Err(error) => return Err(error).with_context(failed),
     };
     let mut found = BTreeMap::new();
-    for name in names[..length].split(|byte| *byte == 0).filter(|name| is_kept(name)) {
+    for name in names[..length]
+        .split(|byte| *byte == 0)
+        .filter(|name| is_kept(name))
+    {
         let mut value = vec![0; VALUE_BYTES_MAX];
         let length = rustix::fs::lgetxattr(path, name, &mut value[..]).with_context(failed)?;
         value.truncate(length);
@@ -148,7 +156,9 @@ pub(crate) fn make_special(path: &Path, dice: &mut Dice) -> Result<()> {
 }
 
 fn is_kept(name: &[u8]) -> bool {
-    let kept = [ACCESS, DEFAULT, CAPABILITY].iter().any(|kept| kept.as_bytes() == name);
+    let kept = [ACCESS, DEFAULT, CAPABILITY]
+        .iter()
+        .any(|kept| kept.as_bytes() == name);
     // XFS shows its access control lists a second time, in its own form.
     let is_list = name.starts_with(b"trusted.SGI_ACL_");
     kept || name.starts_with(b"user.") || name.starts_with(b"trusted.") && !is_list
@@ -159,7 +169,13 @@ fn set(path: &Path, name: &str, value: &[u8]) -> rustix::io::Result<()> {
 }
 
 fn give(path: &Path, user: u32, group: u32) -> rustix::io::Result<()> {
-    chownat(CWD, path, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)), AtFlags::SYMLINK_NOFOLLOW)
+    chownat(
+        CWD,
+        path,
+        Some(Uid::from_raw(user)),
+        Some(Gid::from_raw(group)),
+        AtFlags::SYMLINK_NOFOLLOW,
+    )
 }
 
 fn name(class: &str, dice: &mut Dice) -> String {

@@ -22,7 +22,9 @@ pub(crate) fn plant(
     let share = dice.within(1..=4);
     let mut extra = Vec::new();
     for (path, kind) in tree.entries() {
-        let there = path.parent().is_some_and(|parent| is_directory(&target.join(parent)));
+        let there = path
+            .parent()
+            .is_some_and(|parent| is_directory(&target.join(parent)));
         if !there || (*kind != Kind::Directory && !dice.one_in(share)) {
             continue;
         }
@@ -52,8 +54,15 @@ fn directory(path: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -
     fs::create_dir(to).with_context(|| format!("failed to create {}", to.display()))
 }
 
-fn file(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
-    let metadata = fs::symlink_metadata(from).with_context(|| format!("failed to look at {path:?}"))?;
+fn file(
+    path: &Path,
+    from: &Path,
+    to: &Path,
+    dice: &mut Dice,
+    versions: &mut Versions,
+) -> Result<()> {
+    let metadata =
+        fs::symlink_metadata(from).with_context(|| format!("failed to look at {path:?}"))?;
     match dice.within(0..=5) {
         // the same contents, and perhaps the same time and mode
         0..=2 => {
@@ -62,10 +71,16 @@ fn file(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Ver
                 plant::set_mode(to, 0o604)?;
             }
             let same = Moment::of(&metadata);
-            let moment = if dice.one_in(3) { Moment::draw(dice).unlike(same) } else { same };
+            let moment = if dice.one_in(3) {
+                Moment::draw(dice).unlike(same)
+            } else {
+                same
+            };
             return moment.set(to);
         }
-        3 if metadata.len() > GROUP_BYTES && dice.one_in(2) => edited(path, from, to, dice, versions)?,
+        3 if metadata.len() > GROUP_BYTES && dice.one_in(2) => {
+            edited(path, from, to, dice, versions)?
+        }
         3 => {
             let contents = Contents::draw(metadata.len(), dice);
             versions.add(path, contents.version());
@@ -74,12 +89,19 @@ fn file(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Ver
         }
         _ => other(path, to, dice, versions)?,
     }
-    let there = fs::symlink_metadata(to).with_context(|| format!("failed to look at {}", to.display()))?;
+    let there =
+        fs::symlink_metadata(to).with_context(|| format!("failed to look at {}", to.display()))?;
     Moment::of(&there).unlike(Moment::of(&metadata)).set(to)
 }
 
 /// A version of a large file that has most of it in common with the source.
-fn edited(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
+fn edited(
+    path: &Path,
+    from: &Path,
+    to: &Path,
+    dice: &mut Dice,
+    versions: &mut Versions,
+) -> Result<()> {
     let mut contents = fs::read(from).with_context(|| format!("failed to read {path:?}"))?;
     for _ in 0..dice.within(1..=3) {
         let place = dice.index(contents.len());
@@ -90,14 +112,18 @@ fn edited(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut V
         1 => contents.extend(vec![7; dice.index(1 << 20)]),
         _ => {}
     }
-    versions.add(path, Version::File(contents.len() as u64, *blake3::hash(&contents).as_bytes()));
+    versions.add(
+        path,
+        Version::File(contents.len() as u64, *blake3::hash(&contents).as_bytes()),
+    );
     fs::write(to, contents).with_context(|| format!("failed to write {}", to.display()))?;
     Moment::draw(dice).set(to)
 }
 
 /// Metadata that the source does not have, and the same time as before.
 fn dress(features: Features, to: &Path, dice: &mut Dice) -> Result<()> {
-    let metadata = fs::symlink_metadata(to).with_context(|| format!("failed to look at {}", to.display()))?;
+    let metadata =
+        fs::symlink_metadata(to).with_context(|| format!("failed to look at {}", to.display()))?;
     let kind = match () {
         () if metadata.is_dir() => Kind::Directory,
         () if metadata.is_file() => Kind::File,

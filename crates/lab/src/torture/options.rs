@@ -73,7 +73,12 @@ impl Options {
     pub(crate) fn draw(dice: &mut Dice, forced: Option<Direction>) -> Self {
         let drawn = DIRECTIONS[dice.weighted(DIRECTIONS.iter().map(|(weight, _)| *weight))].1;
         let direction = forced.unwrap_or(drawn);
-        let mut options = Self { direction, command: Vec::new(), serve: Vec::new(), carrier: Carrier::Relay };
+        let mut options = Self {
+            direction,
+            command: Vec::new(),
+            serve: Vec::new(),
+            carrier: Carrier::Relay,
+        };
         for row in CARRIERS.iter().chain(&ROWS) {
             options.choose(row.1, dice);
         }
@@ -91,14 +96,23 @@ impl Options {
 
     /// What a transfer keeps of all that the file systems hold.
     pub(crate) fn keeps(&self, held: Features) -> Features {
-        Features { privileged: held.privileged && self.command.contains(&"-a"), ..held }
+        Features {
+            privileged: held.privileged && self.command.contains(&"-a"),
+            ..held
+        }
     }
 
     /// The same for another try: what may differ from one to the next is chosen again.
     pub(crate) fn redrawn(&self, dice: &mut Dice) -> Self {
-        let mut options = Self { command: Vec::new(), ..self.clone() };
+        let mut options = Self {
+            command: Vec::new(),
+            ..self.clone()
+        };
         let fixed = |word: &&&str| {
-            let mut free = ROWS.iter().filter(|(span, _)| *span == Span::Try).flat_map(|(_, row)| *row);
+            let mut free = ROWS
+                .iter()
+                .filter(|(span, _)| *span == Span::Try)
+                .flat_map(|(_, row)| *row);
             !free.any(|choice| choice.command.contains(*word))
         };
         options.command.extend(self.command.iter().filter(fixed));
@@ -118,15 +132,27 @@ impl Options {
 }
 
 const fn command(weight: u64, command: &'static [&'static str]) -> Choice {
-    Choice { weight, command, serve: &[] }
+    Choice {
+        weight,
+        command,
+        serve: &[],
+    }
 }
 
 const fn serve(weight: u64, serve: &'static [&'static str]) -> Choice {
-    Choice { weight, command: &[], serve }
+    Choice {
+        weight,
+        command: &[],
+        serve,
+    }
 }
 
 /// How likely the directions are.
-const DIRECTIONS: [(u64, Direction); 3] = [(6, Direction::Push), (3, Direction::Pull), (3, Direction::Copy)];
+const DIRECTIONS: [(u64, Direction); 3] = [
+    (6, Direction::Push),
+    (3, Direction::Pull),
+    (3, Direction::Copy),
+];
 
 /// No word stands in two rows, or [`Options::redrawn`] would take it for that of the other.
 const ROWS: [(Span, &[Choice]); 10] = [
@@ -143,9 +169,26 @@ const ROWS: [(Span, &[Choice]); 10] = [
     ),
     // whether it dials again by itself when its connections are gone
     (Span::Try, &[command(2, &[]), command(1, &["--timeout=0"])]),
-    (Span::Try, &[command(3, &[]), command(1, &["--io-engine=uring"])]),
-    (Span::Try, &[command(1, &[]), command(2, &["--delta=always"]), command(1, &["--delta=never"])]),
-    (Span::Try, &[command(3, &[]), command(1, &["--direct=on"]), command(1, &["--direct=off"])]),
+    (
+        Span::Try,
+        &[command(3, &[]), command(1, &["--io-engine=uring"])],
+    ),
+    (
+        Span::Try,
+        &[
+            command(1, &[]),
+            command(2, &["--delta=always"]),
+            command(1, &["--delta=never"]),
+        ],
+    ),
+    (
+        Span::Try,
+        &[
+            command(3, &[]),
+            command(1, &["--direct=on"]),
+            command(1, &["--direct=off"]),
+        ],
+    ),
     (
         Span::Round,
         &[
@@ -157,7 +200,13 @@ const ROWS: [(Span, &[Choice]); 10] = [
     (Span::Round, &[command(4, &[]), command(1, &["--checksum"])]),
     (Span::Round, &[command(5, &[]), command(1, &["--inplace"])]),
     // nothing is drawn that these do not keep
-    (Span::Round, &[command(1, &["--strict-metadata"]), command(3, &["-a", "--strict-metadata"])]),
+    (
+        Span::Round,
+        &[
+            command(1, &["--strict-metadata"]),
+            command(3, &["-a", "--strict-metadata"]),
+        ],
+    ),
     (
         Span::Round,
         &[
@@ -174,7 +223,11 @@ const CARRIERS: [(Span, &[Choice]); 1] = [(
     Span::Round,
     &[
         command(8, &["--transport", "tcp"]),
-        Choice { weight: 2, command: &["--transport", "tcp", "--cipher", "none"], serve: &["--allow-clear"] },
+        Choice {
+            weight: 2,
+            command: &["--transport", "tcp", "--cipher", "none"],
+            serve: &["--allow-clear"],
+        },
         command(1, &["--transport", "quic"]),
         command(1, &["--ssh", "--transport", "tcp"]),
     ],
@@ -192,12 +245,21 @@ mod tests {
             let options = Options::draw(&mut dice, None);
             let again = options.redrawn(&mut dice);
             let of_round = |options: &Options| {
-                let stays =
-                    |word: &&&str| word.starts_with("--dur") || **word == "--checksum" || **word == "quic";
-                options.command.iter().filter(stays).copied().collect::<Vec<_>>()
+                let stays = |word: &&&str| {
+                    word.starts_with("--dur") || **word == "--checksum" || **word == "quic"
+                };
+                options
+                    .command
+                    .iter()
+                    .filter(stays)
+                    .copied()
+                    .collect::<Vec<_>>()
             };
             assert_eq!(of_round(&options), of_round(&again));
-            assert_eq!((&options.serve, options.carrier), (&again.serve, again.carrier));
+            assert_eq!(
+                (&options.serve, options.carrier),
+                (&again.serve, again.carrier)
+            );
             differed |= options.command != again.command;
         }
         assert!(differed);
@@ -207,8 +269,16 @@ mod tests {
     fn lanes_in_clear_are_allowed_and_quic_has_none() {
         let mut dice = Dice::new(3);
         for _ in 0..200 {
-            let Options { command, serve, carrier, .. } = Options::draw(&mut dice, None);
-            assert_eq!(command.contains(&"--cipher"), serve.contains(&"--allow-clear"));
+            let Options {
+                command,
+                serve,
+                carrier,
+                ..
+            } = Options::draw(&mut dice, None);
+            assert_eq!(
+                command.contains(&"--cipher"),
+                serve.contains(&"--allow-clear")
+            );
             assert_eq!(command.contains(&"quic"), carrier == Carrier::Straight);
             assert!(!(command.contains(&"--cipher") && command.contains(&"quic")));
         }

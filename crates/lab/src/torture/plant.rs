@@ -31,7 +31,11 @@ pub(crate) struct Moment {
 impl Contents {
     /// Contents without holes.
     pub(crate) fn whole(bytes: u64, dice: Dice) -> Self {
-        Self { bytes, dice, data: iter::once(0..bytes).collect() }
+        Self {
+            bytes,
+            dice,
+            data: iter::once(0..bytes).collect(),
+        }
     }
 
     /// The same, and with holes if the file has room for some.
@@ -64,11 +68,15 @@ impl Contents {
         let failed = || format!("failed to write {}", path.display());
         let file = File::create_new(path).with_context(failed)?;
         file.set_len(self.bytes).with_context(failed)?;
-        self.for_each_block(|at, block| file.write_all_at(block, at)).with_context(failed)
+        self.for_each_block(|at, block| file.write_all_at(block, at))
+            .with_context(failed)
     }
 
     /// Takes the data, block by block, each with its place.
-    fn for_each_block(&self, mut take: impl FnMut(u64, &[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
+    fn for_each_block(
+        &self,
+        mut take: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
         let mut dice = self.dice.clone();
         let mut block = vec![0; BLOCK_BYTES];
         for Range { start, end } in self.data.iter().cloned() {
@@ -89,7 +97,9 @@ impl Moment {
     pub(crate) fn draw(dice: &mut Dice) -> Self {
         let seconds = match dice.within(0..=9) {
             0 => *dice.pick(&[0, 1, -1, -1_000_000_000, 4_000_000_000]),
-            _ => 1_000_000_000 + i64::from(u32::try_from(dice.within(0..=700_000_000)).unwrap_or(0)),
+            _ => {
+                1_000_000_000 + i64::from(u32::try_from(dice.within(0..=700_000_000)).unwrap_or(0))
+            }
         };
         let nanos = match dice.within(0..=3) {
             0 => *dice.pick(&[0, 1, 999_999_999]),
@@ -101,20 +111,36 @@ impl Moment {
     /// A time that cannot be taken for `other`: one second later if both lie in the same second. Files of the
     /// same length and time count as equal, also where a file system has cut the time to whole seconds.
     pub(crate) fn unlike(self, other: Self) -> Self {
-        if self.seconds == other.seconds { Self { seconds: self.seconds + 1, ..self } } else { self }
+        if self.seconds == other.seconds {
+            Self {
+                seconds: self.seconds + 1,
+                ..self
+            }
+        } else {
+            self
+        }
     }
 
     /// When an entry was modified.
     pub(crate) fn of(metadata: &fs::Metadata) -> Self {
         let nanos = u32::try_from(metadata.mtime_nsec()).unwrap_or(0);
-        Self { seconds: metadata.mtime(), nanos }
+        Self {
+            seconds: metadata.mtime(),
+            nanos,
+        }
     }
 
     /// Sets it on any entry, a link itself included.
     pub(crate) fn set(self, path: &Path) -> Result<()> {
         let times = Timestamps {
-            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-            last_modification: Timespec { tv_sec: self.seconds, tv_nsec: self.nanos.into() },
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT,
+            },
+            last_modification: Timespec {
+                tv_sec: self.seconds,
+                tv_nsec: self.nanos.into(),
+            },
         };
         rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
             .with_context(|| format!("failed to set the time of {}", path.display()))
@@ -135,7 +161,9 @@ pub(crate) fn link(path: &Path, to: &std::ffi::OsStr) -> Result<()> {
 fn hash_zeros(hasher: &mut blake3::Hasher, bytes: u64, zeros: &[u8]) {
     let mut left = bytes;
     while left > 0 {
-        let some = zeros.len().min(usize::try_from(left).unwrap_or(zeros.len()));
+        let some = zeros
+            .len()
+            .min(usize::try_from(left).unwrap_or(zeros.len()));
         hasher.update(&zeros[..some]);
         left -= some as u64;
     }
@@ -143,14 +171,23 @@ fn hash_zeros(hasher: &mut blake3::Hasher, bytes: u64, zeros: &[u8]) {
 
 /// Ranges with borders at pages, many of them near those of groups; none at times.
 fn draw_ranges(bytes: u64, dice: &mut Dice) -> Vec<Range<u64>> {
-    let mut borders: Vec<u64> = (0..dice.within(0..=HOLES_MAX)).map(|_| draw_border(bytes, dice)).collect();
-    borders.push(if dice.one_in(2) { 0 } else { draw_border(bytes, dice) });
+    let mut borders: Vec<u64> = (0..dice.within(0..=HOLES_MAX))
+        .map(|_| draw_border(bytes, dice))
+        .collect();
+    borders.push(if dice.one_in(2) {
+        0
+    } else {
+        draw_border(bytes, dice)
+    });
     if dice.one_in(2) {
         borders.push(bytes);
     }
     borders.sort_unstable();
     borders.dedup();
-    borders.chunks_exact(2).map(|ends| ends[0]..ends[1]).collect()
+    borders
+        .chunks_exact(2)
+        .map(|ends| ends[0]..ends[1])
+        .collect()
 }
 
 fn draw_border(bytes: u64, dice: &mut Dice) -> u64 {
@@ -186,7 +223,9 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     target.set_len(metadata.len()).with_context(failed)?;
     for Range { start, end } in data_ranges(&source).with_context(failed)? {
         let mut data = vec![0; usize::try_from(end - start).context("a range fits into memory")?];
-        source.read_exact_at(&mut data, start).with_context(failed)?;
+        source
+            .read_exact_at(&mut data, start)
+            .with_context(failed)?;
         target.write_all_at(&data, start).with_context(failed)?;
     }
     set_mode(to, metadata.mode() & 0o777)

@@ -44,12 +44,24 @@ pub(crate) struct Running {
 
 impl Place {
     /// Makes keys, and lets the client do what `grants` says below `root`.
-    pub(crate) fn prepare(zmove: &str, directory: &Path, root: &Path, grants: &[&str]) -> Result<Self> {
-        let place = Self { zmove: zmove.to_owned(), directory: directory.to_owned() };
+    pub(crate) fn prepare(
+        zmove: &str,
+        directory: &Path,
+        root: &Path,
+        grants: &[&str],
+    ) -> Result<Self> {
+        let place = Self {
+            zmove: zmove.to_owned(),
+            directory: directory.to_owned(),
+        };
         for home in [CLIENT_HOME, DAEMON_HOME] {
             fs::create_dir(directory.join(home)).context("failed to make a home")?;
         }
-        place.allow((DAEMON_HOME, CLIENT_HOME), grants, &[OsStr::new("--root"), root.as_os_str()])?;
+        place.allow(
+            (DAEMON_HOME, CLIENT_HOME),
+            grants,
+            &[OsStr::new("--root"), root.as_os_str()],
+        )?;
         Ok(place)
     }
 
@@ -57,14 +69,23 @@ impl Place {
     pub(crate) fn prepare_sender(&self, root: &Path, to: SocketAddr) -> Result<()> {
         fs::create_dir(self.directory.join(SENDER_HOME)).context("failed to make a home")?;
         let to = to.to_string();
-        let words = ["--read-root".as_ref(), root.as_os_str(), "--to".as_ref(), to.as_ref()];
+        let words = [
+            "--read-root".as_ref(),
+            root.as_os_str(),
+            "--to".as_ref(),
+            to.as_ref(),
+        ];
         self.allow((SENDER_HOME, CLIENT_HOME), &[], &words)
     }
 
     /// Makes the keys of another daemon, and lets the client do what `grants` says below `root`.
     pub(crate) fn prepare_another(&self, home: &str, root: &Path, grants: &[&str]) -> Result<()> {
         fs::create_dir(self.directory.join(home)).context("failed to make a home")?;
-        self.allow((home, CLIENT_HOME), grants, &[OsStr::new("--root"), root.as_os_str()])
+        self.allow(
+            (home, CLIENT_HOME),
+            grants,
+            &[OsStr::new("--root"), root.as_os_str()],
+        )
     }
 
     /// Makes the keys of another client, and lets it do what `grants` says below `root` at the daemons of these homes.
@@ -77,7 +98,9 @@ impl Place {
     ) -> Result<()> {
         fs::create_dir(self.directory.join(client)).context("failed to make a home")?;
         let to = [OsStr::new("--root"), root.as_os_str()];
-        homes.iter().try_for_each(|home| self.allow((home, client), grants, &to))
+        homes
+            .iter()
+            .try_for_each(|home| self.allow((home, client), grants, &to))
     }
 
     /// Lets a client do something with the daemon of a home.
@@ -85,15 +108,26 @@ impl Place {
         let shown = self.command(client).args(["key", "show"]).output();
         let shown = shown.with_context(|| format!("failed to start {}", self.zmove))?;
         let text = String::from_utf8_lossy(&shown.stdout).into_owned();
-        let fingerprint = text.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
+        let fingerprint = text
+            .split_whitespace()
+            .rfind(|word| word.starts_with("SHA256:"));
         let fingerprint = fingerprint.with_context(|| {
-            format!("zmove key show: no fingerprint; {}", String::from_utf8_lossy(&shown.stderr).trim())
+            format!(
+                "zmove key show: no fingerprint; {}",
+                String::from_utf8_lossy(&shown.stderr).trim()
+            )
         })?;
         let mut allow = self.command(home);
-        allow.args(["allow", fingerprint, "--name", client]).args(grants).args(to);
+        allow
+            .args(["allow", fingerprint, "--name", client])
+            .args(grants)
+            .args(to);
         let allowed = allow.output().context("failed to start zmove allow")?;
         if !allowed.status.success() {
-            bail!("zmove allow failed: {}", String::from_utf8_lossy(&allowed.stderr).trim());
+            bail!(
+                "zmove allow failed: {}",
+                String::from_utf8_lossy(&allowed.stderr).trim()
+            );
         }
         Ok(())
     }
@@ -101,7 +135,9 @@ impl Place {
     /// `zmove` with the keys of a side.
     pub(crate) fn command(&self, home: &str) -> Command {
         let mut command = Command::new(&self.zmove);
-        command.env("ZMOVE_HOME", self.directory.join(home)).stdin(Stdio::null());
+        command
+            .env("ZMOVE_HOME", self.directory.join(home))
+            .stdin(Stdio::null());
         command
     }
 
@@ -132,7 +168,8 @@ impl Place {
         let [log, ..] = self.logs();
         let source = source.join("");
         let at = |address: Option<SocketAddr>, path: &Path| {
-            let mut there = address.map_or_else(OsString::new, |address| format!("{address}:").into());
+            let mut there =
+                address.map_or_else(OsString::new, |address| format!("{address}:").into());
             there.push(path);
             there
         };
@@ -141,11 +178,17 @@ impl Place {
         match direction {
             Direction::Push => command.arg("push").arg(source).arg(there(target)),
             Direction::Pull => command.arg("pull").arg(there(&source)).arg(target),
-            Direction::Copy => command.arg("copy").arg(at(sender, &source)).arg(there(target)),
+            Direction::Copy => command
+                .arg("copy")
+                .arg(at(sender, &source))
+                .arg(there(target)),
         };
         command.args(["--accept-new", "--quiet"]).args(options);
         if options.contains(&"--ssh") {
-            command.arg("--ssh-command").arg(self.stand_in_for_ssh()?).args(["--remote-zmove", &self.zmove]);
+            command
+                .arg("--ssh-command")
+                .arg(self.stand_in_for_ssh()?)
+                .args(["--remote-zmove", &self.zmove]);
         }
         let log = append(&log)?;
         command.stdout(log.try_clone()?).stderr(log);
@@ -180,7 +223,9 @@ impl Place {
             return Ok(Vec::new());
         }
         let text = fs::read_to_string(&path).context("failed to read what ssh has started")?;
-        let ids = text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?));
+        let ids = text
+            .lines()
+            .filter_map(|line| Pid::from_raw(line.parse().ok()?));
         let open = |id: Pid| {
             let handle = pidfd_open(id, PidfdFlags::empty()).ok()?;
             // the number may be another process's by now
@@ -220,7 +265,11 @@ impl Place {
     }
 
     /// Starts the daemon that has the source of a copy.
-    pub(crate) fn serve_source(&self, address: SocketAddr, options: &[&'static str]) -> Result<Daemon> {
+    pub(crate) fn serve_source(
+        &self,
+        address: SocketAddr,
+        options: &[&'static str],
+    ) -> Result<Daemon> {
         let [.., log] = self.logs();
         self.serve_from(SENDER_HOME, address, options, log)
     }
@@ -233,27 +282,54 @@ impl Place {
         options: &[&'static str],
         log: PathBuf,
     ) -> Result<Daemon> {
-        let (running, options) = (self.start_daemon(home, address, options, &log)?, options.to_vec());
-        Ok(Daemon { home, address, options, log, running })
+        let (running, options) = (
+            self.start_daemon(home, address, options, &log)?,
+            options.to_vec(),
+        );
+        Ok(Daemon {
+            home,
+            address,
+            options,
+            log,
+            running,
+        })
     }
 
-    fn start_daemon(&self, home: &str, address: SocketAddr, options: &[&str], log: &Path) -> Result<Running> {
+    fn start_daemon(
+        &self,
+        home: &str,
+        address: SocketAddr,
+        options: &[&str],
+        log: &Path,
+    ) -> Result<Running> {
         let mut command = self.command(home);
-        command.args(["serve", "--listen", &address.to_string()]).args(options);
+        command
+            .args(["serve", "--listen", &address.to_string()])
+            .args(options);
         command.stdout(Stdio::piped()).stderr(append(log)?);
         let mut running = Running::start(&mut command)?;
         let mut ready = String::new();
-        let output = running.child.stdout.take().context("the daemon has no output")?;
-        BufReader::new(output).read_line(&mut ready).context("failed to read from the daemon")?;
+        let output = running
+            .child
+            .stdout
+            .take()
+            .context("the daemon has no output")?;
+        BufReader::new(output)
+            .read_line(&mut ready)
+            .context("failed to read from the daemon")?;
         if !ready.contains("listening on") {
-            bail!("the daemon does not listen: {}", fs::read_to_string(log).unwrap_or_default().trim());
+            bail!(
+                "the daemon does not listen: {}",
+                fs::read_to_string(log).unwrap_or_default().trim()
+            );
         }
         Ok(running)
     }
 
     /// Starts it again, where and as it was.
     pub(crate) fn serve_again(&self, daemon: &mut Daemon) -> Result<()> {
-        daemon.running = self.start_daemon(daemon.home, daemon.address, &daemon.options, &daemon.log)?;
+        daemon.running =
+            self.start_daemon(daemon.home, daemon.address, &daemon.options, &daemon.log)?;
         Ok(())
     }
 }
@@ -271,7 +347,10 @@ impl Daemon {
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Result<Self> {
         let child = command.spawn().context("failed to start zmove")?;
-        let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process has a number")?;
+        let id = i32::try_from(child.id())
+            .ok()
+            .and_then(Pid::from_raw)
+            .context("a process has a number")?;
         let handle = pidfd_open(id, PidfdFlags::empty()).context("failed to open the process")?;
         Ok(Self { child, handle })
     }

@@ -88,10 +88,20 @@ impl Relay {
     pub(crate) fn start(upstream: SocketAddr, direction: Direction) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("failed to bind the relay")?;
         let address = listener.local_addr().context("failed to bind the relay")?;
-        let state =
-            State { over: false, passed: 0, gate: None, harm: None, connections: BTreeMap::new(), opened: 0 };
-        let shared =
-            Arc::new(Shared { upstream, direction, state: Mutex::new(state), changed: Condvar::new() });
+        let state = State {
+            over: false,
+            passed: 0,
+            gate: None,
+            harm: None,
+            connections: BTreeMap::new(),
+            opened: 0,
+        };
+        let shared = Arc::new(Shared {
+            upstream,
+            direction,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
         let accepting = Arc::clone(&shared);
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
@@ -118,7 +128,10 @@ impl Relay {
 
     /// Lets no more than `bytes` of this try go up, and calls when more would.
     pub(crate) fn close_gate(&self, bytes: u64, tell: Tell) {
-        self.shared.state().gate = Some(Gate { at: bytes, tell: Some(tell) });
+        self.shared.state().gate = Some(Gate {
+            at: bytes,
+            tell: Some(tell),
+        });
     }
 
     /// Lets everything pass.
@@ -197,7 +210,9 @@ impl Shared {
 
     fn relay(self: &Arc<Self>, client: TcpStream) {
         // a client whose daemon is away sees its connection end, as through a tunnel
-        let Ok(daemon) = TcpStream::connect(self.upstream) else { return };
+        let Ok(daemon) = TcpStream::connect(self.upstream) else {
+            return;
+        };
         for stream in [&client, &daemon] {
             let _slower_at_worst = stream.set_nodelay(true);
         }
@@ -208,13 +223,19 @@ impl Shared {
         let id = {
             let mut state = self.state();
             state.opened += 1;
-            let connection =
-                Connection { sender: Arc::clone(&sender), receiver: Arc::clone(&receiver), deaf: None };
+            let connection = Connection {
+                sender: Arc::clone(&sender),
+                receiver: Arc::clone(&receiver),
+                deaf: None,
+            };
             let id = state.opened;
             state.connections.insert(id, connection);
             id
         };
-        for (way, from, to) in [(Way::Up, &sender, &receiver), (Way::Down, &receiver, &sender)] {
+        for (way, from, to) in [
+            (Way::Up, &sender, &receiver),
+            (Way::Down, &receiver, &sender),
+        ] {
             let (shared, from, to) = (Arc::clone(self), Arc::clone(from), Arc::clone(to));
             thread::spawn(move || shared.pump(id, way, &from, &to));
         }
@@ -236,7 +257,11 @@ impl Shared {
             let mut sent = 0;
             while sent < room.len() {
                 let left = room.len() - sent;
-                let admitted = if way == Way::Up { self.admit(left) } else { left };
+                let admitted = if way == Way::Up {
+                    self.admit(left)
+                } else {
+                    left
+                };
                 if !self.is_deaf(id, way) && to.write_all(&room[sent..sent + admitted]).is_err() {
                     break;
                 }
@@ -254,7 +279,10 @@ impl Shared {
     fn admit(&self, bytes: usize) -> usize {
         let mut state = self.state();
         loop {
-            let room = state.gate.as_ref().map_or(u64::MAX, |gate| gate.at.saturating_sub(state.passed));
+            let room = state
+                .gate
+                .as_ref()
+                .map_or(u64::MAX, |gate| gate.at.saturating_sub(state.passed));
             let admitted = bytes.min(usize::try_from(room).unwrap_or(usize::MAX));
             if admitted > 0 {
                 state.passed += admitted as u64;
@@ -263,17 +291,25 @@ impl Shared {
             if let Some(tell) = state.gate.as_mut().and_then(|gate| gate.tell.take()) {
                 tell();
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn is_deaf(&self, id: u64, way: Way) -> bool {
-        self.state().connections.get(&id).is_some_and(|connection| connection.deaf == Some(way))
+        self.state()
+            .connections
+            .get(&id)
+            .is_some_and(|connection| connection.deaf == Some(way))
     }
 
     fn harm(&self, way: Way, bytes: &mut Vec<u8>) {
         let mut state = self.state();
-        let Some((_, harm, mut dice)) = state.harm.take_if(|(wanted, ..)| *wanted == way) else { return };
+        let Some((_, harm, mut dice)) = state.harm.take_if(|(wanted, ..)| *wanted == way) else {
+            return;
+        };
         let place = dice.index(bytes.len());
         match harm {
             Harm::Flip => bytes[place] ^= 1 << dice.within(0..=7),
@@ -315,7 +351,10 @@ impl Connection {
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let connections = self.connections.len();
-        f.debug_struct("State").field("passed", &self.passed).field("connections", &connections).finish()
+        f.debug_struct("State")
+            .field("passed", &self.passed)
+            .field("connections", &connections)
+            .finish()
     }
 }
 
@@ -354,9 +393,15 @@ mod tests {
         relay.close_gate(5, Box::new(move || told.send(()).unwrap()));
         sender.write_all(b"helloworld").unwrap();
         reached.recv().unwrap();
-        assert_eq!((read(&mut receiver, 5), relay.passed()), (b"hello".to_vec(), 5));
+        assert_eq!(
+            (read(&mut receiver, 5), relay.passed()),
+            (b"hello".to_vec(), 5)
+        );
         receiver.set_nonblocking(true).unwrap();
-        assert_eq!(receiver.read(&mut [0; 9]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert_eq!(
+            receiver.read(&mut [0; 9]).unwrap_err().kind(),
+            ErrorKind::WouldBlock
+        );
         receiver.set_nonblocking(false).unwrap();
         relay.open_gate();
         assert_eq!(read(&mut receiver, 5), b"world");
@@ -366,12 +411,19 @@ mod tests {
     fn one_bit_is_flipped_once() {
         for way in [Way::Up, Way::Down] {
             let (relay, sender, receiver) = connected();
-            let (mut from, mut to) = if way == Way::Up { (sender, receiver) } else { (receiver, sender) };
+            let (mut from, mut to) = if way == Way::Up {
+                (sender, receiver)
+            } else {
+                (receiver, sender)
+            };
             relay.harm(&mut Dice::new(1), way, Harm::Flip);
             let mut wrong = 0;
             for _ in 0..2 {
                 from.write_all(&[0; 100]).unwrap();
-                wrong += read(&mut to, 100).iter().map(|byte| byte.count_ones()).sum::<u32>();
+                wrong += read(&mut to, 100)
+                    .iter()
+                    .map(|byte| byte.count_ones())
+                    .sum::<u32>();
             }
             assert_eq!(wrong, 1);
         }
@@ -387,8 +439,10 @@ mod tests {
             sender.shutdown(Shutdown::Write).unwrap();
             let mut heard = Vec::new();
             receiver.read_to_end(&mut heard).unwrap();
-            let (again, before) =
-                (heard.len() - said.len(), heard.iter().zip(&said).take_while(|(a, b)| a == b));
+            let (again, before) = (
+                heard.len() - said.len(),
+                heard.iter().zip(&said).take_while(|(a, b)| a == b),
+            );
             let end = before.count();
             assert!((1..=end).contains(&again), "{heard:?}");
             assert_eq!(heard[end..end + again], said[end - again..end]);
@@ -410,12 +464,18 @@ mod tests {
 
     #[test]
     fn a_reset_is_told_from_an_end() {
-        for (how, told) in [(Cut::Closed, None), (Cut::Reset, Some(ErrorKind::ConnectionReset))] {
+        for (how, told) in [
+            (Cut::Closed, None),
+            (Cut::Reset, Some(ErrorKind::ConnectionReset)),
+        ] {
             let (relay, mut sender, mut receiver) = connected();
             sender.write_all(b"a").unwrap();
             assert_eq!(read(&mut receiver, 1), b"a");
             relay.cut_one(&mut Dice::new(1), how);
-            assert_eq!(sender.read(&mut [0]).map_err(|error| error.kind()).err(), told);
+            assert_eq!(
+                sender.read(&mut [0]).map_err(|error| error.kind()).err(),
+                told
+            );
             // its end may have been handed on before the reset
             assert!(matches!(
                 receiver.read(&mut [0]).map_err(|error| error.kind()),

@@ -37,7 +37,10 @@ pub(crate) fn run(
     directory: &Path,
     (seed, direction): (u64, Option<Direction>),
 ) -> (Tally, String) {
-    let mut tally = Tally { rounds: 1, ..Tally::default() };
+    let mut tally = Tally {
+        rounds: 1,
+        ..Tally::default()
+    };
     let mut dice = Dice::new(seed);
     let options = Options::draw(&mut dice, direction);
     let shown = format!(
@@ -72,10 +75,25 @@ impl Round {
         let tree = Tree::grow(&source, features, dice.fork(), &mut versions)?;
         let populated = dice.one_in(3);
         let old_dice = dice.fork();
-        let extra = if populated { old::plant(&tree, &target, old_dice, &mut versions)? } else { Vec::new() };
-        let files = if options.command.contains(&"--inplace") { Files::Changing } else { Files::Whole };
+        let extra = if populated {
+            old::plant(&tree, &target, old_dice, &mut versions)?
+        } else {
+            Vec::new()
+        };
+        let files = if options.command.contains(&"--inplace") {
+            Files::Changing
+        } else {
+            Files::Whole
+        };
         let inspector = Arc::new(Mutex::new(Inspector::new(&target, versions, files)));
-        Ok(Self { tree, target, extra, options, dice, inspector })
+        Ok(Self {
+            tree,
+            target,
+            extra,
+            options,
+            dice,
+            inspector,
+        })
     }
 
     fn run(&mut self, zmove: &str, directory: &Path, tally: &mut Tally) -> Result<()> {
@@ -92,7 +110,11 @@ impl Round {
         let daemon = place.serve(address, &self.options.serve)?;
         let relay = Relay::start(address, direction)?;
         let sender = if direction == Direction::Copy {
-            let to = if self.options.carrier == Carrier::Relay { relay.address() } else { address };
+            let to = if self.options.carrier == Carrier::Relay {
+                relay.address()
+            } else {
+                address
+            };
             place.prepare_sender(&source, to)?;
             Some(place.serve_source(free_address(&mut self.dice)?, &self.options.serve)?)
         } else {
@@ -115,7 +137,10 @@ impl Round {
         let finished = self.try_until_done(&mut stage, tally)?;
         stage.end_daemons(tally)?;
         if !place.wait_for_started_by_ssh(PATIENCE)? {
-            tally.fail(FailureKind::Hung, "what ssh has started does not end without its client");
+            tally.fail(
+                FailureKind::Hung,
+                "what ssh has started does not end without its client",
+            );
         }
         drop(watch);
         if finished {
@@ -159,7 +184,10 @@ impl Round {
                 return Ok(true);
             }
         }
-        tally.fail(FailureKind::Unfinished, format!("{CALM_MAX} tries that nothing disturbed"));
+        tally.fail(
+            FailureKind::Unfinished,
+            format!("{CALM_MAX} tries that nothing disturbed"),
+        );
         Ok(false)
     }
 
@@ -169,7 +197,10 @@ impl Round {
             *options = options.redrawn(&mut self.dice);
         }
         if self.dice.one_in(4) {
-            let mut inspector = self.inspector.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut inspector = self
+                .inspector
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             self.tree.change(inspector.versions())?;
         }
         Ok(())
@@ -180,7 +211,9 @@ impl Round {
     }
 
     fn inspector(&self) -> MutexGuard<'_, Inspector> {
-        self.inspector.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inspector
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn compare(&self, when: &str, tally: &mut Tally) -> Result<()> {
@@ -194,7 +227,11 @@ impl Round {
     /// replaces another; all else goes by itself or with the next push.
     fn look_for_leftovers(&self, stage: &Stage<'_>, tally: &mut Tally) -> Result<()> {
         for path in same::hidden_names(&self.target)? {
-            if stage.killed_receiver && !path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
+            if stage.killed_receiver
+                && !path
+                    .symlink_metadata()
+                    .is_ok_and(|metadata| metadata.is_dir())
+            {
                 tally.orphans += 1;
             } else {
                 tally.fail(FailureKind::Left, format!("{path:?}"));

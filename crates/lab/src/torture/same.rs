@@ -72,7 +72,12 @@ impl Comparison<'_> {
         if expected.is_symlink() {
             self.field(path, "target", &read_link(&from)?, &read_link(&to)?);
         } else {
-            self.field(path, "mode", &(expected.mode() & 0o7777), &(there.mode() & 0o7777));
+            self.field(
+                path,
+                "mode",
+                &(expected.mode() & 0o7777),
+                &(there.mode() & 0o7777),
+            );
         }
         let owners = |metadata: &Metadata| (metadata.uid(), metadata.gid());
         self.field(path, "owner", &owners(&expected), &owners(&there));
@@ -97,7 +102,12 @@ impl Comparison<'_> {
     /// Whether the first name of this file in the one tree is its first name in the other.
     fn links(&mut self, path: &Path, expected: &Metadata, there: &Metadata) {
         let mut firsts = [PathBuf::new(), PathBuf::new()];
-        for ((names, metadata), first) in self.inodes.iter_mut().zip([expected, there]).zip(&mut firsts) {
+        for ((names, metadata), first) in self
+            .inodes
+            .iter_mut()
+            .zip([expected, there])
+            .zip(&mut firsts)
+        {
             let key = (metadata.dev(), metadata.ino());
             first.clone_from(names.entry(key).or_insert_with(|| path.to_owned()));
         }
@@ -115,15 +125,24 @@ impl Comparison<'_> {
         }
         for name in there.difference(&expected).filter(|name| !is_hidden(name)) {
             if !self.extra.contains(&path.join(name)) {
-                self.found.push(format!("{:?} is not in the source", path.join(name)));
+                self.found
+                    .push(format!("{:?} is not in the source", path.join(name)));
             }
         }
         Ok(())
     }
 
-    fn field<T: PartialEq + std::fmt::Debug>(&mut self, path: &Path, what: &str, expected: &T, there: &T) {
+    fn field<T: PartialEq + std::fmt::Debug>(
+        &mut self,
+        path: &Path,
+        what: &str,
+        expected: &T,
+        there: &T,
+    ) {
         if expected != there {
-            self.found.push(format!("{path:?}: {what} is {there:?} and not {expected:?}"));
+            self.found.push(format!(
+                "{path:?}: {what} is {there:?} and not {expected:?}"
+            ));
         }
     }
 
@@ -154,7 +173,10 @@ mod tests {
     use super::*;
     use crate::torture::plant::{Moment, set_mode};
 
-    const THEN: Moment = Moment { seconds: 1_000_000_000, nanos: 7 };
+    const THEN: Moment = Moment {
+        seconds: 1_000_000_000,
+        nanos: 7,
+    };
 
     fn tree() -> tempfile::TempDir {
         let place = tempfile::tempdir().unwrap();
@@ -173,26 +195,37 @@ mod tests {
         for path in ["d", ""] {
             THEN.set(&target.path().join(path)).unwrap();
         }
-        differences(source.path(), target.path(), &["d/extra".into()]).unwrap().join("; ")
+        differences(source.path(), target.path(), &["d/extra".into()])
+            .unwrap()
+            .join("; ")
     }
 
     #[test]
     fn equal_trees_do_not_differ_whatever_else_is_allowed() {
         assert_eq!(found(|_| ()), "");
-        assert_eq!(found(|target| fs::write(target.join("d/extra"), "").unwrap()), "");
+        assert_eq!(
+            found(|target| fs::write(target.join("d/extra"), "").unwrap()),
+            ""
+        );
     }
 
     #[test]
     fn every_field_counts() {
         let nanosecond_later = |target: &Path| {
             let later = SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000, 8);
-            File::open(target.join("d/f")).unwrap().set_modified(later).unwrap();
+            File::open(target.join("d/f"))
+                .unwrap()
+                .set_modified(later)
+                .unwrap();
         };
         assert!(found(nanosecond_later).contains("time"));
         assert!(found(|target| set_mode(&target.join("d/f"), 0o606).unwrap()).contains("mode"));
         assert!(found(|target| set_mode(target, 0o707).unwrap()).contains("mode"));
         assert!(
-            found(|target| Moment { nanos: 8, ..THEN }.set(&target.join("d/l")).unwrap()).contains("time")
+            found(|target| Moment { nanos: 8, ..THEN }
+                .set(&target.join("d/l"))
+                .unwrap())
+            .contains("time")
         );
         let another_byte = |target: &Path| {
             fs::write(target.join("d/f"), "Contents").unwrap();
@@ -200,7 +233,10 @@ mod tests {
         };
         assert!(found(another_byte).contains("contents"));
         assert!(found(|target| fs::remove_file(target.join("d/f")).unwrap()).contains("missing"));
-        assert!(found(|target| fs::write(target.join("d/g"), "").unwrap()).contains("not in the source"));
+        assert!(
+            found(|target| fs::write(target.join("d/g"), "").unwrap())
+                .contains("not in the source")
+        );
     }
 
     #[test]
@@ -211,15 +247,21 @@ mod tests {
             fs::hard_link(target.join("first"), target.join("d/f")).unwrap();
             THEN.set(&target.join("d/f")).unwrap();
         };
-        assert_eq!(found(linked), "\"first\" is not in the source", "one name in the source is no group");
+        assert_eq!(
+            found(linked),
+            "\"first\" is not in the source",
+            "one name in the source is no group"
+        );
         let (source, target) = (tree(), tree());
         for (root, first) in [(&source, "d/f"), (&target, "d/g")] {
             fs::write(root.path().join("d/g"), "contents").unwrap();
             fs::hard_link(root.path().join(first), root.path().join("d/h")).unwrap();
         }
-        let differ = |source: &Path, target: &Path| differences(source, target, &[]).unwrap().join("; ");
+        let differ =
+            |source: &Path, target: &Path| differences(source, target, &[]).unwrap().join("; ");
         assert!(
-            differ(source.path(), target.path()).contains("\"d/h\": first name is \"d/g\" and not \"d/f\"")
+            differ(source.path(), target.path())
+                .contains("\"d/h\": first name is \"d/g\" and not \"d/f\"")
         );
         let apart = |target: &Path| {
             symlink("f", target.join("d/another")).unwrap();
@@ -238,13 +280,20 @@ mod tests {
         let features = super::super::metadata::Features::of(source.path()).unwrap();
         if features.xattrs {
             let set = |target: &Path| {
-                rustix::fs::setxattr(target.join("d/f"), "user.a", b"x", rustix::fs::XattrFlags::empty())
-                    .unwrap();
+                rustix::fs::setxattr(
+                    target.join("d/f"),
+                    "user.a",
+                    b"x",
+                    rustix::fs::XattrFlags::empty(),
+                )
+                .unwrap();
             };
             assert!(found(set).contains("attributes"));
         }
         if features.privileged {
-            let give = |target: &Path| std::os::unix::fs::chown(target.join("d/f"), Some(7), None).unwrap();
+            let give = |target: &Path| {
+                std::os::unix::fs::chown(target.join("d/f"), Some(7), None).unwrap()
+            };
             assert!(found(give).contains("owner"));
         }
     }
@@ -267,7 +316,14 @@ mod tests {
     fn hidden_names_are_found_at_any_depth() {
         let target = tree();
         fs::write(target.path().join("d/.zmove-1-2"), "").unwrap();
-        assert_eq!(hidden_names(target.path()).unwrap(), [target.path().join("d/.zmove-1-2")]);
-        assert!(hidden_names(&target.path().join("nowhere")).unwrap().is_empty());
+        assert_eq!(
+            hidden_names(target.path()).unwrap(),
+            [target.path().join("d/.zmove-1-2")]
+        );
+        assert!(
+            hidden_names(&target.path().join("nowhere"))
+                .unwrap()
+                .is_empty()
+        );
     }
 }

@@ -55,11 +55,17 @@ impl SharedTarget {
         let target = shared.join("target");
         let (options, serve) = (draw(draws.command, dice), draw(&SERVE, dice));
         let held = Features::of(directory)?;
-        let features = Features { privileged: held.privileged && options.contains(&"-a"), ..held };
+        let features = Features {
+            privileged: held.privileged && options.contains(&"-a"),
+            ..held
+        };
         let mut versions = Versions::default();
         let mut tree = Tree::grow_like(&SHAPES, &source, features, dice.fork(), &mut versions)?;
         if dice.one_in(draws.large_one_in) {
-            tree.add_large(dice.within(LARGE_BYTES_MIN..=draws.large_bytes_max), &mut versions)?;
+            tree.add_large(
+                dice.within(LARGE_BYTES_MIN..=draws.large_bytes_max),
+                &mut versions,
+            )?;
         }
         let mut extra = Vec::new();
         if dice.one_in(3) {
@@ -68,16 +74,31 @@ impl SharedTarget {
             clear_ways(&tree, &target)?;
         }
         let inspector = Arc::new(Mutex::new(Inspector::new(&target, versions, Files::Whole)));
-        Ok((Self { tree, shared, target, extra, options, inspector }, serve))
+        Ok((
+            Self {
+                tree,
+                shared,
+                target,
+                extra,
+                options,
+                inspector,
+            },
+            serve,
+        ))
     }
 
     pub(super) fn inspector(&self) -> MutexGuard<'_, Inspector> {
-        self.inspector.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inspector
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the source, and lets what it is now stand at the target.
     pub(super) fn change_source(&mut self) -> Result<()> {
-        let mut inspector = self.inspector.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inspector = self
+            .inspector
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         self.tree.change(inspector.versions())
     }
 
@@ -91,7 +112,11 @@ impl SharedTarget {
 
     /// Tells what is left at the target and beside it, and `elsewhere`. Of a job that has lost sessions the mark of its
     /// end stays; nothing else does.
-    pub(super) fn look_for_leftovers(&self, elsewhere: Vec<PathBuf>, tally: &mut Tally) -> Result<()> {
+    pub(super) fn look_for_leftovers(
+        &self,
+        elsewhere: Vec<PathBuf>,
+        tally: &mut Tally,
+    ) -> Result<()> {
         let mut left = Vec::new();
         for path in same::hidden_names(&self.target)? {
             if path.parent() == Some(&self.target) && is_mark(&path) {
@@ -102,7 +127,12 @@ impl SharedTarget {
         }
         left.extend(elsewhere);
         let is_other = |path: &PathBuf| *path != self.target;
-        left.extend(names(&self.shared)?.iter().map(|name| self.shared.join(name)).filter(is_other));
+        left.extend(
+            names(&self.shared)?
+                .iter()
+                .map(|name| self.shared.join(name))
+                .filter(is_other),
+        );
         for path in left {
             let within: Vec<_> = names(&path).into_iter().flatten().collect();
             tally.fail(FailureKind::Left, format!("{path:?} with {within:?}"));
@@ -115,7 +145,10 @@ impl SharedTarget {
         let mut inspector = self.inspector();
         inspector.pass();
         tally.looks = inspector.passes();
-        inspector.take_found().into_iter().for_each(|found| tally.fail(FailureKind::Partial, found));
+        inspector
+            .take_found()
+            .into_iter()
+            .for_each(|found| tally.fail(FailureKind::Partial, found));
         drop(inspector);
         if let Err(error) = outcome {
             tally.fail(FailureKind::Lab, format!("{error:#}"));
@@ -137,9 +170,12 @@ pub(super) fn look_for_panics(logs: impl IntoIterator<Item = PathBuf>, tally: &m
 fn clear_ways(tree: &Tree, target: &Path) -> Result<()> {
     for (path, kind) in tree.entries() {
         let there = target.join(path);
-        let is_other = there.symlink_metadata().is_ok_and(|metadata| !metadata.is_dir());
+        let is_other = there
+            .symlink_metadata()
+            .is_ok_and(|metadata| !metadata.is_dir());
         if *kind == Kind::Directory && is_other {
-            fs::remove_file(&there).with_context(|| format!("failed to remove {}", there.display()))?;
+            fs::remove_file(&there)
+                .with_context(|| format!("failed to remove {}", there.display()))?;
         }
     }
     Ok(())
@@ -148,7 +184,9 @@ fn clear_ways(tree: &Tree, target: &Path) -> Result<()> {
 /// Whether this is what stays of a job that has ended, and no more.
 pub(super) fn is_mark(path: &Path) -> bool {
     let entries = |path: &Path| names(path).map(|names| names.into_iter().collect::<Vec<_>>());
-    let is_job = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(JOB_PREFIX));
+    let is_job = path
+        .file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with(JOB_PREFIX));
     is_job
         && entries(path).is_ok_and(|names| names == [OsString::from(LAST_EPOCH)])
         && entries(&path.join(LAST_EPOCH)).is_ok_and(|names| names.is_empty())
@@ -163,16 +201,50 @@ fn draw(rows: &[Row], dice: &mut Dice) -> Vec<&'static str> {
 pub(super) type Row = &'static [(u64, &'static [&'static str])];
 
 /// What all receivers are given beside.
-const SERVE: [Row; 1] = [&[(3, &[]), (1, &["--io-engine", "uring"]), (1, &["--direct", "off"])]];
+const SERVE: [Row; 1] = [&[
+    (3, &[]),
+    (1, &["--io-engine", "uring"]),
+    (1, &["--direct", "off"]),
+]];
 
 /// Several names of one file become files of their own in such a push.
 const SHAPES: [Shape; 5] = [
-    Shape { weight: 3, directories: 40, files: 300, hard_links: 0, sizes: [10, 60, 20, 6, 4, 1] },
+    Shape {
+        weight: 3,
+        directories: 40,
+        files: 300,
+        hard_links: 0,
+        sizes: [10, 60, 20, 6, 4, 1],
+    },
     // directories that more than one item has
-    Shape { weight: 2, directories: 2, files: 6000, hard_links: 0, sizes: [20, 80, 0, 0, 0, 0] },
-    Shape { weight: 2, directories: 150, files: 500, hard_links: 0, sizes: [10, 80, 5, 0, 0, 0] },
-    Shape { weight: 2, directories: 4, files: 12, hard_links: 0, sizes: [1, 2, 2, 2, 6, 4] },
-    Shape { weight: 1, directories: 40, files: 3, hard_links: 0, sizes: [1, 1, 1, 1, 0, 0] },
+    Shape {
+        weight: 2,
+        directories: 2,
+        files: 6000,
+        hard_links: 0,
+        sizes: [20, 80, 0, 0, 0, 0],
+    },
+    Shape {
+        weight: 2,
+        directories: 150,
+        files: 500,
+        hard_links: 0,
+        sizes: [10, 80, 5, 0, 0, 0],
+    },
+    Shape {
+        weight: 2,
+        directories: 4,
+        files: 12,
+        hard_links: 0,
+        sizes: [1, 2, 2, 2, 6, 4],
+    },
+    Shape {
+        weight: 1,
+        directories: 40,
+        files: 3,
+        hard_links: 0,
+        sizes: [1, 1, 1, 1, 0, 0],
+    },
 ];
 /// A file is cut into ranges from 64 MiB on.
 const LARGE_BYTES_MIN: u64 = 64 << 20;

@@ -55,7 +55,11 @@ enum Ending {
 pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (SpreadTally, String) {
     let mut shown = String::new();
     let outcome = Round::set_up(zmove, directory, Dice::new(seed)).map(|mut round| {
-        shown = format!("{} daemons, {}", round.nodes.len(), round.at.options.join(" "));
+        shown = format!(
+            "{} daemons, {}",
+            round.nodes.len(),
+            round.at.options.join(" ")
+        );
         let outcome = round.run();
         let mut tally = std::mem::take(&mut round.tally);
         round.at.conclude(outcome, &mut tally.common);
@@ -72,7 +76,11 @@ pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (SpreadTally, Str
 
 impl Round {
     fn set_up(zmove: &str, directory: &Path, mut dice: Dice) -> Result<Self> {
-        let draws = Draws { command: &COMMAND, large_one_in: 5, large_bytes_max: LARGE_BYTES_MAX };
+        let draws = Draws {
+            command: &COMMAND,
+            large_one_in: 5,
+            large_bytes_max: LARGE_BYTES_MAX,
+        };
         let (at, serve) = SharedTarget::draw(directory, &draws, &mut dice)?;
         let place = Place::prepare(zmove, directory, &at.shared, &GRANTS)?;
         let mut nodes = Vec::new();
@@ -82,9 +90,18 @@ impl Round {
             }
             let log = directory.join(format!("{home}.log"));
             let daemon = place.serve_from(home, free_address(&mut dice)?, &serve, log)?;
-            nodes.push(Node { daemon, is_away: false });
+            nodes.push(Node {
+                daemon,
+                is_away: false,
+            });
         }
-        Ok(Self { place, at, nodes, dice, tally: SpreadTally::default() })
+        Ok(Self {
+            place,
+            at,
+            nodes,
+            dice,
+            tally: SpreadTally::default(),
+        })
     }
 
     fn run(&mut self) -> Result<()> {
@@ -97,12 +114,14 @@ impl Round {
             let acts = acts::draw(&mut self.dice, self.nodes.len(), std::mem::take(&mut later));
             later = acts.later;
             if self.attempt(&acts.now)? == Ending::Done {
-                self.at.compare(&format!("after try {number}"), &mut self.tally.common)?;
+                self.at
+                    .compare(&format!("after try {number}"), &mut self.tally.common)?;
             }
         }
         // whoever is stopped or away comes back during the next push, and after that nothing happens any more
         if !later.is_empty() && self.attempt(&later)? == Ending::Done {
-            self.at.compare("after the last one came back", &mut self.tally.common)?;
+            self.at
+                .compare("after the last one came back", &mut self.tally.common)?;
         }
         for which in 0..self.nodes.len() {
             self.perform(Act::Wake(which), None)?;
@@ -123,12 +142,16 @@ impl Round {
     fn finish(&mut self) -> Result<bool> {
         for _ in 0..CALM_MAX {
             if self.attempt(&[])? == Ending::Done {
-                self.at.compare("after a calm try", &mut self.tally.common)?;
+                self.at
+                    .compare("after a calm try", &mut self.tally.common)?;
                 return Ok(true);
             }
             self.tally.common.calm_failed += 1;
         }
-        self.tally.common.fail(FailureKind::Unfinished, format!("{CALM_MAX} tries that nothing disturbed"));
+        self.tally.common.fail(
+            FailureKind::Unfinished,
+            format!("{CALM_MAX} tries that nothing disturbed"),
+        );
         Ok(false)
     }
 
@@ -139,19 +162,27 @@ impl Round {
         let mut push = self.start_push()?;
         let mut is_over = false;
         for Timed { after, act } in acts {
-            is_over = is_over || push.ends((began + *after).saturating_duration_since(Instant::now()))?;
+            is_over =
+                is_over || push.ends((began + *after).saturating_duration_since(Instant::now()))?;
             if is_over && !act.restores() {
                 continue;
             }
             if is_over {
                 // of one that comes back after the end of the push
-                sleep((began + *after).saturating_duration_since(Instant::now()).min(AFTER_END_MAX));
+                sleep(
+                    (began + *after)
+                        .saturating_duration_since(Instant::now())
+                        .min(AFTER_END_MAX),
+                );
             }
             self.perform(*act, Some(&push))?;
         }
         let killed = acts.iter().any(|timed| timed.act == Act::KillPush);
         let Some(status) = push.wait(PUSH_PATIENCE)? else {
-            self.tally.common.fail(FailureKind::Hung, format!("the push does not end after {acts:?}"));
+            self.tally.common.fail(
+                FailureKind::Hung,
+                format!("the push does not end after {acts:?}"),
+            );
             push.kill()?;
             return Ok(Ending::Failed);
         };
@@ -160,17 +191,26 @@ impl Round {
             return Ok(Ending::Done);
         }
         if !is_sane(status, killed, acts) {
-            self.tally.common.fail(FailureKind::Odd, format!("the push ended with {status} after {acts:?}"));
+            self.tally.common.fail(
+                FailureKind::Odd,
+                format!("the push ended with {status} after {acts:?}"),
+            );
         }
         Ok(Ending::Failed)
     }
 
     fn start_push(&self) -> Result<Running> {
-        let addresses: Vec<_> = self.nodes.iter().map(|node| node.daemon.address().to_string()).collect();
+        let addresses: Vec<_> = self
+            .nodes
+            .iter()
+            .map(|node| node.daemon.address().to_string())
+            .collect();
         let mut target = OsString::from(addresses.join(",") + ":");
         target.push(&self.at.target);
         let mut command = self.place.command(CLIENT_HOME);
-        command.args(["push", "--accept-new", "--quiet", "--timeout", "5s"]).args(&self.at.options);
+        command
+            .args(["push", "--accept-new", "--quiet", "--timeout", "5s"])
+            .args(&self.at.options);
         command.arg(self.at.tree.root().join("")).arg(target);
         let log = append(&self.client_log())?;
         Running::start(command.stdout(log.try_clone()?).stderr(log))
@@ -206,7 +246,10 @@ impl Round {
     fn look_for_dead(&mut self) -> Result<()> {
         for node in self.nodes.iter_mut().filter(|node| !node.is_away) {
             if let Some(status) = node.daemon.running().ended()? {
-                self.tally.common.fail(FailureKind::Odd, format!("a daemon ended by itself with {status}"));
+                self.tally.common.fail(
+                    FailureKind::Odd,
+                    format!("a daemon ended by itself with {status}"),
+                );
                 self.place.serve_again(&mut node.daemon)?;
             }
         }
@@ -219,14 +262,17 @@ impl Round {
             running.signal(Signal::TERM);
             match running.wait(PATIENCE)? {
                 None => {
-                    self.tally.common.fail(FailureKind::Hung, "a daemon does not end on SIGTERM");
+                    self.tally
+                        .common
+                        .fail(FailureKind::Hung, "a daemon does not end on SIGTERM");
                     running.kill()?;
                 }
                 Some(status) if status.success() => {}
                 Some(status) => {
-                    self.tally
-                        .common
-                        .fail(FailureKind::Odd, format!("on SIGTERM a daemon ended with {status}"));
+                    self.tally.common.fail(
+                        FailureKind::Odd,
+                        format!("on SIGTERM a daemon ended with {status}"),
+                    );
                 }
             }
         }
@@ -236,13 +282,17 @@ impl Round {
     fn look_for_leftovers(&mut self) -> Result<()> {
         let mut left = Vec::new();
         for home in [CLIENT_HOME].iter().chain(&HOMES) {
-            left.extend(same::hidden_names(&self.place.directory.join(home).join("journal"))?);
+            left.extend(same::hidden_names(
+                &self.place.directory.join(home).join("journal"),
+            )?);
         }
         self.at.look_for_leftovers(left, &mut self.tally.common)
     }
 
     fn look_for_panics(&mut self) {
-        let homes = HOMES.iter().map(|home| self.place.directory.join(format!("{home}.log")));
+        let homes = HOMES
+            .iter()
+            .map(|home| self.place.directory.join(format!("{home}.log")));
         look_for_panics(homes.chain([self.client_log()]), &mut self.tally.common);
     }
 
@@ -264,8 +314,15 @@ fn is_sane(status: ExitStatus, was_killed: bool, acts: &[Timed]) -> bool {
 /// What the command is given beside.
 const COMMAND: [Row; 3] = [
     // nothing is drawn that these do not keep
-    &[(2, &["--strict-metadata"]), (1, &["-a", "--strict-metadata"])],
-    &[(3, &[]), (1, &["--transport", "quic"]), (1, &["--streams=2"])],
+    &[
+        (2, &["--strict-metadata"]),
+        (1, &["-a", "--strict-metadata"]),
+    ],
+    &[
+        (3, &[]),
+        (1, &["--transport", "quic"]),
+        (1, &["--streams=2"]),
+    ],
     &[(3, &[]), (1, &["--io-engine=uring"])],
 ];
 const GRANTS: [&str; 2] = ["--write", "--set-owner"];

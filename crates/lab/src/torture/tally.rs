@@ -70,7 +70,10 @@ impl FailureKind {
 
 impl Tally {
     pub(crate) fn fail(&mut self, kind: FailureKind, what: impl Into<String>) {
-        let failure = Failure { kind, what: what.into() };
+        let failure = Failure {
+            kind,
+            what: what.into(),
+        };
         if !self.failures.contains(&failure) {
             self.failures.push(failure);
         }
@@ -99,9 +102,18 @@ impl Tally {
     /// The failures in one line.
     pub(crate) fn failed_line(&self) -> String {
         let words = |failure: &Failure| format!("{}: {}", failure.kind.word(), failure.what);
-        let mut line = self.failures.iter().take(FAILURES_SHOWN).map(words).collect::<Vec<_>>().join("; ");
+        let mut line = self
+            .failures
+            .iter()
+            .take(FAILURES_SHOWN)
+            .map(words)
+            .collect::<Vec<_>>()
+            .join("; ");
         if self.failures.len() > FAILURES_SHOWN {
-            line.push_str(&format!("; and {} more", self.failures.len() - FAILURES_SHOWN));
+            line.push_str(&format!(
+                "; and {} more",
+                self.failures.len() - FAILURES_SHOWN
+            ));
         }
         line
     }
@@ -119,16 +131,27 @@ impl Tally {
             ("odd", FailureKind::Odd),
             ("lab", FailureKind::Lab),
         ];
-        let count = |wanted: FailureKind| self.failures.iter().filter(|found| found.kind == wanted).count();
-        let columns: Vec<_> = bad.iter().map(|(words, kind)| format!("{words} {}", count(*kind))).collect();
+        let count = |wanted: FailureKind| {
+            self.failures
+                .iter()
+                .filter(|found| found.kind == wanted)
+                .count()
+        };
+        let columns: Vec<_> = bad
+            .iter()
+            .map(|(words, kind)| format!("{words} {}", count(*kind)))
+            .collect();
         columns.join(", ")
     }
 }
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds: Vec<String> =
-            self.events.iter().map(|(kind, count)| format!("{} {count}", kind.word())).collect();
+        let kinds: Vec<String> = self
+            .events
+            .iter()
+            .map(|(kind, count)| format!("{} {count}", kind.word()))
+            .collect();
         write!(
             f,
             "{} rounds, {} events ({}), {} tries, {} MiB relayed, {} looks at targets",
@@ -139,7 +162,11 @@ impl fmt::Display for Tally {
             self.bytes >> 20,
             self.looks,
         )?;
-        write!(f, ", {} calm tries failed, {} orphans", self.calm_failed, self.orphans)?;
+        write!(
+            f,
+            ", {} calm tries failed, {} orphans",
+            self.calm_failed, self.orphans
+        )?;
         write!(f, ", {} harms waited out", self.harms_cut)?;
         write!(f, ": {}", self.columns())
     }

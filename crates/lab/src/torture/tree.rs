@@ -39,7 +39,12 @@ pub(crate) struct Shape {
 
 impl Tree {
     /// Grows a tree at `root`, which is made.
-    pub(crate) fn grow(root: &Path, features: Features, dice: Dice, versions: &mut Versions) -> Result<Self> {
+    pub(crate) fn grow(
+        root: &Path,
+        features: Features,
+        dice: Dice,
+        versions: &mut Versions,
+    ) -> Result<Self> {
         Self::grow_like(&SHAPES, root, features, dice, versions)
     }
 
@@ -54,7 +59,14 @@ impl Tree {
         fs::create_dir(root).with_context(|| format!("failed to create {}", root.display()))?;
         let shape = &shapes[dice.weighted(shapes.iter().map(|shape| shape.weight))];
         let (entries, root) = (Vec::new(), root.to_owned());
-        let mut tree = Self { root, entries, dice, features, names: 0, bytes: 0 };
+        let mut tree = Self {
+            root,
+            entries,
+            dice,
+            features,
+            names: 0,
+            bytes: 0,
+        };
         tree.add_directories(shape, versions)?;
         for _ in 0..tree.dice.within(1..=shape.files) {
             tree.add_file(&shape.sizes, versions)?;
@@ -91,7 +103,9 @@ impl Tree {
 
     /// Adds a file that is larger than those which are drawn.
     pub(crate) fn add_large(&mut self, bytes: u64, versions: &mut Versions) -> Result<()> {
-        let Some(path) = self.fresh_path(Path::new("")) else { return Ok(()) };
+        let Some(path) = self.fresh_path(Path::new("")) else {
+            return Ok(());
+        };
         self.bytes += bytes;
         self.write(&path, bytes, versions)?;
         self.entries.push((path, Kind::File));
@@ -143,10 +157,14 @@ impl Tree {
         let place = *self.dice.pick(files);
         let path = self.entries[place].0.clone();
         let whole = self.root.join(&path);
-        let look = || fs::symlink_metadata(&whole).with_context(|| format!("failed to look at {path:?}"));
+        let look =
+            || fs::symlink_metadata(&whole).with_context(|| format!("failed to look at {path:?}"));
         let old = look()?;
-        let bytes =
-            if self.dice.one_in(2) { old.len() } else { draw_bytes(&mut self.dice, &SHAPES[0].sizes) };
+        let bytes = if self.dice.one_in(2) {
+            old.len()
+        } else {
+            draw_bytes(&mut self.dice, &SHAPES[0].sizes)
+        };
         fs::remove_file(&whole).with_context(|| format!("failed to remove {path:?}"))?;
         self.write(&path, bytes, versions)?;
         Moment::of(&look()?).unlike(Moment::of(&old)).set(&whole)
@@ -156,15 +174,20 @@ impl Tree {
         let chain = self.dice.one_in(4);
         for _ in 0..self.dice.within(0..=shape.directories) {
             let parent = if chain {
-                self.entries.last().map_or_else(PathBuf::new, |(path, _)| path.clone())
+                self.entries
+                    .last()
+                    .map_or_else(PathBuf::new, |(path, _)| path.clone())
             } else {
                 self.parent()
             };
-            let Some(path) = self.fresh_path(&parent) else { continue };
+            let Some(path) = self.fresh_path(&parent) else {
+                continue;
+            };
             versions.add(&path, Version::Directory);
             let whole = self.root.join(&path);
             fs::create_dir(&whole).with_context(|| format!("failed to create {path:?}"))?;
-            self.features.dress(&whole, Kind::Directory, &mut self.dice)?;
+            self.features
+                .dress(&whole, Kind::Directory, &mut self.dice)?;
             self.entries.push((path, Kind::Directory));
         }
         Ok(())
@@ -172,7 +195,9 @@ impl Tree {
 
     fn add_file(&mut self, sizes: &[u64; SIZES.len()], versions: &mut Versions) -> Result<()> {
         let parent = self.parent();
-        let Some(path) = self.fresh_path(&parent) else { return Ok(()) };
+        let Some(path) = self.fresh_path(&parent) else {
+            return Ok(());
+        };
         let bytes = draw_bytes(&mut self.dice, sizes);
         if self.bytes + bytes > BYTES_MAX {
             return Ok(());
@@ -195,7 +220,9 @@ impl Tree {
 
     fn add_link(&mut self, versions: &mut Versions) -> Result<()> {
         let parent = self.parent();
-        let Some(path) = self.fresh_path(&parent) else { return Ok(()) };
+        let Some(path) = self.fresh_path(&parent) else {
+            return Ok(());
+        };
         let to = draw_link(&mut self.dice);
         versions.add(&path, Version::Link(to.clone()));
         let whole = self.root.join(&path);
@@ -208,13 +235,16 @@ impl Tree {
 
     fn add_special(&mut self, versions: &mut Versions) -> Result<()> {
         let parent = self.parent();
-        let Some(path) = self.fresh_path(&parent) else { return Ok(()) };
+        let Some(path) = self.fresh_path(&parent) else {
+            return Ok(());
+        };
         if !self.features.privileged {
             return Ok(());
         }
         let whole = self.root.join(&path);
         metadata::make_special(&whole, &mut self.dice)?;
-        let metadata = fs::symlink_metadata(&whole).with_context(|| format!("failed to look at {path:?}"))?;
+        let metadata =
+            fs::symlink_metadata(&whole).with_context(|| format!("failed to look at {path:?}"))?;
         versions.add(&path, Version::of_special(&metadata));
         self.features.dress(&whole, Kind::Special, &mut self.dice)?;
         plant::set_mode(&whole, self.file_mode())?;
@@ -225,10 +255,14 @@ impl Tree {
 
     /// Another name of some file, symbolic link, FIFO, socket or device.
     fn add_hard_link(&mut self, versions: &mut Versions) -> Result<()> {
-        let kind = *self.dice.pick(&[Kind::File, Kind::File, Kind::Link, Kind::Special]);
+        let kind = *self
+            .dice
+            .pick(&[Kind::File, Kind::File, Kind::Link, Kind::Special]);
         let entries = self.places_of(kind);
         let parent = self.parent();
-        let Some(path) = self.fresh_path(&parent) else { return Ok(()) };
+        let Some(path) = self.fresh_path(&parent) else {
+            return Ok(());
+        };
         if entries.is_empty() {
             return Ok(());
         }
@@ -253,7 +287,9 @@ impl Tree {
 
     fn places_of(&self, wanted: Kind) -> Vec<usize> {
         let all = self.entries.iter().enumerate();
-        all.filter(|(_, (_, kind))| *kind == wanted).map(|(place, _)| place).collect()
+        all.filter(|(_, (_, kind))| *kind == wanted)
+            .map(|(place, _)| place)
+            .collect()
     }
 
     /// A path for a new entry; none where it would get too long for a system call.
@@ -302,7 +338,9 @@ pub(super) fn draw_bytes(dice: &mut Dice, weights: &[u64; SIZES.len()]) -> u64 {
         // at the borders of groups, something changes
         0 if last > GROUP_BYTES => {
             let groups = dice.within(1..=last / GROUP_BYTES) * GROUP_BYTES;
-            (groups + dice.within(0..=2)).saturating_sub(1).clamp(first, last)
+            (groups + dice.within(0..=2))
+                .saturating_sub(1)
+                .clamp(first, last)
         }
         _ => dice.scaled_within(first..=last),
     }
@@ -320,10 +358,13 @@ pub(super) fn draw_link(dice: &mut Dice) -> OsString {
 }
 
 /// The last two are for who gets their owner, the two before shut him out.
-const FILE_MODES: [u32; 13] =
-    [0o644, 0o644, 0o644, 0o600, 0o755, 0o400, 0o444, 0o777, 0o640, 0o000, 0o200, 0o4755, 0o6711];
+const FILE_MODES: [u32; 13] = [
+    0o644, 0o644, 0o644, 0o600, 0o755, 0o400, 0o444, 0o777, 0o640, 0o000, 0o200, 0o4755, 0o6711,
+];
 /// Likewise the last one, and the three before.
-const DIRECTORY_MODES: [u32; 9] = [0o755, 0o755, 0o755, 0o700, 0o1777, 0o555, 0o000, 0o111, 0o2775];
+const DIRECTORY_MODES: [u32; 9] = [
+    0o755, 0o755, 0o755, 0o700, 0o1777, 0o555, 0o000, 0o111, 0o2775,
+];
 
 /// Bytes of a file, from and to.
 const SIZES: [(u64, u64); 6] = [
@@ -336,11 +377,41 @@ const SIZES: [(u64, u64); 6] = [
 ];
 
 const SHAPES: [Shape; 5] = [
-    Shape { weight: 4, directories: 20, files: 150, hard_links: 12, sizes: [10, 60, 20, 6, 4, 0] },
-    Shape { weight: 2, directories: 60, files: 900, hard_links: 12, sizes: [10, 85, 5, 0, 0, 0] },
-    Shape { weight: 2, directories: 4, files: 12, hard_links: 12, sizes: [1, 2, 2, 2, 6, 2] },
-    Shape { weight: 1, directories: 1, files: 3, hard_links: 12, sizes: [1, 1, 1, 1, 3, 6] },
-    Shape { weight: 1, directories: 30, files: 3, hard_links: 12, sizes: [1, 1, 1, 1, 0, 0] },
+    Shape {
+        weight: 4,
+        directories: 20,
+        files: 150,
+        hard_links: 12,
+        sizes: [10, 60, 20, 6, 4, 0],
+    },
+    Shape {
+        weight: 2,
+        directories: 60,
+        files: 900,
+        hard_links: 12,
+        sizes: [10, 85, 5, 0, 0, 0],
+    },
+    Shape {
+        weight: 2,
+        directories: 4,
+        files: 12,
+        hard_links: 12,
+        sizes: [1, 2, 2, 2, 6, 2],
+    },
+    Shape {
+        weight: 1,
+        directories: 1,
+        files: 3,
+        hard_links: 12,
+        sizes: [1, 1, 1, 1, 3, 6],
+    },
+    Shape {
+        weight: 1,
+        directories: 30,
+        files: 3,
+        hard_links: 12,
+        sizes: [1, 1, 1, 1, 0, 0],
+    },
 ];
 
 const SPECIALS_MAX: u64 = 6;

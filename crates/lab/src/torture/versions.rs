@@ -44,7 +44,11 @@ impl fmt::Debug for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(bytes, hash) => {
-                write!(f, "File({bytes}, {:02x}{:02x}{:02x}{:02x}…)", hash[0], hash[1], hash[2], hash[3])
+                write!(
+                    f,
+                    "File({bytes}, {:02x}{:02x}{:02x}{:02x}…)",
+                    hash[0], hash[1], hash[2], hash[3]
+                )
             }
             Self::Link(to) => write!(f, "Link({to:?})"),
             Self::Directory => write!(f, "Directory"),

@@ -81,18 +81,27 @@ impl Inspector {
 
     /// From now on a large file gets its name once at the most.
     pub(crate) fn expect_one_commit(&mut self) {
-        self.commits = Commits { is_before: true, ..Commits::default() };
+        self.commits = Commits {
+            is_before: true,
+            ..Commits::default()
+        };
         self.pass();
         self.commits.is_before = false;
     }
 
     /// The large files that have got their names more often, in words.
     pub(crate) fn take_doubled(&mut self) -> Vec<String> {
-        let is_doubled =
-            |(_, (was_there, files)): &(_, &(bool, Vec<_>))| files.len() > 1 + usize::from(*was_there);
+        let is_doubled = |(_, (was_there, files)): &(_, &(bool, Vec<_>))| {
+            files.len() > 1 + usize::from(*was_there)
+        };
         let doubled = self.commits.files.iter().filter(is_doubled);
-        let doubled = doubled.map(|(path, (_, files))| format!("{path:?} was {files:?}")).collect();
-        self.commits.files.values_mut().for_each(|(_, files)| files.truncate(1));
+        let doubled = doubled
+            .map(|(path, (_, files))| format!("{path:?} was {files:?}"))
+            .collect();
+        self.commits
+            .files
+            .values_mut()
+            .for_each(|(_, files)| files.truncate(1));
         doubled
     }
 
@@ -118,7 +127,9 @@ impl Inspector {
 
     fn directory(&mut self, path: &Path) {
         // one that is gone again will be seen under its other name
-        let Ok(entries) = fs::read_dir(self.target.join(path)) else { return };
+        let Ok(entries) = fs::read_dir(self.target.join(path)) else {
+            return;
+        };
         for entry in entries.flatten() {
             let name = entry.file_name();
             if !is_hidden(&name) {
@@ -129,14 +140,20 @@ impl Inspector {
 
     fn entry(&mut self, path: &Path) {
         let whole = self.target.join(path);
-        let Ok(metadata) = fs::symlink_metadata(&whole) else { return };
+        let Ok(metadata) = fs::symlink_metadata(&whole) else {
+            return;
+        };
         if self.versions.of(path).is_empty() {
-            return self.tell(format!("{path:?} is neither in the source nor was it in the target"));
+            return self.tell(format!(
+                "{path:?} is neither in the source nor was it in the target"
+            ));
         }
         if metadata.is_dir() {
             self.directory(path);
         } else if metadata.is_symlink() {
-            let Ok(to) = fs::read_link(&whole) else { return };
+            let Ok(to) = fs::read_link(&whole) else {
+                return;
+            };
             let known = |version: &Version| matches!(version, Version::Link(known) if *known == to);
             if !self.versions.of(path).iter().any(known) {
                 self.tell(format!("{path:?} leads to {to:?}, as it never did"));
@@ -174,7 +191,10 @@ impl Inspector {
         if self.versions.of(path).contains(&version) {
             self.seen.insert(path.to_owned(), Look::of(&before));
         } else {
-            self.tell(format!("{path:?} holds {} bytes that are no whole version of it", before.len()));
+            self.tell(format!(
+                "{path:?} holds {} bytes that are no whole version of it",
+                before.len()
+            ));
         }
     }
 
@@ -194,7 +214,10 @@ impl Commits {
         match self.files.get_mut(path) {
             Some((_, files)) if files.contains(&file) => {}
             Some((_, files)) => files.push(file),
-            None => drop(self.files.insert(path.to_owned(), (self.is_before, vec![file]))),
+            None => drop(
+                self.files
+                    .insert(path.to_owned(), (self.is_before, vec![file])),
+            ),
         }
     }
 }
@@ -217,17 +240,27 @@ impl Watch {
         let inspector = Arc::clone(inspector);
         let thread = thread::spawn(move || {
             while stopped.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
-                inspector.lock().unwrap_or_else(PoisonError::into_inner).pass();
+                inspector
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .pass();
             }
         });
-        Self { stop: Some(stop), thread: Some(thread) }
+        Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        }
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         self.stop = None;
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
             eprintln!("zmove-lab: the watching thread panicked");
         }
     }

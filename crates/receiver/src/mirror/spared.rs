@@ -60,8 +60,15 @@ impl Spared {
     }
 
     pub(super) fn by(look: Look, quota: &Quota) -> Self {
-        let state = State { inodes: HashSet::new(), held: quota.book_nothing(), all: false };
-        Self { state: Lock::new(state), look }
+        let state = State {
+            inodes: HashSet::new(),
+            held: quota.book_nothing(),
+            all: false,
+        };
+        Self {
+            state: Lock::new(state),
+            look,
+        }
     }
 
     /// Whether nothing is spared.
@@ -84,7 +91,11 @@ impl Spared {
         let booked = budget.booked();
         let found = self.find(directory, unlisted, budget)?;
         found.names.values().for_each(|inode| self.remember(*inode));
-        if found.names.values().any(|inode| found.elsewhere.contains(inode)) {
+        if found
+            .names
+            .values()
+            .any(|inode| found.elsewhere.contains(inode))
+        {
             number_of(directory).map(|inode| self.remember(inode))?;
             return Err(Errno::NOTUNIQ.into());
         }
@@ -104,7 +115,9 @@ impl Spared {
         let mut found = Found::default();
         for name in unlisted {
             budget.go_on()?;
-            let Some(inode) = (self.look)(directory, name.as_os_str()) else { continue };
+            let Some(inode) = (self.look)(directory, name.as_os_str()) else {
+                continue;
+            };
             budget.grow(FOUND_BYTES)?;
             found.names.insert(name, inode);
             found.elsewhere.insert(inode);
@@ -115,7 +128,9 @@ impl Spared {
         for entry in Dir::read_from(directory)? {
             budget.go_on()?;
             let entry = entry?;
-            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
+            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else {
+                continue;
+            };
             if let Some(inode) = (self.look)(directory, name.as_os_str()) {
                 found.elsewhere.remove(&inode);
             }
@@ -139,9 +154,15 @@ impl Spared {
         path: &RelPath,
         has_ended: impl Fn() -> bool,
     ) -> impl Fn(&Name) -> bool {
-        let directory = if self.is_empty() { Ok(None) } else { self.enter(tree, path, has_ended).map(Some) };
+        let directory = if self.is_empty() {
+            Ok(None)
+        } else {
+            self.enter(tree, path, has_ended).map(Some)
+        };
         move |name| match &directory {
-            Ok(directory) => directory.as_ref().is_some_and(|directory| self.has(directory, name)),
+            Ok(directory) => directory
+                .as_ref()
+                .is_some_and(|directory| self.has(directory, name)),
             Err(_all_stay) => true,
         }
     }
@@ -151,16 +172,26 @@ impl Spared {
     ///
     /// # Errors
     /// All entries of the directory stay.
-    fn enter(&self, tree: &Tree, path: &RelPath, has_ended: impl Fn() -> bool) -> io::Result<OwnedFd> {
+    fn enter(
+        &self,
+        tree: &Tree,
+        path: &RelPath,
+        has_ended: impl Fn() -> bool,
+    ) -> io::Result<OwnedFd> {
         let open = |from: BorrowedFd<'_>, path: &RelPath| {
             let directory = open_beneath(from, path, OFlags::PATH | OFlags::DIRECTORY)?;
             let stays = has_ended() || self.has_inode(number_of(&directory)?);
-            if stays { Err(Errno::CANCELED.into()) } else { io::Result::Ok(directory) }
+            if stays {
+                Err(Errno::CANCELED.into())
+            } else {
+                io::Result::Ok(directory)
+            }
         };
-        path.components().try_fold(open(tree.fd(), &RelPath::root())?, |above, name| {
-            let name = RelPath::from_bytes(name).expect("a part of a path is one");
-            open(above.as_fd(), &name)
-        })
+        path.components()
+            .try_fold(open(tree.fd(), &RelPath::root())?, |above, name| {
+                let name = RelPath::from_bytes(name).expect("a part of a path is one");
+                open(above.as_fd(), &name)
+            })
     }
 
     fn has_inode(&self, inode: FileNumber) -> bool {

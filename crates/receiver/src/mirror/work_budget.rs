@@ -24,7 +24,11 @@ const ENTRIES_PER_TURN: usize = 256;
 
 impl<'a> WorkBudget<'a> {
     pub(crate) fn new(turn: Turn<'a>, held: &'a mut Booking) -> Self {
-        Self { turn, held, entries: 0 }
+        Self {
+            turn,
+            held,
+            entries: 0,
+        }
     }
 
     /// Whether the session has ended; waits for its turn.
@@ -39,7 +43,11 @@ impl<'a> WorkBudget<'a> {
     pub(super) fn go_on(&mut self) -> io::Result<()> {
         self.entries += 1;
         let is_over = self.entries.is_multiple_of(ENTRIES_PER_TURN) && self.is_over();
-        if is_over { Err(Errno::CANCELED.into()) } else { Ok(()) }
+        if is_over {
+            Err(Errno::CANCELED.into())
+        } else {
+            Ok(())
+        }
     }
 
     /// Books memory.
@@ -47,7 +55,9 @@ impl<'a> WorkBudget<'a> {
     /// # Errors
     /// `ENOMEM` where there is no room.
     pub(super) fn grow(&mut self, bytes: usize) -> io::Result<()> {
-        self.held.grow(bytes).map_err(|_no_room| Errno::NOMEM.into())
+        self.held
+            .grow(bytes)
+            .map_err(|_no_room| Errno::NOMEM.into())
     }
 
     /// Gives back a part of what is booked.

@@ -24,7 +24,9 @@ impl StorageReader {
     ) -> io::Result<()> {
         let file = StoredFile::new(file)?;
         for index in *first..first.saturating_add(*groups) {
-            let Some(span) = GroupSpan::of(file.bytes(), index) else { break };
+            let Some(span) = GroupSpan::of(file.bytes(), index) else {
+                break;
+            };
             if turn.is_over() {
                 break;
             }
@@ -40,9 +42,14 @@ pub(super) struct CheckedOrder(HashOrder);
 
 impl CheckedOrder {
     /// Refuses an order of a conversation that verifies nothing, and one for more groups than an answer may have.
-    pub(super) fn new(order: HashOrder, storage: Option<&StorageReader>) -> Result<Self, WireError> {
+    pub(super) fn new(
+        order: HashOrder,
+        storage: Option<&StorageReader>,
+    ) -> Result<Self, WireError> {
         if storage.is_none() {
-            return Err(WireError::OutOfOrder { what: "an order to hash, without a verification" });
+            return Err(WireError::OutOfOrder {
+                what: "an order to hash, without a verification",
+            });
         }
         within("groups to hash", order.groups as usize, HASHED_GROUPS_MAX)?;
         Ok(Self(order))
@@ -62,7 +69,12 @@ mod tests {
 
     #[test]
     fn orders_are_bounded_and_need_a_verification() {
-        let order = |groups| HashOrder { order: 1, path: RelPath::root(), first: 0, groups };
+        let order = |groups| HashOrder {
+            order: 1,
+            path: RelPath::root(),
+            first: 0,
+            groups,
+        };
         let most = u32::try_from(HASHED_GROUPS_MAX).unwrap();
         let storage = StorageReader::new(&ReceiverConfig::default().file_io, 1);
         assert!(CheckedOrder::new(order(most), Some(&storage)).is_ok());

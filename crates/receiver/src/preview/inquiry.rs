@@ -9,7 +9,8 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn, Wanted, is_special_at, number_at,
+    Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn, Wanted, is_special_at,
+    number_at,
 };
 use zmove_types::{GROUP_BYTES, Ids, Kinds, Name, RelPath};
 use zmove_wire::{
@@ -60,9 +61,16 @@ impl Previewer {
         let mut findings = Vec::new();
         let turn = self.quota.turn(Task::Look, &self.stopping);
         for group in &inquiry.groups {
-            let place = if turn.is_over() { Place::Missing } else { self.place(&group.directory) };
+            let place = if turn.is_over() {
+                Place::Missing
+            } else {
+                self.place(&group.directory)
+            };
             findings.extend(
-                group.itself.as_ref().map(|wanted| self.look_at_itself(&group.directory, &place, wanted)),
+                group
+                    .itself
+                    .as_ref()
+                    .map(|wanted| self.look_at_itself(&group.directory, &place, wanted)),
             );
             let found = group.entries.iter().map(|entry| match &place {
                 _ if turn.is_over() => Finding::New,
@@ -72,11 +80,16 @@ impl Previewer {
             });
             findings.extend(found);
         }
-        Findings { inquiry: inquiry.inquiry, findings }
+        Findings {
+            inquiry: inquiry.inquiry,
+            findings,
+        }
     }
 
     fn place(&self, path: &RelPath) -> Place {
-        let Some(tree) = &self.seen.tree else { return Place::Missing };
+        let Some(tree) = &self.seen.tree else {
+            return Place::Missing;
+        };
         match tree.look_into(path) {
             Ok(Some(directory)) => Place::There(directory),
             // The directory's mode closes it to its owner. A transfer would open it, so what is in it counts as new.
@@ -100,13 +113,22 @@ impl Previewer {
             let storage = self.storage.as_ref().ok_or(Errno::INVAL)?;
             storage.hash_into(&mut values, &turn, file, checked)
         });
-        Hashed { order: order.order, values, fault: hashed.err().map(|error| FaultCode::os(&error)) }
+        Hashed {
+            order: order.order,
+            values,
+            fault: hashed.err().map(|error| FaultCode::os(&error)),
+        }
     }
 
     fn open_ordered(&self, path: &RelPath) -> io::Result<File> {
         let (parent, name) = path.parent().zip(path.file_name()).ok_or(Errno::ISDIR)?;
-        let Place::There(directory) = self.place(&parent) else { return Err(Errno::NOENT.into()) };
-        open_old(directory.as_fd(), renamed(self.seen.rename.as_ref(), &parent, &name))
+        let Place::There(directory) = self.place(&parent) else {
+            return Err(Errno::NOENT.into());
+        };
+        open_old(
+            directory.as_fd(),
+            renamed(self.seen.rename.as_ref(), &parent, &name),
+        )
     }
 
     fn look_at_itself(&self, path: &RelPath, place: &Place, wanted: &InquiredMetadata) -> Finding {
@@ -118,8 +140,13 @@ impl Previewer {
                 }
                 Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
             },
-            Place::Missing => match (path.parent().map(|parent| self.place(&parent)), path.file_name()) {
-                (Some(Place::There(parent)), Some(name)) if FileIdentity::at(&parent, &name).is_ok() => {
+            Place::Missing => match (
+                path.parent().map(|parent| self.place(&parent)),
+                path.file_name(),
+            ) {
+                (Some(Place::There(parent)), Some(name))
+                    if FileIdentity::at(&parent, &name).is_ok() =>
+                {
                     Finding::Differs(Differences::TYPE)
                 }
                 _ => Finding::New,
@@ -136,7 +163,8 @@ impl Previewer {
         entry: &InquiredEntry,
     ) -> Finding {
         let name = renamed(self.seen.rename.as_ref(), path, &entry.name);
-        let stat = match rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
+        let stat = match rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
+        {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Finding::New,
             Err(errno) => return Finding::Fails(Operation::Read, FaultCode::os(&errno.into())),
@@ -155,7 +183,10 @@ impl Previewer {
                 Named(directory.as_fd(), name),
             )),
             (InquiredKind::Directory, _) if self.rules.overwrite == Overwrite::Nothing => {
-                Finding::Fails(Operation::MakeDirectory, FaultCode::os(&Errno::NOTDIR.into()))
+                Finding::Fails(
+                    Operation::MakeDirectory,
+                    FaultCode::os(&Errno::NOTDIR.into()),
+                )
             }
             (_, _)
                 if !matches!(entry.kind, InquiredKind::Directory)
@@ -167,17 +198,27 @@ impl Previewer {
                 in_the_way(Operation::Rename)
             }
             (InquiredKind::Special(_), FileType::Directory) => in_the_way(Operation::Create),
-            (InquiredKind::Special(special), _) if is_special_at(directory.as_fd(), name, *special) => {
-                let wanted = InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
-                changed(self.metadata_differs(directory, &there, &wanted, Named(directory.as_fd(), name)))
+            (InquiredKind::Special(special), _)
+                if is_special_at(directory.as_fd(), name, *special) =>
+            {
+                let wanted =
+                    InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
+                changed(self.metadata_differs(
+                    directory,
+                    &there,
+                    &wanted,
+                    Named(directory.as_fd(), name),
+                ))
             }
             (InquiredKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
             (InquiredKind::File { bytes }, FileType::RegularFile) => {
-                let wanted = InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
+                let wanted =
+                    InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
                 self.look_at_file(turn, directory, name, &there, *bytes, &wanted)
             }
             (InquiredKind::Link { bytes, first }, FileType::RegularFile) => {
-                let wanted = InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
+                let wanted =
+                    InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
                 if self.is_one((directory, name), first) {
                     let alone = FileIdentity { names: 1, ..there };
                     self.look_at_file(turn, directory, name, &alone, *bytes, &wanted)
@@ -208,10 +249,14 @@ impl Previewer {
         bytes: u64,
         wanted: &InquiredMetadata,
     ) -> Finding {
-        if self.rules.spare(there, || self.times.kept(directory, wanted.0.mtime)) {
+        if self
+            .rules
+            .spare(there, || self.times.kept(directory, wanted.0.mtime))
+        {
             return Finding::Stays;
         }
-        let differences = self.metadata_differs(directory, there, wanted, Named(directory.as_fd(), name));
+        let differences =
+            self.metadata_differs(directory, there, wanted, Named(directory.as_fd(), name));
         if there.bytes != bytes {
             return Finding::Differs(differences.and(Differences::SIZE));
         }
@@ -228,18 +273,25 @@ impl Previewer {
                     Ok(root) => Finding::Contents(differences, root.0),
                     Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
                 },
-                None => contents_root((directory.as_fd(), name), bytes, self.rules.kinds, || turn.is_over())
-                    .map_or(Finding::Differs(differences.and(Differences::CONTENTS)), |root| {
-                        Finding::Contents(differences, root)
-                    }),
+                None => contents_root((directory.as_fd(), name), bytes, self.rules.kinds, || {
+                    turn.is_over()
+                })
+                .map_or(
+                    Finding::Differs(differences.and(Differences::CONTENTS)),
+                    |root| Finding::Contents(differences, root),
+                ),
             },
         }
     }
 
     /// Whether a name leads to the same file as the first one of its group.
     fn is_one(&self, (directory, name): (&OwnedFd, &Name), first: &RelPath) -> bool {
-        let (Some(parent), Some(first)) = (first.parent(), first.file_name()) else { return false };
-        let Place::There(from) = self.place(&parent) else { return false };
+        let (Some(parent), Some(first)) = (first.parent(), first.file_name()) else {
+            return false;
+        };
+        let Place::There(from) = self.place(&parent) else {
+            return false;
+        };
         let number = number_at(directory, name.as_os_str());
         matches!((number, number_at(from, first.as_os_str())), (Ok(one), Ok(other)) if one == other)
     }
@@ -252,14 +304,21 @@ impl Previewer {
         target: &[u8],
         wanted: &InquiredMetadata,
     ) -> Finding {
-        let read: io::Result<_> =
-            rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new()).map_err(io::Error::from);
+        let read: io::Result<_> = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new())
+            .map_err(io::Error::from);
         match read {
             Ok(found) => {
                 // Linux has no mode of symbolic links that could differ.
-                let there = FileIdentity { mode: wanted.0.mode, ..*there };
-                let differences =
-                    self.metadata_differs(directory, &there, wanted, Named(directory.as_fd(), name));
+                let there = FileIdentity {
+                    mode: wanted.0.mode,
+                    ..*there
+                };
+                let differences = self.metadata_differs(
+                    directory,
+                    &there,
+                    wanted,
+                    Named(directory.as_fd(), name),
+                );
                 changed(differences.and_if(Differences::TARGET, &found.as_bytes(), &target))
             }
             Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
@@ -287,8 +346,10 @@ impl Previewer {
     ) -> Differences {
         let has_time = self.times.is_kept(directory, there.mtime, metadata.mtime);
         let wanted = self.keeper.wanted(&self.rules, metadata, None);
-        let owned = wanted.is_met(there.ids, wanted.mode) || self.would_stay_owned(there.ids, &wanted);
-        let has_xattrs = Xattrs::Digest(digest.as_deref()).are_those_of(entry, metadata, self.rules.kinds);
+        let owned =
+            wanted.is_met(there.ids, wanted.mode) || self.would_stay_owned(there.ids, &wanted);
+        let has_xattrs =
+            Xattrs::Digest(digest.as_deref()).are_those_of(entry, metadata, self.rules.kinds);
         Differences::default()
             .and_if(Differences::TIME, &has_time, &true)
             .and_if(Differences::MODE, &there.mode, &metadata.mode)
@@ -298,5 +359,9 @@ impl Previewer {
 }
 
 fn changed(differences: Differences) -> Finding {
-    if differences.is_empty() { Finding::Same } else { Finding::Differs(differences) }
+    if differences.is_empty() {
+        Finding::Same
+    } else {
+        Finding::Differs(differences)
+    }
 }

@@ -69,7 +69,9 @@ impl ListedFiles {
         for number in 1.. {
             line.clear();
             let wrong = |why| ListError::Line { number, why };
-            from.by_ref().take(LINE_BYTES_MAX as u64 + 1).read_until(b'\n', &mut line)?;
+            from.by_ref()
+                .take(LINE_BYTES_MAX as u64 + 1)
+                .read_until(b'\n', &mut line)?;
             if line.is_empty() {
                 break;
             }
@@ -80,7 +82,10 @@ impl ListedFiles {
             let (path, root) = parse(text.strip_suffix(b"\r").unwrap_or(text)).map_err(wrong)?;
             match files.entry(path) {
                 Entry::Vacant(entry) => {
-                    entry.insert(ListedFile { root, was_found: AtomicBool::new(false) });
+                    entry.insert(ListedFile {
+                        root,
+                        was_found: AtomicBool::new(false),
+                    });
                 }
                 Entry::Occupied(entry) if entry.get().root == root => {}
                 Entry::Occupied(_) => {
@@ -88,13 +93,23 @@ impl ListedFiles {
                 }
             }
         }
-        Ok(Self { files, unlisted, passed_over: AtomicU64::new(0) })
+        Ok(Self {
+            files,
+            unlisted,
+            passed_over: AtomicU64::new(0),
+        })
     }
 
     /// The files that are listed, were not found, and are `wanted`; in ascending order.
     pub fn missing(&self, wanted: impl Fn(&RelPath) -> bool) -> Vec<RelPath> {
-        let missing = self.files.iter().filter(|(_, file)| !file.was_found.load(Ordering::Relaxed));
-        let mut missing: Vec<_> = missing.map(|(path, _)| path.clone()).filter(wanted).collect();
+        let missing = self
+            .files
+            .iter()
+            .filter(|(_, file)| !file.was_found.load(Ordering::Relaxed));
+        let mut missing: Vec<_> = missing
+            .map(|(path, _)| path.clone())
+            .filter(wanted)
+            .collect();
         missing.sort_unstable();
         missing
     }
@@ -111,14 +126,28 @@ impl ListedFiles {
         for group in &inquiry.groups {
             // directories are not listed
             findings.extend(group.itself.as_ref().map(|_| Finding::Same));
-            findings.extend(group.entries.iter().map(|entry| self.look_up(&group.directory, entry)));
+            findings.extend(
+                group
+                    .entries
+                    .iter()
+                    .map(|entry| self.look_up(&group.directory, entry)),
+            );
         }
-        Findings { inquiry: inquiry.inquiry, findings }
+        Findings {
+            inquiry: inquiry.inquiry,
+            findings,
+        }
     }
 
     fn look_up(&self, directory: &RelPath, entry: &InquiredEntry) -> Finding {
-        let is_file = matches!(entry.kind, InquiredKind::File { .. } | InquiredKind::Link { .. });
-        let listed = directory.join(&entry.name).ok().and_then(|path| self.files.get(&path));
+        let is_file = matches!(
+            entry.kind,
+            InquiredKind::File { .. } | InquiredKind::Link { .. }
+        );
+        let listed = directory
+            .join(&entry.name)
+            .ok()
+            .and_then(|path| self.files.get(&path));
         let Some(listed) = listed else {
             return match self.unlisted {
                 _ if !is_file => Finding::Same,
@@ -142,16 +171,28 @@ impl ListedFiles {
 fn parse(line: &[u8]) -> Result<(RelPath, Root), &'static str> {
     let escaped = line.strip_prefix(b"\\");
     let line = escaped.unwrap_or(line);
-    let hash =
-        line.get(..64).and_then(from_hex).ok_or("no BLAKE3 hash of 64 lower-case hexadecimal digits")?;
-    let name = line[64..].strip_prefix(b"  ").ok_or("no two spaces between the hash and the path")?;
-    let name = if escaped.is_some() { unescaped(name)? } else { name.to_vec() };
+    let hash = line
+        .get(..64)
+        .and_then(from_hex)
+        .ok_or("no BLAKE3 hash of 64 lower-case hexadecimal digits")?;
+    let name = line[64..]
+        .strip_prefix(b"  ")
+        .ok_or("no two spaces between the hash and the path")?;
+    let name = if escaped.is_some() {
+        unescaped(name)?
+    } else {
+        name.to_vec()
+    };
     let mut name = &name[..];
     while let Some(rest) = name.strip_prefix(b"./") {
         name = rest;
     }
     let path = RelPath::from_bytes(name).map_err(|_| "no relative path without '..'")?;
-    if path.is_root() { Err("no path") } else { Ok((path, Root(hash))) }
+    if path.is_root() {
+        Err("no path")
+    } else {
+        Ok((path, Root(hash)))
+    }
 }
 
 /// A name without its escapes: `\\` and `\n`, and `\r` as newer versions of b3sum have it.
@@ -186,15 +227,31 @@ mod tests {
 
     #[test]
     fn lines_are_read_as_b3sum_writes_them() {
-        let text = [line(0xab, "a b"), line(1, "./d/f"), format!("\\{}", line(2, "back\\\\slash\\nline"))];
-        let text = text.concat() + line(3, "last").trim_end() + "\r\n" + line(4, "no newline").trim_end();
+        let text = [
+            line(0xab, "a b"),
+            line(1, "./d/f"),
+            format!("\\{}", line(2, "back\\\\slash\\nline")),
+        ];
+        let text =
+            text.concat() + line(3, "last").trim_end() + "\r\n" + line(4, "no newline").trim_end();
         let list = read(text.as_bytes()).unwrap();
-        let mut found: Vec<_> =
-            list.files.iter().map(|(path, file)| (path.as_bytes().to_vec(), file.root)).collect();
+        let mut found: Vec<_> = list
+            .files
+            .iter()
+            .map(|(path, file)| (path.as_bytes().to_vec(), file.root))
+            .collect();
         found.sort_unstable_by(|one, other| one.0.cmp(&other.0));
-        let expected: [(&[u8], u8); 5] =
-            [(b"a b", 0xab), (b"back\\slash\nline", 2), (b"d/f", 1), (b"last", 3), (b"no newline", 4)];
-        assert_eq!(found, expected.map(|(path, byte)| (path.to_vec(), Root([byte; 32]))));
+        let expected: [(&[u8], u8); 5] = [
+            (b"a b", 0xab),
+            (b"back\\slash\nline", 2),
+            (b"d/f", 1),
+            (b"last", 3),
+            (b"no newline", 4),
+        ];
+        assert_eq!(
+            found,
+            expected.map(|(path, byte)| (path.to_vec(), Root([byte; 32])))
+        );
     }
 
     #[test]
@@ -215,7 +272,10 @@ mod tests {
         ] {
             let text = line(1, "there") + &line(1, "there") + &wrong;
             let error = read(text.as_bytes()).unwrap_err();
-            assert!(error.starts_with(&format!("line 3: {why}")), "{wrong}: {error}");
+            assert!(
+                error.starts_with(&format!("line 3: {why}")),
+                "{wrong}: {error}"
+            );
         }
     }
 }

@@ -42,13 +42,20 @@ pub(super) struct Sweeping {
 
 impl Sweeping {
     pub(super) fn new(place: Option<Place>) -> Self {
-        Self { place, asked: false, stop: Arc::default(), task: JoinSet::new() }
+        Self {
+            place,
+            asked: false,
+            stop: Arc::default(),
+            task: JoinSet::new(),
+        }
     }
 
     /// Begins the sweep.
     pub(super) fn begin(&mut self, order: SweepOrder) -> Result<(), WireError> {
         if std::mem::replace(&mut self.asked, true) {
-            return Err(WireError::OutOfOrder { what: "a second sweep" });
+            return Err(WireError::OutOfOrder {
+                what: "a second sweep",
+            });
         }
         within("bytes of a sweep", order.bytes, SWEEP_BYTES_MAX)?;
         within("milliseconds of a sweep", order.millis, SWEEP_MILLIS_MAX)?;
@@ -84,7 +91,17 @@ impl Sweeping {
 }
 
 fn measure(place: Place, order: SweepOrder, stop: &AtomicBool) -> Swept {
-    let Place { tree, shown, config: ReceiverConfig { writers, file_io, direct, .. } } = place;
+    let Place {
+        tree,
+        shown,
+        config:
+            ReceiverConfig {
+                writers,
+                file_io,
+                direct,
+                ..
+            },
+    } = place;
     let config = SweepConfig {
         opened: Some(tree),
         budget: ByteCount(order.bytes),
@@ -95,21 +112,39 @@ fn measure(place: Place, order: SweepOrder, stop: &AtomicBool) -> Swept {
         ..SweepConfig::at(shown)
     };
     match sweep(&config, stop, &mut |_event| {}) {
-        Ok(Sweep { sizes, complete, .. }) => {
+        Ok(Sweep {
+            sizes, complete, ..
+        }) => {
             let sizes = sizes.iter().take(SWEEP_SIZES_MAX).map(size).collect();
-            Swept { sizes, complete, fault: None }
+            Swept {
+                sizes,
+                complete,
+                fault: None,
+            }
         }
         Err(error) => fault_of(&error),
     }
 }
 
 fn size(measured: &Measured) -> SweptSize {
-    let rate = |direction| measured.moved(direction).map(|moved| rounded(moved.bytes_per_second));
+    let rate = |direction| {
+        measured
+            .moved(direction)
+            .map(|moved| rounded(moved.bytes_per_second))
+    };
     let (write, read) = (rate(Direction::Write), rate(Direction::Read));
-    SweptSize { file_bytes: measured.file_bytes, write, read }
+    SweptSize {
+        file_bytes: measured.file_bytes,
+        write,
+        read,
+    }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate above zero")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rate above zero"
+)]
 fn rounded(bytes_per_second: f64) -> u64 {
     bytes_per_second.round() as u64
 }
@@ -127,7 +162,11 @@ fn fault_of(error: &SweepError) -> Swept {
 }
 
 fn failed(operation: Operation, code: FaultCode) -> Swept {
-    Swept { sizes: Vec::new(), complete: false, fault: Some((operation, code)) }
+    Swept {
+        sizes: Vec::new(),
+        complete: false,
+        fault: Some((operation, code)),
+    }
 }
 
 /// Error numbers as Linux has them.
@@ -141,7 +180,11 @@ mod tests {
 
     fn sweeping(home: &tempfile::TempDir) -> Sweeping {
         let (shown, config) = (home.path().to_owned(), ReceiverConfig::default());
-        Sweeping::new(Some(Place { tree: Tree::open(home.path()).unwrap(), shown, config }))
+        Sweeping::new(Some(Place {
+            tree: Tree::open(home.path()).unwrap(),
+            shown,
+            config,
+        }))
     }
 
     fn entries(home: &tempfile::TempDir) -> usize {
@@ -153,20 +196,41 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let mut sweeping = sweeping(&home);
         // The sweep ends when all is measured; the long time limit is for a busy host.
-        sweeping.begin(SweepOrder { bytes: 1 << 20, millis: SWEEP_MILLIS_MAX }).unwrap();
+        sweeping
+            .begin(SweepOrder {
+                bytes: 1 << 20,
+                millis: SWEEP_MILLIS_MAX,
+            })
+            .unwrap();
         let swept = sweeping.done().await.unwrap();
         let written = |size: &SweptSize| size.write.is_some_and(|rate| rate > 0);
-        assert!(swept.fault.is_none() && swept.sizes.iter().any(written), "{swept:?}");
+        assert!(
+            swept.fault.is_none() && swept.sizes.iter().any(written),
+            "{swept:?}"
+        );
         assert_eq!(entries(&home), 0);
-        let again = sweeping.begin(SweepOrder { bytes: 1 << 20, millis: 1_000 });
-        assert_eq!(again, Err(WireError::OutOfOrder { what: "a second sweep" }));
+        let again = sweeping.begin(SweepOrder {
+            bytes: 1 << 20,
+            millis: 1_000,
+        });
+        assert_eq!(
+            again,
+            Err(WireError::OutOfOrder {
+                what: "a second sweep"
+            })
+        );
     }
 
     #[tokio::test]
     async fn what_is_stopped_is_removed() {
         let home = tempfile::tempdir().unwrap();
         let mut sweeping = sweeping(&home);
-        sweeping.begin(SweepOrder { bytes: 64 << 20, millis: SWEEP_MILLIS_MAX }).unwrap();
+        sweeping
+            .begin(SweepOrder {
+                bytes: 64 << 20,
+                millis: SWEEP_MILLIS_MAX,
+            })
+            .unwrap();
         sweeping.stop();
         sweeping.end().await;
         assert_eq!(entries(&home), 0);
@@ -175,11 +239,22 @@ mod tests {
     #[tokio::test]
     async fn limits_and_a_target_that_is_not_there_are_told() {
         let mut sweeping = Sweeping::new(None);
-        let order = SweepOrder { bytes: SWEEP_BYTES_MAX + 1, millis: 1 };
-        assert!(matches!(sweeping.begin(order), Err(WireError::OverLimit { .. })));
+        let order = SweepOrder {
+            bytes: SWEEP_BYTES_MAX + 1,
+            millis: 1,
+        };
+        assert!(matches!(
+            sweeping.begin(order),
+            Err(WireError::OverLimit { .. })
+        ));
         let mut sweeping = Sweeping::new(None);
         assert!(!sweeping.is_under_way());
-        sweeping.begin(SweepOrder { bytes: SWEEP_BYTES_MAX, millis: SWEEP_MILLIS_MAX }).unwrap();
+        sweeping
+            .begin(SweepOrder {
+                bytes: SWEEP_BYTES_MAX,
+                millis: SWEEP_MILLIS_MAX,
+            })
+            .unwrap();
         assert!(sweeping.is_under_way());
         let swept = sweeping.done().await.unwrap();
         assert_eq!(swept, failed(Operation::List, FaultCode::Os(ENOENT)));

@@ -28,10 +28,19 @@ impl Peer {
         let (lanes_in, lanes) = mpsc::channel(64);
         let config = ReceiverConfig::default();
         let meter = Arc::clone(&config.meter);
-        let session =
-            Session { access, config, ..Session::new(TransferId([1; 16]), Version::V3, control, lanes) };
+        let session = Session {
+            access,
+            config,
+            ..Session::new(TransferId([1; 16]), Version::V3, control, lanes)
+        };
         let session = tokio::spawn(run_session(session, std::future::pending()));
-        let mut peer = Self { reader, writer, lanes: lanes_in, session, meter };
+        let mut peer = Self {
+            reader,
+            writer,
+            lanes: lanes_in,
+            session,
+            meter,
+        };
         peer.reader.greeting().await.unwrap();
         peer.say(&ToReceiver::Open(open(target))).await;
         peer
@@ -66,27 +75,41 @@ impl Peer {
     }
 
     async fn refused(mut self) -> (Refusal, SessionError) {
-        let ToSender::Refused(refusal) = self.hear().await else { panic!("no refusal") };
+        let ToSender::Refused(refusal) = self.hear().await else {
+            panic!("no refusal")
+        };
         drop((self.reader, self.writer, self.lanes));
         (refusal, self.session.await.unwrap().unwrap_err())
     }
 }
 
 fn open(target: &[u8]) -> Open {
-    Open { purpose: Purpose::Probe, ..Open::new(target.to_vec(), [1; 16]) }
+    Open {
+        purpose: Purpose::Probe,
+        ..Open::new(target.to_vec(), [1; 16])
+    }
 }
 
 fn frame(kind: FrameKind, data: &[u8], flip: u8) -> Frame {
     let data_bytes = u32::try_from(data.len()).unwrap();
-    let header = FrameHeader { kind, data_bytes, ..FrameHeader::default() };
+    let header = FrameHeader {
+        kind,
+        data_bytes,
+        ..FrameHeader::default()
+    };
     let digest = seal(&header.prefix(), blake3::hash(data).as_bytes());
     let mut data = data.to_vec();
     data[0] ^= flip;
-    Frame { header: FrameHeader { digest, ..header }, head: Vec::new(), data: Buffer::copied(&data) }
+    Frame {
+        header: FrameHeader { digest, ..header },
+        head: Vec::new(),
+        data: Buffer::copied(&data),
+    }
 }
 
 fn send(sink: &mut dyn LaneSink, frame: Frame) {
-    sink.send(frame, &mut StageClock::default().start()).unwrap();
+    sink.send(frame, &mut StageClock::default().start())
+        .unwrap();
 }
 
 fn beneath(home: &tempfile::TempDir) -> WriteAccess {
@@ -109,8 +132,16 @@ async fn what_comes_is_counted_and_nothing_is_stored() {
     }
     let after = peer.sample(2, Moment::Ended(3)).await;
     assert_eq!((after.sample, after.bytes), (2, 4500));
-    assert!(after.first_us.is_some_and(|first| before.clock_us <= first && first <= after.clock_us));
-    peer.say(&ToReceiver::Announce { items: 0, mismatches: 0 }).await;
+    assert!(
+        after
+            .first_us
+            .is_some_and(|first| before.clock_us <= first && first <= after.clock_us)
+    );
+    peer.say(&ToReceiver::Announce {
+        items: 0,
+        mismatches: 0,
+    })
+    .await;
     assert!(matches!(peer.hear().await, ToSender::Finished(_)));
     assert_eq!((peer.meter.probed(), peer.meter.bytes()), (Some(4500), 0));
     drop((peer.reader, peer.writer));
@@ -121,9 +152,11 @@ async fn what_comes_is_counted_and_nothing_is_stored() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_not_write_may_not_probe() {
     let home = tempfile::tempdir().unwrap();
-    for (access, target) in
-        [(WriteAccess::ReadOnly, &b""[..]), (WriteAccess::Beneath(vec![]), b""), (beneath(&home), b"/etc")]
-    {
+    for (access, target) in [
+        (WriteAccess::ReadOnly, &b""[..]),
+        (WriteAccess::Beneath(vec![]), b""),
+        (beneath(&home), b"/etc"),
+    ] {
         let (refusal, _) = Peer::open(access, target).await.refused().await;
         assert_eq!(refusal.code, RefusalCode::Denied, "{refusal:?}");
     }
@@ -132,13 +165,19 @@ async fn who_may_not_write_may_not_probe() {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_whole_filler_comes_over_lanes() {
     let home = tempfile::tempdir().unwrap();
-    for bad in [frame(FrameKind::Chunk, &[7; 10], 0), frame(FrameKind::Filler, &[7; 10], 1)] {
+    for bad in [
+        frame(FrameKind::Chunk, &[7; 10], 0),
+        frame(FrameKind::Filler, &[7; 10], 1),
+    ] {
         let peer = Peer::opened(beneath(&home)).await;
         let mut lane = peer.lane().await;
         tokio::task::block_in_place(|| send(lane.as_mut(), bad));
         let (refusal, error) = peer.refused().await;
         assert_eq!(refusal.code, RefusalCode::Protocol, "{refusal:?}");
-        assert!(matches!(error, SessionError::Lane(LaneError::Wire { .. })), "{error:?}");
+        assert!(
+            matches!(error, SessionError::Lane(LaneError::Wire { .. })),
+            "{error:?}"
+        );
     }
 }
 
@@ -146,15 +185,25 @@ async fn only_whole_filler_comes_over_lanes() {
 async fn what_belongs_to_no_probe_ends_it() {
     let home = tempfile::tempdir().unwrap();
     let strange = [
-        ToReceiver::Announce { items: 1, mismatches: 0 },
+        ToReceiver::Announce {
+            items: 1,
+            mismatches: 0,
+        },
         ToReceiver::Abandon { file: 1 },
         ToReceiver::Open(open(b"")),
-        ToReceiver::Sweep(SweepOrder { bytes: u64::MAX, millis: 1 }),
+        ToReceiver::Sweep(SweepOrder {
+            bytes: u64::MAX,
+            millis: 1,
+        }),
     ];
     for message in strange {
         let mut peer = Peer::opened(beneath(&home)).await;
         peer.say(&message).await;
-        assert_eq!(peer.refused().await.0.code, RefusalCode::Protocol, "{message:?}");
+        assert_eq!(
+            peer.refused().await.0.code,
+            RefusalCode::Protocol,
+            "{message:?}"
+        );
     }
 }
 
@@ -163,7 +212,11 @@ async fn few_samples_wait() {
     let home = tempfile::tempdir().unwrap();
     let mut peer = Peer::opened(beneath(&home)).await;
     for sample in 0..=SAMPLES_OUTSTANDING_MAX as u64 {
-        peer.say(&ToReceiver::Sample { sample, when: Moment::Ended(1) }).await;
+        peer.say(&ToReceiver::Sample {
+            sample,
+            when: Moment::Ended(1),
+        })
+        .await;
     }
     assert_eq!(peer.refused().await.0.code, RefusalCode::Protocol);
 }
@@ -173,7 +226,10 @@ async fn a_probe_that_does_not_end_is_ended() {
     let home = tempfile::tempdir().unwrap();
     let peer = Peer::opened(beneath(&home)).await;
     let (refusal, error) = peer.refused().await;
-    assert_eq!((refusal.code, refusal.text.as_str()), (RefusalCode::Denied, "a probe may take 300 s"));
+    assert_eq!(
+        (refusal.code, refusal.text.as_str()),
+        (RefusalCode::Denied, "a probe may take 300 s")
+    );
     assert!(matches!(error, SessionError::ProbeTooLong));
 }
 
@@ -183,7 +239,10 @@ fn bytes_are_bounded() {
     tally.count(600).unwrap();
     tally.count(400).unwrap();
     assert!(matches!(tally.count(1), Err(SessionError::ProbeTooLarge)));
-    assert_eq!(SessionError::ProbeTooLarge.to_string(), "a probe may bring 1.00 TiB");
+    assert_eq!(
+        SessionError::ProbeTooLarge.to_string(),
+        "a probe may bring 1.00 TiB"
+    );
 }
 
 /// A newer sender may ask for what this receiver does not know.
@@ -202,7 +261,9 @@ async fn an_unknown_purpose_is_refused_with_words() {
     opening[purpose] = 3;
     writer.send(&opening).await.unwrap();
     let heard = decode_message(&reader.receive().await.unwrap().unwrap()).unwrap();
-    let ToSender::Refused(refusal) = heard else { panic!("{heard:?}") };
+    let ToSender::Refused(refusal) = heard else {
+        panic!("{heard:?}")
+    };
     assert_eq!(refusal.code, RefusalCode::Protocol);
     drop((reader, writer));
     session.await.unwrap().unwrap_err();

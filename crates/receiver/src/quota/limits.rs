@@ -95,7 +95,9 @@ const FILE_SHARES: usize = 4;
 #[must_use]
 pub fn files_of_process() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+    limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    })
 }
 
 impl Limits {
@@ -117,10 +119,20 @@ impl Limits {
         };
         let lanes_min = usize::from(LANES_UNASKED_MAX);
         lower("unproven", &mut self.unproven, 8, 1);
-        lower("waiting_per_identity", &mut self.waiting_per_identity, 16, WAITING_MIN);
+        lower(
+            "waiting_per_identity",
+            &mut self.waiting_per_identity,
+            16,
+            WAITING_MIN,
+        );
         lower("queued_per_identity", &mut self.queued_per_identity, 16, 1);
         lower("lanes", &mut self.lanes, 4, lanes_min);
-        lower("lanes_per_identity", &mut self.lanes_per_identity, 8, lanes_min);
+        lower(
+            "lanes_per_identity",
+            &mut self.lanes_per_identity,
+            8,
+            lanes_min,
+        );
         (self, lowered)
     }
 
@@ -128,11 +140,15 @@ impl Limits {
     #[must_use]
     pub fn portion(&self, lanes_left: usize) -> Portion {
         let least = LANES_UNASKED_MAX;
-        let buffers = usize::try_from(self.memory_per_transfer.0 / GROUP_BYTES).unwrap_or(usize::MAX);
+        let buffers =
+            usize::try_from(self.memory_per_transfer.0 / GROUP_BYTES).unwrap_or(usize::MAX);
         let buffers = buffers.max(usize::from(least) + BUFFERS_BESIDE_LANES);
         let by_memory = buffers - BUFFERS_BESIDE_LANES;
         let lanes = u16::try_from((lanes_left / SHARES).min(by_memory)).unwrap_or(u16::MAX);
-        Portion { lanes: lanes.min(self.lanes_per_transfer).max(least), buffers }
+        Portion {
+            lanes: lanes.min(self.lanes_per_transfer).max(least),
+            buffers,
+        }
     }
 }
 
@@ -145,20 +161,56 @@ mod tests {
         let usual = Limits::default();
         assert_eq!(usual.within(65_536), (usual, vec![]));
         let (few, lowered) = usual.within(1024);
-        let per_identity =
-            [("waiting_per_identity", 64), ("queued_per_identity", 64), ("lanes_per_identity", 128)];
-        assert!(per_identity.iter().all(|limit| lowered.contains(limit)), "{lowered:?}");
+        let per_identity = [
+            ("waiting_per_identity", 64),
+            ("queued_per_identity", 64),
+            ("lanes_per_identity", 128),
+        ];
+        assert!(
+            per_identity.iter().all(|limit| lowered.contains(limit)),
+            "{lowered:?}"
+        );
         assert_eq!(lowered.len(), per_identity.len() + 2);
-        assert_eq!((few.waiting_per_identity, few.lanes, few.transfers), (64, 256, usual.transfers));
+        assert_eq!(
+            (few.waiting_per_identity, few.lanes, few.transfers),
+            (64, 256, usual.transfers)
+        );
     }
 
     #[test]
     fn a_transfer_gets_a_share_of_what_is_left_and_a_buffer_for_each_lane() {
         let limits = Limits::default();
-        assert_eq!(limits.portion(2048), Portion { lanes: 64, buffers: 72 });
-        assert_eq!(limits.portion(160), Portion { lanes: 20, buffers: 72 });
-        assert_eq!(limits.portion(9), Portion { lanes: 8, buffers: 72 });
-        let small = Limits { memory_per_transfer: ByteCount(1), ..limits };
-        assert_eq!(small.portion(2048), Portion { lanes: 8, buffers: 16 });
+        assert_eq!(
+            limits.portion(2048),
+            Portion {
+                lanes: 64,
+                buffers: 72
+            }
+        );
+        assert_eq!(
+            limits.portion(160),
+            Portion {
+                lanes: 20,
+                buffers: 72
+            }
+        );
+        assert_eq!(
+            limits.portion(9),
+            Portion {
+                lanes: 8,
+                buffers: 72
+            }
+        );
+        let small = Limits {
+            memory_per_transfer: ByteCount(1),
+            ..limits
+        };
+        assert_eq!(
+            small.portion(2048),
+            Portion {
+                lanes: 8,
+                buffers: 16
+            }
+        );
     }
 }

@@ -52,8 +52,11 @@ pub(crate) fn messages(reader: ControlReader, quota: CurrentQuota) -> Messages {
         let mut held = quota.get().book_memory(bytes.len())?;
         let room = |strings| held.grow(ELEMENT_BYTES * strings);
         let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
-        if matches!(message, ToReceiver::Open(_) | ToReceiver::OpenWith(..)) && opened.replace(true) {
-            return Err(WireError::OutOfOrder { what: "a second opening" });
+        if matches!(message, ToReceiver::Open(_) | ToReceiver::OpenWith(..)) && opened.replace(true)
+        {
+            return Err(WireError::OutOfOrder {
+                what: "a second opening",
+            });
         }
         Ok::<_, WireError>(BookedMessage { message, held })
     };
@@ -65,7 +68,11 @@ pub(crate) fn messages(reader: ControlReader, quota: CurrentQuota) -> Messages {
 /// all keys share.
 fn beside_the_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     let is_shared = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
-    if bytes > DECODED_AT_ONCE_BYTES_MAX && is_shared() { block_in_place(decode) } else { decode() }
+    if bytes > DECODED_AT_ONCE_BYTES_MAX && is_shared() {
+        block_in_place(decode)
+    } else {
+        decode()
+    }
 }
 
 /// The most bytes that are decoded without another thread to run other tasks: some 300 µs of work.
@@ -106,7 +113,9 @@ mod tests {
     fn open(names: usize) -> Open {
         let name = |number| TopName(Name::from_bytes(format!("{number}").as_bytes()).unwrap());
         Open {
-            shape: TargetShape::Directory { tops: (0..names).map(name).collect() },
+            shape: TargetShape::Directory {
+                tops: (0..names).map(name).collect(),
+            },
             ..Open::new(Vec::new(), [0; 16])
         }
     }
@@ -129,14 +138,24 @@ mod tests {
 
     #[tokio::test]
     async fn an_opening_is_booked_in_either_form_and_said_once() {
-        for opening in [ToReceiver::Open(open(1000)), ToReceiver::OpenWith(open(1000), Extensions::default())]
-        {
+        for opening in [
+            ToReceiver::Open(open(1000)),
+            ToReceiver::OpenWith(open(1000), Extensions::default()),
+        ] {
             let quota = Quota::default();
             let read = read(&[opening.clone(), opening], &quota).await;
-            let [Ok(_), Err(error)] = &read[..] else { panic!("{read:?}") };
-            assert!(error.ends_with("a second opening is out of order"), "{error}");
+            let [Ok(_), Err(error)] = &read[..] else {
+                panic!("{read:?}")
+            };
+            assert!(
+                error.ends_with("a second opening is out of order"),
+                "{error}"
+            );
             let held = quota.memory_held();
-            assert!((1000 * ELEMENT_BYTES..1100 * ELEMENT_BYTES).contains(&held), "{held}");
+            assert!(
+                (1000 * ELEMENT_BYTES..1100 * ELEMENT_BYTES).contains(&held),
+                "{held}"
+            );
             drop(read);
             assert_eq!(quota.memory_held(), 0);
         }
@@ -150,10 +169,16 @@ mod tests {
         let mut inbox = messages(zmove_transport::control_pair(own).0, current.clone());
         let mut held = Vec::new();
         for expected in [[true, false], [true, true]] {
-            let message = ToReceiver::Announce { items: 0, mismatches: 0 };
+            let message = ToReceiver::Announce {
+                items: 0,
+                mismatches: 0,
+            };
             peer.write_all(&encode_message(&message)).await.unwrap();
             held.push(inbox.recv().await.unwrap().unwrap());
-            assert_eq!(quotas.each_ref().map(|quota| quota.memory_held() > 0), expected);
+            assert_eq!(
+                quotas.each_ref().map(|quota| quota.memory_held() > 0),
+                expected
+            );
             current.replace(quotas[1].clone());
         }
     }
@@ -161,15 +186,29 @@ mod tests {
     /// The raw bytes alone would fit, but not what they decode to.
     #[tokio::test]
     async fn nothing_is_decoded_for_which_there_is_no_room() {
-        let limits = crate::Limits { memory_per_identity: ByteCount(100_000), ..crate::Limits::default() };
-        let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let limits = crate::Limits {
+            memory_per_identity: ByteCount(100_000),
+            ..crate::Limits::default()
+        };
+        let quota =
+            crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
         let keep = |names| {
             let names = vec![ListedName(Name::from_bytes(b"a").unwrap()); names];
-            let range = KeptRange { directory: RelPath::root(), after: None, names, open: true };
-            ToReceiver::Keep(Keep { keep: 1, ranges: vec![range] })
+            let range = KeptRange {
+                directory: RelPath::root(),
+                after: None,
+                names,
+                open: true,
+            };
+            ToReceiver::Keep(Keep {
+                keep: 1,
+                ranges: vec![range],
+            })
         };
         let read = read(&[keep(600), keep(600)], &quota).await;
-        let [Ok(_), Err(error)] = &read[..] else { panic!("{read:?}") };
+        let [Ok(_), Err(error)] = &read[..] else {
+            panic!("{read:?}")
+        };
         assert!(error.contains("limits.memory_per_identity"), "{error}");
         drop(read);
         assert_eq!(quota.memory_held(), 0);

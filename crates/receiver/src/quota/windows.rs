@@ -12,11 +12,19 @@ use crate::quota::{Booking, Quota};
 const WIDE_LANES: usize = 8;
 
 /// Opens the window of a lane that joins `others`, as far as the key has room; returns the booking.
-pub(crate) fn open_window(source: &mut dyn LaneSource, others: usize, quota: &Quota) -> Option<Booking> {
+pub(crate) fn open_window(
+    source: &mut dyn LaneSource,
+    others: usize,
+    quota: &Quota,
+) -> Option<Booking> {
     if !source.has_window() {
         return None;
     }
-    let wanted = if others < WIDE_LANES { LaneWindow::Wide } else { LaneWindow::Narrow };
+    let wanted = if others < WIDE_LANES {
+        LaneWindow::Wide
+    } else {
+        LaneWindow::Narrow
+    };
     let booked = [wanted, LaneWindow::Narrow].into_iter().find_map(|window| {
         let held = quota.book_window(usize::try_from(window.bytes()).ok()?)?;
         Some((window, held))
@@ -50,7 +58,11 @@ mod tests {
             self.0 = Some(window);
         }
 
-        fn receive(&mut self, _: &BufferPool, _: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+        fn receive(
+            &mut self,
+            _: &BufferPool,
+            _: &mut Stopwatch<'_>,
+        ) -> Result<Option<Frame>, LaneError> {
             Ok(None)
         }
 
@@ -68,7 +80,10 @@ mod tests {
     #[test]
     fn the_first_lanes_are_wide_and_all_are_booked_on_the_key() {
         // The limit leaves 50 MiB for windows.
-        let limits = Limits { memory_per_identity: ByteCount(100 << 20), ..Limits::default() };
+        let limits = Limits {
+            memory_per_identity: ByteCount(100 << 20),
+            ..Limits::default()
+        };
         let quotas = Quotas::default();
         let quota = quotas.of(Fingerprint([1; 32]), &limits);
         let (window, eighth) = opened(7, &quota);

@@ -162,7 +162,10 @@ impl UnfinishedFile {
     }
 
     fn bytes_of(&self, counts: impl Fn(bool) -> bool) -> u64 {
-        let groups = self.groups.iter().filter(|(_, (_, flushed))| counts(*flushed));
+        let groups = self
+            .groups
+            .iter()
+            .filter(|(_, (_, flushed))| counts(*flushed));
         let spans = groups.filter_map(|(index, _)| GroupSpan::of(self.part.source.bytes, *index));
         spans.map(|span| u64::from(span.len)).sum()
     }
@@ -179,8 +182,14 @@ pub const FILES_MAX: usize = 1 << 16;
 #[cfg(test)]
 pub(crate) fn pretend_reboot(path: &std::path::Path) {
     use std::os::unix::fs::FileExt;
-    let journal = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let journal = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
     let begin = reader::begin(&journal).unwrap().unwrap();
-    let first = Record::Begin(begin, record::BootId([9; 16])).encode().unwrap();
+    let first = Record::Begin(begin, record::BootId([9; 16]))
+        .encode()
+        .unwrap();
     journal.write_all_at(&first, 0).unwrap();
 }

@@ -39,7 +39,8 @@ use zmove_wire::FileHead;
 use crate::config::BUFFER_BYTES;
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::{
-    Begin, Journal, JournalError, Mark, Orphan, Part, SourceVersion, UnfinishedFile, birth_of, orphans_like,
+    Begin, Journal, JournalError, Mark, Orphan, Part, SourceVersion, UnfinishedFile, birth_of,
+    orphans_like,
 };
 use crate::resume::parts::shared::SharedParts;
 use crate::store::large_files::came::GROUP_KEPT_BYTES;
@@ -90,7 +91,10 @@ struct JournalFailure {
 
 impl From<JournalError> for JournalFailure {
     fn from(error: JournalError) -> Self {
-        Self { message: error.to_string(), errno: error.errno() }
+        Self {
+            message: error.to_string(),
+            errno: error.errno(),
+        }
     }
 }
 
@@ -124,7 +128,12 @@ pub(crate) const JOURNALLED_BYTES_MIN: u64 = 16 << 20;
 
 impl Parts {
     /// The parts of a transfer, with what earlier ones of the same owner have left at the same target.
-    pub(crate) fn new(journals: Option<PathBuf>, transfer: TransferId, owner: String, target: &Tree) -> Self {
+    pub(crate) fn new(
+        journals: Option<PathBuf>,
+        transfer: TransferId,
+        owner: String,
+        target: &Tree,
+    ) -> Self {
         let begin = begin(transfer, owner, target);
         let mut state = State::default();
         if let Some(directory) = &journals {
@@ -140,7 +149,14 @@ impl Parts {
             }
         }
         let (unflushed, quota) = (AtomicBool::new(false), Quota::default());
-        Self { journals, begin, unflushed, quota, shared: None, state: Lock::new(state) }
+        Self {
+            journals,
+            begin,
+            unflushed,
+            quota,
+            shared: None,
+            state: Lock::new(state),
+        }
     }
 
     /// Books what is held on `quota`. Where there is no room for what earlier transfers have left, nothing is resumed.
@@ -150,8 +166,14 @@ impl Parts {
         match quota.book_memory(state.bytes()) {
             Ok(held) => state.held = Some(held),
             Err(error) => {
-                let trouble = JournalFailure { message: error.to_string(), errno: Errno::NOMEM };
-                *state = State { trouble: Some(trouble), ..State::default() };
+                let trouble = JournalFailure {
+                    message: error.to_string(),
+                    errno: Errno::NOMEM,
+                };
+                *state = State {
+                    trouble: Some(trouble),
+                    ..State::default()
+                };
             }
         }
         self
@@ -164,7 +186,11 @@ impl Parts {
 
     /// Why no journal is kept although it should be.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.state.lock().trouble.as_ref().map(|trouble| trouble.message.clone())
+        self.state
+            .lock()
+            .trouble
+            .as_ref()
+            .map(|trouble| trouble.message.clone())
     }
 
     /// The values of an offered file's groups that are held and need not come again, by number. At least one group of
@@ -178,10 +204,16 @@ impl Parts {
         direct: Direct,
         hashing: impl Fn() -> Stop + Sync,
     ) -> BTreeMap<u32, Cv> {
-        let Ok(descriptors) = self.quota.book_file() else { return BTreeMap::new() };
-        let Some(mut earlier) = self.take_earlier(path) else { return BTreeMap::new() };
+        let Ok(descriptors) = self.quota.book_file() else {
+            return BTreeMap::new();
+        };
+        let Some(mut earlier) = self.take_earlier(path) else {
+            return BTreeMap::new();
+        };
         // A part that cannot be opened now stays in its journal, for a later transfer.
-        let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else { return BTreeMap::new() };
+        let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else {
+            return BTreeMap::new();
+        };
         let Some((mut staged, there)) = reopened else {
             self.state.lock().forget(&earlier);
             return BTreeMap::new();
@@ -192,7 +224,9 @@ impl Parts {
         if there.bytes == source.bytes && earlier.file.part.source == *source {
             // Groups that were not flushed are lost also where a device has gone and come back.
             let is_trusted = |flushed: bool| is_untouched && flushed;
-            let doubtful = groups.iter().filter(|(_, (_, flushed))| !is_trusted(*flushed));
+            let doubtful = groups
+                .iter()
+                .filter(|(_, (_, flushed))| !is_trusted(*flushed));
             let doubtful: Vec<_> = doubtful.map(|(index, (cv, _))| (*index, *cv)).collect();
             let Some(found) = self.find(&staged, source.bytes, &doubtful, &hashing) else {
                 return BTreeMap::new();
@@ -204,9 +238,15 @@ impl Parts {
         } else {
             groups.clear();
         }
-        let held: BTreeMap<_, _> = groups.iter().map(|(index, (cv, _))| (*index, *cv)).collect();
+        let held: BTreeMap<_, _> = groups
+            .iter()
+            .map(|(index, (cv, _))| (*index, *cv))
+            .collect();
         if !held.is_empty() {
-            self.state.lock().prepared.insert(path.clone(), Prepared { earlier, staged });
+            self.state
+                .lock()
+                .prepared
+                .insert(path.clone(), Prepared { earlier, staged });
         } else if !hashing()() {
             self.remove_earlier(&earlier, &staged);
         }
@@ -239,9 +279,17 @@ impl Parts {
             }
             found
         };
-        let hold = |_| self.quota.book_thread().zip(self.quota.book_memory(BUFFER_BYTES).ok());
+        let hold = |_| {
+            self.quota
+                .book_thread()
+                .zip(self.quota.book_memory(BUFFER_BYTES).ok())
+        };
         let helpers = (1..READERS_MAX.min(groups.len())).map_while(hold);
-        Some(run_on_several("zmove-resume", helpers, look).into_iter().collect())
+        Some(
+            run_on_several("zmove-resume", helpers, look)
+                .into_iter()
+                .collect(),
+        )
     }
 
     /// The part from which a file that has just been declared resumes.
@@ -251,18 +299,30 @@ impl Parts {
             return None;
         }
         // The part may have begun as a copy of an old version.
-        if head.data.as_ref().is_some_and(|data| staged.make_holes(data).is_err()) {
+        if head
+            .data
+            .as_ref()
+            .is_some_and(|data| staged.make_holes(data).is_err())
+        {
             return None;
         }
         self.look_where(&staged);
-        match self.journal().map(|journal| journal.adopt(id.0, &earlier.file)) {
+        match self
+            .journal()
+            .map(|journal| journal.adopt(id.0, &earlier.file))
+        {
             Some(Ok(())) => self.state.lock().forget(&earlier),
             Some(Err(error)) => self.note(error),
             None => {}
         }
         Some(Prior {
             staged,
-            groups: earlier.file.groups.into_iter().map(|(index, (cv, _))| (index, cv)).collect(),
+            groups: earlier
+                .file
+                .groups
+                .into_iter()
+                .map(|(index, (cv, _))| (index, cv))
+                .collect(),
         })
     }
 
@@ -278,15 +338,27 @@ impl Parts {
         names: &LastingNames,
     ) -> io::Result<Staged> {
         let descriptors = self.quota.book_file()?;
-        let journal = (head.bytes >= JOURNALLED_BYTES_MIN).then(|| self.journal()).flatten();
+        let journal = (head.bytes >= JOURNALLED_BYTES_MIN)
+            .then(|| self.journal())
+            .flatten();
         let mut staged = Staged::create(directory, 0o600)?;
         staged.attach(descriptors);
-        let Some(journal) = journal else { return Ok(staged) };
+        let Some(journal) = journal else {
+            return Ok(staged);
+        };
         let identity = FileIdentity::of(staged.file())?;
         let is_free = |name: &Name| FileIdentity::at(directory, name).is_err();
-        let part = std::iter::repeat_with(|| names.name()).find(is_free).expect("there are others");
+        let part = std::iter::repeat_with(|| names.name())
+            .find(is_free)
+            .expect("there are others");
         let (inode, born) = (identity.inode, birth_of(staged.file()));
-        let part = Part { path: path.clone(), part, source: source_of(head), inode, born };
+        let part = Part {
+            path: path.clone(),
+            part,
+            source: source_of(head),
+            inode,
+            born,
+        };
         self.look_where(&staged);
         match journal.part(id.0, &part) {
             // Only a part that a journal lists may get a lasting name: another would stay for ever.
@@ -306,7 +378,12 @@ impl Parts {
     ) -> io::Result<()> {
         let journal = {
             let state = self.state.lock();
-            let why_not = || state.trouble.as_ref().map_or(Errno::IO, |trouble| trouble.errno);
+            let why_not = || {
+                state
+                    .trouble
+                    .as_ref()
+                    .map_or(Errno::IO, |trouble| trouble.errno)
+            };
             state.running().ok_or_else(why_not)?
         };
         record(&journal).map_err(|error| {
@@ -327,7 +404,9 @@ impl Parts {
         };
         // A flush covers the parts that are held here.
         let mut written = shared.written.lock();
-        let Some(part) = written.get_mut(&id).filter(|part| !part.is_closing) else { return Ok(()) };
+        let Some(part) = written.get_mut(&id).filter(|part| !part.is_closing) else {
+            return Ok(());
+        };
         part.is_dirty = true;
         self.record_work(|journal| journal.groups(id.0, group, &[cv]))
     }
@@ -400,7 +479,10 @@ impl Parts {
         }
         let mut state = self.state.lock();
         let is_empty = |orphan: &mut Orphan| orphan.unfinished().files.is_empty();
-        let emptied = state.orphans.iter_mut().filter_map(|orphan| orphan.take_if(is_empty));
+        let emptied = state
+            .orphans
+            .iter_mut()
+            .filter_map(|orphan| orphan.take_if(is_empty));
         // A journal that cannot be removed lists nothing.
         emptied.for_each(|orphan| drop(orphan.remove()));
         if let Some(journal) = state.journal.take_if(|journal| journal.is_idle()) {
@@ -412,7 +494,8 @@ impl Parts {
     /// system is not flushed with the target, and one on a file system that is flushed file by file only when it is
     /// whole.
     fn look_where(&self, staged: &Staged) {
-        let is_with_target = rustix::fs::fstat(staged.file()).is_ok_and(|it| it.st_dev == self.begin.device);
+        let is_with_target =
+            rustix::fs::fstat(staged.file()).is_ok_and(|it| it.st_dev == self.begin.device);
         if !is_with_target || Flush::of(staged.file()).ok() != Some(Flush::Whole) {
             self.unflushed.store(true, Ordering::Relaxed);
         }
@@ -423,7 +506,9 @@ impl Parts {
     pub(crate) fn drop_overtaken(&self, target: &Tree) {
         let paths: Vec<_> = self.state.lock().earlier.keys().cloned().collect();
         for path in paths {
-            let Some(earlier) = self.take_earlier(&path) else { continue };
+            let Some(earlier) = self.take_earlier(&path) else {
+                continue;
+            };
             if !self.drop_if_overtaken(target, &path, &earlier) {
                 self.state.lock().earlier.insert(path, earlier);
             }
@@ -436,7 +521,9 @@ impl Parts {
     }
 
     fn drop_if_overtaken(&self, target: &Tree, path: &RelPath, earlier: &Earlier) -> bool {
-        let Some(part) = overtaken(target, path, &earlier.file.part) else { return false };
+        let Some(part) = overtaken(target, path, &earlier.file.part) else {
+            return false;
+        };
         self.remove_earlier(earlier, &part)
     }
 
@@ -496,7 +583,9 @@ impl State {
         let files = self.earlier.iter().chain(older);
         // Each file is remembered twice: in this state and by its journal.
         let each = files.map(|(path, earlier)| {
-            2 * (FILE_KEPT_BYTES + 2 * path.as_bytes().len() + GROUP_KEPT_BYTES * earlier.file.groups.len())
+            2 * (FILE_KEPT_BYTES
+                + 2 * path.as_bytes().len()
+                + GROUP_KEPT_BYTES * earlier.file.groups.len())
         });
         each.sum()
     }
@@ -510,7 +599,13 @@ impl State {
             self.orphans.push(Some(orphan));
             for file in files {
                 let (path, inode) = (file.part.path.clone(), file.part.inode);
-                match self.earlier.insert(path.clone(), Earlier { orphan: number, file }) {
+                match self.earlier.insert(
+                    path.clone(),
+                    Earlier {
+                        orphan: number,
+                        file,
+                    },
+                ) {
                     // The transfer that took the part over was killed before it could record that.
                     Some(before) if before.file.part.inode == inode => self.forget(&before),
                     Some(before) => self.older.push((path, before)),
@@ -531,12 +626,23 @@ impl State {
 
 /// The first record of a transfer's journal. The target's path is for people, and for removing its parts later.
 pub(crate) fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
-    let path = std::fs::read_link(format!("/proc/self/fd/{}", target.fd().as_raw_fd())).unwrap_or_default();
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", target.fd().as_raw_fd()))
+        .unwrap_or_default();
     // An open directory always has a status.
-    let (device, inode) = rustix::fs::fstat(target.fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let (device, inode) =
+        rustix::fs::fstat(target.fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     let (owner, target) = (owner.into_bytes(), path.into_os_string().into_vec());
-    Begin { transfer, owner, target, device, inode, begun: now.as_secs() }
+    Begin {
+        transfer,
+        owner,
+        target,
+        device,
+        inode,
+        begun: now.as_secs(),
+    }
 }
 
 /// Opens a part again, and looks at its present state; `None` where it is gone, or the file there is not the part that
@@ -547,13 +653,16 @@ fn reopen(
     direct: Direct,
 ) -> io::Result<Option<(Staged, FileIdentity)>> {
     let is_it = |found: BorrowedFd<'_>| {
-        FileIdentity::of(found).is_ok_and(|there| there.regular && part.is_in(there.inode, birth_of(found)))
+        FileIdentity::of(found)
+            .is_ok_and(|there| there.regular && part.is_in(there.inode, birth_of(found)))
     };
     let staged = match Staged::reopen(directory, &part.part, direct, is_it) {
         Ok(staged) => staged,
         Err(error) => {
-            let gone =
-                matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::LOOP | Errno::ISDIR));
+            let gone = matches!(
+                Errno::from_io_error(&error),
+                Some(Errno::NOENT | Errno::LOOP | Errno::ISDIR)
+            );
             return if gone { Ok(None) } else { Err(error) };
         }
     };
@@ -572,7 +681,9 @@ fn overtaken(target: &Tree, path: &RelPath, part: &Part) -> Option<Staged> {
 /// written.
 pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity) -> bool {
     let moment = |identity: &FileIdentity| (identity.ctime.seconds, identity.ctime.nanos);
-    let there = FileIdentity::at(directory, name).ok().filter(|there| there.regular);
+    let there = FileIdentity::at(directory, name)
+        .ok()
+        .filter(|there| there.regular);
     there.is_some_and(|there| moment(&there) > moment(part))
 }
 
@@ -588,6 +699,17 @@ fn is_there(staged: &Staged, span: GroupSpan, cv: Cv, buffer: &mut [u8]) -> bool
 }
 
 pub(crate) fn source_of(head: &FileHead) -> SourceVersion {
-    let FileHead { metadata, bytes, ctime, inode, .. } = head;
-    SourceVersion { bytes: *bytes, mtime: metadata.mtime, ctime: *ctime, inode: *inode }
+    let FileHead {
+        metadata,
+        bytes,
+        ctime,
+        inode,
+        ..
+    } = head;
+    SourceVersion {
+        bytes: *bytes,
+        mtime: metadata.mtime,
+        ctime: *ctime,
+        inode: *inode,
+    }
 }

@@ -102,7 +102,10 @@ pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
         SessionError::ProbeTooLong | SessionError::ProbeTooLarge => RefusalCode::Denied,
         _ => RefusalCode::Failed,
     };
-    Refusal { code, text: error.to_string() }
+    Refusal {
+        code,
+        text: error.to_string(),
+    }
 }
 
 /// A time in the unit of reports.
@@ -113,5 +116,8 @@ pub(crate) fn micros(time: Duration) -> u64 {
 /// CPU time of this process until now.
 pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
 }

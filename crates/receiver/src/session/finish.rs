@@ -29,11 +29,17 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
     let target = &transfer.target;
     let incomplete = |file: Arc<LargeFile>| {
         let fault = Some((Operation::Verify, FaultCode::Incomplete));
-        Outcome::File(FileDone { file: file.id.0, fault })
+        Outcome::File(FileDone {
+            file: file.id.0,
+            fault,
+        })
     };
     let unfinished = transfer.files.retire_all().into_iter();
     // Files of a job become whole by an order, perhaps to another receiver.
-    let mut outcomes: Vec<_> = unfinished.filter(|_| target.shared_job.is_none()).map(incomplete).collect();
+    let mut outcomes: Vec<_> = unfinished
+        .filter(|_| target.shared_job.is_none())
+        .map(incomplete)
+        .collect();
     // A batch is reported as stored just before the publisher has it, so wait until it has.
     transfer.publisher.wait_until_placed();
     // The kernel reports a write error to one flush only: from now on there are no others than these.
@@ -47,9 +53,15 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
         Some(_) => Vec::new(),
     };
     for level in directories.chunk_by(|one, next| one.depth == next.depth) {
-        outcomes.extend(finish_level(transfer, level)?.into_iter().map(Outcome::Fault));
+        outcomes.extend(
+            finish_level(transfer, level)?
+                .into_iter()
+                .map(Outcome::Fault),
+        );
     }
-    if target.is_closed && target.shared_job.is_none() && directories.last().is_none_or(|last| last.depth > 0)
+    if target.is_closed
+        && target.shared_job.is_none()
+        && directories.last().is_none_or(|last| last.depth > 0)
     {
         outcomes.extend(open_target(target)?.map(Outcome::Fault));
     }
@@ -66,7 +78,11 @@ fn open_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     let directory = target.tree.open_directory(&RelPath::root())?;
     if let Err(error) = set_usual_mode(directory.as_fd()) {
         let (operation, code) = failure(Operation::SetMetadata, &error);
-        return Ok(Some(Fault { path: RelPath::root(), operation, code }));
+        return Ok(Some(Fault {
+            path: RelPath::root(),
+            operation,
+            code,
+        }));
     }
     target.flush_if_each(&directory)?;
     Ok(None)
@@ -89,11 +105,18 @@ fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fau
 /// The directories that a thread takes at a time: those of one parent come together.
 const PART_DIRECTORIES: usize = 16;
 
-fn finish_part(transfer: &Transfer, turn: &Turn<'_>, part: &[Remembered]) -> io::Result<Vec<Fault>> {
+fn finish_part(
+    transfer: &Transfer,
+    turn: &Turn<'_>,
+    part: &[Remembered],
+) -> io::Result<Vec<Fault>> {
     let target = &transfer.target;
     let mut faults = Vec::new();
     let mirrors = target.rules.extraneous == Extraneous::Goes;
-    let mut opener = Opener { tree: &target.tree, last: None };
+    let mut opener = Opener {
+        tree: &target.tree,
+        last: None,
+    };
     for remembered in part {
         if turn.is_over() {
             return Err(Errno::CANCELED.into());
@@ -101,7 +124,11 @@ fn finish_part(transfer: &Transfer, turn: &Turn<'_>, part: &[Remembered]) -> io:
         turn.get_help();
         let opened = opener.open(remembered);
         let at = At(&remembered.path, remembered.name.as_ref());
-        let set = |opened: Arc<OwnedFd>| target.set_whole(&opened, &remembered.metadata, at).map(|()| opened);
+        let set = |opened: Arc<OwnedFd>| {
+            target
+                .set_whole(&opened, &remembered.metadata, at)
+                .map(|()| opened)
+        };
         match opened.and_then(set) {
             // it may be all that was put into its file system, and the only one to tell of its links and directories
             Ok(directory) => {
@@ -112,8 +139,15 @@ fn finish_part(transfer: &Transfer, turn: &Turn<'_>, part: &[Remembered]) -> io:
             Err(error) => {
                 let (operation, code) = failure(Operation::SetMetadata, &error);
                 let path = remembered.path();
-                target.directories.book(path.as_bytes().len()).map_err(io::Error::other)?;
-                faults.push(Fault { path, operation, code });
+                target
+                    .directories
+                    .book(path.as_bytes().len())
+                    .map_err(io::Error::other)?;
+                faults.push(Fault {
+                    path,
+                    operation,
+                    code,
+                });
             }
         }
     }
@@ -131,7 +165,11 @@ struct Opener<'a> {
 impl<'a> Opener<'a> {
     fn open(&mut self, remembered: &'a Remembered) -> io::Result<Arc<OwnedFd>> {
         let Remembered { path, name, .. } = remembered;
-        let Some((_, above)) = self.last.as_mut().filter(|(last, _)| Arc::ptr_eq(last, path)) else {
+        let Some((_, above)) = self
+            .last
+            .as_mut()
+            .filter(|(last, _)| Arc::ptr_eq(last, path))
+        else {
             self.last = Some((path, None));
             // The directory may be closed already, by the mode that another source has given it.
             return self.tree.open_own_directory(&remembered.path());
@@ -140,8 +178,14 @@ impl<'a> Opener<'a> {
             Some(above) => above,
             None => above.insert(Tree::at(self.tree.open_own_directory(path)?)),
         };
-        let Some(name) = name else { return above.open_directory(&RelPath::root()) };
-        above.open_own_directory(&RelPath::root().join(name).map_err(|_too_long| Errno::NAMETOOLONG)?)
+        let Some(name) = name else {
+            return above.open_directory(&RelPath::root());
+        };
+        above.open_own_directory(
+            &RelPath::root()
+                .join(name)
+                .map_err(|_too_long| Errno::NAMETOOLONG)?,
+        )
     }
 }
 
@@ -163,12 +207,23 @@ mod tests {
         std::fs::create_dir(&directory).unwrap();
         std::fs::set_permissions(&directory, Permissions::from_mode(0o500)).unwrap();
         let transfer = transfer(home.path());
-        let (path, metadata) =
-            (RelPath::from_bytes(b"d").unwrap(), Metadata { mode: 0o755, ..Metadata::default() });
+        let (path, metadata) = (
+            RelPath::from_bytes(b"d").unwrap(),
+            Metadata {
+                mode: 0o755,
+                ..Metadata::default()
+            },
+        );
         transfer.remember_directory(&Arc::new(path), None, metadata);
         transfer.stopping.store(true, Ordering::Relaxed);
         let done = finish_level(&transfer, &transfer.target.directories.take_bottom_up());
-        assert_eq!(Errno::from_io_error(&done.unwrap_err()), Some(Errno::CANCELED));
-        assert_eq!(directory.metadata().unwrap().permissions().mode() & 0o7777, 0o500);
+        assert_eq!(
+            Errno::from_io_error(&done.unwrap_err()),
+            Some(Errno::CANCELED)
+        );
+        assert_eq!(
+            directory.metadata().unwrap().permissions().mode() & 0o7777,
+            0o500
+        );
     }
 }

@@ -9,21 +9,32 @@ use zmove_types::Doing;
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
 use crate::grant::{Coming, Taken};
-use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged};
+use crate::session::verify::{
+    NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged,
+};
 use crate::store::large_files::Undeclarable;
 use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;
 use crate::store::writer::Job;
 
 /// Runs one lane to its end and reports how it ended.
-pub(crate) fn run_lane(transfer: &Transfer, number: u32, source: Box<dyn LaneSource>, queue: &Sender<Job>) {
+pub(crate) fn run_lane(
+    transfer: &Transfer,
+    number: u32,
+    source: Box<dyn LaneSource>,
+    queue: &Sender<Job>,
+) {
     let mut has_brought = false;
     let ended = match receive_all(transfer, source, queue, &mut has_brought) {
         // A lane that breaks while everything is being stopped is no fault.
         Err(_) if transfer.stopping.load(Ordering::Relaxed) => Ok(()),
         ended => ended,
     };
-    transfer.reports.tell(Outcome::LaneEnded { number, has_brought, ended });
+    transfer.reports.tell(Outcome::LaneEnded {
+        number,
+        has_brought,
+        ended,
+    });
 }
 
 fn receive_all(
@@ -49,7 +60,8 @@ fn receive_all(
         let (item, bytes) = (Coming::Item(frame.header.item.0), frame.data.len() as u64);
         let job = match frame.header.kind {
             FrameKind::Batch | FrameKind::Guess => {
-                let checked = VerifiedBatch::check(frame, &transfer.quota, &transfer.turn(Task::Look))?;
+                let checked =
+                    VerifiedBatch::check(frame, &transfer.quota, &transfer.turn(Task::Look))?;
                 if let Ok(batch) = &checked {
                     batch.check_names(&transfer.top_names)?;
                     if transfer.allowance.is_some() {
@@ -67,7 +79,12 @@ fn receive_all(
                 transfer.allow(item, Taken::Group(bytes))?;
                 check_group(transfer, frame)
             }
-            FrameKind::Filler => return Err(WireError::OutOfOrder { what: "filler in a transfer" }.into()),
+            FrameKind::Filler => {
+                return Err(WireError::OutOfOrder {
+                    what: "filler in a transfer",
+                }
+                .into());
+            }
         };
         watch.lap(Doing::Busy);
         match job {
@@ -87,9 +104,13 @@ fn receive_all(
 /// Declares a large file. A damaged declaration counts as not received: the chunk after it is reported, and both come
 /// again.
 fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
-    let Some((id, head)) = check_declaration(frame)? else { return Ok(()) };
+    let Some((id, head)) = check_declaration(frame)? else {
+        return Ok(());
+    };
     if head.path.is_root() {
-        return Err(WireError::OutOfOrder { what: "a file without a name" });
+        return Err(WireError::OutOfOrder {
+            what: "a file without a name",
+        });
     }
     transfer.top_names.check(&head.path)?;
     let mut allowed = Ok(());
@@ -101,7 +122,11 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
         }
         transfer.bases.take(&transfer.target.final_path(head))
     };
-    let prior = |head: &FileHead| transfer.parts.take_up(id, &transfer.target.final_path(head), head);
+    let prior = |head: &FileHead| {
+        transfer
+            .parts
+            .take_up(id, &transfer.target.final_path(head), head)
+    };
     let declared = transfer.files.declare(id, head, base, prior);
     allowed?;
     match declared {

@@ -43,7 +43,9 @@ impl LostLanes {
             Some((until, _)) => sleep_until(*until).await,
             None => pending().await,
         }
-        self.waiting.take().map_or(LaneError::Closed, |(_, error)| error)
+        self.waiting
+            .take()
+            .map_or(LaneError::Closed, |(_, error)| error)
     }
 }
 
@@ -67,6 +69,10 @@ mod tests {
         lost.explained();
         lost.explained();
         lost.note(LaneError::Closed);
-        assert!(tokio::time::timeout(EXPLANATION_MAX * 2, lost.overdue()).await.is_err());
+        assert!(
+            tokio::time::timeout(EXPLANATION_MAX * 2, lost.overdue())
+                .await
+                .is_err()
+        );
     }
 }

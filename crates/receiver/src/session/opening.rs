@@ -27,7 +27,10 @@ pub(super) struct Opening {
 }
 
 /// Takes up the grant by which an opening is made, if it is by one.
-pub(super) async fn take_up(config: &ReceiverConfig, open: &Open) -> Result<Option<TakenUp>, Refusal> {
+pub(super) async fn take_up(
+    config: &ReceiverConfig,
+    open: &Open,
+) -> Result<Option<TakenUp>, Refusal> {
     match config.grants.clone() {
         Some(grants) if grants.are_for(open) => {
             let open = open.clone();
@@ -35,7 +38,10 @@ pub(super) async fn take_up(config: &ReceiverConfig, open: &Open) -> Result<Opti
         }
         None if open.grant.is_some() => {
             let text = "this receiver gives no grants".to_owned();
-            Err(Refusal { code: RefusalCode::Denied, text })
+            Err(Refusal {
+                code: RefusalCode::Denied,
+                text,
+            })
         }
         Some(_) | None => Ok(None),
     }
@@ -67,15 +73,34 @@ pub(super) async fn refuse_opening(connections: Connections, error: SessionError
 pub(super) async fn opening(inbox: &mut Messages) -> Result<(Opening, Booking), SessionError> {
     let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
     match first.map_err(|_| SessionError::Silent)? {
-        Some(Ok(BookedMessage { message: ToReceiver::Open(open), held })) => {
-            Ok((Opening { open, keeps_rate: false }, held))
-        }
-        Some(Ok(BookedMessage { message: ToReceiver::OpenWith(open, extensions), held })) => {
+        Some(Ok(BookedMessage {
+            message: ToReceiver::Open(open),
+            held,
+        })) => Ok((
+            Opening {
+                open,
+                keeps_rate: false,
+            },
+            held,
+        )),
+        Some(Ok(BookedMessage {
+            message: ToReceiver::OpenWith(open, extensions),
+            held,
+        })) => {
             // one that is marked critical and not known refuses the transfer
             let keeps_rate = extensions.get(Open::KEEPS_RATE).is_some();
-            Ok((Opening { open: open.with(extensions)?, keeps_rate }, held))
+            Ok((
+                Opening {
+                    open: open.with(extensions)?,
+                    keeps_rate,
+                },
+                held,
+            ))
         }
-        Some(Ok(_)) => Err(WireError::OutOfOrder { what: "the first message" }.into()),
+        Some(Ok(_)) => Err(WireError::OutOfOrder {
+            what: "the first message",
+        }
+        .into()),
         Some(Err(ControlError::Wire(error))) => Err(error.into()),
         Some(Err(error)) => Err(error.into()),
         None => Err(ControlError::Closed.into()),
@@ -99,7 +124,11 @@ pub(super) async fn resolve(
     (transfer, owner): (TransferId, String),
     config: &ReceiverConfig,
 ) -> Result<Resolved, Refusal> {
-    let (journals, quota, storage) = (config.journals.clone(), config.quota.clone(), config.storage.clone());
+    let (journals, quota, storage) = (
+        config.journals.clone(),
+        config.quota.clone(),
+        config.storage.clone(),
+    );
     look(move || {
         if open.shared_job.is_some() {
             check(&open)?;
@@ -110,8 +139,12 @@ pub(super) async fn resolve(
             Some(part) => {
                 // people are told the node as well; devices have other numbers on other hosts
                 let owner = format!("{owner} {}", part.node);
-                let begin = Begin { device: 0, ..begin(transfer, owner, &target.tree) };
-                let (session, journal) = SharedJobSession::begin(&target.tree, &part, &begin, &quota)?;
+                let begin = Begin {
+                    device: 0,
+                    ..begin(transfer, owner, &target.tree)
+                };
+                let (session, journal) =
+                    SharedJobSession::begin(&target.tree, &part, &begin, &quota)?;
                 let parts = Parts::in_job(Arc::clone(session.epoch()), journal, begin, &quota);
                 target.shared_job = Some(session);
                 parts
@@ -123,7 +156,13 @@ pub(super) async fn resolve(
             *tops = Vec::new();
         }
         let free_bytes = free_bytes(target.tree.fd());
-        Ok(Resolved { open, target, parts, file_system, free_bytes })
+        Ok(Resolved {
+            open,
+            target,
+            parts,
+            file_system,
+            free_bytes,
+        })
     })
     .await
 }

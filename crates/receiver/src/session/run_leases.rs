@@ -40,7 +40,10 @@ impl RunLeasesByKey {
     /// The leases of one key's runs.
     #[must_use]
     pub fn of(&self, owner: Fingerprint) -> RunLeases {
-        RunLeases { runs: self.clone(), owner: Some(owner) }
+        RunLeases {
+            runs: self.clone(),
+            owner: Some(owner),
+        }
     }
 }
 
@@ -50,7 +53,12 @@ impl RunLeases {
         let key = (self.owner, run);
         let (own, over) = watch::channel(false);
         let own = Arc::new(own);
-        let lease = RunLease { runs: self.runs.clone(), key, own: Arc::clone(&own), over };
+        let lease = RunLease {
+            runs: self.runs.clone(),
+            key,
+            own: Arc::clone(&own),
+            over,
+        };
         let before = self.runs.0.lock().insert(key, own);
         if let Some(before) = before {
             before.send_replace(true);
@@ -72,7 +80,10 @@ impl RunLease {
 impl Drop for RunLease {
     fn drop(&mut self) {
         let mut runs = self.runs.0.lock();
-        if runs.get(&self.key).is_some_and(|latest| Arc::ptr_eq(latest, &self.own)) {
+        if runs
+            .get(&self.key)
+            .is_some_and(|latest| Arc::ptr_eq(latest, &self.own))
+        {
             runs.remove(&self.key);
         }
     }
@@ -114,7 +125,11 @@ mod tests {
     async fn other_runs_and_other_keys_go_on() {
         let runs = RunLeasesByKey::default();
         let [one, other] = [1, 2].map(|byte| runs.of(Fingerprint([byte; 32])));
-        let _held = (one.acquire(RUN).await, one.acquire([2; 16]).await, other.acquire(RUN).await);
+        let _held = (
+            one.acquire(RUN).await,
+            one.acquire([2; 16]).await,
+            other.acquire(RUN).await,
+        );
         assert_eq!(runs.0.lock().len(), 3);
     }
 }

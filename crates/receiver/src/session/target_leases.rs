@@ -85,19 +85,29 @@ impl TargetLeases {
     /// made when it is needed; where it cannot be written, only sessions of this process wait for each other.
     #[must_use]
     pub fn shared_in(directory: PathBuf) -> Self {
-        Self(Arc::new(Shared { files: Some(Arc::new(LeaseFiles::new(directory))), ..Shared::default() }))
+        Self(Arc::new(Shared {
+            files: Some(Arc::new(LeaseFiles::new(directory))),
+            ..Shared::default()
+        }))
     }
 
     pub(crate) async fn acquire(&self, owner: &str, target: &[u8]) -> TargetLease {
         let place = (owner.to_owned(), target.to_vec());
         *self.0.targets.lock().entry(place.clone()).or_default() += 1;
-        let mut lease = TargetLease { leases: self.clone(), place, file: None };
+        let mut lease = TargetLease {
+            leases: self.clone(),
+            place,
+            file: None,
+        };
         if let Some(files) = &self.0.files {
             let files = Arc::clone(files);
             let target = target.to_vec();
             let created = tokio::task::spawn_blocking(move || files.create(&target));
-            lease.file =
-                tokio::time::timeout(FILES_WAIT_MAX, created).await.ok().and_then(Result::ok).flatten();
+            lease.file = tokio::time::timeout(FILES_WAIT_MAX, created)
+                .await
+                .ok()
+                .and_then(Result::ok)
+                .flatten();
         }
         lease
     }
@@ -106,18 +116,39 @@ impl TargetLeases {
     pub(crate) fn work_at(&self, owner: &str, target: &[u8]) -> Working {
         let place = (owner.to_owned(), target.to_vec());
         let (question, (heard, hears)) = (Arc::<Notify>::default(), watch::channel(None));
-        let asked = Asked { question: Arc::clone(&question), heard: hears };
-        self.0.running.lock().entry(place.clone()).or_default().push(asked);
-        Working { leases: self.clone(), place, question, heard }
+        let asked = Asked {
+            question: Arc::clone(&question),
+            heard: hears,
+        };
+        self.0
+            .running
+            .lock()
+            .entry(place.clone())
+            .or_default()
+            .push(asked);
+        Working {
+            leases: self.clone(),
+            place,
+            question,
+            heard,
+        }
     }
 
     /// Waits until each session that works at a target has heard of its peer, or has ended.
     async fn ask_working(&self, place: &Place) {
-        let running = self.0.running.lock().get(place).cloned().unwrap_or_default();
+        let running = self
+            .0
+            .running
+            .lock()
+            .get(place)
+            .cloned()
+            .unwrap_or_default();
         let now = Instant::now();
         running.iter().for_each(|asked| asked.question.notify_one());
         for Asked { mut heard, .. } in running {
-            let _or_ended = heard.wait_for(|heard| heard.is_some_and(|since| since >= now)).await;
+            let _or_ended = heard
+                .wait_for(|heard| heard.is_some_and(|since| since >= now))
+                .await;
         }
     }
 
@@ -144,15 +175,23 @@ impl TargetLeases {
             }
         };
         tokio::time::timeout(WAIT_MAX, ended).await.map_err(|_| {
-            let text = "an earlier transfer to this target is still ending: its storage does not answer";
-            Refusal { code: RefusalCode::Busy, text: text.to_owned() }
+            let text =
+                "an earlier transfer to this target is still ending: its storage does not answer";
+            Refusal {
+                code: RefusalCode::Busy,
+                text: text.to_owned(),
+            }
         })
     }
 
     async fn other_process_has(&self, target: &[u8]) -> bool {
-        let Some(files) = self.0.files.clone() else { return false };
+        let Some(files) = self.0.files.clone() else {
+            return false;
+        };
         let target = target.to_vec();
-        tokio::task::spawn_blocking(move || files.contain(&target)).await.unwrap_or(false)
+        tokio::task::spawn_blocking(move || files.contain(&target))
+            .await
+            .unwrap_or(false)
     }
 }
 
@@ -204,7 +243,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_session_waits_for_all_that_end_at_its_target_and_for_no_other() {
         let leases = TargetLeases::default();
-        let (first, second) = (leases.acquire("me", b"/a").await, leases.acquire("me", b"/a").await);
+        let (first, second) = (
+            leases.acquire("me", b"/a").await,
+            leases.acquire("me", b"/a").await,
+        );
         assert_eq!(leases.wait_until_free("me", b"/b").await, Ok(()));
         assert_eq!(leases.wait_until_free("other", b"/a").await, Ok(()));
         let waiting = tokio::spawn({
@@ -221,7 +263,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_session_that_works_is_asked_each_time_and_waited_for_until_it_has_heard_of_its_peer_or_ended()
-    {
+     {
         let leases = TargetLeases::default();
         let working = leases.work_at("me", b"/a");
         assert_eq!(leases.wait_until_free("me", b"/b").await, Ok(()));
@@ -254,7 +296,12 @@ mod tests {
         assert_eq!(other.wait_until_free("me", b"/a").await, Ok(()));
         let lease = one.acquire("me", b"/a").await;
         assert_eq!(other.wait_until_free("me", b"/b").await, Ok(()));
-        let left_behind = std::fs::read_dir(&directory_of_leases).unwrap().next().unwrap().unwrap().path();
+        let left_behind = std::fs::read_dir(&directory_of_leases)
+            .unwrap()
+            .next()
+            .unwrap()
+            .unwrap()
+            .path();
         let waiting = tokio::spawn(async move { other.wait_until_free("you", b"/a").await });
         tokio::time::sleep(2 * POLL_INTERVAL).await;
         assert!(!waiting.is_finished());

@@ -3,12 +3,12 @@
 use zmove_chunk::group_cv;
 use zmove_transport::{Frame, LaneBreaker, LaneError, memory_control, memory_lane};
 use zmove_types::{
-    Brought, Buffer, BufferPool, Doing, ItemId, Lock, Metadata, Name, RelPath, StageClock, Stopwatch,
-    Timestamp,
+    Brought, Buffer, BufferPool, Doing, ItemId, Lock, Metadata, Name, RelPath, StageClock,
+    Stopwatch, Timestamp,
 };
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader, FrameKind,
-    PublishedItem, decode_message, encode_message,
+    Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader,
+    FrameKind, PublishedItem, decode_message, encode_message,
 };
 
 use super::*;
@@ -21,8 +21,14 @@ fn open() -> Open {
 
 /// An item that makes a directory.
 fn batch() -> Frame {
-    let entries = vec![BatchEntry::Directory(Name::from_bytes(b"d").unwrap(), Metadata::default())];
-    let groups = vec![DirectoryGroup { directory: RelPath::root(), entries }];
+    let entries = vec![BatchEntry::Directory(
+        Name::from_bytes(b"d").unwrap(),
+        Metadata::default(),
+    )];
+    let groups = vec![DirectoryGroup {
+        directory: RelPath::root(),
+        entries,
+    }];
     let head = Batch { groups }.encode();
     let header = FrameHeader {
         kind: FrameKind::Batch,
@@ -31,7 +37,11 @@ fn batch() -> Frame {
         ..FrameHeader::default()
     };
     let digest = zmove_chunk::seal(&header.prefix(), blake3::hash(&head).as_bytes());
-    Frame { header: FrameHeader { digest, ..header }, head, data: Buffer::empty() }
+    Frame {
+        header: FrameHeader { digest, ..header },
+        head,
+        data: Buffer::empty(),
+    }
 }
 
 /// A frame of this kind, of the first large file.
@@ -52,7 +62,11 @@ fn frame(
     let mut buffer = BufferPool::new(data.len().max(1), 1).take().unwrap();
     buffer.room()[..data.len()].copy_from_slice(data);
     buffer.set_len(data.len());
-    Frame { header: FrameHeader { digest, ..header }, head, data: buffer }
+    Frame {
+        header: FrameHeader { digest, ..header },
+        head,
+        data: buffer,
+    }
 }
 
 /// A small file, and a large one of two groups.
@@ -66,13 +80,19 @@ fn files() -> Vec<Frame> {
         root: zmove_chunk::file_root(small_contents),
         data: None,
     };
-    let groups = vec![DirectoryGroup { directory: RelPath::root(), entries: vec![BatchEntry::File(small)] }];
+    let groups = vec![DirectoryGroup {
+        directory: RelPath::root(),
+        entries: vec![BatchEntry::File(small)],
+    }];
     let batch = Batch { groups }.encode();
     let large = FileHead {
         path: RelPath::from_bytes(b"large").unwrap(),
         metadata: Metadata::default(),
         bytes: contents.len() as u64 + 1,
-        ctime: Timestamp { seconds: 5, nanos: 6 },
+        ctime: Timestamp {
+            seconds: 5,
+            nanos: 6,
+        },
         inode: 8,
         data: None,
     };
@@ -81,8 +101,16 @@ fn files() -> Vec<Frame> {
     vec![
         frame((FrameKind::Batch, 0, 0), (batch, small_contents), &batched),
         frame((FrameKind::Declare, 0, 0), (declaration, &[]), &declared),
-        frame((FrameKind::Chunk, 1, 0), (Vec::new(), &contents), &group_cv(0, &contents).0),
-        frame((FrameKind::Chunk, 2, 1), (Vec::new(), last), &group_cv(1, last).0),
+        frame(
+            (FrameKind::Chunk, 1, 0),
+            (Vec::new(), &contents),
+            &group_cv(0, &contents).0,
+        ),
+        frame(
+            (FrameKind::Chunk, 2, 1),
+            (Vec::new(), last),
+            &group_cv(1, last).0,
+        ),
     ]
 }
 
@@ -91,9 +119,15 @@ async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
     let brought = Arc::<Lock<Brought>>::default();
     let opening = || open().into_message(Version::V4);
     for is_new in [true, false] {
-        let config = ReceiverConfig { brought: Some(Arc::clone(&brought)), ..ReceiverConfig::default() };
+        let config = ReceiverConfig {
+            brought: Some(Arc::clone(&brought)),
+            ..ReceiverConfig::default()
+        };
         let said = said_by(config, Version::V4, opening(), files()).await;
-        assert!(matches!(said.last(), Some(ToSender::Finished(_))), "{said:?}");
+        assert!(
+            matches!(said.last(), Some(ToSender::Finished(_))),
+            "{said:?}"
+        );
         assert_eq!(brought.lock().take_new(), is_new);
     }
     let mut brought = brought.lock();
@@ -102,16 +136,29 @@ async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
         thing(&mut brought);
         brought.take_new()
     };
-    assert!(!is_new(&|brought| brought.note(&path("small"))), "a small file");
-    assert!(!is_new(&|brought| brought.note(&path("large"))), "a large file");
-    assert!(!is_new(&|brought| brought.note(&(path("large"), 1_u32))), "a group");
+    assert!(
+        !is_new(&|brought| brought.note(&path("small"))),
+        "a small file"
+    );
+    assert!(
+        !is_new(&|brought| brought.note(&path("large"))),
+        "a large file"
+    );
+    assert!(
+        !is_new(&|brought| brought.note(&(path("large"), 1_u32))),
+        "a group"
+    );
 }
 
 /// A lane that is lost before it has brought anything.
 struct LostLane;
 
 impl LaneSource for LostLane {
-    fn receive(&mut self, _: &BufferPool, _: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+    fn receive(
+        &mut self,
+        _: &BufferPool,
+        _: &mut Stopwatch<'_>,
+    ) -> Result<Option<Frame>, LaneError> {
         Err(LaneError::Closed)
     }
 
@@ -130,10 +177,17 @@ async fn a_sender_that_was_dialled_is_told_of_lanes_that_bring_nothing() {
     let access = WriteAccess::Beneath(vec![home.path().to_owned()]);
     let failed_lanes = Some(failed_lanes);
     let session = Session::new(TransferId([1; 16]), Version::NEWEST, control, lanes);
-    let session = Session { failed_lanes, access, ..session };
+    let session = Session {
+        failed_lanes,
+        access,
+        ..session
+    };
     let session = tokio::spawn(run_session(session, std::future::pending()));
     let open = Open::new(Vec::new(), [1; 16]);
-    writer.send(&encode_message(&ToReceiver::Open(open))).await.unwrap();
+    writer
+        .send(&encode_message(&ToReceiver::Open(open)))
+        .await
+        .unwrap();
     reader.greeting().await.unwrap();
     let mut hear = async || decode_message(&reader.receive().await.unwrap().unwrap()).unwrap();
     assert!(matches!(hear().await, ToSender::Opened(_)));
@@ -161,18 +215,36 @@ async fn said_by(
     let home = tempfile::tempdir().unwrap();
     let ((mut reader, mut writer), control) = memory_control();
     let (lanes_in, lanes) = mpsc::channel(1);
-    let config = ReceiverConfig { rate_max: Some("1GB".parse().unwrap()), ..config };
-    config.meter.receive.add(Doing::Paced, Duration::from_millis(3));
+    let config = ReceiverConfig {
+        rate_max: Some("1GB".parse().unwrap()),
+        ..config
+    };
+    config
+        .meter
+        .receive
+        .add(Doing::Paced, Duration::from_millis(3));
     let access = WriteAccess::Beneath(vec![home.path().to_owned()]);
-    let session = Session { access, config, ..Session::new(TransferId([1; 16]), version, control, lanes) };
+    let session = Session {
+        access,
+        config,
+        ..Session::new(TransferId([1; 16]), version, control, lanes)
+    };
     let session = tokio::spawn(run_session(session, std::future::pending()));
-    let items = frames.iter().filter(|frame| frame.header.kind != FrameKind::Declare).count() as u64;
-    let announce = ToReceiver::Announce { items, mismatches: 0 };
+    let items = frames
+        .iter()
+        .filter(|frame| frame.header.kind != FrameKind::Declare)
+        .count() as u64;
+    let announce = ToReceiver::Announce {
+        items,
+        mismatches: 0,
+    };
     let (mut sink, source) = memory_lane();
     lanes_in.try_send(source).unwrap();
     let sending = tokio::task::spawn_blocking(move || {
         let clock = StageClock::default();
-        frames.into_iter().for_each(|frame| sink.send(frame, &mut clock.start()).unwrap());
+        frames
+            .into_iter()
+            .for_each(|frame| sink.send(frame, &mut clock.start()).unwrap());
         sink
     });
     for message in [opening, announce] {
@@ -185,7 +257,11 @@ async fn said_by(
     }
     drop((reader, writer, sending.await.unwrap()));
     let ended = session.await.unwrap();
-    assert_eq!(ended.is_ok(), matches!(said.last(), Some(ToSender::Finished(_))), "{ended:?}");
+    assert_eq!(
+        ended.is_ok(),
+        matches!(said.last(), Some(ToSender::Finished(_))),
+        "{ended:?}"
+    );
     said
 }
 
@@ -201,14 +277,25 @@ async fn an_older_sender_is_not_told_of_rates() {
     let said = last_words(Version::V2).await;
     assert!(matches!(said[..], [ToSender::Finished(_)]), "{said:?}");
     let said = last_words(Version::V3).await;
-    assert!(matches!(said[..], [ToSender::Paced { receive_us: 3000 }, ToSender::Finished(_)]), "{said:?}");
+    assert!(
+        matches!(
+            said[..],
+            [ToSender::Paced { receive_us: 3000 }, ToSender::Finished(_)]
+        ),
+        "{said:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sender_that_can_keep_a_rate_is_told_it_before_it_may_begin() {
     let told = said(Version::V4, open().into_message(Version::V4), Vec::new()).await;
-    let rate = ToSender::RateMax { bytes_per_second: 1_000_000_000 };
-    assert!(told[0] == rate && matches!(told[1], ToSender::Opened(_)), "{told:?}");
+    let rate = ToSender::RateMax {
+        bytes_per_second: 1_000_000_000,
+    };
+    assert!(
+        told[0] == rate && matches!(told[1], ToSender::Opened(_)),
+        "{told:?}"
+    );
     let plain = ToReceiver::OpenWith(open(), Extensions::default());
     let said = said(Version::V4, plain, Vec::new()).await;
     assert!(!said.contains(&rate), "{said:?}");
@@ -218,31 +305,56 @@ async fn a_sender_that_can_keep_a_rate_is_told_it_before_it_may_begin() {
 async fn each_batch_is_told_as_published_once_and_to_no_older_sender() {
     let published = async |version: Version| {
         let said = said(version, open().into_message(version), vec![batch()]).await;
-        let stored = said.iter().position(|message| matches!(message, ToSender::Stored(_))).unwrap();
+        let stored = said
+            .iter()
+            .position(|message| matches!(message, ToSender::Stored(_)))
+            .unwrap();
         let after = said[stored..].iter().filter_map(|message| match message {
             ToSender::Published { items } => Some(items.clone()),
             _ => None,
         });
-        let all = said.iter().filter(|message| matches!(message, ToSender::Published { .. })).count();
+        let all = said
+            .iter()
+            .filter(|message| matches!(message, ToSender::Published { .. }))
+            .count();
         let after: Vec<_> = after.flatten().collect();
         assert_eq!(after.len(), all, "{said:?}");
         after
     };
-    assert_eq!(published(Version::V4).await, [PublishedItem { item: 0, faults: vec![] }]);
+    assert_eq!(
+        published(Version::V4).await,
+        [PublishedItem {
+            item: 0,
+            faults: vec![]
+        }]
+    );
     assert_eq!(published(Version::V3).await, []);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_opening_that_cannot_be_understood_is_refused_by_its_extension() {
     let opening = |critical| {
-        let extension = Extension { number: 77, critical, bytes: [].into() };
+        let extension = Extension {
+            number: 77,
+            critical,
+            bytes: [].into(),
+        };
         ToReceiver::OpenWith(open(), Extensions::default().with(extension))
     };
     let refused = said(Version::V4, opening(true), Vec::new()).await;
-    let [ToSender::Refused(Refusal { code: RefusalCode::Protocol, text })] = &refused[..] else {
+    let [
+        ToSender::Refused(Refusal {
+            code: RefusalCode::Protocol,
+            text,
+        }),
+    ] = &refused[..]
+    else {
         panic!("{refused:?}");
     };
     assert!(text.contains("extension 77 of the opening"), "{text}");
     let taken = said(Version::V4, opening(false), Vec::new()).await;
-    assert!(matches!(taken.last(), Some(ToSender::Finished(_))), "{taken:?}");
+    assert!(
+        matches!(taken.last(), Some(ToSender::Finished(_))),
+        "{taken:?}"
+    );
 }

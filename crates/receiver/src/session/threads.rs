@@ -68,21 +68,33 @@ impl Workers {
     pub(crate) fn new(quota: &Quota) -> Self {
         let (queue, waiting) = unbounded();
         let (under_way, ended, threads) = (Arc::default(), Arc::default(), Vec::new());
-        Self { quota: quota.clone(), queue, waiting, under_way, ended, threads }
+        Self {
+            quota: quota.clone(),
+            queue,
+            waiting,
+            under_way,
+            ended,
+            threads,
+        }
     }
 
     /// Queues work for one of the threads.
     ///
     /// # Errors
     /// No thread can be started, and there is none yet.
-    pub(crate) fn start(&mut self, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
+    pub(crate) fn start(
+        &mut self,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<(), SessionError> {
         let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
         if under_way > self.threads.len() && self.threads.len() < THREADS_MAX {
             self.add_thread().inspect_err(|_error| {
                 self.under_way.fetch_sub(1, Ordering::Relaxed);
             })?;
         }
-        self.queue.send(Work(Box::new(work))).expect("this holds the other end too");
+        self.queue
+            .send(Work(Box::new(work)))
+            .expect("this holds the other end too");
         Ok(())
     }
 
@@ -106,7 +118,12 @@ impl Workers {
 
     /// Waits until all work has been done.
     pub(crate) async fn complete(self) {
-        let Self { queue, waiting, threads, .. } = self;
+        let Self {
+            queue,
+            waiting,
+            threads,
+            ..
+        } = self;
         drop((queue, waiting));
         if threads.is_empty() {
             return;
@@ -120,8 +137,11 @@ impl Workers {
         if held.is_none() && !self.threads.is_empty() {
             return Ok(());
         }
-        let (waiting, under_way, ended) =
-            (self.waiting.clone(), Arc::clone(&self.under_way), Arc::clone(&self.ended));
+        let (waiting, under_way, ended) = (
+            self.waiting.clone(),
+            Arc::clone(&self.under_way),
+            Arc::clone(&self.ended),
+        );
         let run = move || {
             let _booked = held;
             for Work(work) in &waiting {
@@ -208,7 +228,13 @@ pub(crate) struct LaneThreads {
 impl LaneThreads {
     pub(crate) fn new(config: &ReceiverConfig) -> Self {
         let (quota, meter) = (config.quota.clone(), Arc::clone(&config.meter));
-        Self { quota, meter, threads: Vec::new(), up: HashMap::new(), begun: 0 }
+        Self {
+            quota,
+            meter,
+            threads: Vec::new(),
+            up: HashMap::new(),
+            begun: 0,
+        }
     }
 
     /// The number of lanes that are up.
@@ -230,10 +256,11 @@ impl LaneThreads {
         self.meter.lanes_are(self.count());
         // Forget threads that have ended: lanes come and go as long as the session lasts.
         self.threads.retain(|thread| !thread.is_finished());
-        self.threads.push(spawn(format!("zmove-lane-{number}"), move || {
-            let _until_it_ends = window;
-            run(number, source);
-        })?);
+        self.threads
+            .push(spawn(format!("zmove-lane-{number}"), move || {
+                let _until_it_ends = window;
+                run(number, source);
+            })?);
         Ok(())
     }
 
@@ -257,7 +284,10 @@ pub(crate) fn spawn(
     name: String,
     work: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>, SessionError> {
-    thread::Builder::new().name(name).spawn(work).map_err(SessionError::Thread)
+    thread::Builder::new()
+        .name(name)
+        .spawn(work)
+        .map_err(SessionError::Thread)
 }
 
 pub(crate) fn join(threads: Vec<JoinHandle<()>>) {

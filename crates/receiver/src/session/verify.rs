@@ -11,8 +11,8 @@ use zmove_disk::Turn;
 use zmove_transport::Frame;
 use zmove_types::{Buffer, Cv, FileId, GroupSpan, ItemId, Root};
 use zmove_wire::{
-    Batch, BatchEntry, EntryFault, FaultCode, FileEntry, FileHead, FrameHeader, FrameKind, Operation,
-    StoredItem, WireError,
+    Batch, BatchEntry, EntryFault, FaultCode, FileEntry, FileHead, FrameHeader, FrameKind,
+    Operation, StoredItem, WireError,
 };
 
 use crate::quota::messages::ELEMENT_BYTES;
@@ -74,7 +74,13 @@ impl VerifiedBatch {
         let faults = damaged_files(&batch, &data);
         if faults.is_empty() {
             let guessed = header.kind == FrameKind::Guess;
-            return Ok(Ok(Self { item: header.item, guessed, batch, data, held }));
+            return Ok(Ok(Self {
+                item: header.item,
+                guessed,
+                batch,
+                data,
+                held,
+            }));
         }
         Ok(Err(damaged(header.item, faults)))
     }
@@ -122,12 +128,20 @@ fn has_holes(batch: &Batch) -> bool {
 /// What there is in memory of what entries have beside mode and time; those that share it come one after the other.
 fn extra_bytes(batch: &Batch) -> usize {
     let entries = batch.groups.iter().flat_map(|group| &group.entries);
-    let mut extras: Vec<_> = entries.filter_map(|entry| entry.metadata().extra.as_ref()).collect();
+    let mut extras: Vec<_> = entries
+        .filter_map(|entry| entry.metadata().extra.as_ref())
+        .collect();
     extras.dedup_by(|one, other| Arc::ptr_eq(one, other));
-    let ranges = batch.groups.iter().flat_map(|group| &group.entries).map(|entry| match entry {
-        BatchEntry::File(FileEntry { data: Some(data), .. }) => data.ranges().len(),
-        _ => 0,
-    });
+    let ranges = batch
+        .groups
+        .iter()
+        .flat_map(|group| &group.entries)
+        .map(|entry| match entry {
+            BatchEntry::File(FileEntry {
+                data: Some(data), ..
+            }) => data.ranges().len(),
+            _ => 0,
+        });
     extras.iter().map(|extra| extra.bytes()).sum::<usize>() + ranges.sum::<usize>() * RANGE_BYTES
 }
 
@@ -136,7 +150,11 @@ impl VerifiedChunk {
     ///
     /// # Errors
     /// The report for the sender when the group does not exist, has another length or does not hash right.
-    pub(crate) fn check(frame: Frame, head: &FileHead, turn: &Turn<'_>) -> Result<Self, StoredItem> {
+    pub(crate) fn check(
+        frame: Frame,
+        head: &FileHead,
+        turn: &Turn<'_>,
+    ) -> Result<Self, StoredItem> {
         let Frame { header, data, .. } = frame;
         if head.data.is_some() && turn.is_over() {
             return Err(damaged(header.item, Vec::new()));
@@ -147,7 +165,12 @@ impl VerifiedChunk {
             is_whole.then(|| (span, sparse_group_cv(span, pieces.into_iter(), &data)))
         });
         match hashed {
-            Some((span, cv)) if is_sealed(&header, &cv.0) => Ok(Self { item: header.item, span, cv, data }),
+            Some((span, cv)) if is_sealed(&header, &cv.0) => Ok(Self {
+                item: header.item,
+                span,
+                cv,
+                data,
+            }),
             _ => Err(damaged(header.item, Vec::new())),
         }
     }
@@ -170,7 +193,11 @@ impl NamedGroup {
     ) -> Result<Self, StoredItem> {
         let found = GroupSpan::of(file_bytes, header.group).zip(told(header.group));
         match found {
-            Some((span, cv)) if is_sealed(header, &cv.0) => Ok(Self { item: header.item, span, cv }),
+            Some((span, cv)) if is_sealed(header, &cv.0) => Ok(Self {
+                item: header.item,
+                span,
+                cv,
+            }),
             _ => Err(damaged(header.item, Vec::new())),
         }
     }
@@ -189,7 +216,8 @@ pub(crate) fn check_declaration(frame: &Frame) -> Result<Option<(FileId, FileHea
 
 /// Whether a frame is filler that arrived undamaged.
 pub(crate) fn is_filler(frame: &Frame) -> bool {
-    frame.header.kind == FrameKind::Filler && is_sealed(&frame.header, blake3::hash(&frame.data).as_bytes())
+    frame.header.kind == FrameKind::Filler
+        && is_sealed(&frame.header, blake3::hash(&frame.data).as_bytes())
 }
 
 fn is_sealed(header: &FrameHeader, content: &[u8; 32]) -> bool {
@@ -197,18 +225,28 @@ fn is_sealed(header: &FrameHeader, content: &[u8; 32]) -> bool {
 }
 
 pub(crate) fn damaged(item: ItemId, faults: Vec<EntryFault>) -> StoredItem {
-    StoredItem { item: item.0, mismatch: true, faults }
+    StoredItem {
+        item: item.0,
+        mismatch: true,
+        faults,
+    }
 }
 
 fn damaged_files(batch: &Batch, data: &[u8]) -> Vec<EntryFault> {
     let mut rest = data;
     let mut faults = Vec::new();
     for (entry, content) in (0..).zip(batch.groups.iter().flat_map(|group| &group.entries)) {
-        let BatchEntry::File(file) = content else { continue };
+        let BatchEntry::File(file) = content else {
+            continue;
+        };
         let (bytes, after) = rest.split_at(file.data_bytes());
         rest = after;
         if root_of(file, bytes) != file.root {
-            faults.push(EntryFault { entry, operation: Operation::Verify, code: FaultCode::Damaged });
+            faults.push(EntryFault {
+                entry,
+                operation: Operation::Verify,
+                code: FaultCode::Damaged,
+            });
         }
     }
     faults
@@ -241,7 +279,10 @@ pub(crate) mod tests {
     }
 
     fn sealed(header: FrameHeader, content: &[u8; 32]) -> FrameHeader {
-        FrameHeader { digest: seal(&header.prefix(), content), ..header }
+        FrameHeader {
+            digest: seal(&header.prefix(), content),
+            ..header
+        }
     }
 
     fn batch_frame(flip: Option<usize>) -> Frame {
@@ -249,20 +290,36 @@ pub(crate) mod tests {
     }
 
     /// A frame with one file of eight bytes of data.
-    fn frame_of((bytes, root, data): (u32, Root, Option<DataRanges>), flip: Option<usize>) -> Frame {
+    fn frame_of(
+        (bytes, root, data): (u32, Root, Option<DataRanges>),
+        flip: Option<usize>,
+    ) -> Frame {
         let contents = b"contents";
         let (name, data) = (Name::from_bytes(b"f").unwrap(), data.map(Arc::new));
-        let file = FileEntry { name, metadata: Metadata::default(), bytes, root, data };
+        let file = FileEntry {
+            name,
+            metadata: Metadata::default(),
+            bytes,
+            root,
+            data,
+        };
         let directory = RelPath::from_bytes(b"d").unwrap();
-        let batch =
-            Batch { groups: vec![DirectoryGroup { directory, entries: vec![BatchEntry::File(file)] }] };
+        let batch = Batch {
+            groups: vec![DirectoryGroup {
+                directory,
+                entries: vec![BatchEntry::File(file)],
+            }],
+        };
         let mut head = batch.encode();
         let content = *blake3::hash(&head).as_bytes();
         let mut data = contents.to_vec();
         if let Some(bit) = flip {
             let byte = bit / 8;
-            let target =
-                if byte < head.len() { &mut head[byte] } else { &mut data[byte - batch.encode().len()] };
+            let target = if byte < head.len() {
+                &mut head[byte]
+            } else {
+                &mut data[byte - batch.encode().len()]
+            };
             *target ^= 1 << (bit % 8);
         }
         let header = FrameHeader {
@@ -272,7 +329,11 @@ pub(crate) mod tests {
             item: ItemId(3),
             ..FrameHeader::default()
         };
-        Frame { header: sealed(header, &content), head, data: buffer(&data) }
+        Frame {
+            header: sealed(header, &content),
+            head,
+            data: buffer(&data),
+        }
     }
 
     static RUNNING: AtomicBool = AtomicBool::new(false);
@@ -295,18 +356,45 @@ pub(crate) mod tests {
     #[test]
     fn what_attributes_of_a_batch_take_is_booked() {
         let name = |number| format!("user.{number:04}").into_bytes().into();
-        let xattr = |number| zmove_types::Xattr { name: name(number), value: Box::default() };
-        let extra = zmove_types::Extra { xattrs: (0..5000).map(xattr).collect(), ..Default::default() };
-        let metadata = Metadata { extra: Some(Arc::new(extra)), ..Metadata::default() };
+        let xattr = |number| zmove_types::Xattr {
+            name: name(number),
+            value: Box::default(),
+        };
+        let extra = zmove_types::Extra {
+            xattrs: (0..5000).map(xattr).collect(),
+            ..Default::default()
+        };
+        let metadata = Metadata {
+            extra: Some(Arc::new(extra)),
+            ..Metadata::default()
+        };
         let entries = vec![BatchEntry::Itself(metadata)];
-        let head = Batch { groups: vec![DirectoryGroup { directory: RelPath::root(), entries }] }.encode();
+        let head = Batch {
+            groups: vec![DirectoryGroup {
+                directory: RelPath::root(),
+                entries,
+            }],
+        }
+        .encode();
         let content = *blake3::hash(&head).as_bytes();
-        let header = FrameHeader { kind: FrameKind::Batch, item: ItemId(3), ..FrameHeader::default() };
-        let frame = || Frame { header: sealed(header, &content), head: head.clone(), data: buffer(&[]) };
+        let header = FrameHeader {
+            kind: FrameKind::Batch,
+            item: ItemId(3),
+            ..FrameHeader::default()
+        };
+        let frame = || Frame {
+            header: sealed(header, &content),
+            head: head.clone(),
+            data: buffer(&[]),
+        };
         let limited = |bytes: usize| {
             let memory_per_identity = zmove_types::ByteCount(bytes as u64);
-            let limits = crate::Limits { memory_per_identity, ..Default::default() };
-            let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+            let limits = crate::Limits {
+                memory_per_identity,
+                ..Default::default()
+            };
+            let quota =
+                crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
             VerifiedBatch::check(frame(), &quota, &quota.turn(Task::Look, &RUNNING))
         };
         assert!(limited(4 * head.len()).is_err());
@@ -319,25 +407,44 @@ pub(crate) mod tests {
         let bits = 8 * (batch_frame(None).head.len() + 8);
         for bit in 0..bits {
             let checked = check_batch(batch_frame(Some(bit)));
-            assert!(matches!(checked, Ok(Err(item)) if item.item == 3), "bit {bit}");
+            assert!(
+                matches!(checked, Ok(Err(item)) if item.item == 3),
+                "bit {bit}"
+            );
         }
     }
 
     #[test]
     fn a_damaged_file_is_named() {
         let data_bit = 8 * batch_frame(None).head.len();
-        let Ok(Err(item)) = check_batch(batch_frame(Some(data_bit))) else { panic!("damage") };
+        let Ok(Err(item)) = check_batch(batch_frame(Some(data_bit))) else {
+            panic!("damage")
+        };
         assert_eq!(item.faults[0].entry, 0);
     }
 
     #[test]
     fn a_small_file_with_holes_has_the_hash_of_its_bytes() {
         let whole = [&[0; 4096][..], b"contents", &[0; 5]].concat();
-        let data = |start| DataRanges::new(4109, Vec::from([Range { start, end: start + 8 }]));
+        let data = |start| {
+            DataRanges::new(
+                4109,
+                Vec::from([Range {
+                    start,
+                    end: start + 8,
+                }]),
+            )
+        };
         let check = |root, data| check_batch(frame_of((4109, root, data), None));
         assert!(check(file_root(&whole), data(4096)).unwrap().is_ok());
-        assert!(check(file_root(&whole), data(4095)).unwrap().is_err(), "at another place");
-        assert!(check(file_root(b"contents"), data(4096)).unwrap().is_err(), "of the data alone");
+        assert!(
+            check(file_root(&whole), data(4095)).unwrap().is_err(),
+            "at another place"
+        );
+        assert!(
+            check(file_root(b"contents"), data(4096)).unwrap().is_err(),
+            "of the data alone"
+        );
     }
 
     /// A turn that is over is what nobody gets who does not ask for one.
@@ -348,9 +455,20 @@ pub(crate) mod tests {
         let whole = [&b"contents"[..], &[0; 5]].concat();
         let data = DataRanges::new(13, Vec::from([Range { start: 0, end: 8 }]));
         let holes = frame_of((13, file_root(&whole), data.clone()), None);
-        assert!(VerifiedBatch::check(holes, &quota, &over()).unwrap().is_err());
-        assert!(VerifiedBatch::check(batch_frame(None), &quota, &over()).unwrap().is_ok());
-        let header = FrameHeader { kind: FrameKind::Chunk, ..FrameHeader::default() };
+        assert!(
+            VerifiedBatch::check(holes, &quota, &over())
+                .unwrap()
+                .is_err()
+        );
+        assert!(
+            VerifiedBatch::check(batch_frame(None), &quota, &over())
+                .unwrap()
+                .is_ok()
+        );
+        let header = FrameHeader {
+            kind: FrameKind::Chunk,
+            ..FrameHeader::default()
+        };
         let chunk = |content: &[u8]| Frame {
             header: sealed(header, &group_cv(0, content).0),
             head: Vec::new(),
@@ -363,8 +481,12 @@ pub(crate) mod tests {
 
     #[test]
     fn a_group_is_named_by_the_value_that_was_told() {
-        let header =
-            FrameHeader { kind: FrameKind::Same, group: 1, item: ItemId(4), ..FrameHeader::default() };
+        let header = FrameHeader {
+            kind: FrameKind::Same,
+            group: 1,
+            item: ItemId(4),
+            ..FrameHeader::default()
+        };
         let header = sealed(header, &[7; 32]);
         let check = |told: Option<Cv>| NamedGroup::check(&header, 2 * GROUP_BYTES, |_| told);
         assert_eq!(check(Some(Cv([7; 32]))).unwrap().item, ItemId(4));
@@ -376,8 +498,16 @@ pub(crate) mod tests {
     fn a_chunk_in_the_wrong_place_is_found() {
         let bytes = vec![7; 1000];
         let frame = |group: u32| {
-            let header = FrameHeader { kind: FrameKind::Chunk, group, ..FrameHeader::default() };
-            Frame { header: sealed(header, &group_cv(1, &bytes).0), head: Vec::new(), data: buffer(&bytes) }
+            let header = FrameHeader {
+                kind: FrameKind::Chunk,
+                group,
+                ..FrameHeader::default()
+            };
+            Frame {
+                header: sealed(header, &group_cv(1, &bytes).0),
+                head: Vec::new(),
+                data: buffer(&bytes),
+            }
         };
         let file = large(GROUP_BYTES + 1000, None);
         assert!(check_chunk(frame(1), &file).is_ok());
@@ -392,7 +522,14 @@ pub(crate) mod tests {
     fn large(bytes: u64, data: Option<DataRanges>) -> FileHead {
         let (metadata, ctime) = (Metadata::default(), Timestamp::default());
         let path = RelPath::from_bytes(b"f").unwrap();
-        FileHead { path, metadata, bytes, ctime, inode: 0, data: data.map(Arc::new) }
+        FileHead {
+            path,
+            metadata,
+            bytes,
+            ctime,
+            inode: 0,
+            data: data.map(Arc::new),
+        }
     }
 
     /// A group with holes is checked with the zeros that it will read as, at their places.
@@ -402,12 +539,23 @@ pub(crate) mod tests {
         whole[10..20].fill(3);
         whole[500..700].fill(4);
         let frame = || {
-            let header = FrameHeader { kind: FrameKind::Chunk, group: 1, ..FrameHeader::default() };
+            let header = FrameHeader {
+                kind: FrameKind::Chunk,
+                group: 1,
+                ..FrameHeader::default()
+            };
             let data = buffer(&[&whole[10..20], &whole[500..700]].concat());
-            Frame { header: sealed(header, &group_cv(1, &whole).0), head: Vec::new(), data }
+            Frame {
+                header: sealed(header, &group_cv(1, &whole).0),
+                head: Vec::new(),
+                data,
+            }
         };
         let check = |ranges: &[(u64, u64)]| {
-            let ranges = ranges.iter().map(|(start, end)| GROUP_BYTES + start..GROUP_BYTES + end).collect();
+            let ranges = ranges
+                .iter()
+                .map(|(start, end)| GROUP_BYTES + start..GROUP_BYTES + end)
+                .collect();
             let data = DataRanges::new(GROUP_BYTES + 1000, ranges);
             check_chunk(frame(), &large(GROUP_BYTES + 1000, Some(data.unwrap())))
         };

@@ -58,11 +58,25 @@ impl SharedJobSession {
             self.check(Operation::Rename)?;
             return Err(failed);
         }
-        let directory =
-            transfer.target.tree.ensure_directory(&parent).map_err(failed_to(Operation::MakeDirectory))?;
-        self.epoch.check_device(&directory).map_err(failed_to(Operation::MakeDirectory))?;
-        let place = Place { part: shared_name(&path, &source_of(head)), parent, directory, name };
-        match self.epoch.find_part(&place.part).map_err(failed_to(Operation::Read))? {
+        let directory = transfer
+            .target
+            .tree
+            .ensure_directory(&parent)
+            .map_err(failed_to(Operation::MakeDirectory))?;
+        self.epoch
+            .check_device(&directory)
+            .map_err(failed_to(Operation::MakeDirectory))?;
+        let place = Place {
+            part: shared_name(&path, &source_of(head)),
+            parent,
+            directory,
+            name,
+        };
+        match self
+            .epoch
+            .find_part(&place.part)
+            .map_err(failed_to(Operation::Read))?
+        {
             PartFound::Committed { inode } => self.committed(transfer, &place, inode),
             PartFound::GivenUp { errno } => {
                 self.check(Operation::Write)?;
@@ -90,25 +104,37 @@ impl SharedJobSession {
         place: &Place,
         part: &File,
     ) -> Result<SharedJobResult, Failure> {
-        let inode = FileIdentity::of(part).map_err(failed_to(Operation::Read))?.inode;
+        let inode = FileIdentity::of(part)
+            .map_err(failed_to(Operation::Read))?
+            .inode;
         let key = (place.part.clone(), inode);
-        let root =
-            match self.root_of((head, named), &key, &transfer.quota).map_err(failed_to(Operation::Read))? {
-                Ok(root) => root,
-                Err(not_whole) => return self.unless_committed(transfer, place, Ok(not_whole)),
-            };
-        let Place { directory, name, .. } = place;
+        let root = match self
+            .root_of((head, named), &key, &transfer.quota)
+            .map_err(failed_to(Operation::Read))?
+        {
+            Ok(root) => root,
+            Err(not_whole) => return self.unless_committed(transfer, place, Ok(not_whole)),
+        };
+        let Place {
+            directory, name, ..
+        } = place;
         // Where its receiver was stopped before it had put the mark, that and the time are all that is to be done.
         let has_name = FileIdentity::at(directory, name).is_ok_and(|there| there.inode == inode);
         if !has_name {
             finish(transfer, (part, head), place)?;
-            if transfer.target.may_not_be_replaced(directory, name, head.metadata.mtime) {
+            if transfer
+                .target
+                .may_not_be_replaced(directory, name, head.metadata.mtime)
+            {
                 let (operation, code) = ALREADY_THERE;
                 return Ok(SharedJobResult::Failed(operation, code));
             }
         }
         let replace = transfer.target.rules.replaces();
-        if let Err(error) = self.epoch.publish_part((&place.part, part), (directory, name), replace) {
+        if let Err(error) = self
+            .epoch
+            .publish_part((&place.part, part), (directory, name), replace)
+        {
             return self.unless_committed(transfer, place, Err((Operation::Rename, error)));
         }
         // who has written while the part had both names believes that it was not committed
@@ -134,10 +160,17 @@ impl SharedJobSession {
     }
 
     /// Flushes the directory in which a file has its name.
-    fn committed(&self, transfer: &Transfer, place: &Place, inode: u64) -> Result<SharedJobResult, Failure> {
+    fn committed(
+        &self,
+        transfer: &Transfer,
+        place: &Place,
+        inode: u64,
+    ) -> Result<SharedJobResult, Failure> {
         self.groups.lock().forget(&(place.part.clone(), inode));
         let flushed = rustix::fs::fsync(&place.directory).map_err(io::Error::from);
-        flushed.and_then(|()| flush_file_systems(transfer)).map_err(failed_to(Operation::Flush))?;
+        flushed
+            .and_then(|()| flush_file_systems(transfer))
+            .map_err(failed_to(Operation::Flush))?;
         Ok(SharedJobResult::Committed { inode })
     }
 
@@ -155,11 +188,17 @@ impl SharedJobSession {
         if !missing.is_empty() {
             return Ok(Err(SharedJobResult::Missing(missing)));
         }
-        let found = came.map_or_else(|| Came::new(quota).root(head.bytes), |came| came.root(head.bytes));
+        let found = came.map_or_else(
+            || Came::new(quota).root(head.bytes),
+            |came| came.root(head.bytes),
+        );
         if let (Some(named), Some(found)) = (named, found)
             && named != found
         {
-            return Ok(Err(SharedJobResult::Failed(Operation::Verify, FaultCode::OtherRoot)));
+            return Ok(Err(SharedJobResult::Failed(
+                Operation::Verify,
+                FaultCode::OtherRoot,
+            )));
         }
         Ok(Ok(named.or(found)))
     }
@@ -171,18 +210,32 @@ fn given_up(errno: i32) -> Failure {
 }
 
 /// Gives a part all its metadata, before it has its name.
-fn finish(transfer: &Transfer, (part, head): (&File, &FileHead), place: &Place) -> Result<(), Failure> {
+fn finish(
+    transfer: &Transfer,
+    (part, head): (&File, &FileHead),
+    place: &Place,
+) -> Result<(), Failure> {
     let metadata = transfer.target.rules.of_file(&head.metadata);
     let made = (part, &NewFiles::default(), &*place.directory);
-    transfer.target.set_new_metadata(made, &metadata, At(&place.parent, Some(&place.name)))?;
-    transfer.target.file_systems.note(place.directory.as_fd()).map_err(failed_to(Operation::Flush))?;
+    transfer
+        .target
+        .set_new_metadata(made, &metadata, At(&place.parent, Some(&place.name)))?;
+    transfer
+        .target
+        .file_systems
+        .note(place.directory.as_fd())
+        .map_err(failed_to(Operation::Flush))?;
     part.sync_all().map_err(failed_to(Operation::Flush))
 }
 
 /// The groups with data that do not count, in ranges. A file may have a thousand million groups: only those are gone
 /// through that count.
 fn missing(head: &FileHead, came: Option<&Came>) -> Vec<GroupRange> {
-    let mut counted: Vec<_> = came.iter().flat_map(|came| came.values.keys()).copied().collect();
+    let mut counted: Vec<_> = came
+        .iter()
+        .flat_map(|came| came.values.keys())
+        .copied()
+        .collect();
     counted.sort_unstable();
     let mut counted = counted.into_iter().peekable();
     let mut ranges = Vec::new();
@@ -190,7 +243,11 @@ fn missing(head: &FileHead, came: Option<&Came>) -> Vec<GroupRange> {
         let mut next = wanted.start;
         while next < wanted.end && ranges.len() < MISSING_RANGES_MAX {
             while counted.next_if(|index| *index < next).is_some() {}
-            let end = counted.peek().copied().unwrap_or(wanted.end).min(wanted.end);
+            let end = counted
+                .peek()
+                .copied()
+                .unwrap_or(wanted.end)
+                .min(wanted.end);
             if end > next {
                 ranges.push(GroupRange::new(next, end - next));
             }
@@ -203,7 +260,9 @@ fn missing(head: &FileHead, came: Option<&Came>) -> Vec<GroupRange> {
 /// The groups with data, in ascending ranges that do not overlap.
 fn wanted(head: &FileHead) -> Vec<Range<u32>> {
     let groups = GroupSpan::count(head.bytes).unwrap_or(0);
-    let Some(data) = &head.data else { return std::iter::once(0..groups).collect() };
+    let Some(data) = &head.data else {
+        return std::iter::once(0..groups).collect();
+    };
     let group = |offset: u64| u32::try_from(offset / GROUP_BYTES).unwrap_or(groups);
     let mut wanted: Vec<Range<u32>> = Vec::new();
     for range in data.ranges().iter().filter(|range| !range.is_empty()) {
@@ -226,14 +285,26 @@ mod tests {
         let data = data.map(|ranges| Arc::new(DataRanges::new(bytes, ranges.to_vec()).unwrap()));
         let path = RelPath::from_bytes(b"f").unwrap();
         let (metadata, ctime) = (Metadata::default(), Timestamp::default());
-        FileHead { path, metadata, bytes, ctime, inode: 0, data }
+        FileHead {
+            path,
+            metadata,
+            bytes,
+            ctime,
+            inode: 0,
+            data,
+        }
     }
 
     fn missing_of(groups: u64, data: Option<&[Range<u64>]>, counted: &[u32]) -> Vec<(u32, u32)> {
         let head = head_of(groups, data);
         let mut came = Came::new(&Quota::default());
-        counted.iter().for_each(|index| came.note(*index, Cv([0; 32])).unwrap());
-        missing(&head, Some(&came)).into_iter().map(|range| (range.first, range.count)).collect()
+        counted
+            .iter()
+            .for_each(|index| came.note(*index, Cv([0; 32])).unwrap());
+        missing(&head, Some(&came))
+            .into_iter()
+            .map(|range| (range.first, range.count))
+            .collect()
     }
 
     #[test]
@@ -243,14 +314,25 @@ mod tests {
         assert_eq!(missing_of(5, None, &[1, 2]), [(0, 1), (3, 2)]);
         assert_eq!(missing_of(5, None, &[4, 3, 2, 1, 0]), []);
         // nobody counts to the end of it
-        assert_eq!(missing_of(4_000_000_000, None, &[7]), [(0, 7), (8, 3_999_999_992)]);
+        assert_eq!(
+            missing_of(4_000_000_000, None, &[7]),
+            [(0, 7), (8, 3_999_999_992)]
+        );
         let every_other: Vec<_> = (0..5000).map(|index| 2 * index).collect();
-        assert_eq!(missing_of(10_000, None, &every_other).len(), MISSING_RANGES_MAX);
+        assert_eq!(
+            missing_of(10_000, None, &every_other).len(),
+            MISSING_RANGES_MAX
+        );
     }
 
     #[test]
     fn groups_of_holes_are_not_missed() {
-        let data = [5..6, 7..8, 2 * GROUP_BYTES - 1..2 * GROUP_BYTES + 1, 9 * GROUP_BYTES..10 * GROUP_BYTES];
+        let data = [
+            5..6,
+            7..8,
+            2 * GROUP_BYTES - 1..2 * GROUP_BYTES + 1,
+            9 * GROUP_BYTES..10 * GROUP_BYTES,
+        ];
         assert_eq!(missing_of(20, Some(&data), &[]), [(0, 3), (9, 1)]);
         assert_eq!(missing_of(20, Some(&data), &[0, 1, 9]), [(2, 1)]);
         assert_eq!(missing_of(20, Some(&[]), &[]), []);

@@ -55,8 +55,16 @@ impl Ended {
                 self.contradictions += u64::from(end.pass == self.pass && differ);
                 let skipped = before.get().skipped.min(end.skipped);
                 let skipped_bytes = before.get().skipped_bytes.min(end.skipped_bytes);
-                let counts = if end.failed < before.get().failed { end } else { *before.get() };
-                before.insert(WorkEnd { skipped, skipped_bytes, ..counts });
+                let counts = if end.failed < before.get().failed {
+                    end
+                } else {
+                    *before.get()
+                };
+                before.insert(WorkEnd {
+                    skipped,
+                    skipped_bytes,
+                    ..counts
+                });
             }
         }
     }
@@ -73,8 +81,15 @@ impl Ended {
             count.work_announced = count.work_announced.saturating_add(end.children);
             count.work_without_parent += u64::from(!self.work.contains_key(&end.parent));
             // the first work item is announced by nobody
-            let own = if end.work == end.parent { 0 } else { end.work.number() };
-            count.missing_sum = count.missing_sum.wrapping_add(end.children_sum).wrapping_sub(own);
+            let own = if end.work == end.parent {
+                0
+            } else {
+                end.work.number()
+            };
+            count.missing_sum = count
+                .missing_sum
+                .wrapping_add(end.children_sum)
+                .wrapping_sub(own);
             count.files = count.files.saturating_add(end.files);
             count.bytes = count.bytes.saturating_add(end.bytes);
             count.failed = count.failed.saturating_add(end.failed);
@@ -82,7 +97,9 @@ impl Ended {
             count.skipped_bytes = count.skipped_bytes.saturating_add(end.skipped_bytes);
         }
         for end in self.work.values().filter(|end| end.pass < self.pass) {
-            count.skipped = count.skipped.saturating_sub(end.files.saturating_sub(end.skipped));
+            count.skipped = count
+                .skipped
+                .saturating_sub(end.files.saturating_sub(end.skipped));
             let brought = end.bytes.saturating_sub(end.skipped_bytes);
             count.skipped_bytes = count.skipped_bytes.saturating_sub(brought);
         }
@@ -101,17 +118,27 @@ pub(super) struct ReadEnds {
 impl ReadEnds {
     pub(super) fn new(quota: &Quota) -> Self {
         let journals = Journals::new(quota.book_nothing());
-        Self { journals, ended: Ended::default(), held: quota.book_nothing() }
+        Self {
+            journals,
+            ended: Ended::default(),
+            held: quota.book_nothing(),
+        }
     }
 
     /// Counts what the journals say by now.
     pub(super) fn count(&mut self, directory: &OwnedFd) -> io::Result<SharedJobCount> {
-        let Self { journals, ended, held } = self;
+        let Self {
+            journals,
+            ended,
+            held,
+        } = self;
         journals.read_on(
             directory,
             |_epoch| true,
             |(), record, _end| {
-                let Record::WorkEnded(end) = record else { return Ok(()) };
+                let Record::WorkEnded(end) = record else {
+                    return Ok(());
+                };
                 if !ended.work.contains_key(&end.work) {
                     held.grow(WORK_BYTES).map_err(|_over_limit| Errno::NOMEM)?;
                 }
@@ -151,7 +178,9 @@ mod tests {
             parent: id(pass, parent),
             pass,
             children: children.len() as u64,
-            children_sum: children.iter().fold(0, |sum, child| id(pass, *child).number().wrapping_add(sum)),
+            children_sum: children
+                .iter()
+                .fold(0, |sum, child| id(pass, *child).number().wrapping_add(sum)),
             files: 1,
             bytes: 10,
             ..WorkEnd::default()
@@ -170,7 +199,13 @@ mod tests {
 
     #[test]
     fn work_that_has_ended_twice_counts_once() {
-        let ends = [end(1, 1, &[2, 3]), end(2, 1, &[]), end(3, 1, &[]), end(2, 1, &[]), end(1, 1, &[2, 3])];
+        let ends = [
+            end(1, 1, &[2, 3]),
+            end(2, 1, &[]),
+            end(3, 1, &[]),
+            end(2, 1, &[]),
+            end(1, 1, &[2, 3]),
+        ];
         let counted = count(&ends);
         let expected = SharedJobCount {
             pass: 1,
@@ -189,10 +224,17 @@ mod tests {
         let has = [end(2, 1, &[]), end(3, 1, &[]), end(4, 1, &[])];
         for (one, other) in [(&[2_u8, 3][..], &[2_u8][..]), (&[2, 3], &[3, 4])] {
             for ends in [[one, other], [other, one]] {
-                let ends: Vec<_> = ends.into_iter().map(|children| end(1, 1, children)).chain(has).collect();
+                let ends: Vec<_> = ends
+                    .into_iter()
+                    .map(|children| end(1, 1, children))
+                    .chain(has)
+                    .collect();
                 let counted = count(&ends);
                 assert_eq!((counted.repeats, counted.contradictions), (1, 1));
-                assert!(counted.is_contradictory() && !counted.is_finished(), "{counted:?}");
+                assert!(
+                    counted.is_contradictory() && !counted.is_finished(),
+                    "{counted:?}"
+                );
             }
         }
     }
@@ -202,39 +244,85 @@ mod tests {
     fn as_much_work_as_was_announced_but_other_work_finishes_nothing() {
         let counted = count(&[end(1, 1, &[2, 3]), end(2, 1, &[]), end(4, 1, &[])]);
         assert_eq!((counted.missing_work(), counted.contradictions), (0, 0));
-        assert!(counted.is_contradictory() && !counted.is_finished(), "{counted:?}");
-        let more = count(&[end(1, 1, &[2, 3]), end(2, 1, &[]), end(3, 1, &[]), end(4, 1, &[])]);
+        assert!(
+            counted.is_contradictory() && !counted.is_finished(),
+            "{counted:?}"
+        );
+        let more = count(&[
+            end(1, 1, &[2, 3]),
+            end(2, 1, &[]),
+            end(3, 1, &[]),
+            end(4, 1, &[]),
+        ]);
         assert!(more.is_contradictory() && !more.is_finished(), "{more:?}");
         let less = count(&[end(1, 1, &[2, 3]), end(4, 1, &[])]);
-        assert!(less.missing_work() == 1 && !less.is_contradictory() && !less.is_finished(), "{less:?}");
+        assert!(
+            less.missing_work() == 1 && !less.is_contradictory() && !less.is_finished(),
+            "{less:?}"
+        );
         let parentless = count(&[end(2, 1, &[]), end(3, 1, &[])]);
-        assert!(!parentless.is_contradictory(), "its parent may end yet: {parentless:?}");
+        assert!(
+            !parentless.is_contradictory(),
+            "its parent may end yet: {parentless:?}"
+        );
     }
 
     /// Also where ends of an older one come late, and contradict each other.
     #[test]
     fn the_newest_pass_counts_alone() {
-        let old = [end(1, 1, &[2, 3]), WorkEnd { failed: 1, files: 0, bytes: 0, ..end(2, 1, &[]) }];
-        let found = |end| WorkEnd { skipped: 1, skipped_bytes: 10, ..end };
+        let old = [
+            end(1, 1, &[2, 3]),
+            WorkEnd {
+                failed: 1,
+                files: 0,
+                bytes: 0,
+                ..end(2, 1, &[])
+            },
+        ];
+        let found = |end| WorkEnd {
+            skipped: 1,
+            skipped_bytes: 10,
+            ..end
+        };
         let new = [found(end_in(2, 1, 1, &[2])), found(end_in(2, 2, 1, &[]))];
         let late = [end(1, 1, &[2, 4]), end(4, 1, &[])];
         let counted = count(&[&old[..], &new[..1], &late[..]].concat());
-        assert!(counted.pass == 2 && counted.missing_work() == 1 && !counted.is_finished(), "{counted:?}");
+        assert!(
+            counted.pass == 2 && counted.missing_work() == 1 && !counted.is_finished(),
+            "{counted:?}"
+        );
         for ends in [[&old[..], &late, &new], [&new[..], &old, &late]] {
             let counted = count(&ends.concat());
-            assert!(counted.is_finished() && counted.contradictions == 0, "{counted:?}");
+            assert!(
+                counted.is_finished() && counted.contradictions == 0,
+                "{counted:?}"
+            );
             assert_eq!((counted.files, counted.failed), (2, 0), "{counted:?}");
             // two of the older pass have come by the job
-            assert_eq!((counted.skipped, counted.skipped_bytes), (0, 0), "{counted:?}");
+            assert_eq!(
+                (counted.skipped, counted.skipped_bytes),
+                (0, 0),
+                "{counted:?}"
+            );
         }
     }
 
     #[test]
     fn what_has_come_once_has_not_failed() {
-        let (good, bad) = (end(1, 1, &[]), WorkEnd { failed: 2, files: 0, ..end(1, 1, &[]) });
+        let (good, bad) = (
+            end(1, 1, &[]),
+            WorkEnd {
+                failed: 2,
+                files: 0,
+                ..end(1, 1, &[])
+            },
+        );
         for ends in [[good, bad], [bad, good]] {
             let counted = count(&ends);
-            assert_eq!((counted.failed, counted.files, counted.contradictions), (0, 1, 0));
+            assert_eq!(
+                (counted.failed, counted.files, counted.contradictions),
+                (0, 1, 0)
+            );
         }
         assert_eq!(count(&[bad]).failed, 2);
     }
@@ -242,19 +330,38 @@ mod tests {
     /// By whichever of the two.
     #[test]
     fn what_was_not_there_when_work_was_done_for_the_first_time_has_come_by_the_job() {
-        let (first, again) = (end(1, 1, &[]), WorkEnd { skipped: 1, skipped_bytes: 10, ..end(1, 1, &[]) });
+        let (first, again) = (
+            end(1, 1, &[]),
+            WorkEnd {
+                skipped: 1,
+                skipped_bytes: 10,
+                ..end(1, 1, &[])
+            },
+        );
         for ends in [[first, again], [again, first]] {
             let counted = count(&ends);
-            assert_eq!((counted.files, counted.skipped, counted.skipped_bytes), (1, 0, 0));
+            assert_eq!(
+                (counted.files, counted.skipped, counted.skipped_bytes),
+                (1, 0, 0)
+            );
         }
-        assert_eq!((count(&[again]).skipped, count(&[again, again]).skipped_bytes), (1, 10));
+        assert_eq!(
+            (
+                count(&[again]).skipped,
+                count(&[again, again]).skipped_bytes
+            ),
+            (1, 10)
+        );
     }
 
     /// The child is told first: its number alone would do.
     #[test]
     fn work_whose_announcer_has_not_ended_finishes_nothing() {
         let counted = count(&[end(2, 1, &[])]);
-        assert!(counted.work_without_parent == 1 && !counted.is_finished(), "{counted:?}");
+        assert!(
+            counted.work_without_parent == 1 && !counted.is_finished(),
+            "{counted:?}"
+        );
     }
 
     /// Whoever may write to the job's directory can put a journal of any length there.
@@ -262,17 +369,26 @@ mod tests {
     fn each_work_item_is_booked_once_before_it_is_kept_and_given_back() {
         let home = tempfile::tempdir().unwrap();
         let directory = Arc::new(OwnedFd::from(File::open(home.path()).unwrap()));
-        let begin = begin(TransferId([7; 16]), String::new(), &Tree::open(home.path()).unwrap());
+        let begin = begin(
+            TransferId([7; 16]),
+            String::new(),
+            &Tree::open(home.path()).unwrap(),
+        );
         let name = name_of(1, begin.transfer);
         let journal = Journal::create_in_job(&directory, &name, &begin, u64::MAX).unwrap();
         // there is room for less than six, and for the journal
         let memory_per_identity = ByteCount(6 * WORK_BYTES as u64);
-        let limits = Limits { memory_per_identity, ..Limits::default() };
+        let limits = Limits {
+            memory_per_identity,
+            ..Limits::default()
+        };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
         let before = quota.memory_held();
         let mut ends = ReadEnds::new(&quota);
         for work in [0, 1, 2, 3, 4, 0, 1, 2, 3, 4] {
-            journal.work_ended(end(work, 0, if work == 0 { &[1, 2, 3, 4] } else { &[] })).unwrap();
+            journal
+                .work_ended(end(work, 0, if work == 0 { &[1, 2, 3, 4] } else { &[] }))
+                .unwrap();
         }
         assert!(ends.count(&directory).unwrap().is_finished());
         journal.work_ended(end(5, 0, &[])).unwrap();
@@ -289,8 +405,15 @@ mod tests {
     }
 
     fn end_of(tree: &[u8], item: u8) -> WorkEnd {
-        let children = (1..).zip(&tree[1..]).filter(|(_, parent)| **parent == item).map(|(child, _)| child);
-        end(item, tree[usize::from(item)], &children.collect::<Vec<u8>>())
+        let children = (1..)
+            .zip(&tree[1..])
+            .filter(|(_, parent)| **parent == item)
+            .map(|(child, _)| child);
+        end(
+            item,
+            tree[usize::from(item)],
+            &children.collect::<Vec<u8>>(),
+        )
     }
 
     proptest! {

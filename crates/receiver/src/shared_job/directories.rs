@@ -6,7 +6,9 @@
 use rustix::io::Errno;
 use zmove_types::Metadata;
 use zmove_wire::limits::BATCH_ENTRIES_MAX;
-use zmove_wire::{Batch, BatchEntry, DIRECTORY_HEAD_BYTES, DirectoryGroup, Operation, directory_batches};
+use zmove_wire::{
+    Batch, BatchEntry, DIRECTORY_HEAD_BYTES, DirectoryGroup, Operation, directory_batches,
+};
 
 use crate::resume::journal::Record;
 use crate::shared_job::session::SharedJobSession;
@@ -20,7 +22,9 @@ impl SharedJobSession {
     pub(super) fn journal_directories(&self, transfer: &Transfer) -> Result<(), Failure> {
         let groups = transfer.target.directories.take().into_iter().map(as_group);
         for batch in directory_batches(groups) {
-            let recorded = transfer.parts.record_work(|journal| journal.directories(batch.encode()));
+            let recorded = transfer
+                .parts
+                .record_work(|journal| journal.directories(batch.encode()));
             recorded.map_err(failed_to(Operation::Flush))?;
         }
         Ok(())
@@ -34,11 +38,14 @@ impl SharedJobSession {
             self.directory.fd(),
             |_epoch| true,
             |(), record, _end| {
-                let Record::Directories(head) = record else { return Ok(()) };
+                let Record::Directories(head) = record else {
+                    return Ok(());
+                };
                 let mut next = Batch::decode(&head, 0).map_err(|_malformed| Errno::BADMSG)?;
                 let entries = listed.groups.len() + next.groups.len();
                 bytes += head.len();
-                if !listed.groups.is_empty() && (entries > BATCH_ENTRIES_MAX || bytes > DIRECTORY_HEAD_BYTES)
+                if !listed.groups.is_empty()
+                    && (entries > BATCH_ENTRIES_MAX || bytes > DIRECTORY_HEAD_BYTES)
                 {
                     return Err(IS_FULL.into());
                 }
@@ -53,15 +60,28 @@ impl SharedJobSession {
             Ok(()) | Err(_) => {}
         }
         self.check(Operation::Read)?;
-        Ok(if listed.groups.is_empty() { Vec::new() } else { listed.encode() })
+        Ok(if listed.groups.is_empty() {
+            Vec::new()
+        } else {
+            listed.encode()
+        })
     }
 }
 
 fn as_group(directory: Remembered) -> DirectoryGroup {
     let path = directory.path();
-    let extra = directory.metadata.extra.filter(|extra| extra.bytes() < DIRECTORY_HEAD_BYTES);
-    let metadata = Metadata { extra, ..directory.metadata };
-    DirectoryGroup { directory: path, entries: vec![BatchEntry::Itself(metadata)] }
+    let extra = directory
+        .metadata
+        .extra
+        .filter(|extra| extra.bytes() < DIRECTORY_HEAD_BYTES);
+    let metadata = Metadata {
+        extra,
+        ..directory.metadata
+    };
+    DirectoryGroup {
+        directory: path,
+        entries: vec![BatchEntry::Itself(metadata)],
+    }
 }
 
 /// The error by which the reading of journals ends when there is enough for one answer.

@@ -59,8 +59,15 @@ const GROUP_BYTES: usize = 2 * size_of::<Group>();
 
 impl FlushedGroups {
     pub(super) fn new(quota: &Quota) -> Self {
-        let groups = GroupsByPart { of: HashMap::new(), quota: quota.clone(), held: quota.book_nothing() };
-        Self { journals: Journals::new(quota.book_nothing()), groups }
+        let groups = GroupsByPart {
+            of: HashMap::new(),
+            quota: quota.clone(),
+            held: quota.book_nothing(),
+        };
+        Self {
+            journals: Journals::new(quota.book_nothing()),
+            groups,
+        }
     }
 
     /// Reads what the journals say by now.
@@ -79,9 +86,12 @@ impl FlushedGroups {
     pub(super) fn try_to_read_on(&mut self, directory: &OwnedFd, epoch: u64) -> io::Result<()> {
         let is_own = |other| other == epoch;
         let groups = &mut self.groups;
-        self.journals.read_on(directory, is_own, |files, record, end| {
-            groups.take(files, record, end).map_err(|_over_limit| Errno::NOMEM.into())
-        })
+        self.journals
+            .read_on(directory, is_own, |files, record, end| {
+                groups
+                    .take(files, record, end)
+                    .map_err(|_over_limit| Errno::NOMEM.into())
+            })
     }
 
     /// The groups of a part that count.
@@ -98,7 +108,10 @@ impl FlushedGroups {
     fn forget_gone(&mut self, epoch: &EpochSession) -> bool {
         let before = self.groups.of.len();
         let is_gone = |name: &Name| {
-            matches!(epoch.find_part(name), Ok(PartFound::Committed { .. } | PartFound::GivenUp { .. }))
+            matches!(
+                epoch.find_part(name),
+                Ok(PartFound::Committed { .. } | PartFound::GivenUp { .. })
+            )
         };
         self.groups.of.retain(|(name, _inode), _| !is_gone(name));
         self.groups.of.len() < before
@@ -107,27 +120,48 @@ impl FlushedGroups {
 
 impl GroupsByPart {
     /// Takes a record of a journal that tells of these files. One that fails may be taken again.
-    fn take(&mut self, files: &mut HashMap<u64, Written>, record: Record, end: u64) -> Result<(), WireError> {
+    fn take(
+        &mut self,
+        files: &mut HashMap<u64, Written>,
+        record: Record,
+        end: u64,
+    ) -> Result<(), WireError> {
         match record {
             Record::Part(file, part) => {
                 if let Some(before) = files.remove(&file) {
-                    self.held.shrink(WRITTEN_BYTES + GROUP_BYTES * before.unflushed.len());
+                    self.held
+                        .shrink(WRITTEN_BYTES + GROUP_BYTES * before.unflushed.len());
                 }
                 self.held.grow(WRITTEN_BYTES)?;
                 let (part, bytes) = ((part.part, part.inode), part.source.bytes);
-                files.insert(file, Written { part, bytes, unflushed: VecDeque::new() });
+                files.insert(
+                    file,
+                    Written {
+                        part,
+                        bytes,
+                        unflushed: VecDeque::new(),
+                    },
+                );
             }
             Record::Groups { file, first, cvs } => {
-                let Some(written) = files.get_mut(&file) else { return Ok(()) };
-                let are_there = GroupSpan::count(written.bytes).unwrap_or(0).saturating_sub(first);
+                let Some(written) = files.get_mut(&file) else {
+                    return Ok(());
+                };
+                let are_there = GroupSpan::count(written.bytes)
+                    .unwrap_or(0)
+                    .saturating_sub(first);
                 let groups = (first..).zip(cvs).take(are_there as usize);
                 let groups: Vec<_> = groups.map(|(index, cv)| Group { index, cv, end }).collect();
                 self.held.grow(GROUP_BYTES * groups.len())?;
-                groups.iter().for_each(|group| self.uncount_if_changed(&written.part, group));
+                groups
+                    .iter()
+                    .for_each(|group| self.uncount_if_changed(&written.part, group));
                 written.unflushed.extend(groups);
             }
             Record::Flushed { upto } => {
-                files.values_mut().try_for_each(|written| self.flushed(written, upto))?;
+                files
+                    .values_mut()
+                    .try_for_each(|written| self.flushed(written, upto))?;
             }
             _ => {}
         }
@@ -137,7 +171,10 @@ impl GroupsByPart {
     /// A group that was written with other bytes counts when these are flushed, and not before.
     fn uncount_if_changed(&mut self, part: &PartKey, group: &Group) {
         if let Some(came) = self.of.get_mut(part)
-            && came.values.get(&group.index).is_some_and(|before| *before != group.cv)
+            && came
+                .values
+                .get(&group.index)
+                .is_some_and(|before| *before != group.cv)
         {
             came.forget(group.index);
         }
@@ -149,7 +186,10 @@ impl GroupsByPart {
         if written.unflushed.front().filter(is_covered).is_none() {
             return Ok(());
         }
-        let came = self.of.entry(written.part.clone()).or_insert_with(|| Came::new(&self.quota));
+        let came = self
+            .of
+            .entry(written.part.clone())
+            .or_insert_with(|| Came::new(&self.quota));
         while let Some(group) = written.unflushed.front().filter(is_covered) {
             came.note(group.index, group.cv)?;
             written.unflushed.pop_front();
@@ -178,7 +218,10 @@ mod tests {
         Part {
             path: RelPath::from_bytes(b"f").unwrap(),
             part: Name::from_bytes(b"part-1").unwrap(),
-            source: SourceVersion { bytes: 3 * BYTES, ..SourceVersion::default() },
+            source: SourceVersion {
+                bytes: 3 * BYTES,
+                ..SourceVersion::default()
+            },
             inode: 7,
             born: Timestamp::default(),
         }
@@ -186,10 +229,21 @@ mod tests {
 
     impl World {
         fn new(memory: u64) -> Self {
-            let limits = Limits { memory_per_identity: ByteCount(memory), ..Limits::default() };
+            let limits = Limits {
+                memory_per_identity: ByteCount(memory),
+                ..Limits::default()
+            };
             let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-            let groups = GroupsByPart { of: HashMap::new(), held: quota.book_nothing(), quota };
-            let mut world = Self { groups, files: HashMap::new(), end: 0 };
+            let groups = GroupsByPart {
+                of: HashMap::new(),
+                held: quota.book_nothing(),
+                quota,
+            };
+            let mut world = Self {
+                groups,
+                files: HashMap::new(),
+                end: 0,
+            };
             world.take(Record::Part(1, part())).unwrap();
             world
         }

@@ -59,7 +59,10 @@ fn epoch_of(name: &[u8]) -> Option<u64> {
 impl<T: Default> Journals<T> {
     /// None of them has been read. `held` has booked nothing yet.
     pub(super) fn new(held: Booking) -> Self {
-        Self { read: HashMap::new(), held }
+        Self {
+            read: HashMap::new(),
+            held,
+        }
     }
 
     /// Reads on in the journals of these epochs, one after the other. `take` gets the state that belongs to a journal,
@@ -79,9 +82,12 @@ impl<T: Default> Journals<T> {
             if !epoch_of(entry.file_name().to_bytes()).is_some_and(&epochs) {
                 continue;
             }
-            let name = Name::from_bytes(entry.file_name().to_bytes()).map_err(|_none| Errno::INVAL)?;
+            let name =
+                Name::from_bytes(entry.file_name().to_bytes()).map_err(|_none| Errno::INVAL)?;
             // Only an open asks the server of a network file system how long the file is by now.
-            let Some((mut file, length)) = open(directory, &name)? else { continue };
+            let Some((mut file, length)) = open(directory, &name)? else {
+                continue;
+            };
             let cursor = self.cursor(name)?;
             files += 1;
             bytes += length.saturating_sub(cursor.position);
@@ -100,7 +106,9 @@ impl<T: Default> Journals<T> {
 
     fn cursor(&mut self, name: Name) -> io::Result<&mut Cursor<T>> {
         if !self.read.contains_key(&name) {
-            self.held.grow(KEPT_BYTES).map_err(|_over_limit| Errno::NOMEM)?;
+            self.held
+                .grow(KEPT_BYTES)
+                .map_err(|_over_limit| Errno::NOMEM)?;
         }
         Ok(self.read.entry(name).or_default())
     }
@@ -128,7 +136,11 @@ mod tests {
 
     fn read_all(directory: &tempfile::TempDir, quota: &Quota) -> io::Result<()> {
         let fd = OwnedFd::from(File::open(directory.path())?);
-        Journals::<()>::new(quota.book_nothing()).read_on(&fd, |epoch| epoch == 1, |(), _, _| Ok(()))
+        Journals::<()>::new(quota.book_nothing()).read_on(
+            &fd,
+            |epoch| epoch == 1,
+            |(), _, _| Ok(()),
+        )
     }
 
     fn error_of(read: io::Result<()>) -> Option<Errno> {
@@ -139,31 +151,44 @@ mod tests {
     fn no_more_than_so_many_bytes_of_all_journals_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let set_length = |name: &str, bytes| {
-            File::create(directory.path().join(name)).unwrap().set_len(bytes).unwrap();
+            File::create(directory.path().join(name))
+                .unwrap()
+                .set_len(bytes)
+                .unwrap();
         };
         set_length("journal-1-a", BYTES_MAX - 1);
         set_length("journal-2-a", BYTES_MAX);
         set_length("journal-1-b", 1);
         assert_eq!(error_of(read_all(&directory, &Quota::default())), None);
         set_length("journal-1-b", 2);
-        assert_eq!(error_of(read_all(&directory, &Quota::default())), Some(Errno::FBIG));
+        assert_eq!(
+            error_of(read_all(&directory, &Quota::default())),
+            Some(Errno::FBIG)
+        );
     }
 
     #[test]
     fn no_more_than_so_many_journals_are_read() {
         let directory = tempfile::tempdir().unwrap();
-        let create =
-            |number| drop(File::create(directory.path().join(format!("journal-1-{number}"))).unwrap());
+        let create = |number| {
+            drop(File::create(directory.path().join(format!("journal-1-{number}"))).unwrap())
+        };
         (0..JOURNALS_MAX).for_each(create);
         assert_eq!(error_of(read_all(&directory, &Quota::default())), None);
         create(JOURNALS_MAX);
-        assert_eq!(error_of(read_all(&directory, &Quota::default())), Some(Errno::FBIG));
+        assert_eq!(
+            error_of(read_all(&directory, &Quota::default())),
+            Some(Errno::FBIG)
+        );
     }
 
     #[test]
     fn a_journal_that_is_known_is_booked_once() {
         let directory = tempfile::tempdir().unwrap();
-        let limits = Limits { memory_per_identity: ByteCount(2 * KEPT_BYTES as u64), ..Limits::default() };
+        let limits = Limits {
+            memory_per_identity: ByteCount(2 * KEPT_BYTES as u64),
+            ..Limits::default()
+        };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
         let fd = OwnedFd::from(File::open(directory.path()).unwrap());
         let mut journals = Journals::<()>::new(quota.book_nothing());
@@ -171,7 +196,10 @@ mod tests {
             std::fs::write(directory.path().join(name), "").unwrap();
             error_of(journals.read_on(&fd, |_| true, |(), _, _| Ok(())))
         };
-        assert_eq!(["journal-1-a", "journal-2-a", "journal-2-a"].map(&mut read_with), [None; 3]);
+        assert_eq!(
+            ["journal-1-a", "journal-2-a", "journal-2-a"].map(&mut read_with),
+            [None; 3]
+        );
         assert_eq!(read_with("journal-3-a"), Some(Errno::NOMEM));
     }
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use rustix::fs::AtFlags;
 use zmove_disk::{EpochError, EpochSession, SharedJobDirectory, StagingPlace, Tree};
 use zmove_types::{Beginning, Lock, Name, RelPath, SharedJobId};
-use zmove_wire::{Compare, Durability, Extraneous, Open, Proof, Refusal, RefusalCode, SharedJobOpening};
+use zmove_wire::{
+    Compare, Durability, Extraneous, Open, Proof, Refusal, RefusalCode, SharedJobOpening,
+};
 
 use crate::quota::Quota;
 use crate::resume::journal::{Begin, Journal};
@@ -38,7 +40,8 @@ impl Drop for SharedJobSession {
     fn drop(&mut self) {
         let directory = self.directory.fd();
         if length(directory, &self.journal).is_ok_and(|length| length == self.journal_bytes_empty) {
-            let _best_effort = rustix::fs::unlinkat(directory, self.journal.as_os_str(), AtFlags::empty());
+            let _best_effort =
+                rustix::fs::unlinkat(directory, self.journal.as_os_str(), AtFlags::empty());
         }
     }
 }
@@ -64,11 +67,17 @@ pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
     let refused = [
         (open.grant.is_some(), "a copy by a grant"),
         (open.inplace, "a change in place"),
-        (open.extraneous != Extraneous::Stays, "the removal of what is at the target alone"),
+        (
+            open.extraneous != Extraneous::Stays,
+            "the removal of what is at the target alone",
+        ),
         (open.delta, "the comparison with old versions"),
         (open.compare != Compare::Quick, "the comparison by contents"),
         (open.proof != Proof::Wire, "reading files back"),
-        (open.durability == Durability::None, "a transfer that flushes nothing"),
+        (
+            open.durability == Durability::None,
+            "a transfer that flushes nothing",
+        ),
     ];
     match refused.into_iter().find(|(asked, _)| *asked) {
         Some((_, what)) => Err(not_in_a_job(what)),
@@ -79,7 +88,10 @@ pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
 /// The refusal of what cannot be done in a job.
 pub(crate) fn not_in_a_job(what: &str) -> Refusal {
     let text = format!("{what} is not possible in a job of several receivers");
-    Refusal { code: RefusalCode::Protocol, text }
+    Refusal {
+        code: RefusalCode::Protocol,
+        text,
+    }
 }
 
 /// The refusal of a session of a job that is not at this target.
@@ -119,19 +131,39 @@ impl SharedJobSession {
         begin: &Begin,
         quota: &Quota,
     ) -> Result<(Self, Journal), Refusal> {
-        let &SharedJobOpening { job, epoch, beginning, .. } = opening;
-        let root = target.open_directory(&RelPath::root()).map_err(|error| refuse(job, &error.into()))?;
+        let &SharedJobOpening {
+            job,
+            epoch,
+            beginning,
+            ..
+        } = opening;
+        let root = target
+            .open_directory(&RelPath::root())
+            .map_err(|error| refuse(job, &error.into()))?;
         Self::begin_in(&root, opening, begin, quota).map_err(|refusal| {
-            let may_have_begun = beginning == Beginning::Allowed && refusal.code == RefusalCode::Target;
+            let may_have_begun =
+                beginning == Beginning::Allowed && refusal.code == RefusalCode::Target;
             let is_left = may_have_begun
                 && !SharedJobDirectory::take_back(&root, job, epoch, &begin.transfer.to_string());
-            if is_left { Refusal { code: RefusalCode::Failed, ..refusal } } else { refusal }
+            if is_left {
+                Refusal {
+                    code: RefusalCode::Failed,
+                    ..refusal
+                }
+            } else {
+                refusal
+            }
         })
     }
 
     fn begin_in(
         root: &Arc<OwnedFd>,
-        &SharedJobOpening { job, epoch: number, beginning, .. }: &SharedJobOpening,
+        &SharedJobOpening {
+            job,
+            epoch: number,
+            beginning,
+            ..
+        }: &SharedJobOpening,
         begin: &Begin,
         quota: &Quota,
     ) -> Result<(Self, Journal), Refusal> {

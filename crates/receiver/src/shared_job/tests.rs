@@ -18,16 +18,18 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_chunk::{file_root, group_cv, seal};
 use zmove_disk::{Direct, Replace, SharedJobDirectory, Tree};
-use zmove_transport::{ControlWriter, Fingerprint, Frame, Inbox, LaneSink, memory_control, memory_lane};
+use zmove_transport::{
+    ControlWriter, Fingerprint, Frame, Inbox, LaneSink, memory_control, memory_lane,
+};
 use zmove_types::{
-    Account, Beginning, Buffer, BufferPool, ByteCount, Cv, Extra, FileId, GROUP_BYTES, ItemId, Kinds, Name,
-    SharedJobId, StageClock, Timestamp, TransferId, WorkId,
+    Account, Beginning, Buffer, BufferPool, ByteCount, Cv, Extra, FileId, GROUP_BYTES, ItemId,
+    Kinds, Name, SharedJobId, StageClock, Timestamp, TransferId, WorkId,
 };
 use zmove_wire::{
     Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind,
     GroupRange, Keeping, NodeName, Open, Proof, Purpose, Refusal, RefusalCode, SharedJobAnswer,
-    SharedJobCount, SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, Version, decode_message,
-    encode_message,
+    SharedJobCount, SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, Version,
+    decode_message, encode_message,
 };
 
 use self::mover::Mover;
@@ -67,11 +69,20 @@ fn path(text: &str) -> RelPath {
 }
 
 fn part(epoch: u64) -> SharedJobOpening {
-    SharedJobOpening { job: JOB, epoch, beginning: Beginning::Allowed, node: NodeName::new("n").unwrap() }
+    SharedJobOpening {
+        job: JOB,
+        epoch,
+        beginning: Beginning::Allowed,
+        node: NodeName::new("n").unwrap(),
+    }
 }
 
 fn open(job: Option<SharedJobOpening>) -> Open {
-    Open { durability: Durability::End, shared_job: job.map(Box::new), ..Open::new(Vec::new(), rand_run()) }
+    Open {
+        durability: Durability::End,
+        shared_job: job.map(Box::new),
+        ..Open::new(Vec::new(), rand_run())
+    }
 }
 
 /// Each session is of a run of its own.
@@ -91,15 +102,29 @@ fn buffer(bytes: &[u8]) -> Buffer {
 
 fn frame(header: FrameHeader, head: Vec<u8>, content: &[u8; 32], data: &[u8]) -> Frame {
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap();
-    let header = FrameHeader { head_bytes: length(&head), data_bytes: length(data), ..header };
+    let header = FrameHeader {
+        head_bytes: length(&head),
+        data_bytes: length(data),
+        ..header
+    };
     let digest = seal(&header.prefix(), content);
-    Frame { header: FrameHeader { digest, ..header }, head, data: buffer(data) }
+    Frame {
+        header: FrameHeader { digest, ..header },
+        head,
+        data: buffer(data),
+    }
 }
 
 fn file(text: &str, mode: u32, contents: &[u8]) -> BatchEntry {
     BatchEntry::File(FileEntry {
         name: name(text),
-        metadata: Metadata::new(mode, Timestamp { seconds: 9, nanos: 0 }),
+        metadata: Metadata::new(
+            mode,
+            Timestamp {
+                seconds: 9,
+                nanos: 0,
+            },
+        ),
         bytes: u32::try_from(contents.len()).unwrap(),
         root: file_root(contents),
         data: None,
@@ -109,15 +134,26 @@ fn file(text: &str, mode: u32, contents: &[u8]) -> BatchEntry {
 /// A large file whose every group and byte differs.
 fn contents(groups: u32, rest: usize) -> Vec<u8> {
     let bytes = usize::try_from(GROUP_BYTES).unwrap() * groups as usize + rest;
-    (0..bytes).map(|at| (at / 7 + (at >> 16)).to_le_bytes()[0]).collect()
+    (0..bytes)
+        .map(|at| (at / 7 + (at >> 16)).to_le_bytes()[0])
+        .collect()
 }
 
 fn head(to: &str, contents: &[u8]) -> FileHead {
     FileHead {
         path: path(to),
-        metadata: Metadata::new(0o640, Timestamp { seconds: 77, nanos: 0 }),
+        metadata: Metadata::new(
+            0o640,
+            Timestamp {
+                seconds: 77,
+                nanos: 0,
+            },
+        ),
         bytes: contents.len() as u64,
-        ctime: Timestamp { seconds: 5, nanos: 6 },
+        ctime: Timestamp {
+            seconds: 5,
+            nanos: 6,
+        },
         inode: 8,
         data: None,
     }
@@ -133,11 +169,20 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, Shown> {
     while let Some(directory) = directories.pop() {
         for entry in std::fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
-            if path.file_name().unwrap().as_encoded_bytes().starts_with(b".zmove-") {
+            if path
+                .file_name()
+                .unwrap()
+                .as_encoded_bytes()
+                .starts_with(b".zmove-")
+            {
                 continue;
             }
             let there = path.symlink_metadata().unwrap();
-            let contents = if there.is_file() { std::fs::read(&path).unwrap() } else { Vec::new() };
+            let contents = if there.is_file() {
+                std::fs::read(&path).unwrap()
+            } else {
+                Vec::new()
+            };
             let mut acl = vec![0; 256];
             let length = rustix::fs::lgetxattr(&path, "system.posix_acl_access", &mut acl[..]);
             acl.truncate(length.unwrap_or(0));
@@ -158,8 +203,15 @@ fn job_directory(root: &Path) -> PathBuf {
 }
 
 fn journals_of(root: &Path) -> Vec<PathBuf> {
-    let paths = std::fs::read_dir(job_directory(root)).unwrap().map(|entry| entry.unwrap().path());
-    let is_journal = |path: &PathBuf| path.file_name().unwrap().as_encoded_bytes().starts_with(b"journal-");
+    let paths = std::fs::read_dir(job_directory(root))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let is_journal = |path: &PathBuf| {
+        path.file_name()
+            .unwrap()
+            .as_encoded_bytes()
+            .starts_with(b"journal-")
+    };
     paths.filter(is_journal).collect()
 }
 
@@ -168,7 +220,11 @@ fn flushed_groups(journals: &Path, part: PartKey) -> BTreeMap<u32, Cv> {
     let mut groups = FlushedGroups::new(&Quota::default());
     let directory = OwnedFd::from(std::fs::File::open(journals).unwrap());
     groups.try_to_read_on(&directory, 1).unwrap();
-    groups.of(&part).iter().flat_map(|came| came.values.clone()).collect()
+    groups
+        .of(&part)
+        .iter()
+        .flat_map(|came| came.values.clone())
+        .collect()
 }
 
 /// One receiver dies with half of its groups; with the next epoch all comes anew, and both commit at once.
@@ -181,11 +237,16 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         let order = shuffled(7, seed);
         let mut lost = Mover::open(home.path(), 1).await;
         lost.declare(5, &head);
-        order[..4].iter().for_each(|group| lost.chunk(5, *group, &contents));
+        order[..4]
+            .iter()
+            .for_each(|group| lost.chunk(5, *group, &contents));
         lost.stored(4).await;
         assert_eq!(lost.end(1, 1, 1).await, SharedJobResult::Done);
         lost.die().await;
-        let (mut one, mut other) = (Mover::open(home.path(), 2).await, Mover::open(home.path(), 2).await);
+        let (mut one, mut other) = (
+            Mover::open(home.path(), 2).await,
+            Mover::open(home.path(), 2).await,
+        );
         assert_eq!(
             one.commit(&head, &contents).await,
             SharedJobResult::Missing(vec![GroupRange::new(0, 7)]),
@@ -194,20 +255,35 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         one.declare(1, &head);
         other.declare(9, &head);
         // one group comes twice
-        order[..4].iter().for_each(|group| one.chunk(1, *group, &contents));
+        order[..4]
+            .iter()
+            .for_each(|group| one.chunk(1, *group, &contents));
         one.stored(4).await;
         assert_eq!(one.end(1, 1, 1).await, SharedJobResult::Done);
         let SharedJobResult::Missing(missing) = one.commit(&head, &contents).await else {
             panic!("committed")
         };
-        let missing = missing.into_iter().flat_map(|range| range.first..range.end());
-        assert_eq!(missing.collect::<BTreeSet<_>>(), order[4..].iter().copied().collect());
+        let missing = missing
+            .into_iter()
+            .flat_map(|range| range.first..range.end());
+        assert_eq!(
+            missing.collect::<BTreeSet<_>>(),
+            order[4..].iter().copied().collect()
+        );
         assert!(!home.path().join("d/e/large").exists());
-        order[3..].iter().for_each(|group| other.chunk(9, *group, &contents));
+        order[3..]
+            .iter()
+            .for_each(|group| other.chunk(9, *group, &contents));
         other.stored(4).await;
         assert_eq!(other.end(2, 1, 0).await, SharedJobResult::Done);
-        let wrong = SharedJobOrder::Commit { head: head.encode(), root: Some([1; 32]) };
-        assert_eq!(one.order(wrong).await, SharedJobResult::Failed(Operation::Verify, FaultCode::OtherRoot));
+        let wrong = SharedJobOrder::Commit {
+            head: head.encode(),
+            root: Some([1; 32]),
+        };
+        assert_eq!(
+            one.order(wrong).await,
+            SharedJobResult::Failed(Operation::Verify, FaultCode::OtherRoot)
+        );
         let committed = tokio::join!(one.commit(&head, &contents), other.commit(&head, &contents));
         let there = std::fs::metadata(home.path().join("d/e/large")).unwrap();
         let expected = SharedJobResult::Committed { inode: there.ino() };
@@ -216,21 +292,43 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         assert_eq!((there.mode() & 0o7777, there.mtime()), (0o640, 77));
         assert!(std::fs::read(home.path().join("d/e/large")).unwrap() == contents);
         let counted = other.count().await;
-        assert!(counted.is_finished() && counted.repeats == 1 && counted.contradictions == 0, "{counted:?}");
+        assert!(
+            counted.is_finished() && counted.repeats == 1 && counted.contradictions == 0,
+            "{counted:?}"
+        );
         one.finish().await;
-        assert_eq!(other.order(SharedJobOrder::Close).await, SharedJobResult::Done);
+        assert_eq!(
+            other.order(SharedJobOrder::Close).await,
+            SharedJobResult::Done
+        );
         let fenced = |operation| SharedJobResult::Failed(operation, FaultCode::Fenced);
-        assert_eq!(other.order(SharedJobOrder::Close).await, SharedJobResult::Done, "again");
-        assert_eq!(other.order(SharedJobOrder::Count).await, fenced(Operation::Read), "of no journals");
+        assert_eq!(
+            other.order(SharedJobOrder::Close).await,
+            SharedJobResult::Done,
+            "again"
+        );
+        assert_eq!(
+            other.order(SharedJobOrder::Count).await,
+            fenced(Operation::Read),
+            "of no journals"
+        );
         other.finish().await;
-        let left = std::fs::read_dir(job_directory(home.path())).unwrap().count();
+        let left = std::fs::read_dir(job_directory(home.path()))
+            .unwrap()
+            .count();
         assert_eq!(
             (left, tree(home.path()).len()),
             (1, 3),
             "the mark of its end, and the file with its directories"
         );
-        let late = Mover::try_open(home.path(), open(Some(part(3)))).await.err().unwrap();
-        assert_eq!((late.code, &*late.text), (RefusalCode::Ended, "the job has ended"));
+        let late = Mover::try_open(home.path(), open(Some(part(3))))
+            .await
+            .err()
+            .unwrap();
+        assert_eq!(
+            (late.code, &*late.text),
+            (RefusalCode::Ended, "the job has ended")
+        );
     }
 }
 
@@ -243,20 +341,44 @@ async fn groups_count_when_they_are_flushed() {
     let mut mover = Mover::open(home.path(), 1).await;
     mover.first_group(&head, &contents).await;
     let name = shared_name(&head.path, &source_of(&head));
-    let part = job_directory(home.path()).join(".zmove-epoch-1").join(name.as_os_str());
+    let part = job_directory(home.path())
+        .join(".zmove-epoch-1")
+        .join(name.as_os_str());
     let written = std::fs::File::options().write(true).open(&part).unwrap();
-    written.write_all_at(&contents[contents.len() - 1..], contents.len() as u64 - 1).unwrap();
-    let directory = Arc::new(OwnedFd::from(std::fs::File::open(job_directory(home.path())).unwrap()));
+    written
+        .write_all_at(&contents[contents.len() - 1..], contents.len() as u64 - 1)
+        .unwrap();
+    let directory = Arc::new(OwnedFd::from(
+        std::fs::File::open(job_directory(home.path())).unwrap(),
+    ));
     let other = TransferId([0xEE; 16]);
     let begin = begin(other, String::new(), &Tree::open(home.path()).unwrap());
-    let told = Journal::create_in_job(&directory, &journals::name_of(1, other), &begin, u64::MAX).unwrap();
+    let told =
+        Journal::create_in_job(&directory, &journals::name_of(1, other), &begin, u64::MAX).unwrap();
     let inode = written.metadata().unwrap().ino();
     let (path, source) = (head.path.clone(), source_of(&head));
-    told.part(4, &Part { path, part: name, source, inode, born: Timestamp::default() }).unwrap();
-    told.groups(4, 1, &[group_cv(1, &contents[contents.len() - 1..])]).unwrap();
-    assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Missing(vec![GroupRange::new(1, 1)]));
+    told.part(
+        4,
+        &Part {
+            path,
+            part: name,
+            source,
+            inode,
+            born: Timestamp::default(),
+        },
+    )
+    .unwrap();
+    told.groups(4, 1, &[group_cv(1, &contents[contents.len() - 1..])])
+        .unwrap();
+    assert_eq!(
+        mover.commit(&head, &contents).await,
+        SharedJobResult::Missing(vec![GroupRange::new(1, 1)])
+    );
     told.flushed(told.mark()).unwrap();
-    assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Committed { inode });
+    assert_eq!(
+        mover.commit(&head, &contents).await,
+        SharedJobResult::Committed { inode }
+    );
     assert!(std::fs::read(home.path().join("large")).unwrap() == contents);
     mover.finish().await;
 }
@@ -274,7 +396,10 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     one.stored(2).await;
     assert_eq!(one.end(1, 1, 0).await, SharedJobResult::Done);
     let committed = one.commit(&head, &contents).await;
-    assert!(matches!(committed, SharedJobResult::Committed { .. }), "{committed:?}");
+    assert!(
+        matches!(committed, SharedJobResult::Committed { .. }),
+        "{committed:?}"
+    );
     std::fs::remove_file(home.path().join("large")).unwrap();
     let mut late = Mover::open(home.path(), 1).await;
     late.first_group(&head, &contents).await;
@@ -298,15 +423,28 @@ async fn what_has_been_read_of_a_journal_is_not_read_again() {
     mover.chunk(1, 0, &contents);
     mover.stored(1).await;
     assert_eq!(mover.end(1, 1, 1).await, SharedJobResult::Done);
-    assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Missing(vec![GroupRange::new(1, 1)]));
+    assert_eq!(
+        mover.commit(&head, &contents).await,
+        SharedJobResult::Missing(vec![GroupRange::new(1, 1)])
+    );
     assert_eq!(mover.count().await.work_ended, 1);
-    let [journal] = &journals_of(home.path())[..] else { panic!("one session, one journal") };
-    std::fs::File::options().write(true).open(journal).unwrap().write_all_at(&[0xFF; 100], 0).unwrap();
+    let [journal] = &journals_of(home.path())[..] else {
+        panic!("one session, one journal")
+    };
+    std::fs::File::options()
+        .write(true)
+        .open(journal)
+        .unwrap()
+        .write_all_at(&[0xFF; 100], 0)
+        .unwrap();
     mover.chunk(1, 1, &contents);
     mover.stored(1).await;
     assert_eq!(mover.end(2, 1, 0).await, SharedJobResult::Done);
     let committed = mover.commit(&head, &contents).await;
-    assert!(matches!(committed, SharedJobResult::Committed { .. }), "{committed:?}");
+    assert!(
+        matches!(committed, SharedJobResult::Committed { .. }),
+        "{committed:?}"
+    );
     assert!(mover.count().await.is_finished());
     mover.finish().await;
 }
@@ -318,7 +456,10 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     let home = tempfile::tempdir().unwrap();
     let contents = contents(1, 1);
     let head = head("large", &contents);
-    let (mut one, mut late) = (Mover::open(home.path(), 1).await, Mover::open(home.path(), 1).await);
+    let (mut one, mut late) = (
+        Mover::open(home.path(), 1).await,
+        Mover::open(home.path(), 1).await,
+    );
     late.declare(1, &head);
     late.chunk(1, 0, &contents);
     late.stored(1).await;
@@ -331,7 +472,12 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     };
     let there = home.path().join("large");
     // as if the write of a group before had been late
-    std::fs::File::options().write(true).open(&there).unwrap().write_all_at(&contents[..9], 0).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(&there)
+        .unwrap()
+        .write_all_at(&contents[..9], 0)
+        .unwrap();
     late.chunk(1, 1, &contents);
     late.stored(1).await;
     assert_eq!(late.end(1, 1, 0).await, SharedJobResult::Done);
@@ -352,12 +498,18 @@ async fn a_receiver_that_was_fenced_off_names_nothing_and_ends_no_work() {
     let head = head("large", &contents);
     old.declare(1, &head);
     old.chunk(1, 0, &contents);
-    old.batch("", vec![BatchEntry::Directory(name("d"), Metadata::default())], &[]);
+    old.batch(
+        "",
+        vec![BatchEntry::Directory(name("d"), Metadata::default())],
+        &[],
+    );
     old.stored(2).await;
     assert_eq!(old.end(1, 1, 1).await, SharedJobResult::Done);
     let (_, begun) = tokio::join!(
         async {
-            let files: Vec<_> = (0..500).map(|number| file(&format!("f{number}"), 0o600, b"x")).collect();
+            let files: Vec<_> = (0..500)
+                .map(|number| file(&format!("f{number}"), 0o600, b"x"))
+                .collect();
             old.batch("d", files, &[b'x'; 500]);
             old.stored(1).await;
         },
@@ -372,13 +524,26 @@ async fn a_receiver_that_was_fenced_off_names_nothing_and_ends_no_work() {
     assert_eq!(old.end(2, 1, 0).await, fenced);
     assert_eq!(old.commit(&head, &contents).await, fenced);
     let refused = old.order(SharedJobOrder::Close).await;
-    assert_eq!(refused, SharedJobResult::Failed(Operation::Delete, FaultCode::Fenced));
+    assert_eq!(
+        refused,
+        SharedJobResult::Failed(Operation::Delete, FaultCode::Fenced)
+    );
     assert!(old.faults.contains(&FaultCode::Fenced), "{:?}", old.faults);
-    assert!(old.faults.iter().all(|code| *code == FaultCode::Fenced), "{:?}", old.faults);
+    assert!(
+        old.faults.iter().all(|code| *code == FaultCode::Fenced),
+        "{:?}",
+        old.faults
+    );
     assert!(!home.path().join("d/late").exists());
     assert_eq!(tree(home.path()), before);
     // what had ended before has, and nothing else
-    assert_eq!((new.count().await.work_ended, new.count().await.work_announced), (1, 1));
+    assert_eq!(
+        (
+            new.count().await.work_ended,
+            new.count().await.work_announced
+        ),
+        (1, 1)
+    );
     old.finish().await;
     assert_eq!(tree(home.path()), before);
     new.batch("d", vec![file("late", 0o600, b"new")], b"new");
@@ -392,25 +557,58 @@ async fn a_receiver_that_was_fenced_off_names_nothing_and_ends_no_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
     let home = tempfile::tempdir().unwrap();
-    let stray = SharedJobOpening { beginning: Beginning::UnderWay, ..part(1) };
+    let stray = SharedJobOpening {
+        beginning: Beginning::UnderWay,
+        ..part(1)
+    };
     let refused = async |open: Open| Mover::try_open(home.path(), open).await.err().unwrap();
     let told = refused(open(Some(stray))).await;
-    assert!(told.code == RefusalCode::NotUnderWay && told.text.contains("is not under way"), "{told:?}");
+    assert!(
+        told.code == RefusalCode::NotUnderWay && told.text.contains("is not under way"),
+        "{told:?}"
+    );
     let newer = Mover::open(home.path(), 2).await;
     let told = refused(open(Some(part(1)))).await;
-    assert!(told.code == RefusalCode::Denied && told.text.contains("epoch 2"), "{told:?}");
+    assert!(
+        told.code == RefusalCode::Denied && told.text.contains("epoch 2"),
+        "{told:?}"
+    );
     let base = || open(Some(part(2)));
     for asked in [
-        Open { inplace: true, ..base() },
-        Open { extraneous: Extraneous::Goes, ..base() },
-        Open { delta: true, ..base() },
-        Open { compare: Compare::Checksum, ..base() },
-        Open { proof: Proof::Media, ..base() },
-        Open { durability: Durability::None, ..base() },
-        Open { purpose: Purpose::Preview, ..base() },
+        Open {
+            inplace: true,
+            ..base()
+        },
+        Open {
+            extraneous: Extraneous::Goes,
+            ..base()
+        },
+        Open {
+            delta: true,
+            ..base()
+        },
+        Open {
+            compare: Compare::Checksum,
+            ..base()
+        },
+        Open {
+            proof: Proof::Media,
+            ..base()
+        },
+        Open {
+            durability: Durability::None,
+            ..base()
+        },
+        Open {
+            purpose: Purpose::Preview,
+            ..base()
+        },
     ] {
         let told = refused(asked).await;
-        assert!(told.code == RefusalCode::Protocol && told.text.contains("in a job"), "{told:?}");
+        assert!(
+            told.code == RefusalCode::Protocol && told.text.contains("in a job"),
+            "{told:?}"
+        );
     }
     newer.finish().await;
 }
@@ -426,9 +624,15 @@ async fn no_transfer_writes_into_the_directory_of_a_job() {
         mover.batch(&directory, vec![file("journal-1-x", 0o600, b"x")], b"x");
         assert_eq!(mover.broken().await, 0, "stored");
     }
-    let into = Open { target: directory.clone().into_bytes(), ..open(None) };
+    let into = Open {
+        target: directory.clone().into_bytes(),
+        ..open(None)
+    };
     let told = Mover::try_open(home.path(), into).await.err().unwrap();
-    assert!(told.code == RefusalCode::Denied && told.text.contains("zmove-job"), "{told:?}");
+    assert!(
+        told.code == RefusalCode::Denied && told.text.contains("zmove-job"),
+        "{told:?}"
+    );
     assert!(!home.path().join(directory).join("journal-1-x").exists());
     of_the_job.finish().await;
 }
@@ -437,7 +641,10 @@ async fn no_transfer_writes_into_the_directory_of_a_job() {
 #[tokio::test(flavor = "multi_thread")]
 async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
     let home = tempfile::tempdir().unwrap();
-    let (mut one, mut other) = (Mover::open(home.path(), 1).await, Mover::open(home.path(), 1).await);
+    let (mut one, mut other) = (
+        Mover::open(home.path(), 1).await,
+        Mover::open(home.path(), 1).await,
+    );
     for round in 0..30 {
         let directory = format!("a/b{round}/c/d");
         one.batch(&directory, vec![file("one", 0o600, b"1")], b"1");
@@ -454,8 +661,16 @@ async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
     one.batch("a/b29/c/d", vec![file("again", 0o600, b"3")], b"3");
     one.stored(1).await;
     assert_eq!(one.end(3, 1, 0).await, SharedJobResult::Done);
-    assert_eq!(std::fs::read(home.path().join("a/b29/c/d/again")).unwrap(), b"3");
-    assert!(one.faults.is_empty() && other.faults.is_empty(), "{:?} {:?}", one.faults, other.faults);
+    assert_eq!(
+        std::fs::read(home.path().join("a/b29/c/d/again")).unwrap(),
+        b"3"
+    );
+    assert!(
+        one.faults.is_empty() && other.faults.is_empty(),
+        "{:?} {:?}",
+        one.faults,
+        other.faults
+    );
     one.finish().await;
     other.finish().await;
 }
@@ -475,14 +690,29 @@ fn transfer(home: &Path) -> Transfer {
 
 fn transfer_within(home: &Path, quota: &Quota) -> Transfer {
     let id = TransferId([7; 16]);
-    let open = Open { target: home.as_os_str().as_encoded_bytes().to_vec(), ..open(Some(part(1))) };
+    let open = Open {
+        target: home.as_os_str().as_encoded_bytes().to_vec(),
+        ..open(Some(part(1)))
+    };
     let mut target = Target::resolve(&open, &WriteAccess::Anywhere).unwrap();
     let begin = begin(id, String::new(), &target.tree);
-    let (session, journal) = SharedJobSession::begin(&target.tree, &part(1), &begin, quota).unwrap();
-    let parts = Parts::in_job(Arc::clone(session.epoch()), journal, begin, &Quota::default());
+    let (session, journal) =
+        SharedJobSession::begin(&target.tree, &part(1), &begin, quota).unwrap();
+    let parts = Parts::in_job(
+        Arc::clone(session.epoch()),
+        journal,
+        begin,
+        &Quota::default(),
+    );
     target.shared_job = Some(session);
     let (outcomes, _nobody) = mpsc::channel(1);
-    Transfer::new((id, Version::NEWEST), &open, (target, parts), &ReceiverConfig::default(), outcomes)
+    Transfer::new(
+        (id, Version::NEWEST),
+        &open,
+        (target, parts),
+        &ReceiverConfig::default(),
+        outcomes,
+    )
 }
 
 #[test]
@@ -495,11 +725,17 @@ fn what_has_no_name_when_the_next_epoch_begins_gets_none() {
     let hidden = rustix::fs::Dir::read_from(&**own).unwrap().count() - 2;
     assert_eq!(hidden, 20, "all wait for their names");
     let before = tree(home.path());
-    assert!(before.values().all(|(.., contents, _)| contents.is_empty()), "{before:?}");
+    assert!(
+        before.values().all(|(.., contents, _)| contents.is_empty()),
+        "{before:?}"
+    );
     let job = job(&root(home.path()));
     let _newer = job.begin(2, "n", PATIENCE).unwrap();
     publish_all(&transfer);
-    let fenced = batch.faults().into_iter().filter(|fault| fault.code == FaultCode::Fenced);
+    let fenced = batch
+        .faults()
+        .into_iter()
+        .filter(|fault| fault.code == FaultCode::Fenced);
     assert_eq!(fenced.count(), 20);
     assert_eq!(tree(home.path()), before);
 }
@@ -515,7 +751,9 @@ fn a_receiver_that_was_fenced_off_opens_no_directory_up() {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
     let mode = || home.path().join("d").metadata().unwrap().mode() & 0o777;
-    let put = |directory, prefix| place(&mut Placer::new(&transfer), files(directory, prefix, 1)).faults();
+    let put = |directory, prefix| {
+        place(&mut Placer::new(&transfer), files(directory, prefix, 1)).faults()
+    };
     set(0o555);
     assert_eq!(put("d", "f"), []);
     assert_eq!(mode(), 0o755, "it takes files in this epoch");
@@ -538,7 +776,15 @@ fn a_receiver_that_was_fenced_off_opens_no_directory_up() {
 fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
-    transfer.files.declare(FileId(1), head("large", &contents(1, 1)), |_| None, |_| None).unwrap();
+    transfer
+        .files
+        .declare(
+            FileId(1),
+            head("large", &contents(1, 1)),
+            |_| None,
+            |_| None,
+        )
+        .unwrap();
     let file = transfer.files.find(FileId(1)).unwrap().unwrap();
     let part = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
     let shared = transfer.parts.shared.as_ref().unwrap();
@@ -546,7 +792,10 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     let root = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
     let place = (&root, &name("large"));
     let staged = (part.hidden_name().unwrap(), part.file());
-    shared.epoch.publish_part(staged, place, Replace::Existing).unwrap();
+    shared
+        .epoch
+        .publish_part(staged, place, Replace::Existing)
+        .unwrap();
     let there = || home.path().join("large").metadata().unwrap().mtime();
     let write = || {
         part.file().write_all_at(b"x", 0).unwrap();
@@ -566,7 +815,15 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
 fn a_part_is_flushed_again_only_when_it_has_been_written_to() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
-    transfer.files.declare(FileId(1), head("large", &contents(1, 1)), |_| None, |_| None).unwrap();
+    transfer
+        .files
+        .declare(
+            FileId(1),
+            head("large", &contents(1, 1)),
+            |_| None,
+            |_| None,
+        )
+        .unwrap();
     let file = transfer.files.find(FileId(1)).unwrap().unwrap();
     let _part = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
     let shared = transfer.parts.shared.as_ref().unwrap();
@@ -585,19 +842,32 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let contents = contents(1, 1);
-    transfer.files.declare(FileId(1), head("large", &contents), |_| None, |_| None).unwrap();
+    transfer
+        .files
+        .declare(FileId(1), head("large", &contents), |_| None, |_| None)
+        .unwrap();
     let file = transfer.files.find(FileId(1)).unwrap().unwrap();
     let part = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
     assert!(transfer.target.file_systems.knows_any());
     let shared = transfer.parts.shared.as_ref().unwrap();
     assert!(shared.holds(FileId(1)));
-    let key = (part.hidden_name().unwrap().clone(), part.file().metadata().unwrap().ino());
+    let key = (
+        part.hidden_name().unwrap().clone(),
+        part.file().metadata().unwrap().ino(),
+    );
     transfer.parts.written(FileId(1), 0, Cv([1; 32])).unwrap();
     drop(part);
     transfer.abandon_file(FileId(1));
-    assert!(!shared.holds(FileId(1)), "a sender that abandons files without end keeps none open");
+    assert!(
+        !shared.holds(FileId(1)),
+        "a sender that abandons files without end keeps none open"
+    );
     let parts = std::fs::read_dir(job_directory(home.path()).join(".zmove-epoch-1")).unwrap();
-    assert_eq!(parts.count(), 2, "the session's directory, and the part, which others may write");
+    assert_eq!(
+        parts.count(),
+        2,
+        "the session's directory, and the part, which others may write"
+    );
     // a writer may have been at it still
     transfer.parts.written(FileId(1), 1, Cv([2; 32])).unwrap();
     transfer.parts.flush_shared(shared).unwrap();
@@ -613,35 +883,76 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
     let root = root(home.path());
     let job = job(&root);
     let epoch = job.begin(1, "n", PATIENCE).unwrap();
-    let begin = begin(TransferId([7; 16]), String::new(), &Tree::open(home.path()).unwrap());
-    let journal =
-        Journal::create_in_job(job.fd(), &journals::name_of(1, begin.transfer), &begin, u64::MAX).unwrap();
+    let begin = begin(
+        TransferId([7; 16]),
+        String::new(),
+        &Tree::open(home.path()).unwrap(),
+    );
+    let journal = Journal::create_in_job(
+        job.fd(),
+        &journals::name_of(1, begin.transfer),
+        &begin,
+        u64::MAX,
+    )
+    .unwrap();
     let write = |number: u64| {
         let (part, bytes) = (name(&format!("part-{number}")), GROUPS as u64 * GROUP_BYTES);
         let staged = epoch.open_part(&part, bytes, Direct::Off).unwrap();
         let inode = staged.file().metadata().unwrap().ino();
-        let source = SourceVersion { bytes, ..SourceVersion::default() };
-        let told = Part { path: path("f"), part: part.clone(), source, inode, born: Timestamp::default() };
+        let source = SourceVersion {
+            bytes,
+            ..SourceVersion::default()
+        };
+        let told = Part {
+            path: path("f"),
+            part: part.clone(),
+            source,
+            inode,
+            born: Timestamp::default(),
+        };
         journal.part(number, &told).unwrap();
-        journal.groups(number, 0, &vec![Cv([1; 32]); GROUPS]).unwrap();
+        journal
+            .groups(number, 0, &vec![Cv([1; 32]); GROUPS])
+            .unwrap();
         journal.flushed(journal.mark()).unwrap();
         (staged, (part, inode))
     };
-    let limits = Limits { memory_per_identity: ByteCount(10_000), ..Limits::default() };
+    let limits = Limits {
+        memory_per_identity: ByteCount(10_000),
+        ..Limits::default()
+    };
     let mut groups = FlushedGroups::new(&Quotas::default().of(Fingerprint([1; 32]), &limits));
     let (first, first_key) = write(1);
     groups.read_on(job.fd(), &epoch).unwrap();
     let (second, second_key) = write(2);
-    assert!(groups.read_on(job.fd(), &epoch).is_err(), "no memory is left");
-    assert!(groups.of(&first_key).is_some(), "its commit may be asked for");
-    epoch.publish_part((&first_key.0, first.file()), (&root, &name("f")), Replace::Existing).unwrap();
+    assert!(
+        groups.read_on(job.fd(), &epoch).is_err(),
+        "no memory is left"
+    );
+    assert!(
+        groups.of(&first_key).is_some(),
+        "its commit may be asked for"
+    );
+    epoch
+        .publish_part(
+            (&first_key.0, first.file()),
+            (&root, &name("f")),
+            Replace::Existing,
+        )
+        .unwrap();
     groups.read_on(job.fd(), &epoch).unwrap();
     assert_eq!(groups.of(&second_key).unwrap().values.len(), GROUPS);
-    epoch.give_up_part(&second_key.0, second.file(), Errno::NOSPC).unwrap();
+    epoch
+        .give_up_part(&second_key.0, second.file(), Errno::NOSPC)
+        .unwrap();
     let (_third, third_key) = write(3);
     groups.read_on(job.fd(), &epoch).unwrap();
     assert_eq!(groups.of(&third_key).unwrap().values.len(), GROUPS);
-    assert!([first_key, second_key].iter().all(|key| groups.of(key).is_none()));
+    assert!(
+        [first_key, second_key]
+            .iter()
+            .all(|key| groups.of(key).is_none())
+    );
 }
 
 /// The files wait for their names elsewhere, and go into whatever has the name of their directory by then.
@@ -655,14 +966,23 @@ fn a_directory_that_goes_before_its_files_are_named_is_made_again() {
         std::fs::remove_dir_all(home.path().join("a")).unwrap();
         publish_all(&transfer);
         assert_eq!(batch.faults(), [], "{prefix}");
-        assert_eq!(std::fs::read_dir(home.path().join("a/b")).unwrap().count(), 5, "{prefix}");
+        assert_eq!(
+            std::fs::read_dir(home.path().join("a/b")).unwrap().count(),
+            5,
+            "{prefix}"
+        );
     }
 }
 
 /// The directory of a job gives nothing to what is made in it; the target's own give a group and a list.
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_have_what_an_ordinary_push_would_give_them() {
-    let keeping = |kinds| Some(Keeping { kinds, ..Keeping::default() });
+    let keeping = |kinds| {
+        Some(Keeping {
+            kinds,
+            ..Keeping::default()
+        })
+    };
     for keeping in [None, keeping(Kinds::USUAL), keeping(Kinds::ALL)] {
         let [plain, jobs] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         for home in [&plain, &jobs] {
@@ -675,7 +995,12 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
             let entries = [(1, 7), (2, 6), (4, 5), (0x10, 7), (0x20, 0)];
             let entry = |(tag, may): (u16, u16)| {
                 let user: u32 = if tag == 2 { 65_534 } else { u32::MAX };
-                [&tag.to_le_bytes()[..], &may.to_le_bytes(), &user.to_le_bytes()].concat()
+                [
+                    &tag.to_le_bytes()[..],
+                    &may.to_le_bytes(),
+                    &user.to_le_bytes(),
+                ]
+                .concat()
             };
             let acl = [2_u32.to_le_bytes().to_vec(), entries.map(entry).concat()].concat();
             let set = rustix::fs::setxattr(
@@ -685,23 +1010,54 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
                 rustix::fs::XattrFlags::empty(),
             );
             if set.is_err() {
-                return eprintln!("skipped: no access control lists at {}", home.path().display());
+                return eprintln!(
+                    "skipped: no access control lists at {}",
+                    home.path().display()
+                );
             }
         }
         let contents = contents(1, 9);
         let head = FileHead {
-            metadata: Metadata::new(0o664, Timestamp { seconds: 3, nanos: 0 }),
+            metadata: Metadata::new(
+                0o664,
+                Timestamp {
+                    seconds: 3,
+                    nanos: 0,
+                },
+            ),
             ..head("d/large", &contents)
         };
         for (home, job) in [(&plain, None), (&jobs, Some(part(1)))] {
             let in_a_job = job.is_some();
-            let mut mover = Mover::try_open(home.path(), Open { keeping, ..open(job) }).await.unwrap();
-            let link = BatchEntry::Symlink(name("link"), Metadata::default(), b"to".as_slice().into());
-            let account = Account { id: 4712, name: "".into() };
-            let extra = Extra { group: Some(account), ..Extra::default() };
-            let metadata = Metadata { extra: Some(Arc::new(extra)), ..Metadata::default() };
+            let mut mover = Mover::try_open(
+                home.path(),
+                Open {
+                    keeping,
+                    ..open(job)
+                },
+            )
+            .await
+            .unwrap();
+            let link =
+                BatchEntry::Symlink(name("link"), Metadata::default(), b"to".as_slice().into());
+            let account = Account {
+                id: 4712,
+                name: "".into(),
+            };
+            let extra = Extra {
+                group: Some(account),
+                ..Extra::default()
+            };
+            let metadata = Metadata {
+                extra: Some(Arc::new(extra)),
+                ..Metadata::default()
+            };
             let own = BatchEntry::Symlink(name("own group"), metadata, b"to".as_slice().into());
-            let files = [file("a", 0o640, b"1"), file("b", 0o777, b"2"), file("c", 0o2604, b"3")];
+            let files = [
+                file("a", 0o640, b"1"),
+                file("b", 0o777, b"2"),
+                file("c", 0o2604, b"3"),
+            ];
             mover.batch("d", files.into_iter().chain([link, own]).collect(), b"123");
             mover.declare(1, &head);
             (0..2).for_each(|group| mover.chunk(1, group, &contents));
@@ -709,15 +1065,22 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
             if in_a_job {
                 assert_eq!(mover.end(1, 1, 0).await, SharedJobResult::Done);
                 let committed = mover.commit(&head, &contents).await;
-                assert!(matches!(committed, SharedJobResult::Committed { .. }), "{committed:?}");
+                assert!(
+                    matches!(committed, SharedJobResult::Committed { .. }),
+                    "{committed:?}"
+                );
             }
             assert!(mover.faults.is_empty(), "{:?}", mover.faults);
             mover.finish().await;
         }
         let (plain, jobs) = (tree(plain.path()), tree(jobs.path()));
-        assert_eq!(plain.keys().collect::<Vec<_>>(), jobs.keys().collect::<Vec<_>>());
+        assert_eq!(
+            plain.keys().collect::<Vec<_>>(),
+            jobs.keys().collect::<Vec<_>>()
+        );
         for (path, expected) in plain {
-            let shown = |(mode, gid, mtime, _, acl): &Shown| format!("{mode:o} {gid} {mtime:?} {acl:?}");
+            let shown =
+                |(mode, gid, mtime, _, acl): &Shown| format!("{mode:o} {gid} {mtime:?} {acl:?}");
             let (found, expected) = (shown(&jobs[&path]), shown(&expected));
             assert_eq!(found, expected, "{} {keeping:?}", path.display());
         }
@@ -728,7 +1091,13 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
 async fn directories_get_mode_and_time_when_that_is_ordered_and_not_before() {
     let home = tempfile::tempdir().unwrap();
     let mut mover = Mover::open(home.path(), 1).await;
-    let old = Metadata::new(0o555, Timestamp { seconds: 3, nanos: 0 });
+    let old = Metadata::new(
+        0o555,
+        Timestamp {
+            seconds: 3,
+            nanos: 0,
+        },
+    );
     mover.batch("", vec![BatchEntry::Directory(name("d"), old.clone())], &[]);
     mover.batch("d", vec![BatchEntry::Itself(old.clone())], &[]);
     mover.stored(2).await;
@@ -740,27 +1109,51 @@ async fn directories_get_mode_and_time_when_that_is_ordered_and_not_before() {
         let there = home.path().join(directory).metadata().unwrap();
         (there.mode() & 0o7777, there.mtime() == 3)
     };
-    assert_eq!(["d", "e"].map(look), [(0o700, false); 2], "others may still write there");
+    assert_eq!(
+        ["d", "e"].map(look),
+        [(0o700, false); 2],
+        "others may still write there"
+    );
     let mut mover = Mover::open(home.path(), 1).await;
     let group = |directory| DirectoryGroup {
         directory: path(directory),
         entries: vec![BatchEntry::Itself(old.clone())],
     };
     for expected in [&["d", "d"][..], &[]] {
-        let SharedJobResult::Directories { head } = mover.order(SharedJobOrder::ListDirectories).await else {
+        let SharedJobResult::Directories { head } =
+            mover.order(SharedJobOrder::ListDirectories).await
+        else {
             panic!("not told")
         };
-        let told = if head.is_empty() { Vec::new() } else { Batch::decode(&head, 0).unwrap().groups };
+        let told = if head.is_empty() {
+            Vec::new()
+        } else {
+            Batch::decode(&head, 0).unwrap().groups
+        };
         let expected: Vec<_> = expected.iter().map(|directory| group(directory)).collect();
-        assert_eq!(told, expected, "what work has brought that has ended, by whichever session");
+        assert_eq!(
+            told, expected,
+            "what work has brought that has ended, by whichever session"
+        );
     }
-    let head = Batch { groups: vec![group("d"), group("gone")] }.encode();
-    let SharedJobResult::DirectoriesSet(faults) = mover.order(SharedJobOrder::SetDirectories { head }).await
+    let head = Batch {
+        groups: vec![group("d"), group("gone")],
+    }
+    .encode();
+    let SharedJobResult::DirectoriesSet(faults) =
+        mover.order(SharedJobOrder::SetDirectories { head }).await
     else {
         panic!("not set")
     };
-    assert_eq!(faults.iter().map(|fault| fault.entry).collect::<Vec<_>>(), [1]);
+    assert_eq!(
+        faults.iter().map(|fault| fault.entry).collect::<Vec<_>>(),
+        [1]
+    );
     assert_eq!(look("d"), (0o555, true));
-    std::fs::set_permissions(home.path().join("d"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(
+        home.path().join("d"),
+        std::fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
     mover.finish().await;
 }

@@ -46,7 +46,9 @@ pub(crate) fn compare_all<'o>(transfer: &'o Transfer, offer: &'o Offer) -> Compa
         let mut part = Part::default();
         let mut opened: Option<(usize, Option<Arc<OwnedFd>>)> = None;
         while !turn.is_over() {
-            let Some((number, ((place, file), verdict))) = waiting.lock().next() else { break };
+            let Some((number, ((place, file), verdict))) = waiting.lock().next() else {
+                break;
+            };
             turn.get_help();
             let path = &offer.groups[place].directory;
             let directory = match opened.take() {
@@ -56,13 +58,22 @@ pub(crate) fn compare_all<'o>(transfer: &'o Transfer, offer: &'o Offer) -> Compa
                 }),
             };
             if let Some(directory) = &directory {
-                *verdict = part.compare(transfer, turn, (offer.offer, number), (directory, path), file);
+                *verdict = part.compare(
+                    transfer,
+                    turn,
+                    (offer.offer, number),
+                    (directory, path),
+                    file,
+                );
             }
             opened = Some((place, directory));
         }
         part
     });
-    let mut comparison = Comparison { verdicts, ..Comparison::default() };
+    let mut comparison = Comparison {
+        verdicts,
+        ..Comparison::default()
+    };
     for part in parts {
         comparison.held.extend(part.held);
         comparison.changed.extend(part.changed);
@@ -118,23 +129,43 @@ impl<'o> Part<'o> {
         compared: Verdict,
     ) -> Verdict {
         let name = transfer.target.name(path, &file.name);
-        let Ok(final_path) = path.join(name) else { return compared };
+        let Ok(final_path) = path.join(name) else {
+            return compared;
+        };
         let held = if transfer.target.is_for_change_in_place(directory, name) {
             // A part would take the place of the file that is to be changed.
             BTreeMap::new()
         } else {
             claim(transfer, directory, &final_path, file)
         };
-        let left = runs(&held).map(|(first, cvs)| Held { offer, file: number, first, cvs, end: false });
+        let left = runs(&held).map(|(first, cvs)| Held {
+            offer,
+            file: number,
+            first,
+            cvs,
+            end: false,
+        });
         self.held.extend(left);
         let needed = compared == Verdict::Need || !held.is_empty();
-        if transfer.target.rules.delta && needed && Candidate::is_there(directory, name, file.bytes) {
+        if transfer.target.rules.delta && needed && Candidate::is_there(directory, name, file.bytes)
+        {
             let held = held.into_keys().collect();
             let (directory, bytes) = (path, file.bytes);
-            self.changed.push(Candidate { offer, file: number, directory, name, bytes, held });
+            self.changed.push(Candidate {
+                offer,
+                file: number,
+                directory,
+                name,
+                bytes,
+                held,
+            });
             return Verdict::Delta;
         }
-        if held.is_empty() { compared } else { Verdict::Resume }
+        if held.is_empty() {
+            compared
+        } else {
+            Verdict::Resume
+        }
     }
 }
 
@@ -145,12 +176,21 @@ fn claim(
     path: &RelPath,
     file: &OfferedFile,
 ) -> BTreeMap<u32, Cv> {
-    let Some(SourceMark { inode, ctime }) = file.source else { return BTreeMap::new() };
-    let source = SourceVersion { bytes: file.bytes, mtime: file.metadata.mtime, ctime, inode };
-    transfer.parts.claim(path, directory, &source, transfer.direct, || {
-        let turn = transfer.turn(Task::Look);
-        move || turn.is_over()
-    })
+    let Some(SourceMark { inode, ctime }) = file.source else {
+        return BTreeMap::new();
+    };
+    let source = SourceVersion {
+        bytes: file.bytes,
+        mtime: file.metadata.mtime,
+        ctime,
+        inode,
+    };
+    transfer
+        .parts
+        .claim(path, directory, &source, transfer.direct, || {
+            let turn = transfer.turn(Task::Look);
+            move || turn.is_over()
+        })
 }
 
 fn compare(
@@ -161,7 +201,9 @@ fn compare(
 ) -> Verdict {
     let target = &transfer.target;
     let name = target.name(path, &file.name);
-    let Ok(there) = FileIdentity::at(opened, name) else { return Verdict::Need };
+    let Ok(there) = FileIdentity::at(opened, name) else {
+        return Verdict::Need;
+    };
     if target.spares(opened, &there, file.metadata.mtime) {
         return Verdict::Skip;
     }
@@ -174,8 +216,12 @@ fn compare(
         Compare::Checksum if target.is_of_another(opened, name, &there) => Verdict::Need,
         Compare::Checksum if !target.compared.remember(opened, name, &there) => Verdict::Need,
         Compare::Checksum => {
-            let root =
-                contents_root((opened.as_fd(), name), file.bytes, target.rules.kinds, || turn.is_over());
+            let root = contents_root(
+                (opened.as_fd(), name),
+                file.bytes,
+                target.rules.kinds,
+                || turn.is_over(),
+            );
             root.map_or(Verdict::Need, Verdict::Compare)
         }
         Compare::Quick => {
@@ -185,7 +231,9 @@ fn compare(
                 Found::Same => Verdict::Skip,
                 Found::DiffersBeside if target.keeps_its_owner(&there, &metadata) => Verdict::Need,
                 // what is not remembered could get the source's time with what somebody else has written since
-                Found::DiffersBeside if target.compared.remember(opened, name, &there) => Verdict::Retouch,
+                Found::DiffersBeside if target.compared.remember(opened, name, &there) => {
+                    Verdict::Retouch
+                }
                 Found::DiffersBeside | Found::Differs => Verdict::Need,
             }
         }
@@ -202,15 +250,25 @@ mod tests {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     use zmove_chunk::group_cv;
     use zmove_disk::LastingNames;
-    use zmove_types::{Account, Extra, FileId, GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, Timestamp};
+    use zmove_types::{
+        Account, Extra, FileId, GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, Timestamp,
+    };
     use zmove_wire::{FileHead, OfferedGroup};
 
-    use crate::store::placer::tests::{transfer, transfer_of, transfer_with_one_place, without_a_standstill};
+    use crate::store::placer::tests::{
+        transfer, transfer_of, transfer_with_one_place, without_a_standstill,
+    };
     use crate::store::rules::Owning;
 
     fn offer(directory: &str, file: OfferedFile) -> Offer {
         let directory = RelPath::from_bytes(directory.as_bytes()).unwrap();
-        Offer { offer: 1, groups: vec![OfferedGroup { directory, files: vec![file] }] }
+        Offer {
+            offer: 1,
+            groups: vec![OfferedGroup {
+                directory,
+                files: vec![file],
+            }],
+        }
     }
 
     fn named(name: &str, metadata: Metadata) -> OfferedFile {
@@ -227,7 +285,8 @@ mod tests {
     fn as_an_ordinary_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let work = || {
             let mut own = capabilities(None).unwrap();
-            own.effective.remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+            own.effective
+                .remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
             set_capabilities(None, own).unwrap();
             work()
         };
@@ -240,13 +299,18 @@ mod tests {
         let directory = home.path().join("closed");
         std::fs::create_dir(&directory).unwrap();
         std::fs::write(directory.join("f"), "x").unwrap();
-        let there =
-            FileIdentity::at(std::fs::File::open(&directory).unwrap(), &named("f", Metadata::default()).name);
+        let there = FileIdentity::at(
+            std::fs::File::open(&directory).unwrap(),
+            &named("f", Metadata::default()).name,
+        );
         let offer = offer("closed", named("f", there.unwrap().metadata()));
         std::fs::set_permissions(&directory, Permissions::from_mode(0o000)).unwrap();
         let transfer = transfer(home.path());
         let compared = as_an_ordinary_user(|| {
-            assert!(std::fs::read_dir(&directory).is_err(), "the directory is closed");
+            assert!(
+                std::fs::read_dir(&directory).is_err(),
+                "the directory is closed"
+            );
             compare_all(&transfer, &offer)
         });
         assert_eq!(compared.verdicts, [Verdict::Skip]);
@@ -267,9 +331,18 @@ mod tests {
             let directory = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
             let name = named("f", Metadata::default()).name;
             let there = FileIdentity::at(&directory, &name).unwrap();
-            let owner = Some(Account { id: 5, name: "".into() });
-            let extra = Some(Arc::new(Extra { owner, ..Extra::default() }));
-            let metadata = Metadata { extra, ..there.metadata() };
+            let owner = Some(Account {
+                id: 5,
+                name: "".into(),
+            });
+            let extra = Some(Arc::new(Extra {
+                owner,
+                ..Extra::default()
+            }));
+            let metadata = Metadata {
+                extra,
+                ..there.metadata()
+            };
             let mut transfer = transfer(home.path());
             transfer.target.rules.compare = compare;
             transfer.target.rules.kinds = Kinds::ALL;
@@ -278,8 +351,18 @@ mod tests {
             while !transfer.target.compared.remember(&directory, &name, &there) {
                 std::thread::yield_now();
             }
-            let offer = offer("", OfferedFile { xattrs: xattrs.map(Box::new), ..named("f", metadata) });
-            assert_eq!(compare_all(&transfer, &offer).verdicts, [Verdict::Need], "{compare:?}");
+            let offer = offer(
+                "",
+                OfferedFile {
+                    xattrs: xattrs.map(Box::new),
+                    ..named("f", metadata)
+                },
+            );
+            assert_eq!(
+                compare_all(&transfer, &offer).verdicts,
+                [Verdict::Need],
+                "{compare:?}"
+            );
         }
     }
 
@@ -289,7 +372,10 @@ mod tests {
             path: RelPath::from_bytes(b"large").unwrap(),
             metadata: Metadata {
                 mode: 0o600,
-                mtime: Timestamp { seconds: 5, nanos: 6 },
+                mtime: Timestamp {
+                    seconds: 5,
+                    nanos: 6,
+                },
                 ..Metadata::default()
             },
             bytes: 5 * GROUP_BYTES,
@@ -298,15 +384,27 @@ mod tests {
             data: None,
         };
         let earlier = transfer_of(1, home, Some(journals.to_owned()));
-        let directory = earlier.target.tree.open_directory(&RelPath::root()).unwrap();
+        let directory = earlier
+            .target
+            .tree
+            .open_directory(&RelPath::root())
+            .unwrap();
         let names = LastingNames::new("t");
-        let part = earlier.parts.create(FileId(3), (&head.path, &head), &directory, &names).unwrap();
+        let part = earlier
+            .parts
+            .create(FileId(3), (&head.path, &head), &directory, &names)
+            .unwrap();
         part.file().set_len(head.bytes).unwrap();
         let span = GroupSpan::of(head.bytes, 0).unwrap();
         let bytes = vec![7; span.len as usize];
         part.file().write_all_at(&bytes, 0).unwrap();
-        earlier.parts.written(FileId(3), 0, group_cv(0, &bytes)).unwrap();
-        earlier.parts.left(FileId(3), &FileIdentity::of(part.file()).unwrap());
+        earlier
+            .parts
+            .written(FileId(3), 0, group_cv(0, &bytes))
+            .unwrap();
+        earlier
+            .parts
+            .left(FileId(3), &FileIdentity::of(part.file()).unwrap());
         head
     }
 
@@ -315,8 +413,18 @@ mod tests {
         let (home, journals) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let head = leave_a_part(home.path(), journals.path());
         let transfer = transfer_with_one_place(2, home.path(), Some(journals.path().to_owned()));
-        let source = Some(SourceMark { inode: head.inode, ctime: head.ctime });
-        let offer = offer("", OfferedFile { bytes: head.bytes, source, ..named("large", head.metadata) });
+        let source = Some(SourceMark {
+            inode: head.inode,
+            ctime: head.ctime,
+        });
+        let offer = offer(
+            "",
+            OfferedFile {
+                bytes: head.bytes,
+                source,
+                ..named("large", head.metadata)
+            },
+        );
         let compared = without_a_standstill(&transfer, || compare_all(&transfer, &offer));
         assert_eq!(compared.verdicts, [Verdict::Resume]);
     }

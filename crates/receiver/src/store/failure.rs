@@ -15,11 +15,14 @@ pub(crate) fn failed_to(operation: Operation) -> impl Fn(io::Error) -> Failure +
 }
 
 /// The fault of a file that need not have been sent.
-pub(crate) const ALREADY_THERE: (Operation, FaultCode) = (Operation::Create, FaultCode::AlreadyThere);
+pub(crate) const ALREADY_THERE: (Operation, FaultCode) =
+    (Operation::Create, FaultCode::AlreadyThere);
 
 /// Whether there is no room, or no room within a quota.
 pub(crate) fn is_no_room((_, error): &Failure) -> bool {
-    error.raw_os_error().is_some_and(|errno| FaultCode::Os(errno).is_no_room())
+    error
+        .raw_os_error()
+        .is_some_and(|errno| FaultCode::Os(errno).is_no_room())
 }
 
 /// A failure as it is reported to the sender, with a code where that is clearer than an error number.
@@ -31,7 +34,9 @@ pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, Fa
             (operation, FaultCode::DirectoryInTheWay)
         }
         (Operation::OpenInPlace, Some(Errno::WOULDBLOCK)) => (operation, FaultCode::Locked),
-        (Operation::Verify | Operation::Link, Some(Errno::STALE)) => (operation, FaultCode::Replaced),
+        (Operation::Verify | Operation::Link, Some(Errno::STALE)) => {
+            (operation, FaultCode::Replaced)
+        }
         (Operation::Verify, Some(Errno::BUSY)) => (operation, FaultCode::Changed),
         (Operation::Verify, Some(Errno::BADMSG)) => (operation, FaultCode::NotOnMedia),
         _ => (operation, FaultCode::os(error)),

@@ -51,13 +51,20 @@ impl TargetTree {
             return Ok(None);
         }
         let cannot = failed_to(Operation::OpenInPlace);
-        let Some(existing) = Existing::open(directory, name).map_err(cannot)? else { return Ok(None) };
+        let Some(existing) = Existing::open(directory, name).map_err(cannot)? else {
+            return Ok(None);
+        };
         if existing.has_other_names().map_err(cannot)? {
             return Ok(None);
         }
         let survives_power_cut = self.rules.flushes();
         let descriptors = quota.book_file().map_err(cannot)?;
-        let change = Change { bytes, mode: metadata.mode, mtime: metadata.mtime, survives_power_cut };
+        let change = Change {
+            bytes,
+            mode: metadata.mode,
+            mtime: metadata.mtime,
+            survives_power_cut,
+        };
         let mut staged = existing.begin(change, direct).map_err(cannot)?;
         staged.attach(descriptors);
         Ok(Some(staged))
@@ -79,14 +86,17 @@ impl TargetTree {
         prove: impl FnOnce(&Staged) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         // The file may be on a file system of its own, mounted in its place.
-        self.file_systems.note(staged.file()).map_err(failed_to(Operation::Flush))?;
+        self.file_systems
+            .note(staged.file())
+            .map_err(failed_to(Operation::Flush))?;
         flush_now(staged.file(), self.rules.flushes())?;
         // One that is not proven stays as long as it is, and looks unfinished.
         prove(&staged)?;
         let verify = failed_to(Operation::Verify);
         staged.set_final_length().map_err(verify)?;
         self.set_metadata(staged.file(), metadata, at)?;
-        self.flush_if_each(staged.file()).map_err(failed_to(Operation::Flush))?;
+        self.flush_if_each(staged.file())
+            .map_err(failed_to(Operation::Flush))?;
         staged.commit(name, Replace::Existing).map_err(verify)
     }
 }

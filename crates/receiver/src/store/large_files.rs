@@ -117,8 +117,18 @@ pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
     pub(crate) fn new(quota: &Quota, values: Values, whole: Whole) -> Self {
-        let table = Table { slots: HashMap::new(), living: 0, unheard: 0, held: quota.book_nothing() };
-        Self { quota: quota.clone(), values, whole, table: Lock::new(table) }
+        let table = Table {
+            slots: HashMap::new(),
+            living: 0,
+            unheard: 0,
+            held: quota.book_nothing(),
+        };
+        Self {
+            quota: quota.clone(),
+            values,
+            whole,
+            table: Lock::new(table),
+        }
     }
 
     /// Notes a file that is about to be given up, perhaps before its declaration comes.
@@ -131,7 +141,9 @@ impl FileTable {
             return Ok(());
         }
         if table.unheard >= FILES_UNFINISHED_MAX {
-            return Err(WireError::OutOfOrder { what: "the end of a file that was never begun" });
+            return Err(WireError::OutOfOrder {
+                what: "the end of a file that was never begun",
+            });
         }
         table.held.grow(SLOT_BYTES)?;
         table.unheard += 1;
@@ -166,11 +178,21 @@ impl FileTable {
                 table.held.grow(SLOT_BYTES)?;
                 let ranges = head.data.as_ref().map_or(0, |data| data.ranges().len());
                 let beside = head.metadata.extra_bytes() + RANGE_BYTES * ranges;
-                let held = self.quota.book_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
+                let held = self
+                    .quota
+                    .book_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
                 let came = (self.values == Values::Kept).then(|| Came::new(&self.quota));
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
                 let (whole, state) = (self.whole, Lock::default());
-                let file = LargeFile { id, head, base, given_up, whole, state, _held: held };
+                let file = LargeFile {
+                    id,
+                    head,
+                    base,
+                    given_up,
+                    whole,
+                    state,
+                    _held: held,
+                };
                 let file = Arc::new(file);
                 let mut state = file.state.lock();
                 table.slots.insert(id, Slot::Live(Arc::clone(&file)));
@@ -187,14 +209,19 @@ impl FileTable {
                 Ok(())
             }
             earlier => {
-                let (was_live, is_new) = (matches!(earlier, Some(Slot::Live(_))), earlier.is_none());
+                let (was_live, is_new) =
+                    (matches!(earlier, Some(Slot::Live(_))), earlier.is_none());
                 if is_new {
                     table.held.grow(SLOT_BYTES)?;
                 }
                 table.living -= usize::from(was_live);
                 table.slots.insert(id, Slot::Dead);
                 let (operation, code) = (Operation::Verify, FaultCode::Contradiction);
-                Err(Undeclarable::Contradicted(Fault { path: head.path, operation, code }))
+                Err(Undeclarable::Contradicted(Fault {
+                    path: head.path,
+                    operation,
+                    code,
+                }))
             }
         }
     }
@@ -256,10 +283,14 @@ impl FileTable {
     pub(crate) fn retire_all(&self) -> Vec<Arc<LargeFile>> {
         let mut table = self.table.lock();
         table.living = 0;
-        let live = table.slots.values_mut().filter_map(|slot| match std::mem::replace(slot, Slot::Dead) {
-            Slot::Live(file) => Some(file),
-            Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
-        });
+        let live =
+            table
+                .slots
+                .values_mut()
+                .filter_map(|slot| match std::mem::replace(slot, Slot::Dead) {
+                    Slot::Live(file) => Some(file),
+                    Slot::Closing(_) | Slot::Dead | Slot::Unheard => None,
+                });
         live.collect()
     }
 }
@@ -301,15 +332,32 @@ impl State {
             None => (None, Vec::new()),
         };
         if let Some(came) = &mut came {
-            groups.iter().try_for_each(|(index, cv)| came.note(*index, *cv))?;
+            groups
+                .iter()
+                .try_for_each(|(index, cv)| came.note(*index, *cv))?;
         }
         let written: HashSet<_> = groups.into_iter().map(|(index, _)| index).collect();
         let unwritten = match &head.data {
-            Some(data) => data.group_count() - written.iter().filter(|index| data.has_group(**index)).count(),
+            Some(data) => {
+                data.group_count()
+                    - written
+                        .iter()
+                        .filter(|index| data.has_group(**index))
+                        .count()
+            }
             // A journal names no group beyond the end of its file.
-            None => GroupSpan::count(head.bytes).expect("checked when declared") as usize - written.len(),
+            None => {
+                GroupSpan::count(head.bytes).expect("checked when declared") as usize
+                    - written.len()
+            }
         };
-        Ok(Self { staged, written, unwritten, came, ..Self::default() })
+        Ok(Self {
+            staged,
+            written,
+            unwritten,
+            came,
+            ..Self::default()
+        })
     }
 }
 
@@ -331,7 +379,11 @@ impl LargeFile {
     /// # Errors
     /// There is no memory for it.
     pub(crate) fn group_came(&self, index: u32, cv: Cv) -> Result<(), WireError> {
-        self.state.lock().came.as_mut().map_or(Ok(()), |came| came.note(index, cv))
+        self.state
+            .lock()
+            .came
+            .as_mut()
+            .map_or(Ok(()), |came| came.note(index, cv))
     }
 
     /// The root of what has come, once that is all, where it is kept.
@@ -355,7 +407,10 @@ impl LargeFile {
     }
 
     /// The file being written, made by `create` at the first call.
-    pub(crate) fn staged<E>(&self, create: impl FnOnce() -> Result<Staged, E>) -> Result<Arc<Staged>, E> {
+    pub(crate) fn staged<E>(
+        &self,
+        create: impl FnOnce() -> Result<Staged, E>,
+    ) -> Result<Arc<Staged>, E> {
         let mut state = self.state.lock();
         if let Some(staged) = &state.staged {
             return Ok(Arc::clone(staged));
@@ -369,7 +424,11 @@ impl LargeFile {
     pub(crate) fn written(&self, span: GroupSpan, hold: Arc<Staged>) -> Option<Complete> {
         let mut state = self.state.lock();
         drop(hold);
-        let has_data = self.head.data.as_ref().is_none_or(|data| data.has_group(span.index));
+        let has_data = self
+            .head
+            .data
+            .as_ref()
+            .is_none_or(|data| data.has_group(span.index));
         if state.written.insert(span.index) && has_data {
             state.unwritten -= 1;
         }
@@ -403,7 +462,11 @@ impl LargeFile {
 
     /// Ends the writing of a first copy; returns the items of the copies that have waited for it.
     pub(crate) fn end(&self, span: GroupSpan) -> Vec<ItemId> {
-        self.state.lock().writing.remove(&span.index).unwrap_or_default()
+        self.state
+            .lock()
+            .writing
+            .remove(&span.index)
+            .unwrap_or_default()
     }
 }
 
@@ -418,7 +481,14 @@ mod tests {
     fn head(bytes: u64) -> FileHead {
         let path = RelPath::from_bytes(b"f").unwrap();
         let (metadata, ctime) = (Metadata::default(), Timestamp::default());
-        FileHead { path, metadata, bytes, ctime, inode: 0, data: None }
+        FileHead {
+            path,
+            metadata,
+            bytes,
+            ctime,
+            inode: 0,
+            data: None,
+        }
     }
 
     fn no_base(_: &FileHead) -> Option<Base> {
@@ -432,9 +502,14 @@ mod tests {
     #[test]
     fn complete_once_after_every_group() {
         let home = tempfile::tempdir().unwrap();
-        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let directory = Tree::open(home.path())
+            .unwrap()
+            .open_directory(&RelPath::root())
+            .unwrap();
         let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
-        table.declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior).unwrap();
+        table
+            .declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior)
+            .unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let mut complete = 0;
         for index in [2, 0, 0, 1] {
@@ -446,16 +521,26 @@ mod tests {
     }
 
     fn with_holes(bytes: u64, ranges: &[std::ops::Range<u64>]) -> FileHead {
-        FileHead { data: zmove_types::DataRanges::new(bytes, ranges.to_vec()).map(Arc::new), ..head(bytes) }
+        FileHead {
+            data: zmove_types::DataRanges::new(bytes, ranges.to_vec()).map(Arc::new),
+            ..head(bytes)
+        }
     }
 
     /// Groups of a hole do not come, or one of them, and what comes beyond that makes nothing of the file.
     #[test]
     fn a_file_is_whole_when_its_data_is() {
         let home = tempfile::tempdir().unwrap();
-        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let directory = Tree::open(home.path())
+            .unwrap()
+            .open_directory(&RelPath::root())
+            .unwrap();
         let ranges = [5..6, 3 * GROUP_BYTES..4 * GROUP_BYTES];
-        let cases = [(&ranges[..], &[0, 3][..]), (&[][..], &[2][..]), (&ranges[..], &[0, 1, 1, 3][..])];
+        let cases = [
+            (&ranges[..], &[0, 3][..]),
+            (&[][..], &[2][..]),
+            (&ranges[..], &[0, 1, 1, 3][..]),
+        ];
         for (number, (ranges, groups)) in (0..).zip(cases) {
             let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
             let (id, head) = (FileId(number), with_holes(5 * GROUP_BYTES, ranges));
@@ -469,7 +554,11 @@ mod tests {
             }
             assert_eq!(complete, groups[groups.len() - 1..], "{ranges:?}");
             for index in 0..5 {
-                assert_eq!(file.begin(span(index), ItemId(9)), GroupCopy::Late, "{ranges:?}");
+                assert_eq!(
+                    file.begin(span(index), ItemId(9)),
+                    GroupCopy::Late,
+                    "{ranges:?}"
+                );
             }
         }
         let prior = || Prior {
@@ -477,11 +566,19 @@ mod tests {
             groups: vec![(0, Cv([1; 32])), (3, Cv([2; 32]))],
         };
         let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
-        table.declare(FileId(1), with_holes(5 * GROUP_BYTES, &ranges), no_base, |_| Some(prior())).unwrap();
+        table
+            .declare(
+                FileId(1),
+                with_holes(5 * GROUP_BYTES, &ranges),
+                no_base,
+                |_| Some(prior()),
+            )
+            .unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let hold = file.staged(|| Err("made anew")).unwrap();
         assert!(
-            file.written(GroupSpan::of(5 * GROUP_BYTES, 4).unwrap(), hold).is_some(),
+            file.written(GroupSpan::of(5 * GROUP_BYTES, 4).unwrap(), hold)
+                .is_some(),
             "all data was there"
         );
     }
@@ -499,7 +596,11 @@ mod tests {
             let file = table.find(FileId(id)).unwrap().unwrap();
             assert_eq!(file.state.lock().unwritten as u64, groups);
         }
-        assert!(cpu_time() - began < Duration::from_secs(1), "{:?}", cpu_time() - began);
+        assert!(
+            cpu_time() - began < Duration::from_secs(1),
+            "{:?}",
+            cpu_time() - began
+        );
     }
 
     /// The time of this thread alone, whatever else the machine does.
@@ -510,34 +611,60 @@ mod tests {
 
     #[test]
     fn ranges_and_attributes_of_a_file_are_booked() {
-        let limits =
-            crate::Limits { memory_per_identity: zmove_types::ByteCount(64 << 10), ..Default::default() };
-        let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let limits = crate::Limits {
+            memory_per_identity: zmove_types::ByteCount(64 << 10),
+            ..Default::default()
+        };
+        let quota =
+            crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
         let table = FileTable::new(&quota, Values::Dropped, Whole::Here);
         let bytes = 2 * GROUP_BYTES;
         let ranges: Vec<_> = (0..5000).map(|number| 2 * number..2 * number + 1).collect();
-        let xattr = zmove_types::Xattr { name: b"user.a"[..].into(), value: [7; 65_000].into() };
-        let extra = zmove_types::Extra { xattrs: vec![xattr], ..Default::default() };
-        let metadata = Metadata { extra: Some(Arc::new(extra)), ..Metadata::default() };
-        let with_attributes = FileHead { metadata, ..head(bytes) };
+        let xattr = zmove_types::Xattr {
+            name: b"user.a"[..].into(),
+            value: [7; 65_000].into(),
+        };
+        let extra = zmove_types::Extra {
+            xattrs: vec![xattr],
+            ..Default::default()
+        };
+        let metadata = Metadata {
+            extra: Some(Arc::new(extra)),
+            ..Metadata::default()
+        };
+        let with_attributes = FileHead {
+            metadata,
+            ..head(bytes)
+        };
         for (id, head) in (0..).zip([with_holes(bytes, &ranges), with_attributes]) {
             let declared = table.declare(FileId(id), head, no_base, no_prior);
             assert!(matches!(declared, Err(Undeclarable::OverLimit(_))), "{id}");
         }
-        table.declare(FileId(2), head(bytes), no_base, no_prior).unwrap();
+        table
+            .declare(FileId(2), head(bytes), no_base, no_prior)
+            .unwrap();
     }
 
     #[test]
     fn groups_that_are_there_count() {
         let home = tempfile::tempdir().unwrap();
-        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let directory = Tree::open(home.path())
+            .unwrap()
+            .open_directory(&RelPath::root())
+            .unwrap();
         let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
         let prior = || Prior {
             staged: Staged::create(&directory, 0o600).unwrap(),
             groups: vec![(0, Cv([1; 32])), (2, Cv([2; 32]))],
         };
-        table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| Some(prior())).unwrap();
-        table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| panic!("asked once")).unwrap();
+        table
+            .declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| Some(prior()))
+            .unwrap();
+        table
+            .declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| {
+                panic!("asked once")
+            })
+            .unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let span = |index| GroupSpan::of(file.head.bytes, index).unwrap();
         assert_eq!(file.begin(span(2), ItemId(1)), GroupCopy::Late);
@@ -548,10 +675,15 @@ mod tests {
     #[test]
     fn of_two_copies_one_is_written() {
         let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
-        table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
+        table
+            .declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior)
+            .unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let home = tempfile::tempdir().unwrap();
-        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let directory = Tree::open(home.path())
+            .unwrap()
+            .open_directory(&RelPath::root())
+            .unwrap();
         let span = GroupSpan::of(file.head.bytes, 0).unwrap();
         assert_eq!(file.begin(span, ItemId(1)), GroupCopy::First);
         assert_eq!(file.begin(span, ItemId(1)), GroupCopy::Waiting);
@@ -567,10 +699,22 @@ mod tests {
     #[test]
     fn contradictions_kill_the_file() {
         let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
-        assert!(table.declare(FileId(1), head(GROUP_BYTES), no_base, no_prior).is_err());
-        table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
-        table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
-        assert!(table.declare(FileId(2), head(3 * GROUP_BYTES), no_base, no_prior).is_err());
+        assert!(
+            table
+                .declare(FileId(1), head(GROUP_BYTES), no_base, no_prior)
+                .is_err()
+        );
+        table
+            .declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior)
+            .unwrap();
+        table
+            .declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior)
+            .unwrap();
+        assert!(
+            table
+                .declare(FileId(2), head(3 * GROUP_BYTES), no_base, no_prior)
+                .is_err()
+        );
         assert!(table.find(FileId(2)).unwrap().is_none());
         assert!(table.find(FileId(3)).is_err());
         assert!(table.retire(FileId(2)).is_none());
@@ -579,10 +723,14 @@ mod tests {
     #[test]
     fn a_file_that_is_closing_is_found_until_it_is_closed() {
         let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
-        table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
+        table
+            .declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior)
+            .unwrap();
         assert!(table.close(FileId(1)));
         assert!(table.retire(FileId(1)).is_none() && !table.close(FileId(1)));
-        table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
+        table
+            .declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior)
+            .unwrap();
         assert!(table.find(FileId(1)).unwrap().is_some());
         table.closed(FileId(1));
         assert!(table.find(FileId(1)).unwrap().is_none());
@@ -597,15 +745,21 @@ mod tests {
         let one_more = FileId(FILES_UNFINISHED_MAX as u64);
         table.hear_of(FileId(0)).unwrap();
         assert!(table.hear_of(one_more).is_err());
-        table.declare(FileId(0), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
-        assert!(table.find(FileId(0)).unwrap().is_none(), "its declaration came late");
+        table
+            .declare(FileId(0), head(2 * GROUP_BYTES), no_base, no_prior)
+            .unwrap();
+        assert!(
+            table.find(FileId(0)).unwrap().is_none(),
+            "its declaration came late"
+        );
         table.hear_of(one_more).unwrap();
     }
 
     #[test]
     fn files_that_are_under_way_are_not_without_number() {
         let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
-        let declare = |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_base, no_prior);
+        let declare =
+            |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_base, no_prior);
         for id in 0..FILES_UNFINISHED_MAX {
             declare(id).unwrap();
         }
@@ -620,7 +774,11 @@ mod tests {
         };
         assert!(is_one_too_many(declare(one_more)));
         declare(0).unwrap();
-        assert!(table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, no_prior).is_err());
+        assert!(
+            table
+                .declare(FileId(1), head(3 * GROUP_BYTES), no_base, no_prior)
+                .is_err()
+        );
         assert!(table.retire(FileId(2)).is_some() && table.retire(FileId(2)).is_none());
         declare(one_more).unwrap();
         declare(one_more + 1).unwrap();

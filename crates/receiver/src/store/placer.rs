@@ -26,12 +26,16 @@ use zmove_disk::{
     remove_abandoned, write_data,
 };
 use zmove_types::{Metadata, Name, RelPath};
-use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, LinkEntry, Operation, Overwrite};
+use zmove_wire::{
+    BatchEntry, DirectoryGroup, Durability, FileEntry, LinkEntry, Operation, Overwrite,
+};
 
 use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
 use crate::store::placer::runs::{Entry, Files, Run, Runs};
 use crate::store::placer::side::{SideDirectories, SideDirectory};
-use crate::store::publishing::publisher::{FillingGuard, HiddenFile, Known, PendingBatch, SmallFile};
+use crate::store::publishing::publisher::{
+    FillingGuard, HiddenFile, Known, PendingBatch, SmallFile,
+};
 use crate::store::publishing::{make_room, publish_all};
 use crate::store::target::file_systems::Flush;
 use crate::store::target::keeper::At;
@@ -61,7 +65,11 @@ struct Turns<'a> {
 impl Turns<'_> {
     /// Asks for another thread for this batch, or for another writer where more work waits.
     fn get_help(&self, transfer: &Transfer) {
-        let turn = if transfer.meter.has_queued() { self.writer } else { self.own };
+        let turn = if transfer.meter.has_queued() {
+            self.writer
+        } else {
+            self.own
+        };
         turn.get_help();
     }
 }
@@ -73,7 +81,11 @@ impl<'a> Placer<'a> {
 
     fn by(transfer: &'a Transfer, contents: Arc<ContentsWriter>) -> Self {
         let directories = OpenDirectories::new(transfer);
-        Self { transfer, directories, contents }
+        Self {
+            transfer,
+            directories,
+            contents,
+        }
     }
 
     /// Places all entries of a batch, whose files' contents stand one after the other in `data`, with the help of other
@@ -95,7 +107,8 @@ impl<'a> Placer<'a> {
             let mut other = None;
             let placer = own.lock().take();
             let helps = placer.is_none();
-            let placer = placer.unwrap_or_else(|| other.insert(Placer::by(transfer, Arc::clone(&contents))));
+            let placer =
+                placer.unwrap_or_else(|| other.insert(Placer::by(transfer, Arc::clone(&contents))));
             let mut done = None;
             while let Some(mut run) = runs.next(done.take()) {
                 placer.place_run(&turns, &runs, &mut run, batch);
@@ -154,23 +167,30 @@ impl<'a> Placer<'a> {
                 turns.own.writes(entry.bytes.len());
             }
             let made = match (&side, &entry.entry, &opened) {
-                (Some(side), BatchEntry::File(file), Ok(opened)) => {
-                    self.make_beside((&run.side_directories, side), (opened, &path), file, entry.bytes)
-                }
+                (Some(side), BatchEntry::File(file), Ok(opened)) => self.make_beside(
+                    (&run.side_directories, side),
+                    (opened, &path),
+                    file,
+                    entry.bytes,
+                ),
                 _ => Err(Unmade::NotTaken),
             };
             let placed = match made {
                 Ok(()) => Ok(()),
-                Err(Unmade::NotTaken) => {
-                    self.put(&path, &mut opened, |placer, opened| placer.place(opened, &path, batch, &entry))
-                }
+                Err(Unmade::NotTaken) => self.put(&path, &mut opened, |placer, opened| {
+                    placer.place(opened, &path, batch, &entry)
+                }),
                 // What is left in a side directory goes with it.
                 Err(Unmade::Failed(why) | Unmade::Left(why)) => Err(why),
             };
             if let Err((operation, error)) = placed {
                 let fault = failure(operation, &error);
-                let entry_path =
-                    || entry.entry.name().map_or(Some((*path).clone()), |name| path.join(name).ok());
+                let entry_path = || {
+                    entry
+                        .entry
+                        .name()
+                        .map_or(Some((*path).clone()), |name| path.join(name).ok())
+                };
                 self.transfer.meter.failed_at(fault, entry_path);
                 batch.fault(entry.number, fault);
             }
@@ -179,7 +199,9 @@ impl<'a> Placer<'a> {
 
     /// Whether a file is at the target already, as the entry describes it.
     fn is_there(&self, opened: &io::Result<Opened>, path: &RelPath, file: &FileEntry) -> bool {
-        let Ok(Opened { directory, .. }) = opened else { return false };
+        let Ok(Opened { directory, .. }) = opened else {
+            return false;
+        };
         let name = self.transfer.target.name(path, &file.name);
         let metadata = self.transfer.target.rules.of_file(&file.metadata);
         self.transfer.target.is_kept(
@@ -199,7 +221,8 @@ impl<'a> Placer<'a> {
         let directory = match self.directories.open_or_make(path) {
             // With `--ignore-existing` the entry in the way stays.
             Err(error)
-                if is_in_the_way(&error) && self.transfer.target.rules.overwrite == Overwrite::Nothing =>
+                if is_in_the_way(&error)
+                    && self.transfer.target.rules.overwrite == Overwrite::Nothing =>
             {
                 return Err(Errno::NOTDIR.into());
             }
@@ -238,7 +261,11 @@ impl<'a> Placer<'a> {
             let name = Name::from_bytes(name).expect("a part of a path");
             let parent = above.clone();
             above = above.join(&name).map_err(|_too_long| Errno::NAMETOOLONG)?;
-            if !self.directories.open(&above).is_err_and(|error| is_in_the_way(&error)) {
+            if !self
+                .directories
+                .open(&above)
+                .is_err_and(|error| is_in_the_way(&error))
+            {
                 continue;
             }
             return self.stage_at(&parent, &above, &name);
@@ -252,8 +279,12 @@ impl<'a> Placer<'a> {
             let parent = self.directory(parent)?.directory;
             let mut error = None;
             let begun = transfer.publisher.begin(path, || {
-                let held = transfer.quota.book_staging(path).ok_or_else(|| Errno::MFILE.into());
-                let begun = held.and_then(|held| Ok((StagingDirectory::begin(&parent, name)?, held)));
+                let held = transfer
+                    .quota
+                    .book_staging(path)
+                    .ok_or_else(|| Errno::MFILE.into());
+                let begun =
+                    held.and_then(|held| Ok((StagingDirectory::begin(&parent, name)?, held)));
                 begun.map_err(|why| error = Some(why)).ok()
             });
             if let Some(staging) = begun {
@@ -278,13 +309,16 @@ impl<'a> Placer<'a> {
         if let Some(open) = publisher.join(path) {
             return Some(open);
         }
-        let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), files.are_many()) else {
+        let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), files.are_many())
+        else {
             return None;
         };
         let parent_directory = self.directory(&parent).ok()?.directory;
         let begun = publisher.begin(path, || {
             let held = self.transfer.quota.book_spare_staging(path)?;
-            if !publisher.take_fresh(path) && !Tree::make_new(parent_directory.as_fd(), &name).ok()? {
+            if !publisher.take_fresh(path)
+                && !Tree::make_new(parent_directory.as_fd(), &name).ok()?
+            {
                 return None;
             }
             let staging = StagingDirectory::begin(&parent_directory, &name).ok()?;
@@ -306,29 +340,50 @@ impl<'a> Placer<'a> {
         let mut others = Vec::new();
         let mut files = Vec::new();
         let mut spoiled = Vec::new();
-        let flush =
-            self.transfer.target.file_systems.note(staging.staging.directory()).unwrap_or(Flush::Each);
-        for Entry { number, bytes, entry } in entries {
+        let flush = self
+            .transfer
+            .target
+            .file_systems
+            .note(staging.staging.directory())
+            .unwrap_or(Flush::Each);
+        for Entry {
+            number,
+            bytes,
+            entry,
+        } in entries
+        {
             if turns.own.is_over() {
                 break;
             }
             turns.get_help(self.transfer);
             let BatchEntry::File(file) = entry else {
-                others.push(Entry { number, bytes, entry });
+                others.push(Entry {
+                    number,
+                    bytes,
+                    entry,
+                });
                 continue;
             };
             turns.own.writes(bytes.len());
             match self.make_in((&staging.staging, flush), path, &file, bytes) {
                 Ok(()) => files.push(SmallFile::new(batch, number, file)),
-                Err(Unmade::NotTaken) => others.push(Entry { number, bytes, entry: BatchEntry::File(file) }),
+                Err(Unmade::NotTaken) => others.push(Entry {
+                    number,
+                    bytes,
+                    entry: BatchEntry::File(file),
+                }),
                 Err(Unmade::Failed((operation, error))) => {
                     let fault = failure(operation, &error);
-                    self.transfer.meter.failed_at(fault, || path.join(&file.name).ok());
+                    self.transfer
+                        .meter
+                        .failed_at(fault, || path.join(&file.name).ok());
                     batch.fault(number, fault);
                 }
                 Err(Unmade::Left((operation, error))) => {
                     let fault = failure(operation, &error);
-                    self.transfer.meter.failed_at(fault, || path.join(&file.name).ok());
+                    self.transfer
+                        .meter
+                        .failed_at(fault, || path.join(&file.name).ok());
                     batch.fault(number, fault);
                     spoiled.push(file.name);
                 }
@@ -339,12 +394,20 @@ impl<'a> Placer<'a> {
     }
 
     /// A side directory for the files of a run, where that is of use and they may have their names at once.
-    fn side_directory(&self, run: &Run<'_>, opened: &io::Result<Opened>) -> Option<Arc<SideDirectory>> {
+    fn side_directory(
+        &self,
+        run: &Run<'_>,
+        opened: &io::Result<Opened>,
+    ) -> Option<Arc<SideDirectory>> {
         let (transfer, opened) = (self.transfer, opened.as_ref().ok()?);
         let rules = &transfer.target.rules;
         let may_be_named = self.flushes_each(opened.flush) || !rules.flushes();
         // What is read back is so by the publisher, before it gives the name.
-        if run.files.count < SIDE_FILES_MIN || !may_be_named || rules.in_place || transfer.reads_back() {
+        if run.files.count < SIDE_FILES_MIN
+            || !may_be_named
+            || rules.in_place
+            || transfer.reads_back()
+        {
             return None;
         }
         if transfer.target.staging_place.epoch().is_some() {
@@ -356,7 +419,10 @@ impl<'a> Placer<'a> {
         }
         run.side_directories.next(|| {
             let held = transfer.quota.book_spare_staging(&run.path)?;
-            Some((StagingDirectory::begin_nameless(&opened.directory).ok()?, held))
+            Some((
+                StagingDirectory::begin_nameless(&opened.directory).ok()?,
+                held,
+            ))
         })
     }
 
@@ -377,7 +443,11 @@ impl<'a> Placer<'a> {
             return Err(Unmade::NotTaken);
         }
         self.transfer.publisher.has_named_in(path);
-        self.transfer.stored(file.bytes.into(), || path.join(&file.name).ok(), Some(file.root));
+        self.transfer.stored(
+            file.bytes.into(),
+            || path.join(&file.name).ok(),
+            Some(file.root),
+        );
         Ok(())
     }
 
@@ -399,7 +469,9 @@ impl<'a> Placer<'a> {
             done = put(self, opened);
         }
         // A staging directory may have been merged since its path was looked up.
-        let was_gone = opened.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        let was_gone = opened
+            .as_ref()
+            .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
         if done.is_err() && (self.directories.let_go_if_replaced(path) || was_gone) {
             *opened = self.directory(path);
             return put(self, opened);
@@ -412,34 +484,60 @@ impl<'a> Placer<'a> {
         opened: &Opened,
         path: &Arc<RelPath>,
         batch: &Arc<PendingBatch>,
-        Entry { number, bytes, entry }: &Entry<'_>,
+        Entry {
+            number,
+            bytes,
+            entry,
+        }: &Entry<'_>,
     ) -> Result<(), Failure> {
         let transfer = self.transfer;
         let directory = &opened.directory;
         match entry {
-            BatchEntry::Itself(metadata) => transfer.remember_directory(path, None, metadata.clone()),
+            BatchEntry::Itself(metadata) => {
+                transfer.remember_directory(path, None, metadata.clone())
+            }
             BatchEntry::Directory(name, metadata) => {
                 self.place_directory(directory, path, name, metadata.clone())?
             }
             BatchEntry::Symlink(name, metadata, target) => {
-                self.place_non_regular((directory, path), name, NonRegular::Symlink(target), metadata)?;
+                self.place_non_regular(
+                    (directory, path),
+                    name,
+                    NonRegular::Symlink(target),
+                    metadata,
+                )?;
             }
             BatchEntry::Special(name, metadata, special) => {
-                self.place_non_regular((directory, path), name, NonRegular::Special(*special), metadata)?;
+                self.place_non_regular(
+                    (directory, path),
+                    name,
+                    NonRegular::Special(*special),
+                    metadata,
+                )?;
             }
             BatchEntry::File(file) => {
                 let failed_flushes = transfer.publisher.failed_flushes();
-                let Some(hidden) = self.place_file(opened, path, file, bytes)? else { return Ok(()) };
+                let Some(hidden) = self.place_file(opened, path, file, bytes)? else {
+                    return Ok(());
+                };
                 let small = SmallFile::new(batch, *number, file.clone());
-                let hidden = HiddenFile { directory: Arc::clone(path), hidden, small };
+                let hidden = HiddenFile {
+                    directory: Arc::clone(path),
+                    hidden,
+                    small,
+                };
                 transfer.publisher.add_file(hidden, failed_flushes);
             }
             BatchEntry::Link(link) => return self.place_link(opened, path, batch, (*number, link)),
             BatchEntry::Retouch(name, metadata) => {
                 let name = transfer.target.name(path, name);
                 let metadata = transfer.target.rules.of_file(metadata);
-                transfer.target.retouch(directory, name, &metadata, At(path, Some(name)))?;
-                transfer.target.count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
+                transfer
+                    .target
+                    .retouch(directory, name, &metadata, At(path, Some(name)))?;
+                transfer
+                    .target
+                    .count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
             }
         }
         Ok(())
@@ -455,10 +553,19 @@ impl<'a> Placer<'a> {
     ) -> Result<(), Failure> {
         let target = &self.transfer.target;
         let name = target.name(path, name);
-        let first = metadata.first_name().and_then(|first| Some((first.parent()?, first.file_name()?)));
+        let first = metadata
+            .first_name()
+            .and_then(|first| Some((first.parent()?, first.file_name()?)));
         let first = first.map(|(parent, first)| Ok((self.directories.as_it_is(&parent)?, first)));
-        target.place_non_regular((directory, name), (entry, metadata), first, At(path, Some(name)))?;
-        target.flush_if_each(directory).map_err(failed_to(Operation::Flush))
+        target.place_non_regular(
+            (directory, name),
+            (entry, metadata),
+            first,
+            At(path, Some(name)),
+        )?;
+        target
+            .flush_if_each(directory)
+            .map_err(failed_to(Operation::Flush))
     }
 
     /// Gives another name to a file that has been published: the flush of this generation then makes it durable.
@@ -471,13 +578,18 @@ impl<'a> Placer<'a> {
     ) -> Result<(), Failure> {
         let target = &self.transfer.target;
         let (parent, first) = (link.first.parent(), link.first.file_name());
-        let (Some(parent), Some(first)) = (parent, first) else { return Ok(()) };
+        let (Some(parent), Some(first)) = (parent, first) else {
+            return Ok(());
+        };
         let name = target.name(path, &link.name);
         if target.may_not_be_replaced(&opened.directory, name, link.metadata.mtime) {
             batch.fault(number, ALREADY_THERE);
             return Ok(());
         }
-        let from = self.directories.as_it_is(&parent).map_err(failed_to(Operation::Link))?;
+        let from = self
+            .directories
+            .as_it_is(&parent)
+            .map_err(failed_to(Operation::Link))?;
         match target.place_link((&from, &first), (&opened.directory, name), link)? {
             // its bytes are those of the first name
             Linked::Made => self.transfer.stored(0, || path.join(&link.name).ok(), None),
@@ -494,10 +606,14 @@ impl<'a> Placer<'a> {
         metadata: Metadata,
     ) -> Result<(), Failure> {
         let cannot = failed_to(Operation::MakeDirectory);
-        let path = parent_path.join(name).map_err(|_| cannot(Errno::NAMETOOLONG.into()))?;
+        let path = parent_path
+            .join(name)
+            .map_err(|_| cannot(Errno::NAMETOOLONG.into()))?;
         let publisher = &self.transfer.publisher;
         if !publisher.is_fresh(&path)
-            && !publisher.make(&path, || Tree::make_new(parent.as_fd(), name)).map_err(cannot)?
+            && !publisher
+                .make(&path, || Tree::make_new(parent.as_fd(), name))
+                .map_err(cannot)?
         {
             self.directory(&path).map_err(cannot)?;
         }
@@ -505,7 +621,8 @@ impl<'a> Placer<'a> {
             // nothing else flushes it there
             self.transfer.publisher.has_named_in(parent_path);
         }
-        self.transfer.remember_directory(parent_path, Some(name), metadata);
+        self.transfer
+            .remember_directory(parent_path, Some(name), metadata);
         Ok(())
     }
 
@@ -520,8 +637,13 @@ impl<'a> Placer<'a> {
         let metadata = self.transfer.target.rules.of_file(&file.metadata);
         // somebody may have removed the directory, or the file system may take two names for one: by itself
         // the file may succeed
-        let mode = self.transfer.target.first_mode(&metadata, (staging.new_files(), staging.directory()));
-        let created = staging.create(&file.name, mode).map_err(|_error| Unmade::NotTaken)?;
+        let mode = self
+            .transfer
+            .target
+            .first_mode(&metadata, (staging.new_files(), staging.directory()));
+        let created = staging
+            .create(&file.name, mode)
+            .map_err(|_error| Unmade::NotTaken)?;
         let at = At(path, Some(&file.name));
         let written = self.write_whole((staging, &metadata), at, &created, (file, bytes));
         let written = written.and_then(|()| flush_now(&created, self.flushes_each(flush)));
@@ -530,7 +652,11 @@ impl<'a> Placer<'a> {
             return Err(Unmade::Left(why));
         }
         // There may be room when what is replaced has gone.
-        Err(if is_no_room(&why) { Unmade::NotTaken } else { Unmade::Failed(why) })
+        Err(if is_no_room(&why) {
+            Unmade::NotTaken
+        } else {
+            Unmade::Failed(why)
+        })
     }
 
     fn write_whole(
@@ -540,7 +666,8 @@ impl<'a> Placer<'a> {
         file: &File,
         (entry, bytes): (&FileEntry, &[u8]),
     ) -> Result<(), Failure> {
-        self.write_new(file, entry, bytes).map_err(failed_to(Operation::Write))?;
+        self.write_new(file, entry, bytes)
+            .map_err(failed_to(Operation::Write))?;
         let made = (file, staging.new_files(), &**staging.directory());
         self.transfer.target.set_new_metadata(made, metadata, at)
     }
@@ -573,24 +700,49 @@ impl<'a> Placer<'a> {
         let metadata = transfer.target.rules.of_file(&file.metadata);
         let directory = &opened.directory;
         let booked = (&transfer.quota, transfer.direct);
-        let existing =
-            transfer.target.begin_in_place(directory, name, u64::from(file.bytes), &metadata, booked)?;
+        let existing = transfer.target.begin_in_place(
+            directory,
+            name,
+            u64::from(file.bytes),
+            &metadata,
+            booked,
+        )?;
         if let Some(staged) = existing {
-            let holes = file.data.as_ref().map_or(Ok(()), |data| staged.make_holes(data));
-            let written =
-                holes.and_then(|()| staged.write(|| self.write_contents(staged.file(), file, bytes)));
+            let holes = file
+                .data
+                .as_ref()
+                .map_or(Ok(()), |data| staged.make_holes(data));
+            let written = holes
+                .and_then(|()| staged.write(|| self.write_contents(staged.file(), file, bytes)));
             written.map_err(failed_to(Operation::Write))?;
             let prove = |staged: &Staged| transfer.prove_small(staged, file.bytes, file.root);
-            transfer.target.finish_in_place(staged, name, (&metadata, At(path, Some(name))), prove)?;
-            transfer.stored(file.bytes.into(), || path.join(&file.name).ok(), Some(file.root));
+            transfer.target.finish_in_place(
+                staged,
+                name,
+                (&metadata, At(path, Some(name))),
+                prove,
+            )?;
+            transfer.stored(
+                file.bytes.into(),
+                || path.join(&file.name).ok(),
+                Some(file.root),
+            );
             return Ok(None);
         }
-        let mode = transfer.target.first_mode(&metadata, (&opened.new_files, directory));
-        let staged = transfer.target.staging_place.create(directory, &opened.new_files, mode);
+        let mode = transfer
+            .target
+            .first_mode(&metadata, (&opened.new_files, directory));
+        let staged = transfer
+            .target
+            .staging_place
+            .create(directory, &opened.new_files, mode);
         let staged = staged.map_err(failed_to(Operation::Create))?;
-        self.write_new(staged.file(), file, bytes).map_err(failed_to(Operation::Write))?;
+        self.write_new(staged.file(), file, bytes)
+            .map_err(failed_to(Operation::Write))?;
         let made = (staged.file(), &*opened.new_files, &**directory);
-        transfer.target.set_new_metadata(made, &metadata, At(path, Some(name)))?;
+        transfer
+            .target
+            .set_new_metadata(made, &metadata, At(path, Some(name)))?;
         flush_now(staged.file(), self.flushes_each(opened.flush))?;
         Ok(staged.into_hidden_name())
     }
@@ -627,7 +779,10 @@ const TOGETHER_FILES_MIN: usize = 8;
 const SIDE_FILES_MIN: usize = 32;
 
 fn is_in_the_way(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::NOTDIR | Errno::LOOP))
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOTDIR | Errno::LOOP)
+    )
 }
 
 #[cfg(test)]

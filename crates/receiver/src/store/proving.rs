@@ -35,7 +35,13 @@ impl Transfer {
     /// # Errors
     /// It is not as it came, or cannot be read; `EINTR` where the session has ended before that was known.
     pub(crate) fn prove_large(&self, file: &LargeFile, staged: &Staged) -> Result<(), Failure> {
-        let Some(Came { values, held: _until_then }) = file.came() else { return Ok(()) };
+        let Some(Came {
+            values,
+            held: _until_then,
+        }) = file.came()
+        else {
+            return Ok(());
+        };
         let prove = || -> io::Result<()> {
             let stored = StoredFile::new(staged.file().try_clone()?)?;
             self.find(&stored, &file.head, &values)
@@ -43,7 +49,12 @@ impl Transfer {
         prove().map_err(failed_to(Operation::Verify))
     }
 
-    fn find(&self, stored: &StoredFile, head: &FileHead, values: &HashMap<u32, Cv>) -> io::Result<()> {
+    fn find(
+        &self,
+        stored: &StoredFile,
+        head: &FileHead,
+        values: &HashMap<u32, Cv>,
+    ) -> io::Result<()> {
         let groups = GroupSpan::count(head.bytes).unwrap_or(0);
         let next = AtomicU32::new(0);
         let look = || {
@@ -53,8 +64,14 @@ impl Transfer {
                 if turn.is_over() {
                     return Err(Errno::INTR.into());
                 }
-                let is_there = self.storage.has_value(stored, span, values.get(&index).copied())?;
-                if is_there { Ok(()) } else { Err(not_as_it_came()) }
+                let is_there = self
+                    .storage
+                    .has_value(stored, span, values.get(&index).copied())?;
+                if is_there {
+                    Ok(())
+                } else {
+                    Err(not_as_it_came())
+                }
             };
             let mut indices = std::iter::from_fn(|| {
                 Some(next.fetch_add(1, Ordering::Relaxed)).filter(|index| *index < groups)
@@ -68,21 +85,32 @@ impl Transfer {
         };
         let helpers = READERS_MAX.min(groups as usize).saturating_sub(1);
         let book = || self.quota.book_thread();
-        run_on_several("zmove-look", std::iter::from_fn(book).take(helpers), look).into_iter().collect()
+        run_on_several("zmove-look", std::iter::from_fn(book).take(helpers), look)
+            .into_iter()
+            .collect()
     }
 
     /// Reads back a file of at most one group, where that is asked for.
     ///
     /// # Errors
     /// It is not as it came, or cannot be read.
-    pub(crate) fn prove_small(&self, staged: &Staged, bytes: u32, root: Root) -> Result<(), Failure> {
+    pub(crate) fn prove_small(
+        &self,
+        staged: &Staged,
+        bytes: u32,
+        root: Root,
+    ) -> Result<(), Failure> {
         if !self.reads_back() {
             return Ok(());
         }
         let prove = || -> io::Result<()> {
             let stored = StoredFile::new(staged.file().try_clone()?)?;
             let found = self.storage.root_of(&stored, u64::from(bytes))?;
-            if found == root { Ok(()) } else { Err(not_as_it_came()) }
+            if found == root {
+                Ok(())
+            } else {
+                Err(not_as_it_came())
+            }
         };
         prove().map_err(failed_to(Operation::Verify))
     }

@@ -32,7 +32,8 @@ use crate::store::failure::{ALREADY_THERE, failure};
 use crate::store::proving::not_as_it_came;
 use crate::store::publishing::lost::Lost;
 use crate::store::publishing::publisher::{
-    Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, WAIT_LATE_MAX, WAIT_MAX, Wake, WholeFile,
+    Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, WAIT_LATE_MAX, WAIT_MAX, Wake,
+    WholeFile,
 };
 use crate::store::reports::{Outcome, Reports};
 use crate::store::target::file_systems::{Flushing, Unflushed};
@@ -53,7 +54,9 @@ pub(crate) fn run(transfer: &Transfer) {
             Wake::Requested => true,
             Wake::Time => {
                 let late = transfer.quota.writes_late();
-                transfer.publisher.is_due(if late { WAIT_LATE_MAX } else { WAIT_MAX })
+                transfer
+                    .publisher
+                    .is_due(if late { WAIT_LATE_MAX } else { WAIT_MAX })
             }
         };
         let started = Instant::now();
@@ -126,7 +129,9 @@ fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
     let mark = transfer.parts.mark();
     let flushed = transfer.target.file_systems.flush();
     match flushed {
-        Ok(()) => mark.into_iter().for_each(|mark| transfer.parts.flushed(mark)),
+        Ok(()) => mark
+            .into_iter()
+            .for_each(|mark| transfer.parts.flushed(mark)),
         Err(Unflushed::Failed) => transfer.parts.flush_failed(),
         Err(Unflushed::Late(_)) => {}
     }
@@ -147,8 +152,8 @@ impl Generation {
             self.drop_what_is_not_on_the_storage(transfer, &mut directories, beside);
         }
         let mut batches = self.batches;
-        let flushes_directories =
-            transfer.target.rules.durability == Durability::File || transfer.target.file_systems.any_each();
+        let flushes_directories = transfer.target.rules.durability == Durability::File
+            || transfer.target.file_systems.any_each();
         let mut changed = self.named_in;
         let mut named = Named::default();
         let waiting = Lock::new(by_directory(self.files).into_iter());
@@ -166,7 +171,13 @@ impl Generation {
             let WholeFile { id, bytes, .. } = file;
             let (path, root) = (file.path.clone(), file.root.clone());
             let fault = publish_large(transfer, &mut directories, file).err();
-            named.large.push(EndedFile { id, bytes, root, path, fault });
+            named.large.push(EndedFile {
+                id,
+                bytes,
+                root,
+                path,
+                fault,
+            });
         }
         // Publish the deepest first: a directory that cannot get its name takes along what is below it under final
         // names.
@@ -177,7 +188,8 @@ impl Generation {
             turn.is_over();
             changed.extend(path.parent());
             changed.insert(path.clone());
-            let filled = publish_staging(transfer, &mut directories, &path, filling, &mut lost, &turn);
+            let filled =
+                publish_staging(transfer, &mut directories, &path, filling, &mut lost, &turn);
             named.staged.push((path, filled));
         }
         batches.extend(named.told(transfer, lost, &turn));
@@ -196,7 +208,11 @@ impl Generation {
         directories: &mut OpenDirectories<'_>,
         beside: Option<&Flushing>,
     ) {
-        let operation = if transfer.reads_back() { Operation::Verify } else { Operation::Flush };
+        let operation = if transfer.reads_back() {
+            Operation::Verify
+        } else {
+            Operation::Flush
+        };
         let mut suspects = Vec::new();
         for file in self.files.drain(..) {
             match directories.as_it_is(&file.directory) {
@@ -209,11 +225,17 @@ impl Generation {
         }
         for (path, filling) in &mut self.staging {
             let (directory, path) = (filling.staging.directory(), Arc::new(path.clone()));
-            let staged = filling.filled.drain(..).map(|file| Suspect::Staged(Arc::clone(&path), file));
+            let staged = filling
+                .filled
+                .drain(..)
+                .map(|file| Suspect::Staged(Arc::clone(&path), file));
             suspects.extend(staged.map(|suspect| (Arc::clone(directory), suspect)));
         }
-        let flushed =
-            if self.suspect { beside.map_or(Flushed::NotAll, Flushed::Beside) } else { Flushed::All };
+        let flushed = if self.suspect {
+            beside.map_or(Flushed::NotAll, Flushed::Beside)
+        } else {
+            Flushed::All
+        };
         for (suspect, found) in look_at_all(transfer, suspects, flushed) {
             let fault = found.err().map(|error| failure(operation, &error));
             match (suspect, fault) {
@@ -223,7 +245,9 @@ impl Generation {
                     remove_hidden(&transfer.target, directories, &file);
                 }
                 (Suspect::Staged(path, file), fault) => {
-                    let Some(filling) = self.staging.get_mut(&*path) else { continue };
+                    let Some(filling) = self.staging.get_mut(&*path) else {
+                        continue;
+                    };
                     let Some(fault) = fault else {
                         filling.filled.push(file);
                         continue;
@@ -271,7 +295,9 @@ fn look_at_all(
     flushed: Flushed<'_>,
 ) -> Vec<Found> {
     let (give, take) = crossbeam_channel::unbounded();
-    suspects.into_iter().for_each(|suspect| give.send(suspect).expect("the other end is here"));
+    suspects
+        .into_iter()
+        .for_each(|suspect| give.send(suspect).expect("the other end is here"));
     drop(give);
     let look = || {
         let turn = transfer.quota.naming_turn();
@@ -307,7 +333,8 @@ fn look_at(
     }
     let stored = StoredFile::new(opened)?;
     let bytes = u64::from(wanted.bytes);
-    let is_right = stored.bytes() == bytes && transfer.storage.root_of(&stored, bytes)? == wanted.root;
+    let is_right =
+        stored.bytes() == bytes && transfer.storage.root_of(&stored, bytes)? == wanted.root;
     match is_right {
         true => Ok(()),
         false if transfer.reads_back() => Err(not_as_it_came()),
@@ -335,7 +362,14 @@ struct EndedFile {
 impl Named {
     /// Reports the large files, and faults the small ones that are lost; returns the batches.
     fn told(self, transfer: &Transfer, mut lost: Lost, turn: &Turn<'_>) -> Vec<Arc<PendingBatch>> {
-        for EndedFile { id, bytes, root, path, fault } in self.large {
+        for EndedFile {
+            id,
+            bytes,
+            root,
+            path,
+            fault,
+        } in self.large
+        {
             turn.is_over();
             let fault = fault.or_else(|| lost.take(&path));
             match fault {
@@ -348,17 +382,31 @@ impl Named {
             end_large(transfer, id, fault);
         }
         // Look each directory up once: to hash all that is above a deep one takes a tenth of a second.
-        for files in self.files.chunk_by(|one, other| one.directory == other.directory) {
+        for files in self
+            .files
+            .chunk_by(|one, other| one.directory == other.directory)
+        {
             turn.is_over();
-            settle(transfer, &mut lost, &files[0].directory, files.iter().map(|file| &file.small));
+            settle(
+                transfer,
+                &mut lost,
+                &files[0].directory,
+                files.iter().map(|file| &file.small),
+            );
         }
         for (directory, filled) in &self.staged {
             turn.is_over();
             settle(transfer, &mut lost, directory, filled.iter());
         }
-        lost.rest().for_each(|fault| transfer.reports.tell(Outcome::Fault(fault)));
+        lost.rest()
+            .for_each(|fault| transfer.reports.tell(Outcome::Fault(fault)));
         let staged = self.staged.into_iter().flat_map(|(_, filled)| filled);
-        self.files.into_iter().map(|file| file.small).chain(staged).map(|small| small.batch).collect()
+        self.files
+            .into_iter()
+            .map(|file| file.small)
+            .chain(staged)
+            .map(|small| small.batch)
+            .collect()
     }
 }
 
@@ -374,12 +422,18 @@ fn settle<'a>(
         let name = transfer.target.name(directory, &small.file.name);
         match lost.take(name) {
             Some(fault) => {
-                transfer.meter.failed_at(fault, || directory.join(name).ok());
+                transfer
+                    .meter
+                    .failed_at(fault, || directory.join(name).ok());
                 small.fail(fault);
             }
             None => {
                 let file = &small.file;
-                transfer.stored(file.bytes.into(), || directory.join(&file.name).ok(), Some(file.root));
+                transfer.stored(
+                    file.bytes.into(),
+                    || directory.join(&file.name).ok(),
+                    Some(file.root),
+                );
             }
         }
     }
@@ -403,7 +457,10 @@ type NamedIn = (Arc<RelPath>, Vec<HiddenFile>, Vec<Arc<PendingBatch>>);
 
 /// Gives files of these directories their names. One thread does a directory, since the kernel renames in one directory
 /// one after the other.
-fn name_hidden(transfer: &Transfer, waiting: &Lock<std::vec::IntoIter<Vec<HiddenFile>>>) -> Vec<NamedIn> {
+fn name_hidden(
+    transfer: &Transfer,
+    waiting: &Lock<std::vec::IntoIter<Vec<HiddenFile>>>,
+) -> Vec<NamedIn> {
     let name = |turn: &Turn<'_>| {
         let mut directories = OpenDirectories::new(transfer);
         let mut done = Vec::new();
@@ -436,14 +493,27 @@ fn name_hidden(transfer: &Transfer, waiting: &Lock<std::vec::IntoIter<Vec<Hidden
 fn publish_hidden(
     target: &TargetTree,
     directories: &mut OpenDirectories<'_>,
-    HiddenFile { directory: path, hidden, small }: &HiddenFile,
+    HiddenFile {
+        directory: path,
+        hidden,
+        small,
+    }: &HiddenFile,
 ) -> Result<(), (Operation, FaultCode)> {
     let directory = naming(directories.as_it_is(path))?;
     let name = target.name(path, &small.file.name);
-    if stays_there(target, (target.staging_place.of(&directory), hidden), (&directory, name), small) {
+    if stays_there(
+        target,
+        (target.staging_place.of(&directory), hidden),
+        (&directory, name),
+        small,
+    ) {
         return Err(ALREADY_THERE);
     }
-    naming(target.staging_place.publish(hidden, (&directory, name), target.rules.replaces()))
+    naming(
+        target
+            .staging_place
+            .publish(hidden, (&directory, name), target.rules.replaces()),
+    )
 }
 
 /// Whether an entry that has a small file's name already stays, where that file is whole under another name.
@@ -476,9 +546,20 @@ fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, fil
 fn publish_large(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
-    WholeFile { id, mut staged, path, metadata, .. }: WholeFile,
+    WholeFile {
+        id,
+        mut staged,
+        path,
+        metadata,
+        ..
+    }: WholeFile,
 ) -> Result<(), (Operation, FaultCode)> {
-    let named = name_large(&transfer.target, directories, (&mut staged, &path), metadata.mtime);
+    let named = name_large(
+        &transfer.target,
+        directories,
+        (&mut staged, &path),
+        metadata.mtime,
+    );
     if named.is_err() {
         transfer.parts.remove(id, &staged);
     }
@@ -503,7 +584,9 @@ fn name_large(
 /// Ends a large file that has its name, or cannot get it, and reports it.
 pub(crate) fn end_large(transfer: &Transfer, id: FileId, fault: Option<(Operation, FaultCode)>) {
     transfer.parts.ended(id);
-    transfer.reports.tell(Outcome::File(FileDone { file: id.0, fault }));
+    transfer
+        .reports
+        .tell(Outcome::File(FileDone { file: id.0, fault }));
     transfer.files.closed(id);
 }
 
@@ -517,14 +600,24 @@ fn publish_staging(
     lost: &mut Lost,
     turn: &Turn<'_>,
 ) -> Vec<SmallFile> {
-    let Filling { staging, filled, mut spoiled, abandoned, .. } = filling;
+    let Filling {
+        staging,
+        filled,
+        mut spoiled,
+        abandoned,
+        ..
+    } = filling;
     // The directory above may have been merged, and this one with it.
     if !staging.is_in_its_place()
         && let Ok(parent) = directories.as_it_is(&path.parent().unwrap_or_else(RelPath::root))
     {
         staging.move_to(parent);
     }
-    spoiled.retain(|name| staging.discard(name).is_err_and(|error| error.kind() != io::ErrorKind::NotFound));
+    spoiled.retain(|name| {
+        staging
+            .discard(name)
+            .is_err_and(|error| error.kind() != io::ErrorKind::NotFound)
+    });
     let published = if abandoned || !spoiled.is_empty() {
         Err(Errno::NOTEMPTY.into())
     } else {
@@ -540,7 +633,14 @@ fn publish_staging(
         Err(_in_the_way) => directories.under_its_name(path).map(|standing| {
             // Where it could not be exchanged back, it has its name already.
             if !staging.is(&standing) {
-                merge(&transfer.target, (path, &staging), &standing, (&filled, &spoiled), lost, turn);
+                merge(
+                    &transfer.target,
+                    (path, &staging),
+                    &standing,
+                    (&filled, &spoiled),
+                    lost,
+                    turn,
+                );
                 directories.let_go_below(path);
             }
         }),
@@ -561,15 +661,26 @@ fn merge(
     lost: &mut Lost,
     turn: &Turn<'_>,
 ) {
-    let files: HashMap<_, _> = filled.iter().map(|small| (small.file.name.as_bytes(), small)).collect();
+    let files: HashMap<_, _> = filled
+        .iter()
+        .map(|small| (small.file.name.as_bytes(), small))
+        .collect();
     // A file that the walk does not meet is gone, as when somebody has removed the staging directory.
     let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
     let lost = Lock::new(lost.of(path));
     let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
         gone.remove(below.as_bytes());
         let stays = if let Some(small) = files.get(below.as_bytes()) {
-            stays_there(target, (from, &small.file.name), (into, &small.file.name), small)
-        } else if spoiled.iter().any(|name| name.as_bytes() == below.as_bytes()) {
+            stays_there(
+                target,
+                (from, &small.file.name),
+                (into, &small.file.name),
+                small,
+            )
+        } else if spoiled
+            .iter()
+            .any(|name| name.as_bytes() == below.as_bytes())
+        {
             return true;
         } else {
             let name = below.file_name().expect("an entry has a name");
@@ -582,15 +693,24 @@ fn merge(
         stays
     };
     let mut failed = |below: RelPath, error: io::Error| {
-        lost.lock().insert(&below, failure(Operation::Rename, &error));
+        lost.lock()
+            .insert(&below, failure(Operation::Rename, &error));
     };
     let pause = || {
         turn.is_over();
     };
-    staging.move_into(standing, &mut Answers { stays: &mut stays, failed: &mut failed, pause: &pause });
+    staging.move_into(
+        standing,
+        &mut Answers {
+            stays: &mut stays,
+            failed: &mut failed,
+            pause: &pause,
+        },
+    );
     for name in gone {
         let below = RelPath::from_bytes(name).expect("a name is a path");
-        lost.lock().insert(&below, failure(Operation::Rename, &Errno::NOENT.into()));
+        lost.lock()
+            .insert(&below, failure(Operation::Rename, &Errno::NOENT.into()));
     }
 }
 
@@ -604,10 +724,16 @@ fn flush_directories(
 ) {
     for path in changed {
         turn.is_over();
-        let flushed = directories.as_it_is(path).and_then(|directory| Ok(rustix::fs::fsync(directory)?));
+        let flushed = directories
+            .as_it_is(path)
+            .and_then(|directory| Ok(rustix::fs::fsync(directory)?));
         if let Err(error) = flushed {
             let (operation, code) = failure(Operation::Flush, &error);
-            reports.tell(Outcome::Fault(Fault { path: path.clone(), operation, code }));
+            reports.tell(Outcome::Fault(Fault {
+                path: path.clone(),
+                operation,
+                code,
+            }));
         }
     }
 }

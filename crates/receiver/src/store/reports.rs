@@ -4,7 +4,8 @@ use tokio::sync::mpsc::Sender;
 use zmove_transport::LaneError;
 use zmove_types::ItemId;
 use zmove_wire::{
-    Answer, EntryFault, Fault, FileDone, Held, Missed, SharedJobAnswer, StoredItem, ToSender, WireError,
+    Answer, EntryFault, Fault, FileDone, Held, Missed, SharedJobAnswer, StoredItem, ToSender,
+    WireError,
 };
 
 use crate::quota::{Booking, Quota};
@@ -74,7 +75,11 @@ impl Reports {
 
     /// Settles an item about which nothing more is to be done.
     pub(crate) fn settle(&self, item: ItemId) {
-        self.tell(Outcome::Item(StoredItem { item: item.0, mismatch: false, faults: Vec::new() }));
+        self.tell(Outcome::Item(StoredItem {
+            item: item.0,
+            mismatch: false,
+            faults: Vec::new(),
+        }));
     }
 }
 
@@ -82,13 +87,16 @@ impl Outcome {
     /// The memory of a report beside itself, except for what its reporter has booked.
     fn bytes(&self) -> usize {
         match self {
-            Self::Item(StoredItem { faults, .. }) | Self::Stored(_, faults) | Self::Published(_, faults) => {
-                size_of_val(&faults[..])
-            }
+            Self::Item(StoredItem { faults, .. })
+            | Self::Stored(_, faults)
+            | Self::Published(_, faults) => size_of_val(&faults[..]),
             Self::Fault(fault) => fault.path.as_bytes().len(),
             Self::Missed(missed) => missed.path.as_bytes().len() + size_of_val(&missed.lacks[..]),
             Self::Answer(held, answer, _) => {
-                let cvs: usize = held.iter().map(|held| size_of_val(held) + size_of_val(&held.cvs[..])).sum();
+                let cvs: usize = held
+                    .iter()
+                    .map(|held| size_of_val(held) + size_of_val(&held.cvs[..]))
+                    .sum();
                 cvs + size_of_val(&answer.verdicts[..])
             }
             Self::Held(held, _) => size_of_val(&held.cvs[..]),

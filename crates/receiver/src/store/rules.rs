@@ -55,13 +55,20 @@ impl Rules {
         if self.set_ids == SetIds::Carried || metadata.mode & bits == 0 {
             return Cow::Borrowed(metadata);
         }
-        Cow::Owned(Metadata { mode: metadata.mode & !bits, ..metadata.clone() })
+        Cow::Owned(Metadata {
+            mode: metadata.mode & !bits,
+            ..metadata.clone()
+        })
     }
 
     /// The kinds of extended attributes that are set and removed.
     pub(crate) fn xattr_kinds(&self) -> Kinds {
         let kinds = self.kinds.common(Kinds::ANY_XATTR);
-        if self.owning == Owning::Allowed { kinds } else { kinds.without(Kinds::PRIVILEGED) }
+        if self.owning == Owning::Allowed {
+            kinds
+        } else {
+            kinds.without(Kinds::PRIVILEGED)
+        }
     }
 
     /// Whether an entry of this kind may be made.

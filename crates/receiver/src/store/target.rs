@@ -94,10 +94,20 @@ impl<'a> Place<'a> {
         {
             let is_directory = |tree: &Tree| tree.open_directory(&path).is_ok();
             if !open.target.ends_with(b"/") && !tree.as_ref().is_some_and(is_directory) {
-                return Ok(Self { tree, path: parent, rename: Some((name.clone(), own_name)), shown });
+                return Ok(Self {
+                    tree,
+                    path: parent,
+                    rename: Some((name.clone(), own_name)),
+                    shown,
+                });
             }
         }
-        Ok(Self { tree, path, rename: None, shown })
+        Ok(Self {
+            tree,
+            path,
+            rename: None,
+            shown,
+        })
     }
 }
 
@@ -105,7 +115,11 @@ impl Target {
     /// Opens the target, making directories that are missing. For a job that is under way nothing is made, and no mode
     /// is changed: the head may have set it for good.
     pub(crate) fn resolve(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
-        if let Some(part) = open.shared_job.as_ref().filter(|part| part.beginning == Beginning::UnderWay) {
+        if let Some(part) = open
+            .shared_job
+            .as_ref()
+            .filter(|part| part.beginning == Beginning::UnderWay)
+        {
             let began = Instant::now();
             loop {
                 match Self::find(open, access)? {
@@ -115,11 +129,20 @@ impl Target {
                 }
             }
         }
-        let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Made)?;
+        let Place {
+            tree,
+            path,
+            rename,
+            shown,
+        } = Place::of(open, access, Missing::Made)?;
         let tree = tree.expect("it was made");
         let tops = names_at_top(&open.shape, rename.as_ref());
         // Where entries are named in the target, no mode comes for it: it has the usual one from the start.
-        let closed = if tops.is_empty() { make_closed(&tree, &path) } else { Ok(false) };
+        let closed = if tops.is_empty() {
+            make_closed(&tree, &path)
+        } else {
+            Ok(false)
+        };
         let made = closed.and_then(|is_closed| {
             let directory = match (path.parent(), path.file_name()) {
                 // The mode of the target is set at the end, so one that closes it to its owner may be changed now.
@@ -134,20 +157,36 @@ impl Target {
             let way = || in_the_way::beneath(&tree, &whole_path(&path, rename.as_ref()), shown);
             cannot_enter("make directory", shown, &error, way)
         })?;
-        let state = state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
+        let state =
+            state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
         if state == TargetState::Empty {
             // All that comes must be made here: where nothing can be, that is known before it is sent. The effective
             // rights count, with capabilities, which the plain call leaves out.
-            let may_write =
-                rustix::fs::accessat(&fd, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+            let may_write = rustix::fs::accessat(
+                &fd,
+                ".",
+                Access::WRITE_OK | Access::EXEC_OK,
+                AtFlags::EACCESS,
+            );
             may_write.map_err(|errno| cannot("write into directory", shown, &errno.into()))?;
         }
-        Ok(Self { tree: Tree::at(fd), rename, state, is_closed, shared_job: None })
+        Ok(Self {
+            tree: Tree::at(fd),
+            rename,
+            state,
+            is_closed,
+            shared_job: None,
+        })
     }
 
     /// Opens a target that is there, as it is.
     fn find(open: &Open, access: &WriteAccess) -> Result<Option<Self>, Refusal> {
-        let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Left)?;
+        let Place {
+            tree,
+            path,
+            rename,
+            shown,
+        } = Place::of(open, access, Missing::Left)?;
         let Some(tree) = tree else { return Ok(None) };
         let fd = match tree.open_directory(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -157,8 +196,15 @@ impl Target {
             })?,
         };
         let tops = names_at_top(&open.shape, rename.as_ref());
-        let state = state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
-        Ok(Some(Self { tree: Tree::at(fd), rename, state, is_closed: false, shared_job: None }))
+        let state =
+            state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
+        Ok(Some(Self {
+            tree: Tree::at(fd),
+            rename,
+            state,
+            is_closed: false,
+            shared_job: None,
+        }))
     }
 }
 
@@ -177,7 +223,12 @@ pub(crate) struct Seen {
 impl Seen {
     /// Finds the target, as [`Target::resolve`] would, and makes nothing.
     pub(crate) fn look(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
-        let Place { tree, path, rename, shown } = Place::of(open, access, Missing::Left)?;
+        let Place {
+            tree,
+            path,
+            rename,
+            shown,
+        } = Place::of(open, access, Missing::Left)?;
         let contents = matches!(&open.shape, TargetShape::Directory { tops } if tops.is_empty());
         let look = |tree: Tree| match (path.parent(), path.file_name()) {
             (Some(parent), Some(name)) if contents => {
@@ -188,12 +239,18 @@ impl Seen {
         let found = match tree.clone().map(look).transpose() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             found => found.map_err(|error| {
-                let way = || in_the_way::beneath(tree.as_ref()?, &whole_path(&path, rename.as_ref()), shown);
+                let way = || {
+                    in_the_way::beneath(tree.as_ref()?, &whole_path(&path, rename.as_ref()), shown)
+                };
                 cannot_enter("open directory", shown, &error, way)
             })?,
         };
         let is_closed = matches!(found, Some(None));
-        Ok(Self { tree: found.flatten().map(Tree::at), rename, is_closed })
+        Ok(Self {
+            tree: found.flatten().map(Tree::at),
+            rename,
+            is_closed,
+        })
     }
 }
 
@@ -205,13 +262,17 @@ fn whole_path(directory: &RelPath, rename: Option<&(Name, Name)>) -> RelPath {
 
 /// The path of an entry in its directory.
 fn alone(name: &Name) -> io::Result<RelPath> {
-    RelPath::root().join(name).map_err(|_too_long| rustix::io::Errno::NAMETOOLONG.into())
+    RelPath::root()
+        .join(name)
+        .map_err(|_too_long| rustix::io::Errno::NAMETOOLONG.into())
 }
 
 /// Makes a directory for its owner only (0700); `false` where one exists, or something else. Directories above it get
 /// the usual permissions.
 fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Ok(false);
+    };
     if tree.open_directory(path).is_ok() {
         return Ok(false);
     }
@@ -219,7 +280,11 @@ fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
 }
 
 /// The name that an entry gets, where a single one may be renamed.
-pub(crate) fn renamed<'a>(rename: Option<&'a (Name, Name)>, directory: &RelPath, name: &'a Name) -> &'a Name {
+pub(crate) fn renamed<'a>(
+    rename: Option<&'a (Name, Name)>,
+    directory: &RelPath,
+    name: &'a Name,
+) -> &'a Name {
     match rename {
         Some((from, to)) if directory.is_root() && name == from => to,
         _ => name,
@@ -227,7 +292,11 @@ pub(crate) fn renamed<'a>(rename: Option<&'a (Name, Name)>, directory: &RelPath,
 }
 
 /// The tree that the target lies in, and its path in there.
-fn locate(target: &[u8], access: &WriteAccess, missing: Missing) -> Result<(Option<Tree>, RelPath), Refusal> {
+fn locate(
+    target: &[u8],
+    access: &WriteAccess,
+    missing: Missing,
+) -> Result<(Option<Tree>, RelPath), Refusal> {
     let (root, rest) = match access {
         WriteAccess::ReadOnly => {
             let text = "this key may not write here. On that host, run: zmove allow KEY --name NAME --root DIR --write, where KEY is what \
@@ -259,14 +328,24 @@ const CONFINED: &str = ". If the receiver is confined to the roots that it had a
 
 /// A user's own target: links and `..` in it are the user's business, as for any command.
 fn locate_own(target: &[u8], missing: Missing) -> Result<(Option<Tree>, RelPath), Refusal> {
-    let path = Path::new(OsStr::from_bytes(if target.is_empty() { b"." } else { target }));
+    let path = Path::new(OsStr::from_bytes(if target.is_empty() {
+        b"."
+    } else {
+        target
+    }));
     if let Ok(tree) = Tree::open(path) {
         return Ok((Some(tree), RelPath::root()));
     }
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path
-        .file_name()
-        .ok_or_else(|| refuse(RefusalCode::Target, format!("no such target: '{}'", Escaped::path(&path))))?;
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let name = path.file_name().ok_or_else(|| {
+        refuse(
+            RefusalCode::Target,
+            format!("no such target: '{}'", Escaped::path(&path)),
+        )
+    })?;
     let way = || in_the_way::of_own(path);
     if missing == Missing::Made {
         let made = std::fs::create_dir_all(parent);
@@ -274,24 +353,40 @@ fn locate_own(target: &[u8], missing: Missing) -> Result<(Option<Tree>, RelPath)
     }
     let tree = match Tree::open(parent) {
         Err(error) if missing == Missing::Left && error.kind() == io::ErrorKind::NotFound => None,
-        opened => Some(opened.map_err(|error| cannot_enter("open directory", parent, &error, way))?),
+        opened => {
+            Some(opened.map_err(|error| cannot_enter("open directory", parent, &error, way))?)
+        }
     };
     Ok((tree, clean(name.as_bytes())?))
 }
 
-fn choose_root<'a>(target: &'a [u8], roots: &'a [PathBuf]) -> Result<(&'a Path, &'a [u8]), Refusal> {
+fn choose_root<'a>(
+    target: &'a [u8],
+    roots: &'a [PathBuf],
+) -> Result<(&'a Path, &'a [u8]), Refusal> {
     if !target.starts_with(b"/") {
-        let first =
-            roots.first().ok_or_else(|| refuse(RefusalCode::Denied, "this key has no roots".into()))?;
+        let first = roots
+            .first()
+            .ok_or_else(|| refuse(RefusalCode::Denied, "this key has no roots".into()))?;
         return Ok((first, target));
     }
     let path = Path::new(OsStr::from_bytes(target));
-    let longest =
-        roots.iter().filter(|root| path.starts_with(root)).max_by_key(|root| root.as_os_str().len());
+    let longest = roots
+        .iter()
+        .filter(|root| path.starts_with(root))
+        .max_by_key(|root| root.as_os_str().len());
     longest
-        .and_then(|root| Some((root.as_path(), path.strip_prefix(root).ok()?.as_os_str().as_bytes())))
+        .and_then(|root| {
+            Some((
+                root.as_path(),
+                path.strip_prefix(root).ok()?.as_os_str().as_bytes(),
+            ))
+        })
         .ok_or_else(|| {
-            let allowed: Vec<_> = roots.iter().map(|root| format!("'{}'", Escaped::path(&root))).collect();
+            let allowed: Vec<_> = roots
+                .iter()
+                .map(|root| format!("'{}'", Escaped::path(&root)))
+                .collect();
             let text = format!(
                 "'{}' lies in none of the roots of this key: {}",
                 Escaped::path(&path),
@@ -303,11 +398,16 @@ fn choose_root<'a>(target: &'a [u8], roots: &'a [PathBuf]) -> Result<(&'a Path, 
 
 /// A path without doubled slashes and single dots; `..` is refused.
 fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
-    let parts: Vec<_> =
-        path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
+    let parts: Vec<_> = path
+        .split(|&byte| byte == b'/')
+        .filter(|part| !matches!(*part, b"" | b"."))
+        .collect();
     RelPath::from_bytes(&parts.join(&b'/')).map_err(|error| {
         let shown = Path::new(OsStr::from_bytes(path));
-        refuse(RefusalCode::Target, format!("target '{}': {error}", Escaped::path(&shown)))
+        refuse(
+            RefusalCode::Target,
+            format!("target '{}': {error}", Escaped::path(&shown)),
+        )
     })
 }
 
@@ -327,7 +427,11 @@ fn state_of(directory: &impl AsFd, tops: &[&Name]) -> io::Result<TargetState> {
     } else {
         tops.iter().any(|top| exists(directory, top))
     };
-    Ok(if found { TargetState::Populated } else { TargetState::Empty })
+    Ok(if found {
+        TargetState::Populated
+    } else {
+        TargetState::Empty
+    })
 }
 
 fn exists(directory: &impl AsFd, name: &Name) -> bool {
@@ -363,10 +467,16 @@ fn cannot_enter(
 fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
     let text = match rustix::io::Errno::from_io_error(error) {
         Some(rustix::io::Errno::NOTDIR) => {
-            format!("target '{}' is not a directory (symbolic links are not followed)", Escaped::path(&path))
+            format!(
+                "target '{}' is not a directory (symbolic links are not followed)",
+                Escaped::path(&path)
+            )
         }
         Some(rustix::io::Errno::LOOP) => {
-            format!("target '{}' leads through a symbolic link, which is not followed", Escaped::path(&path))
+            format!(
+                "target '{}' leads through a symbolic link, which is not followed",
+                Escaped::path(&path)
+            )
         }
         _ => format!("{operation} '{}': {error}", Escaped::path(&path)),
     };
@@ -388,7 +498,10 @@ mod tests {
     use zmove_wire::TopName;
 
     fn open(target: &str, shape: TargetShape) -> Open {
-        Open { shape, ..Open::new(target.as_bytes().to_vec(), [0; 16]) }
+        Open {
+            shape,
+            ..Open::new(target.as_bytes().to_vec(), [0; 16])
+        }
     }
 
     fn name(text: &str) -> Name {
@@ -414,16 +527,28 @@ mod tests {
         assert!(resolve("a/b").is_ok() && root.join("a/b").is_dir());
         assert!(resolve(&format!("{}/c", root.display())).is_ok() && root.join("c").is_dir());
         assert_eq!(code(resolve("/etc")), RefusalCode::Denied);
-        assert_eq!(code(resolve(&format!("{}x", root.display()))), RefusalCode::Denied);
+        assert_eq!(
+            code(resolve(&format!("{}x", root.display()))),
+            RefusalCode::Denied
+        );
         assert_eq!(code(resolve("../x")), RefusalCode::Target);
-        assert_eq!(code(resolve(&format!("{}/../x", root.display()))), RefusalCode::Target);
+        assert_eq!(
+            code(resolve(&format!("{}/../x", root.display()))),
+            RefusalCode::Target
+        );
         assert_eq!(code(resolve("link/x")), RefusalCode::Target);
         assert_eq!(
-            code(Target::resolve(&open("a", directory()), &WriteAccess::ReadOnly)),
+            code(Target::resolve(
+                &open("a", directory()),
+                &WriteAccess::ReadOnly
+            )),
             RefusalCode::Denied
         );
         assert_eq!(
-            code(Target::resolve(&open("a", directory()), &WriteAccess::Beneath(vec![]))),
+            code(Target::resolve(
+                &open("a", directory()),
+                &WriteAccess::Beneath(vec![])
+            )),
             RefusalCode::Denied
         );
     }
@@ -442,8 +567,17 @@ mod tests {
         let open = open("x", directory());
         let looked = Seen::look(&open, &access).map(drop).unwrap_err();
         let resolved = Target::resolve(&open, &access).unwrap_err();
-        assert!(resolved.text.contains("belongs to user 65534") && looked == resolved, "{}", resolved.text);
-        assert_eq!(std::fs::read_dir(home.path().join("precious")).unwrap().count(), 0);
+        assert!(
+            resolved.text.contains("belongs to user 65534") && looked == resolved,
+            "{}",
+            resolved.text
+        );
+        assert_eq!(
+            std::fs::read_dir(home.path().join("precious"))
+                .unwrap()
+                .count(),
+            0
+        );
     }
 
     #[test]
@@ -452,7 +586,12 @@ mod tests {
         std::fs::create_dir(home.path().join("there")).unwrap();
         let single = || TargetShape::Single { name: name("f") };
         let resolve = |target: &str| {
-            let target = home.path().join(target).into_os_string().into_string().unwrap();
+            let target = home
+                .path()
+                .join(target)
+                .into_os_string()
+                .into_string()
+                .unwrap();
             Target::resolve(&open(&target, single()), &WriteAccess::Anywhere).unwrap()
         };
         assert_eq!(resolve("new").rename, Some((name("f"), name("new"))));
@@ -466,8 +605,13 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("other"), "x").unwrap();
         let state = |tops: Vec<TopName>| {
-            let open = open(home.path().to_str().unwrap(), TargetShape::Directory { tops });
-            Target::resolve(&open, &WriteAccess::Anywhere).unwrap().state
+            let open = open(
+                home.path().to_str().unwrap(),
+                TargetShape::Directory { tops },
+            );
+            Target::resolve(&open, &WriteAccess::Anywhere)
+                .unwrap()
+                .state
         };
         assert_eq!(state(vec![TopName(name("mine"))]), TargetState::Empty);
         assert_eq!(state(vec![TopName(name("other"))]), TargetState::Populated);
@@ -483,18 +627,48 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("usual")).unwrap();
         let usual = mode(&home.path().join("usual"));
-        assert_ne!(usual, 0o700, "with the umask of this process nothing can be told apart");
+        assert_ne!(
+            usual, 0o700,
+            "with the umask of this process nothing can be told apart"
+        );
         let resolve = |target: &str, shape| {
-            let target = home.path().join(target).into_os_string().into_string().unwrap();
-            Target::resolve(&open(&target, shape), &WriteAccess::Anywhere).unwrap().is_closed
+            let target = home
+                .path()
+                .join(target)
+                .into_os_string()
+                .into_string()
+                .unwrap();
+            Target::resolve(&open(&target, shape), &WriteAccess::Anywhere)
+                .unwrap()
+                .is_closed
         };
         assert!(resolve("above/new", directory()));
-        assert_eq!([mode(&home.path().join("above/new")), mode(&home.path().join("above"))], [0o700, usual]);
-        assert!(!resolve("above/new", directory()), "it is not of this transfer");
+        assert_eq!(
+            [
+                mode(&home.path().join("above/new")),
+                mode(&home.path().join("above"))
+            ],
+            [0o700, usual]
+        );
+        assert!(
+            !resolve("above/new", directory()),
+            "it is not of this transfer"
+        );
         // No mode comes for these targets.
-        assert!(!resolve("tops", TargetShape::Directory { tops: vec![TopName(name("a"))] }));
+        assert!(!resolve(
+            "tops",
+            TargetShape::Directory {
+                tops: vec![TopName(name("a"))]
+            }
+        ));
         assert!(!resolve("single/", TargetShape::Single { name: name("f") }));
-        assert_eq!([mode(&home.path().join("tops")), mode(&home.path().join("single"))], [usual; 2]);
+        assert_eq!(
+            [
+                mode(&home.path().join("tops")),
+                mode(&home.path().join("single"))
+            ],
+            [usual; 2]
+        );
     }
 
     #[test]
@@ -508,7 +682,10 @@ mod tests {
         for name in ["new", "with mode", "there"] {
             let transfer = transfer(&at(name));
             if name == "with mode" {
-                let metadata = Metadata { mode: 0o710, ..Metadata::default() };
+                let metadata = Metadata {
+                    mode: 0o710,
+                    ..Metadata::default()
+                };
                 transfer.remember_directory(&Arc::new(RelPath::root()), None, metadata);
             }
             let (_, outcomes) = finish(&transfer).unwrap();
@@ -524,10 +701,17 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("f");
         std::fs::write(&file, "keep").unwrap();
-        let refusal =
-            Target::resolve(&open(file.to_str().unwrap(), directory()), &WriteAccess::Anywhere).unwrap_err();
+        let refusal = Target::resolve(
+            &open(file.to_str().unwrap(), directory()),
+            &WriteAccess::Anywhere,
+        )
+        .unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Target);
-        assert!(refusal.text.ends_with("/f' is a file and not a directory"), "{}", refusal.text);
+        assert!(
+            refusal.text.ends_with("/f' is a file and not a directory"),
+            "{}",
+            refusal.text
+        );
         assert_eq!(std::fs::read(&file).unwrap(), b"keep");
     }
 }

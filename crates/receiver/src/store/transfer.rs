@@ -9,8 +9,8 @@ use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_metadata};
 use zmove_types::{Brought, BufferPool, FileId, Metadata, Name, RelPath, Root, TransferId};
 use zmove_wire::{
-    Batch, DirectoryGroup, Durability, FaultCode, FileDone, Open, Operation, Proof, Version, WireError,
-    session::Arrivals,
+    Batch, DirectoryGroup, Durability, FaultCode, FileDone, Open, Operation, Proof, Version,
+    WireError, session::Arrivals,
 };
 
 use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
@@ -74,12 +74,23 @@ impl Transfer {
     ) -> Self {
         let quota = config.quota.clone();
         let rules = Rules::of(open, config.set_ids, config.owning);
-        let reports = Reports { outcomes, quota: quota.clone() };
+        let reports = Reports {
+            outcomes,
+            quota: quota.clone(),
+        };
         let is_kept = open.proof == Proof::Media || config.named.is_some();
-        let values = if is_kept { Values::Kept } else { Values::Dropped };
+        let values = if is_kept {
+            Values::Kept
+        } else {
+            Values::Dropped
+        };
         let named = open.keeping.is_some_and(|keeping| keeping.named);
         let keeper = Keeper::new(&config.accounts, named.then(|| reports.clone()));
-        let whole = if target.shared_job.is_some() { Whole::ByOrder } else { Whole::Here };
+        let whole = if target.shared_job.is_some() {
+            Whole::ByOrder
+        } else {
+            Whole::Here
+        };
         Self {
             target: TargetTree::new(target, (rules, keeper), id, &quota, config.writers),
             file_io: Arc::clone(&config.file_io),
@@ -120,7 +131,12 @@ impl Transfer {
 
     /// Remembers the directory at `path`, or the one of that name in it: it gets its mode and time at the end, when
     /// nothing is put into it any more. In a job of several receivers the journal has it from the next end of work on.
-    pub(crate) fn remember_directory(&self, path: &Arc<RelPath>, name: Option<&Name>, metadata: Metadata) {
+    pub(crate) fn remember_directory(
+        &self,
+        path: &Arc<RelPath>,
+        name: Option<&Name>,
+        metadata: Metadata,
+    ) {
         if let Err(error) = self.target.directories.remember(path, name, metadata) {
             self.reports.tell(Outcome::OverLimit(error));
         }
@@ -133,12 +149,16 @@ impl Transfer {
 
     /// Notes what has come, where only so much may.
     pub(crate) fn allow(&self, what: Coming, taken: Taken) -> Result<(), WireError> {
-        self.allowance.as_ref().map_or(Ok(()), |allowance| allowance.take(what, taken))
+        self.allowance
+            .as_ref()
+            .map_or(Ok(()), |allowance| allowance.take(what, taken))
     }
 
     /// Notes the directories that a batch names, where there may only be so many.
     pub(crate) fn allow_directories(&self, batch: &Batch) -> Result<(), WireError> {
-        let Some(allowance) = &self.allowance else { return Ok(()) };
+        let Some(allowance) = &self.allowance else {
+            return Ok(());
+        };
         let new = allowance.take_directories(batch)?;
         self.directories_allowed.lock().grow(new * DIRECTORY_BYTES)
     }
@@ -146,7 +166,12 @@ impl Transfer {
     /// Notes the directories on the way to a large file, likewise.
     pub(crate) fn allow_way_to(&self, path: &RelPath) -> Result<(), WireError> {
         let directory = path.parent().unwrap_or_else(RelPath::root);
-        self.allow_directories(&Batch { groups: vec![DirectoryGroup { directory, entries: Vec::new() }] })
+        self.allow_directories(&Batch {
+            groups: vec![DirectoryGroup {
+                directory,
+                entries: Vec::new(),
+            }],
+        })
     }
 
     /// Notes what has become of something that came.
@@ -157,10 +182,17 @@ impl Transfer {
     }
 
     /// Counts a regular file of so many bytes that got its name; `path` is that at the source, where `root` is known.
-    pub(crate) fn stored(&self, bytes: u64, path: impl FnOnce() -> Option<RelPath>, root: Option<Root>) {
+    pub(crate) fn stored(
+        &self,
+        bytes: u64,
+        path: impl FnOnce() -> Option<RelPath>,
+        root: Option<Root>,
+    ) {
         self.meter.stored(bytes);
         let wants_path = self.named.is_some() || self.brought.is_some();
-        let Some(path) = wants_path.then(path).flatten() else { return };
+        let Some(path) = wants_path.then(path).flatten() else {
+            return;
+        };
         self.note_brought(&path);
         if let (Some(named), Some(root)) = (&self.named, root) {
             named.named(path, root);
@@ -225,7 +257,10 @@ impl Transfer {
                 self.discard_retired(&file);
             }
             self.meter.failed_at(fault, || Some(file.head.path.clone()));
-            self.reports.tell(Outcome::File(FileDone { file: id.0, fault: Some(fault) }));
+            self.reports.tell(Outcome::File(FileDone {
+                file: id.0,
+                fault: Some(fault),
+            }));
         }
     }
 }

@@ -39,7 +39,9 @@ pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<Job>) {
         if is_first.swap(false, Ordering::Relaxed) {
             write(transfer, turn, queue, || queue.recv().ok());
         } else {
-            write(transfer, turn, queue, || queue.recv_timeout(HELPER_IDLE_MAX).ok());
+            write(transfer, turn, queue, || {
+                queue.recv_timeout(HELPER_IDLE_MAX).ok()
+            });
         }
     });
 }
@@ -47,7 +49,12 @@ pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<Job>) {
 /// A writer that was started to help ends when nothing has come for so long.
 const HELPER_IDLE_MAX: Duration = Duration::from_millis(200);
 
-fn write(transfer: &Transfer, turn: &Turn<'_>, queue: &Receiver<Job>, next: impl Fn() -> Option<Job>) {
+fn write(
+    transfer: &Transfer,
+    turn: &Turn<'_>,
+    queue: &Receiver<Job>,
+    next: impl Fn() -> Option<Job>,
+) {
     let mut placer = Placer::new(transfer);
     let mut watch = transfer.meter.store.start();
     while let Some(job) = next() {
@@ -73,7 +80,12 @@ fn write(transfer: &Transfer, turn: &Turn<'_>, queue: &Receiver<Job>, next: impl
     }
 }
 
-fn store_batch(transfer: &Transfer, turn: &Turn<'_>, placer: &mut Placer<'_>, batch: VerifiedBatch) {
+fn store_batch(
+    transfer: &Transfer,
+    turn: &Turn<'_>,
+    placer: &mut Placer<'_>,
+    batch: VerifiedBatch,
+) {
     let known = if batch.is_guessed() && transfer.target.state == TargetState::Populated {
         Known::PerhapsThere
     } else {
@@ -86,7 +98,9 @@ fn store_batch(transfer: &Transfer, turn: &Turn<'_>, placer: &mut Placer<'_>, ba
     placer.place_groups(batch.groups, &pending, &data, turn);
     // Give the buffer back before this may wait.
     drop(data);
-    transfer.reports.tell(Outcome::Stored(item, pending.faults()));
+    transfer
+        .reports
+        .tell(Outcome::Stored(item, pending.faults()));
     transfer.publisher.batch_placed(pending, entries);
 }
 
@@ -111,7 +125,9 @@ fn store_chunk(
         }
         write_group(transfer, &staged, &file.head, span, data)?;
         is_written(transfer, file, span, cv).map_err(cannot)?;
-        shared.map_or(Ok(()), |shared| shared.has_written(file.id)).map_err(cannot)?;
+        shared
+            .map_or(Ok(()), |shared| shared.has_written(file.id))
+            .map_err(cannot)?;
         Ok(staged)
     });
     book_group(transfer, turn, file, (item, span), written);
@@ -140,7 +156,13 @@ fn write_group(
         let room = done..done + range.len();
         done = room.end;
         let part = Span::new(span.offset() + range.start as u64, room);
-        let write = |data| staged.write(|| transfer.file_io.write_part(staged.data(), part.clone(), data));
+        let write = |data| {
+            staged.write(|| {
+                transfer
+                    .file_io
+                    .write_part(staged.data(), part.clone(), data)
+            })
+        };
         let (outcome, back) = write(data);
         data = back;
         match outcome.map_err(failed_to(Operation::Write)) {
@@ -167,9 +189,18 @@ fn keep_group(
         return;
     }
     let kept = open_staged(transfer, placer, file).and_then(|staged| {
-        let open_old = || transfer.target.open_old_at(&transfer.target.final_path(&file.head));
-        let keep = |base: &Base| base.keep(&transfer.bases, open_old, (&file.head, &staged), (span, cv));
-        let kept = file.base.as_ref().map_or(Ok(false), keep).map_err(failed_to(Operation::Write))?;
+        let open_old = || {
+            transfer
+                .target
+                .open_old_at(&transfer.target.final_path(&file.head))
+        };
+        let keep =
+            |base: &Base| base.keep(&transfer.bases, open_old, (&file.head, &staged), (span, cv));
+        let kept = file
+            .base
+            .as_ref()
+            .map_or(Ok(false), keep)
+            .map_err(failed_to(Operation::Write))?;
         Ok(kept.then_some(staged))
     });
     match kept.transpose() {
@@ -182,7 +213,9 @@ fn keep_group(
         }
         None => {
             for item in std::iter::once(item).chain(file.end(span)) {
-                transfer.reports.tell(Outcome::Item(damaged(item, Vec::new())));
+                transfer
+                    .reports
+                    .tell(Outcome::Item(damaged(item, Vec::new())));
             }
         }
     }
@@ -215,7 +248,11 @@ fn book_group(
         Err((_, error)) if Errno::from_io_error(&error) == Some(PART_GONE) => {}
         Err(failed) => {
             let (operation, error) = &failed;
-            if let Some(shared) = transfer.parts.shared.as_ref().filter(|_| is_no_room(&failed))
+            if let Some(shared) = transfer
+                .parts
+                .shared
+                .as_ref()
+                .filter(|_| is_no_room(&failed))
                 && let Some(errno) = Errno::from_io_error(error)
             {
                 shared.give_up(file.id, errno);
@@ -243,24 +280,40 @@ pub(crate) fn open_staged(
             // What flushes all that is written flushes the file systems that are known.
             let known = transfer.target.file_systems.note(&**shared.epoch.own());
             known.map_err(failed_to(Operation::Create))?;
-            let part = transfer.parts.open_shared(shared, file.id, (&path, &file.head), transfer.direct);
+            let part =
+                transfer
+                    .parts
+                    .open_shared(shared, file.id, (&path, &file.head), transfer.direct);
             return part.map_err(failed_to(Operation::Create));
         }
         let parent = file.head.path.parent().unwrap_or_else(RelPath::root);
-        let directory = placer.directory_now(&parent).map_err(failed_to(Operation::MakeDirectory))?;
+        let directory = placer
+            .directory_now(&parent)
+            .map_err(failed_to(Operation::MakeDirectory))?;
         let final_path = transfer.target.final_path(&file.head);
         let name = name_of(&final_path);
         let booked = (&transfer.quota, transfer.direct);
         let (bytes, metadata) = (file.head.bytes, &file.head.metadata);
-        if let Some(staged) = transfer.target.begin_in_place(&directory, &name, bytes, metadata, booked)? {
+        if let Some(staged) = transfer
+            .target
+            .begin_in_place(&directory, &name, bytes, metadata, booked)?
+        {
             let data = file.head.data.as_ref();
-            data.map_or(Ok(()), |data| staged.make_holes(data)).map_err(failed_to(Operation::Write))?;
-            file.base.iter().for_each(|base| base.is_the_file_itself(&staged));
+            data.map_or(Ok(()), |data| staged.make_holes(data))
+                .map_err(failed_to(Operation::Write))?;
+            file.base
+                .iter()
+                .for_each(|base| base.is_the_file_itself(&staged));
             return Ok(staged);
         }
         let mut staged = transfer
             .parts
-            .create(file.id, (&final_path, &file.head), &directory, &transfer.target.part_names)
+            .create(
+                file.id,
+                (&final_path, &file.head),
+                &directory,
+                &transfer.target.part_names,
+            )
             .map_err(failed_to(Operation::Create))?;
         let sized = match &file.base {
             Some(base) => base.begin(&directory, &name, &mut staged, &file.head, transfer.direct),
@@ -302,23 +355,35 @@ pub(crate) fn finish_file(
             transfer.prove_large(file, staged)
         };
         let at = At(&path, None);
-        let finished = transfer.target.finish_in_place(staged, &name_of(&path), (&metadata, at), prove);
+        let finished =
+            transfer
+                .target
+                .finish_in_place(staged, &name_of(&path), (&metadata, at), prove);
         if finished.is_ok() {
             transfer.stored(file.head.bytes, || Some(file.head.path.clone()), root);
         }
-        let fault = finished.err().map(|(operation, error)| failure(operation, &error));
+        let fault = finished
+            .err()
+            .map(|(operation, error)| failure(operation, &error));
         if let Some(fault) = fault {
-            transfer.meter.failed_at(fault, || Some(file.head.path.clone()));
+            transfer
+                .meter
+                .failed_at(fault, || Some(file.head.path.clone()));
         }
         return end_large(transfer, file.id, fault);
     }
-    let sealed = transfer.target.set_metadata(staged.file(), &metadata, At(&path, None));
+    let sealed = transfer
+        .target
+        .set_metadata(staged.file(), &metadata, At(&path, None));
     let sealed = sealed.and_then(|()| flush_now(staged.file(), transfer.target.rules.flushes()));
     let sealed = sealed.and_then(|()| {
         turn.pause();
         transfer.prove_large(file, &staged)
     });
-    if sealed.as_ref().is_err_and(|(_, error)| error.kind() == io::ErrorKind::Interrupted) {
+    if sealed
+        .as_ref()
+        .is_err_and(|(_, error)| error.kind() == io::ErrorKind::Interrupted)
+    {
         // The session has ended. The part stays in its journal, and the next transfer reads it back.
         return;
     }
@@ -327,12 +392,21 @@ pub(crate) fn finish_file(
     if let Err((operation, error)) = sealed {
         transfer.parts.remove(file.id, &staged);
         let fault = failure(operation, &error);
-        transfer.meter.failed_at(fault, || Some(file.head.path.clone()));
+        transfer
+            .meter
+            .failed_at(fault, || Some(file.head.path.clone()));
         return end_large(transfer, file.id, Some(fault));
     }
     let (bytes, metadata) = (file.head.bytes, metadata.into_owned());
     let root = root.map(|root| (file.head.path.clone(), root));
-    transfer.publisher.add_large(WholeFile { id: file.id, bytes, root, staged, path, metadata });
+    transfer.publisher.add_large(WholeFile {
+        id: file.id,
+        bytes,
+        root,
+        staged,
+        path,
+        metadata,
+    });
 }
 
 #[cfg(test)]
@@ -349,12 +423,25 @@ mod tests {
     fn declared(bytes: u64) -> (tempfile::TempDir, Transfer, Arc<LargeFile>) {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("target")).unwrap();
-        let transfer = transfer_with_journals(&home.path().join("target"), Some(home.path().join("journal")));
+        let transfer = transfer_with_journals(
+            &home.path().join("target"),
+            Some(home.path().join("journal")),
+        );
         let path = RelPath::from_bytes(b"large").unwrap();
         let metadata = Metadata::default();
         let ctime = Timestamp::default();
-        let head = FileHead { path, metadata, bytes, ctime, inode: 1, data: None };
-        transfer.files.declare(FileId(1), head, |_| None, |_| None).unwrap();
+        let head = FileHead {
+            path,
+            metadata,
+            bytes,
+            ctime,
+            inode: 1,
+            data: None,
+        };
+        transfer
+            .files
+            .declare(FileId(1), head, |_| None, |_| None)
+            .unwrap();
         let file = transfer.files.find(FileId(1)).unwrap().unwrap();
         (home, transfer, file)
     }
@@ -363,7 +450,12 @@ mod tests {
     fn assert_nothing_is_left(home: &tempfile::TempDir, transfer: Transfer, file: Arc<LargeFile>) {
         transfer.parts.finish();
         drop((transfer, file));
-        assert_eq!(std::fs::read_dir(home.path().join("target")).unwrap().count(), 0);
+        assert_eq!(
+            std::fs::read_dir(home.path().join("target"))
+                .unwrap()
+                .count(),
+            0
+        );
         let journals = std::fs::read_dir(home.path().join("journal"));
         assert_eq!(journals.map_or(0, |entries| entries.count()), 0);
     }
@@ -380,7 +472,8 @@ mod tests {
     fn a_file_that_cannot_get_its_size_leaves_nothing() {
         // The size is more than any file system takes.
         let (home, transfer, file) = declared((u64::from(u32::MAX) - 1) * GROUP_BYTES);
-        let (operation, error) = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap_err();
+        let (operation, error) =
+            open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap_err();
         transfer.fail_file(FileId(1), failure(operation, &error));
         assert_nothing_is_left(&home, transfer, file);
     }

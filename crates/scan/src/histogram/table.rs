@@ -18,13 +18,24 @@ pub struct Table<'a> {
 
 impl<'a> Table<'a> {
     pub(super) fn new(histogram: &'a Histogram, columns: usize) -> Self {
-        Self { histogram, bar_columns: columns.saturating_sub(FIXED_COLUMNS).max(2 * BAR_COLUMNS_MIN) / 2 }
+        Self {
+            histogram,
+            bar_columns: columns
+                .saturating_sub(FIXED_COLUMNS)
+                .max(2 * BAR_COLUMNS_MIN)
+                / 2,
+        }
     }
 
     fn write_buckets(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.bar_columns;
-        writeln!(f, "{:>8}  {:>11} {:<width$} {:>10} by size", "from", "files", "by count", "bytes")?;
-        let most = |of: fn(&Share) -> u64| self.histogram.buckets().map(|(_, share)| of(&share)).max();
+        writeln!(
+            f,
+            "{:>8}  {:>11} {:<width$} {:>10} by size",
+            "from", "files", "by count", "bytes"
+        )?;
+        let most =
+            |of: fn(&Share) -> u64| self.histogram.buckets().map(|(_, share)| of(&share)).max();
         let (files_most, bytes_most) = (most(|share| share.files), most(|share| share.bytes));
         for (start, share) in self.histogram.buckets() {
             let by_count = bar(share.files, files_most, width);
@@ -41,27 +52,63 @@ impl<'a> Table<'a> {
     }
 
     fn write_classes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Histogram { files, losf, medium, large, .. } = self.histogram;
-        for (name, share) in
-            [("LOSF, below 1 MiB", losf), ("medium, below 1 GiB", medium), ("large, from 1 GiB", large)]
-        {
-            let (count, size) = (percent(share.files, files.files), percent(share.bytes, files.bytes));
+        let Histogram {
+            files,
+            losf,
+            medium,
+            large,
+            ..
+        } = self.histogram;
+        for (name, share) in [
+            ("LOSF, below 1 MiB", losf),
+            ("medium, below 1 GiB", medium),
+            ("large, from 1 GiB", large),
+        ] {
+            let (count, size) = (
+                percent(share.files, files.files),
+                percent(share.bytes, files.bytes),
+            );
             let bytes = ByteCount(share.bytes);
             let files = if share.files == 1 { "file " } else { "files" };
-            writeln!(f, "{name:<19} {:>11} {files} {count:>7} {bytes:>11} {size:>7}", share.files)?;
+            writeln!(
+                f,
+                "{name:<19} {:>11} {files} {count:>7} {bytes:>11} {size:>7}",
+                share.files
+            )?;
         }
         Ok(())
     }
 
     fn write_totals(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Histogram { files, directories, symlinks, specials, errors, vanished, .. } = self.histogram;
+        let Histogram {
+            files,
+            directories,
+            symlinks,
+            specials,
+            errors,
+            vanished,
+            ..
+        } = self.histogram;
         let all = if files.files == 1 { "file " } else { "files" };
-        writeln!(f, "{:<19} {:>11} {all}         {:>11}", "all", files.files, ByteCount(files.bytes))?;
+        writeln!(
+            f,
+            "{:<19} {:>11} {all}         {:>11}",
+            "all",
+            files.files,
+            ByteCount(files.bytes)
+        )?;
         let directories = counted(*directories, "directory", "directories");
         let symlinks = counted(*symlinks, "symbolic link", "symbolic links");
-        writeln!(f, "{directories}, {symlinks}, {}", counted(*specials, "special file", "special files"))?;
+        writeln!(
+            f,
+            "{directories}, {symlinks}, {}",
+            counted(*specials, "special file", "special files")
+        )?;
         if errors + vanished > 0 {
-            writeln!(f, "{errors} could not be read, {vanished} vanished meanwhile")?;
+            writeln!(
+                f,
+                "{errors} could not be read, {vanished} vanished meanwhile"
+            )?;
         }
         Ok(())
     }
@@ -71,7 +118,11 @@ impl<'a> Table<'a> {
             writeln!(f, "largest file: {}, {path}", ByteCount(*value))?;
         }
         if let Some(Extreme { value, path }) = &self.histogram.largest_directory {
-            writeln!(f, "largest directory: {}, {path}", counted(*value, "entry", "entries"))?;
+            writeln!(
+                f,
+                "largest directory: {}, {path}",
+                counted(*value, "entry", "entries")
+            )?;
         }
         if let Some(Extreme { value, path }) = &self.histogram.deepest_path {
             writeln!(f, "deepest path: {value} below its root, {path}")?;
@@ -111,7 +162,11 @@ fn bar(value: u64, most: Option<u64>, columns: usize) -> String {
 }
 
 fn percent(part: u64, whole: u64) -> String {
-    let share = if whole == 0 { 0.0 } else { ByteCount(part).as_f64() / ByteCount(whole).as_f64() };
+    let share = if whole == 0 {
+        0.0
+    } else {
+        ByteCount(part).as_f64() / ByteCount(whole).as_f64()
+    };
     format!("{:.1} %", 100.0 * share)
 }
 
@@ -125,7 +180,9 @@ mod tests {
 
     fn histogram() -> Histogram {
         let mut histogram = Histogram::default();
-        [0, 0, 0, 0, 5, 6, 4096, 1 << 30].into_iter().for_each(|bytes| histogram.add_size(bytes));
+        [0, 0, 0, 0, 5, 6, 4096, 1 << 30]
+            .into_iter()
+            .for_each(|bytes| histogram.add_size(bytes));
         histogram
     }
 
@@ -165,11 +222,21 @@ mod tests {
 
     #[test]
     fn one_thing_is_no_plural() {
-        let mut histogram = Histogram { directories: 1, symlinks: 1, ..Histogram::default() };
+        let mut histogram = Histogram {
+            directories: 1,
+            symlinks: 1,
+            ..Histogram::default()
+        };
         histogram.add_size(5);
         let text = histogram.table(80).to_string();
-        assert!(text.contains("1 directory, 1 symbolic link, 0 special files"), "{text}");
-        assert!(!text.contains("1 files") && text.contains("1 file "), "{text}");
+        assert!(
+            text.contains("1 directory, 1 symbolic link, 0 special files"),
+            "{text}"
+        );
+        assert!(
+            !text.contains("1 files") && text.contains("1 file "),
+            "{text}"
+        );
     }
 
     #[test]

@@ -17,7 +17,10 @@ pub fn path_list(bytes: &[u8]) {
         assert!(paths.len() <= texts);
         // No path holds a NUL byte, and the root is left out, since an empty text is no path.
         let named: Vec<_> = paths.into_iter().filter(|path| !path.is_root()).collect();
-        let text: Vec<u8> = named.iter().flat_map(|path| [path.as_bytes(), &[0]].concat()).collect();
+        let text: Vec<u8> = named
+            .iter()
+            .flat_map(|path| [path.as_bytes(), &[0]].concat())
+            .collect();
         assert_eq!(read(&text, Separator::Nul), named);
     }
 }

@@ -24,24 +24,43 @@ pub(crate) struct DirectoryFilter<'a> {
 
 impl<'a> DirectoryFilter<'a> {
     pub(crate) fn new(selection: Option<&'a Selection>, directory: &'a Directory) -> Self {
-        let answer = Answer { directory: Effect::Include, other: Effect::Include };
-        Self { selection, directory, path: Vec::new(), matches: Vec::new(), answer, left_out: 0 }
+        let answer = Answer {
+            directory: Effect::Include,
+            other: Effect::Include,
+        };
+        Self {
+            selection,
+            directory,
+            path: Vec::new(),
+            matches: Vec::new(),
+            answer,
+            left_out: 0,
+        }
     }
 
     /// Whether `name` is worth a look-up: as some kind of entry it would be wanted.
     pub(crate) fn may_admit(&mut self, name: &CStr) -> bool {
-        let Some(selection) = self.selection.filter(|selection| selection.has_rules()) else { return true };
-        self.directory.write_target_of(name.to_bytes(), &mut self.path);
+        let Some(selection) = self.selection.filter(|selection| selection.has_rules()) else {
+            return true;
+        };
+        self.directory
+            .write_target_of(name.to_bytes(), &mut self.path);
         self.answer = selection.answer(&self.path, &mut self.matches);
         selection.note(&self.matches);
-        let wanted = self.answer != Answer { directory: Effect::Exclude, other: Effect::Exclude };
+        let wanted = self.answer
+            != Answer {
+                directory: Effect::Exclude,
+                other: Effect::Exclude,
+            };
         self.left_out += u64::from(!wanted);
         wanted
     }
 
     /// Whether the entry of the name that was asked for last is wanted.
     pub(crate) fn admits(&mut self, entry: &Entry) -> bool {
-        let Some(selection) = self.selection else { return true };
+        let Some(selection) = self.selection else {
+            return true;
+        };
         let kind = match entry.kind {
             EntryKind::Directory => PathKind::Directory,
             _ => PathKind::Other,

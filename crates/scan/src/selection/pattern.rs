@@ -133,9 +133,17 @@ impl Rule {
             None => (pattern, AppliesTo::All),
         };
         let glob = translate(body)?;
-        let glob = GlobBuilder::new(&glob).literal_separator(true).backslash_escape(true).build();
+        let glob = GlobBuilder::new(&glob)
+            .literal_separator(true)
+            .backslash_escape(true)
+            .build();
         let (glob, pattern) = (glob.map_err(PatternError::Compile)?, pattern.into());
-        Ok(Self { effect, applies_to, glob, pattern })
+        Ok(Self {
+            effect,
+            applies_to,
+            glob,
+            pattern,
+        })
     }
 }
 
@@ -158,17 +166,26 @@ fn translate(body: &str) -> Result<String, PatternError> {
     if body.is_empty() || body.starts_with('/') || body.ends_with('/') || body.contains("//") {
         return Err(PatternError::Nothing);
     }
-    let mut glob = if anchored { String::new() } else { "**/".to_owned() };
+    let mut glob = if anchored {
+        String::new()
+    } else {
+        "**/".to_owned()
+    };
     let mut rest = body;
     while let Some(character) = rest.chars().next() {
         let after = &rest[character.len_utf8()..];
         rest = match character {
             '*' => {
                 let after = after.trim_start_matches('*');
-                let at_start = rest.len() == body.len() || body[..body.len() - rest.len()].ends_with('/');
+                let at_start =
+                    rest.len() == body.len() || body[..body.len() - rest.len()].ends_with('/');
                 let whole_component = at_start && (after.is_empty() || after.starts_with('/'));
                 let several = rest.len() - after.len() > 1;
-                glob.push_str(if anchored && several && whole_component { "**" } else { "*" });
+                glob.push_str(if anchored && several && whole_component {
+                    "**"
+                } else {
+                    "*"
+                });
                 after
             }
             '[' => {
@@ -203,7 +220,11 @@ mod tests {
     use super::*;
 
     fn glob(pattern: &str) -> String {
-        Rule::new(Effect::Exclude, pattern.as_bytes()).unwrap().glob.glob().to_owned()
+        Rule::new(Effect::Exclude, pattern.as_bytes())
+            .unwrap()
+            .glob
+            .glob()
+            .to_owned()
     }
 
     #[test]
@@ -251,16 +272,34 @@ mod tests {
         assert_eq!(refused(b"[[:what:]]"), PatternError::Named("what".into()));
         assert_eq!(refused("[é]".as_bytes()), PatternError::NotAscii('é'));
         assert_eq!(refused(b"caf\xe9"), PatternError::NotUtf8);
-        assert_eq!(Rule::new(Effect::Include, b"!x"), Err(PatternError::TurnedAround));
+        assert_eq!(
+            Rule::new(Effect::Include, b"!x"),
+            Err(PatternError::TurnedAround)
+        );
     }
 
     #[test]
     fn lines_have_comments_blanks_and_signs() {
         let line = |line: &str| Rule::from_line(line.as_bytes()).unwrap();
-        assert_eq!([line(""), line("  "), line("\r"), line("# x")], [None, None, None, None]);
-        assert_eq!(line("!x\r"), Some(Rule::new(Effect::Include, b"x").unwrap()));
-        assert_eq!(line("\\!x  "), Some(Rule::new(Effect::Exclude, b"\\!x").unwrap()));
-        assert_eq!(line("x\\  "), Some(Rule::new(Effect::Exclude, b"x\\ ").unwrap()));
-        assert_eq!(line("x\\\\  "), Some(Rule::new(Effect::Exclude, b"x\\\\").unwrap()));
+        assert_eq!(
+            [line(""), line("  "), line("\r"), line("# x")],
+            [None, None, None, None]
+        );
+        assert_eq!(
+            line("!x\r"),
+            Some(Rule::new(Effect::Include, b"x").unwrap())
+        );
+        assert_eq!(
+            line("\\!x  "),
+            Some(Rule::new(Effect::Exclude, b"\\!x").unwrap())
+        );
+        assert_eq!(
+            line("x\\  "),
+            Some(Rule::new(Effect::Exclude, b"x\\ ").unwrap())
+        );
+        assert_eq!(
+            line("x\\\\  "),
+            Some(Rule::new(Effect::Exclude, b"x\\\\").unwrap())
+        );
     }
 }

@@ -17,7 +17,9 @@ pub(crate) struct DescriptorWait {
 
 impl DescriptorWait {
     pub(crate) fn new() -> Self {
-        Self { wait_ms: AtomicU64::new(WAIT_MS_MAX) }
+        Self {
+            wait_ms: AtomicU64::new(WAIT_MS_MAX),
+        }
     }
 
     /// Repeats `open` while it fails for a shortage of descriptors, until the wait is over.
@@ -56,7 +58,11 @@ mod tests {
         let tries = Cell::new(0);
         let open = || {
             tries.set(tries.get() + 1);
-            if tries.get() < 4 { Err(Errno::MFILE) } else { Ok(7) }
+            if tries.get() < 4 {
+                Err(Errno::MFILE)
+            } else {
+                Ok(7)
+            }
         };
         assert_eq!(DescriptorWait::new().open(open), Ok(7));
         assert_eq!(tries.get(), 4);
@@ -64,9 +70,14 @@ mod tests {
 
     #[test]
     fn a_lasting_shortage_ends_in_its_error_ever_sooner() {
-        let descriptor_wait = DescriptorWait { wait_ms: AtomicU64::new(4) };
+        let descriptor_wait = DescriptorWait {
+            wait_ms: AtomicU64::new(4),
+        };
         for left_ms in [2, 1, 0, 0] {
-            assert_eq!(descriptor_wait.open(|| Err::<(), _>(Errno::MFILE)), Err(Errno::MFILE));
+            assert_eq!(
+                descriptor_wait.open(|| Err::<(), _>(Errno::MFILE)),
+                Err(Errno::MFILE)
+            );
             assert_eq!(descriptor_wait.wait_ms.load(Ordering::Relaxed), left_ms);
         }
     }

@@ -66,7 +66,10 @@ impl Worker<'_> {
             Ok(top) => top,
             Err((operation, errno)) => return self.report_root(&list.root, operation, errno),
         };
-        let ground = Arc::new(Ground { root: Arc::clone(top.root()), emitted: Mutex::default() });
+        let ground = Arc::new(Ground {
+            root: Arc::clone(top.root()),
+            emitted: Mutex::default(),
+        });
         let mut listed = Fingerprints::default();
         while let Some(stretch) = list.next_stretch() {
             if self.walk.is_stopped() {
@@ -92,7 +95,11 @@ impl Worker<'_> {
     fn visit_top(&mut self, top: &Arc<Directory>) {
         if let Err(errno) = self.send_root(top) {
             let (path, source) = (top.full_path(), errno.into());
-            self.report(ScanError::Io { path, operation: Operation::Stat, source });
+            self.report(ScanError::Io {
+                path,
+                operation: Operation::Stat,
+                source,
+            });
         }
     }
 
@@ -102,7 +109,10 @@ impl Worker<'_> {
             Err(Closed::LeftOut) => self.leave_out(group.names.len() as u64),
             Err(Closed::Fault(fault)) => {
                 for name in &group.names {
-                    self.report(ScanError::Listed { path: group.path_of(name), fault: fault.clone() });
+                    self.report(ScanError::Listed {
+                        path: group.path_of(name),
+                        fault: fault.clone(),
+                    });
                 }
             }
         }
@@ -113,26 +123,39 @@ impl Worker<'_> {
         for name in &group.names {
             let raw = CString::new(name.as_bytes()).expect("a name holds no NUL");
             let path = group.parent.join(name).expect("it was listed as one path");
-            if self.walk.unfinished(directory, &raw).is_some() && self.admits(&path, PathKind::Other) {
+            if self.walk.unfinished(directory, &raw).is_some()
+                && self.admits(&path, PathKind::Other)
+            {
                 // In a tree it is passed over; but who lists a path is told where it does not come.
-                self.report(ScanError::Listed { path: group.path_of(name), fault: ListFault::Unfinished });
+                self.report(ScanError::Listed {
+                    path: group.path_of(name),
+                    fault: ListFault::Unfinished,
+                });
             } else {
                 names.push(&raw);
             }
         }
         let missing = |worker: &mut Self, error| worker.report(as_listed(error, &group.parent));
         let entries = self.gather(directory, &names, missing);
-        let (directories, others) = entries.into_iter().partition(|entry| entry.kind == EntryKind::Directory);
+        let (directories, others) = entries
+            .into_iter()
+            .partition(|entry| entry.kind == EntryKind::Directory);
         self.send_entries(directory, others);
         for entry in directories {
-            let mut emitted = ground.emitted.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut emitted = ground
+                .emitted
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             self.send_once(&mut emitted, directory, entry);
         }
     }
 
     /// Opens a directory after the directory and those above it have been emitted.
     fn enter(&mut self, ground: &Ground, path: &RelPath) -> Result<Arc<Directory>, Closed> {
-        let mut emitted = ground.emitted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut emitted = ground
+            .emitted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if !path.is_root() && !emitted.contains(path) {
             if !self.admits(path, PathKind::Directory) {
                 return Err(Closed::LeftOut);
@@ -148,7 +171,9 @@ impl Worker<'_> {
             }
         }
         drop(emitted);
-        self.walk.open(&ground.root, path).map_err(|errno| closed(ground, path, errno))
+        self.walk
+            .open(&ground.root, path)
+            .map_err(|errno| closed(ground, path, errno))
     }
 
     /// Looks up and emits the directory `name` in `parent`.
@@ -159,8 +184,10 @@ impl Worker<'_> {
         parent: &RelPath,
         name: &Name,
     ) -> Result<(), Closed> {
-        let directory =
-            self.walk.open(&ground.root, parent).map_err(|errno| closed(ground, parent, errno))?;
+        let directory = self
+            .walk
+            .open(&ground.root, parent)
+            .map_err(|errno| closed(ground, parent, errno))?;
         let raw = CString::new(name.as_bytes()).expect("a name holds no NUL");
         let path = directory.display_path(name);
         let kinds = self.walk.config.xattrs;
@@ -174,7 +201,10 @@ impl Worker<'_> {
     }
 
     fn send_once(&mut self, emitted: &mut Fingerprints, directory: &Arc<Directory>, entry: Entry) {
-        let path = directory.source_path().join(&entry.name).expect("its length was checked");
+        let path = directory
+            .source_path()
+            .join(&entry.name)
+            .expect("its length was checked");
         if emitted.insert(&path) {
             self.send_entries(directory, vec![entry]);
         }
@@ -208,14 +238,19 @@ fn groups(mut paths: Vec<RelPath>, names_max: usize) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for path in &paths {
         let (parent, name) = split(path);
-        let Ok(name) = Name::from_bytes(name) else { continue };
+        let Ok(name) = Name::from_bytes(name) else {
+            continue;
+        };
         match groups.last_mut() {
             Some(last) if last.parent.as_bytes() == parent && last.names.len() < names_max => {
                 last.names.push(name)
             }
             _ => {
                 let parent = path.parent().unwrap_or_else(RelPath::root);
-                groups.push(Group { parent, names: vec![name] });
+                groups.push(Group {
+                    parent,
+                    names: vec![name],
+                });
             }
         }
     }
@@ -224,7 +259,10 @@ fn groups(mut paths: Vec<RelPath>, names_max: usize) -> Vec<Group> {
 
 fn split(path: &RelPath) -> (&[u8], &[u8]) {
     let bytes = path.as_bytes();
-    bytes.iter().rposition(|&byte| byte == b'/').map_or((&[], bytes), |at| (&bytes[..at], &bytes[at + 1..]))
+    bytes
+        .iter()
+        .rposition(|&byte| byte == b'/')
+        .map_or((&[], bytes), |at| (&bytes[..at], &bytes[at + 1..]))
 }
 
 fn closed(ground: &Ground, path: &RelPath, errno: Errno) -> Closed {
@@ -232,7 +270,10 @@ fn closed(ground: &Ground, path: &RelPath, errno: Errno) -> Closed {
     Closed::Fault(match errno {
         Errno::NOENT => ListFault::Missing,
         Errno::NOTDIR | Errno::LOOP => ListFault::NotDirectory(full),
-        _ => ListFault::Directory { path: full, source: Arc::new(errno.into()) },
+        _ => ListFault::Directory {
+            path: full,
+            source: Arc::new(errno.into()),
+        },
     })
 }
 
@@ -240,7 +281,10 @@ fn closed(ground: &Ground, path: &RelPath, errno: Errno) -> Closed {
 fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
     match error {
         ScanError::Path { source, .. } => ListFault::Path(source),
-        ScanError::Io { source, .. } => ListFault::Directory { path, source: Arc::new(source) },
+        ScanError::Io { source, .. } => ListFault::Directory {
+            path,
+            source: Arc::new(source),
+        },
         _ => ListFault::Missing,
     }
 }
@@ -250,7 +294,10 @@ fn as_listed(error: ScanError, parent: &RelPath) -> ScanError {
     match error {
         ScanError::Vanished { path } => {
             let path = parent.as_path().join(path.file_name().unwrap_or_default());
-            ScanError::Listed { path, fault: ListFault::Missing }
+            ScanError::Listed {
+                path,
+                fault: ListFault::Missing,
+            }
         }
         other => other,
     }

@@ -51,17 +51,28 @@ pub struct MarkedPath {
 
 impl DirectoryMark {
     pub(super) fn of_root(status: &Status) -> Self {
-        Self { inode: status.number.inode, ctime: status.ctime, above_ctime: None }
+        Self {
+            inode: status.number.inode,
+            ctime: status.ctime,
+            above_ctime: None,
+        }
     }
 
     /// The mark of a directory that is an entry of the one with this mark.
     pub(super) fn below(self, entry: &Entry) -> Self {
-        Self { inode: entry.inode, ctime: entry.ctime, above_ctime: self.above_ctime.max(Some(self.ctime)) }
+        Self {
+            inode: entry.inode,
+            ctime: entry.ctime,
+            above_ctime: self.above_ctime.max(Some(self.ctime)),
+        }
     }
 
     fn difference(self, here: &Status) -> Option<Difference> {
         match here.number.inode {
-            inode if inode != self.inode => Some(Difference::Another { here: inode, there: self.inode }),
+            inode if inode != self.inode => Some(Difference::Another {
+                here: inode,
+                there: self.inode,
+            }),
             _ if here.ctime < self.ctime => Some(Difference::Older),
             _ => None,
         }
@@ -74,7 +85,11 @@ impl DirectoryMark {
 
     /// The same directory, or the one that has taken its place, as it is now.
     fn again(self, here: &Status, above: Option<Timestamp>) -> Self {
-        Self { inode: here.number.inode, ctime: here.ctime, above_ctime: self.above_ctime.max(above) }
+        Self {
+            inode: here.number.inode,
+            ctime: here.ctime,
+            above_ctime: self.above_ctime.max(above),
+        }
     }
 }
 
@@ -86,15 +101,19 @@ pub(super) fn open_as_seen(
     config: &ScanConfig,
     open: impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>,
 ) -> Result<(Arc<Directory>, DirectoryMark), ScanError> {
-    let failed = |errno| ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno);
+    let failed =
+        |errno| ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno);
     let mut pauses = PAUSES.into_iter();
     let mut above = None;
     let mut may_be_replaced = false;
     loop {
-        let opened = open(path).and_then(|directory| Ok((directory.status_at_server()?, directory)));
+        let opened =
+            open(path).and_then(|directory| Ok((directory.status_at_server()?, directory)));
         let difference = match &opened {
             Ok((here, _)) => seen.difference(here),
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => Some(Difference::Missing),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => {
+                Some(Difference::Missing)
+            }
             Err(errno) => return Err(failed(*errno)),
         };
         let is_replaced = may_be_replaced && difference != Some(Difference::Older);
@@ -108,7 +127,10 @@ pub(super) fn open_as_seen(
             (difference, _) => {
                 let difference = difference.unwrap_or(Difference::Missing);
                 let Some(pause) = pauses.next() else {
-                    return Err(ScanError::Differs { path: root.path().join(path.as_path()), difference });
+                    return Err(ScanError::Differs {
+                        path: root.path().join(path.as_path()),
+                        difference,
+                    });
                 };
                 above = ask_above(path, config, &open)?;
                 // one that has gone takes this with it
@@ -132,9 +154,14 @@ fn ask_above(
     let mut latest = None;
     // a loop: there may be more directories than a stack has room for
     for above in path.lineage().skip(1).collect::<Vec<_>>().into_iter().rev() {
-        let opened = RelPath::from_bytes(above).ok().and_then(|above| open(&above).ok());
-        let asked = opened.and_then(|directory| Some((directory.status_at_server().ok()?, directory)));
-        let Some((status, directory)) = asked else { return Ok(None) };
+        let opened = RelPath::from_bytes(above)
+            .ok()
+            .and_then(|above| open(&above).ok());
+        let asked =
+            opened.and_then(|directory| Some((directory.status_at_server().ok()?, directory)));
+        let Some((status, directory)) = asked else {
+            return Ok(None);
+        };
         if !above.is_empty() {
             as_mounted(config, status.is_mount, || directory.full_path())?;
         }
@@ -153,14 +180,22 @@ pub(super) fn as_mounted(
     is_mount: Option<bool>,
     path: impl FnOnce() -> PathBuf,
 ) -> Result<(), ScanError> {
-    let (Some(mounts), Some(is_mount)) = (&config.mounts, is_mount) else { return Ok(()) };
+    let (Some(mounts), Some(is_mount)) = (&config.mounts, is_mount) else {
+        return Ok(());
+    };
     if !is_mount && mounts.is_empty() {
         return Ok(());
     }
     let path = path();
     match (is_mount, mounts.contains(&path)) {
-        (true, false) => Err(ScanError::Differs { path, difference: Difference::MountedHere }),
-        (false, true) => Err(ScanError::Differs { path, difference: Difference::NotMountedHere }),
+        (true, false) => Err(ScanError::Differs {
+            path,
+            difference: Difference::MountedHere,
+        }),
+        (false, true) => Err(ScanError::Differs {
+            path,
+            difference: Difference::NotMountedHere,
+        }),
         (true, true) | (false, false) => Ok(()),
     }
 }
@@ -180,18 +215,36 @@ mod tests {
     use crate::config::ScanRoot;
     use crate::walk::{Portion, PortionSize, Wanted, mark_root, walk_portion};
 
-    const NOTHING_BELOW: PortionSize =
-        PortionSize { entries: 1, bytes: 100, large_bytes: 1000, wanted: Wanted::All };
+    const NOTHING_BELOW: PortionSize = PortionSize {
+        entries: 1,
+        bytes: 100,
+        large_bytes: 1000,
+        wanted: Wanted::All,
+    };
 
     fn walk(home: &Path, places: &[MarkedPath]) -> Portion {
-        walk_portion(&ScanRoot::new(home, RelPath::root()), places, NOTHING_BELOW, &ScanConfig::default())
+        walk_portion(
+            &ScanRoot::new(home, RelPath::root()),
+            places,
+            NOTHING_BELOW,
+            &ScanConfig::default(),
+        )
     }
 
     /// Walks the root alone; returns what was found in it.
     fn found_in(home: &Path) -> Vec<MarkedPath> {
-        let mark = mark_root(&ScanRoot::new(home, RelPath::root()), &ScanConfig::default());
+        let mark = mark_root(
+            &ScanRoot::new(home, RelPath::root()),
+            &ScanConfig::default(),
+        );
         assert!(mark.is_some());
-        let portion = walk(home, &[MarkedPath { path: RelPath::root(), mark }]);
+        let portion = walk(
+            home,
+            &[MarkedPath {
+                path: RelPath::root(),
+                mark,
+            }],
+        );
         assert!(portion.difference().is_none(), "{portion:?}");
         assert!(portion.directories.iter().all(|found| found.mark.is_some()));
         // what happens now has another time
@@ -214,11 +267,19 @@ mod tests {
         assert_eq!(difference(&walk(home.path(), &found)), None);
         write(home.path().join("d/f"), "").unwrap();
         let changed = walk(home.path(), &found);
-        assert_eq!((changed.difference().is_some(), changed.items.len()), (false, 1), "{changed:?}");
+        assert_eq!(
+            (changed.difference().is_some(), changed.items.len()),
+            (false, 1),
+            "{changed:?}"
+        );
         rename(home.path().join("d"), home.path().join("aside")).unwrap();
         create_dir_all(home.path().join("d/e")).unwrap();
         let replaced = walk(home.path(), &found);
-        assert_eq!((replaced.difference().is_some(), replaced.items.len()), (false, 1), "{replaced:?}");
+        assert_eq!(
+            (replaced.difference().is_some(), replaced.items.len()),
+            (false, 1),
+            "{replaced:?}"
+        );
         // what is below is compared with the one that was walked
         assert_eq!(difference(&walk(home.path(), &replaced.directories)), None);
     }
@@ -238,33 +299,80 @@ mod tests {
         rename(&cur, other.path().join("old")).unwrap();
         rename(&new, &cur).unwrap();
         let replaced = walk(home.path(), &c);
-        assert_eq!((difference(&replaced), replaced.items.len()), (None, 1), "{replaced:?}");
+        assert_eq!(
+            (difference(&replaced), replaced.items.len()),
+            (None, 1),
+            "{replaced:?}"
+        );
         let path = RelPath::from_bytes(b"cur/a/gone").unwrap();
-        let vanished = walk(home.path(), &[MarkedPath { path, ..b[0].clone() }]).items;
-        assert!(matches!(vanished[..], [crate::ScanItem::Error(ScanError::Vanished { .. })]), "{vanished:?}");
+        let vanished = walk(
+            home.path(),
+            &[MarkedPath {
+                path,
+                ..b[0].clone()
+            }],
+        )
+        .items;
+        assert!(
+            matches!(
+                vanished[..],
+                [crate::ScanItem::Error(ScanError::Vanished { .. })]
+            ),
+            "{vanished:?}"
+        );
         // held against what is seen after the exchange, which no change above is later than
         let seen = below(&b);
         let inode = c[0].mark.unwrap().inode;
-        let mark = Some(DirectoryMark { inode, ..seen[0].mark.unwrap() });
-        let another = difference(&walk(home.path(), &[MarkedPath { mark, ..seen[0].clone() }]));
-        assert!(matches!(another, Some(Difference::Another { .. })), "{another:?}");
+        let mark = Some(DirectoryMark {
+            inode,
+            ..seen[0].mark.unwrap()
+        });
+        let another = difference(&walk(
+            home.path(),
+            &[MarkedPath {
+                mark,
+                ..seen[0].clone()
+            }],
+        ));
+        assert!(
+            matches!(another, Some(Difference::Another { .. })),
+            "{another:?}"
+        );
     }
 
     /// A change above, which there always is at the top of a busy tree, does not let a node send what is mounted there.
     #[test]
     fn what_is_mounted_on_the_way_is_told_where_something_above_has_changed() {
         let changed_above = Some(Timestamp::default());
-        let mark = Some(DirectoryMark { inode: 0, ctime: Timestamp::default(), above_ctime: changed_above });
+        let mark = Some(DirectoryMark {
+            inode: 0,
+            ctime: Timestamp::default(),
+            above_ctime: changed_above,
+        });
         let walk = |path: &str, mounts: &[&str]| {
             let mounts = mounts.iter().map(PathBuf::from).collect::<BTreeSet<_>>();
-            let config = ScanConfig { mounts: Some(Arc::new(mounts)), ..ScanConfig::default() };
-            let place = MarkedPath { path: RelPath::from_bytes(path.as_bytes()).unwrap(), mark };
-            difference(&walk_portion(&ScanRoot::new("/", RelPath::root()), &[place], NOTHING_BELOW, &config))
+            let config = ScanConfig {
+                mounts: Some(Arc::new(mounts)),
+                ..ScanConfig::default()
+            };
+            let place = MarkedPath {
+                path: RelPath::from_bytes(path.as_bytes()).unwrap(),
+                mark,
+            };
+            difference(&walk_portion(
+                &ScanRoot::new("/", RelPath::root()),
+                &[place],
+                NOTHING_BELOW,
+                &config,
+            ))
         };
         for path in ["proc", "proc/sys/kernel"] {
             assert_eq!(walk(path, &[]), Some(Difference::MountedHere), "{path}");
         }
-        assert_eq!(walk("proc/fs", &["/proc", "/proc/fs"]), Some(Difference::NotMountedHere));
+        assert_eq!(
+            walk("proc/fs", &["/proc", "/proc/fs"]),
+            Some(Difference::NotMountedHere)
+        );
         assert_eq!(walk("proc/fs", &["/proc"]), None);
     }
 
@@ -278,7 +386,10 @@ mod tests {
         for gone in [found, below] {
             let portion = walk(home.path(), &gone);
             let items = &portion.items[..];
-            assert!(matches!(items, [crate::ScanItem::Error(ScanError::Vanished { .. })]), "{items:?}");
+            assert!(
+                matches!(items, [crate::ScanItem::Error(ScanError::Vanished { .. })]),
+                "{items:?}"
+            );
         }
     }
 
@@ -293,35 +404,85 @@ mod tests {
         let other = |change: fn(&mut DirectoryMark)| {
             let mut mark = mark;
             change(&mut mark);
-            difference(&walk(home.path(), &[MarkedPath { mark: Some(mark), ..found.clone() }]))
+            difference(&walk(
+                home.path(),
+                &[MarkedPath {
+                    mark: Some(mark),
+                    ..found.clone()
+                }],
+            ))
         };
-        let another = Difference::Another { here: mark.inode, there: mark.inode + 1 };
+        let another = Difference::Another {
+            here: mark.inode,
+            there: mark.inode + 1,
+        };
         assert_eq!(other(|mark| mark.inode += 1), Some(another));
-        assert_eq!(other(|mark| mark.ctime.seconds += 1), Some(Difference::Older));
+        assert_eq!(
+            other(|mark| mark.ctime.seconds += 1),
+            Some(Difference::Older)
+        );
         remove_dir(home.path().join("d")).unwrap();
         // seen in a directory that has changed since, as far as this node knows
-        assert_eq!(other(|mark| mark.above_ctime.as_mut().unwrap().seconds += 10), Some(Difference::Missing));
+        assert_eq!(
+            other(|mark| mark.above_ctime.as_mut().unwrap().seconds += 10),
+            Some(Difference::Missing)
+        );
     }
 
     #[test]
     fn a_root_is_compared_too() {
         let home = tempfile::tempdir().unwrap();
-        let mark = mark_root(&ScanRoot::new(home.path(), RelPath::root()), &ScanConfig::default()).unwrap();
-        let mark = Some(DirectoryMark { inode: mark.inode + 1, ..mark });
-        let portion = walk(home.path(), &[MarkedPath { path: RelPath::root(), mark }]);
-        assert!(matches!(difference(&portion), Some(Difference::Another { .. })), "{portion:?}");
+        let mark = mark_root(
+            &ScanRoot::new(home.path(), RelPath::root()),
+            &ScanConfig::default(),
+        )
+        .unwrap();
+        let mark = Some(DirectoryMark {
+            inode: mark.inode + 1,
+            ..mark
+        });
+        let portion = walk(
+            home.path(),
+            &[MarkedPath {
+                path: RelPath::root(),
+                mark,
+            }],
+        );
+        assert!(
+            matches!(difference(&portion), Some(Difference::Another { .. })),
+            "{portion:?}"
+        );
     }
 
     #[test]
     fn what_is_mounted_here_alone_or_there_alone_is_told() {
         let walk = |root: &Path, mounts: &[&Path]| {
-            let mounts = mounts.iter().map(|path| path.to_path_buf()).collect::<BTreeSet<_>>();
-            let config = ScanConfig { mounts: Some(Arc::new(mounts)), ..ScanConfig::default() };
-            let size = PortionSize { wanted: Wanted::Directories, ..NOTHING_BELOW };
-            let places = [MarkedPath { path: RelPath::root(), mark: None }];
-            let portion = walk_portion(&ScanRoot::new(root, RelPath::root()), &places, size, &config);
+            let mounts = mounts
+                .iter()
+                .map(|path| path.to_path_buf())
+                .collect::<BTreeSet<_>>();
+            let config = ScanConfig {
+                mounts: Some(Arc::new(mounts)),
+                ..ScanConfig::default()
+            };
+            let size = PortionSize {
+                wanted: Wanted::Directories,
+                ..NOTHING_BELOW
+            };
+            let places = [MarkedPath {
+                path: RelPath::root(),
+                mark: None,
+            }];
+            let portion = walk_portion(
+                &ScanRoot::new(root, RelPath::root()),
+                &places,
+                size,
+                &config,
+            );
             let errors = portion.items.into_iter().filter_map(|item| match item {
-                crate::ScanItem::Error(ScanError::Differs { path, difference }) => Some((path, difference)),
+                crate::ScanItem::Error(ScanError::Differs { path, difference }) => {
+                    Some((path, difference))
+                }
                 _ => None,
             });
             errors.collect::<Vec<_>>()
@@ -333,6 +494,9 @@ mod tests {
         let below = home.path().join("d");
         create_dir(&below).unwrap();
         assert_eq!(walk(home.path(), &[]), []);
-        assert_eq!(walk(home.path(), &[&below]), [(below.clone(), Difference::NotMountedHere)]);
+        assert_eq!(
+            walk(home.path(), &[&below]),
+            [(below.clone(), Difference::NotMountedHere)]
+        );
     }
 }

@@ -47,7 +47,9 @@ mod tests {
     #[test]
     fn names_come_back_without_the_dots() {
         let mut names = NameList::default();
-        [c"b", c".", c"..", c"...", c"caf\xe9"].into_iter().for_each(|name| names.push(name));
+        [c"b", c".", c"..", c"...", c"caf\xe9"]
+            .into_iter()
+            .for_each(|name| names.push(name));
         assert_eq!(names.len(), 3);
         assert_eq!(names.iter().collect::<Vec<_>>(), [c"b", c"...", c"caf\xe9"]);
         names.clear();

@@ -67,7 +67,8 @@ impl Portion {
     /// What is not as another node has found it, if anything is not.
     #[must_use]
     pub fn difference(&self) -> Option<&ScanError> {
-        self.errors().find(|error| matches!(error, ScanError::Differs { .. }))
+        self.errors()
+            .find(|error| matches!(error, ScanError::Differs { .. }))
     }
 
     /// The error about this very path.
@@ -113,25 +114,49 @@ pub fn look_up_portion(
 #[must_use]
 pub fn mark_root(root: &ScanRoot, config: &ScanConfig) -> Option<DirectoryMark> {
     let mut mark = None;
-    portion(config, PortionSize { entries: 0, bytes: 0, large_bytes: 0, wanted: Wanted::All }, |walker| {
-        let opened = walker.open_root(root).map_err(|(_, errno)| errno);
-        let directory = opened.and_then(|(root, _)| walker.worker.walk.open(&root, &RelPath::root()));
-        let status = directory.and_then(|directory| directory.status_at_server());
-        mark = status.ok().map(|status| DirectoryMark::of_root(&status));
-    });
+    portion(
+        config,
+        PortionSize {
+            entries: 0,
+            bytes: 0,
+            large_bytes: 0,
+            wanted: Wanted::All,
+        },
+        |walker| {
+            let opened = walker.open_root(root).map_err(|(_, errno)| errno);
+            let directory =
+                opened.and_then(|(root, _)| walker.worker.walk.open(&root, &RelPath::root()));
+            let status = directory.and_then(|directory| directory.status_at_server());
+            mark = status.ok().map(|status| DirectoryMark::of_root(&status));
+        },
+    );
     mark
 }
 
-fn portion(config: &ScanConfig, size: PortionSize, work: impl FnOnce(&mut Walker<'_, '_>)) -> Portion {
+fn portion(
+    config: &ScanConfig,
+    size: PortionSize,
+    work: impl FnOnce(&mut Walker<'_, '_>),
+) -> Portion {
     let (output, nobody) = crossbeam_channel::bounded(1);
     let tally = Arc::new(Tally::default());
     let walk = Arc::new(Walk::new(output, config, Arc::clone(&tally)));
     let mut portion = Portion::default();
     Worker::run(&walk, |worker| {
-        work(&mut Walker { worker, portion: &mut portion, size, entries: 0, bytes: 0 });
+        work(&mut Walker {
+            worker,
+            portion: &mut portion,
+            size,
+            entries: 0,
+            bytes: 0,
+        });
     });
     drop(nobody);
-    Portion { left_out: tally.left_out(), parts: tally.parts(), ..portion }
+    Portion {
+        left_out: tally.left_out(),
+        parts: tally.parts(),
+        ..portion
+    }
 }
 
 /// The walk of one portion.
@@ -154,8 +179,12 @@ impl Walker<'_, '_> {
             Err((operation, errno)) => return self.report_root(root, operation, errno),
         };
         if extent == Extent::SingleEntry {
-            let name = root.parent_and_name().and_then(|(_, name)| Name::from_bytes(name.as_bytes()).ok());
-            let Some(directory) = directories.first() else { return };
+            let name = root
+                .parent_and_name()
+                .and_then(|(_, name)| Name::from_bytes(name.as_bytes()).ok());
+            let Some(directory) = directories.first() else {
+                return;
+            };
             return self.look_up_in(&opened, directory, name.as_slice());
         }
         let mut ahead: Vec<_> = directories.iter().rev().cloned().collect();
@@ -170,17 +199,27 @@ impl Walker<'_, '_> {
     }
 
     /// Opens a root: a directory, or the one that holds a single entry.
-    fn open_root(&mut self, root: &ScanRoot) -> Result<(Arc<SourceRoot>, Extent), (Operation, Errno)> {
-        let flags = root.directory_flags().map_err(|errno| (Operation::Stat, errno))?;
-        let (extent, flags) =
-            flags.map_or((Extent::SingleEntry, OFlags::empty()), |flags| (Extent::Tree, flags));
+    fn open_root(
+        &mut self,
+        root: &ScanRoot,
+    ) -> Result<(Arc<SourceRoot>, Extent), (Operation, Errno)> {
+        let flags = root
+            .directory_flags()
+            .map_err(|errno| (Operation::Stat, errno))?;
+        let (extent, flags) = flags.map_or((Extent::SingleEntry, OFlags::empty()), |flags| {
+            (Extent::Tree, flags)
+        });
         let directory = self.worker.open_root(root, extent, flags)?;
         Ok((Arc::clone(directory.root()), extent))
     }
 
     fn report_root(&mut self, root: &ScanRoot, operation: Operation, errno: Errno) {
         let (path, source) = (root.source.clone(), errno.into());
-        self.report(ScanError::Io { path, operation, source });
+        self.report(ScanError::Io {
+            path,
+            operation,
+            source,
+        });
     }
 
     fn report(&mut self, error: ScanError) {
@@ -208,7 +247,11 @@ impl Walker<'_, '_> {
                 Ok(item) => self.portion.items.push(item),
                 Err(errno) => {
                     let (path, source) = (directory.full_path(), errno.into());
-                    self.report(ScanError::Io { path, operation: Operation::Stat, source });
+                    self.report(ScanError::Io {
+                        path,
+                        operation: Operation::Stat,
+                        source,
+                    });
                 }
             }
         }
@@ -225,13 +268,22 @@ impl Walker<'_, '_> {
     }
 
     /// Opens a directory that is as it was seen by whoever has marked it.
-    fn open(&mut self, root: &Arc<SourceRoot>, place: &MarkedPath) -> Result<Arc<Directory>, ScanError> {
+    fn open(
+        &mut self,
+        root: &Arc<SourceRoot>,
+        place: &MarkedPath,
+    ) -> Result<Arc<Directory>, ScanError> {
         let MarkedPath { path, mark } = place;
         let Some(seen) = *mark else {
-            return self.worker.walk.open(root, path).map_err(|errno| not_opened(root, path, errno));
+            return self
+                .worker
+                .walk
+                .open(root, path)
+                .map_err(|errno| not_opened(root, path, errno));
         };
         let walk = &self.worker.walk;
-        let (directory, now) = open_as_seen(root, path, seen, &walk.config, |path| walk.open(root, path))?;
+        let (directory, now) =
+            open_as_seen(root, path, seen, &walk.config, |path| walk.open(root, path))?;
         self.portion.marks.insert(path.clone(), now);
         Ok(directory)
     }
@@ -239,7 +291,10 @@ impl Walker<'_, '_> {
     /// A directory that was opened, with its mark.
     fn marked(&self, directory: &Directory) -> MarkedPath {
         let path = directory.source_path().clone();
-        MarkedPath { mark: self.portion.marks.get(&path).copied(), path }
+        MarkedPath {
+            mark: self.portion.marks.get(&path).copied(),
+            path,
+        }
     }
 
     /// All names of a directory; those that cannot be told are reported.
@@ -253,7 +308,11 @@ impl Walker<'_, '_> {
                 Ok(entry) if !self.may_be_wanted(entry.file_type()) => {}
                 Ok(entry) => names.push(entry.file_name().to_owned()),
                 Err(errno) => {
-                    self.report(ScanError::listed(directory.full_path(), Operation::List, errno));
+                    self.report(ScanError::listed(
+                        directory.full_path(),
+                        Operation::List,
+                        errno,
+                    ));
                     break;
                 }
             }
@@ -293,7 +352,10 @@ impl Walker<'_, '_> {
                 return self.report(error);
             }
         };
-        let names: Vec<_> = names.iter().filter_map(|name| CString::new(name.as_bytes()).ok()).collect();
+        let names: Vec<_> = names
+            .iter()
+            .filter_map(|name| CString::new(name.as_bytes()).ok())
+            .collect();
         let below = self.take(&directory, &names);
         self.portion.directories.extend(below);
     }
@@ -304,7 +366,9 @@ impl Walker<'_, '_> {
         let mut list = NameList::default();
         names.iter().for_each(|name| list.push(name));
         let mut errors = Vec::new();
-        let entries = self.worker.gather(directory, &list, |_, error| errors.push(error));
+        let entries = self
+            .worker
+            .gather(directory, &list, |_, error| errors.push(error));
         errors.into_iter().for_each(|error| self.report(error));
         self.compare_mounts(directory, &entries);
         let marked = self.marked(directory);
@@ -312,7 +376,8 @@ impl Walker<'_, '_> {
         self.entries += entries.len();
         let mut taken = Vec::with_capacity(entries.len());
         let (mut left, mut left_bytes) = (Vec::new(), 0);
-        let is_wanted = |entry: &Entry| self.size.wanted == Wanted::All || entry.kind == EntryKind::Directory;
+        let is_wanted =
+            |entry: &Entry| self.size.wanted == Wanted::All || entry.kind == EntryKind::Directory;
         for entry in entries.into_iter().filter(is_wanted) {
             let counts = entry.kind == EntryKind::File && entry.size < self.size.large_bytes;
             if !counts || self.bytes < self.size.bytes {
@@ -323,7 +388,9 @@ impl Walker<'_, '_> {
                 left.push(entry.name);
                 if left_bytes >= self.size.bytes {
                     left_bytes = 0;
-                    self.portion.names.push((marked.clone(), std::mem::take(&mut left)));
+                    self.portion
+                        .names
+                        .push((marked.clone(), std::mem::take(&mut left)));
                 }
             }
         }
@@ -332,7 +399,10 @@ impl Walker<'_, '_> {
         }
         if !taken.is_empty() {
             let directory = Arc::clone(directory);
-            self.portion.items.push(ScanItem::Batch(EntryBatch { directory, entries: taken }));
+            self.portion.items.push(ScanItem::Batch(EntryBatch {
+                directory,
+                entries: taken,
+            }));
         }
         below
     }
@@ -343,8 +413,9 @@ impl Walker<'_, '_> {
             return; // a source itself, which is compared before the walk
         }
         for entry in entries {
-            let compared =
-                as_mounted(&self.worker.walk.config, entry.is_mount, || directory.display_path(&entry.name));
+            let compared = as_mounted(&self.worker.walk.config, entry.is_mount, || {
+                directory.display_path(&entry.name)
+            });
             compared.unwrap_or_else(|error| self.report(error));
         }
     }
@@ -353,10 +424,17 @@ impl Walker<'_, '_> {
 /// The directories among the entries of one, with marks where it has one.
 fn directories_below(directory: &MarkedPath, entries: &[Entry]) -> Vec<MarkedPath> {
     let below = |entry: &Entry| MarkedPath {
-        path: directory.path.join(&entry.name).expect("its length was checked"),
+        path: directory
+            .path
+            .join(&entry.name)
+            .expect("its length was checked"),
         mark: directory.mark.map(|mark| mark.below(entry)),
     };
-    entries.iter().filter(|entry| entry.kind == EntryKind::Directory).map(below).collect()
+    entries
+        .iter()
+        .filter(|entry| entry.kind == EntryKind::Directory)
+        .map(below)
+        .collect()
 }
 
 fn not_opened(root: &SourceRoot, path: &RelPath, errno: Errno) -> ScanError {
@@ -370,14 +448,22 @@ mod tests {
 
     use super::*;
 
-    const SIZE: PortionSize = PortionSize { entries: 4, bytes: 100, large_bytes: 1000, wanted: Wanted::All };
+    const SIZE: PortionSize = PortionSize {
+        entries: 4,
+        bytes: 100,
+        large_bytes: 1000,
+        wanted: Wanted::All,
+    };
 
     fn path(text: &str) -> RelPath {
         RelPath::from_bytes(text.as_bytes()).unwrap()
     }
 
     fn unmarked(text: &str) -> MarkedPath {
-        MarkedPath { path: path(text), mark: None }
+        MarkedPath {
+            path: path(text),
+            mark: None,
+        }
     }
 
     fn make(home: &Path, files: &[(&str, u64)]) -> ScanRoot {
@@ -395,9 +481,18 @@ mod tests {
             _ => None,
         });
         let full = |batch: &EntryBatch, entry: &Entry| {
-            batch.directory.source_path().join(&entry.name).unwrap().as_path().display().to_string()
+            batch
+                .directory
+                .source_path()
+                .join(&entry.name)
+                .unwrap()
+                .as_path()
+                .display()
+                .to_string()
         };
-        batches.flat_map(|batch| batch.entries.iter().map(move |entry| full(batch, entry))).collect()
+        batches
+            .flat_map(|batch| batch.entries.iter().map(move |entry| full(batch, entry)))
+            .collect()
     }
 
     /// Walks all by portions; returns how many there were, and what was found.
@@ -434,7 +529,8 @@ mod tests {
         let (portions, all) = walk_all(&root, &ScanConfig::default());
         let distinct: BTreeSet<_> = all.iter().cloned().collect();
         assert_eq!(all.len(), distinct.len(), "{all:?}");
-        let directories = ["wide", "deep", "deep/a", "deep/a/b", "deep/a/b/c", "heavy"].map(str::to_owned);
+        let directories =
+            ["wide", "deep", "deep/a", "deep/a/b", "deep/a/b/c", "heavy"].map(str::to_owned);
         let expected = files.iter().map(|(file, _)| (*file).to_owned());
         assert_eq!(distinct, expected.chain(directories).collect());
         assert!(portions > 8, "{portions}");
@@ -443,7 +539,13 @@ mod tests {
     #[test]
     fn a_portion_ends_by_entries_and_by_bytes_and_is_the_same_each_time() {
         let home = tempfile::tempdir().unwrap();
-        let files = [("a/1", 60), ("a/2", 60), ("a/3", 60), ("b/1", 1), ("c/1", 1)];
+        let files = [
+            ("a/1", 60),
+            ("a/2", 60),
+            ("a/3", 60),
+            ("b/1", 1),
+            ("c/1", 1),
+        ];
         let root = make(home.path(), &files);
         for _ in 0..2 {
             let portion = walk_portion(&root, &[unmarked("")], SIZE, &ScanConfig::default());
@@ -458,7 +560,10 @@ mod tests {
     fn a_portion_of_directories_has_nothing_else() {
         let home = tempfile::tempdir().unwrap();
         let root = make(home.path(), &[("a/1", 60), ("a/b/1", 60), ("2", 6000)]);
-        let size = PortionSize { wanted: Wanted::Directories, ..SIZE };
+        let size = PortionSize {
+            wanted: Wanted::Directories,
+            ..SIZE
+        };
         let portion = walk_portion(&root, &[unmarked("")], size, &ScanConfig::default());
         assert_eq!(found(&portion), ["a", "a/b"]);
         assert!(portion.names.is_empty(), "{portion:?}");
@@ -477,10 +582,19 @@ mod tests {
     fn what_cannot_be_walked_is_told() {
         let root = ScanRoot::new("/does/not/exist", RelPath::root());
         let portion = walk_portion(&root, &[unmarked("")], SIZE, &ScanConfig::default());
-        assert!(matches!(portion.items[..], [ScanItem::Error(_)]), "{portion:?}");
+        assert!(
+            matches!(portion.items[..], [ScanItem::Error(_)]),
+            "{portion:?}"
+        );
         let home = tempfile::tempdir().unwrap();
         let root = make(home.path(), &[("a/1", 60)]);
         let gone = walk_portion(&root, &[unmarked("gone")], SIZE, &ScanConfig::default());
-        assert!(matches!(gone.items[..], [ScanItem::Error(ScanError::Vanished { .. })]), "{gone:?}");
+        assert!(
+            matches!(
+                gone.items[..],
+                [ScanItem::Error(ScanError::Vanished { .. })]
+            ),
+            "{gone:?}"
+        );
     }
 }

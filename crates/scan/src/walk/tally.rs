@@ -45,7 +45,9 @@ impl Parts {
     pub fn warning(&self) -> Option<String> {
         let (count, first) = (self.count, Escaped::path(self.first.as_ref()?));
         Some(if count == 1 {
-            format!("a part of an unfinished transfer lies in the source, and is left out: '{first}'")
+            format!(
+                "a part of an unfinished transfer lies in the source, and is left out: '{first}'"
+            )
         } else {
             format!(
                 "{count} parts of unfinished transfers lie in the source, and are left out, among them '{first}'"
@@ -66,14 +68,21 @@ impl Tally {
     #[must_use]
     pub fn so_far(&self) -> Found {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Found { entries: count(&self.entries), bytes: count(&self.bytes) }
+        Found {
+            entries: count(&self.entries),
+            bytes: count(&self.bytes),
+        }
     }
 
     pub(crate) fn add(&self, entries: &[Entry]) {
-        let bytes =
-            entries.iter().filter(|entry| entry.kind == EntryKind::File).map(|entry| entry.size).sum();
+        let bytes = entries
+            .iter()
+            .filter(|entry| entry.kind == EntryKind::File)
+            .map(|entry| entry.size)
+            .sum();
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.entries.fetch_add(entries.len() as u64, Ordering::Relaxed);
+        self.entries
+            .fetch_add(entries.len() as u64, Ordering::Relaxed);
     }
 
     /// The number of entries that the selection has left out.
@@ -87,7 +96,10 @@ impl Tally {
 
     /// The parts of unfinished transfers that were passed over.
     pub(crate) fn parts(&self) -> Parts {
-        Parts { count: self.parts.load(Ordering::Relaxed), first: self.first_part.get().cloned() }
+        Parts {
+            count: self.parts.load(Ordering::Relaxed),
+            first: self.first_part.get().cloned(),
+        }
     }
 
     pub(crate) fn pass_over_part(&self, path: impl FnOnce() -> PathBuf) {

@@ -23,7 +23,9 @@ fn a_consumer_that_keeps_all_batches_gets_errors_and_no_hang() {
 #[test]
 #[ignore = "run by its parent test with a limit of 40 descriptors"]
 fn child_that_drops_batches() {
-    let Ok(tree) = std::env::var("ZMOVE_TEST_TREE") else { return };
+    let Ok(tree) = std::env::var("ZMOVE_TEST_TREE") else {
+        return;
+    };
     let found = walk(Path::new(&tree), &ScanConfig::default());
     assert_eq!(found.entries.len(), DIRECTORIES * 2);
     assert!(found.errors.is_empty(), "{:?}", found.errors.first());
@@ -32,14 +34,19 @@ fn child_that_drops_batches() {
 #[test]
 #[ignore = "run by its parent test with a limit of 40 descriptors"]
 fn child_that_keeps_batches() {
-    let Ok(tree) = std::env::var("ZMOVE_TEST_TREE") else { return };
+    let Ok(tree) = std::env::var("ZMOVE_TEST_TREE") else {
+        return;
+    };
     let kept: Vec<_> = scan(vec![root_of(Path::new(&tree), "")], &ScanConfig::default()).collect();
     let refused = |item: &&ScanItem| match item {
         ScanItem::Error(ScanError::Io { source, .. }) => source.raw_os_error() == Some(24),
         _ => false,
     };
     let refused = kept.iter().filter(refused).count();
-    assert!(refused > 0 && refused < DIRECTORIES, "{refused} directories were refused");
+    assert!(
+        refused > 0 && refused < DIRECTORIES,
+        "{refused} directories were refused"
+    );
 }
 
 fn run_limited(child: &str) {

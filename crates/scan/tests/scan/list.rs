@@ -19,7 +19,11 @@ fn visit(tree: &Path, list: &str, config: &ScanConfig) -> Found {
 }
 
 fn paths(found: &Found) -> Vec<&str> {
-    found.entries.keys().map(|path| std::str::from_utf8(path).unwrap()).collect()
+    found
+        .entries
+        .keys()
+        .map(|path| std::str::from_utf8(path).unwrap())
+        .collect()
 }
 
 fn grown() -> tempfile::TempDir {
@@ -37,7 +41,10 @@ fn directories_on_the_way_come_first_and_none_is_filled() {
     let tree = grown();
     for config in [one_thread(), small_batches(), ScanConfig::default()] {
         let found = visit(tree.path(), "a/b/c/4\na\ntop\nlink\n", &config);
-        assert_eq!(paths(&found), ["a", "a/b", "a/b/c", "a/b/c/4", "link", "top"]);
+        assert_eq!(
+            paths(&found),
+            ["a", "a/b", "a/b/c", "a/b/c/4", "link", "top"]
+        );
         assert!(found.errors.is_empty() && found.roots.is_empty());
         let found = visit(tree.path(), "a/b\n.\n", &config);
         assert_eq!((paths(&found), found.roots.len()), (vec!["a", "a/b"], 1));
@@ -67,7 +74,10 @@ fn each_path_that_cannot_be_is_told_and_the_others_come() {
     assert_eq!(
         said,
         [
-            of("/top", "it is absolute, and paths are relative to the source"),
+            of(
+                "/top",
+                "it is absolute, and paths are relative to the source"
+            ),
             of("a/../top", "it has a '..'"),
             of("link/1", &format!("'{}' is not a directory", below("link"))),
             of("no/there", missing),
@@ -84,12 +94,18 @@ fn a_listed_part_of_a_transfer_is_told() {
     let tree = grown();
     let part = "a/.zmove-afb0ba00fd92-1";
     fs::write(tree.path().join(part), "x").unwrap();
-    let config = ScanConfig { apart: Some(zmove_scan::unfinished), ..ScanConfig::default() };
+    let config = ScanConfig {
+        apart: Some(zmove_scan::unfinished),
+        ..ScanConfig::default()
+    };
     let found = visit(tree.path(), &format!("{part}\na/1\n"), &config);
     assert_eq!(paths(&found), ["a", "a/1"]);
     let said: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
     let why = "it is a part of an unfinished transfer, of use where it is alone";
-    assert_eq!(said, [format!("take '{part}' from the list of paths: {why}")]);
+    assert_eq!(
+        said,
+        [format!("take '{part}' from the list of paths: {why}")]
+    );
 }
 
 #[test]
@@ -97,10 +113,18 @@ fn rules_and_sizes_hold_for_listed_paths() {
     let tree = grown();
     let rules = ["b/", "2"].map(|line| Rule::from_line(line.as_bytes()).unwrap().unwrap());
     let selection = Some(Arc::new(Selection::new(&rules, 0..=3).unwrap()));
-    let config = ScanConfig { selection, ..ScanConfig::default() };
+    let config = ScanConfig {
+        selection,
+        ..ScanConfig::default()
+    };
     let reader = Cursor::new(b"a/1\na/2\na/b\na/b/3\na/b/c/4\ntop\n".to_vec());
     let stream = scan_list(
-        PathList::new(root_of(tree.path(), ""), reader, "list".into(), Separator::Newline),
+        PathList::new(
+            root_of(tree.path(), ""),
+            reader,
+            "list".into(),
+            Separator::Newline,
+        ),
         &config,
     );
     let count = stream.clone();

@@ -13,11 +13,16 @@ use zmove_scan::{Effect, EntryKind, Rule, ScanConfig, Selection, scan};
 use crate::support::{Found, root_of, small_batches, walk_root};
 
 fn rules(text: &str) -> Vec<Rule> {
-    text.lines().filter_map(|line| Rule::from_line(line.as_bytes()).unwrap()).collect()
+    text.lines()
+        .filter_map(|line| Rule::from_line(line.as_bytes()).unwrap())
+        .collect()
 }
 
 fn selecting(rules: &[Rule], config: ScanConfig) -> ScanConfig {
-    ScanConfig { selection: Some(Arc::new(Selection::new(rules, 0..=u64::MAX).unwrap())), ..config }
+    ScanConfig {
+        selection: Some(Arc::new(Selection::new(rules, 0..=u64::MAX).unwrap())),
+        ..config
+    }
 }
 
 fn grow(tree: &Path, files: &[&str]) {
@@ -66,24 +71,40 @@ fn by_git(tree: &Path, repository: &Path, text: &str) -> BTreeSet<Vec<u8>> {
     let ignore = repository.join("rules");
     fs::write(&ignore, text).unwrap();
     let mut git = Command::new("git");
-    git.arg("--git-dir").arg(repository).arg("--work-tree").arg(tree).current_dir(tree);
-    git.args(["ls-files", "-z", "--others", "--exclude-from"]).arg(&ignore);
+    git.arg("--git-dir")
+        .arg(repository)
+        .arg("--work-tree")
+        .arg(tree)
+        .current_dir(tree);
+    git.args(["ls-files", "-z", "--others", "--exclude-from"])
+        .arg(&ignore);
     let output = git.stderr(Stdio::inherit()).output().unwrap();
     assert!(output.status.success());
-    output.stdout.split(|&byte| byte == 0).filter(|path| !path.is_empty()).map(<[u8]>::to_vec).collect()
+    output
+        .stdout
+        .split(|&byte| byte == 0)
+        .filter(|path| !path.is_empty())
+        .map(<[u8]>::to_vec)
+        .collect()
 }
 
 fn by_walk(tree: &Path, rules: &[Rule]) -> BTreeSet<Vec<u8>> {
     let found = walk_root(root_of(tree, ""), &selecting(rules, small_batches()));
     assert!(found.errors.is_empty(), "{:?}", found.errors);
-    let files = found.entries.into_iter().filter(|(_, entry)| entry.kind == EntryKind::File);
+    let files = found
+        .entries
+        .into_iter()
+        .filter(|(_, entry)| entry.kind == EntryKind::File);
     files.map(|(path, _)| path).collect()
 }
 
 /// A tree and an empty repository beside it; `None` where git is missing.
 fn grown() -> Option<tempfile::TempDir> {
     let home = tempfile::tempdir().unwrap();
-    let init = Command::new("git").args(["init", "--quiet", "--bare"]).arg(home.path().join("git")).status();
+    let init = Command::new("git")
+        .args(["init", "--quiet", "--bare"])
+        .arg(home.path().join("git"))
+        .status();
     if !init.is_ok_and(|status| status.success()) {
         let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
         assert!(!required, "ZMOVE_REQUIRE_LAB=1, but git is missing");
@@ -167,7 +188,11 @@ fn git_leaves_out_the_same() {
         "a[ ]b",
     ] {
         let rules = rules(text);
-        assert_eq!(by_walk(&tree, &rules), by_git(&tree, &repository, text), "{text:?}");
+        assert_eq!(
+            by_walk(&tree, &rules),
+            by_git(&tree, &repository, text),
+            "{text:?}"
+        );
     }
 }
 
@@ -178,17 +203,31 @@ fn git_leaves_out_the_same_whatever_the_rules() {
     // A `**` never stands beside a letter here: with a literal before it git takes it for one between slashes.
     let component = r"(\*\*|\*|\*?([abdef?-]|\[ab\]|\[!a\]){1,2}\*?)";
     let line = format!("!?/?{component}(/{component}){{0,3}}/?");
-    let config = Config { cases: 100, failure_persistence: None, ..Config::default() };
+    let config = Config {
+        cases: 100,
+        failure_persistence: None,
+        ..Config::default()
+    };
     let same = |lines: Vec<String>| {
         // A pattern that is refused here matches nothing in git.
-        let parsed: Result<Vec<_>, _> = lines.iter().map(|line| Rule::from_line(line.as_bytes())).collect();
+        let parsed: Result<Vec<_>, _> = lines
+            .iter()
+            .map(|line| Rule::from_line(line.as_bytes()))
+            .collect();
         let Ok(rules) = parsed else { return Ok(()) };
         let rules: Vec<_> = rules.into_iter().flatten().collect();
         let text = lines.join("\n");
-        prop_assert_eq!(by_walk(&tree, &rules), by_git(&tree, &repository, &text), "{}", text);
+        prop_assert_eq!(
+            by_walk(&tree, &rules),
+            by_git(&tree, &repository, &text),
+            "{}",
+            text
+        );
         Ok(())
     };
-    TestRunner::new(config).run(&proptest::collection::vec(line.as_str(), 1..5), same).unwrap();
+    TestRunner::new(config)
+        .run(&proptest::collection::vec(line.as_str(), 1..5), same)
+        .unwrap();
 }
 
 #[test]
@@ -197,28 +236,46 @@ fn rules_are_anchored_where_the_target_begins() {
     grow(tree.path(), &["x/f", "y/x/f"]);
     let found = |prefix: &str, pattern: &str| {
         let rules = [Rule::new(Effect::Exclude, pattern.as_bytes()).unwrap()];
-        let mut targets =
-            walk_root(root_of(tree.path(), prefix), &selecting(&rules, ScanConfig::default())).targets;
+        let mut targets = walk_root(
+            root_of(tree.path(), prefix),
+            &selecting(&rules, ScanConfig::default()),
+        )
+        .targets;
         targets.sort();
-        targets.into_iter().map(|path| String::from_utf8(path).unwrap()).collect::<Vec<_>>()
+        targets
+            .into_iter()
+            .map(|path| String::from_utf8(path).unwrap())
+            .collect::<Vec<_>>()
     };
     assert_eq!(found("", "/x"), ["y", "y/x", "y/x/f"]);
     assert_eq!(found("run7", "/x").len(), 5);
-    assert_eq!(found("run7", "/run7/x"), ["run7/y", "run7/y/x", "run7/y/x/f"]);
+    assert_eq!(
+        found("run7", "/run7/x"),
+        ["run7/y", "run7/y/x", "run7/y/x/f"]
+    );
     assert!(found("run7", "run7").is_empty());
 }
 
 #[test]
 fn what_is_left_out_is_counted_and_never_looked_at() {
     let tree = tempfile::tempdir().unwrap();
-    grow(tree.path(), &["keep", "cache/1", "cache/2", "x.tmp", "d/y.tmp", "d/big"]);
+    grow(
+        tree.path(),
+        &["keep", "cache/1", "cache/2", "x.tmp", "d/y.tmp", "d/big"],
+    );
     fs::write(tree.path().join("d/big"), [0; 100]).unwrap();
     let selection = Selection::new(&rules("cache/\n*.tmp"), 0..=99).unwrap();
-    let config = ScanConfig { selection: Some(Arc::new(selection)), ..ScanConfig::default() };
+    let config = ScanConfig {
+        selection: Some(Arc::new(selection)),
+        ..ScanConfig::default()
+    };
     let stream = scan(vec![root_of(tree.path(), "")], &config);
     let count = stream.clone();
     let found = Found::collect(stream);
-    assert_eq!(found.entries.keys().collect::<Vec<_>>(), [&b"d"[..], b"keep"]);
+    assert_eq!(
+        found.entries.keys().collect::<Vec<_>>(),
+        [&b"d"[..], b"keep"]
+    );
     assert_eq!(count.left_out(), 4, "cache, x.tmp, y.tmp and big");
 }
 
@@ -229,7 +286,9 @@ fn a_single_file_is_asked_for_too() {
     let found = |pattern: &str| {
         let rules = [Rule::new(Effect::Exclude, pattern.as_bytes()).unwrap()];
         let config = selecting(&rules, ScanConfig::default());
-        walk_root(root_of(&tree.path().join("f.log"), "f.log"), &config).entries.len()
+        walk_root(root_of(&tree.path().join("f.log"), "f.log"), &config)
+            .entries
+            .len()
     };
     assert_eq!([found("*.log"), found("/f.log"), found("*.txt")], [0, 0, 1]);
 }

@@ -27,8 +27,14 @@ impl Found {
         let mut found = Self::default();
         for item in stream {
             match item {
-                ScanItem::Root { directory, metadata, .. } => {
-                    found.roots.push((directory.target_path().as_bytes().to_vec(), metadata.mode));
+                ScanItem::Root {
+                    directory,
+                    metadata,
+                    ..
+                } => {
+                    found
+                        .roots
+                        .push((directory.target_path().as_bytes().to_vec(), metadata.mode));
                 }
                 ScanItem::Batch(batch) => found.add(&batch),
                 ScanItem::Error(error) => found.errors.push(error),
@@ -40,13 +46,24 @@ impl Found {
     fn add(&mut self, batch: &zmove_scan::EntryBatch) {
         let directory = &batch.directory;
         let path = directory.source_path();
-        assert!(path.is_root() || self.entries.contains_key(path.as_bytes()), "{path} is not announced");
+        assert!(
+            path.is_root() || self.entries.contains_key(path.as_bytes()),
+            "{path} is not announced"
+        );
         self.batch_entries_most = self.batch_entries_most.max(batch.entries.len());
         for entry in &batch.entries {
-            self.targets.push(directory.target_of(&entry.name).unwrap().as_bytes().to_vec());
+            self.targets.push(
+                directory
+                    .target_of(&entry.name)
+                    .unwrap()
+                    .as_bytes()
+                    .to_vec(),
+            );
             let path = path.join(&entry.name).unwrap();
             assert!(
-                self.entries.insert(path.as_bytes().to_vec(), entry.clone()).is_none(),
+                self.entries
+                    .insert(path.as_bytes().to_vec(), entry.clone())
+                    .is_none(),
                 "{path} came twice"
             );
         }
@@ -66,11 +83,19 @@ pub(crate) fn root_of(source: &Path, prefix: &str) -> ScanRoot {
 }
 
 pub(crate) fn one_thread() -> ScanConfig {
-    ScanConfig { threads: 1, ..ScanConfig::default() }
+    ScanConfig {
+        threads: 1,
+        ..ScanConfig::default()
+    }
 }
 
 pub(crate) fn small_batches() -> ScanConfig {
-    ScanConfig { threads: 2, batch_entries_max: 4, queue_batches_max: 1, ..ScanConfig::default() }
+    ScanConfig {
+        threads: 2,
+        batch_entries_max: 4,
+        queue_batches_max: 1,
+        ..ScanConfig::default()
+    }
 }
 
 /// A chain of directories that is deeper than a path may be long.

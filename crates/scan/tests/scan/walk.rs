@@ -22,8 +22,21 @@ fn reference(tree: &Path) -> BTreeMap<Vec<u8>, (u64, u32, i64, i64)> {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             let stat = path.symlink_metadata().unwrap();
-            let key = path.strip_prefix(tree).unwrap().as_os_str().as_bytes().to_vec();
-            found.insert(key, (stat.len(), stat.mode() & 0o7777, stat.mtime(), stat.mtime_nsec()));
+            let key = path
+                .strip_prefix(tree)
+                .unwrap()
+                .as_os_str()
+                .as_bytes()
+                .to_vec();
+            found.insert(
+                key,
+                (
+                    stat.len(),
+                    stat.mode() & 0o7777,
+                    stat.mtime(),
+                    stat.mtime_nsec(),
+                ),
+            );
             if stat.is_dir() {
                 descend(tree, &path, found);
             }
@@ -37,7 +50,10 @@ fn reference(tree: &Path) -> BTreeMap<Vec<u8>, (u64, u32, i64, i64)> {
 fn attributes(found: &Found) -> BTreeMap<Vec<u8>, (u64, u32, i64, i64)> {
     let attributes = |(path, entry): (&Vec<u8>, &zmove_scan::Entry)| {
         let (mode, mtime) = (entry.metadata.mode, entry.metadata.mtime);
-        (path.clone(), (entry.size, mode, mtime.seconds, i64::from(mtime.nanos)))
+        (
+            path.clone(),
+            (entry.size, mode, mtime.seconds, i64::from(mtime.nanos)),
+        )
     };
     found.entries.iter().map(attributes).collect()
 }
@@ -83,12 +99,22 @@ fn names_are_bytes_and_links_are_not_followed() {
     let socket = std::os::unix::net::UnixListener::bind(odd.join("socket")).unwrap();
     let found = walk(tree.path(), &ScanConfig::default());
     drop(socket);
-    let kind = |name: &str| found.entries[&[b"caf\xe9\n*/", name.as_bytes()].concat()].kind.clone();
+    let kind = |name: &str| {
+        found.entries[&[b"caf\xe9\n*/", name.as_bytes()].concat()]
+            .kind
+            .clone()
+    };
     assert_eq!(found.entries.len(), 5);
-    assert_eq!(kind("dangling"), EntryKind::Symlink("../\u{e9}".as_bytes().into()));
+    assert_eq!(
+        kind("dangling"),
+        EntryKind::Symlink("../\u{e9}".as_bytes().into())
+    );
     assert_eq!(kind("loop"), EntryKind::Symlink((*b".").into()));
     assert_eq!(kind("out"), EntryKind::Symlink((*b"/").into()));
-    assert_eq!(kind("socket"), EntryKind::Special(zmove_types::Special::Socket));
+    assert_eq!(
+        kind("socket"),
+        EntryKind::Special(zmove_types::Special::Socket)
+    );
 }
 
 #[test]
@@ -105,7 +131,10 @@ fn a_root_is_announced_with_its_own_mode_and_may_be_renamed() {
 fn a_root_that_is_a_file_goes_to_its_prefix() {
     let tree = tempfile::tempdir().unwrap();
     fs::write(tree.path().join("file"), "12345").unwrap();
-    let found = walk_root(root_of(&tree.path().join("file"), "d/other"), &ScanConfig::default());
+    let found = walk_root(
+        root_of(&tree.path().join("file"), "d/other"),
+        &ScanConfig::default(),
+    );
     assert!(found.roots.is_empty());
     assert_eq!(found.targets, [b"d/other".to_vec()]);
     assert_eq!(found.entries[&b"file".to_vec()].size, 5);
@@ -119,7 +148,10 @@ fn a_root_that_is_a_link_is_followed_only_with_a_slash() {
     let link = tree.path().join("link");
     symlink("real", &link).unwrap();
     let as_link = walk_root(root_of(&link, "link"), &ScanConfig::default());
-    assert_eq!(as_link.entries[&b"link".to_vec()].kind, EntryKind::Symlink((*b"real").into()));
+    assert_eq!(
+        as_link.entries[&b"link".to_vec()].kind,
+        EntryKind::Symlink((*b"real").into())
+    );
     let slash = tree.path().join("link/");
     let followed = walk_root(root_of(&slash, ""), &ScanConfig::default());
     assert_eq!(followed.targets, [b"file".to_vec()]);
@@ -135,9 +167,18 @@ fn many_roots_share_a_walk_and_a_missing_one_is_an_error() {
     let roots = ["a", "missing", "b", "a/"].map(|name| root_of(&tree.path().join(name), "x"));
     let found = Found::collect(scan(roots.to_vec(), &one_thread()));
     assert_eq!(found.targets.len(), 2);
-    let paths: Vec<_> = found.errors.iter().map(|error| error.path().unwrap().to_owned()).collect();
+    let paths: Vec<_> = found
+        .errors
+        .iter()
+        .map(|error| error.path().unwrap().to_owned())
+        .collect();
     assert_eq!(paths, [tree.path().join("missing"), tree.path().join("a/")]);
-    assert!(found.errors.iter().all(|error| matches!(error, ScanError::Io { .. })));
+    assert!(
+        found
+            .errors
+            .iter()
+            .all(|error| matches!(error, ScanError::Io { .. }))
+    );
 }
 
 #[test]
@@ -155,18 +196,33 @@ fn what_passes_the_longest_path_is_an_error() {
     let deep = Deep::new(&"n".repeat(250), 263);
     let found = walk(deep.path(), &ScanConfig::default());
     assert_eq!(found.entries.len(), 261);
-    assert!(matches!(found.errors[..], [ScanError::Path { .. }]), "{:?}", found.errors);
+    assert!(
+        matches!(found.errors[..], [ScanError::Path { .. }]),
+        "{:?}",
+        found.errors
+    );
 }
 
 #[test]
 fn a_large_directory_comes_in_batches_before_it_is_listed() {
     let tree = tempfile::tempdir().unwrap();
-    (0..50_000).for_each(|number| drop(File::create(tree.path().join(format!("{number}"))).unwrap()));
-    let mut stream =
-        scan(vec![root_of(tree.path(), "")], &ScanConfig { queue_batches_max: 2, ..one_thread() });
+    (0..50_000)
+        .for_each(|number| drop(File::create(tree.path().join(format!("{number}"))).unwrap()));
+    let mut stream = scan(
+        vec![root_of(tree.path(), "")],
+        &ScanConfig {
+            queue_batches_max: 2,
+            ..one_thread()
+        },
+    );
     assert!(matches!(stream.next(), Some(ScanItem::Root { .. })));
-    let Some(ScanItem::Batch(first)) = stream.next() else { panic!("no batch") };
-    assert!(first.directory.entries_found() < 10_000, "the walk ran ahead of its consumer");
+    let Some(ScanItem::Batch(first)) = stream.next() else {
+        panic!("no batch")
+    };
+    assert!(
+        first.directory.entries_found() < 10_000,
+        "the walk ran ahead of its consumer"
+    );
     let rest = Found::collect(stream);
     assert_eq!(rest.entries.len() + first.entries.len(), 50_000);
     assert_eq!(first.directory.entries_found(), 50_000);
@@ -179,12 +235,23 @@ fn several_threads_consume_one_scan() {
     let stream = scan(vec![root_of(tree.path(), "")], &small_batches());
     let count = |stream: zmove_scan::Scan| {
         stream
-            .map(|item| if let ScanItem::Batch(batch) = item { batch.entries.len() } else { 0 })
+            .map(|item| {
+                if let ScanItem::Batch(batch) = item {
+                    batch.entries.len()
+                } else {
+                    0
+                }
+            })
             .sum::<usize>()
     };
     let total = std::thread::scope(|scope| {
-        let others = [stream.clone(), stream.clone()].map(|stream| scope.spawn(move || count(stream)));
-        count(stream) + others.into_iter().map(|other| other.join().unwrap()).sum::<usize>()
+        let others =
+            [stream.clone(), stream.clone()].map(|stream| scope.spawn(move || count(stream)));
+        count(stream)
+            + others
+                .into_iter()
+                .map(|other| other.join().unwrap())
+                .sum::<usize>()
     });
     assert_eq!(total, 500);
 }
@@ -207,8 +274,14 @@ fn dropping_a_scan_ends_its_threads() {
         drop((items, stream));
         // The walk is over when no job holds its root any more.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while directory.as_ref().is_some_and(|root| root.strong_count() > 0) {
-            assert!(std::time::Instant::now() < end, "the walk goes on without a consumer");
+        while directory
+            .as_ref()
+            .is_some_and(|root| root.strong_count() > 0)
+        {
+            assert!(
+                std::time::Instant::now() < end,
+                "the walk goes on without a consumer"
+            );
             std::thread::yield_now();
         }
     }
@@ -221,7 +294,10 @@ fn a_directory_swapped_for_a_link_is_not_followed() {
     File::create(outside.path().join("secret")).unwrap();
     fs::create_dir_all(tree.path().join("top/swapped")).unwrap();
     symlink(outside.path(), tree.path().join("top/link")).unwrap();
-    let (top, done) = (File::open(tree.path().join("top")).unwrap(), AtomicBool::new(false));
+    let (top, done) = (
+        File::open(tree.path().join("top")).unwrap(),
+        AtomicBool::new(false),
+    );
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let exchange = rustix::fs::RenameFlags::EXCHANGE;
@@ -240,14 +316,26 @@ fn a_directory_swapped_for_a_link_is_not_followed() {
 #[test]
 fn files_that_go_during_the_walk_are_vanished_not_fatal() {
     let tree = tempfile::tempdir().unwrap();
-    let names: Vec<_> = (0..2000).map(|number| tree.path().join(format!("{number}"))).collect();
-    names.iter().for_each(|name| drop(File::create(name).unwrap()));
+    let names: Vec<_> = (0..2000)
+        .map(|number| tree.path().join(format!("{number}")))
+        .collect();
+    names
+        .iter()
+        .for_each(|name| drop(File::create(name).unwrap()));
     let mut stream = scan(vec![root_of(tree.path(), "")], &small_batches());
     assert!(matches!(stream.next(), Some(ScanItem::Root { .. })));
     names.iter().for_each(|name| fs::remove_file(name).unwrap());
     let found = Found::collect(stream);
-    assert!(found.errors.iter().all(|error| matches!(error, ScanError::Vanished { .. })));
-    assert!(!found.errors.is_empty(), "all were looked up before the consumer took the second item");
+    assert!(
+        found
+            .errors
+            .iter()
+            .all(|error| matches!(error, ScanError::Vanished { .. }))
+    );
+    assert!(
+        !found.errors.is_empty(),
+        "all were looked up before the consumer took the second item"
+    );
 }
 
 #[test]
@@ -258,11 +346,17 @@ fn an_unreadable_directory_is_an_error_and_the_rest_goes_on() {
         fs::create_dir(tree.path().join(name)).unwrap();
     }
     File::create(tree.path().join("open/file")).unwrap();
-    fs::set_permissions(tree.path().join("closed"), fs::Permissions::from_mode(0o000)).unwrap();
+    fs::set_permissions(
+        tree.path().join("closed"),
+        fs::Permissions::from_mode(0o000),
+    )
+    .unwrap();
     let path = tree.path().to_owned();
     let found = support::as_nobody(move || walk(&path, &ScanConfig::default()));
     assert_eq!(found.entries.len(), 3);
-    let [ScanError::Io { path, source, .. }] = &found.errors[..] else { panic!("{:?}", found.errors) };
+    let [ScanError::Io { path, source, .. }] = &found.errors[..] else {
+        panic!("{:?}", found.errors)
+    };
     assert_eq!(*path, tree.path().join("closed"));
     assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);
 }
@@ -277,8 +371,14 @@ fn the_histogram_counts_what_the_scan_finds() {
     let root = ScanRoot::new(tree.path(), RelPath::root());
     let counted = histogram(scan(vec![root], &one_thread()), |error| panic!("{error}"));
     assert_eq!((counted.files.files, counted.files.bytes), (2, 5000));
-    assert_eq!((counted.directories, counted.symlinks, counted.errors), (2, 1, 0));
-    assert_eq!(counted.largest_file.unwrap().path, tree.path().join("d/large").to_str().unwrap());
+    assert_eq!(
+        (counted.directories, counted.symlinks, counted.errors),
+        (2, 1, 0)
+    );
+    assert_eq!(
+        counted.largest_file.unwrap().path,
+        tree.path().join("d/large").to_str().unwrap()
+    );
     assert_eq!(counted.deepest_path.unwrap().value, 2);
     assert_eq!(counted.largest_directory.unwrap().value, 3);
 }

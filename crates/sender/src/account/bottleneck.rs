@@ -84,7 +84,11 @@ pub(crate) struct Times {
 impl Stages {
     /// The times of all stages, with the receiver's from its report.
     pub(crate) fn with_report(self, finished: &Finished) -> Self {
-        Self { receive: times(finished.receive), store: times(finished.store), ..self }
+        Self {
+            receive: times(finished.receive),
+            store: times(finished.store),
+            ..self
+        }
     }
 
     /// The times booked after `before`.
@@ -108,9 +112,15 @@ impl Times {
             return Bottleneck::default();
         }
         let shares = seconds.0.map(|part| percent(part / whole));
-        let largest = Limit::ALL.into_iter().max_by(|a, b| seconds.of(*a).total_cmp(&seconds.of(*b)));
+        let largest = Limit::ALL
+            .into_iter()
+            .max_by(|a, b| seconds.of(*a).total_cmp(&seconds.of(*b)));
         let limit = largest.unwrap_or_default();
-        Bottleneck { limit, percent: shares[limit as usize], shares }
+        Bottleneck {
+            limit,
+            percent: shares[limit as usize],
+            shares,
+        }
     }
 
     /// The limit in one interval of a running push, with `path` of that interval; the receiver has not reported yet.
@@ -135,8 +145,14 @@ impl Times {
     fn share_out(&self) -> Seconds {
         let mut seconds = Seconds::default();
         let first = self.first_byte.unwrap_or(self.wall).min(self.wall);
-        let handed_over = self.handed_over.unwrap_or(self.wall).clamp(first, self.wall);
-        let on_the_wire = self.on_the_wire.unwrap_or(handed_over).clamp(handed_over, self.wall);
+        let handed_over = self
+            .handed_over
+            .unwrap_or(self.wall)
+            .clamp(first, self.wall);
+        let on_the_wire = self
+            .on_the_wire
+            .unwrap_or(handed_over)
+            .clamp(handed_over, self.wall);
         seconds.add(Limit::StartUp, first.as_secs_f64());
         let rest = (self.wall - on_the_wire).as_secs_f64();
         let streaming = (handed_over - first).as_secs_f64();
@@ -150,7 +166,9 @@ impl Times {
     /// Shares out the sender's own part of the time from the first data to the last. Returns for how long the stages
     /// before the lanes were the reason, and for how long what comes after them was.
     fn share_sending(&self, streaming: f64, seconds: &mut Seconds) -> (f64, f64) {
-        let Stages { scan, read, lane, .. } = &self.stages;
+        let Stages {
+            scan, read, lane, ..
+        } = &self.stages;
         if lane.total().is_zero() {
             seconds.add(Limit::StartUp, streaming);
             return (streaming, 0.0);
@@ -164,11 +182,18 @@ impl Times {
         }
         seconds.add(Limit::SourceReads, starved * read.share(read.busy));
         // A scan that itself waits has found more than is asked for: then the receiver's answers are missing.
-        let unfed = if scan.share(scan.busy) > 0.5 { Limit::Scan } else { Limit::StartUp };
+        let unfed = if scan.share(scan.busy) > 0.5 {
+            Limit::Scan
+        } else {
+            Limit::StartUp
+        };
         seconds.add(unfed, starved * read.share(read.starved));
         // Readers that are blocked, until something is stored or a buffer is free, wait for what is behind the lanes.
         let held_up = starved * read.share(read.blocked);
-        (starved - held_up, held_up + streaming * lane.share(lane.blocked))
+        (
+            starved - held_up,
+            held_up + streaming * lane.share(lane.blocked),
+        )
     }
 
     /// Shares out the time for which the lanes waited for the path or the receiver, in the proportions in which the
@@ -180,7 +205,11 @@ impl Times {
             return seconds.add(Limit::TargetWrites, downstream);
         }
         let each = |time| self.per_lane(time).as_secs_f64();
-        let (busy, blocked, paced) = (each(receive.busy), each(receive.blocked), each(receive.paced));
+        let (busy, blocked, paced) = (
+            each(receive.busy),
+            each(receive.blocked),
+            each(receive.paced),
+        );
         let starved = (each(receive.starved) - no_fault).max(0.0);
         let whole = busy + blocked + paced + starved;
         if whole <= 0.0 {

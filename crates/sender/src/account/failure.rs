@@ -21,7 +21,10 @@ pub(crate) enum FileError {
     #[error("sender: read '{}': {source}", Escaped::path(path))]
     Read { path: PathBuf, source: io::Error },
     /// The file was there at the scan and is no regular file now.
-    #[error("sender: open '{}': it is no longer a regular file", Escaped::path(path))]
+    #[error(
+        "sender: open '{}': it is no longer a regular file",
+        Escaped::path(path)
+    )]
     Replaced { path: PathBuf },
     /// The file changed while it was read.
     #[error(
@@ -30,10 +33,16 @@ pub(crate) enum FileError {
     )]
     Changed { path: PathBuf },
     /// The file has more groups than can be numbered.
-    #[error("sender: read '{}': files beyond 16 PiB cannot be carried", Escaped::path(path))]
+    #[error(
+        "sender: read '{}': files beyond 16 PiB cannot be carried",
+        Escaped::path(path)
+    )]
     TooLarge { path: PathBuf },
     /// The target of a link is empty or too long.
-    #[error("sender: read link '{}': its target is empty or longer than 4096 bytes", Escaped::path(path))]
+    #[error(
+        "sender: read link '{}': its target is empty or longer than 4096 bytes",
+        Escaped::path(path)
+    )]
     LinkTarget { path: PathBuf },
     /// The receiver could not place the file.
     #[error("receiver: {0}")]
@@ -89,7 +98,9 @@ impl FileError {
     /// Whether an entry that was to be at the target is not there, or not as it should be.
     pub(crate) fn is_unplaced(&self) -> bool {
         match self {
-            Self::Receiver(fault) => !matches!(fault.operation, Operation::List | Operation::Delete),
+            Self::Receiver(fault) => {
+                !matches!(fault.operation, Operation::List | Operation::Delete)
+            }
             Self::Damaged { .. } => true,
             _ => false,
         }

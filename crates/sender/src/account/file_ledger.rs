@@ -46,7 +46,10 @@ struct Unconfirmed {
 
 impl FileLedger {
     pub(crate) fn new(manifest: Option<Manifest>) -> Self {
-        Self { manifest, ..Self::default() }
+        Self {
+            manifest,
+            ..Self::default()
+        }
     }
 
     /// Whether a session has warned that the target may have too little room; it counts as having done so then.
@@ -62,7 +65,10 @@ impl FileLedger {
     /// Whether the manifest holds files that were at the target too.
     pub(crate) fn lists_what_stays(&self) -> bool {
         self.what_stays_is_equal
-            && self.manifest.as_ref().is_some_and(|manifest| manifest.extent() == Extent::All)
+            && self
+                .manifest
+                .as_ref()
+                .is_some_and(|manifest| manifest.extent() == Extent::All)
     }
 
     /// Whether an earlier session has listed the file, which has not been changed since if it is equal now.
@@ -71,7 +77,14 @@ impl FileLedger {
             return false;
         }
         let path = self.renamed().unwrap_or_else(|| path.clone());
-        let Self { listed, manifest: Some(manifest), .. } = self else { return false };
+        let Self {
+            listed,
+            manifest: Some(manifest),
+            ..
+        } = self
+        else {
+            return false;
+        };
         listed.get_or_insert_with(|| manifest.names()).has(&path)
     }
 
@@ -94,7 +107,9 @@ impl FileLedger {
 
     /// The path of the only entry, where the target has given it another name.
     pub(crate) fn renamed(&self) -> Option<RelPath> {
-        self.single_name.as_ref().and_then(|name| RelPath::root().join(name).ok())
+        self.single_name
+            .as_ref()
+            .and_then(|name| RelPath::root().join(name).ok())
     }
 
     /// Enters a file that is at the target already; returns whether an earlier session sent it and got no confirmation.
@@ -102,7 +117,11 @@ impl FileLedger {
         if self.unconfirmed.is_empty() {
             return false;
         }
-        let Some(sent) = self.unconfirmed.remove(path).filter(|sent| sent.look == look) else {
+        let Some(sent) = self
+            .unconfirmed
+            .remove(path)
+            .filter(|sent| sent.look == look)
+        else {
             return false;
         };
         // The session that sent it has asked for the same proof, without which it would have no name.
@@ -130,7 +149,13 @@ impl FileLedger {
         if let Sent::Batch(batch) = work {
             for file in batch.stored_files() {
                 if file.root.is_some() {
-                    self.remember(file.path.clone(), Unconfirmed { look: file.look, root: file.root });
+                    self.remember(
+                        file.path.clone(),
+                        Unconfirmed {
+                            look: file.look,
+                            root: file.root,
+                        },
+                    );
                 }
             }
         }
@@ -146,7 +171,10 @@ impl FileLedger {
     /// not sent in full cannot be whole.
     pub(crate) fn leave_large_open(&mut self, file: &LargeSource) {
         if file.is_all_read() && !file.is_dead() {
-            let sent = Unconfirmed { look: Look::of(&file.entry), root: file.root() };
+            let sent = Unconfirmed {
+                look: Look::of(&file.entry),
+                root: file.root(),
+            };
             self.remember(file.target.clone(), sent);
         }
     }
@@ -167,7 +195,13 @@ mod tests {
     use crate::send::sent::{NamePart, SentBatch, SentFile};
 
     fn look(bytes: u64) -> Look {
-        Look { bytes, mtime: Timestamp { seconds: 7, nanos: 8 } }
+        Look {
+            bytes,
+            mtime: Timestamp {
+                seconds: 7,
+                nanos: 8,
+            },
+        }
     }
 
     fn path(text: &str) -> RelPath {
@@ -184,24 +218,48 @@ mod tests {
             retouched: false,
             part: NamePart::Alone,
         };
-        Sent::Batch(SentBatch { pack: Pack::of(Vec::new()), files: vec![file], faults: Vec::new() })
+        Sent::Batch(SentBatch {
+            pack: Pack::of(Vec::new()),
+            files: vec![file],
+            faults: Vec::new(),
+        })
     }
 
     #[test]
     fn what_was_sent_and_not_confirmed_counts_once_when_it_is_there() {
         let home = tempfile::tempdir().unwrap();
         let manifest = home.path().join("m");
-        let mut ledger =
-            FileLedger { manifest: Some(Manifest::create(&manifest).unwrap()), ..FileLedger::default() };
+        let mut ledger = FileLedger {
+            manifest: Some(Manifest::create(&manifest).unwrap()),
+            ..FileLedger::default()
+        };
         for name in ["a", "b", "c", "d"] {
             ledger.leave_open(&sent(name));
         }
-        assert!(ledger.confirm_earlier(&path("a"), look(5)) && !ledger.confirm_earlier(&path("a"), look(5)));
-        assert!(!ledger.confirm_earlier(&path("b"), look(6)), "it is another one");
-        let changed = Look { mtime: Timestamp { seconds: 7, nanos: 9 }, ..look(5) };
-        assert!(!ledger.confirm_earlier(&path("d"), changed), "another version is there");
+        assert!(
+            ledger.confirm_earlier(&path("a"), look(5))
+                && !ledger.confirm_earlier(&path("a"), look(5))
+        );
+        assert!(
+            !ledger.confirm_earlier(&path("b"), look(6)),
+            "it is another one"
+        );
+        let changed = Look {
+            mtime: Timestamp {
+                seconds: 7,
+                nanos: 9,
+            },
+            ..look(5)
+        };
+        assert!(
+            !ledger.confirm_earlier(&path("d"), changed),
+            "another version is there"
+        );
         ledger.confirm(&path("c"), Some(&Root([8; 32])), Known::Received);
-        assert!(!ledger.confirm_earlier(&path("c"), look(5)), "it was moved again");
+        assert!(
+            !ledger.confirm_earlier(&path("c"), look(5)),
+            "it was moved again"
+        );
         ledger.manifest.take().unwrap().finish().unwrap();
         let text = format!("{}  a\n{}  c\n", "07".repeat(32), "08".repeat(32));
         assert_eq!(std::fs::read_to_string(manifest).unwrap(), text);
@@ -210,14 +268,26 @@ mod tests {
     #[test]
     fn what_an_earlier_session_has_listed_is_not_read_again() {
         for form in [Manifest::create, |path: &_| {
-            Manifest::create_proofs(path, Prover { host: "h".into(), received: &["wire"] })
+            Manifest::create_proofs(
+                path,
+                Prover {
+                    host: "h".into(),
+                    received: &["wire"],
+                },
+            )
         }] {
             let home = tempfile::tempdir().unwrap();
             let manifest = form(&home.path().join("m")).unwrap();
-            let mut ledger = FileLedger { manifest: Some(manifest), ..FileLedger::default() };
+            let mut ledger = FileLedger {
+                manifest: Some(manifest),
+                ..FileLedger::default()
+            };
             for name in ["d/a b", "back\\slash", "new\nline", "\"quoted\""] {
                 ledger.confirm(&path(name), Some(&Root([8; 32])), Known::Received);
-                assert!(!ledger.has_listed(&path(name)), "no session has ended before");
+                assert!(
+                    !ledger.has_listed(&path(name)),
+                    "no session has ended before"
+                );
             }
             ledger.break_off();
             for name in ["d/a b", "back\\slash", "new\nline", "\"quoted\""] {
@@ -233,18 +303,30 @@ mod tests {
     #[test]
     fn what_sessions_leave_open_is_bounded() {
         let mut ledger = FileLedger::default();
-        let sent = Unconfirmed { look: look(5), root: Some(Root([7; 32])) };
+        let sent = Unconfirmed {
+            look: look(5),
+            root: Some(Root([7; 32])),
+        };
         (0..=UNCONFIRMED_MAX).for_each(|number| ledger.remember(path(&number.to_string()), sent));
         assert_eq!(ledger.unconfirmed.len(), UNCONFIRMED_MAX);
         // A path that is known already takes the new entry.
-        ledger.remember(path("0"), Unconfirmed { look: look(6), ..sent });
+        ledger.remember(
+            path("0"),
+            Unconfirmed {
+                look: look(6),
+                ..sent
+            },
+        );
         assert!(ledger.confirm_earlier(&path("0"), look(6)));
     }
 
     #[test]
     fn a_failure_is_news_in_one_session() {
         let mut ledger = FileLedger::default();
-        assert!(ledger.tell("read 'a'") && ledger.tell("read 'a'"), "it is for the session to say it twice");
+        assert!(
+            ledger.tell("read 'a'") && ledger.tell("read 'a'"),
+            "it is for the session to say it twice"
+        );
         ledger.break_off();
         assert!(!ledger.tell("read 'a'") && ledger.tell("read 'b'"));
         ledger.break_off();

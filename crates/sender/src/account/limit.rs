@@ -58,7 +58,11 @@ impl fmt::Display for Limit {
 }
 
 /// A share between 0 and 1 in percent.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 100")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "between 0 and 100"
+)]
 pub(crate) fn percent(share: f64) -> u8 {
     (share * 100.0).round().clamp(0.0, 100.0) as u8
 }

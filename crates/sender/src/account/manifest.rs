@@ -96,7 +96,10 @@ impl Manifest {
     /// # Errors
     /// The same.
     pub fn create_proofs(path: &Path, prover: Prover) -> io::Result<Self> {
-        Ok(Self(Kind::Written(vec![Lines::create(path, Form::Proofs(prover))?])))
+        Ok(Self(Kind::Written(vec![Lines::create(
+            path,
+            Form::Proofs(prover),
+        )?])))
     }
 
     /// This manifest and the other one, each in its place.
@@ -130,7 +133,9 @@ impl Manifest {
     /// Adds a file. The first error is kept for [`finish`](Self::finish).
     pub fn add(&mut self, path: &RelPath, root: &Root, known: Known) {
         match &mut self.0 {
-            Kind::Written(lines) => lines.iter_mut().for_each(|lines| lines.add(path, root, known)),
+            Kind::Written(lines) => lines
+                .iter_mut()
+                .for_each(|lines| lines.add(path, root, known)),
             Kind::Told(Teller(tell), _) => tell(path, root, known),
         }
     }
@@ -177,14 +182,25 @@ impl ListedNames {
         let mut line = Vec::new();
         let root = Root([0; 32]);
         let (form, written) = if self.proofs {
-            let prover = Prover { host: String::new(), received: &[] };
-            let written = write_proof(&mut line, &path.to_string(), &root, (&prover, Known::Looked));
+            let prover = Prover {
+                host: String::new(),
+                received: &[],
+            };
+            let written = write_proof(
+                &mut line,
+                &path.to_string(),
+                &root,
+                (&prover, Known::Looked),
+            );
             (Form::Proofs(prover), written)
         } else {
             let name = String::from_utf8_lossy(path.as_bytes());
             (Form::B3sum, write_line(&mut line, &name, &root))
         };
-        written.is_ok() && self.names.contains(&hash_of(name_in(line.trim_ascii_end(), &form)))
+        written.is_ok()
+            && self
+                .names
+                .contains(&hash_of(name_in(line.trim_ascii_end(), &form)))
     }
 }
 
@@ -243,17 +259,28 @@ impl Lines {
                 (Goal::Stream(stream), out)
             }
         };
-        Ok(Self { form, goal, out: BufWriter::new(out), error: None, unwritable_names: 0, repeats: false })
+        Ok(Self {
+            form,
+            goal,
+            out: BufWriter::new(out),
+            error: None,
+            unwritable_names: 0,
+            repeats: false,
+        })
     }
 
     fn add(&mut self, path: &RelPath, root: &Root, known: Known) {
         if let Form::Proofs(prover) = &self.form {
             if self.error.is_none() {
-                self.error = write_proof(&mut self.out, &path.to_string(), root, (prover, known)).err();
+                self.error =
+                    write_proof(&mut self.out, &path.to_string(), root, (prover, known)).err();
             }
             return;
         }
-        let Some(name) = std::str::from_utf8(path.as_bytes()).ok().filter(|name| is_readable(name)) else {
+        let Some(name) = std::str::from_utf8(path.as_bytes())
+            .ok()
+            .filter(|name| is_readable(name))
+        else {
             self.unwritable_names += 1;
             return;
         };
@@ -265,10 +292,23 @@ impl Lines {
     /// The names of the lines so far. What cannot be read back counts as not there.
     fn names(&mut self) -> ListedNames {
         let flushed = self.out.flush();
-        let lines = BufReader::new(At { file: self.out.get_ref(), offset: 0 }).split(b'\n');
-        let names = lines.map_while(Result::ok).map(|line| hash_of(name_in(&line, &self.form)));
-        let names = if flushed.is_ok() { names.collect() } else { HashSet::new() };
-        ListedNames { names, proofs: matches!(self.form, Form::Proofs(_)) }
+        let lines = BufReader::new(At {
+            file: self.out.get_ref(),
+            offset: 0,
+        })
+        .split(b'\n');
+        let names = lines
+            .map_while(Result::ok)
+            .map(|line| hash_of(name_in(&line, &self.form)));
+        let names = if flushed.is_ok() {
+            names.collect()
+        } else {
+            HashSet::new()
+        };
+        ListedNames {
+            names,
+            proofs: matches!(self.form, Form::Proofs(_)),
+        }
     }
 
     /// Writes what is buffered; returns how many names could not be written.
@@ -313,19 +353,28 @@ impl Drop for Lines {
 impl Place {
     fn of(path: &Path) -> io::Result<Self> {
         if path == Path::new("-") {
-            return Ok(Self::Stream(io::stdout().as_fd().try_clone_to_owned()?.into()));
+            return Ok(Self::Stream(
+                io::stdout().as_fd().try_clone_to_owned()?.into(),
+            ));
         }
         let mut path = path.to_owned();
         for _ in 0..LINKS_MAX {
-            let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
-            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let name = path
+                .file_name()
+                .ok_or(io::ErrorKind::IsADirectory)?
+                .to_owned();
+            let parent = path
+                .parent()
+                .filter(|parent| !parent.as_os_str().is_empty());
             let parent = parent.unwrap_or(Path::new(".")).canonicalize()?;
             path = parent.join(&name);
             if statfs(&parent)?.f_type == PROC_SUPER_MAGIC {
                 return descriptor(&path).map(Self::Stream);
             }
             match path.symlink_metadata() {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::Name(path)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Ok(Self::Name(path));
+                }
                 Err(error) => return Err(error),
                 Ok(there) if there.is_symlink() => path = parent.join(path.read_link()?),
                 Ok(there) if there.is_file() => return Ok(Self::Name(path)),
@@ -350,8 +399,17 @@ fn is_stream(kind: FileType) -> bool {
 /// Opens a descriptor of a process by its path in `/proc`. That of this process's own output is duplicated, so that
 /// output goes on where the manifest ends.
 fn descriptor(path: &Path) -> io::Result<File> {
-    let own = path.parent() == Some(&Path::new("/proc").join(std::process::id().to_string()).join("fd"));
-    let held = match path.file_name().and_then(|name| name.to_str()).filter(|_| own) {
+    let own = path.parent()
+        == Some(
+            &Path::new("/proc")
+                .join(std::process::id().to_string())
+                .join("fd"),
+        );
+    let held = match path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .filter(|_| own)
+    {
         Some("1") => io::stdout().as_fd().try_clone_to_owned()?,
         Some("2") => io::stderr().as_fd().try_clone_to_owned()?,
         _ => return OpenOptions::new().append(true).open(path),
@@ -368,8 +426,14 @@ fn directory_of(path: &Path) -> &Path {
 fn fresh_file(directory: &Path) -> io::Result<(PathBuf, File)> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let tree = Tree::open(directory)?;
-    let make =
-        |name: &Name| rustix::fs::openat(tree.fd(), name.as_os_str(), flags, Mode::from_raw_mode(0o666));
+    let make = |name: &Name| {
+        rustix::fs::openat(
+            tree.fd(),
+            name.as_os_str(),
+            flags,
+            Mode::from_raw_mode(0o666),
+        )
+    };
     let (name, file) = make_hidden(tree.fd(), make)?;
     Ok((directory.join(name.as_os_str()), file.into()))
 }
@@ -396,7 +460,9 @@ fn write_proof(
     root: &Root,
     (Prover { host, received }, known): (&Prover, Known),
 ) -> io::Result<()> {
-    let at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let at = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
     let proven = match known {
         Known::Received => received,
         Known::Compared => COMPARED,
@@ -432,9 +498,14 @@ fn json_text(text: &str) -> String {
 /// The part of a line that names its file.
 fn name_in<'a>(line: &'a [u8], form: &Form) -> &'a [u8] {
     match form {
-        Form::B3sum => line.splitn(2, |byte| *byte == b' ').last().unwrap_or_default(),
+        Form::B3sum => line
+            .splitn(2, |byte| *byte == b' ')
+            .last()
+            .unwrap_or_default(),
         Form::Proofs(_) => {
-            let end = line.windows(PATH_END.len()).position(|part| part == PATH_END.as_bytes());
+            let end = line
+                .windows(PATH_END.len())
+                .position(|part| part == PATH_END.as_bytes());
             &line[..end.unwrap_or(line.len())]
         }
     }
@@ -442,7 +513,11 @@ fn name_in<'a>(line: &'a [u8], form: &Form) -> &'a [u8] {
 
 /// Keeps only the last line of each name in the file; names are distinguished by 128 bits of their hash.
 fn keep_last_lines(file: &File, form: &Form) -> io::Result<()> {
-    let lines = || BufReader::new(At { file, offset: 0 }).split(b'\n').enumerate();
+    let lines = || {
+        BufReader::new(At { file, offset: 0 })
+            .split(b'\n')
+            .enumerate()
+    };
     let name = |line: &[u8]| hash_of(name_in(line, form));
     let mut last = HashMap::new();
     for (number, line) in lines() {
@@ -457,7 +532,10 @@ fn keep_last_lines(file: &File, form: &Form) -> io::Result<()> {
             out.write_all(b"\n")?;
         }
     }
-    let end = out.into_inner().map_err(io::IntoInnerError::into_error)?.offset;
+    let end = out
+        .into_inner()
+        .map_err(io::IntoInnerError::into_error)?
+        .offset;
     file.set_len(end)
 }
 
@@ -499,30 +577,52 @@ mod tests {
         let mut manifest = Manifest::create(&path).unwrap();
         manifest.may_repeat();
         for (name, byte) in [("a b", 1), ("c", 2), ("a b", 3), ("b", 4), ("a\nb", 5)] {
-            manifest.add(&RelPath::from_bytes(name.as_bytes()).unwrap(), &Root([byte; 32]), Known::Received);
+            manifest.add(
+                &RelPath::from_bytes(name.as_bytes()).unwrap(),
+                &Root([byte; 32]),
+                Known::Received,
+            );
         }
         assert_eq!(manifest.finish().unwrap(), 0);
         let line = |byte: u8, name: &str| format!("{}  {name}\n", format!("{byte:02x}").repeat(32));
-        let expected =
-            [line(2, "c"), line(3, "a b"), line(4, "b"), format!("\\{}", line(5, "a\\nb"))].concat();
+        let expected = [
+            line(2, "c"),
+            line(3, "a b"),
+            line(4, "b"),
+            format!("\\{}", line(5, "a\\nb")),
+        ]
+        .concat();
         assert_eq!(std::fs::read_to_string(path).unwrap(), expected);
     }
 
     #[test]
     fn proofs_are_lines_of_json_and_stand_there_once() {
         let home = tempfile::tempdir().unwrap();
-        let prover = Prover { host: "h\"1".to_owned(), received: &["wire", "media"] };
+        let prover = Prover {
+            host: "h\"1".to_owned(),
+            received: &["wire", "media"],
+        };
         let (b3sum, proofs) = (home.path().join("m"), home.path().join("p"));
         let manifest = Manifest::create(&b3sum).unwrap();
         let mut manifest = manifest.with(Manifest::create_proofs(&proofs, prover).unwrap());
         manifest.may_repeat();
         let known = [Known::Received, Known::Received, Known::Compared];
-        for (name, known) in [&b"a\",\"blake3\":\""[..], b"b\\", b"b\\"].into_iter().zip(known) {
-            manifest.add(&RelPath::from_bytes(name).unwrap(), &Root([0xAB; 32]), known);
+        for (name, known) in [&b"a\",\"blake3\":\""[..], b"b\\", b"b\\"]
+            .into_iter()
+            .zip(known)
+        {
+            manifest.add(
+                &RelPath::from_bytes(name).unwrap(),
+                &Root([0xAB; 32]),
+                known,
+            );
         }
         assert_eq!(manifest.finish().unwrap(), 0);
         let text = std::fs::read_to_string(proofs).unwrap();
-        let lines: Vec<_> = text.lines().map(|line| line.rsplit_once(",\"at\":").unwrap().0).collect();
+        let lines: Vec<_> = text
+            .lines()
+            .map(|line| line.rsplit_once(",\"at\":").unwrap().0)
+            .collect();
         let hex = "ab".repeat(32);
         let line = |path: &str, proven: &str| {
             format!(
@@ -531,7 +631,10 @@ mod tests {
         };
         assert_eq!(
             lines,
-            [line(r#"a\",\"blake3\":\""#, "\"wire\",\"media\""), line(r"b\\\\", "\"compared\""),]
+            [
+                line(r#"a\",\"blake3\":\""#, "\"wire\",\"media\""),
+                line(r"b\\\\", "\"compared\""),
+            ]
         );
         assert_eq!(std::fs::read_to_string(b3sum).unwrap().lines().count(), 2);
     }
@@ -541,16 +644,34 @@ mod tests {
     fn what_a_killed_process_has_left_goes() {
         let home = tempfile::tempdir().unwrap();
         let manifest = Manifest::create(&home.path().join("m")).unwrap();
-        let name = std::fs::read_dir(home.path()).unwrap().next().unwrap().unwrap().file_name();
-        let mut parts: Vec<_> = name.to_str().unwrap().split('-').map(str::to_owned).collect();
-        assert!(zmove_disk::is_passing(Tree::open(home.path()).unwrap().fd(), name.as_encoded_bytes()));
+        let name = std::fs::read_dir(home.path())
+            .unwrap()
+            .next()
+            .unwrap()
+            .unwrap()
+            .file_name();
+        let mut parts: Vec<_> = name
+            .to_str()
+            .unwrap()
+            .split('-')
+            .map(str::to_owned)
+            .collect();
+        assert!(zmove_disk::is_passing(
+            Tree::open(home.path()).unwrap().fd(),
+            name.as_encoded_bytes()
+        ));
         let start = u64::from_str_radix(&parts[5], 16).unwrap();
         parts[5] = format!("{:x}", start ^ 1);
         std::fs::write(home.path().join(parts.join("-")), "left").unwrap();
         manifest.finish().unwrap();
-        Manifest::create(&home.path().join("m")).unwrap().finish().unwrap();
-        let left: Vec<_> =
-            std::fs::read_dir(home.path()).unwrap().map(|at| at.unwrap().file_name()).collect();
+        Manifest::create(&home.path().join("m"))
+            .unwrap()
+            .finish()
+            .unwrap();
+        let left: Vec<_> = std::fs::read_dir(home.path())
+            .unwrap()
+            .map(|at| at.unwrap().file_name())
+            .collect();
         assert_eq!(left, ["m"]);
     }
 
@@ -560,8 +681,15 @@ mod tests {
         let path = home.path().join("m");
         let mut manifest = Manifest::create(&path).unwrap();
         let unreadable = [&b"caf\xe9"[..], "a\u{fffd}".as_bytes(), b"a\r", b"a\n\r"];
-        for name in [&b"a/b c"[..], b"back\\slash\nline", b"\r."].into_iter().chain(unreadable) {
-            manifest.add(&RelPath::from_bytes(name).unwrap(), &Root([0xAB; 32]), Known::Received);
+        for name in [&b"a/b c"[..], b"back\\slash\nline", b"\r."]
+            .into_iter()
+            .chain(unreadable)
+        {
+            manifest.add(
+                &RelPath::from_bytes(name).unwrap(),
+                &Root([0xAB; 32]),
+                Known::Received,
+            );
         }
         assert_eq!(manifest.finish().unwrap(), 4);
         let hex = "ab".repeat(32);

@@ -12,8 +12,8 @@ use zmove_types::{FileId, ItemId, Observer};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
-    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt, Stored, StoredItem, ToReceiver,
-    ToSender, Version, WireError,
+    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt, Stored, StoredItem,
+    ToReceiver, ToSender, Version, WireError,
 };
 
 use crate::account::Moved;
@@ -74,22 +74,40 @@ impl Receipts {
     ) -> (Self, Replies, UnboundedReceiver<ToReceiver>) {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let (reply_sender, replies) = replies::channel(quota.clone());
-        let session = Arc::new(Session::new(observer, (version, extras), started, outgoing_in, quota));
+        let session = Arc::new(Session::new(
+            observer,
+            (version, extras),
+            started,
+            outgoing_in,
+            quota,
+        ));
         let paced = Duration::ZERO;
         let reported = ReportCounts::default();
         let (signed, orders) = (None, Orders::default());
-        let receipts = Self { session, reply_sender, paced, times_beyond_range: 0, reported, signed, orders };
+        let receipts = Self {
+            session,
+            reply_sender,
+            paced,
+            times_beyond_range: 0,
+            reported,
+            signed,
+            orders,
+        };
         (receipts, replies, outgoing)
     }
 
     /// Takes a message; returns the last one, `Finished`, when it is that.
     pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         let session = Arc::clone(&self.session);
-        let _entering = session.entering.lock().unwrap_or_else(PoisonError::into_inner);
+        let _entering = session
+            .entering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         match message {
             ToSender::Answer(answer) => self.reply_sender.reply(Reply::Answer(answer))?,
             ToSender::Held(held) => {
-                self.reported.held(&self.session.in_flight.sent_counts, &held)?;
+                self.reported
+                    .held(&self.session.in_flight.sent_counts, &held)?;
                 self.reply_sender.reply(Reply::Held(held))?;
             }
             ToSender::Findings(findings) => self.reply_sender.findings(findings)?,
@@ -102,17 +120,26 @@ impl Receipts {
                 // a file that has failed is not whole when its last group is settled
                 let (failed, whole): (Vec<_>, Vec<_>) =
                     files.into_iter().partition(|file| file.fault.is_some());
-                failed.into_iter().try_for_each(|file| self.take_file(file))?;
-                items.into_iter().try_for_each(|item| self.take_item(item))?;
-                whole.into_iter().try_for_each(|file| self.take_file(file))?;
+                failed
+                    .into_iter()
+                    .try_for_each(|file| self.take_file(file))?;
+                items
+                    .into_iter()
+                    .try_for_each(|item| self.take_item(item))?;
+                whole
+                    .into_iter()
+                    .try_for_each(|file| self.take_file(file))?;
             }
             ToSender::Published { items } => {
                 not_empty(!items.is_empty())?;
-                items.into_iter().try_for_each(|item| self.take_published(item))?;
+                items
+                    .into_iter()
+                    .try_for_each(|item| self.take_published(item))?;
             }
             ToSender::Fault(fault) => {
                 let removals = self.session.account.totals.extraneous.get();
-                self.reported.fault(&self.session.in_flight.sent_counts, &fault, removals)?;
+                self.reported
+                    .fault(&self.session.in_flight.sent_counts, &fault, removals)?;
                 self.session.account.fail(&FileError::Receiver(fault));
             }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
@@ -124,11 +151,17 @@ impl Receipts {
             | ToSender::Granted(_)
             | ToSender::Copy(_)
             | ToSender::Result(_) => {
-                return Err(WireError::OutOfOrder { what: "a second answer" }.into());
+                return Err(WireError::OutOfOrder {
+                    what: "a second answer",
+                }
+                .into());
             }
             ToSender::SharedJob(answer) => self.take_job_answer(answer)?,
             ToSender::Sampled(_) | ToSender::Swept(_) => {
-                return Err(WireError::OutOfOrder { what: "an answer of a probe" }.into());
+                return Err(WireError::OutOfOrder {
+                    what: "an answer of a probe",
+                }
+                .into());
             }
             ToSender::Paced { receive_us } => self.paced = Duration::from_micros(receive_us),
             ToSender::TimesBeyondRange { files } => self.times_beyond_range = files,
@@ -136,7 +169,8 @@ impl Receipts {
             ToSender::Missed { entries } => {
                 not_empty(!entries.is_empty())?;
                 for missed in entries {
-                    self.reported.missed(&self.session.in_flight.sent_counts, &missed.path)?;
+                    self.reported
+                        .missed(&self.session.in_flight.sent_counts, &missed.path)?;
                     self.session.account.name_missed(&missed);
                 }
             }
@@ -158,18 +192,26 @@ impl Receipts {
         self.orders.last += 1;
         let number = self.orders.last;
         self.orders.open.insert(number, OpenOrder { names, answer });
-        self.session.in_flight.tell(ToReceiver::SharedJob(SharedJobRequest { number, order }));
+        self.session
+            .in_flight
+            .tell(ToReceiver::SharedJob(SharedJobRequest { number, order }));
     }
 
     fn take_job_answer(
         &mut self,
         SharedJobAnswer { number, result }: SharedJobAnswer,
     ) -> Result<(), WireError> {
-        let unasked = WireError::OutOfOrder { what: "an answer about a job that nobody has asked for" };
+        let unasked = WireError::OutOfOrder {
+            what: "an answer about a job that nobody has asked for",
+        };
         let OpenOrder { names, answer } = self.orders.open.remove(&number).ok_or(unasked)?;
         match (names, &result) {
             (Some(bytes), SharedJobResult::Committed { .. }) => {
-                self.session.account.moved(&Moved { files: 1, whole_bytes: bytes, ..Moved::default() });
+                self.session.account.moved(&Moved {
+                    files: 1,
+                    whole_bytes: bytes,
+                    ..Moved::default()
+                });
             }
             // told by whoever has asked
             (Some(_), SharedJobResult::Failed(..)) => self.session.account.totals.failed.add(1),
@@ -180,7 +222,10 @@ impl Receipts {
     }
 
     /// Takes all messages that are still to come.
-    pub(crate) async fn take_rest(&mut self, inbox: &mut Inbox<Heard>) -> Result<Finished, SessionError> {
+    pub(crate) async fn take_rest(
+        &mut self,
+        inbox: &mut Inbox<Heard>,
+    ) -> Result<Finished, SessionError> {
         loop {
             if let Some(finished) = self.take(control::receive(inbox).await?)? {
                 return Ok(finished);
@@ -197,22 +242,49 @@ impl Receipts {
         if let Some(bytes) = settled.unpublished_bytes {
             self.session.account.show(0, bytes);
         }
-        settled.words.into_iter().try_for_each(|word| self.reply_sender.reply(Reply::Link(word)))?;
-        self.session.account.totals.bytes_settled.add(settled.data_bytes);
+        settled
+            .words
+            .into_iter()
+            .try_for_each(|word| self.reply_sender.reply(Reply::Link(word)))?;
+        self.session
+            .account
+            .totals
+            .bytes_settled
+            .add(settled.data_bytes);
         match settled.work {
-            Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0)?,
+            Some(Sent::Batch(batch)) => self.take_batch(
+                &SentBatch {
+                    faults: stored.faults,
+                    ..batch
+                },
+                0,
+            )?,
             Some(Sent::Group(file, span, kind)) => {
                 let bytes = file.data_bytes_within(span);
                 let is_same = kind == FrameKind::Same;
                 let stored = file.group_stored(if is_same { 0 } else { bytes });
-                self.session.account.files().brought.note(&(&file.target, span.index));
+                self.session
+                    .account
+                    .files()
+                    .brought
+                    .note(&(&file.target, span.index));
                 match (is_same, stored.counts) {
                     (true, _) => self.session.account.matched(bytes),
-                    (false, true) => self.session.account.moved(&Moved { bytes, ..Moved::default() }),
+                    (false, true) => self.session.account.moved(&Moved {
+                        bytes,
+                        ..Moved::default()
+                    }),
                     (false, false) => self.session.account.show(0, bytes),
                 }
-                file.directory.piece().into_iter().for_each(Piece::has_moved);
-                if let Some(piece) = file.directory.piece().filter(|_| stored.is_all && stored.counts) {
+                file.directory
+                    .piece()
+                    .into_iter()
+                    .for_each(Piece::has_moved);
+                if let Some(piece) = file
+                    .directory
+                    .piece()
+                    .filter(|_| stored.is_all && stored.counts)
+                {
                     // It gets its name by an order, perhaps of another.
                     piece.confirm_large(file.head());
                     self.session.in_flight.abandon_large(file.id);
@@ -224,20 +296,33 @@ impl Receipts {
     }
 
     /// Settles a published batch: faults of storing and of naming, and an entry that has both is told once.
-    fn take_published(&mut self, PublishedItem { item, faults }: PublishedItem) -> Result<(), WireError> {
+    fn take_published(
+        &mut self,
+        PublishedItem { item, faults }: PublishedItem,
+    ) -> Result<(), WireError> {
         let Sent::Batch(mut batch) = self.session.in_flight.published(ItemId(item))? else {
-            return Err(WireError::OutOfOrder { what: "a name of a group" });
+            return Err(WireError::OutOfOrder {
+                what: "a name of a group",
+            });
         };
         let shown = batch.stored_bytes();
         let known: HashSet<_> = batch.faults.iter().map(|fault| fault.entry).collect();
-        batch.faults.extend(faults.into_iter().filter(|fault| !known.contains(&fault.entry)));
+        batch.faults.extend(
+            faults
+                .into_iter()
+                .filter(|fault| !known.contains(&fault.entry)),
+        );
         self.take_batch(&batch, shown)
     }
 
     fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
         let missed = self.session.in_flight.mismatch(item)?;
         let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &missed.resend;
-        self.session.account.totals.bytes_settled.add(work.data_bytes());
+        self.session
+            .account
+            .totals
+            .bytes_settled
+            .add(work.data_bytes());
         match missed.resend {
             Resend::Again { work, tries } if missed.lost => {
                 resend::send_lost(&self.session, work, tries);
@@ -258,12 +343,22 @@ impl Receipts {
         match work {
             Sent::Batch(SentBatch { pack, .. }) => {
                 for path in (0..).map_while(|entry| pack.target_path(entry)) {
-                    let path = if path.is_root() { Path::new(".") } else { path.as_path() }.to_owned();
-                    self.session.account.fail(&FileError::Damaged { path, times });
+                    let path = if path.is_root() {
+                        Path::new(".")
+                    } else {
+                        path.as_path()
+                    }
+                    .to_owned();
+                    self.session
+                        .account
+                        .fail(&FileError::Damaged { path, times });
                 }
             }
             Sent::Group(file, ..) => {
-                let error = FileError::Damaged { path: file.display(), times };
+                let error = FileError::Damaged {
+                    path: file.display(),
+                    times,
+                };
                 self.session.fail_large(&file, &error);
             }
         }
@@ -276,13 +371,25 @@ impl Receipts {
         let mut files = 0;
         let mut bytes = 0;
         let mut holes = 0;
-        let faults: Vec<_> = batch.faults.iter().map(|fault| located(batch, *fault)).collect();
+        let faults: Vec<_> = batch
+            .faults
+            .iter()
+            .map(|fault| located(batch, *fault))
+            .collect();
         batch.confirm_pieces();
-        let kept: HashMap<_, _> = faults.iter().map(|fault| (&fault.path, fault.code)).collect();
+        let kept: HashMap<_, _> = faults
+            .iter()
+            .map(|fault| (&fault.path, fault.code))
+            .collect();
         for (what, path, number) in batch.pack.shared_beside_files() {
-            let is_there = kept.get(&path).is_none_or(|code| *code == FaultCode::AlreadyThere);
+            let is_there = kept
+                .get(&path)
+                .is_none_or(|code| *code == FaultCode::AlreadyThere);
             if matches!(what, PackEntry::Within(_)) && is_there {
-                self.reply_sender.reply(Reply::Link(Word::Named(number, FirstName { path, root: None })))?;
+                self.reply_sender.reply(Reply::Link(Word::Named(
+                    number,
+                    FirstName { path, root: None },
+                )))?;
             }
         }
         for file in &batch.files {
@@ -290,8 +397,12 @@ impl Receipts {
             if let NamePart::First(number) = file.part
                 && fault.is_none_or(|code| *code == FaultCode::AlreadyThere)
             {
-                let first = FirstName { path: file.path.clone(), root: file.root };
-                self.reply_sender.reply(Reply::Link(Word::Named(number, first)))?;
+                let first = FirstName {
+                    path: file.path.clone(),
+                    root: file.root,
+                };
+                self.reply_sender
+                    .reply(Reply::Link(Word::Named(number, first)))?;
             }
             match (fault, &file.part) {
                 (Some(FaultCode::AlreadyThere), _) => {
@@ -304,13 +415,21 @@ impl Receipts {
                 (Some(_), _) => {}
                 (None, NamePart::Link) => {
                     account.linked(file.look.bytes);
-                    account.files().confirm_moved(&file.path, file.root.as_ref(), file.known);
+                    account
+                        .files()
+                        .confirm_moved(&file.path, file.root.as_ref(), file.known);
                 }
                 (None, _) if file.retouched => {
-                    account.skipped(&file.path, file.look, file.root.as_ref().map(|root| (root, file.known)));
+                    account.skipped(
+                        &file.path,
+                        file.look,
+                        file.root.as_ref().map(|root| (root, file.known)),
+                    );
                 }
                 (None, _) => {
-                    account.files().confirm_moved(&file.path, file.root.as_ref(), file.known);
+                    account
+                        .files()
+                        .confirm_moved(&file.path, file.root.as_ref(), file.known);
                     files += 1;
                     bytes += file.data_bytes;
                     holes += file.look.bytes - file.data_bytes;
@@ -318,7 +437,12 @@ impl Receipts {
             }
         }
         account.found_holes(holes);
-        account.moved(&Moved { files, whole_bytes: bytes, bytes, shown });
+        account.moved(&Moved {
+            files,
+            whole_bytes: bytes,
+            bytes,
+            shown,
+        });
         let told = batch.faults.iter().zip(faults);
         let failed = told.filter(|(entry, fault)| {
             fault.code != FaultCode::AlreadyThere && batch.coming_back(entry).is_none()
@@ -329,21 +453,43 @@ impl Receipts {
 
     fn take_file(&mut self, done: FileDone) -> Result<(), WireError> {
         self.reported.file(&self.session.in_flight.sent_counts)?;
-        let Some(file) = self.session.in_flight.end_large(FileId(done.file)) else { return Ok(()) };
+        let Some(file) = self.session.in_flight.end_large(FileId(done.file)) else {
+            return Ok(());
+        };
         if done.fault.is_none() && !file.is_all_read() {
-            return Err(WireError::OutOfOrder { what: "a whole file that has not been sent" });
+            return Err(WireError::OutOfOrder {
+                what: "a whole file that has not been sent",
+            });
         }
         file.close();
         if let Some((operation, code)) = done.fault {
-            let fault = Fault { path: file.target.clone(), operation, code };
-            self.session.account.fail_large(&file, file.kill(), &FileError::Receiver(fault));
+            let fault = Fault {
+                path: file.target.clone(),
+                operation,
+                code,
+            };
+            self.session
+                .account
+                .fail_large(&file, file.kill(), &FileError::Receiver(fault));
             return Ok(());
         }
-        self.session.account.moved(&Moved { files: 1, whole_bytes: file.data_bytes(), ..Moved::default() });
-        self.session.account.files().confirm_moved(&file.target, file.root().as_ref(), Known::Received);
+        self.session.account.moved(&Moved {
+            files: 1,
+            whole_bytes: file.data_bytes(),
+            ..Moved::default()
+        });
+        self.session.account.files().confirm_moved(
+            &file.target,
+            file.root().as_ref(),
+            Known::Received,
+        );
         if let Some(shared) = file.entry.shared {
-            let first = FirstName { path: file.target.clone(), root: file.root() };
-            self.reply_sender.reply(Reply::Link(Word::Named(shared.number, first)))?;
+            let first = FirstName {
+                path: file.target.clone(),
+                root: file.root(),
+            };
+            self.reply_sender
+                .reply(Reply::Link(Word::Named(shared.number, first)))?;
         }
         Ok(())
     }
@@ -351,11 +497,16 @@ impl Receipts {
     /// Checks the end: it is good only if nothing is left open, and of each file that was found something was reported.
     fn finish(&mut self, finished: Finished) -> Result<Finished, SessionError> {
         if !self.session.in_flight.is_settled() {
-            return Err(WireError::OutOfOrder { what: "the end before everything is settled" }.into());
+            return Err(WireError::OutOfOrder {
+                what: "the end before everything is settled",
+            }
+            .into());
         }
         let open = self.session.in_flight.take_large();
         for file in open.into_values() {
-            let error = FileError::Unconfirmed { path: file.display() };
+            let error = FileError::Unconfirmed {
+                path: file.display(),
+            };
             self.session.account.fail_large(&file, file.kill(), &error);
         }
         let files = self.session.account.totals.unaccounted();
@@ -368,7 +519,18 @@ impl Receipts {
 
 /// A fault with the path of its entry.
 fn located(batch: &SentBatch, fault: EntryFault) -> Fault {
-    let EntryFault { entry, operation, code } = fault;
-    let path = batch.pack.target_path(entry).unwrap_or_else(zmove_types::RelPath::root);
-    Fault { path, operation, code }
+    let EntryFault {
+        entry,
+        operation,
+        code,
+    } = fault;
+    let path = batch
+        .pack
+        .target_path(entry)
+        .unwrap_or_else(zmove_types::RelPath::root);
+    Fault {
+        path,
+        operation,
+        code,
+    }
 }

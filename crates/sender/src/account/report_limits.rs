@@ -50,24 +50,34 @@ impl SentCounts {
     /// Notes entries of a directory, below the target.
     pub(crate) fn entries(&self, entries: u64, directory: &RelPath) {
         self.entries.add(entries);
-        self.directory_bytes.fetch_max(directory.as_bytes().len(), Ordering::Relaxed);
+        self.directory_bytes
+            .fetch_max(directory.as_bytes().len(), Ordering::Relaxed);
     }
 
     /// Notes an offer: the receiver may report a value for each group of its files.
     pub(crate) fn offer(&self, offer: &Offer) {
         for group in &offer.groups {
             self.offered.add(group.files.len() as u64);
-            self.directory_bytes.fetch_max(group.directory.as_bytes().len(), Ordering::Relaxed);
+            self.directory_bytes
+                .fetch_max(group.directory.as_bytes().len(), Ordering::Relaxed);
         }
         let files = offer.groups.iter().flat_map(|group| &group.files);
         // Once for an earlier transfer, once for another version, and the end of both.
-        files.for_each(|file| self.held.add(2 * u64::from(GroupSpan::count(file.bytes).unwrap_or(0)) + 2));
+        files.for_each(|file| {
+            self.held
+                .add(2 * u64::from(GroupSpan::count(file.bytes).unwrap_or(0)) + 2)
+        });
     }
 }
 
 impl ReportCounts {
     /// Counts and checks a fault that belongs to no item, in a session that has asked for so many `removals`.
-    pub(crate) fn fault(&mut self, sent: &SentCounts, fault: &Fault, removals: u64) -> Result<(), WireError> {
+    pub(crate) fn fault(
+        &mut self,
+        sent: &SentCounts,
+        fault: &Fault,
+        removals: u64,
+    ) -> Result<(), WireError> {
         self.faults += 1;
         let path_bytes = fault.path.as_bytes().len();
         let directory_bytes = sent.directory_bytes.load(Ordering::Relaxed);
@@ -76,7 +86,11 @@ impl ReportCounts {
             return Ok(());
         }
         self.faults_beside += 1 + path_bytes as u64 / PATH_BYTES_PER_FAULT;
-        let limit = if removals > 0 { FAULTS_OF_REMOVAL_MAX } else { FAULTS_BESIDE_MAX };
+        let limit = if removals > 0 {
+            FAULTS_OF_REMOVAL_MAX
+        } else {
+            FAULTS_BESIDE_MAX
+        };
         within("faults", self.faults_beside, limit)
     }
 
@@ -85,12 +99,20 @@ impl ReportCounts {
         self.missed += 1 + path.as_bytes().len() as u64 / PATH_BYTES_PER_FAULT;
         let directory_bytes = sent.directory_bytes.load(Ordering::Relaxed) as u64;
         let weight = 1 + (directory_bytes + Name::BYTES_MAX as u64 + 1) / PATH_BYTES_PER_FAULT;
-        within("entries that lack something", self.missed, weight * (sent.entries.get() + sent.offered.get()))
+        within(
+            "entries that lack something",
+            self.missed,
+            weight * (sent.entries.get() + sent.offered.get()),
+        )
     }
 
     /// Checks the number of faults of a batch.
     pub(crate) fn entry_faults(faults: usize, entries: usize) -> Result<(), WireError> {
-        within("faults of a batch", faults as u64, FAULTS_PER_ENTRY * entries as u64)
+        within(
+            "faults of a batch",
+            faults as u64,
+            FAULTS_PER_ENTRY * entries as u64,
+        )
     }
 
     /// Counts and checks the end of a large file.
@@ -109,7 +131,13 @@ impl ReportCounts {
 
 /// Checks that a message is not empty: an honest receiver sends no empty one.
 pub(crate) fn not_empty(says: bool) -> Result<(), WireError> {
-    if says { Ok(()) } else { Err(WireError::OutOfOrder { what: "a message that says nothing" }) }
+    if says {
+        Ok(())
+    } else {
+        Err(WireError::OutOfOrder {
+            what: "a message that says nothing",
+        })
+    }
 }
 
 #[cfg(test)]
@@ -124,15 +152,24 @@ mod tests {
         let name = |bytes| "n".repeat(bytes);
         let mut path = String::from("d");
         while path.len() < path_bytes {
-            path = format!("{path}/{}", name((path_bytes - path.len() - 1).min(Name::BYTES_MAX)));
+            path = format!(
+                "{path}/{}",
+                name((path_bytes - path.len() - 1).min(Name::BYTES_MAX))
+            );
         }
         let path = RelPath::from_bytes(path.as_bytes()).unwrap();
         assert_eq!(path.as_bytes().len(), path_bytes);
-        let fault = Fault { path, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
+        let fault = Fault {
+            path,
+            operation: Operation::SetMetadata,
+            code: FaultCode::Os(1),
+        };
         let sent = SentCounts::default();
         sent.entries(1000, &RelPath::from_bytes(b"d").unwrap());
         let mut heard = ReportCounts::default();
-        (0..10_000).take_while(|_| heard.fault(&sent, &fault, 0).is_ok()).count()
+        (0..10_000)
+            .take_while(|_| heard.fault(&sent, &fault, 0).is_ok())
+            .count()
     }
 
     #[test]

@@ -167,9 +167,15 @@ impl From<&Summary> for TransferAccount {
             shares: summary.bottleneck.shares.to_vec(),
             limit: summary.bottleneck.limit as u8,
             path: summary.path.as_ref().map(path_account),
-            preview: summary.preview.map(|preview| (preview.added, preview.changed)),
-            learnt: summary.learnt.map(|learnt| (learnt.lanes, learnt.loss_tolerant)),
-            at_best: summary.at_best.map(|best| (best.bytes_per_second, micros(best.round_trip))),
+            preview: summary
+                .preview
+                .map(|preview| (preview.added, preview.changed)),
+            learnt: summary
+                .learnt
+                .map(|learnt| (learnt.lanes, learnt.loss_tolerant)),
+            at_best: summary
+                .at_best
+                .map(|best| (best.bytes_per_second, micros(best.round_trip))),
             left_out: summary.left_out,
         }
     }
@@ -180,8 +186,14 @@ impl From<TransferAccount> for Summary {
     fn from(account: TransferAccount) -> Self {
         let time = Duration::from_micros;
         let mut shares = [0; Limit::ALL.len()];
-        shares.iter_mut().zip(&account.shares).for_each(|(share, told)| *share = (*told).min(100));
-        let limit = Limit::ALL.get(usize::from(account.limit)).copied().unwrap_or_default();
+        shares
+            .iter_mut()
+            .zip(&account.shares)
+            .for_each(|(share, told)| *share = (*told).min(100));
+        let limit = Limit::ALL
+            .get(usize::from(account.limit))
+            .copied()
+            .unwrap_or_default();
         Self {
             files: account.files,
             bytes: account.bytes,
@@ -209,14 +221,25 @@ impl From<TransferAccount> for Summary {
             manifest_left_out: 0,
             manifest_unread: 0,
             times_beyond_range: account.times_beyond_range,
-            bottleneck: Bottleneck { limit, percent: shares[limit as usize], shares },
+            bottleneck: Bottleneck {
+                limit,
+                percent: shares[limit as usize],
+                shares,
+            },
             path: account.path.map(path_report),
-            preview: account.preview.map(|(added, changed)| Preview { added, changed }),
-            learnt: account.learnt.map(|(lanes, loss_tolerant)| Learnt { lanes, loss_tolerant }),
-            at_best: account.at_best.map(|(bytes_per_second, round_trip)| AtBest {
-                bytes_per_second,
-                round_trip: time(round_trip),
+            preview: account
+                .preview
+                .map(|(added, changed)| Preview { added, changed }),
+            learnt: account.learnt.map(|(lanes, loss_tolerant)| Learnt {
+                lanes,
+                loss_tolerant,
             }),
+            at_best: account
+                .at_best
+                .map(|(bytes_per_second, round_trip)| AtBest {
+                    bytes_per_second,
+                    round_trip: time(round_trip),
+                }),
             left_out: account.left_out,
             receipt: None,
         }
@@ -227,7 +250,11 @@ fn path_account(path: &PathReport) -> PathAccount {
     // only the least, the middle and the most of them are told
     let lanes = &path.bytes_acked;
     let few = lanes.len() <= LANES_TOLD_MAX;
-    let every = if few { 1 } else { lanes.len().div_ceil(LANES_TOLD_MAX) };
+    let every = if few {
+        1
+    } else {
+        lanes.len().div_ceil(LANES_TOLD_MAX)
+    };
     PathAccount {
         bytes_sent: path.bytes_sent,
         bytes_retransmitted: path.bytes_retransmitted,
@@ -270,10 +297,17 @@ mod tests {
     #[test]
     fn an_account_that_has_travelled_says_the_same() {
         let second = Duration::from_secs(1);
-        let path =
-            PathReport { bytes_sent: 3, busy: second, bytes_acked: vec![1, 2], ..PathReport::default() };
-        let bottleneck =
-            Bottleneck { limit: Limit::Path, percent: 70, shares: [0, 0, 0, 0, 70, 0, 0, 30, 0] };
+        let path = PathReport {
+            bytes_sent: 3,
+            busy: second,
+            bytes_acked: vec![1, 2],
+            ..PathReport::default()
+        };
+        let bottleneck = Bottleneck {
+            limit: Limit::Path,
+            percent: 70,
+            shares: [0, 0, 0, 0, 70, 0, 0, 30, 0],
+        };
         let summary = Summary {
             files: 1,
             skipped: 2,
@@ -284,9 +318,18 @@ mod tests {
             first_byte: Some(second / 2),
             bottleneck,
             path: Some(path),
-            preview: Some(Preview { added: 5, changed: 6 }),
-            learnt: Some(Learnt { lanes: 7, loss_tolerant: true }),
-            at_best: Some(AtBest { bytes_per_second: 8, round_trip: second }),
+            preview: Some(Preview {
+                added: 5,
+                changed: 6,
+            }),
+            learnt: Some(Learnt {
+                lanes: 7,
+                loss_tolerant: true,
+            }),
+            at_best: Some(AtBest {
+                bytes_per_second: 8,
+                round_trip: second,
+            }),
             left_out: 9,
             ..Summary::default()
         };

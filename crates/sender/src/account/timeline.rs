@@ -44,7 +44,12 @@ impl Timeline {
             return None;
         }
         let after = self.started.elapsed();
-        self.first_byte.set(FirstByte { after, spent: self.spent_in_all() }).ok()?;
+        self.first_byte
+            .set(FirstByte {
+                after,
+                spent: self.spent_in_all(),
+            })
+            .ok()?;
         Some(after)
     }
 
@@ -67,11 +72,19 @@ impl Timeline {
 
     /// The times that readers and lanes have booked since the first data byte: before, they waited for the dial.
     pub(crate) fn spent(&self) -> Stages {
-        let before = self.first_byte.get().map(|first| first.spent).unwrap_or_default();
+        let before = self
+            .first_byte
+            .get()
+            .map(|first| first.spent)
+            .unwrap_or_default();
         self.spent_in_all().since(&before)
     }
 
     fn spent_in_all(&self) -> Stages {
-        Stages { read: self.read_clock.times(), lane: self.lane_clock.times(), ..Stages::default() }
+        Stages {
+            read: self.read_clock.times(),
+            lane: self.lane_clock.times(),
+            ..Stages::default()
+        }
     }
 }

@@ -111,7 +111,10 @@ impl Totals {
     /// What was not kept, and why.
     fn not_kept(&self) -> Vec<NotKept> {
         let counts = self.not_kept.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.iter().map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries)).collect()
+        counts
+            .iter()
+            .map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries))
+            .collect()
     }
 
     /// How much of the source is not known.
@@ -129,7 +132,10 @@ impl Totals {
     /// since these files may be it.
     pub(crate) fn unaccounted(&self) -> u64 {
         match self.failed.get() {
-            0 => self.found.get().saturating_sub(self.files.get() + self.skipped.get()),
+            0 => self
+                .found
+                .get()
+                .saturating_sub(self.files.get() + self.skipped.get()),
             _ => 0,
         }
     }
@@ -147,11 +153,20 @@ mod tests {
 
     #[test]
     fn a_file_that_nothing_was_told_of_is_missed() {
-        let totals = Totals { found: 7.into(), files: 4.into(), skipped: 2.into(), ..Totals::default() };
+        let totals = Totals {
+            found: 7.into(),
+            files: 4.into(),
+            skipped: 2.into(),
+            ..Totals::default()
+        };
         assert_eq!(totals.unaccounted(), 1);
         totals.files.add(1);
         assert_eq!(totals.unaccounted(), 0);
-        let failed = Totals { found: 1.into(), failed: 1.into(), ..Totals::default() };
+        let failed = Totals {
+            found: 1.into(),
+            failed: 1.into(),
+            ..Totals::default()
+        };
         assert_eq!(failed.unaccounted(), 0, "the exit code tells already");
     }
 }

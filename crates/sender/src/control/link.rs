@@ -8,8 +8,8 @@ use tokio::time::timeout;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneError, LaneSink};
 use zmove_types::{Beginning, TransferId};
 use zmove_wire::{
-    Cipher, Greeting, Open, Proof, Refusal, RefusalCode, Role, ToSender, Version, Waiting, WireError,
-    decode_message, encode_message,
+    Cipher, Greeting, Open, Proof, Refusal, RefusalCode, Role, ToSender, Version, Waiting,
+    WireError, decode_message, encode_message,
 };
 
 use crate::control::relay::{PeerQuota, Relay};
@@ -41,33 +41,48 @@ impl Link {
     /// Sends the greeting and the opening, in the form of the version. One that may begin a shared job is sent only
     /// when the receiver has room, which is to be heard within `silence_max`: what has been said may be carried out,
     /// whether this side waits in line or not.
-    pub(crate) async fn ask(&mut self, open: Open, silence_max: Duration) -> Result<(), SessionError> {
-        let asks_for_more =
-            open.verify || open.proof != Proof::Wire || open.keeping.is_some_and(|keeping| keeping.asked);
+    pub(crate) async fn ask(
+        &mut self,
+        open: Open,
+        silence_max: Duration,
+    ) -> Result<(), SessionError> {
+        let asks_for_more = open.verify
+            || open.proof != Proof::Wire
+            || open.keeping.is_some_and(|keeping| keeping.asked);
         if self.version < Version::V4 && asks_for_more {
             return Err(SessionError::OldReceiver);
         }
-        let mut opening = if self.relay.is_some() { Vec::new() } else { self.greeting().encode().to_vec() };
+        let mut opening = if self.relay.is_some() {
+            Vec::new()
+        } else {
+            self.greeting().encode().to_vec()
+        };
         if may_begin_job(&open) {
             self.control.1.send(&std::mem::take(&mut opening)).await?;
             let room = timeout(silence_max, has_room(&mut self.control.0)).await;
-            room.unwrap_or(Err(SessionError::Silent)).map_err(|error| match error {
-                refused @ SessionError::Refused(_) => refused,
-                error => SessionError::NothingAsked(Box::new(error)),
-            })?;
+            room.unwrap_or(Err(SessionError::Silent))
+                .map_err(|error| match error {
+                    refused @ SessionError::Refused(_) => refused,
+                    error => SessionError::NothingAsked(Box::new(error)),
+                })?;
         }
         opening.extend(encode_message(&open.into_message(self.version)));
         Ok(self.control.1.send(&opening).await?)
     }
 
     pub(crate) fn greeting(&self) -> Greeting {
-        Greeting { cipher: self.cipher, ..Greeting::new(Role::Control, self.transfer) }
+        Greeting {
+            cipher: self.cipher,
+            ..Greeting::new(Role::Control, self.transfer)
+        }
     }
 }
 
 /// Whether an opening may begin a shared job.
 pub(crate) fn may_begin_job(open: &Open) -> bool {
-    open.shared_job.as_ref().is_some_and(|opening| opening.beginning == Beginning::Allowed)
+    open.shared_job
+        .as_ref()
+        .is_some_and(|opening| opening.beginning == Beginning::Allowed)
 }
 
 /// Whether the receiver has room for the session at once: it says otherwise together with its greeting.
@@ -78,11 +93,15 @@ async fn has_room(reader: &mut ControlReader) -> Result<(), SessionError> {
     }
     let message = reader.receive().await?.ok_or(ControlError::Closed)?;
     Err(match decode_message(&message)? {
-        ToSender::Waiting(Waiting { text, .. }) => {
-            SessionError::Refused(Refusal { code: RefusalCode::Full, text })
-        }
+        ToSender::Waiting(Waiting { text, .. }) => SessionError::Refused(Refusal {
+            code: RefusalCode::Full,
+            text,
+        }),
         ToSender::Refused(refusal) => SessionError::Refused(refusal),
-        _ => WireError::OutOfOrder { what: "the first answer" }.into(),
+        _ => WireError::OutOfOrder {
+            what: "the first answer",
+        }
+        .into(),
     })
 }
 
@@ -157,9 +176,16 @@ mod tests {
             quota: None,
         };
         let node = NodeName::new("a").unwrap();
-        let shared_job =
-            Some(Box::new(SharedJobOpening { job: SharedJobId([1; 16]), epoch: 1, beginning, node }));
-        let open = Open { shared_job, ..Open::new(b"t".to_vec(), [1; 16]) };
+        let shared_job = Some(Box::new(SharedJobOpening {
+            job: SharedJobId([1; 16]),
+            epoch: 1,
+            beginning,
+            node,
+        }));
+        let open = Open {
+            shared_job,
+            ..Open::new(b"t".to_vec(), [1; 16])
+        };
         let ended = link.ask(open, Duration::from_secs(20)).await;
         drop(link);
         let mut heard = Vec::new();
@@ -170,7 +196,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_opening_of_a_job_is_not_said_before_it_is_known_that_there_is_room() {
         let greeting = Greeting::new(Role::Control, TRANSFER).encode().to_vec();
-        let waiting = ToSender::Waiting(Waiting { ahead: 0, text: "full".to_owned() });
+        let waiting = ToSender::Waiting(Waiting {
+            ahead: 0,
+            text: "full".to_owned(),
+        });
         let in_line = [greeting.clone(), encode_message(&waiting)].concat();
         let (ended, heard) = asked(Beginning::Allowed, &in_line).await;
         assert!(ended.is_err_and(|error| error.is_busy()));
@@ -178,7 +207,10 @@ mod tests {
         let (ended, heard) = asked(Beginning::Allowed, &[]).await;
         assert!(matches!(ended, Err(SessionError::NothingAsked(silent)) if silent.is_lost()));
         assert_eq!(heard.len(), Greeting::BYTES);
-        for (beginning, said) in [(Beginning::Allowed, &greeting), (Beginning::UnderWay, &in_line)] {
+        for (beginning, said) in [
+            (Beginning::Allowed, &greeting),
+            (Beginning::UnderWay, &in_line),
+        ] {
             let (ended, heard) = asked(beginning, said).await;
             ended.unwrap();
             assert!(heard.len() > Greeting::BYTES, "{beginning:?}");

@@ -41,8 +41,14 @@ pub(crate) enum DialledBy {
 
 impl From<Option<Relay>> for RelayParts {
     fn from(relay: Option<Relay>) -> Self {
-        let Some(Relay { words, last }) = relay else { return Self::default() };
-        Self { beside: Some(words), last: Some(last), dialled_by: DialledBy::Receiver }
+        let Some(Relay { words, last }) = relay else {
+            return Self::default();
+        };
+        Self {
+            beside: Some(words),
+            last: Some(last),
+            dialled_by: DialledBy::Receiver,
+        }
     }
 }
 
@@ -88,14 +94,24 @@ pub(crate) struct Heard {
 pub(crate) fn inbox(reader: ControlReader, quota: Option<Arc<dyn PeerQuota>>) -> Inbox<Heard> {
     let decode = move |bytes: &[u8]| {
         let Some(quota) = &quota else {
-            return Ok(Heard { message: decode_message(bytes)?, _held: None });
+            return Ok(Heard {
+                message: decode_message(bytes)?,
+                _held: None,
+            });
         };
         // what is decoded is larger than what has come, by no more than this
         let held = quota.book_memory(bytes.len() * DECODED_BYTES_PER_BYTE)?;
         let mut strings = Vec::new();
-        let room = |count: usize| quota.book_memory(count * ELEMENT_BYTES).map(|held| strings.push(held));
+        let room = |count: usize| {
+            quota
+                .book_memory(count * ELEMENT_BYTES)
+                .map(|held| strings.push(held))
+        };
         let message = decode_message_within(bytes, room)?;
-        Ok(Heard { message, _held: Some(Box::new((held, strings))) })
+        Ok(Heard {
+            message,
+            _held: Some(Box::new((held, strings))),
+        })
     };
     reader.into_inbox(decode, INBOX_MESSAGES_MAX)
 }

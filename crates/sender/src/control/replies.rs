@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, unbounded};
 use zmove_wire::limits::{
-    HASH_ORDERS_OUTSTANDING_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX,
+    HASH_ORDERS_OUTSTANDING_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX,
+    REMOVES_OUTSTANDING_MAX,
 };
 use zmove_wire::{Answer, Findings, Hashed, Held, TargetState, ToSender, WireError};
 
@@ -78,7 +79,13 @@ pub(crate) fn channel(quota: Option<Arc<dyn PeerQuota>>) -> (ReplySender, Replie
     let (hashed_in, hashed) = bounded(HASH_ORDERS_OUTSTANDING_MAX);
     let (mirror_in, mirror) = bounded(KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);
     let waiting = Arc::default();
-    let replies = Replies { state, offers, findings, hashed, mirror };
+    let replies = Replies {
+        state,
+        offers,
+        findings,
+        hashed,
+        mirror,
+    };
     let sender = ReplySender {
         state: state_in,
         offers: offers_in,
@@ -103,14 +110,29 @@ impl ReplySender {
             Reply::Link(_) => 0,
         };
         if self.waiting.fetch_add(weight, Ordering::Relaxed) + weight > WAITING_MAX {
-            return Err(WireError::OutOfOrder { what: "more answers than there are offers" });
+            return Err(WireError::OutOfOrder {
+                what: "more answers than there are offers",
+            });
         }
-        let beside = if matches!(reply, Reply::Held(_)) { VALUES_BYTES } else { 0 };
+        let beside = if matches!(reply, Reply::Held(_)) {
+            VALUES_BYTES
+        } else {
+            0
+        };
         let bytes = weight * REPLY_BYTES + beside;
-        let held = self.quota.as_ref().map(|quota| quota.book_memory(bytes)).transpose()?;
+        let held = self
+            .quota
+            .as_ref()
+            .map(|quota| quota.book_memory(bytes))
+            .transpose()?;
         // The planner has gone only when the session is being stopped.
         let all = Arc::clone(&self.waiting);
-        let _stopping = self.offers.send(QueuedReply { reply, weight, all, held });
+        let _stopping = self.offers.send(QueuedReply {
+            reply,
+            weight,
+            all,
+            held,
+        });
         Ok(())
     }
 
@@ -135,7 +157,11 @@ impl ReplySender {
     /// # Errors
     /// [`WireError::OutOfOrder`] when there are more answers than questions may be open.
     pub(crate) fn mirror(&self, message: ToSender) -> Result<(), WireError> {
-        answer(&self.mirror, message, "an answer about names that nobody asked for")
+        answer(
+            &self.mirror,
+            message,
+            "an answer about names that nobody asked for",
+        )
     }
 }
 
@@ -160,7 +186,13 @@ mod tests {
     use super::*;
 
     fn held(count: usize) -> Reply {
-        Reply::Held(Held { offer: 0, file: 0, first: 0, cvs: vec![[0; 32]; count], end: false })
+        Reply::Held(Held {
+            offer: 0,
+            file: 0,
+            first: 0,
+            cvs: vec![[0; 32]; count],
+            end: false,
+        })
     }
 
     #[test]
@@ -177,14 +209,28 @@ mod tests {
     #[test]
     fn answers_without_questions_are_an_error() {
         let (sender, _replies) = channel(None);
-        let none = || Findings { inquiry: 0, findings: Vec::new() };
-        let told = (0..).take_while(|_| sender.findings(none()).is_ok()).count();
+        let none = || Findings {
+            inquiry: 0,
+            findings: Vec::new(),
+        };
+        let told = (0..)
+            .take_while(|_| sender.findings(none()).is_ok())
+            .count();
         assert_eq!(told, INQUIRIES_OUTSTANDING_MAX);
-        let none = || Hashed { order: 0, values: Vec::new(), fault: None };
+        let none = || Hashed {
+            order: 0,
+            values: Vec::new(),
+            fault: None,
+        };
         let told = (0..).take_while(|_| sender.hashed(none()).is_ok()).count();
         assert_eq!(told, HASH_ORDERS_OUTSTANDING_MAX);
-        let removed = || ToSender::Removed { remove: 0, entries: 0 };
-        let told = (0..).take_while(|_| sender.mirror(removed()).is_ok()).count();
+        let removed = || ToSender::Removed {
+            remove: 0,
+            entries: 0,
+        };
+        let told = (0..)
+            .take_while(|_| sender.mirror(removed()).is_ok())
+            .count();
         assert_eq!(told, KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);
     }
 }

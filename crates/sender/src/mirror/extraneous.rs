@@ -109,11 +109,18 @@ impl ExtraneousList {
         room: bool,
     ) -> bool {
         let inside = whereabouts == Whereabouts::Extraneous;
-        let kept = whereabouts == Whereabouts::ChangedSource || inside && self.kept.contains(directory);
-        let Ok(path) = directory.join(&name.0) else { return true };
+        let kept =
+            whereabouts == Whereabouts::ChangedSource || inside && self.kept.contains(directory);
+        let Ok(path) = directory.join(&name.0) else {
+            return true;
+        };
         let is_directory = form == EntryForm::Directory;
         if let Some(rules) = &self.rules {
-            let kind = if is_directory { PathKind::Directory } else { PathKind::Other };
+            let kind = if is_directory {
+                PathKind::Directory
+            } else {
+                PathKind::Other
+            };
             if !rules.admits(&path, kind) {
                 if inside {
                     self.spare(directory);
@@ -148,7 +155,12 @@ impl ExtraneousList {
             _ => {
                 self.path_bytes += directory.as_bytes().len();
                 let names = vec![(name, form)];
-                self.extraneous.push(ExtraneousEntries { directory: directory.clone(), names, inside, kept });
+                self.extraneous.push(ExtraneousEntries {
+                    directory: directory.clone(),
+                    names,
+                    inside,
+                    kept,
+                });
             }
         }
         true
@@ -170,9 +182,16 @@ impl ExtraneousList {
         let mut ranges = Vec::new();
         let mut bytes = 0;
         while ranges.len() < UNSEEN_ASKED_MAX && bytes < KEEP_NAME_BYTES_MAX / 4 {
-            let Some(directory) = self.unseen.pop() else { break };
+            let Some(directory) = self.unseen.pop() else {
+                break;
+            };
             bytes += directory.as_bytes().len();
-            ranges.push(KeptRange { directory, after: None, names: Vec::new(), open: true });
+            ranges.push(KeptRange {
+                directory,
+                after: None,
+                names: Vec::new(),
+                open: true,
+            });
         }
         (!ranges.is_empty()).then_some(ranges)
     }
@@ -190,10 +209,15 @@ impl ExtraneousList {
         self.kept.clear();
         let mut extraneous = std::mem::take(&mut self.extraneous);
         let mut stays = std::mem::take(&mut self.spared);
-        for ExtraneousEntries { directory, names, .. } in &mut extraneous {
+        for ExtraneousEntries {
+            directory, names, ..
+        } in &mut extraneous
+        {
             names.retain(|(name, form)| {
                 *form != EntryForm::Directory
-                    || directory.join(&name.0).is_ok_and(|path| !stays.contains(&path))
+                    || directory
+                        .join(&name.0)
+                        .is_ok_and(|path| !stays.contains(&path))
             });
         }
         let is_top = |extraneous: &ExtraneousEntries, stays: &HashSet<RelPath>| {
@@ -204,17 +228,28 @@ impl ExtraneousList {
             .filter(|extraneous| is_top(extraneous, &stays))
             .map(|extraneous| extraneous.names.len() as u64)
             .sum();
-        let entries = extraneous.iter().map(|extraneous| extraneous.names.len() as u64).sum::<u64>();
+        let entries = extraneous
+            .iter()
+            .map(|extraneous| extraneous.names.len() as u64)
+            .sum::<u64>();
         let spared = entries.saturating_sub(room);
         let mut surplus = usize::try_from(spared).unwrap_or(usize::MAX);
-        for ExtraneousEntries { directory, names, .. } in &mut extraneous {
+        for ExtraneousEntries {
+            directory, names, ..
+        } in &mut extraneous
+        {
             let first = names.drain(..surplus.min(names.len()));
             surplus -= first.len();
             stays.extend(first.filter_map(|(name, _)| directory.join(&name.0).ok()));
         }
         // The rest goes with its directory.
         extraneous.retain(|extraneous| !extraneous.names.is_empty() && is_top(extraneous, &stays));
-        TakenEntries { extraneous, entries: entries - spared, spared, kept }
+        TakenEntries {
+            extraneous,
+            entries: entries - spared,
+            spared,
+            kept,
+        }
     }
 }
 
@@ -226,9 +261,14 @@ mod tests {
     use super::*;
 
     fn extraneous(rules: &[&str]) -> ExtraneousList {
-        let rules: Vec<_> =
-            rules.iter().map(|rule| Rule::new(Effect::Exclude, rule.as_bytes()).unwrap()).collect();
-        ExtraneousList::new(Some(Arc::new(Selection::new(&rules, 0..=9).unwrap())), false)
+        let rules: Vec<_> = rules
+            .iter()
+            .map(|rule| Rule::new(Effect::Exclude, rule.as_bytes()).unwrap())
+            .collect();
+        ExtraneousList::new(
+            Some(Arc::new(Selection::new(&rules, 0..=9).unwrap())),
+            false,
+        )
     }
 
     fn path(text: &str) -> RelPath {
@@ -237,9 +277,17 @@ mod tests {
 
     /// Adds an entry; a directory where the name ends in a slash.
     fn add(extraneous: &mut ExtraneousList, directory: &str, name: &str, inside: bool) {
-        let form = if name.ends_with('/') { EntryForm::Directory } else { EntryForm::File };
+        let form = if name.ends_with('/') {
+            EntryForm::Directory
+        } else {
+            EntryForm::File
+        };
         let name = ListedName(Name::from_bytes(name.trim_end_matches('/').as_bytes()).unwrap());
-        let whereabouts = if inside { Whereabouts::Extraneous } else { Whereabouts::Source };
+        let whereabouts = if inside {
+            Whereabouts::Extraneous
+        } else {
+            Whereabouts::Source
+        };
         assert!(extraneous.add(&path(directory), (name, form), whereabouts, true));
     }
 
@@ -249,7 +297,10 @@ mod tests {
 
     fn paths(extraneous: &[ExtraneousEntries]) -> Vec<String> {
         let paths = extraneous.iter().flat_map(|extraneous| {
-            extraneous.names.iter().map(|(name, _)| extraneous.directory.join(&name.0).unwrap().to_string())
+            extraneous
+                .names
+                .iter()
+                .map(|(name, _)| extraneous.directory.join(&name.0).unwrap().to_string())
         });
         paths.collect()
     }
@@ -260,8 +311,12 @@ mod tests {
         add(&mut extraneous, "d", "x.o", false);
         add(&mut extraneous, "d", "old/", false);
         add(&mut extraneous, "d", "other/", false);
-        let asked: Vec<_> =
-            extraneous.look_inside().unwrap().into_iter().map(|range| range.directory).collect();
+        let asked: Vec<_> = extraneous
+            .look_inside()
+            .unwrap()
+            .into_iter()
+            .map(|range| range.directory)
+            .collect();
         assert_eq!(asked, [path("d/other"), path("d/old")]);
         add(&mut extraneous, "d/old", "a/", true);
         add(&mut extraneous, "d/old", "b/", true);
@@ -302,7 +357,12 @@ mod tests {
             assert_eq!(extraneous.look_inside().unwrap().len(), 1);
             add(&mut extraneous, "d/old/a", "f", true);
             add(&mut extraneous, "d/old/a", "g", true);
-            let TakenEntries { extraneous, entries, spared, .. } = extraneous.take(room);
+            let TakenEntries {
+                extraneous,
+                entries,
+                spared,
+                ..
+            } = extraneous.take(room);
             assert_eq!(paths(&extraneous), expected, "{room}");
             assert_eq!((entries, spared), (room.min(5), 5 - room.min(5)));
         }
@@ -315,9 +375,22 @@ mod tests {
         assert_eq!(extraneous.look_inside().unwrap().len(), 1);
         add(&mut extraneous, "d/old", "f", true);
         let name = ListedName(Name::from_bytes(b"g").unwrap());
-        assert!(!extraneous.add(&path("d/old"), (name, EntryForm::File), Whereabouts::Extraneous, false));
-        let TakenEntries { extraneous, entries, spared, .. } = extraneous.take(u64::MAX);
-        assert_eq!((paths(&extraneous), entries, spared), (vec!["d/old/f".to_owned()], 1, 0));
+        assert!(!extraneous.add(
+            &path("d/old"),
+            (name, EntryForm::File),
+            Whereabouts::Extraneous,
+            false
+        ));
+        let TakenEntries {
+            extraneous,
+            entries,
+            spared,
+            ..
+        } = extraneous.take(u64::MAX);
+        assert_eq!(
+            (paths(&extraneous), entries, spared),
+            (vec!["d/old/f".to_owned()], 1, 0)
+        );
     }
 
     #[test]
@@ -325,19 +398,33 @@ mod tests {
         let mut extraneous = extraneous(&["*.o"]);
         add(&mut extraneous, "d", "f", false);
         let changed = |extraneous: &mut ExtraneousList, text: &str| {
-            let form = if text.ends_with('/') { EntryForm::Directory } else { EntryForm::File };
+            let form = if text.ends_with('/') {
+                EntryForm::Directory
+            } else {
+                EntryForm::File
+            };
             let name = ListedName(Name::from_bytes(text.trim_end_matches('/').as_bytes()).unwrap());
             assert!(extraneous.add(&path("e"), (name, form), Whereabouts::ChangedSource, true));
         };
-        ["g", "h.o", "old/", "other/"].into_iter().for_each(|name| changed(&mut extraneous, name));
+        ["g", "h.o", "old/", "other/"]
+            .into_iter()
+            .for_each(|name| changed(&mut extraneous, name));
         assert_eq!(extraneous.look_inside().unwrap().len(), 2);
         add(&mut extraneous, "e/old", "x.o", true);
         add(&mut extraneous, "e/old", "y", true);
         add(&mut extraneous, "e/other", "z", true);
         // The limit counts only entries that are removed.
-        let TakenEntries { extraneous, entries, spared, kept } = extraneous.take(1);
+        let TakenEntries {
+            extraneous,
+            entries,
+            spared,
+            kept,
+        } = extraneous.take(1);
         // These are g, old/y and other.
-        assert_eq!((paths(&extraneous), entries, spared, kept), (vec!["d/f".to_owned()], 1, 0, 3));
+        assert_eq!(
+            (paths(&extraneous), entries, spared, kept),
+            (vec!["d/f".to_owned()], 1, 0, 3)
+        );
     }
 
     #[test]

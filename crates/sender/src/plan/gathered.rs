@@ -23,7 +23,12 @@ pub(crate) struct Gathered<T> {
 
 impl<T> Gathered<T> {
     pub(crate) const fn new(most: MessageLoad) -> Self {
-        Self { most, waiting: VecDeque::new(), name_bytes: 0, next: 0 }
+        Self {
+            most,
+            waiting: VecDeque::new(),
+            name_bytes: 0,
+            next: 0,
+        }
     }
 
     pub(crate) fn add(&mut self, entry: T, name_bytes: usize) {
@@ -45,7 +50,9 @@ impl<T> Gathered<T> {
         let mut entries = Vec::with_capacity(self.waiting.len().min(self.most.names));
         let mut bytes = 0;
         while entries.len() < self.most.names && bytes < self.most.name_bytes {
-            let Some((entry, name_bytes)) = self.waiting.pop_front() else { break };
+            let Some((entry, name_bytes)) = self.waiting.pop_front() else {
+                break;
+            };
             bytes += name_bytes;
             entries.push(entry);
         }
@@ -62,7 +69,10 @@ mod tests {
     /// The last name may go beyond the bytes: the limit of a message leaves room for one.
     #[test]
     fn a_message_holds_what_has_waited_longest_within_both_limits() {
-        let mut gathered = Gathered::new(MessageLoad { names: 3, name_bytes: 10 });
+        let mut gathered = Gathered::new(MessageLoad {
+            names: 3,
+            name_bytes: 10,
+        });
         (0..3).for_each(|entry| gathered.add(entry, 1));
         assert!(gathered.is_full(), "by its names");
         (3..7).for_each(|entry| gathered.add(entry, 8));

@@ -42,12 +42,24 @@ impl Guess {
     pub(super) fn new(compare: Compare, unread: Sender<Unread>) -> Self {
         let (sent, read) = match compare {
             Compare::Quick => (
-                Allowance { entries: GUESSED_ENTRIES_MAX, bytes: GUESSED_BYTES_MAX },
-                Allowance { entries: READ_AHEAD_ENTRIES_MAX, bytes: READ_AHEAD_BYTES_MAX },
+                Allowance {
+                    entries: GUESSED_ENTRIES_MAX,
+                    bytes: GUESSED_BYTES_MAX,
+                },
+                Allowance {
+                    entries: READ_AHEAD_ENTRIES_MAX,
+                    bytes: READ_AHEAD_BYTES_MAX,
+                },
             ),
             Compare::Checksum => Default::default(),
         };
-        Self { basis: Basis::Guessed, sent, read, held: Vec::new(), unread }
+        Self {
+            basis: Basis::Guessed,
+            sent,
+            read,
+            held: Vec::new(),
+            unread,
+        }
     }
 
     /// The basis for a file of this size; `None` where it is kept for later, as are all after it.
@@ -77,7 +89,11 @@ impl Guess {
             return None;
         };
         self.basis = basis;
-        let allowance = if basis == Basis::Guessed { &mut self.sent } else { &mut self.read };
+        let allowance = if basis == Basis::Guessed {
+            &mut self.sent
+        } else {
+            &mut self.read
+        };
         allowance.entries -= 1;
         allowance.bytes -= entry.size;
         Some(entry)

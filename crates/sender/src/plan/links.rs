@@ -124,15 +124,34 @@ impl Links {
         let SharedFile { number, names } = shared;
         let Some(group) = self.groups.get_mut(&number) else {
             if self.groups.len() >= GROUPS_MAX {
-                return Part::Copy(Entry { shared: None, ..entry }, Lack::TooMuch);
+                return Part::Copy(
+                    Entry {
+                        shared: None,
+                        ..entry
+                    },
+                    Lack::TooMuch,
+                );
             }
             let first = First::Awaited(Vec::new());
-            self.groups.insert(number, Group { missing: names.saturating_sub(1), lost: 0, first });
+            self.groups.insert(
+                number,
+                Group {
+                    missing: names.saturating_sub(1),
+                    lost: 0,
+                    first,
+                },
+            );
             return Part::File(entry);
         };
         group.missing = group.missing.saturating_sub(1);
         if made == Made::Never {
-            return Part::Copy(Entry { shared: None, ..entry }, Lack::OldReceiver);
+            return Part::Copy(
+                Entry {
+                    shared: None,
+                    ..entry
+                },
+                Lack::OldReceiver,
+            );
         }
         match &mut group.first {
             First::Awaited(names) => {
@@ -157,12 +176,13 @@ impl Links {
     ) -> (Arc<FirstName>, Vec<(SourceDirectory, Entry)>) {
         let first = Arc::new(first);
         let names = match self.groups.get_mut(&number) {
-            Some(Group { first: state @ First::Awaited(_), .. }) => {
-                match std::mem::replace(state, First::Named(Arc::clone(&first))) {
-                    First::Awaited(names) => names,
-                    First::Named(_) => Vec::new(),
-                }
-            }
+            Some(Group {
+                first: state @ First::Awaited(_),
+                ..
+            }) => match std::mem::replace(state, First::Named(Arc::clone(&first))) {
+                First::Awaited(names) => names,
+                First::Named(_) => Vec::new(),
+            },
             _ => Vec::new(),
         };
         self.waiting -= names.len();
@@ -185,10 +205,20 @@ impl Links {
         (number, tried): (FileNumber, &Arc<FirstName>),
     ) -> Part {
         if self.groups.len() >= GROUPS_MAX && !self.groups.contains_key(&number) {
-            return Part::Copy(Entry { shared: None, ..entry }, Lack::TooMuch);
+            return Part::Copy(
+                Entry {
+                    shared: None,
+                    ..entry
+                },
+                Lack::TooMuch,
+            );
         }
         // A group that has been forgotten, as all its names had been seen, is now kept to the end.
-        let kept = || Group { missing: 1, lost: 0, first: First::Named(Arc::clone(tried)) };
+        let kept = || Group {
+            missing: 1,
+            lost: 0,
+            first: First::Named(Arc::clone(tried)),
+        };
         let group = self.groups.entry(number).or_insert_with(kept);
         match &mut group.first {
             First::Awaited(names) => {
@@ -201,9 +231,13 @@ impl Links {
                 Part::Link(entry, Arc::clone(first))
             }
             // Somebody changes the file all the time: another round would take as long, and find the same.
-            First::Named(_) if group.lost == LOST_MAX => {
-                Part::Copy(Entry { shared: None, ..entry }, Lack::Os(Errno::STALE.raw_os_error()))
-            }
+            First::Named(_) if group.lost == LOST_MAX => Part::Copy(
+                Entry {
+                    shared: None,
+                    ..entry
+                },
+                Lack::Os(Errno::STALE.raw_os_error()),
+            ),
             named @ First::Named(_) => {
                 group.lost += 1;
                 *named = First::Awaited(Vec::new());
@@ -215,7 +249,10 @@ impl Links {
     /// Forgets a file of which a name stays at the target whatever that leads to; returns the names that have waited.
     pub(crate) fn forget(&mut self, number: FileNumber) -> Vec<(SourceDirectory, Entry)> {
         match self.groups.remove(&number) {
-            Some(Group { first: First::Awaited(names), .. }) => {
+            Some(Group {
+                first: First::Awaited(names),
+                ..
+            }) => {
                 self.waiting -= names.len();
                 names
             }
@@ -226,10 +263,13 @@ impl Links {
     /// The first names have all failed that some names wait for: for each of these, the next one.
     pub(crate) fn next_first(&mut self) -> Vec<(SourceDirectory, Entry)> {
         self.unheard = 0;
-        let awaited = self.groups.values_mut().filter_map(|group| match &mut group.first {
-            First::Awaited(names) => names.pop(),
-            First::Named(_) => None,
-        });
+        let awaited = self
+            .groups
+            .values_mut()
+            .filter_map(|group| match &mut group.first {
+                First::Awaited(names) => names.pop(),
+                First::Named(_) => None,
+            });
         let next: Vec<_> = awaited.collect();
         self.waiting -= next.len();
         next
@@ -266,7 +306,9 @@ pub(crate) enum NoLink {
 
 impl NoLink {
     pub(crate) fn of(code: FaultCode) -> Self {
-        let FaultCode::Os(errno) = code else { return Self::Lost };
+        let FaultCode::Os(errno) = code else {
+            return Self::Lost;
+        };
         match Errno::from_raw_os_error(errno) {
             Errno::MLINK => Self::Full(Lack::Os(errno)),
             Errno::PERM | Errno::ACCESS => Self::Never(Lack::NotPermitted),
@@ -298,7 +340,9 @@ mod tests {
         let root = ScanRoot::new(home.to_owned(), RelPath::root());
         let mut found = Vec::new();
         for item in scan(vec![root], &ScanConfig::default()).receiver() {
-            let ScanItem::Batch(batch) = item else { continue };
+            let ScanItem::Batch(batch) = item else {
+                continue;
+            };
             let directory = SourceDirectory::held_open(&batch.directory);
             found.extend(batch.entries.into_iter().map(|entry| {
                 let shared = entry.shared.expect("it has several names");
@@ -320,15 +364,28 @@ mod tests {
     }
 
     fn first(path: &str) -> FirstName {
-        FirstName { path: RelPath::from_bytes(path.as_bytes()).unwrap(), root: None }
+        FirstName {
+            path: RelPath::from_bytes(path.as_bytes()).unwrap(),
+            root: None,
+        }
     }
 
     #[test]
     fn the_scan_sees_which_file_it_is() {
         let home = group(3);
         let stat = home.path().join("0").metadata().unwrap();
-        let shared = SharedFile { number: FileNumber { device: stat.dev(), inode: stat.ino() }, names: 3 };
-        assert!(entries(home.path()).iter().all(|(_, _, found)| *found == shared));
+        let shared = SharedFile {
+            number: FileNumber {
+                device: stat.dev(),
+                inode: stat.ino(),
+            },
+            names: 3,
+        };
+        assert!(
+            entries(home.path())
+                .iter()
+                .all(|(_, _, found)| *found == shared)
+        );
     }
 
     #[test]
@@ -338,13 +395,25 @@ mod tests {
         let parts: Vec<_> = entries(home.path())
             .into_iter()
             .map(|(directory, entry, shared)| {
-                (links.take(&directory, entry, shared, Made::WherePossible), shared.number)
+                (
+                    links.take(&directory, entry, shared, Made::WherePossible),
+                    shared.number,
+                )
             })
             .collect();
-        assert!(matches!(&parts[..], [(Part::File(_), _), (Part::Waits, _), (Part::Waits, _)]), "{parts:?}");
+        assert!(
+            matches!(
+                &parts[..],
+                [(Part::File(_), _), (Part::Waits, _), (Part::Waits, _)]
+            ),
+            "{parts:?}"
+        );
         assert!(!links.is_done());
         let (_, names) = links.named(parts[0].1, first("0"));
-        assert_eq!((names.len(), links.groups.len(), links.is_done()), (2, 0, false));
+        assert_eq!(
+            (names.len(), links.groups.len(), links.is_done()),
+            (2, 0, false)
+        );
         links.heard(2);
         assert!(links.is_done());
     }
@@ -354,13 +423,21 @@ mod tests {
         let home = group(2);
         let mut links = Links::default();
         let [(directory, entry, shared), (_, late, _)] = entries(home.path()).try_into().unwrap();
-        assert!(matches!(links.take(&directory, entry, shared, Made::WherePossible), Part::File(_)));
+        assert!(matches!(
+            links.take(&directory, entry, shared, Made::WherePossible),
+            Part::File(_)
+        ));
         assert!(links.named(shared.number, first("0")).1.is_empty());
-        let Part::Link(entry, named) = links.take(&directory, late, shared, Made::WherePossible) else {
+        let Part::Link(entry, named) = links.take(&directory, late, shared, Made::WherePossible)
+        else {
             panic!("no link")
         };
         assert_eq!(
-            (entry.name.as_bytes(), named.path.as_bytes(), links.groups.len()),
+            (
+                entry.name.as_bytes(),
+                named.path.as_bytes(),
+                links.groups.len()
+            ),
             (&b"1"[..], &b"0"[..], 0)
         );
     }
@@ -369,10 +446,13 @@ mod tests {
     fn where_the_first_name_fails_the_next_one_is_the_first() {
         let home = group(3);
         let mut links = Links::default();
-        let number = entries(home.path()).into_iter().fold(None, |_, (directory, entry, shared)| {
-            links.take(&directory, entry, shared, Made::WherePossible);
-            Some(shared.number)
-        });
+        let number =
+            entries(home.path())
+                .into_iter()
+                .fold(None, |_, (directory, entry, shared)| {
+                    links.take(&directory, entry, shared, Made::WherePossible);
+                    Some(shared.number)
+                });
         assert_eq!(links.next_first().len(), 1);
         let (_, names) = links.named(number.unwrap(), first("2"));
         assert_eq!(names.len(), 1);
@@ -396,7 +476,9 @@ mod tests {
         assert!(matches!(back(&mut links, 0), Part::File(_)));
         assert!(matches!(back(&mut links, 1), Part::Waits));
         assert_eq!(links.named(number, first("1")).1.len(), 1);
-        assert!(matches!(back(&mut links, 2), Part::Link(_, first) if first.path.as_bytes() == b"1"));
+        assert!(
+            matches!(back(&mut links, 2), Part::Link(_, first) if first.path.as_bytes() == b"1")
+        );
     }
 
     #[test]
@@ -430,7 +512,11 @@ mod tests {
         let none = |inode| {
             (
                 FileNumber { device: 0, inode },
-                Group { missing: 1, lost: 0, first: First::Awaited(Vec::new()) },
+                Group {
+                    missing: 1,
+                    lost: 0,
+                    first: First::Awaited(Vec::new()),
+                },
             )
         };
         links.groups.extend((0..GROUPS_MAX as u64).map(none));

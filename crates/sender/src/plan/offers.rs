@@ -50,13 +50,23 @@ pub(crate) enum Answered {
     /// The file may be there already: this is the root hash of the file at the target.
     Compare([u8; 32]),
     /// Some groups are at the target: the values of those that came before, and of those of another version.
-    GoOn { held: GroupValues, there: GroupValues },
+    GoOn {
+        held: GroupValues,
+        there: GroupValues,
+    },
 }
 
 impl Default for Offering {
     fn default() -> Self {
-        let most = MessageLoad { names: OFFER_FILES_MAX, name_bytes: OFFER_NAME_BYTES_MAX };
-        Self { open: Gathered::new(most), outstanding: HashMap::new(), awaited: HashMap::new() }
+        let most = MessageLoad {
+            names: OFFER_FILES_MAX,
+            name_bytes: OFFER_NAME_BYTES_MAX,
+        };
+        Self {
+            open: Gathered::new(most),
+            outstanding: HashMap::new(),
+            awaited: HashMap::new(),
+        }
     }
 }
 
@@ -73,12 +83,26 @@ impl Offering {
             return None;
         }
         let (offer, files) = self.open.take();
-        let groups = files.chunk_by(|(before, _), (directory, _)| before.is(directory)).map(|files| {
-            let directory = files[0].0.target_path().clone();
-            OfferedGroup { directory, files: files.iter().map(|(_, entry)| offered(entry, extras)).collect() }
-        });
+        let groups = files
+            .chunk_by(|(before, _), (directory, _)| before.is(directory))
+            .map(|files| {
+                let directory = files[0].0.target_path().clone();
+                OfferedGroup {
+                    directory,
+                    files: files
+                        .iter()
+                        .map(|(_, entry)| offered(entry, extras))
+                        .collect(),
+                }
+            });
         let groups = groups.collect();
-        self.outstanding.insert(offer, Outstanding { files, held: HashMap::new() });
+        self.outstanding.insert(
+            offer,
+            Outstanding {
+                files,
+                held: HashMap::new(),
+            },
+        );
         Some(Offer { offer, groups })
     }
 
@@ -96,13 +120,22 @@ impl Offering {
         booked: Option<Booked>,
     ) -> Option<(SourceDirectory, Entry, Answered)> {
         let key = (held.offer, held.file);
-        if let Some(Awaited { file: (_, entry), there, .. }) = self.awaited.get_mut(&key) {
+        if let Some(Awaited {
+            file: (_, entry),
+            there,
+            ..
+        }) = self.awaited.get_mut(&key)
+        {
             fill(there, entry, held, booked);
-            let Awaited { file, held, there } = held.end.then(|| self.awaited.remove(&key)).flatten()?;
+            let Awaited { file, held, there } =
+                held.end.then(|| self.awaited.remove(&key)).flatten()?;
             let (directory, entry) = file;
             return Some((directory, entry, Answered::GoOn { held, there }));
         }
-        let Outstanding { files, held: by_file } = self.outstanding.get_mut(&held.offer)?;
+        let Outstanding {
+            files,
+            held: by_file,
+        } = self.outstanding.get_mut(&held.offer)?;
         let (_, entry) = files.get(held.file as usize)?;
         fill(by_file.entry(held.file).or_default(), entry, held, booked);
         None
@@ -110,12 +143,18 @@ impl Offering {
 
     /// Takes the answer to an offer; returns its files, each with the decision. More will be [sent](Self::take_held)
     /// about those that are missing.
-    pub(crate) fn take_answer(&mut self, answer: Answer) -> Vec<(SourceDirectory, Entry, Answered)> {
+    pub(crate) fn take_answer(
+        &mut self,
+        answer: Answer,
+    ) -> Vec<(SourceDirectory, Entry, Answered)> {
         let Some(Outstanding { files, mut held }) = self.outstanding.remove(&answer.offer) else {
             return Vec::new();
         };
         // A verdict that is missing must not lose a file.
-        let verdicts = answer.verdicts.into_iter().chain(std::iter::repeat(Verdict::Need));
+        let verdicts = answer
+            .verdicts
+            .into_iter()
+            .chain(std::iter::repeat(Verdict::Need));
         let mut answered = Vec::with_capacity(files.len());
         for ((number, (directory, entry)), verdict) in (0..).zip(files).zip(verdicts) {
             let known = match verdict {
@@ -132,7 +171,11 @@ impl Offering {
                 Verdict::Delta => {
                     let there = GroupValues::default();
                     let held = held.remove(&number).unwrap_or_default();
-                    let awaited = Awaited { file: (directory, entry), held, there };
+                    let awaited = Awaited {
+                        file: (directory, entry),
+                        held,
+                        there,
+                    };
                     self.awaited.insert((answer.offer, number), awaited);
                     continue;
                 }
@@ -155,8 +198,12 @@ impl Offering {
 
 /// Adds the values of a large file's groups that a message has.
 fn fill(values: &mut GroupValues, entry: &Entry, held: &Held, booked: Option<Booked>) {
-    let groups = GroupSpan::count(entry.size).filter(|count| *count > 1).unwrap_or(0);
-    (held.first..groups).zip(&held.cvs).for_each(|(index, cv)| values.insert(index, Cv(*cv)));
+    let groups = GroupSpan::count(entry.size)
+        .filter(|count| *count > 1)
+        .unwrap_or(0);
+    (held.first..groups)
+        .zip(&held.cvs)
+        .for_each(|(index, cv)| values.insert(index, Cv(*cv)));
     if held.first < groups {
         booked.into_iter().for_each(|booked| values.hold(booked));
     }
@@ -169,7 +216,10 @@ fn offered(entry: &Entry, extras: &Extras) -> OfferedFile {
         bytes: entry.size,
         metadata,
         xattrs,
-        source: (entry.size > GROUP_BYTES).then_some(SourceMark { inode: entry.inode, ctime: entry.ctime }),
+        source: (entry.size > GROUP_BYTES).then_some(SourceMark {
+            inode: entry.inode,
+            ctime: entry.ctime,
+        }),
     }
 }
 
@@ -188,13 +238,22 @@ mod tests {
     #[test]
     fn what_is_told_of_a_file_of_four_thousand_million_groups_takes_what_is_told() {
         let file = vanished(1).remove(0);
-        let entry = Entry { size: u64::from(u32::MAX) * GROUP_BYTES, ..file.entry.clone() };
+        let entry = Entry {
+            size: u64::from(u32::MAX) * GROUP_BYTES,
+            ..file.entry.clone()
+        };
         let mut offering = Offering::default();
         (0..2).for_each(|_| offering.add(&file.directory, entry.clone()));
         let offer = offering.next_offer(&Extras::default()).unwrap().offer;
         let booked = Arc::new(());
         let mut tell = |file, first, end| {
-            let held = Held { offer, file, first, cvs: vec![[7; 32]; 2], end };
+            let held = Held {
+                offer,
+                file,
+                first,
+                cvs: vec![[7; 32]; 2],
+                end,
+            };
             offering.take_held(&held, Some(Box::new(Arc::clone(&booked))))
         };
         assert!(tell(0, 5, true).is_none());
@@ -203,15 +262,25 @@ mod tests {
         let verdicts = vec![Verdict::Resume, Verdict::Delta];
         let mut answered = offering.take_answer(Answer { offer, verdicts });
         let (directory, entry, answer) = answered.remove(0);
-        let Answered::GoOn { held, there } = answer else { panic!("{answer:?}") };
+        let Answered::GoOn { held, there } = answer else {
+            panic!("{answer:?}")
+        };
         assert_eq!((held.count(), there.count()), (2, 0));
         let source = LargeSource::new(FileId(1), &directory, entry).resuming(held, 0);
         assert_eq!(source.groups(), Groups::Only([0..5, 7..u32::MAX].into()));
         drop(source);
         assert_eq!(Arc::strong_count(&booked), 1, "given back with the values");
-        let held = Held { offer, file: 1, first: u32::MAX - 1, cvs: vec![[7; 32]; 2], end: true };
+        let held = Held {
+            offer,
+            file: 1,
+            first: u32::MAX - 1,
+            cvs: vec![[7; 32]; 2],
+            end: true,
+        };
         let (.., answer) = offering.take_held(&held, None).unwrap();
-        let Answered::GoOn { there, .. } = answer else { panic!("{answer:?}") };
+        let Answered::GoOn { there, .. } = answer else {
+            panic!("{answer:?}")
+        };
         assert_eq!(there.known().collect::<Vec<_>>(), [u32::MAX - 1]);
     }
 }

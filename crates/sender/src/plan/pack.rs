@@ -77,9 +77,10 @@ impl PackEntry {
     pub(crate) fn entry(&self) -> Option<&Entry> {
         match self {
             Self::Itself(..) => None,
-            Self::Within(entry) | Self::Compare(entry, _) | Self::Retouch(entry) | Self::Link(entry, _) => {
-                Some(entry)
-            }
+            Self::Within(entry)
+            | Self::Compare(entry, _)
+            | Self::Retouch(entry)
+            | Self::Link(entry, _) => Some(entry),
         }
     }
 
@@ -103,7 +104,11 @@ impl PackEntry {
 
     /// How many bytes the entry's name and link target have.
     pub(crate) fn text_bytes(&self) -> usize {
-        let first = if let Self::Link(_, first) = self { first.path.as_bytes().len() } else { 0 };
+        let first = if let Self::Link(_, first) = self {
+            first.path.as_bytes().len()
+        } else {
+            0
+        };
         first
             + self.entry().map_or(0, |entry| match &entry.kind {
                 EntryKind::Symlink(target) => entry.name.as_bytes().len() + target.len(),
@@ -114,7 +119,9 @@ impl PackEntry {
     /// The entry's path below the target, if it is one of this `directory`.
     pub(crate) fn target_path(&self, directory: &SourceDirectory) -> RelPath {
         let directory = directory.target_path();
-        let within = self.entry().and_then(|entry| directory.join(&entry.name).ok());
+        let within = self
+            .entry()
+            .and_then(|entry| directory.join(&entry.name).ok());
         within.unwrap_or_else(|| directory.clone())
     }
 }
@@ -127,7 +134,11 @@ const FIRST_ENTRIES: u64 = 64;
 
 /// The number of the first packs that hold what was found; what does not fit in packs is counted in the same way.
 pub(crate) fn packs_of(found: Found) -> u64 {
-    found.bytes.div_ceil(FIRST_DATA_BYTES).max(found.entries.div_ceil(FIRST_ENTRIES)).max(1)
+    found
+        .bytes
+        .div_ceil(FIRST_DATA_BYTES)
+        .max(found.entries.div_ceil(FIRST_ENTRIES))
+        .max(1)
 }
 
 /// The sizes of packs, by what they are for.
@@ -178,13 +189,22 @@ impl Packer {
     pub(crate) fn new(entries_max: usize, pack_sizes: PackSizes) -> Self {
         let entries_max = entries_max.clamp(1, BATCH_ENTRIES_MAX);
         let load = PackLoad::default();
-        Self { groups: Vec::new(), load, entries_max, pack_sizes, packs_made: 0 }
+        Self {
+            groups: Vec::new(),
+            load,
+            entries_max,
+            pack_sizes,
+            packs_made: 0,
+        }
     }
 
     /// Adds an entry; returns the pack that had no room for it.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: PackEntry) -> Option<Pack> {
         let more = PackLoad::of(directory, &entry);
-        let elsewhere = self.groups.last().is_some_and(|group| !group.directory.is(directory));
+        let elsewhere = self
+            .groups
+            .last()
+            .is_some_and(|group| !group.directory.is(directory));
         // The files of one directory are best placed by one writer.
         let nearly_full = elsewhere && self.load.entries >= self.most_entries() / 4 * 3;
         let pack = if nearly_full || !self.fits(self.load + more) {
@@ -229,7 +249,8 @@ impl Packer {
     /// slow start (RFC 5681) at once and the target's work begins a few round trips sooner; every few packs the limit
     /// doubles.
     fn ramp<N: Ord + Copy + TryFrom<u64>>(&self, most: N, first: u64) -> N {
-        let doublings = (self.packs_made / self.pack_sizes.packs_per_doubling()).min(RAMP_DOUBLINGS_MAX);
+        let doublings =
+            (self.packs_made / self.pack_sizes.packs_per_doubling()).min(RAMP_DOUBLINGS_MAX);
         N::try_from(first << doublings).map_or(most, |limit| limit.min(most))
     }
 
@@ -238,7 +259,10 @@ impl Packer {
         if self.groups.len() >= DIRECTORIES_OPEN_MAX {
             directory.put_off();
         }
-        self.groups.push(PackGroup { directory, entries: vec![entry] });
+        self.groups.push(PackGroup {
+            directory,
+            entries: vec![entry],
+        });
     }
 
     /// Takes what has been gathered, if anything.
@@ -256,8 +280,13 @@ impl PackLoad {
     fn of(directory: &SourceDirectory, entry: &PackEntry) -> Self {
         // an upper bound of what it takes in a batch's head, should it be the first of its directory
         let path_bytes = directory.target_path().as_bytes().len();
-        let head_bytes = 2 * ENTRY_HEAD_BYTES + entry.text_bytes() + entry.xattr_bytes() + path_bytes;
-        Self { entries: 1, data_bytes: entry.data_bytes(), head_bytes }
+        let head_bytes =
+            2 * ENTRY_HEAD_BYTES + entry.text_bytes() + entry.xattr_bytes() + path_bytes;
+        Self {
+            entries: 1,
+            data_bytes: entry.data_bytes(),
+            head_bytes,
+        }
     }
 }
 
@@ -289,7 +318,12 @@ impl PackGroup {
 impl Pack {
     /// A pack of entries that are needed.
     pub(crate) fn of(groups: Vec<PackGroup>) -> Self {
-        Self { groups, tries: 0, basis: Basis::Known, unread: None }
+        Self {
+            groups,
+            tries: 0,
+            basis: Basis::Known,
+            unread: None,
+        }
     }
 
     /// Divides the entries, in their order, into packs with data of at most `bytes_max` or a single file; a directory
@@ -310,12 +344,22 @@ impl Pack {
                 bytes += more;
                 match piece.last_mut() {
                     Some(group) if group.directory.is(&directory) => group.entries.push(entry),
-                    _ => piece.push(PackGroup { directory: directory.clone(), entries: vec![entry] }),
+                    _ => piece.push(PackGroup {
+                        directory: directory.clone(),
+                        entries: vec![entry],
+                    }),
                 }
             }
         }
         pieces.push(piece);
-        pieces.into_iter().map(|groups| Self { groups, unread: self.unread.clone(), ..self }).collect()
+        pieces
+            .into_iter()
+            .map(|groups| Self {
+                groups,
+                unread: self.unread.clone(),
+                ..self
+            })
+            .collect()
     }
 
     /// The bytes of the pack's files.
@@ -330,7 +374,10 @@ impl Pack {
 
     /// About how many bytes the memory of its names takes.
     pub(crate) fn name_bytes(&self) -> u64 {
-        self.groups.iter().map(|group| group.load().head_bytes as u64).sum()
+        self.groups
+            .iter()
+            .map(|group| group.load().head_bytes as u64)
+            .sum()
     }
 
     /// An entry, by its number over all groups, and its directory.
@@ -347,9 +394,13 @@ impl Pack {
 
     /// The entries other than files that have several names, each with its path at the target and its number at the
     /// source.
-    pub(crate) fn shared_beside_files(&self) -> impl Iterator<Item = (&PackEntry, RelPath, FileNumber)> {
-        let all =
-            self.groups.iter().flat_map(|group| group.entries.iter().map(|entry| (&group.directory, entry)));
+    pub(crate) fn shared_beside_files(
+        &self,
+    ) -> impl Iterator<Item = (&PackEntry, RelPath, FileNumber)> {
+        let all = self
+            .groups
+            .iter()
+            .flat_map(|group| group.entries.iter().map(|entry| (&group.directory, entry)));
         all.filter_map(|(directory, what)| {
             let entry = what.entry().filter(|entry| entry.kind != EntryKind::File)?;
             Some((what, what.target_path(directory), entry.shared?.number))
@@ -358,12 +409,15 @@ impl Pack {
 
     /// The target path of an entry, by its number over all groups; `None` past the end.
     pub(crate) fn target_path(&self, entry: u32) -> Option<RelPath> {
-        self.entry(entry).map(|(directory, entry)| entry.target_path(directory))
+        self.entry(entry)
+            .map(|(directory, entry)| entry.target_path(directory))
     }
 
     /// Closes the pack's directories while it waits for its receipt.
     pub(crate) fn put_off(&mut self) {
-        self.groups.iter_mut().for_each(|group| group.directory.put_off());
+        self.groups
+            .iter_mut()
+            .for_each(|group| group.directory.put_off());
     }
 }
 
@@ -377,13 +431,20 @@ mod tests {
     fn packs(home: &std::path::Path, entries_max: usize) -> Vec<Pack> {
         let root = ScanRoot::new(home.to_owned(), RelPath::root());
         let scan = scan(vec![root], &ScanConfig::default());
-        let mut packer =
-            Packer { packs_made: RAMP_DOUBLINGS_MAX, ..Packer::new(entries_max, PackSizes::Within) };
+        let mut packer = Packer {
+            packs_made: RAMP_DOUBLINGS_MAX,
+            ..Packer::new(entries_max, PackSizes::Within)
+        };
         let mut packs = Vec::new();
         for item in scan.receiver() {
-            let ScanItem::Batch(batch) = item else { continue };
+            let ScanItem::Batch(batch) = item else {
+                continue;
+            };
             let directory = SourceDirectory::held_open(&batch.directory);
-            let files = batch.entries.into_iter().filter(|entry| matches!(entry.kind, EntryKind::File));
+            let files = batch
+                .entries
+                .into_iter()
+                .filter(|entry| matches!(entry.kind, EntryKind::File));
             packs.extend(files.filter_map(|file| packer.add(&directory, PackEntry::Within(file))));
         }
         packs.extend(packer.take());
@@ -396,7 +457,9 @@ mod tests {
         for pack in packs(home, entries_max) {
             assert!(pack.entry_count() <= entries_max);
             for group in pack.groups {
-                *pieces.entry(group.directory.target_path().clone()).or_default() += 1;
+                *pieces
+                    .entry(group.directory.target_path().clone())
+                    .or_default() += 1;
             }
         }
         pieces
@@ -409,7 +472,8 @@ mod tests {
         for (number, count) in files.into_iter().enumerate() {
             let directory = home.path().join(number.to_string());
             std::fs::create_dir(&directory).unwrap();
-            (0..count).for_each(|file| std::fs::write(directory.join(file.to_string()), "x").unwrap());
+            (0..count)
+                .for_each(|file| std::fs::write(directory.join(file.to_string()), "x").unwrap());
         }
         let pieces = pieces(home.path(), 100);
         assert_eq!(pieces.len(), files.len());
@@ -419,12 +483,27 @@ mod tests {
     #[test]
     fn a_pack_in_pieces_is_the_same_files_in_their_order() {
         let home = tempfile::tempdir().unwrap();
-        for (directory, bytes) in [("a", 10), ("a", 20), ("a", 0), ("b", 70), ("b", 500), ("c", 30)] {
+        for (directory, bytes) in [
+            ("a", 10),
+            ("a", 20),
+            ("a", 0),
+            ("b", 70),
+            ("b", 500),
+            ("c", 30),
+        ] {
             std::fs::create_dir_all(home.path().join(directory)).unwrap();
-            std::fs::write(home.path().join(directory).join(bytes.to_string()), vec![0; bytes]).unwrap();
+            std::fs::write(
+                home.path().join(directory).join(bytes.to_string()),
+                vec![0; bytes],
+            )
+            .unwrap();
         }
         let pack = packs(home.path(), 100).pop().unwrap();
-        let paths = |pack: &Pack| (0..).map_while(|entry| pack.target_path(entry)).collect::<Vec<_>>();
+        let paths = |pack: &Pack| {
+            (0..)
+                .map_while(|entry| pack.target_path(entry))
+                .collect::<Vec<_>>()
+        };
         let whole = paths(&pack);
         let pieces = pack.split(100);
         assert_eq!(whole.len(), 6);
@@ -443,25 +522,41 @@ mod tests {
         let root = ScanRoot::new(home.path().to_owned(), RelPath::root());
         (0..1000).for_each(|file| std::fs::write(home.path().join(file.to_string()), "x").unwrap());
         let scan = scan(vec![root], &ScanConfig::default());
-        let batch = |item| if let ScanItem::Batch(batch) = item { Some(batch) } else { None };
+        let batch = |item| {
+            if let ScanItem::Batch(batch) = item {
+                Some(batch)
+            } else {
+                None
+            }
+        };
         let batches: Vec<_> = scan.receiver().iter().filter_map(batch).collect();
         let sizes = |pack_sizes| {
             let mut packer = Packer::new(1024, pack_sizes);
             let all = batches.iter().flat_map(|batch| {
                 let directory = SourceDirectory::held_open(&batch.directory);
-                batch.entries.iter().map(move |entry| (directory.clone(), entry.clone()))
+                batch
+                    .entries
+                    .iter()
+                    .map(move |entry| (directory.clone(), entry.clone()))
             });
-            let packs = all.filter_map(|(directory, entry)| packer.add(&directory, PackEntry::Within(entry)));
+            let packs = all
+                .filter_map(|(directory, entry)| packer.add(&directory, PackEntry::Within(entry)));
             packs.map(|pack| pack.entry_count()).collect::<Vec<_>>()
         };
         assert_eq!(sizes(PackSizes::Within), [64, 128, 256, 512]);
-        assert_eq!(sizes(PackSizes::ForLanes)[..9], [[64; 8].as_slice(), &[128]].concat());
+        assert_eq!(
+            sizes(PackSizes::ForLanes)[..9],
+            [[64; 8].as_slice(), &[128]].concat()
+        );
     }
 
     #[test]
     fn one_that_does_not_fit_is_in_as_few_as_can_be() {
         let home = tempfile::tempdir().unwrap();
         (0..250).for_each(|file| std::fs::write(home.path().join(file.to_string()), "x").unwrap());
-        assert_eq!(pieces(home.path(), 100).into_values().collect::<Vec<_>>(), [3]);
+        assert_eq!(
+            pieces(home.path(), 100).into_values().collect::<Vec<_>>(),
+            [3]
+        );
     }
 }

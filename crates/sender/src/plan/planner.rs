@@ -42,13 +42,25 @@ impl Task {
     /// What this opening asks for.
     pub(crate) fn of(open: &Open, mirror: Option<Mirror>, fed: Option<Receiver<Fed>>) -> Self {
         // By size and time a link is compared itself, when it is made.
-        let compares_what_stays = open.compare == Compare::Quick || open.overwrite == Overwrite::Differing;
-        Self { compare: open.compare, compares_what_stays, mirror, fed }
+        let compares_what_stays =
+            open.compare == Compare::Quick || open.overwrite == Overwrite::Differing;
+        Self {
+            compare: open.compare,
+            compares_what_stays,
+            mirror,
+            fed,
+        }
     }
 }
 
 /// Plans until the scan has ended and every offer is answered; then makes a mirror, if one is asked for.
-pub(crate) fn plan_all(session: &Session, packer: Packer, scan: &Scan, replies: &Replies, task: &Task) {
+pub(crate) fn plan_all(
+    session: &Session,
+    packer: Packer,
+    scan: &Scan,
+    replies: &Replies,
+    task: &Task,
+) {
     let (unread_in, unread) = crossbeam_channel::unbounded();
     let mut planner = Planner {
         session,
@@ -133,7 +145,12 @@ impl Planner<'_> {
         while !self.session.in_flight.is_stopping() && (!ended || self.guess.is_some()) {
             let pauses = ended || self.is_full();
             let items = if pauses { &nothing } else { items };
-            let fed = self.task.fed.as_ref().filter(|_| !pauses).unwrap_or(&not_fed);
+            let fed = self
+                .task
+                .fed
+                .as_ref()
+                .filter(|_| !pauses)
+                .unwrap_or(&not_fed);
             let (state, put_back) = match self.guess {
                 Some(_) => (&replies.state, &none_unread),
                 None => (&known, unread),
@@ -172,8 +189,13 @@ impl Planner<'_> {
 
     /// Whether the scan has to wait.
     fn is_full(&self) -> bool {
-        self.offering.as_ref().is_some_and(|offering| !offering.may_offer())
-            || self.guess.as_ref().is_some_and(|guess| !guess.held.is_empty())
+        self.offering
+            .as_ref()
+            .is_some_and(|offering| !offering.may_offer())
+            || self
+                .guess
+                .as_ref()
+                .is_some_and(|guess| !guess.held.is_empty())
             || self.links.is_full()
     }
 
@@ -193,7 +215,11 @@ impl Planner<'_> {
             }
         }
         if self.offering.is_some() {
-            self.session.queue.take_back_read_ahead().into_iter().for_each(|pack| self.plan_anew(pack));
+            self.session
+                .queue
+                .take_back_read_ahead()
+                .into_iter()
+                .for_each(|pack| self.plan_anew(pack));
         }
         for (directory, entry) in held.unwrap_or_default() {
             self.take_entry(&directory, entry);
@@ -231,7 +257,9 @@ impl Planner<'_> {
 
     fn take_last_replies(&mut self, offers: &Receiver<QueuedReply>) {
         self.flush_offers();
-        while !self.session.in_flight.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
+        while !self.session.in_flight.is_stopping()
+            && self.offering.as_ref().is_some_and(|o| !o.is_done())
+        {
             match offers.recv_timeout(PACK_PATIENCE) {
                 Ok(reply) => {
                     self.take_reply(reply);
@@ -260,21 +288,30 @@ impl Planner<'_> {
 
     /// Where nothing is under way any more, first names for which others wait have failed: the next ones are sent.
     fn replace_failed_names(&mut self, offers: &Receiver<QueuedReply>) {
-        let entering = self.session.entering.lock().unwrap_or_else(PoisonError::into_inner);
+        let entering = self
+            .session
+            .entering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let is_idle = !self.links.is_done()
             && self.offering.as_ref().is_none_or(Offering::is_done)
             && self.session.in_flight.is_idle()
             && offers.is_empty();
         drop(entering);
         if is_idle {
-            self.links.next_first().into_iter().for_each(|(directory, entry)| self.need(&directory, entry));
+            self.links
+                .next_first()
+                .into_iter()
+                .for_each(|(directory, entry)| self.need(&directory, entry));
             self.flush_pack();
         }
     }
 
     fn take_fed(&mut self, fed: Fed) {
         match fed {
-            Fed::Items(piece, items) => items.into_iter().for_each(|item| self.take_item(item, Some(&piece))),
+            Fed::Items(piece, items) => items
+                .into_iter()
+                .for_each(|item| self.take_item(item, Some(&piece))),
             Fed::Range(piece, directory, entry, groups) => {
                 let directory = SourceDirectory::held_open(&directory).of_piece(Some(&piece));
                 let id = self.session.queue.fresh_file_id();
@@ -287,7 +324,11 @@ impl Planner<'_> {
 
     fn take_item(&mut self, item: ScanItem, piece: Option<&Arc<Piece>>) {
         match item {
-            ScanItem::Root { directory, metadata, beside } => {
+            ScanItem::Root {
+                directory,
+                metadata,
+                beside,
+            } => {
                 let directory = SourceDirectory::held_open(&directory).of_piece(piece);
                 self.pack(&directory, PackEntry::Itself(metadata, beside));
             }
@@ -298,8 +339,13 @@ impl Planner<'_> {
 
     fn take_batch(&mut self, batch: EntryBatch, piece: Option<&Arc<Piece>>) {
         let directory = SourceDirectory::held_open(&batch.directory).of_piece(piece);
-        let regular = batch.entries.iter().filter(|entry| matches!(entry.kind, EntryKind::File));
-        let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| (files + 1, bytes + entry.size));
+        let regular = batch
+            .entries
+            .iter()
+            .filter(|entry| matches!(entry.kind, EntryKind::File));
+        let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| {
+            (files + 1, bytes + entry.size)
+        });
         self.session.account.find(files, bytes);
         for entry in batch.entries {
             self.take_entry(&directory, entry);
@@ -307,17 +353,31 @@ impl Planner<'_> {
     }
 
     fn take_entry(&mut self, directory: &SourceDirectory, entry: Entry) {
-        if !self.session.account.can_carry(&self.session.extras, directory, &entry) {
+        if !self
+            .session
+            .account
+            .can_carry(&self.session.extras, directory, &entry)
+        {
             // what is never sent has not failed
             let left_out = matches!(entry.kind, EntryKind::Special(_));
-            directory.piece().filter(|_| left_out).into_iter().for_each(|piece| piece.confirm(&entry));
+            directory
+                .piece()
+                .filter(|_| left_out)
+                .into_iter()
+                .for_each(|piece| piece.confirm(&entry));
             return;
         }
         // Other names of a file may be another's to send.
         let is_alone = directory.piece().is_some();
-        let shared = entry.shared.filter(|_| self.session.extras.wants_links() && !is_alone);
+        let shared = entry
+            .shared
+            .filter(|_| self.session.extras.wants_links() && !is_alone);
         let is_special = matches!(entry.kind, EntryKind::Special(_));
-        if let Some(guess) = self.guess.as_mut().filter(|_| is_special || shared.is_some()) {
+        if let Some(guess) = self
+            .guess
+            .as_mut()
+            .filter(|_| is_special || shared.is_some())
+        {
             // a receiver of an older release would break off
             return guess.hold(directory, entry);
         }
@@ -330,7 +390,11 @@ impl Planner<'_> {
     /// Plans a name of a file that may have others.
     fn take_name(&mut self, directory: &SourceDirectory, entry: Entry, shared: SharedFile) {
         let keeps = self.session.extras.kinds().has_any(Kinds::LINKS);
-        let made = if keeps { Made::WherePossible } else { Made::Never };
+        let made = if keeps {
+            Made::WherePossible
+        } else {
+            Made::Never
+        };
         match self.links.take(directory, entry, shared, made) {
             Part::File(entry) => self.take_alone(directory, entry),
             Part::Copy(entry, why) => {
@@ -343,8 +407,13 @@ impl Planner<'_> {
     }
 
     fn lacks_link(&self, directory: &SourceDirectory, entry: &Entry, why: Lack) {
-        let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
-        self.session.account.lacking(&self.session.extras, &path, &[(Kinds::LINKS, why)]);
+        let path = directory
+            .target_path()
+            .join(&entry.name)
+            .unwrap_or_else(|_| RelPath::root());
+        self.session
+            .account
+            .lacking(&self.session.extras, &path, &[(Kinds::LINKS, why)]);
     }
 
     fn take_word(&mut self, word: Word) {
@@ -354,13 +423,17 @@ impl Planner<'_> {
             Word::Changed(directory, entry) => self.need(&directory, entry),
             Word::Unlinked(directory, entry, tried, code) => {
                 let why = NoLink::of(code);
-                why.lack().inspect(|why| self.lacks_link(&directory, &entry, *why));
+                why.lack()
+                    .inspect(|why| self.lacks_link(&directory, &entry, *why));
                 let number = entry.shared.map(|shared| shared.number);
                 let part = match (why, number) {
                     (NoLink::Lost | NoLink::Full(_), Some(number)) => {
                         self.links.unlinked(&directory, entry, (number, &tried))
                     }
-                    _ => Part::File(Entry { shared: None, ..entry }),
+                    _ => Part::File(Entry {
+                        shared: None,
+                        ..entry
+                    }),
                 };
                 match part {
                     Part::File(entry) => self.need(&directory, entry),
@@ -370,7 +443,9 @@ impl Planner<'_> {
                         }
                         self.need(&directory, entry);
                     }
-                    Part::Link(entry, first) => self.pack(&directory, PackEntry::Link(entry, first)),
+                    Part::Link(entry, first) => {
+                        self.pack(&directory, PackEntry::Link(entry, first))
+                    }
                     Part::Waits => {}
                 }
             }
@@ -384,7 +459,13 @@ impl Planner<'_> {
             return self.name(number, FirstName { path, root: None });
         }
         for (directory, entry) in self.links.forget(number) {
-            self.need(&directory, Entry { shared: None, ..entry });
+            self.need(
+                &directory,
+                Entry {
+                    shared: None,
+                    ..entry
+                },
+            );
         }
     }
 
@@ -412,7 +493,9 @@ impl Planner<'_> {
 
     /// Returns a file that is to be sent or read; while the target is not known, others are kept for later.
     fn admit(&mut self, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
-        let Some(guess) = &self.guess else { return Some(entry) };
+        let Some(guess) = &self.guess else {
+            return Some(entry);
+        };
         let before = guess.basis;
         let basis = guess.basis_for(entry.size);
         if basis.is_some_and(|basis| basis != before) {
@@ -423,7 +506,10 @@ impl Planner<'_> {
 
     /// Puts an entry that is needed into the plan.
     fn need(&mut self, directory: &SourceDirectory, entry: Entry) {
-        if directory.piece().is_some_and(|piece| piece.leaves(directory.source_path(), &entry)) {
+        if directory
+            .piece()
+            .is_some_and(|piece| piece.leaves(directory.source_path(), &entry))
+        {
             // it counts for the session in which it gets its name
             return self.session.account.totals.found.take_back(1);
         }
@@ -432,7 +518,9 @@ impl Planner<'_> {
         }
         if matches!(entry.kind, EntryKind::File) && entry.size > GROUP_BYTES {
             let id = self.session.queue.fresh_file_id();
-            self.session.queue.add_file(Arc::new(LargeSource::new(id, directory, entry)), When::Room);
+            self.session
+                .queue
+                .add_file(Arc::new(LargeSource::new(id, directory, entry)), When::Room);
         } else {
             self.pack(directory, PackEntry::Within(entry));
         }
@@ -457,7 +545,11 @@ impl Planner<'_> {
 
     fn plan(&self, pack: Pack) {
         let pack = match &self.guess {
-            Some(guess) => Pack { basis: guess.basis, unread: Some(guess.unread.clone()), ..pack },
+            Some(guess) => Pack {
+                basis: guess.basis,
+                unread: Some(guess.unread.clone()),
+                ..pack
+            },
             None => pack,
         };
         self.session.queue.add_pack(pack);
@@ -465,8 +557,12 @@ impl Planner<'_> {
 
     /// Sends the gathered offers, as far as they may be outstanding.
     fn flush_offers(&mut self) {
-        let Some(offering) = &mut self.offering else { return };
-        let Session { in_flight, extras, .. } = self.session;
+        let Some(offering) = &mut self.offering else {
+            return;
+        };
+        let Session {
+            in_flight, extras, ..
+        } = self.session;
         while let Some(offer) = offering.next_offer(extras) {
             in_flight.sent_counts.offer(&offer);
             let with = extras.speaks();
@@ -482,7 +578,9 @@ impl Planner<'_> {
         let (reply, booked) = queued.take();
         let answered = match (reply, &mut self.offering) {
             (Reply::Link(word), _) => return self.take_word(word),
-            (Reply::Held(held), Some(offering)) => offering.take_held(&held, booked).into_iter().collect(),
+            (Reply::Held(held), Some(offering)) => {
+                offering.take_held(&held, booked).into_iter().collect()
+            }
             (Reply::Answer(answer), Some(offering)) => offering.take_answer(answer),
             (_, None) => return,
         };
@@ -490,12 +588,19 @@ impl Planner<'_> {
             match answered {
                 Answered::Need => self.need(&directory, entry),
                 Answered::Retouch => self.pack(&directory, PackEntry::Retouch(entry)),
-                Answered::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
+                Answered::Compare(root) => {
+                    self.pack(&directory, PackEntry::Compare(entry, Root(root)))
+                }
                 Answered::GoOn { held, there } => self.go_on(&directory, entry, held, there),
                 Answered::Skip => {
-                    let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
+                    let path = directory
+                        .target_path()
+                        .join(&entry.name)
+                        .unwrap_or_else(|_| RelPath::root());
                     let lacks = self.session.extras.lacks_of(&entry);
-                    self.session.account.lacking(&self.session.extras, &path, &lacks);
+                    self.session
+                        .account
+                        .lacking(&self.session.extras, &path, &lacks);
                     if self.session.account.skipped(&path, Look::of(&entry), None) {
                         self.list(&path, &directory, &entry);
                     }
@@ -503,7 +608,9 @@ impl Planner<'_> {
                         self.skipped_name(shared.number, path);
                     }
                     let piece = directory.piece();
-                    piece.into_iter().for_each(|piece| piece.stays(directory.source_path(), &entry));
+                    piece
+                        .into_iter()
+                        .for_each(|piece| piece.stays(directory.source_path(), &entry));
                 }
             }
         }
@@ -532,7 +639,13 @@ impl Planner<'_> {
     }
 
     /// Plans the groups of a large file that have not come before; those that another version has `there` are named.
-    fn go_on(&mut self, directory: &SourceDirectory, entry: Entry, held: GroupValues, there: GroupValues) {
+    fn go_on(
+        &mut self,
+        directory: &SourceDirectory,
+        entry: Entry,
+        held: GroupValues,
+        there: GroupValues,
+    ) {
         if directory.piece().is_some() {
             // what several send none of them goes on with
             return self.need(directory, entry);
@@ -546,6 +659,8 @@ impl Planner<'_> {
             let bytes = self.session.account.resumed(&held, source.entry.size);
             source = source.resuming(held, bytes);
         }
-        self.session.queue.add_file(Arc::new(source.comparing(there)), When::Room);
+        self.session
+            .queue
+            .add_file(Arc::new(source.comparing(there)), When::Room);
     }
 }

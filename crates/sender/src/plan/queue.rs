@@ -41,7 +41,11 @@ pub(crate) enum When {
 impl Queue {
     pub(crate) fn new(in_flight: Arc<InFlight>) -> Self {
         let plan = Plan::new(ENTRIES_WAITING_MAX, FILES_WAITING_MAX);
-        Self { plan, in_flight, next_file: AtomicU64::new(0) }
+        Self {
+            plan,
+            in_flight,
+            next_file: AtomicU64::new(0),
+        }
     }
 
     /// An id for another large file.
@@ -74,7 +78,8 @@ impl Queue {
     pub(crate) fn add_file(&self, file: Arc<LargeSource>, when: When) {
         let bytes = file.entry.size;
         let groups = file.groups();
-        self.in_flight.begin_file(Arc::clone(&file), u64::from(groups.count(bytes)));
+        self.in_flight
+            .begin_file(Arc::clone(&file), u64::from(groups.count(bytes)));
         match when {
             When::Room => drop(self.plan.push_file(file, bytes, groups)),
             When::Now => self.plan.push_file_again(file, bytes),
@@ -99,14 +104,15 @@ impl Queue {
 
     /// Takes out the groups of a file before the one of this number: they are a hole.
     pub(crate) fn skip_groups(&self, file: &Arc<LargeSource>, index: u32) {
-        let skipped = self.plan.skip_groups(|planned| Arc::ptr_eq(planned, file), index);
+        let skipped = self
+            .plan
+            .skip_groups(|planned| Arc::ptr_eq(planned, file), index);
         self.in_flight.skip_work(skipped);
     }
 
     /// Takes back the packs that were to be read ahead and have not been read yet.
     pub(crate) fn take_back_read_ahead(&self) -> Vec<Pack> {
-        let is_read_ahead =
-            |parcel: &Parcel| matches!(parcel, Parcel::Unread(pack) if pack.basis == Basis::ReadAhead);
+        let is_read_ahead = |parcel: &Parcel| matches!(parcel, Parcel::Unread(pack) if pack.basis == Basis::ReadAhead);
         let taken = self.plan.take_back(is_read_ahead);
         taken.iter().for_each(|_parcel| self.in_flight.end_work());
         let packs = taken.into_iter().filter_map(|parcel| match parcel {

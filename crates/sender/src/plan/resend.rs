@@ -19,7 +19,11 @@ pub(crate) fn send_damaged(session: &Session, work: Sent, tries: u8, faults: &[E
         Sent::Batch(batch) => describe(batch, faults),
         Sent::Group(file, span, _) => {
             let end = span.offset() + u64::from(span.len);
-            format!("bytes {} to {end} of '{}'", span.offset(), Escaped::path(&file.display()))
+            format!(
+                "bytes {} to {end} of '{}'",
+                span.offset(),
+                Escaped::path(&file.display())
+            )
         }
     };
     session.account.observer.on(&Event::Resent { what });
@@ -44,7 +48,10 @@ pub(crate) fn send_late(session: &Session, stuck: impl Fn(usize) -> bool) {
 
 fn send_again(queue: &Queue, work: Sent, tries: u8) {
     match work {
-        Sent::Batch(batch) => queue.repeat_pack(Pack { tries, ..batch.pack }),
+        Sent::Batch(batch) => queue.repeat_pack(Pack {
+            tries,
+            ..batch.pack
+        }),
         Sent::Group(file, span, _) => {
             file.is_missing(span);
             file.set_tries(span, tries);
@@ -55,7 +62,12 @@ fn send_again(queue: &Queue, work: Sent, tries: u8) {
 
 /// The damaged files, where the receiver could name them.
 fn describe(batch: &SentBatch, faults: &[EntryFault]) -> String {
-    let path = |fault: &EntryFault| batch.pack.target_path(fault.entry).unwrap_or_else(RelPath::root);
+    let path = |fault: &EntryFault| {
+        batch
+            .pack
+            .target_path(fault.entry)
+            .unwrap_or_else(RelPath::root)
+    };
     match (faults, batch.files.as_slice()) {
         ([only], _) => format!("'{}'", path(only)),
         ([first, rest @ ..], _) => format!("'{}' and {} more", path(first), rest.len()),

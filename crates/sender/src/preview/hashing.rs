@@ -95,7 +95,9 @@ impl Hashing {
 
     /// Queues a job; those that wait are bounded by the questions to the receiver that may be unanswered.
     pub(super) fn hash(&self, job: Job) {
-        self.jobs.send(job).expect("the threads end after this value");
+        self.jobs
+            .send(job)
+            .expect("the threads end after this value");
     }
 }
 
@@ -109,7 +111,9 @@ impl Reader {
     fn run(&self, job: Job) -> Done {
         match job {
             Job::Files(inquiry, files) => {
-                let roots = files.into_iter().map(|(place, source)| (place, self.root_of(&source)));
+                let roots = files
+                    .into_iter()
+                    .map(|(place, source)| (place, self.root_of(&source)));
                 Done::Files(inquiry, roots.collect())
             }
             Job::Groups(order, source, groups, holes) => {
@@ -140,7 +144,11 @@ impl Reader {
             let spans = groups.filter_map(|index| GroupSpan::of(file.bytes(), index));
             let value = |span| {
                 let value = self.value_of(file, span)?;
-                Ok(if holes == Holes::Hashed { Some(value_of(span, value)) } else { value })
+                Ok(if holes == Holes::Hashed {
+                    Some(value_of(span, value))
+                } else {
+                    value
+                })
             };
             spans.map(value).collect()
         })
@@ -152,11 +160,20 @@ impl Reader {
         Ok(has_data.then(|| hasher.finish()))
     }
 
-    fn show(&self, file: &StoredFile, span: GroupSpan, seen: &mut dyn FnMut(&[u8])) -> io::Result<bool> {
+    fn show(
+        &self,
+        file: &StoredFile,
+        span: GroupSpan,
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> io::Result<bool> {
         if self.session.in_flight.is_stopping() {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        file.show((self.file_io.as_ref(), &self.buffers), (span.offset(), span.len as usize), seen)
+        file.show(
+            (self.file_io.as_ref(), &self.buffers),
+            (span.offset(), span.len as usize),
+            seen,
+        )
     }
 
     /// Reads a file that is what the scan has seen, and still is when it has been read.
@@ -167,8 +184,16 @@ impl Reader {
     ) -> Result<T, FileError> {
         let path = || directory.display(&entry.name);
         let (file, before) = directory.open_file(&entry.name)?;
-        let cannot_read = |source| FileError::Read { path: path(), source };
-        if Look::of(entry) != (Look { bytes: before.bytes, mtime: before.mtime }) {
+        let cannot_read = |source| FileError::Read {
+            path: path(),
+            source,
+        };
+        if Look::of(entry)
+            != (Look {
+                bytes: before.bytes,
+                mtime: before.mtime,
+            })
+        {
             return Err(FileError::Changed { path: path() });
         }
         let file = StoredFile::new(file).map_err(cannot_read)?;

@@ -6,11 +6,15 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, never, select};
 use zmove_scan::{Beside, Entry, EntryBatch, EntryKind, Scan, ScanItem};
-use zmove_types::{Change, ChangeKind, EntryForm, Event, GROUP_BYTES, Kinds, Metadata, RelPath, Root};
-use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX};
+use zmove_types::{
+    Change, ChangeKind, EntryForm, Event, GROUP_BYTES, Kinds, Metadata, RelPath, Root,
+};
+use zmove_wire::limits::{
+    INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX,
+};
 use zmove_wire::{
-    Compare, Differences, Fault, Finding, Findings, Hashed, InquireWith, InquiredEntry, InquiredGroup,
-    InquiredKind, InquiredMetadata, Inquiry, ToReceiver,
+    Compare, Differences, Fault, Finding, Findings, Hashed, InquireWith, InquiredEntry,
+    InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, ToReceiver,
 };
 
 use crate::account::failure::FileError;
@@ -53,8 +57,17 @@ struct Inquired {
 
 /// Asks and lists until the scan has ended and every inquiry is answered; verifies where there is something that
 /// hashes.
-pub(super) fn run(session: &Session, scan: &Scan, replies: &Replies, task: &Task, hashing: Option<Hashing>) {
-    let most = MessageLoad { names: INQUIRED_ENTRIES_MAX, name_bytes: INQUIRED_NAME_BYTES_MAX };
+pub(super) fn run(
+    session: &Session,
+    scan: &Scan,
+    replies: &Replies,
+    task: &Task,
+    hashing: Option<Hashing>,
+) {
+    let most = MessageLoad {
+        names: INQUIRED_ENTRIES_MAX,
+        name_bytes: INQUIRED_NAME_BYTES_MAX,
+    };
     let mut survey = Survey {
         session,
         task,
@@ -79,7 +92,11 @@ impl Survey<'_> {
     fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
         let nothing = never();
         while !self.session.in_flight.is_stopping() {
-            let items = if self.may_ask() { scan.receiver() } else { &nothing };
+            let items = if self.may_ask() {
+                scan.receiver()
+            } else {
+                &nothing
+            };
             let done = self.done();
             select! {
                 recv(items) -> item => match item {
@@ -128,20 +145,32 @@ impl Survey<'_> {
 
     /// What has been hashed here.
     fn done(&self) -> Receiver<Done> {
-        self.verification.as_ref().map_or_else(never, |verification| verification.hashing.done.clone())
+        self.verification
+            .as_ref()
+            .map_or_else(never, |verification| verification.hashing.done.clone())
     }
 
     /// Whether another inquiry may be outstanding.
     fn may_ask(&self) -> bool {
-        let is_full = self.verification.as_ref().is_some_and(Verification::is_full);
+        let is_full = self
+            .verification
+            .as_ref()
+            .is_some_and(Verification::is_full);
         self.outstanding.len() < INQUIRIES_OUTSTANDING_MAX && !is_full
     }
 
     fn take_item(&mut self, item: ScanItem) {
         match item {
-            ScanItem::Root { directory, metadata, beside } => {
+            ScanItem::Root {
+                directory,
+                metadata,
+                beside,
+            } => {
                 let directory = SourceDirectory::held_open(&directory).closed();
-                self.gather(Inquired { directory, what: PackEntry::Itself(metadata, beside) });
+                self.gather(Inquired {
+                    directory,
+                    what: PackEntry::Itself(metadata, beside),
+                });
             }
             ScanItem::Batch(batch) => self.take_batch(batch),
             ScanItem::Error(error) => self.session.account.fail_scan(error),
@@ -151,27 +180,47 @@ impl Survey<'_> {
     fn take_batch(&mut self, batch: EntryBatch) {
         let directory = SourceDirectory::held_open(&batch.directory).closed();
         for entry in batch.entries {
-            if !self.session.account.can_carry(&self.session.extras, &directory, &entry) {
+            if !self
+                .session
+                .account
+                .can_carry(&self.session.extras, &directory, &entry)
+            {
                 continue;
             }
             if entry.kind == EntryKind::File {
-                self.session.account.observer.on(&Event::Found { files: 1, bytes: entry.size });
+                self.session.account.observer.on(&Event::Found {
+                    files: 1,
+                    bytes: entry.size,
+                });
             }
             let what = self.part(&directory, entry);
-            self.gather(Inquired { directory: directory.clone(), what });
+            self.gather(Inquired {
+                directory: directory.clone(),
+                what,
+            });
         }
     }
 
     /// An entry as it would travel; of a file with several names the first is taken to arrive at once.
     fn part(&mut self, directory: &SourceDirectory, entry: Entry) -> PackEntry {
         let extras = &self.session.extras;
-        let Some(shared) = entry.shared.filter(|_| extras.kinds().has_any(Kinds::LINKS)) else {
+        let Some(shared) = entry
+            .shared
+            .filter(|_| extras.kinds().has_any(Kinds::LINKS))
+        else {
             return PackEntry::Within(entry);
         };
-        match self.links.take(directory, entry.clone(), shared, Made::WherePossible) {
+        match self
+            .links
+            .take(directory, entry.clone(), shared, Made::WherePossible)
+        {
             Part::File(entry) => {
-                let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
-                self.links.named(shared.number, FirstName { path, root: None });
+                let path = directory
+                    .target_path()
+                    .join(&entry.name)
+                    .unwrap_or_else(|_| RelPath::root());
+                self.links
+                    .named(shared.number, FirstName { path, root: None });
                 PackEntry::Within(entry)
             }
             Part::Link(entry, first) => PackEntry::Link(entry, first),
@@ -182,7 +231,11 @@ impl Survey<'_> {
 
     fn gather(&mut self, asked: Inquired) {
         let name_bytes = asked.directory.target_path().as_bytes().len() + asked.what.text_bytes();
-        self.gathered_bytes += if asked.is_small_file() { asked.what.data_bytes() } else { 0 };
+        self.gathered_bytes += if asked.is_small_file() {
+            asked.what.data_bytes()
+        } else {
+            0
+        };
         self.gathered.add(asked, name_bytes);
         if self.gathered.is_full() || self.gathers_enough() {
             self.ask();
@@ -198,13 +251,24 @@ impl Survey<'_> {
     fn ask(&mut self) {
         while !self.gathered.is_empty() && self.may_ask() {
             let (inquiry, asked) = self.gathered.take();
-            let Session { in_flight, extras, .. } = self.session;
+            let Session {
+                in_flight, extras, ..
+            } = self.session;
             self.gathered_bytes = 0;
             if let Some(verification) = &self.verification {
                 verification.hash_small(inquiry, small_files(&asked));
             }
-            let inquiry = Inquiry { inquiry, groups: groups(&asked, extras) };
-            self.outstanding.insert(inquiry.inquiry, Outstanding { asked, answer: None });
+            let inquiry = Inquiry {
+                inquiry,
+                groups: groups(&asked, extras),
+            };
+            self.outstanding.insert(
+                inquiry.inquiry,
+                Outstanding {
+                    asked,
+                    answer: None,
+                },
+            );
             in_flight.tell(if extras.speaks() {
                 ToReceiver::InquireWith(InquireWith(inquiry))
             } else {
@@ -259,15 +323,25 @@ impl Survey<'_> {
     fn judge_inquiry(&mut self, inquiry: u64) {
         let is_hashed = |verification: &Verification| verification.has_roots(inquiry);
         let is_ready = self.verification.as_ref().is_none_or(is_hashed)
-            && self.outstanding.get(&inquiry).is_some_and(|open| open.answer.is_some());
+            && self
+                .outstanding
+                .get(&inquiry)
+                .is_some_and(|open| open.answer.is_some());
         if !is_ready {
             return;
         }
-        let Some(Outstanding { asked, answer: Some(answer) }) = self.outstanding.remove(&inquiry) else {
+        let Some(Outstanding {
+            asked,
+            answer: Some(answer),
+        }) = self.outstanding.remove(&inquiry)
+        else {
             return;
         };
         // An entry without a finding would be made.
-        let findings = answer.findings.into_iter().chain(std::iter::repeat(Finding::New));
+        let findings = answer
+            .findings
+            .into_iter()
+            .chain(std::iter::repeat(Finding::New));
         let mut changes = Vec::new();
         for (place, (asked, finding)) in asked.into_iter().zip(findings).enumerate() {
             changes.extend(self.compare(&asked, finding, (inquiry, place)));
@@ -288,7 +362,9 @@ impl Survey<'_> {
     ) -> Option<Change> {
         let Some(verification) = &mut self.verification else {
             let finding = match finding {
-                Finding::Contents(differences, root) => self.compare_contents(asked, differences, root)?,
+                Finding::Contents(differences, root) => {
+                    self.compare_contents(asked, differences, root)?
+                }
                 finding => finding,
             };
             return self.judge(asked, finding, String::new());
@@ -306,7 +382,9 @@ impl Survey<'_> {
             }
             (Finding::Contents(differences, root), None) => {
                 let own = own.unwrap_or_else(|| Err(asked.changed()));
-                let own = own.inspect_err(|error| self.session.account.fail(error)).ok()?;
+                let own = own
+                    .inspect_err(|error| self.session.account.fail(error))
+                    .ok()?;
                 with_contents(differences, own.0 == root)
             }
             (finding, Some(source)) if finding.leaves_contents_open() => {
@@ -329,11 +407,21 @@ impl Survey<'_> {
             return None;
         }
         let is_same = file.is_same();
-        let where_not =
-            if file.differing.is_empty() { String::new() } else { format!(" {}", file.differing.shown()) };
+        let where_not = if file.differing.is_empty() {
+            String::new()
+        } else {
+            format!(" {}", file.differing.shown())
+        };
         let finding = with_contents(file.differences, is_same);
         let Source { directory, entry } = file.source;
-        self.judge(&Inquired { directory, what: PackEntry::Within(entry) }, finding, where_not)
+        self.judge(
+            &Inquired {
+                directory,
+                what: PackEntry::Within(entry),
+            },
+            finding,
+            where_not,
+        )
     }
 
     /// Counts what would be done with one entry; returns the line to print, if there is one. `where_not` says where
@@ -343,21 +431,32 @@ impl Survey<'_> {
         let (kind, moves) = match finding {
             Finding::New => (Some(ChangeKind::Added), true),
             Finding::Differs(differences) => {
-                let kind = ChangeKind::Changed(differences.with_detail(Differences::CONTENTS, &where_not));
+                let kind =
+                    ChangeKind::Changed(differences.with_detail(Differences::CONTENTS, &where_not));
                 (Some(kind), differences.has_any(moving(self.task.compare)))
             }
             Finding::Fails(operation, code) => {
                 let path = self.final_path(asked);
-                self.session.account.fail(&FileError::Receiver(Fault { path, operation, code }));
+                self.session.account.fail(&FileError::Receiver(Fault {
+                    path,
+                    operation,
+                    code,
+                }));
                 return None;
             }
             Finding::Same | Finding::Stays | Finding::Contents(..) => (None, false),
         };
-        if let Some(entry) = asked.what.entry().filter(|entry| entry.kind == EntryKind::File) {
+        if let Some(entry) = asked
+            .what
+            .entry()
+            .filter(|entry| entry.kind == EntryKind::File)
+        {
             // A file that cannot be opened would keep everything at the target.
             if moves && self.task.mirror.is_some() {
                 let opened = asked.directory.open_file(&entry.name);
-                opened.inspect_err(|error| self.session.account.fail(error)).ok()?;
+                opened
+                    .inspect_err(|error| self.session.account.fail(error))
+                    .ok()?;
             }
             if moves {
                 let is_link = matches!(asked.what, PackEntry::Link(..));
@@ -365,18 +464,32 @@ impl Survey<'_> {
                 totals.linked.add(u64::from(is_link));
                 totals.bytes.add(if is_link { 0 } else { entry.size });
             } else {
-                self.session.account.skipped(&asked.target_path(), Look::of(entry), None);
+                self.session
+                    .account
+                    .skipped(&asked.target_path(), Look::of(entry), None);
             }
         }
         let kind = kind?;
-        let counter = if kind == ChangeKind::Added { &totals.added } else { &totals.changed };
+        let counter = if kind == ChangeKind::Added {
+            &totals.added
+        } else {
+            &totals.changed
+        };
         counter.add(1);
-        Some(Change { kind, path: self.final_path(asked), form: asked.form() })
+        Some(Change {
+            kind,
+            path: self.final_path(asked),
+            form: asked.form(),
+        })
     }
 
     /// The path that an entry has at the target.
     fn final_path(&self, asked: &Inquired) -> RelPath {
-        self.session.account.files().renamed().unwrap_or_else(|| asked.target_path())
+        self.session
+            .account
+            .files()
+            .renamed()
+            .unwrap_or_else(|| asked.target_path())
     }
 
     /// Reads our own file and compares; `None` where it cannot be read, which has then been reported.
@@ -386,24 +499,43 @@ impl Survey<'_> {
         differences: Differences,
         root: [u8; 32],
     ) -> Option<Finding> {
-        let Some(entry) = asked.what.entry() else { return Some(Finding::Same) };
-        let own = asked.directory.open_file(&entry.name).and_then(|(file, there)| {
-            let path = || asked.directory.display(&entry.name);
-            let stop = || self.session.in_flight.is_stopping();
-            let extras = &self.session.extras;
-            extras
-                .contents_root(&file, there.bytes, stop)
-                .map_err(|source| FileError::Read { path: path(), source })
-        });
-        let own = own.inspect_err(|error| self.session.account.fail(error)).ok().flatten()?;
+        let Some(entry) = asked.what.entry() else {
+            return Some(Finding::Same);
+        };
+        let own = asked
+            .directory
+            .open_file(&entry.name)
+            .and_then(|(file, there)| {
+                let path = || asked.directory.display(&entry.name);
+                let stop = || self.session.in_flight.is_stopping();
+                let extras = &self.session.extras;
+                extras
+                    .contents_root(&file, there.bytes, stop)
+                    .map_err(|source| FileError::Read {
+                        path: path(),
+                        source,
+                    })
+            });
+        let own = own
+            .inspect_err(|error| self.session.account.fail(error))
+            .ok()
+            .flatten()?;
         Some(with_contents(differences, own.0 == root))
     }
 }
 
 /// The finding on a file whose contents have been compared.
 fn with_contents(differences: Differences, is_same: bool) -> Finding {
-    let differences = if is_same { differences } else { differences.and(Differences::CONTENTS) };
-    if differences.is_empty() { Finding::Same } else { Finding::Differs(differences) }
+    let differences = if is_same {
+        differences
+    } else {
+        differences.and(Differences::CONTENTS)
+    };
+    if differences.is_empty() {
+        Finding::Same
+    } else {
+        Finding::Differs(differences)
+    }
 }
 
 /// The most bytes of small files in one inquiry of a verification: one thread hashes them at either end.
@@ -411,13 +543,21 @@ const HASHED_BYTES_MAX: u64 = 16 << 20;
 
 /// The files of one group or less, with their places in the inquiry.
 fn small_files(asked: &[Inquired]) -> Vec<(usize, Source)> {
-    let files = asked.iter().enumerate().filter(|(_, asked)| asked.is_small_file());
-    files.filter_map(|(place, asked)| Some((place, asked.source()?))).collect()
+    let files = asked
+        .iter()
+        .enumerate()
+        .filter(|(_, asked)| asked.is_small_file());
+    files
+        .filter_map(|(place, asked)| Some((place, asked.source()?)))
+        .collect()
 }
 
 /// The differences by which a file's data is sent.
 fn moving(compare: Compare) -> Differences {
-    let moving = Differences::TYPE.and(Differences::SIZE).and(Differences::CONTENTS).and(Differences::LINKS);
+    let moving = Differences::TYPE
+        .and(Differences::SIZE)
+        .and(Differences::CONTENTS)
+        .and(Differences::LINKS);
     match compare {
         Compare::Quick => moving.and(Differences::TIME),
         Compare::Checksum => moving,
@@ -428,19 +568,22 @@ impl Inquired {
     /// The file, where the entry is one, under its first name.
     fn source(&self) -> Option<Source> {
         match &self.what {
-            PackEntry::Within(entry) if entry.kind == EntryKind::File => {
-                Some(Source { directory: self.directory.clone(), entry: entry.clone() })
-            }
+            PackEntry::Within(entry) if entry.kind == EntryKind::File => Some(Source {
+                directory: self.directory.clone(),
+                entry: entry.clone(),
+            }),
             _ => None,
         }
     }
 
     fn large_file(&self) -> Option<Source> {
-        self.source().filter(|source| source.entry.size > GROUP_BYTES)
+        self.source()
+            .filter(|source| source.entry.size > GROUP_BYTES)
     }
 
     fn is_small_file(&self) -> bool {
-        self.source().is_some_and(|source| source.entry.size <= GROUP_BYTES)
+        self.source()
+            .is_some_and(|source| source.entry.size <= GROUP_BYTES)
     }
 
     fn changed(&self) -> FileError {
@@ -472,18 +615,29 @@ fn groups(asked: &[Inquired], extras: &Extras) -> Vec<InquiredGroup> {
     };
     let group = |asked: &[Inquired]| {
         let directory = asked[0].directory.target_path().clone();
-        let mut group = InquiredGroup { directory, itself: None, entries: Vec::new() };
+        let mut group = InquiredGroup {
+            directory,
+            itself: None,
+            entries: Vec::new(),
+        };
         for Inquired { what, .. } in asked {
             match what {
                 PackEntry::Itself(metadata, beside) => {
-                    group.itself = Some(inquired_metadata(extras, Form::Directory, metadata, beside));
+                    group.itself =
+                        Some(inquired_metadata(extras, Form::Directory, metadata, beside));
                 }
-                PackEntry::Within(entry) | PackEntry::Compare(entry, _) | PackEntry::Retouch(entry) => {
-                    group.entries.push(inquired_entry(entry, extras))
-                }
+                PackEntry::Within(entry)
+                | PackEntry::Compare(entry, _)
+                | PackEntry::Retouch(entry) => group.entries.push(inquired_entry(entry, extras)),
                 PackEntry::Link(entry, first) => {
-                    let kind = InquiredKind::Link { bytes: entry.size, first: first.path.clone() };
-                    group.entries.push(InquiredEntry { kind, ..inquired_entry(entry, extras) });
+                    let kind = InquiredKind::Link {
+                        bytes: entry.size,
+                        first: first.path.clone(),
+                    };
+                    group.entries.push(InquiredEntry {
+                        kind,
+                        ..inquired_entry(entry, extras)
+                    });
                 }
             }
         }
@@ -495,15 +649,31 @@ fn groups(asked: &[Inquired], extras: &Extras) -> Vec<InquiredGroup> {
 fn inquired_entry(entry: &Entry, extras: &Extras) -> InquiredEntry {
     let kind = match &entry.kind {
         EntryKind::Directory => InquiredKind::Directory,
-        EntryKind::Symlink(target) => InquiredKind::Symlink { target: target.to_vec() },
+        EntryKind::Symlink(target) => InquiredKind::Symlink {
+            target: target.to_vec(),
+        },
         EntryKind::File => InquiredKind::File { bytes: entry.size },
         EntryKind::Special(special) => InquiredKind::Special(*special),
     };
-    let metadata = inquired_metadata(extras, Form::of(&entry.kind), &entry.metadata, &entry.beside);
-    InquiredEntry { name: entry.name.clone(), kind, metadata }
+    let metadata = inquired_metadata(
+        extras,
+        Form::of(&entry.kind),
+        &entry.metadata,
+        &entry.beside,
+    );
+    InquiredEntry {
+        name: entry.name.clone(),
+        kind,
+        metadata,
+    }
 }
 
-fn inquired_metadata(extras: &Extras, form: Form, metadata: &Metadata, beside: &Beside) -> InquiredMetadata {
+fn inquired_metadata(
+    extras: &Extras,
+    form: Form,
+    metadata: &Metadata,
+    beside: &Beside,
+) -> InquiredMetadata {
     let (metadata, xattrs) = extras.seen(form, metadata, beside);
     InquiredMetadata(metadata, xattrs)
 }

@@ -91,7 +91,11 @@ impl Verification {
     }
 
     /// The root of a small file of an inquiry; `None` where it was not one of those to be hashed.
-    pub(super) fn take_root(&mut self, inquiry: u64, place: usize) -> Option<Result<Root, FileError>> {
+    pub(super) fn take_root(
+        &mut self,
+        inquiry: u64,
+        place: usize,
+    ) -> Option<Result<Root, FileError>> {
         self.roots.get_mut(&inquiry)?.remove(&place)
     }
 
@@ -109,7 +113,11 @@ impl Verification {
         root: Option<Root>,
     ) {
         self.next += 1;
-        let whole = root.map(|theirs| Whole { theirs, ours: RootMerger::default(), ahead: BTreeMap::new() });
+        let whole = root.map(|theirs| Whole {
+            theirs,
+            ours: RootMerger::default(),
+            ahead: BTreeMap::new(),
+        });
         self.waiting.push_back(LargeFile {
             source,
             path,
@@ -145,15 +153,40 @@ impl Verification {
             self.next += 1;
             let order = self.next;
             let (holes, theirs) = if file.whole.is_some() {
-                (Holes::Hashed, Some(Hashed { order, values: Vec::new(), fault: None }))
+                (
+                    Holes::Hashed,
+                    Some(Hashed {
+                        order,
+                        values: Vec::new(),
+                        fault: None,
+                    }),
+                )
             } else {
                 let path = file.path.clone();
-                tell(ToReceiver::Hash(HashOrder { order, path, first, groups: end - first }));
+                tell(ToReceiver::Hash(HashOrder {
+                    order,
+                    path,
+                    first,
+                    groups: end - first,
+                }));
                 (Holes::Told, None)
             };
-            self.hashing.hash(Job::Groups(order, Box::new(file.source.clone()), first..end, holes));
+            self.hashing.hash(Job::Groups(
+                order,
+                Box::new(file.source.clone()),
+                first..end,
+                holes,
+            ));
             let groups = first..end;
-            self.orders.insert(order, Order { file: file.number, groups, ours: None, theirs });
+            self.orders.insert(
+                order,
+                Order {
+                    file: file.number,
+                    groups,
+                    ours: None,
+                    theirs,
+                },
+            );
             if end == count {
                 let file = self.waiting.pop_front().expect("it is the first");
                 self.comparing.insert(file.number, file);
@@ -189,17 +222,35 @@ impl Verification {
 
     /// Compares the groups of an order that both ends have hashed.
     fn compare(&mut self, number: u64) -> Taken {
-        let Some(Order { ours: Some(_), theirs: Some(_), .. }) = self.orders.get(&number) else {
-            return Taken::Nothing;
-        };
-        let Some(Order { file: number, groups, ours: Some(ours), theirs: Some(theirs) }) =
-            self.orders.remove(&number)
+        let Some(Order {
+            ours: Some(_),
+            theirs: Some(_),
+            ..
+        }) = self.orders.get(&number)
         else {
             return Taken::Nothing;
         };
-        let is_first = self.waiting.front().is_some_and(|file| file.number == number);
-        let file = if is_first { self.waiting.front_mut() } else { self.comparing.get_mut(&number) };
-        let Some(file) = file else { return Taken::Nothing };
+        let Some(Order {
+            file: number,
+            groups,
+            ours: Some(ours),
+            theirs: Some(theirs),
+        }) = self.orders.remove(&number)
+        else {
+            return Taken::Nothing;
+        };
+        let is_first = self
+            .waiting
+            .front()
+            .is_some_and(|file| file.number == number);
+        let file = if is_first {
+            self.waiting.front_mut()
+        } else {
+            self.comparing.get_mut(&number)
+        };
+        let Some(file) = file else {
+            return Taken::Nothing;
+        };
         file.open -= 1;
         match (ours, theirs.fault) {
             (Err(error), _) => file.fail(error),
@@ -209,7 +260,9 @@ impl Verification {
         if is_first || file.open > 0 {
             return Taken::Nothing;
         }
-        self.comparing.remove(&number).map_or(Taken::Nothing, |file| Taken::Large(Box::new(file)))
+        self.comparing
+            .remove(&number)
+            .map_or(Taken::Nothing, |file| Taken::Large(Box::new(file)))
     }
 }
 
@@ -234,7 +287,10 @@ impl Whole {
     /// Takes the values of consecutive groups of a file of so many bytes.
     fn take(&mut self, bytes: u64, first: u32, values: &[Option<Cv>]) {
         let spans = (first..).map_while(|index| GroupSpan::of(bytes, index));
-        let values = spans.zip(values).map(|(span, value)| value_of(span, *value)).collect();
+        let values = spans
+            .zip(values)
+            .map(|(span, value)| value_of(span, *value))
+            .collect();
         self.ahead.insert(first, values);
         while let Some(next) = self.ahead.remove(&self.ours.groups()) {
             next.into_iter().for_each(|cv| self.ours.push(cv));
@@ -242,7 +298,8 @@ impl Whole {
     }
 
     fn is_same(&self, bytes: u64) -> bool {
-        GroupSpan::count(bytes) == Some(self.ours.groups()) && self.ours.clone().finish() == self.theirs
+        GroupSpan::count(bytes) == Some(self.ours.groups())
+            && self.ours.clone().finish() == self.theirs
     }
 }
 
@@ -259,7 +316,9 @@ impl LargeFile {
             return whole.take(bytes, groups.start, ours);
         }
         for (index, place) in groups.zip(0..) {
-            let Some(span) = GroupSpan::of(bytes, index) else { break };
+            let Some(span) = GroupSpan::of(bytes, index) else {
+                break;
+            };
             let value = |value: Option<Cv>| value_of(span, value);
             let same = match (ours.get(place), theirs.get(place)) {
                 (Some(None), Some(None)) => true,
@@ -267,7 +326,8 @@ impl LargeFile {
                 _ => false,
             };
             if !same {
-                self.differing.add(span.offset()..span.offset() + u64::from(span.len));
+                self.differing
+                    .add(span.offset()..span.offset() + u64::from(span.len));
             }
         }
     }
@@ -277,7 +337,11 @@ impl LargeFile {
     }
 
     fn receiver_failed(&self, code: FaultCode) -> FileError {
-        FileError::Receiver(Fault { path: self.path.clone(), operation: Operation::Read, code })
+        FileError::Receiver(Fault {
+            path: self.path.clone(),
+            operation: Operation::Read,
+            code,
+        })
     }
 }
 
@@ -308,8 +372,13 @@ impl Ranges {
         let mut ranges = self.held.clone();
         ranges.sort_by_key(|range| range.start);
         let merged = ranges.chunk_by(|one, next| one.end == next.start);
-        let merged: Vec<_> = merged.map(|run| (run[0].start, run[run.len() - 1].end - 1)).collect();
-        let shown = merged.iter().take(RANGES_SHOWN_MAX).map(|(first, last)| format!("{first}-{last}"));
+        let merged: Vec<_> = merged
+            .map(|run| (run[0].start, run[run.len() - 1].end - 1))
+            .collect();
+        let shown = merged
+            .iter()
+            .take(RANGES_SHOWN_MAX)
+            .map(|(first, last)| format!("{first}-{last}"));
         let shown: Vec<_> = shown.collect();
         let more = match (merged.len() + self.more).saturating_sub(RANGES_SHOWN_MAX) {
             0 => String::new(),
@@ -332,12 +401,19 @@ mod tests {
     #[test]
     fn what_is_held_of_bytes_that_differ_is_bounded() {
         let mut ranges = Ranges::default();
-        [2..4, 0..2, 6..7, 7..9].into_iter().for_each(|range| ranges.add(range));
+        [2..4, 0..2, 6..7, 7..9]
+            .into_iter()
+            .for_each(|range| ranges.add(range));
         assert_eq!(ranges.shown(), "of bytes 0-3 6-8");
         let groups = 4 * RANGES_HELD_MAX;
-        (10..groups as u64).map(|group| 2 * group..2 * group + 1).for_each(|range| ranges.add(range));
+        (10..groups as u64)
+            .map(|group| 2 * group..2 * group + 1)
+            .for_each(|range| ranges.add(range));
         assert!(ranges.held.len() <= RANGES_HELD_MAX);
         let named = ranges.shown();
-        assert!(named.ends_with(&format!(" and {} more ranges", 2 + groups - 10 - 64)), "{named}");
+        assert!(
+            named.ends_with(&format!(" and {} more ranges", 2 + groups - 10 - 64)),
+            "{named}"
+        );
     }
 }

@@ -60,7 +60,9 @@ impl Fillers {
                     let _probe_over = broken.send(error);
                 }
             };
-            let started = std::thread::Builder::new().name(format!("zmove-lane-{number}")).spawn(run);
+            let started = std::thread::Builder::new()
+                .name(format!("zmove-lane-{number}"))
+                .spawn(run);
             fillers.threads.push(started.map_err(SessionError::Thread)?);
         }
         Ok(fillers)
@@ -104,7 +106,10 @@ impl FillerState {
 /// Sends one small frame, and ends the lane.
 pub(super) fn send_one(mut lane: Box<dyn LaneSink>) -> Result<(), LaneError> {
     let clock = StageClock::default();
-    lane.send(filler(&BufferPool::new(FRAME_BYTES_MIN, 1), FRAME_BYTES_MIN)?, &mut clock.start())?;
+    lane.send(
+        filler(&BufferPool::new(FRAME_BYTES_MIN, 1), FRAME_BYTES_MIN)?,
+        &mut clock.start(),
+    )?;
     lane.finish()
 }
 
@@ -112,8 +117,16 @@ pub(super) fn send_one(mut lane: Box<dyn LaneSink>) -> Result<(), LaneError> {
 fn filler(pool: &BufferPool, bytes: usize) -> Result<Frame, LaneError> {
     let mut data = pool.take().ok_or(LaneError::Stopped)?;
     data.set_len(bytes);
-    let header = FrameHeader { kind: FrameKind::Filler, ..FrameHeader::default() };
-    Ok(sealed(blake3::hash(&data).as_bytes(), header, Vec::new(), data))
+    let header = FrameHeader {
+        kind: FrameKind::Filler,
+        ..FrameHeader::default()
+    };
+    Ok(sealed(
+        blake3::hash(&data).as_bytes(),
+        header,
+        Vec::new(),
+        data,
+    ))
 }
 
 /// The size of the next frame: large ones cost less, and small ones are counted sooner on a slow lane.

@@ -90,7 +90,11 @@ impl RoundTrips {
     }
 
     pub(crate) fn add(&mut self, one: Duration) {
-        self.min = if self.count == 0 { one } else { self.min.min(one) };
+        self.min = if self.count == 0 {
+            one
+        } else {
+            self.min.min(one)
+        };
         self.count += 1;
         self.sum += one;
     }
@@ -117,9 +121,19 @@ mod tests {
 
     #[test]
     fn a_rate_is_what_came_by_the_receivers_clock() {
-        let sampled = |clock_us, bytes| Sampled { clock_us, bytes, ..Sampled::default() };
+        let sampled = |clock_us, bytes| Sampled {
+            clock_us,
+            bytes,
+            ..Sampled::default()
+        };
         let carried = Carried::between(&sampled(1_000_000, 500), &sampled(3_000_000, 4_500));
-        assert_eq!(carried, Carried { bytes: 4_000, time: Duration::from_secs(2) });
+        assert_eq!(
+            carried,
+            Carried {
+                bytes: 4_000,
+                time: Duration::from_secs(2)
+            }
+        );
         assert!((carried.bytes_per_second() - 2_000.0).abs() < 1e-9);
         assert!(Carried::default().bytes_per_second().abs() < 1e-9);
     }

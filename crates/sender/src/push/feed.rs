@@ -53,11 +53,19 @@ pub(crate) enum Fed {
 #[derive(Debug)]
 pub(crate) enum Asked {
     /// To send an order; with the bytes of the file that gets its name by it.
-    Order(SharedJobOrder, Option<u64>, oneshot::Sender<SharedJobResult>),
+    Order(
+        SharedJobOrder,
+        Option<u64>,
+        oneshot::Sender<SharedJobResult>,
+    ),
     /// The heads of orders for modes and times of directories.
     Directories(Vec<ScanItem>, oneshot::Sender<Vec<Batch>>),
     /// The declaration of a large file.
-    Declaration(Arc<Directory>, Box<Entry>, oneshot::Sender<Result<Unnamed, String>>),
+    Declaration(
+        Arc<Directory>,
+        Box<Entry>,
+        oneshot::Sender<Result<Unnamed, String>>,
+    ),
 }
 
 /// The ends at which a push takes what it is fed with.
@@ -88,7 +96,9 @@ impl Sending {
     /// A number that grows as long as the receiver stores and confirms something of the piece.
     #[must_use]
     pub fn progress(&self) -> u64 {
-        self.piece.upgrade().map_or(u64::MAX, |piece| piece.progress())
+        self.piece
+            .upgrade()
+            .map_or(u64::MAX, |piece| piece.progress())
     }
 }
 
@@ -98,14 +108,24 @@ impl Feeder {
         let (asked_in, asked) = mpsc::unbounded_channel();
         let orders = Arc::new(Semaphore::new(JOB_ORDERS_OUTSTANDING_MAX));
         let rate = Arc::default();
-        (Self { fed: fed_in, asked: asked_in, orders, rate: Arc::clone(&rate) }, Feed { fed, asked, rate })
+        (
+            Self {
+                fed: fed_in,
+                asked: asked_in,
+                orders,
+                rate: Arc::clone(&rate),
+            },
+            Feed { fed, asked, rate },
+        )
     }
 
     /// Whether there is a rate that the session keeps, and it has sent something within this time, or waited for its
     /// turn.
     #[must_use]
     pub fn has_used_rate_within(&self, span: Duration) -> bool {
-        self.rate.get().is_some_and(|rate| rate.is_wanted_within(span, Instant::now()))
+        self.rate
+            .get()
+            .is_some_and(|rate| rate.is_wanted_within(span, Instant::now()))
     }
 
     /// Sends what a walk has found; files of so many bytes that the receiver needs are only told.
@@ -113,13 +133,22 @@ impl Feeder {
     /// # Errors
     /// The session is over.
     pub fn send(&self, items: Vec<ScanItem>, large_bytes: u64) -> Result<Sending, SessionOver> {
-        let mut size = PieceSize { entries: 0, bytes: 0, large_bytes };
+        let mut size = PieceSize {
+            entries: 0,
+            bytes: 0,
+            large_bytes,
+        };
         for item in &items {
             match item {
                 ScanItem::Batch(batch) => {
                     size.entries += batch.entries.len() as u64;
-                    let files = batch.entries.iter().filter(|entry| entry.kind == EntryKind::File);
-                    let bytes = files.map(|entry| entry.size).filter(|bytes| *bytes < large_bytes);
+                    let files = batch
+                        .entries
+                        .iter()
+                        .filter(|entry| entry.kind == EntryKind::File);
+                    let bytes = files
+                        .map(|entry| entry.size)
+                        .filter(|bytes| *bytes < large_bytes);
                     size.bytes += bytes.sum::<u64>();
                 }
                 ScanItem::Root { .. } | ScanItem::Error(_) => size.entries += 1,
@@ -140,8 +169,14 @@ impl Feeder {
         groups: Range<u32>,
     ) -> Result<Sending, SessionOver> {
         let bytes = u64::from(groups.end.saturating_sub(groups.start)) * GROUP_BYTES;
-        let size = PieceSize { entries: 1, bytes: bytes.min(entry.size), large_bytes: u64::MAX };
-        self.begin(size, |piece| Fed::Range(piece, directory, Box::new(entry), groups))
+        let size = PieceSize {
+            entries: 1,
+            bytes: bytes.min(entry.size),
+            large_bytes: u64::MAX,
+        };
+        self.begin(size, |piece| {
+            Fed::Range(piece, directory, Box::new(entry), groups)
+        })
     }
 
     /// Counts a large file as one of this session, which has been left to several and has got its name here.
@@ -162,7 +197,8 @@ impl Feeder {
         directory: Arc<Directory>,
         entry: Entry,
     ) -> Result<Result<Unnamed, String>, SessionOver> {
-        self.ask(|answer| Asked::Declaration(directory, Box::new(entry), answer)).await
+        self.ask(|answer| Asked::Declaration(directory, Box::new(entry), answer))
+            .await
     }
 
     /// What orders have by which directories get mode and time: those that a walk has found.
@@ -186,15 +222,27 @@ impl Feeder {
         self.ask(|answer| Asked::Order(order, names, answer)).await
     }
 
-    async fn ask<T>(&self, asked: impl FnOnce(oneshot::Sender<T>) -> Asked) -> Result<T, SessionOver> {
+    async fn ask<T>(
+        &self,
+        asked: impl FnOnce(oneshot::Sender<T>) -> Asked,
+    ) -> Result<T, SessionOver> {
         let (answer_in, answer) = oneshot::channel();
-        self.asked.send(asked(answer_in)).map_err(|_over| SessionOver)?;
+        self.asked
+            .send(asked(answer_in))
+            .map_err(|_over| SessionOver)?;
         answer.await.map_err(|_over| SessionOver)
     }
 
-    fn begin(&self, size: PieceSize, fed: impl FnOnce(Arc<Piece>) -> Fed) -> Result<Sending, SessionOver> {
+    fn begin(
+        &self,
+        size: PieceSize,
+        fed: impl FnOnce(Arc<Piece>) -> Fed,
+    ) -> Result<Sending, SessionOver> {
         let (piece, heard) = Piece::new(size);
-        let sending = Sending { heard, piece: Arc::downgrade(&piece) };
+        let sending = Sending {
+            heard,
+            piece: Arc::downgrade(&piece),
+        };
         self.fed.send(fed(piece)).map_err(|_over| SessionOver)?;
         Ok(sending)
     }

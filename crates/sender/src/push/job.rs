@@ -45,7 +45,13 @@ impl Push {
     /// moment when this session began.
     #[must_use]
     pub fn start(job: PushJob, mut config: SenderConfig, run: &mut Run, started: Instant) -> Self {
-        let PushJob { sources, open, mirror, sources_missing, list } = job;
+        let PushJob {
+            sources,
+            open,
+            mirror,
+            sources_missing,
+            list,
+        } = job;
         config.walk_for(&open);
         let selection = config.scan.selection.clone();
         let file_systems = config.scan.file_systems;
@@ -58,13 +64,25 @@ impl Push {
             purpose: open.purpose,
         });
         config.scan.first_walk = mirror.as_ref().map(|mirror| Arc::clone(&mirror.first_walk));
-        let extraneous = if mirror.is_some() { Extraneous::Goes } else { Extraneous::Stays };
+        let extraneous = if mirror.is_some() {
+            Extraneous::Goes
+        } else {
+            Extraneous::Stays
+        };
         let scan = match list {
             Some(list) => scan_list(list, &config.scan),
             None => scan(sources, &config.scan),
         };
         let open = Open { extraneous, ..open };
-        Self { scan, open, mirror, sources_missing, config, started, feed: None }
+        Self {
+            scan,
+            open,
+            mirror,
+            sources_missing,
+            config,
+            started,
+            feed: None,
+        }
     }
 
     /// A push that walks nothing, and is fed by pieces.
@@ -72,7 +90,18 @@ impl Push {
     pub fn fed(open: Open, config: SenderConfig, started: Instant) -> (Self, Feeder) {
         let (feeder, feed) = Feeder::new();
         let (scan, feed) = (Scan::none(), Some(feed));
-        (Self { scan, open, mirror: None, sources_missing: 0, config, started, feed }, feeder)
+        (
+            Self {
+                scan,
+                open,
+                mirror: None,
+                sources_missing: 0,
+                config,
+                started,
+                feed,
+            },
+            feeder,
+        )
     }
 
     /// The number of lanes that the push can use.
@@ -90,7 +119,9 @@ impl Need {
     /// The most lanes that can have something to carry; `None` while the scan goes on.
     #[must_use]
     pub fn lanes(&self) -> Option<u16> {
-        self.0.whole().map(|found| u16::try_from(packs_of(found)).unwrap_or(u16::MAX))
+        self.0
+            .whole()
+            .map(|found| u16::try_from(packs_of(found)).unwrap_or(u16::MAX))
     }
 
     /// How many bytes the files have that were found so far.

@@ -83,7 +83,11 @@ pub struct Unnamed {
 
 impl Unnamed {
     pub(crate) fn of(head: &FileHead) -> Self {
-        Self { head: head.encode(), path: head.path.as_path().to_owned(), bytes: head.bytes }
+        Self {
+            head: head.encode(),
+            path: head.path.as_path().to_owned(),
+            bytes: head.bytes,
+        }
     }
 }
 
@@ -136,7 +140,10 @@ impl Piece {
     /// So many bytes more have been read.
     pub(crate) fn has_read(&self, bytes: u64) {
         let less = |unread: u64| Some(unread.saturating_sub(bytes));
-        let before = self.unread.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or_default();
+        let before = self
+            .unread
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+            .unwrap_or_default();
         if before > self.half && before.saturating_sub(bytes) <= self.half {
             self.tell(Progress::HalfRead);
         }
@@ -183,7 +190,11 @@ impl Piece {
         let is_large = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
         if is_large {
             self.confirm_without_data();
-            let found = LargeFound { directory: directory.clone(), entry: entry.clone(), at_target };
+            let found = LargeFound {
+                directory: directory.clone(),
+                entry: entry.clone(),
+                at_target,
+            };
             self.tell(Progress::Large(found));
         }
         is_large
@@ -234,7 +245,11 @@ mod tests {
 
     #[test]
     fn half_of_a_piece_is_told_once_and_its_end_when_the_last_holder_goes() {
-        let (piece, mut heard) = Piece::new(PieceSize { entries: 3, bytes: 101, large_bytes: u64::MAX });
+        let (piece, mut heard) = Piece::new(PieceSize {
+            entries: 3,
+            bytes: 101,
+            large_bytes: u64::MAX,
+        });
         piece.has_read(50);
         assert!(heard.try_recv().is_err(), "51 of 101 are left");
         piece.has_read(1);
@@ -246,6 +261,12 @@ mod tests {
         drop(Arc::clone(&piece));
         assert!(heard.try_recv().is_err(), "somebody holds it");
         drop(piece);
-        assert_eq!(heard.try_recv().unwrap(), Progress::Settled(Settled { failed: 2, ..Settled::default() }));
+        assert_eq!(
+            heard.try_recv().unwrap(),
+            Progress::Settled(Settled {
+                failed: 2,
+                ..Settled::default()
+            })
+        );
     }
 }

@@ -66,7 +66,10 @@ impl Pipeline {
             file_system: OnceLock::new(),
             frames: frames_in,
         });
-        let lane_context = LaneContext { session: Arc::clone(&session), frames };
+        let lane_context = LaneContext {
+            session: Arc::clone(&session),
+            frames,
+        };
         let mut pipeline = Self {
             session: Arc::clone(&session),
             lane_set: LaneSet::new(lane_context, broken_in.clone()),
@@ -81,7 +84,9 @@ impl Pipeline {
         let planning = move || plan_all(&session, packer, &scan, &replies, &task);
         let planning = pipeline.threads.spawn("zmove-plan".into(), planning);
         let wanted = pipeline.config.readers;
-        let started = planning.map_err(SessionError::Thread).and_then(|()| pipeline.set_readers(wanted));
+        let started = planning
+            .map_err(SessionError::Thread)
+            .and_then(|()| pipeline.set_readers(wanted));
         started.inspect_err(|_no_thread| pipeline.stop())?;
         Ok(pipeline)
     }
@@ -92,11 +97,16 @@ impl Pipeline {
         let running = self.readers.reader_count.want(wanted);
         for number in running..wanted {
             let context = Arc::clone(&self.readers);
-            let started =
-                self.threads.spawn(format!("zmove-read-{number}"), move || read_all(&context, number));
+            let started = self.threads.spawn(format!("zmove-read-{number}"), move || {
+                read_all(&context, number)
+            });
             if let Err(source) = started {
                 self.readers.reader_count.stop_before(number);
-                return if number == 0 { Err(SessionError::Thread(source)) } else { Ok(()) };
+                return if number == 0 {
+                    Err(SessionError::Thread(source))
+                } else {
+                    Ok(())
+                };
             }
         }
         Ok(())
@@ -127,7 +137,13 @@ impl Pipeline {
 
     /// Waits for all threads.
     pub(crate) fn join(self) {
-        let Self { lane_set, readers, threads, scan, .. } = self;
+        let Self {
+            lane_set,
+            readers,
+            threads,
+            scan,
+            ..
+        } = self;
         // Lanes end when no reader can bring them anything, readers when no lane takes anything. Hold the lanes
         // until then: without a holder each ends after its present frame.
         let _lanes = lane_set.close();

@@ -24,10 +24,15 @@ pub(super) struct Reading {
 impl Reading {
     /// Reads how this side's stages have spent their time, and what the path did.
     pub(super) fn take(pipeline: &Pipeline) -> Self {
-        let Pipeline { session, lane_set, .. } = pipeline;
+        let Pipeline {
+            session, lane_set, ..
+        } = pipeline;
         let Session { rate, timeline, .. } = &**session;
         Self {
-            stages: Stages { scan: pipeline.scan.times(), ..timeline.spent() },
+            stages: Stages {
+                scan: pipeline.scan.times(),
+                ..timeline.spent()
+            },
             path: PathReport::gather(lane_set.probes()),
             first_byte: timeline.first_byte(),
             handed_over: timeline.handed_over(),
@@ -36,9 +41,17 @@ impl Reading {
     }
 
     /// The times of the whole push, as known at its end.
-    pub(super) fn times(&self, wall: Duration, lanes: usize, finished: &Finished, paced: Duration) -> Times {
+    pub(super) fn times(
+        &self,
+        wall: Duration,
+        lanes: usize,
+        finished: &Finished,
+        paced: Duration,
+    ) -> Times {
         let path = self.path.as_ref();
-        let on_the_wire = path.and_then(|path| path.since_data_sent).map(|ago| wall.saturating_sub(ago));
+        let on_the_wire = path
+            .and_then(|path| path.since_data_sent)
+            .map(|ago| wall.saturating_sub(ago));
         let mut stages = self.stages.with_report(finished);
         stages.receive.paced = paced;
         Times {
@@ -46,7 +59,9 @@ impl Reading {
             first_byte: self.first_byte,
             handed_over: self.handed_over,
             on_the_wire,
-            round_trip: path.and_then(|path| path.round_trip_min).unwrap_or_default(),
+            round_trip: path
+                .and_then(|path| path.round_trip_min)
+                .unwrap_or_default(),
             flush: Duration::from_micros(finished.flush_us),
             lanes,
             stages,
@@ -58,10 +73,18 @@ impl Reading {
     pub(super) fn limit_since(&self, before: &Self) -> &'static str {
         let stages = self.stages.since(&before.stages);
         let first_byte = self.first_byte.map(|_| Duration::ZERO);
-        let path =
-            self.path.as_ref().map(|path| before.path.as_ref().map_or(path.clone(), |b| path.since(b)));
+        let path = self
+            .path
+            .as_ref()
+            .map(|path| before.path.as_ref().map_or(path.clone(), |b| path.since(b)));
         let rate_limit = self.rate_limit;
-        let times = Times { wall: LIMIT_INTERVAL, first_byte, stages, rate_limit, ..Times::default() };
+        let times = Times {
+            wall: LIMIT_INTERVAL,
+            first_byte,
+            stages,
+            rate_limit,
+            ..Times::default()
+        };
         times.live_limit(path.as_ref())
     }
 }

@@ -152,8 +152,12 @@ impl Run {
         self.begun += u64::from(phase != Phase::Nothing);
         self.fate = match phase {
             Phase::Nothing => SessionFate::NotBegun,
-            Phase::Permission => SessionFate::InVain { answered: Duration::ZERO },
-            Phase::Answer(first) => SessionFate::InVain { answered: first.elapsed() },
+            Phase::Permission => SessionFate::InVain {
+                answered: Duration::ZERO,
+            },
+            Phase::Answer(first) => SessionFate::InVain {
+                answered: first.elapsed(),
+            },
         };
     }
 
@@ -193,7 +197,10 @@ impl Earlier {
             bytes_handed_over: now.bytes_handed_over + self.reached.bytes_handed_over,
             bytes_acked: sum(now.bytes_acked, self.reached.bytes_acked),
             bytes_stored: now.bytes_stored + self.reached.bytes_stored,
-            segments_retransmitted: sum(now.segments_retransmitted, self.reached.segments_retransmitted),
+            segments_retransmitted: sum(
+                now.segments_retransmitted,
+                self.reached.segments_retransmitted,
+            ),
             ..now
         }
     }
@@ -202,7 +209,10 @@ impl Earlier {
 /// CPU time of the whole process so far.
 pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
 }
 
 #[cfg(test)]
@@ -213,11 +223,18 @@ mod tests {
     #[test]
     fn what_a_session_asked_to_be_removed_counts_in_the_next_one() {
         let mut earlier = Earlier::default();
-        let totals = Totals { extraneous: 5.into(), removed: 3.into(), ..Totals::default() };
+        let totals = Totals {
+            extraneous: 5.into(),
+            removed: 3.into(),
+            ..Totals::default()
+        };
         earlier.add(&totals, 1, None);
         // The next session begins with the number that the first had asked for.
-        let totals =
-            Totals { extraneous: (earlier.extraneous + 2).into(), removed: 2.into(), ..Totals::default() };
+        let totals = Totals {
+            extraneous: (earlier.extraneous + 2).into(),
+            removed: 2.into(),
+            ..Totals::default()
+        };
         earlier.add(&totals, 1, None);
         assert_eq!((earlier.extraneous, earlier.removed), (7, 5));
     }
@@ -225,12 +242,23 @@ mod tests {
     /// What a session comes to that finds so many bytes at the target, and brings these.
     fn fate_of(run: &mut Run, bytes_found: u64, brought: &[&str]) -> SessionFate {
         run.note(Phase::Permission);
-        brought.iter().for_each(|thing| run.files.brought.note(thing));
-        run.add(&Totals { skipped_bytes: bytes_found.into(), ..Totals::default() }, 1, None);
+        brought
+            .iter()
+            .for_each(|thing| run.files.brought.note(thing));
+        run.add(
+            &Totals {
+                skipped_bytes: bytes_found.into(),
+                ..Totals::default()
+            },
+            1,
+            None,
+        );
         run.take_fate()
     }
 
-    const IN_VAIN: SessionFate = SessionFate::InVain { answered: Duration::ZERO };
+    const IN_VAIN: SessionFate = SessionFate::InVain {
+        answered: Duration::ZERO,
+    };
 
     #[test]
     fn sessions_that_bring_the_same_again_come_no_further() {
@@ -238,9 +266,17 @@ mod tests {
         let mut fate = |found, brought: &[&str]| fate_of(&mut run, found, brought);
         assert_eq!(fate(0, &[]), IN_VAIN);
         assert_eq!(fate(0, &["group", "log"]), SessionFate::OfUse);
-        assert_eq!(fate(0, &["group"]), IN_VAIN, "a group that was not kept comes again");
+        assert_eq!(
+            fate(0, &["group"]),
+            IN_VAIN,
+            "a group that was not kept comes again"
+        );
         assert_eq!(fate(9, &["log"]), SessionFate::OfUse);
-        assert_eq!(fate(9, &["log"]), IN_VAIN, "a file that changes all the time");
+        assert_eq!(
+            fate(9, &["log"]),
+            IN_VAIN,
+            "a file that changes all the time"
+        );
         assert_eq!(fate(9, &["log", "other"]), SessionFate::OfUse);
     }
 
@@ -258,7 +294,14 @@ mod tests {
     fn entries_that_are_removed_are_further() {
         let mut run = Run::begin(None, Instant::now());
         run.note(Phase::Permission);
-        run.add(&Totals { removed: 1.into(), ..Totals::default() }, 1, None);
+        run.add(
+            &Totals {
+                removed: 1.into(),
+                ..Totals::default()
+            },
+            1,
+            None,
+        );
         assert_eq!(run.take_fate(), SessionFate::OfUse);
     }
 
@@ -268,12 +311,24 @@ mod tests {
         assert!(!run.was_up());
         let second = Duration::from_secs(1);
         run.note(Phase::Answer(Instant::now() - second));
-        let SessionFate::InVain { answered } = run.take_fate() else { panic!("it has begun") };
+        let SessionFate::InVain { answered } = run.take_fate() else {
+            panic!("it has begun")
+        };
         assert!(answered >= second && run.was_up());
         run.note(Phase::Nothing);
-        assert_eq!((run.take_fate(), run.was_up()), (SessionFate::NotBegun, true));
+        assert_eq!(
+            (run.take_fate(), run.was_up()),
+            (SessionFate::NotBegun, true)
+        );
         run.note(Phase::Permission);
-        assert_eq!((run.take_fate(), run.take_fate()), (IN_VAIN, SessionFate::NotBegun));
-        assert_eq!(run.reconnects(), 1, "also after a session in which nothing more was said");
+        assert_eq!(
+            (run.take_fate(), run.take_fate()),
+            (IN_VAIN, SessionFate::NotBegun)
+        );
+        assert_eq!(
+            run.reconnects(),
+            1,
+            "also after a session in which nothing more was said"
+        );
     }
 }

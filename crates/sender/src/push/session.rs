@@ -9,7 +9,9 @@ use zmove_disk::{Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
 use zmove_types::{FileId, Observer};
 use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, ToReceiver, Version, WireError, directory_batches};
+use zmove_wire::{
+    Batch, BatchEntry, DirectoryGroup, ToReceiver, Version, WireError, directory_batches,
+};
 
 use crate::account::Account;
 use crate::account::failure::FileError;
@@ -67,7 +69,10 @@ impl Session {
     /// # Errors
     /// The limit would be exceeded.
     pub(crate) fn book_memory(&self, bytes: usize) -> Result<Option<Held>, WireError> {
-        self.quota.as_ref().map(|quota| quota.book_memory(bytes)).transpose()
+        self.quota
+            .as_ref()
+            .map(|quota| quota.book_memory(bytes))
+            .transpose()
     }
 
     /// The declaration of a large file, as it is now.
@@ -81,9 +86,15 @@ impl Session {
         direct: Direct,
     ) -> Result<Unnamed, String> {
         let source = LargeSource::new(FileId(0), &SourceDirectory::held_open(directory), entry);
-        let carry =
-            |opened: &File, identity: &FileIdentity| self.extras.of_file(opened, identity, &source.entry).0;
-        let opened = source.open(direct, self.extras.holes(), || self.in_flight.is_stopping(), carry);
+        let carry = |opened: &File, identity: &FileIdentity| {
+            self.extras.of_file(opened, identity, &source.entry).0
+        };
+        let opened = source.open(
+            direct,
+            self.extras.holes(),
+            || self.in_flight.is_stopping(),
+            carry,
+        );
         opened.map_err(|error| error.to_string())?;
         let head = source.head().expect("it has been opened");
         Ok(Unnamed::of(&head))
@@ -92,21 +103,32 @@ impl Session {
     /// What orders have by which these directories get mode and time.
     pub(crate) fn directory_batches(&self, found: &[ScanItem]) -> Vec<Batch> {
         let groups = found.iter().flat_map(|item| self.directories_of(item));
-        directory_batches(groups).map(with_fitting_attributes).collect()
+        directory_batches(groups)
+            .map(with_fitting_attributes)
+            .collect()
     }
 
     fn directories_of(&self, item: &ScanItem) -> Vec<DirectoryGroup> {
-        let itself =
-            |directory, metadata| DirectoryGroup { directory, entries: vec![BatchEntry::Itself(metadata)] };
+        let itself = |directory, metadata| DirectoryGroup {
+            directory,
+            entries: vec![BatchEntry::Itself(metadata)],
+        };
         match item {
-            ScanItem::Root { directory, metadata, beside } => {
+            ScanItem::Root {
+                directory,
+                metadata,
+                beside,
+            } => {
                 let source = SourceDirectory::held_open(directory);
                 let (metadata, _told_before) = self.extras.of_itself(&source, metadata, beside);
                 vec![itself(source.target_path().clone(), metadata)]
             }
             ScanItem::Batch(batch) => {
                 let source = SourceDirectory::held_open(&batch.directory);
-                let directories = batch.entries.iter().filter(|entry| entry.kind == EntryKind::Directory);
+                let directories = batch
+                    .entries
+                    .iter()
+                    .filter(|entry| entry.kind == EntryKind::Directory);
                 let group = |entry: &Entry| {
                     let path = source.target_path().join(&entry.name).ok()?;
                     Some(itself(path, self.extras.of_entry(&source, entry).0))

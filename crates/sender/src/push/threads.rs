@@ -22,10 +22,17 @@ pub(crate) struct Broken {
 impl Threads {
     /// No threads yet; a panic of one is reported to `broken`.
     pub(crate) const fn new(broken: UnboundedSender<Broken>) -> Self {
-        Self { running: Vec::new(), broken }
+        Self {
+            running: Vec::new(),
+            broken,
+        }
     }
 
-    pub(crate) fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    pub(crate) fn spawn(
+        &mut self,
+        name: String,
+        work: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
         let guard = PanicGuard(self.broken.clone());
         let guarded = move || {
             let _guard = guard;
@@ -58,7 +65,10 @@ impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let source = io::Error::other("a thread of the sender panicked");
-            let _session_over = self.0.send(Broken { lane: None, error: LaneError::Io { source } });
+            let _session_over = self.0.send(Broken {
+                lane: None,
+                error: LaneError::Io { source },
+            });
         }
     }
 }

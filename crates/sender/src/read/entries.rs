@@ -83,14 +83,20 @@ impl EntryReader<'_> {
         let waiting = Mutex::new(with_room(groups, &mut read, room).into_iter());
         let stopping = self.in_flight.stopping();
         let read_some = |turn: &Turn<'_>| self.read_some(turn, groups, &waiting);
-        self.threads.side_by_side((Task::Look, "zmove-read"), stopping, || self.admit(), read_some);
+        self.threads.side_by_side(
+            (Task::Look, "zmove-read"),
+            stopping,
+            || self.admit(),
+            read_some,
+        );
         drop(waiting);
         read
     }
 
     /// What is held for one more thread, if there may be one.
     fn admit(&self) -> Option<Option<Held>> {
-        self.quota.map_or(Some(None), |quota| quota.book_helper().map(Some))
+        self.quota
+            .map_or(Some(None), |quota| quota.book_helper().map(Some))
     }
 
     fn read_some(
@@ -101,8 +107,20 @@ impl EntryReader<'_> {
     ) {
         let mut opened: Option<(usize, SourceDirectory)> = None;
         while !turn.is_over() {
-            let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some(Waiting { group, entry, read, offset, room }) = next else { break };
+            let next = waiting
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .next();
+            let Some(Waiting {
+                group,
+                entry,
+                read,
+                offset,
+                room,
+            }) = next
+            else {
+                break;
+            };
             turn.get_help();
             let directory = match opened.take() {
                 Some((last, directory)) if last == group => directory,
@@ -183,7 +201,11 @@ impl EntryReader<'_> {
         let path = || directory.display(&entry.name);
         let stop = || self.in_flight.is_stopping();
         let hashed = self.extras.contents_root(&file, before.bytes, stop);
-        let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
+        let Some(root) = hashed.map_err(|source| FileError::Read {
+            path: path(),
+            source,
+        })?
+        else {
             return Ok(EntryRead::Nothing);
         };
         if !is_same(&file, &before) {
@@ -199,12 +221,23 @@ impl EntryReader<'_> {
             (true, true) => {
                 // The comparison has left the position behind what it read.
                 let root = (&file).rewind().and_then(|()| read_root(&file, stop));
-                root.map_err(|source| FileError::Read { path: path(), source })?
+                root.map_err(|source| FileError::Read {
+                    path: path(),
+                    source,
+                })?
             }
         };
         let known = Known::Compared;
-        let file = SentFile { retouched: true, known, ..sent_file(directory, entry, root, &before) };
-        Ok(without_contents(BatchEntry::Retouch(entry.name.clone(), metadata), lacks, Some(file)))
+        let file = SentFile {
+            retouched: true,
+            known,
+            ..sent_file(directory, entry, root, &before)
+        };
+        Ok(without_contents(
+            BatchEntry::Retouch(entry.name.clone(), metadata),
+            lacks,
+            Some(file),
+        ))
     }
 
     /// A link to a file whose first name is at the target, unless the name leads to another file by now. A file that
@@ -218,7 +251,9 @@ impl EntryReader<'_> {
     ) -> Result<EntryRead, FileError> {
         let (file, now) = directory.open_file(&entry.name)?;
         if now.inode != entry.inode {
-            return Err(FileError::Changed { path: directory.display(&entry.name) });
+            return Err(FileError::Changed {
+                path: directory.display(&entry.name),
+            });
         }
         let link = LinkEntry {
             name: entry.name.clone(),
@@ -228,7 +263,10 @@ impl EntryReader<'_> {
         };
         let (root, known) = match first.root {
             Some(root) => (Some(root), Known::Received),
-            None => (self.root_of_what_stays(directory, entry, (&file, &now))?, Known::Looked),
+            None => (
+                self.root_of_what_stays(directory, entry, (&file, &now))?,
+                Known::Looked,
+            ),
         };
         let file = SentFile {
             retouched: true,
@@ -236,20 +274,39 @@ impl EntryReader<'_> {
             part: NamePart::Link,
             ..sent_file(directory, entry, root, &now)
         };
-        Ok(without_contents(BatchEntry::Link(link), Lacks::new(), Some(file)))
+        Ok(without_contents(
+            BatchEntry::Link(link),
+            Lacks::new(),
+            Some(file),
+        ))
     }
 
     /// Reads all but the contents of a file, which are at the target, unless it has changed since the target was asked.
     fn retouch(&self, directory: &SourceDirectory, entry: &Entry) -> Result<EntryRead, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
-        if Look::of(entry) != (Look { bytes: before.bytes, mtime: before.mtime }) {
-            return Err(FileError::Changed { path: directory.display(&entry.name) });
+        if Look::of(entry)
+            != (Look {
+                bytes: before.bytes,
+                mtime: before.mtime,
+            })
+        {
+            return Err(FileError::Changed {
+                path: directory.display(&entry.name),
+            });
         }
         let root = self.root_of_what_stays(directory, entry, (&file, &before))?;
         let (metadata, lacks) = self.extras.of_file(&file, &before, entry);
         let known = Known::Looked;
-        let file = SentFile { retouched: true, known, ..sent_file(directory, entry, root, &before) };
-        Ok(without_contents(BatchEntry::Retouch(entry.name.clone(), metadata), lacks, Some(file)))
+        let file = SentFile {
+            retouched: true,
+            known,
+            ..sent_file(directory, entry, root, &before)
+        };
+        Ok(without_contents(
+            BatchEntry::Retouch(entry.name.clone(), metadata),
+            lacks,
+            Some(file),
+        ))
     }
 
     /// The root of a file whose contents are not sent, where the manifest is to have it.
@@ -273,8 +330,15 @@ pub(super) fn unsent_root(
     stop: impl Fn() -> bool,
 ) -> Result<Option<Root>, FileError> {
     let (file, before) = directory.open_file(&entry.name)?;
-    if Look::of(entry) != (Look { bytes: before.bytes, mtime: before.mtime }) {
-        return Err(FileError::Changed { path: directory.display(&entry.name) });
+    if Look::of(entry)
+        != (Look {
+            bytes: before.bytes,
+            mtime: before.mtime,
+        })
+    {
+        return Err(FileError::Changed {
+            path: directory.display(&entry.name),
+        });
     }
     root_of(directory, entry, (&file, &before), stop)
 }
@@ -287,8 +351,15 @@ fn root_of(
     stop: impl Fn() -> bool,
 ) -> Result<Option<Root>, FileError> {
     let path = || directory.display(&entry.name);
-    let root = read_root(file, stop).map_err(|source| FileError::Read { path: path(), source })?;
-    if is_same(file, before) { Ok(root) } else { Err(FileError::Changed { path: path() }) }
+    let root = read_root(file, stop).map_err(|source| FileError::Read {
+        path: path(),
+        source,
+    })?;
+    if is_same(file, before) {
+        Ok(root)
+    } else {
+        Err(FileError::Changed { path: path() })
+    }
 }
 
 /// The entries, each with as much room as the scan's size needs, or as there is left.
@@ -302,9 +373,17 @@ fn with_room<'a>(
     let mut offset = 0;
     for (group, pack) in groups.iter().enumerate() {
         for (entry, read) in pack.entries.iter().zip(&mut results) {
-            let bytes = usize::try_from(entry.data_bytes()).unwrap_or(usize::MAX).min(room.len());
+            let bytes = usize::try_from(entry.data_bytes())
+                .unwrap_or(usize::MAX)
+                .min(room.len());
             let (own, rest) = room.split_at_mut(bytes);
-            all.push(Waiting { group, entry, read, offset, room: own });
+            all.push(Waiting {
+                group,
+                entry,
+                read,
+                offset,
+                room: own,
+            });
             room = rest;
             offset += bytes;
         }
@@ -313,7 +392,13 @@ fn with_room<'a>(
 }
 
 fn without_contents(entry: BatchEntry, lacks: Lacks, file: Option<SentFile>) -> EntryRead {
-    EntryRead::Done(Box::new(ReadEntry { entry, file, offset: 0, bytes: 0, lacks }))
+    EntryRead::Done(Box::new(ReadEntry {
+        entry,
+        file,
+        offset: 0,
+        bytes: 0,
+        lacks,
+    }))
 }
 
 /// Reads a small file into its room, which begins at `offset` in the buffer.
@@ -328,35 +413,72 @@ pub(super) fn read_file(
     let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
     let Some(room) = room.get_mut(..wanted) else {
         // its ctime stays what the scan has seen: what else it has by now is not known
-        let FileIdentity { bytes: size, inode, .. } = before;
-        let grown = Entry { size, metadata: before.metadata(), inode, ..entry.clone() };
+        let FileIdentity {
+            bytes: size, inode, ..
+        } = before;
+        let grown = Entry {
+            size,
+            metadata: before.metadata(),
+            inode,
+            ..entry.clone()
+        };
         return Ok(EntryRead::Grown(Box::new(grown)));
     };
-    let (data, lack) = extras.holes().find((&file, before.bytes), entry.may_have_holes, || false);
-    let filled = data.as_ref().map_or(wanted, |data| usize::try_from(data.data_bytes()).unwrap_or(wanted));
+    let (data, lack) = extras
+        .holes()
+        .find((&file, before.bytes), entry.may_have_holes, || false);
+    let filled = data.as_ref().map_or(wanted, |data| {
+        usize::try_from(data.data_bytes()).unwrap_or(wanted)
+    });
     let room = &mut room[..filled];
     match read_data(&file, data.as_ref(), room) {
         Ok(()) if is_same(&file, &before) => {}
         Err(source) if source.kind() != ErrorKind::UnexpectedEof => {
-            return Err(FileError::Read { path: path(), source });
+            return Err(FileError::Read {
+                path: path(),
+                source,
+            });
         }
         _ => return Err(FileError::Changed { path: path() }),
     }
     let span = GroupSpan::of(before.bytes, 0);
-    let ranges = data.as_ref().zip(span).map(|(data, span)| data.within(span));
-    let root = ranges.map_or_else(|| file_root(room), |ranges| sparse_file_root(wanted, ranges, room));
+    let ranges = data
+        .as_ref()
+        .zip(span)
+        .map(|(data, span)| data.within(span));
+    let root = ranges.map_or_else(
+        || file_root(room),
+        |ranges| sparse_file_root(wanted, ranges, room),
+    );
     let bytes = u32::try_from(wanted).expect("it fits into a buffer");
     let (metadata, mut lacks) = extras.of_file(&file, &before, entry);
     lacks.extend(lack.map(|why| (Kinds::HOLES, why)));
-    let sent = SentFile { data_bytes: filled as u64, ..sent_file(directory, entry, Some(root), &before) };
+    let sent = SentFile {
+        data_bytes: filled as u64,
+        ..sent_file(directory, entry, Some(root), &before)
+    };
     let data = data.map(Arc::new);
-    let entry = BatchEntry::File(FileEntry { name: entry.name.clone(), metadata, bytes, root, data });
-    Ok(EntryRead::Done(Box::new(ReadEntry { entry, file: Some(sent), offset, bytes: filled, lacks })))
+    let entry = BatchEntry::File(FileEntry {
+        name: entry.name.clone(),
+        metadata,
+        bytes,
+        root,
+        data,
+    });
+    Ok(EntryRead::Done(Box::new(ReadEntry {
+        entry,
+        file: Some(sent),
+        offset,
+        bytes: filled,
+        lacks,
+    })))
 }
 
 /// Reads a file, or the data of one that has holes, range after range.
 fn read_data(mut file: &File, data: Option<&DataRanges>, room: &mut [u8]) -> io::Result<()> {
-    let Some(data) = data else { return file.read_exact(room) };
+    let Some(data) = data else {
+        return file.read_exact(room);
+    };
     let mut rest = room;
     for Range { start, end } in data.ranges() {
         let (piece, behind) = rest.split_at_mut(usize::try_from(end - start).unwrap_or(usize::MAX));
@@ -372,10 +494,26 @@ fn sent_file(
     root: Option<Root>,
     read: &FileIdentity,
 ) -> SentFile {
-    let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
-    let look = Look { bytes: read.bytes, mtime: read.mtime };
-    let part = entry.shared.map_or(NamePart::Alone, |shared| NamePart::First(shared.number));
-    SentFile { path, root, look, known: Known::Received, data_bytes: look.bytes, retouched: false, part }
+    let path = directory
+        .target_path()
+        .join(&entry.name)
+        .expect("the scan emits only paths that fit");
+    let look = Look {
+        bytes: read.bytes,
+        mtime: read.mtime,
+    };
+    let part = entry
+        .shared
+        .map_or(NamePart::Alone, |shared| NamePart::First(shared.number));
+    SentFile {
+        path,
+        root,
+        look,
+        known: Known::Received,
+        data_bytes: look.bytes,
+        retouched: false,
+        part,
+    }
 }
 
 fn is_same(file: &File, before: &FileIdentity) -> bool {
@@ -427,7 +565,8 @@ mod tests {
     #[test]
     fn threads_that_help_are_those_of_whom_it_is_read_for() {
         let home = tempfile::tempdir().unwrap();
-        (0..100).for_each(|number| std::fs::write(home.path().join(number.to_string()), "x").unwrap());
+        (0..100)
+            .for_each(|number| std::fs::write(home.path().join(number.to_string()), "x").unwrap());
         let (quota, extras, (outgoing, _messages)) =
             (Exhausted::default(), Extras::default(), unbounded_channel());
         let in_flight = InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing);
@@ -442,7 +581,15 @@ mod tests {
             lists_what_stays: false,
         };
         let read = reader.read_all(&groups(home.path()), &mut [0; 100]);
-        assert_eq!(read.iter().filter(|entry| matches!(entry, EntryRead::Done(_))).count(), 100);
-        assert!(quota.asked.load(Ordering::Relaxed) > 0, "it was to get help");
+        assert_eq!(
+            read.iter()
+                .filter(|entry| matches!(entry, EntryRead::Done(_)))
+                .count(),
+            100
+        );
+        assert!(
+            quota.asked.load(Ordering::Relaxed) > 0,
+            "it was to get help"
+        );
     }
 }

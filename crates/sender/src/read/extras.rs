@@ -12,10 +12,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_chunk::{contents_digest, read_root};
-use zmove_disk::{Descriptor, FileIdentity, FoundXattrs, HasXattrs, Named, data_begins, mode_without_acl};
+use zmove_disk::{
+    Descriptor, FileIdentity, FoundXattrs, HasXattrs, Named, data_begins, mode_without_acl,
+};
 use zmove_scan::{Beside, Entry, EntryKind};
 use zmove_types::{
-    Account, Accounts, Extra, GROUP_BYTES, Ids, Kinds, Metadata, NoAccounts, RelPath, Root, Timestamp, Xattr,
+    Account, Accounts, Extra, GROUP_BYTES, Ids, Kinds, Metadata, NoAccounts, RelPath, Root,
+    Timestamp, Xattr,
 };
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack, NotKept, Version};
 
@@ -57,7 +60,11 @@ pub enum Mapped {
 
 impl Default for Owners {
     fn default() -> Self {
-        Self { accounts: Arc::new(NoAccounts), users: Vec::new(), groups: Vec::new() }
+        Self {
+            accounts: Arc::new(NoAccounts),
+            users: Vec::new(),
+            groups: Vec::new(),
+        }
     }
 }
 
@@ -79,15 +86,27 @@ pub(crate) enum Form {
 
 impl Form {
     pub(crate) fn of(kind: &EntryKind) -> Self {
-        if *kind == EntryKind::Directory { Self::Directory } else { Self::Other }
+        if *kind == EntryKind::Directory {
+            Self::Directory
+        } else {
+            Self::Other
+        }
     }
 }
 
 impl Instead {
     fn of(self, metadata: Metadata, form: Form) -> Metadata {
-        let all = if form == Form::Directory { 0o777 } else { 0o666 };
+        let all = if form == Form::Directory {
+            0o777
+        } else {
+            0o666
+        };
         let mode = self.umask.map_or(metadata.mode, |umask| all & !umask);
-        Metadata { mode, mtime: self.mtime.unwrap_or(metadata.mtime), ..metadata }
+        Metadata {
+            mode,
+            mtime: self.mtime.unwrap_or(metadata.mtime),
+            ..metadata
+        }
     }
 }
 
@@ -126,16 +145,34 @@ pub(crate) type Lacks = Vec<(Kinds, Lack)>;
 impl Extras {
     /// The extras that are `asked` for of a receiver that speaks `version`.
     pub(crate) fn new(asked: Option<Keeping>, owners: Owners, version: Version) -> Self {
-        let kept = if version >= Version::V4 { UNTOLD } else { Kinds::ALWAYS.bits() };
-        let nothing = Keeping { kinds: Kinds::ALWAYS, ..Keeping::default() };
+        let kept = if version >= Version::V4 {
+            UNTOLD
+        } else {
+            Kinds::ALWAYS.bits()
+        };
+        let nothing = Keeping {
+            kinds: Kinds::ALWAYS,
+            ..Keeping::default()
+        };
         let (asked, kept) = (asked.unwrap_or(nothing), AtomicU32::new(kept));
         let (zeros, instead) = (Zeros::default(), Instead::default());
-        Self { asked, kept, owners, zeros, instead, known: Mutex::default() }
+        Self {
+            asked,
+            kept,
+            owners,
+            zeros,
+            instead,
+            known: Mutex::default(),
+        }
     }
 
     /// The same, and this becomes of zeros, and of what is not kept of modes and times.
     pub(crate) fn adapting(self, zeros: Zeros, instead: Instead) -> Self {
-        Self { zeros, instead, ..self }
+        Self {
+            zeros,
+            instead,
+            ..self
+        }
     }
 
     /// The receiver has said what it keeps; returns what entries lack that were sent before.
@@ -143,18 +180,27 @@ impl Extras {
         self.kept.store(kept.bits(), Ordering::Relaxed);
         let early = std::mem::take(&mut self.lock().early);
         let lost = early.into_iter().filter(|(kind, _)| !kept.has_any(*kind));
-        lost.map(|(kind, entries)| NotKept::new(kind, Lack::OldReceiver, entries)).collect()
+        lost.map(|(kind, entries)| NotKept::new(kind, Lack::OldReceiver, entries))
+            .collect()
     }
 
     /// What travels, as far as that is known.
     pub(crate) fn kinds(&self) -> Kinds {
         let kept = self.kept.load(Ordering::Relaxed);
-        if kept == UNTOLD { self.asked.kinds } else { self.asked.kinds.common(Kinds::from_bits(kept)) }
+        if kept == UNTOLD {
+            self.asked.kinds
+        } else {
+            self.asked.kinds.common(Kinds::from_bits(kept))
+        }
     }
 
     /// What becomes of holes.
     pub(crate) fn holes(&self) -> Holes {
-        match (self.asked.kinds.has_any(Kinds::HOLES), self.kinds().has_any(Kinds::HOLES), self.zeros) {
+        match (
+            self.asked.kinds.has_any(Kinds::HOLES),
+            self.kinds().has_any(Kinds::HOLES),
+            self.zeros,
+        ) {
             (true, true, Zeros::Sent) => Holes::Kept,
             (true, true, Zeros::MadeHoles) => Holes::Made,
             (true, false, _) => Holes::Lost,
@@ -203,21 +249,36 @@ impl Extras {
     }
 
     /// The metadata of a file that has been opened, and looked at since; without what it lacks.
-    pub(crate) fn of_file(&self, file: impl AsFd, read: &FileIdentity, entry: &Entry) -> (Metadata, Lacks) {
+    pub(crate) fn of_file(
+        &self,
+        file: impl AsFd,
+        read: &FileIdentity,
+        entry: &Entry,
+    ) -> (Metadata, Lacks) {
         let is_as_seen = read.ctime == entry.ctime && read.inode == entry.inode;
         let has_any = entry.beside.xattrs.is_some() || !is_as_seen;
         let descriptor = Descriptor::Open(file.as_fd());
-        let (metadata, lacks) = self.with_extra(read.metadata(), read.ids, has_any.then_some(descriptor));
-        (self.in_the_end(metadata, Form::Other, entry.beside.atime), lacks)
+        let (metadata, lacks) =
+            self.with_extra(read.metadata(), read.ids, has_any.then_some(descriptor));
+        (
+            self.in_the_end(metadata, Form::Other, entry.beside.atime),
+            lacks,
+        )
     }
 
     /// The metadata of an entry that is not opened.
     pub(crate) fn of_entry(&self, directory: &SourceDirectory, entry: &Entry) -> (Metadata, Lacks) {
         let Beside { ids, xattrs, .. } = &entry.beside;
         let opened = directory.opened();
-        let named = opened.fd().map(|directory| Named(directory, &entry.name)).filter(|_| xattrs.is_some());
+        let named = opened
+            .fd()
+            .map(|directory| Named(directory, &entry.name))
+            .filter(|_| xattrs.is_some());
         let (metadata, lacks) = self.with_extra(entry.metadata.clone(), *ids, named);
-        (self.in_the_end(metadata, Form::of(&entry.kind), entry.beside.atime), lacks)
+        (
+            self.in_the_end(metadata, Form::of(&entry.kind), entry.beside.atime),
+            lacks,
+        )
     }
 
     /// The metadata of a directory itself.
@@ -228,7 +289,10 @@ impl Extras {
         Beside { ids, atime, xattrs }: &Beside,
     ) -> (Metadata, Lacks) {
         let opened = directory.opened();
-        let itself = opened.fd().map(Descriptor::Open).filter(|_| xattrs.is_some());
+        let itself = opened
+            .fd()
+            .map(Descriptor::Open)
+            .filter(|_| xattrs.is_some());
         let (metadata, lacks) = self.with_extra(metadata.clone(), *ids, itself);
         (self.in_the_end(metadata, Form::Directory, *atime), lacks)
     }
@@ -241,10 +305,19 @@ impl Extras {
         beside: &Beside,
     ) -> (Metadata, Option<Box<[u8; 32]>>) {
         let kinds = self.kinds();
-        let metadata = Metadata { extra: self.extra(beside.ids, Vec::new()), ..metadata.clone() };
+        let metadata = Metadata {
+            extra: self.extra(beside.ids, Vec::new()),
+            ..metadata.clone()
+        };
         let (metadata, digest) = match &beside.xattrs {
             Some(mark) if kinds.has_any(Kinds::ANY_XATTR) => (metadata, mark.digest.map(Box::new)),
-            Some(mark) => (Metadata { mode: mark.mode_without_acl, ..metadata }, None),
+            Some(mark) => (
+                Metadata {
+                    mode: mark.mode_without_acl,
+                    ..metadata
+                },
+                None,
+            ),
             None => (metadata, None),
         };
         (self.instead.of(metadata, form), digest)
@@ -253,12 +326,25 @@ impl Extras {
     /// What an entry lacks, by what the scan has seen, where it stays as it is at the target.
     pub(crate) fn lacks_of(&self, entry: &Entry) -> Lacks {
         let kinds = self.kinds();
-        let Some(mark) = &entry.beside.xattrs else { return Lacks::new() };
-        let dropped = mark.kinds.without(kinds).each().map(|kind| (kind, Lack::OldReceiver));
-        dropped.chain(mark.unread.each().map(|kind| (kind, Lack::Unread))).collect()
+        let Some(mark) = &entry.beside.xattrs else {
+            return Lacks::new();
+        };
+        let dropped = mark
+            .kinds
+            .without(kinds)
+            .each()
+            .map(|kind| (kind, Lack::OldReceiver));
+        dropped
+            .chain(mark.unread.each().map(|kind| (kind, Lack::Unread)))
+            .collect()
     }
 
-    fn with_extra(&self, metadata: Metadata, ids: Ids, of: Option<impl HasXattrs>) -> (Metadata, Lacks) {
+    fn with_extra(
+        &self,
+        metadata: Metadata,
+        ids: Ids,
+        of: Option<impl HasXattrs>,
+    ) -> (Metadata, Lacks) {
         let asked = self.asked.kinds.common(Kinds::ANY_XATTR);
         let kinds = self.kinds();
         let mut lacks = Lacks::new();
@@ -267,11 +353,21 @@ impl Extras {
         if let Some(of) = of {
             let found = of.xattrs(asked.and(Kinds::ACLS));
             // The mode shows the list's mask for the group, which may have less than that.
-            if found.as_ref().is_ok_and(|found| found.unread.has_any(Kinds::ACLS)) {
+            if found
+                .as_ref()
+                .is_ok_and(|found| found.unread.has_any(Kinds::ACLS))
+            {
                 mode &= !GROUP_BITS;
             }
-            let unread = FoundXattrs { unread: asked, ..FoundXattrs::default() };
-            let FoundXattrs { list, too_much, unread } = found.unwrap_or(unread);
+            let unread = FoundXattrs {
+                unread: asked,
+                ..FoundXattrs::default()
+            };
+            let FoundXattrs {
+                list,
+                too_much,
+                unread,
+            } = found.unwrap_or(unread);
             lacks.extend(too_much.each().map(|kind| (kind, Lack::TooMuch)));
             lacks.extend(unread.common(asked).each().map(|kind| (kind, Lack::Unread)));
             if !kinds.has_any(Kinds::ACLS) {
@@ -280,11 +376,26 @@ impl Extras {
             xattrs = list;
         }
         let kind = |xattr: &Xattr| Kinds::of_xattr(&xattr.name).unwrap_or_default();
-        let has = xattrs.iter().map(kind).fold(Kinds::NONE, Kinds::and).common(asked);
-        lacks.extend(has.without(kinds).each().map(|kind| (kind, Lack::OldReceiver)));
+        let has = xattrs
+            .iter()
+            .map(kind)
+            .fold(Kinds::NONE, Kinds::and)
+            .common(asked);
+        lacks.extend(
+            has.without(kinds)
+                .each()
+                .map(|kind| (kind, Lack::OldReceiver)),
+        );
         xattrs.retain(|xattr| kinds.has_any(kind(xattr)));
         self.count_early(has);
-        (Metadata { mode, extra: self.extra(ids, xattrs), ..metadata }, lacks)
+        (
+            Metadata {
+                mode,
+                extra: self.extra(ids, xattrs),
+                ..metadata
+            },
+            lacks,
+        )
     }
 
     fn in_the_end(&self, metadata: Metadata, form: Form, atime: Timestamp) -> Metadata {
@@ -293,7 +404,13 @@ impl Extras {
             return metadata;
         }
         let extra = metadata.extra.as_deref().cloned().unwrap_or_default();
-        Metadata { extra: Some(Arc::new(Extra { atime: Some(atime), ..extra })), ..metadata }
+        Metadata {
+            extra: Some(Arc::new(Extra {
+                atime: Some(atime),
+                ..extra
+            })),
+            ..metadata
+        }
     }
 
     /// What a receiver that does not know these kinds passes over without a word.
@@ -309,7 +426,12 @@ impl Extras {
     fn extra(&self, ids: Ids, xattrs: Vec<Xattr>) -> Option<Arc<Extra>> {
         let kinds = self.kinds();
         if !kinds.has_any(Kinds::OWNERSHIP) {
-            return (!xattrs.is_empty()).then(|| Arc::new(Extra { xattrs, ..Extra::default() }));
+            return (!xattrs.is_empty()).then(|| {
+                Arc::new(Extra {
+                    xattrs,
+                    ..Extra::default()
+                })
+            });
         }
         let mut known = self.lock();
         if xattrs.is_empty()
@@ -317,14 +439,31 @@ impl Extras {
         {
             return Some(Arc::clone(shared));
         }
-        let Owners { accounts, users, groups } = &self.owners;
-        let Known { users: known_users, groups: known_groups, .. } = &mut *known;
+        let Owners {
+            accounts,
+            users,
+            groups,
+        } = &self.owners;
+        let Known {
+            users: known_users,
+            groups: known_groups,
+            ..
+        } = &mut *known;
         let user = || mapped(users, ids.user, accounts.user_name(ids.user));
         let group = || mapped(groups, ids.group, accounts.group_name(ids.group));
-        let owner = kinds.has_any(Kinds::OWNER).then(|| remembered(known_users, ids.user, user));
-        let group = kinds.has_any(Kinds::GROUP).then(|| remembered(known_groups, ids.group, group));
+        let owner = kinds
+            .has_any(Kinds::OWNER)
+            .then(|| remembered(known_users, ids.user, user));
+        let group = kinds
+            .has_any(Kinds::GROUP)
+            .then(|| remembered(known_groups, ids.group, group));
         let alone = xattrs.is_empty();
-        let extra = Arc::new(Extra { owner, group, xattrs, ..Extra::default() });
+        let extra = Arc::new(Extra {
+            owner,
+            group,
+            xattrs,
+            ..Extra::default()
+        });
         if alone && known.shared.len() < KNOWN_MAX {
             known.shared.insert(ids, Arc::clone(&extra));
         }
@@ -339,9 +478,21 @@ impl Extras {
 /// Takes extended attributes from the entries that have the most, until a batch's head is so many bytes shorter: since
 /// the scan there may have come more than fits. Returns what entries lack now.
 pub(crate) fn leave_out_xattrs(batch: &mut Batch, excess: usize) -> Vec<(RelPath, Lacks)> {
-    let bytes = |entry: &BatchEntry| entry.metadata().xattrs().iter().map(Xattr::bytes).sum::<usize>();
-    let mut most: Vec<_> =
-        batch.groups.iter().flat_map(|group| &group.entries).map(bytes).enumerate().collect();
+    let bytes = |entry: &BatchEntry| {
+        entry
+            .metadata()
+            .xattrs()
+            .iter()
+            .map(Xattr::bytes)
+            .sum::<usize>()
+    };
+    let mut most: Vec<_> = batch
+        .groups
+        .iter()
+        .flat_map(|group| &group.entries)
+        .map(bytes)
+        .enumerate()
+        .collect();
     most.sort_unstable_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let mut gained = 0;
     let too_many = most.into_iter().take_while(|(_, bytes)| {
@@ -350,25 +501,44 @@ pub(crate) fn leave_out_xattrs(batch: &mut Batch, excess: usize) -> Vec<(RelPath
         is_over
     });
     let too_many: HashSet<_> = too_many.map(|(number, _)| number).collect();
-    let entries = batch.groups.iter_mut().flat_map(|DirectoryGroup { directory, entries }| {
-        let directory = &*directory;
-        entries.iter_mut().map(move |entry| (directory, entry))
-    });
-    let left_out = entries.enumerate().filter(|(number, _)| too_many.contains(number));
+    let entries = batch
+        .groups
+        .iter_mut()
+        .flat_map(|DirectoryGroup { directory, entries }| {
+            let directory = &*directory;
+            entries.iter_mut().map(move |entry| (directory, entry))
+        });
+    let left_out = entries
+        .enumerate()
+        .filter(|(number, _)| too_many.contains(number));
     left_out
-        .map(|(_, (directory, entry))| (path_of(directory, entry), without_xattrs(entry.metadata_mut())))
+        .map(|(_, (directory, entry))| {
+            (
+                path_of(directory, entry),
+                without_xattrs(entry.metadata_mut()),
+            )
+        })
         .collect()
 }
 
 fn path_of(directory: &RelPath, entry: &BatchEntry) -> RelPath {
-    entry.name().and_then(|name| directory.join(name).ok()).unwrap_or_else(|| directory.clone())
+    entry
+        .name()
+        .and_then(|name| directory.join(name).ok())
+        .unwrap_or_else(|| directory.clone())
 }
 
 fn without_xattrs(metadata: &mut Metadata) -> Lacks {
-    let kinds = metadata.xattrs().iter().filter_map(|xattr| Kinds::of_xattr(&xattr.name));
+    let kinds = metadata
+        .xattrs()
+        .iter()
+        .filter_map(|xattr| Kinds::of_xattr(&xattr.name));
     let kinds = kinds.fold(Kinds::NONE, Kinds::and);
     metadata.mode = mode_without_acl(metadata.mode, metadata.xattrs());
-    let rest = metadata.extra.as_deref().map(|extra| Extra { xattrs: Vec::new(), ..extra.clone() });
+    let rest = metadata.extra.as_deref().map(|extra| Extra {
+        xattrs: Vec::new(),
+        ..extra.clone()
+    });
     metadata.extra = rest.filter(|extra| !extra.is_empty()).map(Arc::new);
     kinds.each().map(|kind| (kind, Lack::TooMuch)).collect()
 }
@@ -399,8 +569,13 @@ fn mapped(mappings: &[Mapping], id: u32, name: Option<String>) -> Account {
     if let Some(mapping) = mappings.iter().find(applies) {
         return mapping.to.clone();
     }
-    let name = name.filter(|name| name.len() <= Account::NAME_BYTES_MAX).unwrap_or_default();
-    Account { id, name: name.into() }
+    let name = name
+        .filter(|name| name.len() <= Account::NAME_BYTES_MAX)
+        .unwrap_or_default();
+    Account {
+        id,
+        name: name.into(),
+    }
 }
 
 #[cfg(test)]
@@ -435,12 +610,26 @@ mod tests {
     }
 
     fn account(id: u32, name: &str) -> Account {
-        Account { id, name: name.into() }
+        Account {
+            id,
+            name: name.into(),
+        }
     }
 
     fn extras(kinds: Kinds, users: Vec<Mapping>) -> Extras {
-        let owners = Owners { accounts: Arc::new(Ann), users, groups: Vec::new() };
-        Extras::new(Some(Keeping { kinds, ..Keeping::default() }), owners, Version::V4)
+        let owners = Owners {
+            accounts: Arc::new(Ann),
+            users,
+            groups: Vec::new(),
+        };
+        Extras::new(
+            Some(Keeping {
+                kinds,
+                ..Keeping::default()
+            }),
+            owners,
+            Version::V4,
+        )
     }
 
     #[test]
@@ -454,7 +643,10 @@ mod tests {
         assert_eq!(extra(8).owner, Some(account(8, "")));
         assert!(Arc::ptr_eq(&extra(7), &extra(7)));
         let group = Extras::new(
-            Some(Keeping { kinds: Kinds::GROUP, ..Keeping::default() }),
+            Some(Keeping {
+                kinds: Kinds::GROUP,
+                ..Keeping::default()
+            }),
             Owners::default(),
             Version::V4,
         );
@@ -464,7 +656,10 @@ mod tests {
 
     #[test]
     fn the_first_mapping_that_applies_counts() {
-        let to = |from, id| Mapping { from, to: account(id, "") };
+        let to = |from, id| Mapping {
+            from,
+            to: account(id, ""),
+        };
         let mappings = [
             to(Mapped::Name("ann".into()), 1),
             to(Mapped::Ids(100, 199), 2),
@@ -473,7 +668,12 @@ mod tests {
         ];
         let map = |id, name: Option<&str>| mapped(&mappings, id, name.map(str::to_owned)).id;
         assert_eq!(
-            [map(7, Some("ann")), map(199, Some("bob")), map(200, None), map(200, Some("bob"))],
+            [
+                map(7, Some("ann")),
+                map(199, Some("bob")),
+                map(200, None),
+                map(200, Some("bob"))
+            ],
             [1, 2, 3, 4]
         );
     }
@@ -483,25 +683,50 @@ mod tests {
     fn attributes_that_do_not_fit_into_a_head_are_left_out_and_counted() {
         let entry = |text: &str, bytes: usize| {
             let acl: &[u8] = b"\x02\0\0\0\x01\0\x06\0\xFF\xFF\xFF\xFF\x04\0\x04\0\xFF\xFF\xFF\xFF";
-            let xattr = |name: &str, value| Xattr { name: name.as_bytes().into(), value };
-            let xattrs =
-                vec![xattr("system.posix_acl_access", acl.into()), xattr("user.a", vec![7; bytes].into())];
-            let extra = Some(Arc::new(Extra { owner: Some(account(7, "ann")), xattrs, ..Extra::default() }));
-            let metadata = Metadata { extra, ..Metadata::new(0o660, Timestamp::default()) };
+            let xattr = |name: &str, value| Xattr {
+                name: name.as_bytes().into(),
+                value,
+            };
+            let xattrs = vec![
+                xattr("system.posix_acl_access", acl.into()),
+                xattr("user.a", vec![7; bytes].into()),
+            ];
+            let extra = Some(Arc::new(Extra {
+                owner: Some(account(7, "ann")),
+                xattrs,
+                ..Extra::default()
+            }));
+            let metadata = Metadata {
+                extra,
+                ..Metadata::new(0o660, Timestamp::default())
+            };
             BatchEntry::Directory(Name::from_bytes(text.as_bytes()).unwrap(), metadata)
         };
-        let entries =
-            vec![entry("a", 1000), entry("b", 1_040_000), entry("c", 1_000_000), entry("d", 900_000)];
+        let entries = vec![
+            entry("a", 1000),
+            entry("b", 1_040_000),
+            entry("c", 1_000_000),
+            entry("d", 900_000),
+        ];
         let directory = RelPath::from_bytes(b"d").unwrap();
-        let mut batch = Batch { groups: vec![DirectoryGroup { directory, entries }] };
+        let mut batch = Batch {
+            groups: vec![DirectoryGroup { directory, entries }],
+        };
         let excess = batch.encode().len() - FRAME_HEAD_BYTES_MAX;
         let lacks = leave_out_xattrs(&mut batch, excess);
         assert!(batch.encode().len() <= FRAME_HEAD_BYTES_MAX);
         let lacking = |kind| (kind, Lack::TooMuch);
         let b = RelPath::from_bytes(b"d/b").unwrap();
-        assert_eq!(lacks, [(b, vec![lacking(Kinds::XATTRS), lacking(Kinds::ACLS)])]);
+        assert_eq!(
+            lacks,
+            [(b, vec![lacking(Kinds::XATTRS), lacking(Kinds::ACLS)])]
+        );
         let left = batch.groups[0].entries[1].metadata();
-        assert_eq!((left.mode, left.xattrs()), (0o640, &[][..]), "its group gets no more than the list gave");
+        assert_eq!(
+            (left.mode, left.xattrs()),
+            (0o640, &[][..]),
+            "its group gets no more than the list gave"
+        );
         assert_eq!(left.extra.as_ref().unwrap().owner, Some(account(7, "ann")));
         assert_eq!(batch.groups[0].entries[2].metadata().xattrs().len(), 2);
     }
@@ -527,7 +752,10 @@ mod tests {
         let metadata = Metadata::new(0o2664, Timestamp::default());
         let (read, lacks) =
             extras(Kinds::USUAL, Vec::new()).with_extra(metadata, Ids::default(), Some(Unreadable));
-        assert_eq!((read.mode, lacks), (0o2604, vec![(Kinds::ACLS, Lack::Unread)]));
+        assert_eq!(
+            (read.mode, lacks),
+            (0o2604, vec![(Kinds::ACLS, Lack::Unread)])
+        );
     }
 
     #[test]
@@ -541,10 +769,16 @@ mod tests {
         };
         let lacks = |mark| extras(Kinds::XATTRS, Vec::new()).lacks_of(&entry_with(mark));
         assert_eq!(lacks(mark(Kinds::XATTRS, Kinds::NONE)), []);
-        assert_eq!(lacks(mark(Kinds::XATTRS, Kinds::XATTRS)), [(Kinds::XATTRS, Lack::Unread)]);
+        assert_eq!(
+            lacks(mark(Kinds::XATTRS, Kinds::XATTRS)),
+            [(Kinds::XATTRS, Lack::Unread)]
+        );
         assert_eq!(
             lacks(mark(Kinds::ACLS, Kinds::XATTRS)),
-            [(Kinds::ACLS, Lack::OldReceiver), (Kinds::XATTRS, Lack::Unread)]
+            [
+                (Kinds::ACLS, Lack::OldReceiver),
+                (Kinds::XATTRS, Lack::Unread)
+            ]
         );
     }
 
@@ -559,7 +793,10 @@ mod tests {
             may_have_holes: false,
             is_mount: None,
             shared: None,
-            beside: Beside { xattrs: Some(Box::new(mark)), ..Beside::default() },
+            beside: Beside {
+                xattrs: Some(Box::new(mark)),
+                ..Beside::default()
+            },
         }
     }
 
@@ -578,12 +815,18 @@ mod tests {
             extras.with_extra(metadata.clone(), Ids::default(), Some(descriptor))
         };
         let old = Extras::new(Some(Keeping::default()), Owners::default(), Version::V3);
-        assert_eq!(read(&old), (metadata.clone(), vec![(Kinds::XATTRS, Lack::OldReceiver)]));
+        assert_eq!(
+            read(&old),
+            (metadata.clone(), vec![(Kinds::XATTRS, Lack::OldReceiver)])
+        );
         assert!(!old.speaks());
         let early = extras(Kinds::USUAL, Vec::new());
         let (with, lacks) = read(&early);
         assert_eq!((with.xattrs().len(), lacks.len()), (1, 0));
-        assert_eq!(early.learn(Kinds::ALWAYS), [NotKept::new(Kinds::XATTRS, Lack::OldReceiver, 1)]);
+        assert_eq!(
+            early.learn(Kinds::ALWAYS),
+            [NotKept::new(Kinds::XATTRS, Lack::OldReceiver, 1)]
+        );
         assert_eq!(read(&early).1.len(), 1);
         let new = extras(Kinds::USUAL, Vec::new());
         read(&new);

@@ -27,7 +27,9 @@ const BLOCK_GROUPS: u32 = 16;
 impl GroupValues {
     /// The value of a group.
     pub(crate) fn get(&self, index: u32) -> Option<Cv> {
-        self.blocks.get(&(index / BLOCK_GROUPS)).and_then(|block| block[slot_of(index)])
+        self.blocks
+            .get(&(index / BLOCK_GROUPS))
+            .and_then(|block| block[slot_of(index)])
     }
 
     /// Sets the value of a group.
@@ -62,7 +64,10 @@ impl GroupValues {
     /// The ranges of groups before `end` whose values are not known.
     pub(crate) fn unknown(&self, end: u32) -> impl Iterator<Item = Range<u32>> {
         let mut next = 0;
-        let ends = self.known().take_while(move |index| *index < end).chain([end]);
+        let ends = self
+            .known()
+            .take_while(move |index| *index < end)
+            .chain([end]);
         ends.filter_map(move |known| {
             let before = next..known;
             next = known.saturating_add(1);
@@ -106,8 +111,14 @@ mod tests {
             values.insert(index, Cv([7; 32]));
         }
         assert_eq!((values.count(), values.blocks.len()), (4, 2));
-        assert_eq!(values.known().collect::<Vec<_>>(), [0, 1, u32::MAX - 1, u32::MAX]);
-        assert_eq!((values.get(1), values.get(2), values.get(99)), (Some(Cv([7; 32])), None, None));
+        assert_eq!(
+            values.known().collect::<Vec<_>>(),
+            [0, 1, u32::MAX - 1, u32::MAX]
+        );
+        assert_eq!(
+            (values.get(1), values.get(2), values.get(99)),
+            (Some(Cv([7; 32])), None, None)
+        );
     }
 
     #[test]
@@ -117,9 +128,15 @@ mod tests {
         for index in [1, 2, 17, 40] {
             values.insert(index, Cv([7; 32]));
         }
-        assert_eq!(values.unknown(41).collect::<Vec<_>>(), [0..1, 3..17, 18..40]);
+        assert_eq!(
+            values.unknown(41).collect::<Vec<_>>(),
+            [0..1, 3..17, 18..40]
+        );
         assert_eq!(values.unknown(18).collect::<Vec<_>>(), [0..1, 3..17]);
-        assert_eq!(values.unknown(20).collect::<Vec<_>>(), [0..1, 3..17, 18..20]);
+        assert_eq!(
+            values.unknown(20).collect::<Vec<_>>(),
+            [0..1, 3..17, 18..20]
+        );
         values.remove(2);
         values.remove(3);
         assert_eq!((values.count(), values.all(4)), (3, None));

@@ -29,22 +29,36 @@ impl Filling {
     /// Begins the group of another directory.
     pub(super) fn begin_group(&mut self, directory: &SourceDirectory) {
         let directory = directory.target_path().clone();
-        self.batch.groups.push(DirectoryGroup { directory, entries: Vec::new() });
+        self.batch.groups.push(DirectoryGroup {
+            directory,
+            entries: Vec::new(),
+        });
     }
 
     /// Adds an entry. Its contents are where those of the last one end, or further back where something between them is
     /// not sent.
     pub(super) fn add(&mut self, read: ReadEntry) {
-        let ReadEntry { entry, file, offset, bytes, lacks } = read;
+        let ReadEntry {
+            entry,
+            file,
+            offset,
+            bytes,
+            lacks,
+        } = read;
         if offset > self.filled {
-            self.buffer.room().copy_within(offset..offset + bytes, self.filled);
+            self.buffer
+                .room()
+                .copy_within(offset..offset + bytes, self.filled);
         }
         self.filled += bytes;
         self.files.extend(file);
         let group = self.batch.groups.last_mut().expect("a group was begun");
         if !lacks.is_empty() {
-            let path = entry.name().and_then(|name| group.directory.join(name).ok());
-            self.lacks.push((path.unwrap_or_else(|| group.directory.clone()), lacks));
+            let path = entry
+                .name()
+                .and_then(|name| group.directory.join(name).ok());
+            self.lacks
+                .push((path.unwrap_or_else(|| group.directory.clone()), lacks));
         }
         group.entries.push(entry);
     }
@@ -74,7 +88,9 @@ impl ReadAhead {
     /// Keeps a batch; returns it when the target is known.
     pub(crate) fn keep(&self, mut batch: ReadPack) -> Option<ReadPack> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(kept) = kept.as_mut() else { return Some(batch) };
+        let Some(kept) = kept.as_mut() else {
+            return Some(batch);
+        };
         batch.pack.put_off();
         // The copy has memory of its own, so that the buffer can serve others.
         let Filling { buffer, filled, .. } = &mut batch.filling;
@@ -85,6 +101,10 @@ impl ReadAhead {
 
     /// Takes the kept batches, since the target is known.
     pub(crate) fn close(&self) -> Vec<ReadPack> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .unwrap_or_default()
     }
 }

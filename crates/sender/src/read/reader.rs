@@ -15,7 +15,9 @@ use zmove_disk::{
     DataFile, Direct, FileIo, FileSystemMemory, Span, StorageMemory, StorageThreads, StorageWork,
 };
 use zmove_scan::Entry;
-use zmove_types::{Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Kinds, Stopwatch};
+use zmove_types::{
+    Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Kinds, Stopwatch,
+};
 use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 use zmove_wire::{Batch, FrameHeader, FrameKind};
 
@@ -54,7 +56,10 @@ impl ReaderContext {
     fn recall(&self, directory: &SourceDirectory) {
         self.file_system.get_or_init(|| {
             let directory = directory.opened();
-            let known = directory.fd().map(|fd| self.storage.of(fd)).unwrap_or_default();
+            let known = directory
+                .fd()
+                .map(|fd| self.storage.of(fd))
+                .unwrap_or_default();
             known.recall(StorageWork::Read, &self.threads);
             known
         });
@@ -72,7 +77,11 @@ impl Drop for ReaderContext {
 /// Runs one reader until the push is being stopped, or there are to be fewer readers.
 pub(crate) fn read_all(context: &ReaderContext, number: usize) {
     let session = &*context.session;
-    let mut reader = Reader { context, session, watch: session.timeline.read_clock.start() };
+    let mut reader = Reader {
+        context,
+        session,
+        watch: session.timeline.read_clock.start(),
+    };
     while let Some(work) = session.queue.take(|| session.in_flight.is_stopping()) {
         reader.take(work);
         reader.watch.lap(Doing::Busy);
@@ -99,9 +108,10 @@ impl Reader<'_> {
         }
         self.watch.lap(Doing::Starved);
         match work {
-            Work::Pack(Parcel::Unread(pack)) => {
-                self.last_pieces(pack).into_iter().for_each(|piece| self.read_pack(piece))
-            }
+            Work::Pack(Parcel::Unread(pack)) => self
+                .last_pieces(pack)
+                .into_iter()
+                .for_each(|piece| self.read_pack(piece)),
             Work::Pack(Parcel::Read(read)) => self.send_batch(*read),
             Work::Pack(Parcel::Listed(files)) => self.list(&files),
             Work::Group(file, span) => self.read_group(&file, span),
@@ -111,7 +121,9 @@ impl Reader<'_> {
 
     /// Enters files that are at the target already in the manifest.
     fn list(&self, files: &[(SourceDirectory, Entry)]) {
-        let Session { account, in_flight, .. } = self.session;
+        let Session {
+            account, in_flight, ..
+        } = self.session;
         for (directory, entry) in files {
             match unsent_root(directory, entry, || in_flight.is_stopping()) {
                 Ok(Some(root)) => {
@@ -132,14 +144,29 @@ impl Reader<'_> {
             PackSizes::Within => None,
         };
         let piece_bytes = last.map_or(u64::MAX, last_piece_bytes);
-        if pack.data_bytes() > piece_bytes.saturating_mul(2) { pack.split(piece_bytes) } else { vec![pack] }
+        if pack.data_bytes() > piece_bytes.saturating_mul(2) {
+            pack.split(piece_bytes)
+        } else {
+            vec![pack]
+        }
     }
 
     fn read_pack(&mut self, pack: Pack) {
-        let Some(mut buffer) = self.buffer() else { return };
+        let Some(mut buffer) = self.buffer() else {
+            return;
+        };
         let Pack { groups, unread, .. } = pack;
-        groups.first().into_iter().for_each(|group| self.context.recall(&group.directory));
-        let Session { in_flight, extras, account, quota, .. } = self.session;
+        groups
+            .first()
+            .into_iter()
+            .for_each(|group| self.context.recall(&group.directory));
+        let Session {
+            in_flight,
+            extras,
+            account,
+            quota,
+            ..
+        } = self.session;
         let (wants_roots, lists_what_stays) = {
             let files = account.files();
             (files.manifest.is_some(), files.lists_what_stays())
@@ -153,35 +180,50 @@ impl Reader<'_> {
             lists_what_stays,
         };
         let mut read = entries.read_all(&groups, buffer.room()).into_iter();
-        let mut filling =
-            Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new(), lacks: Vec::new() };
-        let mut sent = Pack { groups: Vec::with_capacity(groups.len()), unread: None, ..pack };
+        let mut filling = Filling {
+            batch: Batch::default(),
+            buffer,
+            filled: 0,
+            files: Vec::new(),
+            lacks: Vec::new(),
+        };
+        let mut sent = Pack {
+            groups: Vec::with_capacity(groups.len()),
+            unread: None,
+            ..pack
+        };
         let mut grown = Vec::new();
         for mut group in groups {
             filling.begin_group(&group.directory);
             let directory = &group.directory;
-            group.entries.retain(|entry| match read.next().unwrap_or(EntryRead::Nothing) {
-                EntryRead::Done(read) => {
-                    filling.add(*read);
-                    true
-                }
-                EntryRead::Grown(entry) => {
-                    grown.push((directory.clone(), *entry));
-                    false
-                }
-                other => {
-                    self.leave_out(directory, entry, unread.as_ref(), other);
-                    false
-                }
-            });
+            group
+                .entries
+                .retain(|entry| match read.next().unwrap_or(EntryRead::Nothing) {
+                    EntryRead::Done(read) => {
+                        filling.add(*read);
+                        true
+                    }
+                    EntryRead::Grown(entry) => {
+                        grown.push((directory.clone(), *entry));
+                        false
+                    }
+                    other => {
+                        self.leave_out(directory, entry, unread.as_ref(), other);
+                        false
+                    }
+                });
             sent.groups.push(group);
         }
         for (directory, entry) in grown {
-            sent.groups.extend(self.read_grown(directory, entry, unread.as_ref(), &mut filling));
+            sent.groups
+                .extend(self.read_grown(directory, entry, unread.as_ref(), &mut filling));
         }
         drop(unread);
         if filling.batch.entry_count() > 0 {
-            self.send_or_keep(ReadPack { pack: sent, filling });
+            self.send_or_keep(ReadPack {
+                pack: sent,
+                filling,
+            });
         }
     }
 
@@ -223,7 +265,10 @@ impl Reader<'_> {
             (EntryRead::Done(read), _) => {
                 filling.begin_group(&directory);
                 filling.add(*read);
-                return Some(PackGroup { directory, entries: vec![PackEntry::Within(entry)] });
+                return Some(PackGroup {
+                    directory,
+                    entries: vec![PackEntry::Within(entry)],
+                });
             }
             (EntryRead::Grown(grown), Some(unread)) => {
                 put_back(unread, &directory, &grown);
@@ -242,46 +287,89 @@ impl Reader<'_> {
     fn need_after_all(&self, directory: &SourceDirectory, entry: &Entry) {
         if entry.size > GROUP_BYTES {
             let id = self.session.queue.fresh_file_id();
-            self.session.queue.add_file(Arc::new(LargeSource::new(id, directory, entry.clone())), When::Now);
+            self.session.queue.add_file(
+                Arc::new(LargeSource::new(id, directory, entry.clone())),
+                When::Now,
+            );
             return;
         }
         let entries = vec![PackEntry::Within(entry.clone())];
-        let groups = vec![PackGroup { directory: directory.clone(), entries }];
+        let groups = vec![PackGroup {
+            directory: directory.clone(),
+            entries,
+        }];
         self.session.queue.add_now(Parcel::Unread(Pack::of(groups)));
     }
 
     /// Keeps a batch that was read ahead until the target is known; if it is known by now, sends the batch as a guess.
     fn send_or_keep(&mut self, read: ReadPack) {
-        let read =
-            if read.pack.basis == Basis::ReadAhead { self.session.read_ahead.keep(read) } else { Some(read) };
+        let read = if read.pack.basis == Basis::ReadAhead {
+            self.session.read_ahead.keep(read)
+        } else {
+            Some(read)
+        };
         if let Some(read) = read {
             self.send_batch(read);
         }
     }
 
     fn send_batch(&mut self, ReadPack { mut pack, filling }: ReadPack) {
-        let Filling { mut batch, mut buffer, filled, files, mut lacks } = filling;
+        let Filling {
+            mut batch,
+            mut buffer,
+            filled,
+            files,
+            mut lacks,
+        } = filling;
         let mut head = batch.encode();
-        if let Some(excess) = head.len().checked_sub(FRAME_HEAD_BYTES_MAX).filter(|excess| *excess > 0) {
+        if let Some(excess) = head
+            .len()
+            .checked_sub(FRAME_HEAD_BYTES_MAX)
+            .filter(|excess| *excess > 0)
+        {
             lacks.extend(leave_out_xattrs(&mut batch, excess));
             head = batch.encode();
         }
         for (path, lacks) in lacks {
-            self.session.account.lacking(&self.session.extras, &path, &lacks);
+            self.session
+                .account
+                .lacking(&self.session.extras, &path, &lacks);
         }
         buffer.set_len(filled);
         let content = *blake3::hash(&head).as_bytes();
         let tries = pack.tries;
-        let kind = if pack.basis == Basis::Known { FrameKind::Batch } else { FrameKind::Guess };
+        let kind = if pack.basis == Basis::Known {
+            FrameKind::Batch
+        } else {
+            FrameKind::Guess
+        };
         for group in &pack.groups {
-            group.directory.piece().into_iter().for_each(|piece| piece.has_read(group.data_bytes()));
+            group
+                .directory
+                .piece()
+                .into_iter()
+                .for_each(|piece| piece.has_read(group.data_bytes()));
         }
         pack.put_off();
-        let Some(item) = self.issue(Sent::Batch(SentBatch { pack, files, faults: Vec::new() }), tries) else {
+        let Some(item) = self.issue(
+            Sent::Batch(SentBatch {
+                pack,
+                files,
+                faults: Vec::new(),
+            }),
+            tries,
+        ) else {
             return;
         };
-        let header = FrameHeader { kind, item, ..FrameHeader::default() };
-        self.hand_on(OutgoingFrame { frame: sealed(&content, header, head, buffer), chunk: None });
+        let header = FrameHeader {
+            kind,
+            item,
+            ..FrameHeader::default()
+        };
+        self.hand_on(OutgoingFrame {
+            frame: sealed(&content, header, head, buffer),
+            chunk: None,
+        });
     }
 
     fn read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) {
@@ -308,8 +396,17 @@ impl Reader<'_> {
         span: GroupSpan,
         again: Option<ItemId>,
     ) -> Result<(), FileError> {
-        let Session { account, extras, in_flight, .. } = self.session;
-        let OpenedSource { file: opened, identity, holes } = file.open(
+        let Session {
+            account,
+            extras,
+            in_flight,
+            ..
+        } = self.session;
+        let OpenedSource {
+            file: opened,
+            identity,
+            holes,
+        } = file.open(
             self.context.direct,
             extras.holes(),
             || in_flight.is_stopping(),
@@ -328,7 +425,9 @@ impl Reader<'_> {
             self.session.queue.skip_groups(file, next);
             return Ok(());
         }
-        let Some(buffer) = self.buffer() else { return Ok(()) };
+        let Some(buffer) = self.buffer() else {
+            return Ok(());
+        };
         let (cv, buffer) = self.read_data(file, &opened, span, buffer)?;
         let changed = match file.group_read(span, cv) {
             Progress::Going => false,
@@ -344,7 +443,9 @@ impl Reader<'_> {
             Progress::Differs => true,
         };
         if changed {
-            return Err(FileError::Changed { path: file.display() });
+            return Err(FileError::Changed {
+                path: file.display(),
+            });
         }
         let tries = file.tries(span);
         let (kind, data) = if file.is_there(span, cv) {
@@ -354,11 +455,28 @@ impl Reader<'_> {
         };
         let item = again.or_else(|| self.issue(Sent::Group(Arc::clone(file), span, kind), tries));
         let Some(item) = item else { return Ok(()) };
-        let header = FrameHeader { kind, group: span.index, item, file: file.id, ..FrameHeader::default() };
+        let header = FrameHeader {
+            kind,
+            group: span.index,
+            item,
+            file: file.id,
+            ..FrameHeader::default()
+        };
         let frame = sealed(&cv.0, header, Vec::new(), data);
-        let chunk = Chunk { file: Arc::clone(file), identity, tries, late: again.is_some() };
-        self.hand_on(OutgoingFrame { frame, chunk: Some(chunk) });
-        file.directory.piece().into_iter().for_each(|piece| piece.has_read(u64::from(span.len)));
+        let chunk = Chunk {
+            file: Arc::clone(file),
+            identity,
+            tries,
+            late: again.is_some(),
+        };
+        self.hand_on(OutgoingFrame {
+            frame,
+            chunk: Some(chunk),
+        });
+        file.directory
+            .piece()
+            .into_iter()
+            .for_each(|piece| piece.has_read(u64::from(span.len)));
         Ok(())
     }
 
@@ -374,13 +492,21 @@ impl Reader<'_> {
         let (mut at, mut filled) = (0, 0);
         for range in file.data_within(span) {
             hasher.update_zeros(range.start - at);
-            let part = Span::new(span.offset() + range.start as u64, filled..filled + range.len());
+            let part = Span::new(
+                span.offset() + range.start as u64,
+                filled..filled + range.len(),
+            );
             let seen = &mut |slice: &[u8]| hasher.update(slice);
             let (outcome, back) = self.context.file_io.read_part(opened, part, buffer, seen);
             buffer = back;
-            let read = outcome.map_err(|source| FileError::Read { path: file.display(), source })?;
+            let read = outcome.map_err(|source| FileError::Read {
+                path: file.display(),
+                source,
+            })?;
             if read < range.len() {
-                return Err(FileError::Changed { path: file.display() });
+                return Err(FileError::Changed {
+                    path: file.display(),
+                });
             }
             filled += read;
             at = range.end;
@@ -407,7 +533,11 @@ impl Reader<'_> {
     }
 
     fn hand_on(&mut self, outgoing: OutgoingFrame) {
-        self.session.account.totals.bytes_read.add(u64::from(outgoing.frame.header.data_bytes));
+        self.session
+            .account
+            .totals
+            .bytes_read
+            .add(u64::from(outgoing.frame.header.data_bytes));
         self.watch.lap(Doing::Busy);
         // The lanes are gone only when the push is being stopped.
         let _stopping = self.context.frames.send(outgoing);
@@ -430,5 +560,8 @@ const LAST_PIECE_BYTES: u64 = 256 << 10;
 /// Returns a file to the planner, which asks whether it is needed.
 fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry) {
     // The planner has gone only when the push is being stopped.
-    let _stopping = unread.send(Unread { directory: directory.closed(), entry: entry.clone() });
+    let _stopping = unread.send(Unread {
+        directory: directory.closed(),
+        entry: entry.clone(),
+    });
 }

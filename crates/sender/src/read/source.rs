@@ -35,7 +35,10 @@ pub(crate) struct Look {
 
 impl Look {
     pub(crate) fn of(entry: &Entry) -> Self {
-        Self { bytes: entry.size, mtime: entry.metadata.mtime }
+        Self {
+            bytes: entry.size,
+            mtime: entry.metadata.mtime,
+        }
     }
 }
 
@@ -64,7 +67,10 @@ impl SourceDirectory {
 
     /// The directory for entries of a piece.
     pub(crate) fn of_piece(self, piece: Option<&Arc<Piece>>) -> Self {
-        Self { piece: piece.map(Arc::clone), ..self }
+        Self {
+            piece: piece.map(Arc::clone),
+            ..self
+        }
     }
 
     /// The piece that its entries belong to.
@@ -79,14 +85,24 @@ impl SourceDirectory {
 
     /// The same directory, which is not held open by this value.
     pub(crate) fn closed(&self) -> Self {
-        Self { open: None, ..self.clone() }
+        Self {
+            open: None,
+            ..self.clone()
+        }
     }
 
     /// The same directory, opened if it is not: for several files in a row. Where that fails, opening the files returns
     /// the error.
     pub(crate) fn opened(&self) -> Self {
-        let again = || Directory::open(&self.root, &self.source_path).ok().map(Arc::new);
-        Self { open: self.open.clone().or_else(again), ..self.clone() }
+        let again = || {
+            Directory::open(&self.root, &self.source_path)
+                .ok()
+                .map(Arc::new)
+        };
+        Self {
+            open: self.open.clone().or_else(again),
+            ..self.clone()
+        }
     }
 
     /// The directory, if it is open.
@@ -114,7 +130,10 @@ impl SourceDirectory {
 
     /// The full path of an entry, for messages.
     pub(crate) fn display(&self, name: &Name) -> PathBuf {
-        self.root.path().join(self.source_path.as_path()).join(name.as_os_str())
+        self.root
+            .path()
+            .join(self.source_path.as_path())
+            .join(name.as_os_str())
     }
 
     /// Opens a regular file and looks at it, once writes to it have ended.
@@ -122,18 +141,29 @@ impl SourceDirectory {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = match &self.open {
             Some(directory) => {
-                rustix::fs::openat(directory.fd(), name.as_os_str(), flags, Mode::empty()).map_err(Into::into)
+                rustix::fs::openat(directory.fd(), name.as_os_str(), flags, Mode::empty())
+                    .map_err(Into::into)
             }
-            None => {
-                self.root.open_file(&self.source_path.join(name).expect("the scan emits only paths that fit"))
-            }
+            None => self.root.open_file(
+                &self
+                    .source_path
+                    .join(name)
+                    .expect("the scan emits only paths that fit"),
+            ),
         };
-        let file = opened.map_err(|source| FileError::Open { path: self.display(name), source })?;
+        let file = opened.map_err(|source| FileError::Open {
+            path: self.display(name),
+            source,
+        })?;
         let file = File::from(file);
-        let identity =
-            at_rest::look(&file).map_err(|source| FileError::Read { path: self.display(name), source })?;
+        let identity = at_rest::look(&file).map_err(|source| FileError::Read {
+            path: self.display(name),
+            source,
+        })?;
         if !identity.regular {
-            return Err(FileError::Replaced { path: self.display(name) });
+            return Err(FileError::Replaced {
+                path: self.display(name),
+            });
         }
         Ok((file, identity))
     }
@@ -215,18 +245,41 @@ pub(crate) enum Progress {
 impl LargeSource {
     /// A large file of a directory, which it does not hold open.
     pub(crate) fn new(id: FileId, directory: &SourceDirectory, entry: Entry) -> Self {
-        let target = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
+        let target = directory
+            .target_path()
+            .join(&entry.name)
+            .unwrap_or_else(|_| RelPath::root());
         let directory = directory.closed();
         let groups = groups_of(&entry).unwrap_or(u32::MAX);
-        let state = LargeState { groups_unread: groups, groups_unstored: groups, ..LargeState::default() };
-        Self { id, directory, entry, target, resumed: false, range: None, state: Mutex::new(state) }
+        let state = LargeState {
+            groups_unread: groups,
+            groups_unstored: groups,
+            ..LargeState::default()
+        };
+        Self {
+            id,
+            directory,
+            entry,
+            target,
+            resumed: false,
+            range: None,
+            state: Mutex::new(state),
+        }
     }
 
     /// This file as one of which only these groups are sent from here.
     pub(crate) fn only(self, range: Range<u32>) -> Self {
         let groups = range.len().try_into().unwrap_or(u32::MAX);
-        let state = LargeState { groups_unread: groups, groups_unstored: groups, ..LargeState::default() };
-        Self { range: Some(range), state: Mutex::new(state), ..self }
+        let state = LargeState {
+            groups_unread: groups,
+            groups_unstored: groups,
+            ..LargeState::default()
+        };
+        Self {
+            range: Some(range),
+            state: Mutex::new(state),
+            ..self
+        }
     }
 
     /// The piece of which only these groups are sent from here, where others send the rest.
@@ -240,11 +293,18 @@ impl LargeSource {
         let state = LargeState {
             groups_unread: unread,
             groups_unstored: unread,
-            counted: Counted { moved: 0, resumed: bytes },
+            counted: Counted {
+                moved: 0,
+                resumed: bytes,
+            },
             cvs: held,
             ..LargeState::default()
         };
-        Self { resumed: true, state: Mutex::new(state), ..self }
+        Self {
+            resumed: true,
+            state: Mutex::new(state),
+            ..self
+        }
     }
 
     /// This file as one to compare: the target has another version, whose groups have the values in `there`.
@@ -292,7 +352,9 @@ impl LargeSource {
         }
         let (file, identity) = self.directory.open_file(&self.entry.name)?;
         if identity.bytes != self.entry.size || (self.resumed && !self.is_as_scanned(&identity)) {
-            return Err(FileError::Changed { path: self.display() });
+            return Err(FileError::Changed {
+                path: self.display(),
+            });
         }
         if state.metadata.is_none() {
             state.metadata = Some(carry(&file, &identity));
@@ -313,7 +375,11 @@ impl LargeSource {
         }
         let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
         state.opened = Some((Arc::clone(&file), identity));
-        Ok(OpenedSource { file, identity, holes: found })
+        Ok(OpenedSource {
+            file,
+            identity,
+            holes: found,
+        })
     }
 
     /// Where it has data, if it has holes that are kept.
@@ -328,9 +394,24 @@ impl LargeSource {
     }
 
     /// The same, of a file that was this when it was opened.
-    pub(crate) fn head_as(&self, FileIdentity { bytes, ctime, inode, .. }: &FileIdentity) -> FileHead {
+    pub(crate) fn head_as(
+        &self,
+        FileIdentity {
+            bytes,
+            ctime,
+            inode,
+            ..
+        }: &FileIdentity,
+    ) -> FileHead {
         let (path, metadata, data) = (self.target.clone(), self.metadata(), self.data());
-        FileHead { path, metadata, bytes: *bytes, ctime: *ctime, inode: *inode, data }
+        FileHead {
+            path,
+            metadata,
+            bytes: *bytes,
+            ctime: *ctime,
+            inode: *inode,
+            data,
+        }
     }
 
     /// The data of a group, counted from its beginning.
@@ -343,19 +424,28 @@ impl LargeSource {
 
     /// How many bytes of a group are sent.
     pub(crate) fn data_bytes_within(&self, span: GroupSpan) -> u64 {
-        self.data_within(span).iter().map(|range| range.len() as u64).sum()
+        self.data_within(span)
+            .iter()
+            .map(|range| range.len() as u64)
+            .sum()
     }
 
     /// How many bytes of data the file has.
     pub(crate) fn data_bytes(&self) -> u64 {
-        self.lock().data.as_ref().map_or(self.entry.size, |data| data.data_bytes())
+        self.lock()
+            .data
+            .as_ref()
+            .map_or(self.entry.size, |data| data.data_bytes())
     }
 
     /// Where a group is a hole that is not sent: the next one that may have to be.
     pub(crate) fn skips_to(&self, span: GroupSpan) -> Option<u32> {
         let state = self.lock();
         let data = state.data.as_ref()?;
-        let wanted = [data.next_group(span.index), state.last_word.filter(|index| *index >= span.index)];
+        let wanted = [
+            data.next_group(span.index),
+            state.last_word.filter(|index| *index >= span.index),
+        ];
         let next = wanted.into_iter().flatten().min().unwrap_or(u32::MAX);
         (next != span.index).then_some(next)
     }
@@ -370,12 +460,17 @@ impl LargeSource {
         book: impl FnOnce(usize) -> Result<Option<Held>, WireError>,
         stop: impl Fn() -> bool + Sync,
     ) -> Result<(), FileError> {
-        let Some(data) = self.data() else { return Ok(()) };
+        let Some(data) = self.data() else {
+            return Ok(());
+        };
         let groups = self.groups_in_all();
         let unknown = groups.saturating_sub(self.lock().cvs.count()) as usize;
         let held = book(groups as usize * HASHED_BYTES_PER_GROUP).map_err(|_over_limit| {
             let source = Errno::NOMEM.into();
-            FileError::Read { path: self.display(), source }
+            FileError::Read {
+                path: self.display(),
+                source,
+            }
         })?;
         held.into_iter().for_each(|held| self.lock().cvs.hold(held));
         let next = AtomicU64::new(0);
@@ -390,7 +485,9 @@ impl LargeSource {
                 }
             }
         };
-        let helpers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(unknown);
+        let helpers = thread::available_parallelism()
+            .map_or(1, NonZeroUsize::get)
+            .min(unknown);
         thread::scope(|scope| {
             (1..helpers).for_each(|_| drop(scope.spawn(hash)));
             hash();
@@ -405,11 +502,19 @@ impl LargeSource {
 
     /// What the file is to get, once it has been opened.
     pub(crate) fn metadata(&self) -> Metadata {
-        self.lock().metadata.clone().unwrap_or_else(|| self.entry.metadata.clone())
+        self.lock()
+            .metadata
+            .clone()
+            .unwrap_or_else(|| self.entry.metadata.clone())
     }
 
     fn is_as_scanned(&self, identity: &FileIdentity) -> bool {
-        let Entry { metadata, ctime, inode, .. } = &self.entry;
+        let Entry {
+            metadata,
+            ctime,
+            inode,
+            ..
+        } = &self.entry;
         (identity.mtime, identity.ctime, identity.inode) == (metadata.mtime, *ctime, *inode)
     }
 
@@ -422,7 +527,11 @@ impl LargeSource {
             None => {
                 state.cvs.insert(span.index, cv);
                 state.groups_unread -= 1;
-                if state.groups_unread == 0 { Progress::AllRead } else { Progress::Going }
+                if state.groups_unread == 0 {
+                    Progress::AllRead
+                } else {
+                    Progress::Going
+                }
             }
         }
     }
@@ -445,13 +554,18 @@ impl LargeSource {
         if counts {
             state.counted.moved += moved;
         }
-        Stored { counts, is_all: state.groups_unstored == 0 }
+        Stored {
+            counts,
+            is_all: state.groups_unstored == 0,
+        }
     }
 
     /// Whether the file is still what it was when it was opened.
     pub(crate) fn is_unchanged(&self) -> bool {
         let opened = self.lock().opened.clone();
-        opened.is_some_and(|(file, before)| FileIdentity::of(file.file()).is_ok_and(|now| now == before))
+        opened.is_some_and(|(file, before)| {
+            FileIdentity::of(file.file()).is_ok_and(|now| now == before)
+        })
     }
 
     /// The file's root, when the values of all groups are known: of one with holes only where they were
@@ -509,9 +623,18 @@ const HASHED_BYTES_PER_GROUP: usize = 104;
 impl LargeState {
     /// How many bytes of the groups that the target holds are no data.
     fn hole_bytes_of_held(&self, data: &DataRanges, bytes: u64) -> u64 {
-        let spans = self.cvs.known().filter_map(|index| GroupSpan::of(bytes, index));
+        let spans = self
+            .cvs
+            .known()
+            .filter_map(|index| GroupSpan::of(bytes, index));
         spans
-            .map(|span| u64::from(span.len) - data.within(span).map(|range| range.len() as u64).sum::<u64>())
+            .map(|span| {
+                u64::from(span.len)
+                    - data
+                        .within(span)
+                        .map(|range| range.len() as u64)
+                        .sum::<u64>()
+            })
             .sum()
     }
 
@@ -542,19 +665,27 @@ mod tests {
         let bytes = 1000 * GROUP_BYTES;
         file.set_len(bytes).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, b"end", bytes - 3).unwrap();
-        let items = scan(vec![ScanRoot::new(home, RelPath::root())], &ScanConfig::default());
+        let items = scan(
+            vec![ScanRoot::new(home, RelPath::root())],
+            &ScanConfig::default(),
+        );
         let found = items.into_iter().find_map(|item| match item {
             ScanItem::Batch(batch) => Some(batch),
             _ => None,
         });
         let batch = found.expect("there is a file");
         let directory = SourceDirectory::held_open(&batch.directory);
-        Arc::new(LargeSource::new(FileId(0), &directory, batch.entries[0].clone()))
+        Arc::new(LargeSource::new(
+            FileId(0),
+            &directory,
+            batch.entries[0].clone(),
+        ))
     }
 
     fn open(file: &LargeSource) -> OpenedSource {
         let metadata = |_: &File, _: &FileIdentity| Metadata::default();
-        file.open(Direct::default(), Holes::Kept, || false, metadata).unwrap()
+        file.open(Direct::default(), Holes::Kept, || false, metadata)
+            .unwrap()
     }
 
     #[test]
@@ -562,7 +693,13 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let file = of_holes(home.path());
         assert!(file.group_stored(3).counts && file.group_stored(4).counts);
-        assert_eq!(file.kill(), Counted { moved: 7, resumed: 0 });
+        assert_eq!(
+            file.kill(),
+            Counted {
+                moved: 7,
+                resumed: 0
+            }
+        );
         assert!(!file.group_stored(5).counts);
         assert_eq!(file.kill(), Counted::default(), "taken back once");
     }
@@ -579,7 +716,10 @@ mod tests {
         assert_eq!(file.lock().cvs.count(), 1);
         let refuse = |_| Err(WireError::Message);
         let error = file.hash_holes(refuse, || false).unwrap_err();
-        assert!(error.to_string().contains("Cannot allocate memory"), "{error}");
+        assert!(
+            error.to_string().contains("Cannot allocate memory"),
+            "{error}"
+        );
         assert_eq!(file.lock().cvs.count(), 1);
         let booked = Arc::new(());
         let book = |bytes| {

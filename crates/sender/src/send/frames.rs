@@ -30,9 +30,21 @@ pub(crate) struct Chunk {
 }
 
 /// A frame with its lengths in the header, and the seal over that and the content.
-pub(crate) fn sealed(content: &[u8; 32], header: FrameHeader, head: Vec<u8>, data: Buffer) -> Frame {
+pub(crate) fn sealed(
+    content: &[u8; 32],
+    header: FrameHeader,
+    head: Vec<u8>,
+    data: Buffer,
+) -> Frame {
     let length = |bytes| u32::try_from(bytes).expect("frames hold a few MiB");
-    let header = FrameHeader { head_bytes: length(head.len()), data_bytes: length(data.len()), ..header };
-    let header = FrameHeader { digest: seal(&header.prefix(), content), ..header };
+    let header = FrameHeader {
+        head_bytes: length(head.len()),
+        data_bytes: length(data.len()),
+        ..header
+    };
+    let header = FrameHeader {
+        digest: seal(&header.prefix(), content),
+        ..header
+    };
     Frame { header, head, data }
 }

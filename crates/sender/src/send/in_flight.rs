@@ -130,17 +130,24 @@ impl InFlight {
     /// begun while too many have no end. `None` when the push is being stopped.
     pub(crate) fn issue(&self, work: Sent, tries: u8) -> Option<ItemId> {
         let group = match &work {
-            Sent::Group(file, span, _) => Some(GroupId { file: file.id, index: span.index }),
+            Sent::Group(file, span, _) => Some(GroupId {
+                file: file.id,
+                index: span.index,
+            }),
             Sent::Batch(_) => None,
         };
         let large = group.map(|group| group.file);
         let full = |state: &mut State| state.is_full(large) && !self.is_stopping();
-        let mut state = self.settled.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self
+            .settled
+            .wait_while(self.lock(), full)
+            .unwrap_or_else(PoisonError::into_inner);
         let begins = large.filter(|file| state.begins(*file));
         state.begun.extend(begins);
         if let Sent::Batch(batch) = &work {
             for group in &batch.pack.groups {
-                self.sent_counts.entries(group.entries.len() as u64, group.directory.target_path());
+                self.sent_counts
+                    .entries(group.entries.len() as u64, group.directory.target_path());
             }
         }
         let last_word = work.last_word(self.version);
@@ -171,12 +178,22 @@ impl InFlight {
             Ok(match record.stored(item, Instant::now())? {
                 Receipt::Settled(item) => {
                     let data_bytes = item.work.data_bytes();
-                    Settled { work: Some(item.work), data_bytes, unpublished_bytes: None, words: Vec::new() }
+                    Settled {
+                        work: Some(item.work),
+                        data_bytes,
+                        unpublished_bytes: None,
+                        words: Vec::new(),
+                    }
                 }
                 Receipt::Unpublished(item) => {
                     let unpublished_bytes = item.work.store(faults);
                     let (data_bytes, words) = (item.work.data_bytes(), item.work.words());
-                    Settled { work: None, data_bytes, unpublished_bytes, words }
+                    Settled {
+                        work: None,
+                        data_bytes,
+                        unpublished_bytes,
+                        words,
+                    }
                 }
             })
         })
@@ -242,7 +259,10 @@ impl InFlight {
 
     /// Chooses the chunks that idle lanes should send again, the latest first, once all work has been issued. `stuck`
     /// returns whether something that a lane has sent has not arrived.
-    pub(crate) fn take_late(&self, stuck: impl Fn(usize) -> bool) -> Vec<(Arc<LargeSource>, GroupSpan)> {
+    pub(crate) fn take_late(
+        &self,
+        stuck: impl Fn(usize) -> bool,
+    ) -> Vec<(Arc<LargeSource>, GroupSpan)> {
         let idle = self.lanes_idle.load(Ordering::Relaxed);
         if idle == 0 {
             return Vec::new();
@@ -254,7 +274,10 @@ impl InFlight {
         let late = state.record.late(Instant::now());
         drop(state);
         // `stuck` asks the kernel, so it is called without the lock.
-        let late = late.into_iter().filter(|(_, first)| !first.handed_on || stuck(first.lane)).take(idle);
+        let late = late
+            .into_iter()
+            .filter(|(_, first)| !first.handed_on || stuck(first.lane))
+            .take(idle);
         let repeat = |item| match self.lock().record.repeat(item)? {
             Sent::Group(file, span, _) => Some((Arc::clone(file), *span)),
             Sent::Batch(_) => None,
@@ -264,7 +287,10 @@ impl InFlight {
 
     /// The item under which this group is to be read again, once for each time that this was planned.
     pub(crate) fn item_again(&self, file: FileId, span: GroupSpan) -> Option<ItemId> {
-        self.lock().record.item_again(GroupId { file, index: span.index })
+        self.lock().record.item_again(GroupId {
+            file,
+            index: span.index,
+        })
     }
 
     /// Whether an item has no receipt yet.
@@ -301,7 +327,11 @@ impl InFlight {
     /// Waits until all that was planned is settled, or the push is being stopped: called before `release_end`.
     pub(crate) fn wait_until_settled(&self) {
         let open = |state: &mut State| !state.record.transfer.is_settled() && !self.is_stopping();
-        drop(self.settled.wait_while(self.lock(), open).unwrap_or_else(PoisonError::into_inner));
+        drop(
+            self.settled
+                .wait_while(self.lock(), open)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
     }
 
     /// Withholds the end: something is to be done when all is settled, before the receiver may finish.
@@ -324,7 +354,11 @@ impl InFlight {
     /// Calls `show` for all that the receiver has not settled, and for large files that have not come to their end.
     pub(crate) fn for_each_unsettled(&self, show: impl FnMut(Unsettled<'_>)) {
         let state = self.lock();
-        let items = state.record.transfer.unsettled().map(|item| Unsettled::Item(&item.work));
+        let items = state
+            .record
+            .transfer
+            .unsettled()
+            .map(|item| Unsettled::Item(&item.work));
         let large = state.large.values().map(|file| Unsettled::Large(file));
         items.chain(large).for_each(show);
     }
@@ -408,15 +442,24 @@ pub(crate) mod tests {
     /// A new record, and the queue of its messages.
     fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
         let (outgoing, messages) = unbounded_channel();
-        (InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing), messages)
+        (
+            InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing),
+            messages,
+        )
     }
 
     /// A large file of the scan that does not exist any more, `count` times over.
     pub(crate) fn vanished(count: usize) -> Vec<Arc<LargeSource>> {
         let home = tempfile::tempdir().unwrap();
-        std::fs::File::create(home.path().join("f")).unwrap().set_len(3 * GROUP_BYTES).unwrap();
+        std::fs::File::create(home.path().join("f"))
+            .unwrap()
+            .set_len(3 * GROUP_BYTES)
+            .unwrap();
         let root = ScanRoot::new(home.path().to_owned(), RelPath::root());
-        let items: Vec<_> = scan(vec![root], &ScanConfig::default()).receiver().iter().collect();
+        let items: Vec<_> = scan(vec![root], &ScanConfig::default())
+            .receiver()
+            .iter()
+            .collect();
         let batch = items.iter().find_map(|item| match item {
             ScanItem::Batch(batch) => Some(batch),
             _ => None,
@@ -440,7 +483,9 @@ pub(crate) mod tests {
             None,
         );
         let files = vanished(FILES);
-        files.iter().for_each(|file| session.in_flight.begin_file(Arc::clone(file), 3));
+        files
+            .iter()
+            .for_each(|file| session.in_flight.begin_file(Arc::clone(file), 3));
         let arrived = AtomicUsize::new(0);
         let fail_all = || {
             for (round, file) in files.iter().enumerate() {
@@ -448,7 +493,12 @@ pub(crate) mod tests {
                 while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
                     std::hint::spin_loop();
                 }
-                let opened = file.open(Direct::default(), Holes::Kept, || false, |_, read| read.metadata());
+                let opened = file.open(
+                    Direct::default(),
+                    Holes::Kept,
+                    || false,
+                    |_, read| read.metadata(),
+                );
                 session.fail_large(file, &opened.err().unwrap());
             }
         };
@@ -468,22 +518,31 @@ pub(crate) mod tests {
         let (in_flight, _messages) = nothing_in_flight();
         let count = usize::try_from(FILES_BEGUN_MAX).unwrap();
         let files = vanished(count + 1);
-        files.iter().for_each(|file| in_flight.begin_file(Arc::clone(file), 3));
+        files
+            .iter()
+            .for_each(|file| in_flight.begin_file(Arc::clone(file), 3));
         let (last, begun) = files.split_last().unwrap();
         for file in begun {
             assert!(!in_flight.lock().is_full(Some(file.id)));
             let span = GroupSpan::of(file.entry.size, 0).unwrap();
-            let item = in_flight.issue(Sent::Group(Arc::clone(file), span, FrameKind::Chunk), 0).unwrap();
+            let item = in_flight
+                .issue(Sent::Group(Arc::clone(file), span, FrameKind::Chunk), 0)
+                .unwrap();
             assert!(in_flight.stored(item, &[]).unwrap().work.is_some());
         }
         let full = |file| in_flight.lock().is_full(file);
-        assert_eq!([Some(last.id), Some(begun[0].id), None].map(full), [true, false, false]);
+        assert_eq!(
+            [Some(last.id), Some(begun[0].id), None].map(full),
+            [true, false, false]
+        );
         in_flight.end_large(begun[0].id).unwrap();
         assert!(!full(Some(last.id)));
         // A file that has failed meanwhile does not count as begun.
         in_flight.end_large(last.id).unwrap();
         let span = GroupSpan::of(last.entry.size, 0).unwrap();
-        in_flight.issue(Sent::Group(Arc::clone(last), span, FrameKind::Chunk), 0).unwrap();
+        in_flight
+            .issue(Sent::Group(Arc::clone(last), span, FrameKind::Chunk), 0)
+            .unwrap();
         assert_eq!(in_flight.lock().begun.len(), count - 1);
     }
 
@@ -491,7 +550,11 @@ pub(crate) mod tests {
     fn nothing_goes_again_while_no_lane_is_idle_or_work_is_left() {
         let (in_flight, _messages) = nothing_in_flight();
         in_flight.begin(1);
-        assert!(in_flight.while_idle(|| in_flight.take_late(|_| true)).is_empty());
+        assert!(
+            in_flight
+                .while_idle(|| in_flight.take_late(|_| true))
+                .is_empty()
+        );
         in_flight.end_work();
         in_flight.end_plan();
         assert!(in_flight.take_late(|_| true).is_empty(), "no lane is idle");

@@ -32,16 +32,30 @@ pub(crate) fn run_lane(
     mut sink: Box<dyn LaneSink>,
     let_go: &Receiver<()>,
 ) -> Result<(), LaneError> {
-    let LaneContext { session, frames: queue } = context;
-    let Session { in_flight, account, timeline, .. } = &**session;
+    let LaneContext {
+        session,
+        frames: queue,
+    } = context;
+    let Session {
+        in_flight,
+        account,
+        timeline,
+        ..
+    } = &**session;
     let mut watch = timeline.lane_clock.start();
     let mut declared = HashSet::new();
     loop {
         sink.await_room()?;
         // Where nothing is queued, nothing waited for the path.
-        watch.lap(if queue.is_empty() { Doing::Starved } else { Doing::Blocked });
+        watch.lap(if queue.is_empty() {
+            Doing::Starved
+        } else {
+            Doing::Blocked
+        });
         await_turn(context, let_go, &mut watch);
-        let Some(outgoing) = in_flight.while_idle(|| next(queue, let_go)) else { break };
+        let Some(outgoing) = in_flight.while_idle(|| next(queue, let_go)) else {
+            break;
+        };
         let OutgoingFrame { frame, chunk } = outgoing;
         let bytes = u64::from(frame.header.data_bytes);
         let late = chunk.as_ref().is_some_and(|chunk| chunk.late);
@@ -60,7 +74,12 @@ pub(crate) fn run_lane(
             continue;
         }
         // Declare again before a chunk that is sent again: a damaged declaration may be the reason.
-        if let Some(Chunk { file, identity, tries, .. }) = &chunk
+        if let Some(Chunk {
+            file,
+            identity,
+            tries,
+            ..
+        }) = &chunk
             && (declared.insert(file.id) || *tries > 0)
         {
             declare(file, identity, sink.as_mut(), &mut watch)?;
@@ -121,7 +140,11 @@ fn declare(
 ) -> Result<(), LaneError> {
     let head = file.head_as(identity).encode();
     let content = *blake3::hash(&head).as_bytes();
-    let header = FrameHeader { kind: FrameKind::Declare, file: file.id, ..FrameHeader::default() };
+    let header = FrameHeader {
+        kind: FrameKind::Declare,
+        file: file.id,
+        ..FrameHeader::default()
+    };
     sink.send(sealed(&content, header, head, Buffer::empty()), watch)
 }
 
@@ -182,22 +205,35 @@ mod tests {
             outgoing,
             None,
         );
-        LaneContext { session: Arc::new(session), frames }
+        LaneContext {
+            session: Arc::new(session),
+            frames,
+        }
     }
 
     fn frame() -> Frame {
-        Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() }
+        Frame {
+            header: FrameHeader::default(),
+            head: Vec::new(),
+            data: Buffer::empty(),
+        }
     }
 
     fn outgoing() -> OutgoingFrame {
-        OutgoingFrame { frame: frame(), chunk: None }
+        OutgoingFrame {
+            frame: frame(),
+            chunk: None,
+        }
     }
 
     /// Runs a lane whose holder is dropped, over what waits in `queue`; returns whether it ended in order.
     fn run_let_go(queue: &Receiver<OutgoingFrame>) -> bool {
         let (hold, let_go) = bounded(0);
         let finished = Arc::new(AtomicBool::new(false));
-        let sink = Box::new(Unused { finished: Arc::clone(&finished), room: None });
+        let sink = Box::new(Unused {
+            finished: Arc::clone(&finished),
+            room: None,
+        });
         drop(hold);
         run_lane(&context(queue.clone()), 0, sink, &let_go).unwrap();
         finished.load(Ordering::Relaxed)
@@ -218,11 +254,24 @@ mod tests {
         let file = vanished(1).remove(0);
         let identity = FileIdentity::of(tempfile::tempfile().unwrap()).unwrap();
         let (frames_in, queue) = bounded(1);
-        let chunk = Some(Chunk { file, identity, tries: 0, late: true });
-        frames_in.send(OutgoingFrame { frame: frame(), chunk }).unwrap();
+        let chunk = Some(Chunk {
+            file,
+            identity,
+            tries: 0,
+            late: true,
+        });
+        frames_in
+            .send(OutgoingFrame {
+                frame: frame(),
+                chunk,
+            })
+            .unwrap();
         drop(frames_in);
         let (_hold, let_go) = bounded(0);
-        let sink = Box::new(Unused { finished: Arc::default(), room: None });
+        let sink = Box::new(Unused {
+            finished: Arc::default(),
+            room: None,
+        });
         let context = context(queue);
         run_lane(&context, 0, sink, &let_go).unwrap();
         let much_later = Instant::now() + Duration::from_secs(3600);
@@ -259,7 +308,10 @@ mod tests {
         let (asked, asking) = bounded(1);
         let (room, awaited) = bounded(1);
         let finished = Arc::new(AtomicBool::new(false));
-        let sink = Box::new(Unused { finished: Arc::clone(&finished), room: Some((asked, awaited)) });
+        let sink = Box::new(Unused {
+            finished: Arc::clone(&finished),
+            room: Some((asked, awaited)),
+        });
         let (_hold, let_go) = bounded(0);
         let lane = thread::spawn({
             let queue = queue.clone();

@@ -115,7 +115,9 @@ impl Lane {
             // A thread that waits for room reports the loss; one that has ended does not.
             LaneState::LetGo if !ended => LaneState::Cut,
             LaneState::LetGo if unacked(last) > 0 => LaneState::Lost,
-            LaneState::LetGo | LaneState::Cut | LaneState::Lost | LaneState::Closed => return false,
+            LaneState::LetGo | LaneState::Cut | LaneState::Lost | LaneState::Closed => {
+                return false;
+            }
         };
         // Trip before the hold in `Up` is dropped: a thread without a holder ends in order as long as its connection
         // works, and would then not report that what it has sent is lost.
@@ -146,7 +148,10 @@ impl Lane {
         self.breaker = LaneBreaker::new(|| ());
         if self.probe.read().is_some() {
             // This field grows with time, which a saved value does not.
-            let last = TcpInfo { since_data_sent: None, ..last };
+            let last = TcpInfo {
+                since_data_sent: None,
+                ..last
+            };
             self.probe = PathProbe::telling(move || last);
         }
     }
@@ -159,7 +164,9 @@ fn is_gone(info: &TcpInfo) -> bool {
 }
 
 fn is_silent(info: &TcpInfo) -> bool {
-    info.since_ack_received.is_some_and(|time| time > SILENCE_MAX) && on_the_way(info) > 0
+    info.since_ack_received
+        .is_some_and(|time| time > SILENCE_MAX)
+        && on_the_way(info) > 0
 }
 
 /// The time for which the control connection waits for its peer, too.
@@ -169,7 +176,13 @@ impl LaneSet {
     /// No lanes yet; each lane that breaks is reported to `broken`, unless the push is being stopped.
     pub(crate) fn new(context: LaneContext, broken: UnboundedSender<Broken>) -> Self {
         let context = Arc::new(context);
-        Self { context, lanes: Vec::new(), lanes_most: 0, broken, last_error: None }
+        Self {
+            context,
+            lanes: Vec::new(),
+            lanes_most: 0,
+            broken,
+            last_error: None,
+        }
     }
 
     /// Starts a lane. A lane that cannot be started ends in order, and counts as one that did not come up.
@@ -193,7 +206,10 @@ impl LaneSet {
             if let Err(error) = lane::run_lane(&context, number, sink, &let_go)
                 && !context.session.in_flight.is_stopping()
             {
-                let _session_over = broken.send(Broken { lane: Some(number), error });
+                let _session_over = broken.send(Broken {
+                    lane: Some(number),
+                    error,
+                });
             }
             ended.store(true, Ordering::Release);
         });
@@ -202,7 +218,9 @@ impl LaneSet {
             self.last_error = Some(LaneError::Io { source });
             return;
         }
-        sink_in.send(sink).expect("the thread that has just been started takes it");
+        sink_in
+            .send(sink)
+            .expect("the thread that has just been started takes it");
         self.lanes.push(lane);
         self.lanes_most = self.lanes_most.max(self.lanes_up());
     }
@@ -233,7 +251,10 @@ impl LaneSet {
 
     fn tell_lost(&self, number: usize) {
         // The channel is closed only when the session is over.
-        let _over = self.broken.send(Broken { lane: Some(number), error: LaneError::Closed });
+        let _over = self.broken.send(Broken {
+            lane: Some(number),
+            error: LaneError::Closed,
+        });
     }
 
     /// Counts a lane whose thread has ended as no longer up.
@@ -272,7 +293,11 @@ impl LaneSet {
 
     /// Breaks lanes, by their numbers.
     pub(crate) fn break_lanes(&self, numbers: &HashSet<usize>) {
-        let chosen = self.lanes.iter().enumerate().filter(|(number, _)| numbers.contains(number));
+        let chosen = self
+            .lanes
+            .iter()
+            .enumerate()
+            .filter(|(number, _)| numbers.contains(number));
         chosen.for_each(|(_, lane)| lane.breaker.trip());
     }
 
@@ -289,7 +314,10 @@ impl LaneSet {
 
     /// The probes of the lanes that are up.
     pub(crate) fn probes_up(&self) -> impl Iterator<Item = &PathProbe> {
-        self.lanes.iter().filter(|lane| lane.is_up()).map(|lane| &lane.probe)
+        self.lanes
+            .iter()
+            .filter(|lane| lane.is_up())
+            .map(|lane| &lane.probe)
     }
 
     /// Takes no more lanes: those that are up end once what is queued has been sent, or when the result is dropped.
@@ -303,7 +331,9 @@ fn let_slowest_go(lanes: &mut [Lane], wanted: usize) {
     let mut up: Vec<_> = lanes.iter_mut().rev().filter(|lane| lane.is_up()).collect();
     up.sort_by_key(|lane| lane.pace.lately);
     let surplus = up.len().saturating_sub(wanted);
-    up.into_iter().take(surplus).for_each(|lane| lane.state = LaneState::LetGo);
+    up.into_iter()
+        .take(surplus)
+        .for_each(|lane| lane.state = LaneState::LetGo);
 }
 
 /// Ends a lane in order on which only the greeting has been sent, so that there is room for the end. A lane that was
@@ -324,7 +354,10 @@ mod tests {
             breaker: LaneBreaker::new(move || drop(Arc::clone(&breaks))),
             probe: PathProbe::telling(move || {
                 let _open = &tells;
-                TcpInfo { bytes_acked: Some(7), ..TcpInfo::default() }
+                TcpInfo {
+                    bytes_acked: Some(7),
+                    ..TcpInfo::default()
+                }
             }),
             state: LaneState::LetGo,
             ended: Arc::new(AtomicBool::new(false)),
@@ -381,7 +414,10 @@ mod tests {
         };
         assert!(!lane.give_up(&TcpInfo::default()));
         assert!(broken_first.load(Ordering::Relaxed));
-        assert_eq!(let_go.try_recv(), Err(crossbeam_channel::TryRecvError::Disconnected));
+        assert_eq!(
+            let_go.try_recv(),
+            Err(crossbeam_channel::TryRecvError::Disconnected)
+        );
     }
 
     #[test]
@@ -394,21 +430,39 @@ mod tests {
             since_ack_received: short,
             ..TcpInfo::default()
         };
-        let silent = TcpInfo { since_ack_received: long, ..at_work };
+        let silent = TcpInfo {
+            since_ack_received: long,
+            ..at_work
+        };
         let gone = [
             at_work,
             silent,
-            TcpInfo { bytes_acked: Some(9), bytes_unsent: Some(99), ..silent },
-            TcpInfo { established: Some(false), ..at_work },
+            TcpInfo {
+                bytes_acked: Some(9),
+                bytes_unsent: Some(99),
+                ..silent
+            },
+            TcpInfo {
+                established: Some(false),
+                ..at_work
+            },
             TcpInfo::default(),
         ];
-        assert_eq!(gone.map(|info| is_gone(&info)), [false, true, false, true, false]);
+        assert_eq!(
+            gone.map(|info| is_gone(&info)),
+            [false, true, false, true, false]
+        );
     }
 
     #[test]
     fn the_slowest_lanes_go_first() {
         // The first lane has carried most, long ago.
-        let carried: [&[u64]; 4] = [&[900, 901, 902], &[0, 300, 600], &[0, 0, 250], &[0, 300, 600]];
+        let carried: [&[u64]; 4] = [
+            &[900, 901, 902],
+            &[0, 300, 600],
+            &[0, 0, 250],
+            &[0, 300, 600],
+        ];
         let lane = |in_all: &[u64]| {
             let mut pace = Pace::default();
             in_all.iter().for_each(|bytes| pace.note(*bytes));
@@ -423,7 +477,9 @@ mod tests {
         let mut lanes = carried.map(lane);
         let mut left = |wanted| {
             let_slowest_go(&mut lanes, wanted);
-            (0..4).filter(|number| lanes[*number].is_up()).collect::<Vec<usize>>()
+            (0..4)
+                .filter(|number| lanes[*number].is_up())
+                .collect::<Vec<usize>>()
         };
         assert_eq!(
             (left(4), left(3), left(2), left(1)),

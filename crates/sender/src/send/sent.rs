@@ -61,9 +61,12 @@ impl Sent {
     /// The payload bytes of the work.
     pub(crate) fn data_bytes(&self) -> u64 {
         match self {
-            Self::Batch(batch) => {
-                batch.files.iter().filter(|file| !file.retouched).map(|file| file.data_bytes).sum()
-            }
+            Self::Batch(batch) => batch
+                .files
+                .iter()
+                .filter(|file| !file.retouched)
+                .map(|file| file.data_bytes)
+                .sum(),
             Self::Group(_, _, FrameKind::Same) => 0,
             Self::Group(file, span, _) => file.data_bytes_within(*span),
         }
@@ -72,27 +75,44 @@ impl Sent {
     /// The message of a receiver that speaks `version` with which the work is done.
     pub(crate) fn last_word(&self, version: Version) -> LastWord {
         match self {
-            Self::Batch(SentBatch { pack, .. }) if version >= Version::V4 => LastWord::Published(Load {
-                entries: pack.entry_count() as u64,
-                name_bytes: pack.name_bytes(),
-            }),
+            Self::Batch(SentBatch { pack, .. }) if version >= Version::V4 => {
+                LastWord::Published(Load {
+                    entries: pack.entry_count() as u64,
+                    name_bytes: pack.name_bytes(),
+                })
+            }
             _ => LastWord::Stored,
         }
     }
 
     /// What the faults of a batch's storing tell of links, all of which have been made by then, or not.
     pub(crate) fn words(&self) -> Vec<Word> {
-        let Self::Batch(batch) = self else { return Vec::new() };
-        let links = batch.files.iter().filter(|file| matches!(file.part, NamePart::Link)).count();
+        let Self::Batch(batch) = self else {
+            return Vec::new();
+        };
+        let links = batch
+            .files
+            .iter()
+            .filter(|file| matches!(file.part, NamePart::Link))
+            .count();
         let others = batch.pack.shared_beside_files();
-        let links = links + others.filter(|(what, ..)| matches!(what, PackEntry::Link(..))).count();
-        let back = batch.faults.iter().filter_map(|fault| batch.coming_back(fault));
-        back.chain((links > 0).then_some(Word::Heard(links))).collect()
+        let links = links
+            + others
+                .filter(|(what, ..)| matches!(what, PackEntry::Link(..)))
+                .count();
+        let back = batch
+            .faults
+            .iter()
+            .filter_map(|fault| batch.coming_back(fault));
+        back.chain((links > 0).then_some(Word::Heard(links)))
+            .collect()
     }
 
     /// Books the faults of a batch's storing; returns how many bytes of it are stored.
     pub(crate) fn store(&mut self, faults: &[EntryFault]) -> Option<u64> {
-        let Self::Batch(batch) = self else { return None };
+        let Self::Batch(batch) = self else {
+            return None;
+        };
         batch.faults = faults.to_vec();
         Some(batch.stored_bytes())
     }
@@ -101,20 +121,32 @@ impl Sent {
 impl SentBatch {
     /// The files that were sent, without those that have failed.
     pub(crate) fn stored_files(&self) -> impl Iterator<Item = &SentFile> {
-        let failed = self.faults.iter().filter_map(|fault| self.pack.target_path(fault.entry));
+        let failed = self
+            .faults
+            .iter()
+            .filter_map(|fault| self.pack.target_path(fault.entry));
         let failed: HashSet<_> = failed.collect();
-        self.files.iter().filter(move |file| !file.retouched && !failed.contains(&file.path))
+        self.files
+            .iter()
+            .filter(move |file| !file.retouched && !failed.contains(&file.path))
     }
 
     /// An entry that has failed in a way for which it is to be sent as a file: a link that could not be made, or the
     /// first name of a file that was to stay, and that has lost or got names since.
-    pub(crate) fn coming_back(&self, EntryFault { entry, operation, code }: &EntryFault) -> Option<Word> {
+    pub(crate) fn coming_back(
+        &self,
+        EntryFault {
+            entry,
+            operation,
+            code,
+        }: &EntryFault,
+    ) -> Option<Word> {
         let (directory, entry) = self.pack.entry(*entry)?;
         let is_left = *code == FaultCode::AlreadyThere;
         match entry {
-            PackEntry::Link(entry, first) if *operation == Operation::Link && !is_left => {
-                Some(Word::Unlinked(directory.clone(), entry.clone(), Arc::clone(first), *code))
-            }
+            PackEntry::Link(entry, first) if *operation == Operation::Link && !is_left => Some(
+                Word::Unlinked(directory.clone(), entry.clone(), Arc::clone(first), *code),
+            ),
             PackEntry::Retouch(entry) | PackEntry::Compare(entry, _)
                 if entry.shared.is_some() && *code == FaultCode::Changed =>
             {
@@ -128,15 +160,24 @@ impl SentBatch {
     pub(crate) fn confirm_pieces(&self) {
         let is_there = |fault: &EntryFault| fault.code == FaultCode::AlreadyThere;
         let of = |are_there: bool| {
-            let some = self.faults.iter().filter(move |fault| is_there(fault) == are_there);
+            let some = self
+                .faults
+                .iter()
+                .filter(move |fault| is_there(fault) == are_there);
             some.map(|fault| fault.entry).collect::<HashSet<_>>()
         };
         let (there, failed) = (of(true), of(false));
-        let entries = self.pack.groups.iter().flat_map(|PackGroup { directory, entries }| {
-            entries.iter().map(move |entry| (directory.piece(), entry))
-        });
+        let entries = self
+            .pack
+            .groups
+            .iter()
+            .flat_map(|PackGroup { directory, entries }| {
+                entries.iter().map(move |entry| (directory.piece(), entry))
+            });
         for (number, (piece, entry)) in (0..).zip(entries) {
-            let Some(piece) = piece.filter(|_| !failed.contains(&number)) else { continue };
+            let Some(piece) = piece.filter(|_| !failed.contains(&number)) else {
+                continue;
+            };
             match entry.entry() {
                 None => piece.confirm_without_data(),
                 Some(entry) if there.contains(&number) => piece.confirm_there(entry),

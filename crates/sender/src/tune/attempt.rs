@@ -32,7 +32,11 @@ impl Attempt {
 
     /// The same attempt with more time, for a change that upsets the path before it shows what it is worth.
     pub(super) fn patiently(self) -> Self {
-        Self { settling: self.settling * PATIENCE, measuring: self.measuring * PATIENCE, ..self }
+        Self {
+            settling: self.settling * PATIENCE,
+            measuring: self.measuring * PATIENCE,
+            ..self
+        }
     }
 
     /// Lowers the baseline to `rate`: where the rate was falling when the change came, the change must exceed only the
@@ -65,14 +69,20 @@ pub(super) struct Rest {
 
 impl Default for Rest {
     fn default() -> Self {
-        Self { left: Duration::ZERO, next: REST_MIN }
+        Self {
+            left: Duration::ZERO,
+            next: REST_MIN,
+        }
     }
 }
 
 impl Rest {
     /// A rest of this length, as after something that has failed.
     pub(super) fn of(first: Duration) -> Self {
-        Self { left: first, next: first * 2 }
+        Self {
+            left: first,
+            next: first * 2,
+        }
     }
 
     pub(super) fn tick(&mut self, elapsed: Duration) {

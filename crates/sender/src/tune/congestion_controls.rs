@@ -11,8 +11,10 @@ impl LossAnswer {
         let used = chosen.or(controls.as_ref().map(|controls| controls.usual.as_str()));
         let tolerant = used.is_some_and(|name| name == LOSS_TOLERANT);
         let free = controls.filter(|controls| controls.tolerant && chosen.is_none() && !tolerant);
-        let choice =
-            free.map(|Controls { usual, .. }| CongestionChoice { usual, tolerant: LOSS_TOLERANT.to_owned() });
+        let choice = free.map(|Controls { usual, .. }| CongestionChoice {
+            usual,
+            tolerant: LOSS_TOLERANT.to_owned(),
+        });
         Self { tolerant, choice }
     }
 }
@@ -34,9 +36,17 @@ struct Controls {
 fn congestion_controls() -> Option<Controls> {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
     let usual = read("tcp_congestion_control")?.trim().to_owned();
-    let lists = ["tcp_available_congestion_control", "tcp_allowed_congestion_control"].map(read);
+    let lists = [
+        "tcp_available_congestion_control",
+        "tcp_allowed_congestion_control",
+    ]
+    .map(read);
     let has = |list: &Option<String>| {
-        list.as_ref().is_some_and(|list| list.split_whitespace().any(|word| word == LOSS_TOLERANT))
+        list.as_ref()
+            .is_some_and(|list| list.split_whitespace().any(|word| word == LOSS_TOLERANT))
     };
-    Some(Controls { usual, tolerant: lists.iter().all(has) })
+    Some(Controls {
+        usual,
+        tolerant: lists.iter().all(has),
+    })
 }

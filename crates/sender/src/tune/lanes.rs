@@ -89,7 +89,12 @@ enum Change {
 
 impl LaneTuner {
     pub(super) fn new(limits: &Knobs) -> Self {
-        let &Knobs { lanes: knob, congestion, congestion_replaceable, .. } = limits;
+        let &Knobs {
+            lanes: knob,
+            congestion,
+            congestion_replaceable,
+            ..
+        } = limits;
         Self {
             knob,
             loss_tolerant_allowed: congestion_replaceable,
@@ -111,11 +116,18 @@ impl LaneTuner {
     /// What is wanted, without a change that is only being tried.
     pub(super) fn proven(&self, wanted: Wanted) -> Wanted {
         match self.trial.as_ref().map(|trial| trial.change) {
-            Some(Change::More { before, .. } | Change::Fewer { before }) => {
-                Wanted { lanes: before, ..wanted }
-            }
-            Some(Change::LossTolerant { .. }) => Wanted { congestion: Congestion::AsSet, ..wanted },
-            Some(Change::Usual) => Wanted { congestion: Congestion::LossTolerant, ..wanted },
+            Some(Change::More { before, .. } | Change::Fewer { before }) => Wanted {
+                lanes: before,
+                ..wanted
+            },
+            Some(Change::LossTolerant { .. }) => Wanted {
+                congestion: Congestion::AsSet,
+                ..wanted
+            },
+            Some(Change::Usual) => Wanted {
+                congestion: Congestion::LossTolerant,
+                ..wanted
+            },
             None => wanted,
         }
     }
@@ -149,8 +161,11 @@ impl LaneTuner {
         let slow = slow && path.has_full_congestion_windows(self.recent.mean());
         self.slow_growth_ticks = if slow { self.slow_growth_ticks + 1 } else { 0 };
         let crowded = waiting && (path.has_long_queue() || tick.is_storage_behind());
-        self.crowded =
-            if crowded { self.crowded + tick.elapsed } else { self.crowded.saturating_sub(tick.elapsed) };
+        self.crowded = if crowded {
+            self.crowded + tick.elapsed
+        } else {
+            self.crowded.saturating_sub(tick.elapsed)
+        };
     }
 
     /// Starts an attempt if there is a reason for one.
@@ -169,7 +184,8 @@ impl LaneTuner {
             self.congestion = Congestion::LossTolerant;
             return self.start(Change::LossTolerant { gain_min }, path);
         }
-        if self.congestion == Congestion::LossTolerant && self.usual_allowed && self.loss.is_none() {
+        if self.congestion == Congestion::LossTolerant && self.usual_allowed && self.loss.is_none()
+        {
             // Only once: on a path that loses something again, loss is the reason to try the other one.
             (self.congestion, self.usual_allowed) = (Congestion::AsSet, false);
             return self.start(Change::Usual, path);
@@ -177,7 +193,10 @@ impl LaneTuner {
         let may_grow = self.wanted < self.knob.most && tick.lanes_up >= self.wanted;
         let windows = self.windows_full_ticks >= WINDOWS_FULL_TICKS_MIN;
         if let Some(gain_min) = lossy.filter(|_| may_grow) {
-            let enough = self.loss.lane_rate(path).map_or(0, |rate| lanes_for(self.best, rate));
+            let enough = self
+                .loss
+                .lane_rate(path)
+                .map_or(0, |rate| lanes_for(self.best, rate));
             self.grow(enough.max(self.wanted * 2), gain_min, path);
         } else if may_grow && windows {
             self.grow(self.wanted * 2, GAIN_MIN, path);
@@ -209,17 +228,28 @@ impl LaneTuner {
     /// Whether lanes have a lead from their slow start that loss will take from them: then a change need not gain.
     fn will_fall(&self, tick: &Tick, path: &PathTick) -> bool {
         let lanes = f64::from(u32::try_from(tick.lanes_up).unwrap_or(u32::MAX));
-        self.loss.lane_rate(path).is_some_and(|rate| rate * lanes < self.recent.mean() * SUSTAINED_MIN)
+        self.loss
+            .lane_rate(path)
+            .is_some_and(|rate| rate * lanes < self.recent.mean() * SUSTAINED_MIN)
     }
 
     fn start(&mut self, change: Change, path: &PathTick) {
         let attempt = Attempt::new(self.recent.mean(), path.round_trip.max(path.round_trip_min));
         // Such a control searches for the rate by sending too much, and much of that again.
         let patient = matches!(change, Change::LossTolerant { .. });
-        let attempt = if patient { attempt.patiently() } else { attempt };
+        let attempt = if patient {
+            attempt.patiently()
+        } else {
+            attempt
+        };
         let dialling = matches!(change, Change::More { .. });
         let loss_before = std::mem::take(&mut self.loss);
-        self.trial = Some(Trial { change, attempt, dialling, loss_before });
+        self.trial = Some(Trial {
+            change,
+            attempt,
+            dialling,
+            loss_before,
+        });
         self.crowded = Duration::ZERO;
         self.windows_full_ticks = 0;
         self.slow_growth_ticks = 0;
@@ -250,7 +280,10 @@ impl LaneTuner {
                 self.congestion = Congestion::AsSet;
                 self.loss_tolerant_allowed = false;
             }
-            Change::More { .. } | Change::Fewer { .. } | Change::LossTolerant { .. } | Change::Usual => {}
+            Change::More { .. }
+            | Change::Fewer { .. }
+            | Change::LossTolerant { .. }
+            | Change::Usual => {}
         }
         // Dials that failed are not tried again at once.
         self.wanted = self.wanted.min(tick.lanes_up.max(self.knob.least));
@@ -302,7 +335,11 @@ impl Tick {
 
 /// The number of lanes of `lane_rate` that make up `rate`.
 fn lanes_for(rate: f64, lane_rate: f64) -> usize {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1024")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and 1024"
+    )]
     let lanes = (rate / lane_rate.max(1.0)).ceil().clamp(0.0, 1024.0) as usize;
     lanes
 }

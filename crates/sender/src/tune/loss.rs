@@ -43,7 +43,8 @@ impl LossWatch {
     /// Whether so much was sent again, and so steadily, that it shows how much the path loses. A queue that overflows
     /// loses much at once, and then nothing for a while.
     pub(super) fn is_steady(&self) -> bool {
-        self.retransmitted > FEW_LOSSES && self.lossy_ticks() * 2 >= self.ticks.max(STEADY_TICKS_MIN)
+        self.retransmitted > FEW_LOSSES
+            && self.lossy_ticks() * 2 >= self.ticks.max(STEADY_TICKS_MIN)
     }
 
     /// Whether the watch is so long that a few losses more or less change little.
@@ -63,7 +64,8 @@ impl LossWatch {
     /// Whether a larger share of what is sent is lost than in an earlier watch. Loss that lanes suffer stays as it is
     /// when there are more of them; loss that they cause does not.
     pub(super) fn has_risen_since(&self, before: &Self) -> bool {
-        let expected = before.retransmitted.max(FEW_LOSSES) / before.segments.max(1.0) * self.segments;
+        let expected =
+            before.retransmitted.max(FEW_LOSSES) / before.segments.max(1.0) * self.segments;
         self.retransmitted > FEW_LOSSES && self.retransmitted > expected * RISEN_MIN
     }
 

@@ -60,7 +60,10 @@ impl PathReport {
         let mut by_quic = false;
         let asked = probes.inspect(|probe| by_quic |= probe.transport() == Some(Transport::Quic));
         let infos: Vec<_> = asked.filter_map(PathProbe::read).collect();
-        (!infos.is_empty()).then(|| Self { by_quic, ..Self::sum(&infos) })
+        (!infos.is_empty()).then(|| Self {
+            by_quic,
+            ..Self::sum(&infos)
+        })
     }
 
     pub(super) fn sum(infos: &[TcpInfo]) -> Self {
@@ -77,7 +80,10 @@ impl PathReport {
             report.bytes_acked.push(info.bytes_acked.unwrap_or(0));
         }
         report.bytes_acked.sort_unstable();
-        report.round_trip_min = infos.iter().filter_map(|info| info.round_trip_min.or(info.round_trip)).min();
+        report.round_trip_min = infos
+            .iter()
+            .filter_map(|info| info.round_trip_min.or(info.round_trip))
+            .min();
         report.since_data_sent = infos.iter().filter_map(|info| info.since_data_sent).min();
         report
     }
@@ -86,9 +92,15 @@ impl PathReport {
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             busy: self.busy.saturating_sub(before.busy),
-            receive_window_limited: self.receive_window_limited.saturating_sub(before.receive_window_limited),
-            send_buffer_limited: self.send_buffer_limited.saturating_sub(before.send_buffer_limited),
-            segments_retransmitted: self.segments_retransmitted.saturating_sub(before.segments_retransmitted),
+            receive_window_limited: self
+                .receive_window_limited
+                .saturating_sub(before.receive_window_limited),
+            send_buffer_limited: self
+                .send_buffer_limited
+                .saturating_sub(before.send_buffer_limited),
+            segments_retransmitted: self
+                .segments_retransmitted
+                .saturating_sub(before.segments_retransmitted),
             ..self.clone()
         }
     }
@@ -142,7 +154,11 @@ impl PathReport {
             Some(Finding::SendBuffer(percent(buffer)))
         } else {
             let loss = self.retransmitted_share();
-            let finding = if self.by_quic { Finding::DatagramLoss(loss) } else { Finding::Loss(loss) };
+            let finding = if self.by_quic {
+                Finding::DatagramLoss(loss)
+            } else {
+                Finding::Loss(loss)
+            };
             (loss >= LOSS_WORTH_SAYING).then_some(finding)
         }
     }
@@ -154,7 +170,11 @@ const WORTH_SAYING: f64 = 0.2;
 const LOSS_WORTH_SAYING: f64 = 0.001;
 
 fn share(part: Duration, whole: Duration) -> f64 {
-    if whole.is_zero() { 0.0 } else { part.as_secs_f64() / whole.as_secs_f64() }
+    if whole.is_zero() {
+        0.0
+    } else {
+        part.as_secs_f64() / whole.as_secs_f64()
+    }
 }
 
 /// Bytes that the kernel has taken and that are not acknowledged, whether still unsent or on the way.
@@ -164,7 +184,10 @@ pub(crate) fn unacked(info: &TcpInfo) -> u64 {
 
 /// Bytes that have been sent and not acknowledged.
 pub(crate) fn on_the_way(info: &TcpInfo) -> u64 {
-    let sent = info.bytes_sent.unwrap_or(0).saturating_sub(info.bytes_retransmitted.unwrap_or(0));
+    let sent = info
+        .bytes_sent
+        .unwrap_or(0)
+        .saturating_sub(info.bytes_retransmitted.unwrap_or(0));
     sent.saturating_sub(info.bytes_acked.unwrap_or(0))
 }
 
@@ -219,23 +242,38 @@ mod tests {
                 report(10, 50, 300),
                 Some("send buffer limited 50 % of the path's time: raise net.ipv4.tcp_wmem"),
             ),
-            (report(10, 10, 300), Some("retransmitted 0.3 %: the path loses packets")),
+            (
+                report(10, 10, 300),
+                Some("retransmitted 0.3 %: the path loses packets"),
+            ),
             (report(10, 10, 10), None),
             (PathReport::default(), None),
         ];
         for (report, expected) in cases {
-            let said = report.finding(Limit::Path).map(|finding| finding.to_string());
+            let said = report
+                .finding(Limit::Path)
+                .map(|finding| finding.to_string());
             match (&said, expected) {
                 (Some(said), Some(expected)) => assert!(said.starts_with(expected), "{said}"),
                 _ => assert_eq!(said.as_deref(), expected),
             }
             assert_eq!(report.finding(Limit::TargetWrites), None);
         }
-        let by_quic = PathReport { by_quic: true, ..report(0, 0, 300) };
+        let by_quic = PathReport {
+            by_quic: true,
+            ..report(0, 0, 300)
+        };
         let said = by_quic.finding(Limit::Path).unwrap().to_string();
         assert!(said.ends_with("net.core.rmem_max"), "{said}");
         // No kernel setting opens a window of QUIC.
-        assert_eq!(PathReport { by_quic: true, ..report(40, 10, 0) }.finding(Limit::Path), None);
+        assert_eq!(
+            PathReport {
+                by_quic: true,
+                ..report(40, 10, 0)
+            }
+            .finding(Limit::Path),
+            None
+        );
     }
 
     #[test]
@@ -248,7 +286,10 @@ mod tests {
         };
         let report = PathReport::sum(&[lane(7, 3, 5), lane(5, 1, 2)]);
         assert_eq!(report.bytes_acked, [5, 7]);
-        assert_eq!((report.busy.as_secs(), report.busy_longest.as_secs()), (4, 3));
+        assert_eq!(
+            (report.busy.as_secs(), report.busy_longest.as_secs()),
+            (4, 3)
+        );
         assert_eq!(report.since_data_sent, Some(Duration::from_secs(2)));
         assert!((report.idle_share(Duration::from_secs(12)) - 0.75).abs() < 1e-9);
         assert!((report.congestion_share() - 1.0).abs() < 1e-9);

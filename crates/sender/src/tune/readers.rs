@@ -62,7 +62,10 @@ impl ReaderTuner {
         let before = self.wanted;
         if self.hungry_ticks >= HUNGRY_TICKS_MIN && before < self.knob.most {
             self.wanted = (before + before.div_ceil(2)).min(self.knob.most);
-            self.trial = Some((before, Attempt::new(self.recent.mean(), std::time::Duration::ZERO)));
+            self.trial = Some((
+                before,
+                Attempt::new(self.recent.mean(), std::time::Duration::ZERO),
+            ));
             self.hungry_ticks = 0;
         } else if self.idle_ticks >= IDLE_TICKS_MIN && before > self.knob.least {
             self.wanted = (before * 3 / 4).max(self.knob.least);

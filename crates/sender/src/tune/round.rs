@@ -27,16 +27,22 @@ impl BestRound {
     /// So many bytes have been acknowledged by now; `round_trip` is the shortest that the lanes know.
     pub(crate) fn note(&mut self, at: Instant, acked: u64, round_trip: Option<Duration>) {
         self.round_trip = self.round_trip.into_iter().chain(round_trip).min();
-        let Some(round_trip) = self.round_trip else { return };
+        let Some(round_trip) = self.round_trip else {
+            return;
+        };
         let is_old = |count: &Count| at.saturating_duration_since(count.at) >= round_trip;
         while self.counts.get(1).is_some_and(is_old) {
             self.counts.pop_front();
         }
         if let Some(before) = self.counts.front().copied().filter(is_old) {
-            let micros = u64::try_from((at - before.at).as_micros()).unwrap_or(u64::MAX).max(1);
+            let micros = u64::try_from((at - before.at).as_micros())
+                .unwrap_or(u64::MAX)
+                .max(1);
             // a lane that is lost takes its count along
             let bytes = acked.saturating_sub(before.acked);
-            self.bytes_per_second = self.bytes_per_second.max(bytes.saturating_mul(1_000_000) / micros);
+            self.bytes_per_second = self
+                .bytes_per_second
+                .max(bytes.saturating_mul(1_000_000) / micros);
         }
         self.counts.push_back(Count { at, acked });
     }
@@ -44,7 +50,10 @@ impl BestRound {
     pub(crate) fn found(&self) -> Option<AtBest> {
         let round_trip = self.round_trip?;
         let bytes_per_second = Some(self.bytes_per_second).filter(|rate| *rate > 0)?;
-        Some(AtBest { bytes_per_second, round_trip })
+        Some(AtBest {
+            bytes_per_second,
+            round_trip,
+        })
     }
 }
 
@@ -79,6 +88,9 @@ mod tests {
     #[test]
     fn less_than_a_round_trip_tells_nothing_and_a_lost_lane_no_less() {
         assert_eq!(found(&[(0, 0), (50, 5_000)]), None);
-        assert_eq!(found(&[(0, 0), (100, 5_000), (200, 1_000), (300, 2_000)]), Some(5_000));
+        assert_eq!(
+            found(&[(0, 0), (100, 5_000), (200, 1_000), (300, 2_000)]),
+            Some(5_000)
+        );
     }
 }

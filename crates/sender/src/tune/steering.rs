@@ -50,7 +50,12 @@ struct Dials {
 
 impl Dials {
     fn new(awaited: usize) -> Self {
-        Self { awaited, wanted: awaited, rest: Rest::of(REDIAL_REST_MIN), again: false }
+        Self {
+            awaited,
+            wanted: awaited,
+            rest: Rest::of(REDIAL_REST_MIN),
+            again: false,
+        }
     }
 
     /// The number of lanes to ask for when `up` are there of `wanted`. Those that failed are asked for again after a
@@ -94,10 +99,17 @@ struct Cores {
 
 impl Steering {
     pub(crate) fn new(supply: Option<LaneSupply>) -> Self {
-        let awaited =
-            supply.as_ref().map_or(0, |supply| usize::from(supply.asked) + usize::from(supply.again));
-        let tolerant = supply.as_ref().is_some_and(|supply| supply.congestion.tolerant);
-        let congestion = if tolerant { Congestion::LossTolerant } else { Congestion::AsSet };
+        let awaited = supply.as_ref().map_or(0, |supply| {
+            usize::from(supply.asked) + usize::from(supply.again)
+        });
+        let tolerant = supply
+            .as_ref()
+            .is_some_and(|supply| supply.congestion.tolerant);
+        let congestion = if tolerant {
+            Congestion::LossTolerant
+        } else {
+            Congestion::AsSet
+        };
         Self {
             supply,
             dials: Dials::new(awaited),
@@ -111,7 +123,11 @@ impl Steering {
     /// Begins tuning, now that the receiver takes at most `lanes_max` lanes.
     pub(crate) fn begin(&mut self, config: &SenderConfig, lanes_max: u16) {
         let readers = config.readers;
-        let readers = Knob { start: readers, least: readers.min(2), most: config.readers_max.max(readers) };
+        let readers = Knob {
+            start: readers,
+            least: readers.min(2),
+            most: config.readers_max.max(readers),
+        };
         let lanes = self.lanes_knob(usize::from(lanes_max).max(1));
         self.tuner = Some(Tuner::new(&Knobs {
             lanes,
@@ -123,31 +139,61 @@ impl Steering {
 
     fn lanes_knob(&self, most: usize) -> Knob {
         let Some(LaneSupply { asked, number, .. }) = self.supply else {
-            return Knob { start: most, least: most, most };
+            return Knob {
+                start: most,
+                least: most,
+                most,
+            };
         };
         let start = usize::from(asked).clamp(1, most);
         match number {
-            LaneNumber::Fixed => Knob { start, least: start, most: start },
-            LaneNumber::Tuned { least } => Knob { start, least: usize::from(least).clamp(1, start), most },
+            LaneNumber::Fixed => Knob {
+                start,
+                least: start,
+                most: start,
+            },
+            LaneNumber::Tuned { least } => Knob {
+                start,
+                least: usize::from(least).clamp(1, start),
+                most,
+            },
         }
     }
 
     fn is_tuned(&self) -> bool {
-        matches!(self.supply, Some(LaneSupply { number: LaneNumber::Tuned { .. }, .. }))
+        matches!(
+            self.supply,
+            Some(LaneSupply {
+                number: LaneNumber::Tuned { .. },
+                ..
+            })
+        )
     }
 
     /// The settings for the next push on this path.
     pub(crate) fn learnt(&self) -> Option<Learnt> {
         let wanted = self.tuner.as_ref().filter(|_| self.is_tuned())?.proven();
         let lanes = u16::try_from(wanted.lanes).ok()?;
-        Some(Learnt { lanes, loss_tolerant: wanted.congestion == Congestion::LossTolerant })
+        Some(Learnt {
+            lanes,
+            loss_tolerant: wanted.congestion == Congestion::LossTolerant,
+        })
     }
 
     /// Looks at what has been acknowledged.
     pub(crate) fn count_acked(&mut self, pipeline: &Pipeline) {
-        let report =
-            PathReport::sum(&pipeline.lane_set.probes().filter_map(PathProbe::read).collect::<Vec<_>>());
-        self.best.note(Instant::now(), report.bytes_acked.iter().sum(), report.round_trip_min);
+        let report = PathReport::sum(
+            &pipeline
+                .lane_set
+                .probes()
+                .filter_map(PathProbe::read)
+                .collect::<Vec<_>>(),
+        );
+        self.best.note(
+            Instant::now(),
+            report.bytes_acked.iter().sum(),
+            report.round_trip_min,
+        );
     }
 
     /// The most that the path has carried within a round trip.
@@ -178,7 +224,11 @@ impl Steering {
 
     /// Whether lanes may still come up; `open` is whether any can still be sent.
     pub(crate) fn lanes_to_come(&self, open: bool) -> bool {
-        if self.supply.is_some() { open && self.dials.awaited > 0 } else { open }
+        if self.supply.is_some() {
+            open && self.dials.awaited > 0
+        } else {
+            open
+        }
     }
 
     /// Sets the congestion control of a new lane as for the others.
@@ -190,7 +240,9 @@ impl Steering {
 
     /// Takes measurements, decides, and carries the decisions out.
     pub(crate) fn step(&mut self, pipeline: &mut Pipeline) -> Result<(), SessionError> {
-        let Pipeline { session, lane_set, .. } = pipeline;
+        let Pipeline {
+            session, lane_set, ..
+        } = pipeline;
         let now = Instant::now();
         if session.rate.shared.is_spent(now) {
             // what waits for the rate is neither late nor lost
@@ -205,16 +257,27 @@ impl Steering {
         let (now, tick) = self.look(pipeline);
         let first = self.before.at.is_none();
         self.before = now;
-        let Some(tuner) = self.tuner.as_mut().filter(|_| !first) else { return Ok(()) };
+        let Some(tuner) = self.tuner.as_mut().filter(|_| !first) else {
+            return Ok(());
+        };
         let wanted = tuner.tick(&tick);
         self.apply(wanted, &tick, pipeline)
     }
 
-    fn apply(&mut self, wanted: Wanted, tick: &Tick, pipeline: &mut Pipeline) -> Result<(), SessionError> {
+    fn apply(
+        &mut self,
+        wanted: Wanted,
+        tick: &Tick,
+        pipeline: &mut Pipeline,
+    ) -> Result<(), SessionError> {
         pipeline.set_readers(wanted.readers)?;
-        let Some(supply) = &self.supply else { return Ok(()) };
+        let Some(supply) = &self.supply else {
+            return Ok(());
+        };
         let lane_set = &mut pipeline.lane_set;
-        let missing = self.dials.missing(wanted.lanes, lane_set.lanes_up(), tick.elapsed);
+        let missing = self
+            .dials
+            .missing(wanted.lanes, lane_set.lanes_up(), tick.elapsed);
         if missing > 0 && !tick.ending {
             let more = u16::try_from(missing).unwrap_or(u16::MAX);
             // Without a dialler the lanes stay as they are.
@@ -239,15 +302,29 @@ impl Steering {
     }
 
     fn look(&self, pipeline: &Pipeline) -> (Mark, Tick) {
-        let Pipeline { session, lane_set, .. } = pipeline;
-        let Session { account, in_flight, timeline, .. } = &**session;
+        let Pipeline {
+            session, lane_set, ..
+        } = pipeline;
+        let Session {
+            account,
+            in_flight,
+            timeline,
+            ..
+        } = &**session;
         let infos: Vec<_> = lane_set.probes().filter_map(PathProbe::read).collect();
         let settled = account.totals.bytes_settled.get();
         let handed_over = account.totals.bytes_handed_over.get();
         let path = PathReport::sum(&infos);
         // The kernel forgets a shortest round trip of long ago.
-        let shortest = path.round_trip_min.into_iter().chain(self.before.path.round_trip_min).min();
-        let path = PathReport { round_trip_min: shortest, ..path };
+        let shortest = path
+            .round_trip_min
+            .into_iter()
+            .chain(self.before.path.round_trip_min)
+            .min();
+        let path = PathReport {
+            round_trip_min: shortest,
+            ..path
+        };
         let at = Instant::now();
         let now = Mark {
             at: Some(at),
@@ -268,10 +345,12 @@ impl Steering {
             read: now.read.since(&before.read),
             lane: now.lane.since(&before.lane),
             lanes_up: lane_set.lanes_up(),
-            bytes_unstored: handed_over.saturating_sub(settled + infos.iter().map(unacked).sum::<u64>()),
+            bytes_unstored: handed_over
+                .saturating_sub(settled + infos.iter().map(unacked).sum::<u64>()),
             ending: lane_set.frames_waiting() == 0 && in_flight.is_all_issued(),
             cores_idle: now.cores.idle_since(&before.cores),
-            path: (!infos.is_empty()).then(|| path_tick(&now.path.since(&before.path), lane_set.probes_up())),
+            path: (!infos.is_empty())
+                .then(|| path_tick(&now.path.since(&before.path), lane_set.probes_up())),
         };
         (now, tick)
     }
@@ -283,16 +362,23 @@ fn path_tick<'a>(path: &PathReport, up: impl Iterator<Item = &'a PathProbe>) -> 
     let infos: Vec<_> = up.filter_map(PathProbe::read).collect();
     let trips: Vec<_> = infos.iter().filter_map(|info| info.round_trip).collect();
     let count = u32::try_from(trips.len()).ok().filter(|count| *count > 0);
-    let window =
-        |info: &TcpInfo| Some(u64::from(info.congestion_window_segments?) * u64::from(info.segment_bytes?));
+    let window = |info: &TcpInfo| {
+        Some(u64::from(info.congestion_window_segments?) * u64::from(info.segment_bytes?))
+    };
     let round_trip_min = path.round_trip_min.unwrap_or_default();
     PathTick {
         busy: path.busy,
         receive_window_limited: path.receive_window_limited,
         send_buffer_limited: path.send_buffer_limited,
         segments_retransmitted: path.segments_retransmitted,
-        segment_bytes: infos.iter().filter_map(|info| info.segment_bytes).max().unwrap_or(0),
-        round_trip: count.map_or(round_trip_min, |count| trips.iter().sum::<Duration>() / count),
+        segment_bytes: infos
+            .iter()
+            .filter_map(|info| info.segment_bytes)
+            .max()
+            .unwrap_or(0),
+        round_trip: count.map_or(round_trip_min, |count| {
+            trips.iter().sum::<Duration>() / count
+        }),
         round_trip_min,
         congestion_window_bytes: infos.iter().filter_map(window).sum(),
     }
@@ -305,12 +391,23 @@ impl Cores {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let mut words = text.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace();
-        let ticks: Option<Vec<u64>> = words.by_ref().take(8).map(|word| word.parse().ok()).collect();
+        let mut words = text
+            .lines()
+            .next()?
+            .strip_prefix("cpu ")?
+            .split_ascii_whitespace();
+        let ticks: Option<Vec<u64>> = words
+            .by_ref()
+            .take(8)
+            .map(|word| word.parse().ok())
+            .collect();
         let ticks = ticks?;
         // The fields are user, nice, system, idle, waiting for storage, and so on.
         let idle = ticks.get(3)? + ticks.get(4)?;
-        Some(Self { idle, all: ticks.iter().sum() })
+        Some(Self {
+            idle,
+            all: ticks.iter().sum(),
+        })
     }
 
     /// The share that was idle since `before`; 1 where nothing is known.
@@ -335,9 +432,15 @@ mod tests {
         assert_eq!(dials.missing(8, 0, tick), 0, "they are coming");
         dials.awaited = 0;
         // Two lanes have failed, and so do those that are asked for instead.
-        let asked = (0..4 * 60).filter(|_| dials.missing(8, 6, tick) > 0).count();
+        let asked = (0..4 * 60)
+            .filter(|_| dials.missing(8, 6, tick) > 0)
+            .count();
         assert!((2..8).contains(&asked), "{asked} times in a minute");
-        assert_eq!(dials.missing(16, 6, tick), 10, "another number is another matter");
+        assert_eq!(
+            dials.missing(16, 6, tick),
+            10,
+            "another number is another matter"
+        );
         assert_eq!(dials.missing(16, 6, tick), 0);
     }
 

@@ -84,7 +84,10 @@ impl World {
 
     /// The best rate that any number of lanes gets.
     fn best(&self) -> f64 {
-        self.rate.min(self.target).min(self.source).min(64.0 * self.lane_rate_max())
+        self.rate
+            .min(self.target)
+            .min(self.source)
+            .min(64.0 * self.lane_rate_max())
     }
 
     /// Moves on by one tick under what is wanted.
@@ -92,14 +95,19 @@ impl World {
         self.congestion = wanted.congestion;
         self.readers = wanted.readers;
         let start = START_WINDOW_BYTES / self.round_trip.as_secs_f64();
-        self.lanes.resize(wanted.lanes.min(self.lanes_reachable), (start, false));
+        self.lanes
+            .resize(wanted.lanes.min(self.lanes_reachable), (start, false));
         let most = self.lane_rate_max();
         let doublings = (TICK.as_secs_f64() / self.round_trip.as_secs_f64()).min(30.0);
         for (lane, started) in &mut self.lanes {
             // A lane that slow start has brought above what loss leaves it slows down step by step.
             let slow = *started && self.congestion == Congestion::AsSet;
             let growth = if slow { self.growth } else { doublings.exp2() };
-            let reaches = if *started { *lane * self.lead_left } else { self.slow_start_reaches };
+            let reaches = if *started {
+                *lane * self.lead_left
+            } else {
+                self.slow_start_reaches
+            };
             *lane = (*lane * growth).min(most.max(reaches));
             *started |= *lane >= most.max(self.slow_start_reaches).min(self.slow_start_ends);
         }
@@ -107,23 +115,41 @@ impl World {
         let room = self.rate * (1.0 + self.queue);
         if offered > room {
             // The answer of cubic to a full queue.
-            let left = if self.congestion == Congestion::AsSet { 0.7 } else { 1.0 } * room / offered;
-            self.lanes.iter_mut().for_each(|lane| *lane = (lane.0 * left, true));
+            let left = if self.congestion == Congestion::AsSet {
+                0.7
+            } else {
+                1.0
+            } * room
+                / offered;
+            self.lanes
+                .iter_mut()
+                .for_each(|lane| *lane = (lane.0 * left, true));
             self.losses += number(self.lanes.len());
         }
         let offered = offered.min(room);
         let read = self.source.min(self.reader * number(self.readers));
         // The receiver's windows close when its buffers are full.
-        let taken = if self.unstored > UNSTORED_MAX { self.target } else { f64::MAX };
+        let taken = if self.unstored > UNSTORED_MAX {
+            self.target
+        } else {
+            f64::MAX
+        };
         let supply = read.min(taken);
         let carried = offered.min(self.rate).min(supply) * self.jitter();
         let stored = (carried - self.target) * TICK.as_secs_f64();
         self.unstored = (self.unstored + stored).max(0.0);
-        let standing =
-            if supply > self.rate { (offered / self.rate - 1.0).clamp(0.0, self.queue) } else { 0.0 };
-        let windows_full =
-            offered >= 0.99 * number(self.lanes.len()) * self.window / self.round_trip.as_secs_f64();
-        let waits = Waits { source: read < offered.min(self.rate), target: taken < f64::MAX, windows_full };
+        let standing = if supply > self.rate {
+            (offered / self.rate - 1.0).clamp(0.0, self.queue)
+        } else {
+            0.0
+        };
+        let windows_full = offered
+            >= 0.99 * number(self.lanes.len()) * self.window / self.round_trip.as_secs_f64();
+        let waits = Waits {
+            source: read < offered.min(self.rate),
+            target: taken < f64::MAX,
+            windows_full,
+        };
         self.report(carried, standing, &waits)
     }
 
@@ -168,14 +194,21 @@ impl World {
     /// The congestion windows of all lanes together.
     fn congestion_windows(&self) -> f64 {
         // The window of BBR is twice what it sends.
-        let in_use = if self.congestion == Congestion::AsSet { 1.0 } else { 0.5 };
-        self.lanes.iter().map(|(lane, _)| lane).sum::<f64>() * self.round_trip.as_secs_f64() / in_use
+        let in_use = if self.congestion == Congestion::AsSet {
+            1.0
+        } else {
+            0.5
+        };
+        self.lanes.iter().map(|(lane, _)| lane).sum::<f64>() * self.round_trip.as_secs_f64()
+            / in_use
     }
 
     /// Between 0.96 and 1.04, the same in every run.
     fn jitter(&mut self) -> f64 {
-        self.noise =
-            self.noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.noise = self
+            .noise
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         0.96 + 0.08 * (ByteCount(self.noise >> 33).as_f64() / 2_f64.powi(31))
     }
 }
@@ -195,7 +228,11 @@ fn count(of: usize) -> u32 {
     u32::try_from(of).unwrap()
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and not negative")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "small and not negative"
+)]
 fn whole(number: f64) -> u64 {
     number as u64
 }
@@ -207,19 +244,31 @@ struct Run {
 }
 
 const KNOBS: Knobs = Knobs {
-    lanes: Knob { start: 8, least: 8, most: 64 },
-    readers: Knob { start: 2, least: 2, most: 16 },
+    lanes: Knob {
+        start: 8,
+        least: 8,
+        most: 64,
+    },
+    readers: Knob {
+        start: 2,
+        least: 2,
+        most: 16,
+    },
     congestion: Congestion::AsSet,
     congestion_replaceable: false,
 };
 
 fn run(world: &mut World, limits: Knobs, seconds: u64) -> Run {
     let mut tuner = Tuner::new(&limits);
-    let mut run = Run { rates: Vec::new(), wanted: Vec::new() };
+    let mut run = Run {
+        rates: Vec::new(),
+        wanted: Vec::new(),
+    };
     for _ in 0..seconds * 4 {
         let wanted = tuner.wanted();
         let tick = world.tick(wanted);
-        run.rates.push(zmove_types::ByteRate::new(tick.bytes_carried, tick.elapsed).0);
+        run.rates
+            .push(zmove_types::ByteRate::new(tick.bytes_carried, tick.elapsed).0);
         run.wanted.push(wanted);
         tuner.tick(&tick);
     }
@@ -235,7 +284,10 @@ impl Run {
 
     /// The number of times that the number of lanes changed between the seconds `from` and `to`.
     fn changes(&self, from: usize, to: usize) -> usize {
-        self.wanted[from * 4..to * 4].windows(2).filter(|pair| pair[0].lanes != pair[1].lanes).count()
+        self.wanted[from * 4..to * 4]
+            .windows(2)
+            .filter(|pair| pair[0].lanes != pair[1].lanes)
+            .count()
     }
 
     fn lanes(&self) -> Vec<usize> {
@@ -251,7 +303,10 @@ impl Run {
 
 /// A path of 90 ms and 1 Gbit/s that loses one segment in ten thousand.
 fn lossy() -> World {
-    World { loss: 1e-4, ..World::new(GBIT, 90) }
+    World {
+        loss: 1e-4,
+        ..World::new(GBIT, 90)
+    }
 }
 
 #[test]
@@ -259,16 +314,36 @@ fn loss_is_answered_with_more_lanes_within_seconds() {
     let mut world = lossy();
     let run = run(&mut world, KNOBS, 120);
     let best = world.best();
-    assert!(run.rate(8, 20) > 0.9 * best, "{} of {best}: {:?}", run.rate(8, 20), run.lanes());
-    assert!(run.rate(60, 120) > 0.9 * best, "{} of {best}: {:?}", run.rate(60, 120), run.lanes());
+    assert!(
+        run.rate(8, 20) > 0.9 * best,
+        "{} of {best}: {:?}",
+        run.rate(8, 20),
+        run.lanes()
+    );
+    assert!(
+        run.rate(60, 120) > 0.9 * best,
+        "{} of {best}: {:?}",
+        run.rate(60, 120),
+        run.lanes()
+    );
     assert!(run.changes(20, 120) <= 6, "{:?}", run.lanes());
 }
 
 #[test]
 fn a_lane_that_takes_no_notice_of_loss_is_better_than_many() {
     let mut world = lossy();
-    let run = run(&mut world, Knobs { congestion_replaceable: true, ..KNOBS }, 30);
-    assert_eq!((run.last().congestion, run.lanes()), (Congestion::LossTolerant, vec![8]));
+    let run = run(
+        &mut world,
+        Knobs {
+            congestion_replaceable: true,
+            ..KNOBS
+        },
+        30,
+    );
+    assert_eq!(
+        (run.last().congestion, run.lanes()),
+        (Congestion::LossTolerant, vec![8])
+    );
     assert!(run.rate(4, 30) > 0.9 * world.best());
 }
 
@@ -276,23 +351,49 @@ fn a_lane_that_takes_no_notice_of_loss_is_better_than_many() {
 fn what_loss_will_take_is_not_lost_first() {
     // The number of lanes needed is known no better than the loss.
     for (congestion_replaceable, least) in [(false, 0.75), (true, 0.92)] {
-        let mut world = World { slow_start_reaches: GBIT / 8.0, lead_left: 0.97, ..lossy() };
-        let run = run(&mut world, Knobs { congestion_replaceable, ..KNOBS }, 60);
-        let lowest = (3..59).map(|second| run.rate(second, second + 1)).fold(f64::MAX, f64::min);
-        assert!(lowest > least * world.best(), "{lowest} of {}: {:?}", world.best(), run.lanes());
+        let mut world = World {
+            slow_start_reaches: GBIT / 8.0,
+            lead_left: 0.97,
+            ..lossy()
+        };
+        let run = run(
+            &mut world,
+            Knobs {
+                congestion_replaceable,
+                ..KNOBS
+            },
+            60,
+        );
+        let lowest = (3..59)
+            .map(|second| run.rate(second, second + 1))
+            .fold(f64::MAX, f64::min);
+        assert!(
+            lowest > least * world.best(),
+            "{lowest} of {}: {:?}",
+            world.best(),
+            run.lanes()
+        );
     }
 }
 
 #[test]
 fn a_clean_path_is_left_alone() {
-    for (rate, round_trip) in [(GBIT, 90), (10.0 * GBIT, 90), (10.0 * GBIT, 10), (25.0 * GBIT, 1)] {
+    for (rate, round_trip) in [
+        (GBIT, 90),
+        (10.0 * GBIT, 90),
+        (10.0 * GBIT, 10),
+        (25.0 * GBIT, 1),
+    ] {
         let mut world = World::new(rate, round_trip);
         let run = run(&mut world, KNOBS, 60);
         assert_eq!(run.lanes(), [8], "{rate} {round_trip}");
     }
     // A queue that is gone when windows are cut.
     for round_trip in [90, 260] {
-        let mut world = World { queue: 0.5, ..World::new(GBIT, round_trip) };
+        let mut world = World {
+            queue: 0.5,
+            ..World::new(GBIT, round_trip)
+        };
         let run = run(&mut world, KNOBS, 60);
         assert_eq!(run.lanes(), [8], "{round_trip}");
     }
@@ -300,33 +401,65 @@ fn a_clean_path_is_left_alone() {
 
 #[test]
 fn full_windows_are_answered_with_more_lanes() {
-    let mut world = World { window: 4.0 * MIB, ..World::new(10.0 * GBIT, 90) };
+    let mut world = World {
+        window: 4.0 * MIB,
+        ..World::new(10.0 * GBIT, 90)
+    };
     let run = run(&mut world, KNOBS, 60);
     let best = world.best();
-    assert!(run.rate(15, 60) > 0.9 * best, "{} of {best}: {:?}", run.rate(15, 60), run.lanes());
+    assert!(
+        run.rate(15, 60) > 0.9 * best,
+        "{} of {best}: {:?}",
+        run.rate(15, 60),
+        run.lanes()
+    );
     assert!(run.changes(20, 60) <= 4, "{:?}", run.lanes());
 }
 
 /// A path of this round trip whose slow starts end at a fiftieth of 1 Gbit/s, after which windows grow by a twentieth
 /// in a round trip.
 fn early(round_trip_ms: u64) -> World {
-    let growth = 1.05_f64.powf(TICK.as_secs_f64() * 1e3 / number(usize::try_from(round_trip_ms).unwrap()));
-    World { slow_start_ends: GBIT / 50.0, growth, ..World::new(10.0 * GBIT, round_trip_ms) }
+    let growth =
+        1.05_f64.powf(TICK.as_secs_f64() * 1e3 / number(usize::try_from(round_trip_ms).unwrap()));
+    World {
+        slow_start_ends: GBIT / 50.0,
+        growth,
+        ..World::new(10.0 * GBIT, round_trip_ms)
+    }
 }
 
 #[test]
 fn a_slow_start_that_ended_too_early_is_answered_with_more_lanes() {
-    let pinned = Knobs { lanes: Knob { most: 8, ..KNOBS.lanes }, ..KNOBS };
-    let (tuned, alone) = (run(&mut early(260), KNOBS, 12), run(&mut early(260), pinned, 12));
-    assert!(tuned.rate(6, 12) > 2.0 * alone.rate(6, 12), "{:?}", tuned.lanes());
+    let pinned = Knobs {
+        lanes: Knob {
+            most: 8,
+            ..KNOBS.lanes
+        },
+        ..KNOBS
+    };
+    let (tuned, alone) = (
+        run(&mut early(260), KNOBS, 12),
+        run(&mut early(260), pinned, 12),
+    );
+    assert!(
+        tuned.rate(6, 12) > 2.0 * alone.rate(6, 12),
+        "{:?}",
+        tuned.lanes()
+    );
     // On this path windows open by themselves before more lanes are up.
     assert_eq!(run(&mut early(20), KNOBS, 40).lanes(), [8]);
 }
 
 #[test]
 fn what_bbr_does_to_see_the_round_trip_is_no_reason() {
-    let mut tuner = Tuner::new(&Knobs { congestion: Congestion::LossTolerant, ..KNOBS });
-    let mut world = World { queue: 0.0, ..World::new(GBIT, 260) };
+    let mut tuner = Tuner::new(&Knobs {
+        congestion: Congestion::LossTolerant,
+        ..KNOBS
+    });
+    let mut world = World {
+        queue: 0.0,
+        ..World::new(GBIT, 260)
+    };
     for second in 0..60 {
         for quarter in 0..4 {
             let mut tick = world.tick(tuner.wanted());
@@ -343,42 +476,80 @@ fn what_bbr_does_to_see_the_round_trip_is_no_reason() {
 #[test]
 fn more_lanes_that_gain_nothing_go_again_and_the_tries_get_rare() {
     // A shaper with hardly a queue, whose drops look like loss.
-    let mut world = World { queue: 0.0, loss: 1e-6, ..World::new(GBIT / 4.0, 90) };
+    let mut world = World {
+        queue: 0.0,
+        loss: 1e-6,
+        ..World::new(GBIT / 4.0, 90)
+    };
     let run = run(&mut world, KNOBS, 300);
     assert!(run.lanes().len() > 1, "it never tried");
-    assert!(run.changes(0, 60) <= 8 && run.changes(150, 300) <= 4, "{:?}", run.lanes());
+    assert!(
+        run.changes(0, 60) <= 8 && run.changes(150, 300) <= 4,
+        "{:?}",
+        run.lanes()
+    );
     let over = run.wanted.iter().filter(|wanted| wanted.lanes > 8).count();
-    assert!(over * 10 < run.wanted.len(), "{over} of {}: {:?}", run.wanted.len(), run.lanes());
+    assert!(
+        over * 10 < run.wanted.len(),
+        "{over} of {}: {:?}",
+        run.wanted.len(),
+        run.lanes()
+    );
 }
 
 /// Until the receiver's buffers are full the path is the limit, and lanes are right.
 #[test]
 fn slow_storage_is_no_reason_for_lanes() {
     for loss in [0.0, 1e-4] {
-        let mut world = World { target: GBIT / 10.0, loss, ..World::new(GBIT, 90) };
+        let mut world = World {
+            target: GBIT / 10.0,
+            loss,
+            ..World::new(GBIT, 90)
+        };
         let run = run(&mut world, KNOBS, 120);
         assert_eq!(run.last().lanes, 8, "{:?}", run.lanes());
-        let grown = run.wanted.iter().rposition(|wanted| wanted.lanes > 8).map_or(0, |at| at / 4);
-        assert!(grown < 90 && run.changes(90, 120) == 0, "until {grown} s: {:?}", run.lanes());
+        let grown = run
+            .wanted
+            .iter()
+            .rposition(|wanted| wanted.lanes > 8)
+            .map_or(0, |at| at / 4);
+        assert!(
+            grown < 90 && run.changes(90, 120) == 0,
+            "until {grown} s: {:?}",
+            run.lanes()
+        );
         assert!(run.rate(20, 120) > 0.9 * world.best());
     }
 }
 
 #[test]
 fn what_an_earlier_run_needed_is_given_up_where_it_is_too_much() {
-    let lanes = Knob { start: 64, ..KNOBS.lanes };
+    let lanes = Knob {
+        start: 64,
+        ..KNOBS.lanes
+    };
     for target in [f64::MAX, GBIT / 10.0] {
-        let mut world = World { target, ..World::new(GBIT, 90) };
+        let mut world = World {
+            target,
+            ..World::new(GBIT, 90)
+        };
         let run = run(&mut world, Knobs { lanes, ..KNOBS }, 180);
         assert!(run.last().lanes <= 16, "{:?}", run.lanes());
         assert!(run.rate(30, 180) > 0.9 * world.best(), "{:?}", run.lanes());
-        assert!(run.lanes().windows(2).all(|pair| pair[1] < pair[0]), "{:?}", run.lanes());
+        assert!(
+            run.lanes().windows(2).all(|pair| pair[1] < pair[0]),
+            "{:?}",
+            run.lanes()
+        );
     }
 }
 
 #[test]
 fn what_an_earlier_run_needed_is_kept_where_it_is_needed() {
-    let lanes = Knob { start: 64, ..KNOBS.lanes };
+    let lanes = Knob {
+        start: 64,
+        ..KNOBS.lanes
+    };
     let mut world = lossy();
     let run = run(&mut world, Knobs { lanes, ..KNOBS }, 120);
     assert!(run.rate(1, 120) > 0.9 * world.best(), "{:?}", run.lanes());
@@ -386,51 +557,108 @@ fn what_an_earlier_run_needed_is_kept_where_it_is_needed() {
 
 #[test]
 fn dials_that_fail_are_done_without() {
-    let mut world = World { lanes_reachable: 12, ..lossy() };
+    let mut world = World {
+        lanes_reachable: 12,
+        ..lossy()
+    };
     let run = run(&mut world, KNOBS, 60);
-    assert_eq!(run.wanted[40..].iter().map(|wanted| wanted.lanes).min(), Some(12), "{:?}", run.lanes());
+    assert_eq!(
+        run.wanted[40..].iter().map(|wanted| wanted.lanes).min(),
+        Some(12),
+        "{:?}",
+        run.lanes()
+    );
 }
 
 #[test]
 fn a_loss_tolerant_control_that_gains_nothing_is_put_back() {
-    let mut world = World { queue: 0.1, loss: 1e-5, ..World::new(GBIT, 90) };
-    let run = run(&mut world, Knobs { congestion_replaceable: true, ..KNOBS }, 60);
+    let mut world = World {
+        queue: 0.1,
+        loss: 1e-5,
+        ..World::new(GBIT, 90)
+    };
+    let run = run(
+        &mut world,
+        Knobs {
+            congestion_replaceable: true,
+            ..KNOBS
+        },
+        60,
+    );
     assert_eq!(run.last().congestion, Congestion::AsSet);
-    assert!(run.wanted.iter().any(|wanted| wanted.congestion == Congestion::LossTolerant));
+    assert!(
+        run.wanted
+            .iter()
+            .any(|wanted| wanted.congestion == Congestion::LossTolerant)
+    );
 }
 
 /// The remembered congestion control is loss-tolerant, and the path has changed since: it loses nothing now.
 #[test]
 fn a_loss_tolerant_control_is_put_back_where_nothing_is_lost() {
-    let tolerant = Knobs { congestion: Congestion::LossTolerant, congestion_replaceable: true, ..KNOBS };
-    let clean = || World { window: 16.0 * MIB, ..World::new(25.0 * GBIT, 90) };
+    let tolerant = Knobs {
+        congestion: Congestion::LossTolerant,
+        congestion_replaceable: true,
+        ..KNOBS
+    };
+    let clean = || World {
+        window: 16.0 * MIB,
+        ..World::new(25.0 * GBIT, 90)
+    };
     let mut world = clean();
     let run = run(&mut world, tolerant, 60);
     assert_eq!(run.last().congestion, Congestion::AsSet);
     assert!(run.rate(15, 60) > 0.9 * world.best(), "{:?}", run.lanes());
     let mut lossy = lossy();
     let run = self::run(&mut lossy, tolerant, 60);
-    assert!(run.wanted.iter().all(|wanted| wanted.congestion == Congestion::LossTolerant));
-    let asked_for = Knobs { congestion_replaceable: false, ..tolerant };
+    assert!(
+        run.wanted
+            .iter()
+            .all(|wanted| wanted.congestion == Congestion::LossTolerant)
+    );
+    let asked_for = Knobs {
+        congestion_replaceable: false,
+        ..tolerant
+    };
     let run = self::run(&mut clean(), asked_for, 60);
-    assert!(run.wanted.iter().all(|wanted| wanted.congestion == Congestion::LossTolerant));
+    assert!(
+        run.wanted
+            .iter()
+            .all(|wanted| wanted.congestion == Congestion::LossTolerant)
+    );
 }
 
 #[test]
 fn a_source_that_needs_depth_gets_readers() {
-    let mut world = World { reader: GBIT / 10.0, source: GBIT, ..World::new(10.0 * GBIT, 10) };
+    let mut world = World {
+        reader: GBIT / 10.0,
+        source: GBIT,
+        ..World::new(10.0 * GBIT, 10)
+    };
     let run = run(&mut world, KNOBS, 60);
-    assert!(run.rate(15, 60) > 0.9 * GBIT, "{} readers", run.last().readers);
+    assert!(
+        run.rate(15, 60) > 0.9 * GBIT,
+        "{} readers",
+        run.last().readers
+    );
     assert_eq!(run.lanes(), [8]);
 }
 
 #[test]
 fn readers_that_gain_nothing_go_again() {
-    let mut world = World { reader: GBIT / 2.0, source: GBIT, ..World::new(10.0 * GBIT, 10) };
+    let mut world = World {
+        reader: GBIT / 2.0,
+        source: GBIT,
+        ..World::new(10.0 * GBIT, 10)
+    };
     let run = run(&mut world, KNOBS, 60);
     assert_eq!(run.last().readers, 2);
     assert!(run.wanted.iter().any(|wanted| wanted.readers == 3));
-    let mut busy = World { reader: GBIT / 10.0, cores_idle: 0.0, ..World::new(10.0 * GBIT, 10) };
+    let mut busy = World {
+        reader: GBIT / 10.0,
+        cores_idle: 0.0,
+        ..World::new(10.0 * GBIT, 10)
+    };
     let run = self::run(&mut busy, KNOBS, 60);
     assert!(run.wanted.iter().all(|wanted| wanted.readers == 2));
 }
@@ -440,7 +668,10 @@ fn nothing_is_known_without_a_kernel_that_tells() {
     let mut tuner = Tuner::new(&KNOBS);
     let mut world = lossy();
     for _ in 0..200 {
-        let tick = Tick { path: None, ..world.tick(tuner.wanted()) };
+        let tick = Tick {
+            path: None,
+            ..world.tick(tuner.wanted())
+        };
         tuner.tick(&tick);
     }
     assert_eq!(tuner.wanted().lanes, 8);

@@ -26,7 +26,14 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
     /// Groups of the files that `open` returns by number, each with its length in bytes; `None` for a number without a
     /// file.
     pub(crate) fn new(open: F) -> Self {
-        Self { open, cursor: Mutex::new(Cursor { file: 0, index: 0, opened: None }) }
+        Self {
+            open,
+            cursor: Mutex::new(Cursor {
+                file: 0,
+                index: 0,
+                opened: None,
+            }),
+        }
     }
 
     /// The next group if `admit` takes its length. Once all its groups are handed out, a file is held only by the
@@ -34,13 +41,19 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
     pub(crate) fn next(&self, admit: impl Fn(u64) -> bool) -> Result<Option<Piece<T>>, SweepError> {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         if cursor.opened.is_none() {
-            let Some((file, bytes)) = (self.open)(cursor.file)? else { return Ok(None) };
+            let Some((file, bytes)) = (self.open)(cursor.file)? else {
+                return Ok(None);
+            };
             cursor.opened = Some((Arc::new(file), bytes));
             cursor.index = 0;
         }
-        let Some((file, bytes)) = &cursor.opened else { return Ok(None) };
+        let Some((file, bytes)) = &cursor.opened else {
+            return Ok(None);
+        };
         let (file, bytes) = (Arc::clone(file), *bytes);
-        let Some(span) = GroupSpan::of(bytes, cursor.index).filter(|span| admit(u64::from(span.len))) else {
+        let Some(span) =
+            GroupSpan::of(bytes, cursor.index).filter(|span| admit(u64::from(span.len)))
+        else {
             return Ok(None);
         };
         cursor.index += 1;
@@ -53,7 +66,10 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
 
     /// The file some of whose groups have not been handed out.
     pub(crate) fn into_open(self) -> Option<Arc<T>> {
-        let cursor = self.cursor.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let cursor = self
+            .cursor
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
         cursor.opened.map(|(file, _)| file)
     }
 }
@@ -71,8 +87,13 @@ mod tests {
         while let Some((file, span)) = groups.next(|_| true).unwrap() {
             seen.push((*file, span.offset(), u64::from(span.len)));
         }
-        let of =
-            |file| [(file, 0, GROUP_BYTES), (file, GROUP_BYTES, GROUP_BYTES), (file, 2 * GROUP_BYTES, 5)];
+        let of = |file| {
+            [
+                (file, 0, GROUP_BYTES),
+                (file, GROUP_BYTES, GROUP_BYTES),
+                (file, 2 * GROUP_BYTES, 5),
+            ]
+        };
         assert_eq!(seen, [of(0), of(1)].concat());
         assert!(groups.into_open().is_none());
     }

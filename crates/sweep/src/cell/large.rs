@@ -50,11 +50,21 @@ impl LargeFiles {
             });
             let staged = staged.map_err(bench.cannot("create a file in"))?;
             direct.fetch_and(staged.data().is_direct(), Ordering::Relaxed);
-            Ok(Some((Writing { number, staged, bytes: AtomicU64::new(0) }, file_bytes)))
+            Ok(Some((
+                Writing {
+                    number,
+                    staged,
+                    bytes: AtomicU64::new(0),
+                },
+                file_bytes,
+            )))
         };
         let end = |writing: Arc<Writing>| match Arc::into_inner(writing) {
             Some(whole) => finish(bench, whole).map(|file| {
-                files.lock().unwrap_or_else(PoisonError::into_inner).extend(file);
+                files
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .extend(file);
             }),
             None => Ok(()),
         };
@@ -63,7 +73,10 @@ impl LargeFiles {
             let mut noise = Noise::new(bench.seed(thread));
             while let Some((file, span)) = groups.next(|bytes| pace.admit(bytes))? {
                 let buffer = noise.take(span.len as usize);
-                let (outcome, buffer) = bench.file_io.write(file.staged.data(), span.offset(), buffer);
+                let (outcome, buffer) =
+                    bench
+                        .file_io
+                        .write(file.staged.data(), span.offset(), buffer);
                 noise.give_back(buffer);
                 outcome.map_err(bench.cannot("write a file in"))?;
                 file.bytes.fetch_add(u64::from(span.len), Ordering::Relaxed);
@@ -79,14 +92,29 @@ impl LargeFiles {
         if let Err(error) = groups.into_open().map_or(Ok(()), end) {
             pace.fail(error);
         }
-        let way = if direct.into_inner() { CacheUse::Direct } else { CacheUse::Buffered };
-        Self { directory, files: files.into_inner().unwrap_or_else(PoisonError::into_inner), way }
+        let way = if direct.into_inner() {
+            CacheUse::Direct
+        } else {
+            CacheUse::Buffered
+        };
+        Self {
+            directory,
+            files: files.into_inner().unwrap_or_else(PoisonError::into_inner),
+            way,
+        }
     }
 
     /// The number of whole files, and the bytes that were written.
     pub(crate) fn count(&self, file_bytes: u64) -> Counted {
-        let whole = self.files.iter().filter(|(_, bytes)| *bytes == file_bytes).count();
-        Counted { files: whole as u64, bytes: self.files.iter().map(|(_, bytes)| bytes).sum() }
+        let whole = self
+            .files
+            .iter()
+            .filter(|(_, bytes)| *bytes == file_bytes)
+            .count();
+        Counted {
+            files: whole as u64,
+            bytes: self.files.iter().map(|(_, bytes)| bytes).sum(),
+        }
     }
 
     /// Drops the files from the page cache; returns the way by which they will be read.
@@ -97,7 +125,11 @@ impl LargeFiles {
             bench.drop_cached(&file)?;
             let cached = is_cached(&file, *bytes);
             if !DataFile::for_reading(file, *bytes, read_direct(bench)).is_direct() {
-                way = if cached { CacheUse::Cached } else { CacheUse::Buffered };
+                way = if cached {
+                    CacheUse::Cached
+                } else {
+                    CacheUse::Buffered
+                };
             }
         }
         Ok(way)
@@ -107,11 +139,22 @@ impl LargeFiles {
     pub(crate) fn read(&self, bench: &Bench<'_>, pace: &Pace<'_>) -> Counted {
         let (files, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         let open = |number: u64| {
-            let there = usize::try_from(number).ok().and_then(|number| self.files.get(number));
-            let Some((number, bytes)) = there.filter(|_| pace.goes_on()) else { return Ok(None) };
+            let there = usize::try_from(number)
+                .ok()
+                .and_then(|number| self.files.get(number));
+            let Some((number, bytes)) = there.filter(|_| pace.goes_on()) else {
+                return Ok(None);
+            };
             let file = bench.open(&self.directory, *number)?;
             let file = DataFile::for_reading(file, *bytes, read_direct(bench));
-            Ok(Some((Reading { file, bytes: *bytes, read: AtomicU64::new(0) }, *bytes)))
+            Ok(Some((
+                Reading {
+                    file,
+                    bytes: *bytes,
+                    read: AtomicU64::new(0),
+                },
+                *bytes,
+            )))
         };
         let groups = Groups::new(open);
         bench.on_threads(pace, |_thread| {
@@ -126,14 +169,21 @@ impl LargeFiles {
             }
             Ok(())
         });
-        Counted { files: files.into_inner(), bytes: bytes.into_inner() }
+        Counted {
+            files: files.into_inner(),
+            bytes: bytes.into_inner(),
+        }
     }
 }
 
 /// Finishes a large file: sets its time, flushes it and gives it its name. A file that was cut short gets the length
 /// that was written, and one without any bytes is dropped.
 fn finish(bench: &Bench<'_>, writing: Writing) -> Result<Option<(u64, u64)>, SweepError> {
-    let Writing { number, staged, bytes } = writing;
+    let Writing {
+        number,
+        staged,
+        bytes,
+    } = writing;
     let bytes = bytes.into_inner();
     if bytes == 0 {
         return Ok(None);
@@ -149,5 +199,9 @@ fn finish(bench: &Bench<'_>, writing: Writing) -> Result<Option<(u64, u64)>, Swe
 
 /// The use of the page cache for reading: none, unless the sweep was asked for it.
 fn read_direct(bench: &Bench<'_>) -> Direct {
-    if bench.direct == Direct::Off { Direct::Off } else { Direct::On }
+    if bench.direct == Direct::Off {
+        Direct::Off
+    } else {
+        Direct::On
+    }
 }

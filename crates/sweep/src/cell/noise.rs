@@ -43,7 +43,9 @@ impl Noise {
 /// A buffer for one group, which begins at a page.
 pub(crate) fn group_buffer() -> Buffer {
     let bytes = usize::try_from(GROUP_BYTES).expect("4 MiB fits any usize");
-    BufferPool::new(bytes, 1).take().expect("the pool is new and open")
+    BufferPool::new(bytes, 1)
+        .take()
+        .expect("the pool is new and open")
 }
 
 /// A step of SplitMix64, which passes through all numbers.

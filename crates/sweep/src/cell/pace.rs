@@ -38,8 +38,20 @@ impl<'a> Pace<'a> {
     pub(crate) fn new(until: Instant, stop: &'a AtomicBool, threads: usize) -> Self {
         // Each thread has a group under way, also where nothing need be flushed.
         let allowance = FIRST_BYTES.max(2 * GROUP_BYTES * threads as u64);
-        let state = State { admitted: 0, completed: 0, flushed: 0, allowance, ended: false, failed: None };
-        Self { until, stop, state: Mutex::new(state), changed: Condvar::new() }
+        let state = State {
+            admitted: 0,
+            completed: 0,
+            flushed: 0,
+            allowance,
+            ended: false,
+            failed: None,
+        };
+        Self {
+            until,
+            stop,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }
     }
 
     /// Whether there is time for anything more.
@@ -115,7 +127,11 @@ impl<'a> Pace<'a> {
 
     fn pause(&self) -> MutexGuard<'_, State> {
         let state = self.lock();
-        if state.ended { state } else { self.wait(state, FLUSH_PAUSE) }
+        if state.ended {
+            state
+        } else {
+            self.wait(state, FLUSH_PAUSE)
+        }
     }
 
     /// Books a flush, which took `took` and covers all bytes completed `before`. The next allowance is twice as much if
@@ -124,13 +140,22 @@ impl<'a> Pace<'a> {
         let mut state = self.lock();
         let bytes = before.saturating_sub(state.flushed);
         state.flushed = state.flushed.max(before);
-        let half = self.until.saturating_duration_since(Instant::now()).max(LAST_FLUSH) / 2;
+        let half = self
+            .until
+            .saturating_duration_since(Instant::now())
+            .max(LAST_FLUSH)
+            / 2;
         let twice = state.allowance.saturating_mul(2);
         if bytes > 0 {
             // A flush costs time of its own: as long as it is short, flushing more at once costs less.
-            let in_time = ByteCount(bytes).as_f64() * half.as_secs_f64() / took.as_secs_f64().max(1e-9);
+            let in_time =
+                ByteCount(bytes).as_f64() * half.as_secs_f64() / took.as_secs_f64().max(1e-9);
             let low = FIRST_BYTES / 8;
-            state.allowance = if took <= half { twice } else { whole(in_time).clamp(low, twice.max(low)) };
+            state.allowance = if took <= half {
+                twice
+            } else {
+                whole(in_time).clamp(low, twice.max(low))
+            };
         }
         self.changed.notify_all();
     }
@@ -140,7 +165,10 @@ impl<'a> Pace<'a> {
     }
 
     fn wait<'s>(&self, state: MutexGuard<'s, State>, time: Duration) -> MutexGuard<'s, State> {
-        self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
+        self.changed
+            .wait_timeout(state, time)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -148,7 +176,11 @@ impl<'a> Pace<'a> {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "what is too large is cut")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "what is too large is cut"
+)]
 fn whole(bytes: f64) -> u64 {
     bytes.max(0.0) as u64
 }
@@ -187,7 +219,11 @@ mod tests {
             pace.flushed(FIRST_BYTES, Duration::from_secs(10));
             assert!(waiting.join().unwrap());
         });
-        assert_eq!(pace.lock().allowance, 2 * FIRST_BYTES, "that was quick enough");
+        assert_eq!(
+            pace.lock().allowance,
+            2 * FIRST_BYTES,
+            "that was quick enough"
+        );
         pace.flushed(FIRST_BYTES + 1, Duration::from_secs(1000));
         assert_eq!(pace.lock().allowance, FIRST_BYTES / 8);
     }

@@ -32,33 +32,61 @@ impl SmallFiles {
     /// Writes files as long as there is time.
     pub(crate) fn write(bench: &Bench<'_>, parent: Arc<OwnedFd>, pace: &Pace<'_>) -> Self {
         let each = files_each(bench.cell.files, bench.threads);
-        let (next, made, direct) = (AtomicU64::new(0), Mutex::new(Vec::new()), AtomicBool::new(false));
-        let writers = Writers { bench, parent, pace };
+        let (next, made, direct) = (
+            AtomicU64::new(0),
+            Mutex::new(Vec::new()),
+            AtomicBool::new(false),
+        );
+        let writers = Writers {
+            bench,
+            parent,
+            pace,
+        };
         bench.on_threads(pace, |thread| {
-            let (mut noise, contents) = (Noise::new(bench.seed(thread)), ContentsWriter::new(bench.direct));
+            let (mut noise, contents) = (
+                Noise::new(bench.seed(thread)),
+                ContentsWriter::new(bench.direct),
+            );
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                let files = bench.cell.files.saturating_sub(number.saturating_mul(each)).min(each);
+                let files = bench
+                    .cell
+                    .files
+                    .saturating_sub(number.saturating_mul(each))
+                    .min(each);
                 if files == 0 || !pace.goes_on() {
                     return Ok(());
                 }
                 let directory = writers.fill(number, files, &mut noise, &contents)?;
                 if let Some((fd, _)) = &directory {
                     let first = bench.open(fd, 0);
-                    let past = first.is_ok_and(|file| contents.is_direct(&file, bench.cell.file_bytes));
+                    let past =
+                        first.is_ok_and(|file| contents.is_direct(&file, bench.cell.file_bytes));
                     direct.store(past, Ordering::Relaxed);
                 }
-                made.lock().unwrap_or_else(PoisonError::into_inner).extend(directory);
+                made.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .extend(directory);
             }
         });
-        let way = if direct.into_inner() { CacheUse::Direct } else { CacheUse::Buffered };
-        Self { directories: made.into_inner().unwrap_or_else(PoisonError::into_inner), way }
+        let way = if direct.into_inner() {
+            CacheUse::Direct
+        } else {
+            CacheUse::Buffered
+        };
+        Self {
+            directories: made.into_inner().unwrap_or_else(PoisonError::into_inner),
+            way,
+        }
     }
 
     /// The number of files, and the bytes that were written.
     pub(crate) fn count(&self, file_bytes: u64) -> Counted {
         let files = self.directories.iter().map(|(_, files)| files).sum();
-        Counted { files, bytes: files * file_bytes }
+        Counted {
+            files,
+            bytes: files * file_bytes,
+        }
     }
 
     /// Drops the files from the page cache as long as `pace` goes on; files that were not reached then will not be
@@ -66,7 +94,8 @@ impl SmallFiles {
     pub(crate) fn drop_cached(&mut self, bench: &Bench<'_>, pace: &Pace<'_>) -> CacheUse {
         let (next, kept) = (AtomicUsize::new(0), AtomicUsize::new(0));
         bench.on_threads(pace, |_thread| {
-            while let Some((directory, files)) = self.directories.get(next.load(Ordering::Relaxed)) {
+            while let Some((directory, files)) = self.directories.get(next.load(Ordering::Relaxed))
+            {
                 if !pace.goes_on() {
                     return Ok(());
                 }
@@ -83,7 +112,11 @@ impl SmallFiles {
         });
         let seen = next.into_inner().min(self.directories.len());
         self.directories.truncate(seen);
-        if kept.into_inner() * 2 > seen { CacheUse::Cached } else { CacheUse::Buffered }
+        if kept.into_inner() * 2 > seen {
+            CacheUse::Cached
+        } else {
+            CacheUse::Buffered
+        }
     }
 
     /// Reads the files as long as there is time.
@@ -92,13 +125,17 @@ impl SmallFiles {
         let file_bytes = bench.cell.file_bytes;
         bench.on_threads(pace, |_thread| {
             let mut buffer = group_buffer();
-            while let Some((directory, files)) = self.directories.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while let Some((directory, files)) =
+                self.directories.get(next.fetch_add(1, Ordering::Relaxed))
+            {
                 for number in 0..*files {
                     if !pace.goes_on() {
                         return Ok(());
                     }
                     let file = bench.open(directory, number)?;
-                    let len = usize::try_from(file_bytes).unwrap_or(usize::MAX).min(buffer.capacity());
+                    let len = usize::try_from(file_bytes)
+                        .unwrap_or(usize::MAX)
+                        .min(buffer.capacity());
                     buffer = bench.read_whole(&DataFile::new(file), 0, len, buffer)?;
                     read.fetch_add(1, Ordering::Relaxed);
                 }
@@ -106,7 +143,10 @@ impl SmallFiles {
             Ok(())
         });
         let files = read.into_inner();
-        Counted { files, bytes: files * file_bytes }
+        Counted {
+            files,
+            bytes: files * file_bytes,
+        }
     }
 }
 
@@ -149,7 +189,9 @@ impl Writers<'_> {
     ) -> std::io::Result<()> {
         let file = staging.create(name, MODE)?;
         contents.write(&file, data)?;
-        staging.new_files().set_metadata(&file, &Metadata::new(MODE, self.bench.mtime))
+        staging
+            .new_files()
+            .set_metadata(&file, &Metadata::new(MODE, self.bench.mtime))
     }
 }
 

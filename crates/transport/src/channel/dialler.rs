@@ -75,13 +75,30 @@ impl ChannelDialler {
         let host = resolved.clone();
         let tcp = match reach.transport {
             TransportChoice::Quic => None,
-            _ => Some(Dialler::to(identity, resolved.clone(), policy.clone(), reach.socket)?),
+            _ => Some(Dialler::to(
+                identity,
+                resolved.clone(),
+                policy.clone(),
+                reach.socket,
+            )?),
         };
         let quic = match reach.transport {
             TransportChoice::Tcp => None,
-            _ => Some(QuicDialler::new(identity, resolved, policy, reach.quic_congestion, reach.saved)),
+            _ => Some(QuicDialler::new(
+                identity,
+                resolved,
+                policy,
+                reach.quic_congestion,
+                reach.saved,
+            )),
         };
-        Ok(Self { host, tcp, quic, quic_first: reach.quic_first, settled: Arc::default() })
+        Ok(Self {
+            host,
+            tcp,
+            quic,
+            quic_first: reach.quic_first,
+            settled: Arc::default(),
+        })
     }
 
     /// Makes one connection within `deadline`. Whether the host accepts this side's key shows only in what it sends
@@ -108,7 +125,10 @@ impl ChannelDialler {
     /// What has become of a saved window.
     #[must_use]
     pub fn resumption(&self) -> Resumption {
-        self.quic.as_ref().map(QuicDialler::resumption).unwrap_or_default()
+        self.quic
+            .as_ref()
+            .map(QuicDialler::resumption)
+            .unwrap_or_default()
     }
 
     /// A round trip, as soon as a TCP connection has come up and shown it.
@@ -234,7 +254,11 @@ impl ChannelDialler {
     }
 
     fn neither(&self, tcp: DialError, quic: DialError) -> DialError {
-        DialError::Neither { host: self.host.endpoint.clone(), tcp: Box::new(tcp), quic: Box::new(quic) }
+        DialError::Neither {
+            host: self.host.endpoint.clone(),
+            tcp: Box::new(tcp),
+            quic: Box::new(quic),
+        }
     }
 }
 
@@ -252,7 +276,9 @@ async fn datagrams_refused(addresses: &[SocketAddr]) {
             socket.send(&[]).await?;
             socket.recv(&mut [0]).await
         };
-        let is_refused = asked.await.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        let is_refused = asked
+            .await
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
         if !is_refused {
             return std::future::pending().await;
         }
@@ -300,9 +326,15 @@ mod tests {
 
     #[test]
     fn a_refusal_that_came_at_once_is_soon_believed() {
-        assert_eq!(patience_after_refusal(Duration::from_micros(50)), REFUSED_PATIENCE_MIN);
+        assert_eq!(
+            patience_after_refusal(Duration::from_micros(50)),
+            REFUSED_PATIENCE_MIN
+        );
         let far = Duration::from_millis(260);
         assert!(patience_after_refusal(far) > 4 * far);
-        assert_eq!(patience_after_refusal(Duration::from_secs(9)), REFUSED_PATIENCE_MAX);
+        assert_eq!(
+            patience_after_refusal(Duration::from_secs(9)),
+            REFUSED_PATIENCE_MAX
+        );
     }
 }

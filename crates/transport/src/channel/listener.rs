@@ -55,14 +55,24 @@ impl Listener {
     ///
     /// # Errors
     /// There is none, or one is no listening socket, or cannot be set up as configured.
-    pub fn on(sockets: Inherited, identity: &Identity, socket: &SocketConfig) -> Result<Self, BindError> {
+    pub fn on(
+        sockets: Inherited,
+        identity: &Identity,
+        socket: &SocketConfig,
+    ) -> Result<Self, BindError> {
         let Inherited { tcp, udp } = sockets;
         if tcp.is_none() && udp.is_none() {
             return Err(BindError::Inherited(io::ErrorKind::NotConnected.into()));
         }
-        let tcp = tcp.map(|tcp| Acceptor::on(tcp, identity, socket)).transpose()?;
+        let tcp = tcp
+            .map(|tcp| Acceptor::on(tcp, identity, socket))
+            .transpose()?;
         let quic = udp.map(|udp| QuicAcceptor::on(udp, identity)).transpose()?;
-        Ok(Self { tcp, quic, fingerprint: identity.fingerprint() })
+        Ok(Self {
+            tcp,
+            quic,
+            fingerprint: identity.fingerprint(),
+        })
     }
 
     /// The key by which this side proves itself.
@@ -123,7 +133,11 @@ impl Listener {
     ///
     /// # Errors
     /// The client is slow, not zmove, or does not prove a key; see [`AcceptError`].
-    pub async fn handshake(&self, incoming: Incoming, deadline: Duration) -> Result<Channel, AcceptError> {
+    pub async fn handshake(
+        &self,
+        incoming: Incoming,
+        deadline: Duration,
+    ) -> Result<Channel, AcceptError> {
         self.handshake_telling(incoming, deadline, || ()).await
     }
 
@@ -143,9 +157,9 @@ impl Listener {
                 spoken();
                 Ok(Channel::quic(quic.handshake(*incoming, deadline).await?))
             }
-            (Accepted::Tcp(socket), Some(tcp), _) => {
-                Ok(Channel::tcp(tcp.handshake_telling(socket, deadline, spoken).await?))
-            }
+            (Accepted::Tcp(socket), Some(tcp), _) => Ok(Channel::tcp(
+                tcp.handshake_telling(socket, deadline, spoken).await?,
+            )),
             (Accepted::Tcp(_), None, _) | (Accepted::Quic(_), _, None) => {
                 Err(AcceptError::Gone(io::ErrorKind::NotConnected.into()))
             }
@@ -176,7 +190,10 @@ impl Incoming {
             Accepted::Tcp(_) => Some(Self { address, accepted }),
             Accepted::Quic(incoming) => {
                 let incoming = quic::send_retry(*incoming)?;
-                Some(Self { address, accepted: Accepted::Quic(Box::new(incoming)) })
+                Some(Self {
+                    address,
+                    accepted: Accepted::Quic(Box::new(incoming)),
+                })
             }
         }
     }

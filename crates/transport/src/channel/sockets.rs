@@ -29,7 +29,11 @@ impl Inherited {
         choice: TransportChoice,
         socket: &SocketConfig,
     ) -> Result<Self, BindError> {
-        let mut tries_left = if address.port() == 0 { PORTS_TRIED_MAX } else { 1 };
+        let mut tries_left = if address.port() == 0 {
+            PORTS_TRIED_MAX
+        } else {
+            1
+        };
         loop {
             tries_left -= 1;
             let tcp = match choice {
@@ -40,12 +44,25 @@ impl Inherited {
                 return Ok(Self { tcp, udp: None });
             }
             let failed = |source: io::Error| BindError::Listen { address, source };
-            let shared = tcp.as_ref().map_or(Ok(address), TcpListener::local_addr).map_err(failed)?;
+            let shared = tcp
+                .as_ref()
+                .map_or(Ok(address), TcpListener::local_addr)
+                .map_err(failed)?;
             match quic::bind(shared) {
-                Ok(udp) => return Ok(Self { tcp, udp: Some(udp) }),
+                Ok(udp) => {
+                    return Ok(Self {
+                        tcp,
+                        udp: Some(udp),
+                    });
+                }
                 // The port that TCP was given is not free for UDP.
                 Err(_) if tries_left > 0 => {}
-                Err(source) => return Err(BindError::Listen { address: shared, source }),
+                Err(source) => {
+                    return Err(BindError::Listen {
+                        address: shared,
+                        source,
+                    });
+                }
             }
         }
     }

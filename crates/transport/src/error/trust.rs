@@ -64,7 +64,10 @@ pub enum KeyFileError {
 impl KeyFileError {
     /// The error for a file that is needed and does not exist.
     pub(crate) fn missing(path: &Path) -> Self {
-        Self::Read { path: path.into(), source: io::ErrorKind::NotFound.into() }
+        Self::Read {
+            path: path.into(),
+            source: io::ErrorKind::NotFound.into(),
+        }
     }
 }
 

@@ -59,7 +59,14 @@ impl ClearLane {
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or TLS has carried more than the greeting.
     pub fn new(connection: Connection) -> Result<Self, LaneError> {
-        let Parts { socket, unsent_limit, session, plaintext, records, .. } = connection.into_parts()?;
+        let Parts {
+            socket,
+            unsent_limit,
+            session,
+            plaintext,
+            records,
+            ..
+        } = connection.into_parts()?;
         if !plaintext.is_empty() {
             return Err(LaneError::Forged);
         }
@@ -67,7 +74,11 @@ impl ClearLane {
             rustls::Connection::Client(_) => (Side::Client, Side::Server),
             rustls::Connection::Server(_) => (Side::Server, Side::Client),
         };
-        Ok(Self::over((socket, unsent_limit), records, (Row::of(&session, own)?, Row::of(&session, peer)?)))
+        Ok(Self::over(
+            (socket, unsent_limit),
+            records,
+            (Row::of(&session, own)?, Row::of(&session, peer)?),
+        ))
     }
 
     /// A lane after TLS: `arrived` came before the bytes that are in the socket; the rows are what this end seals and
@@ -77,14 +88,26 @@ impl ClearLane {
         arrived: Vec<u8>,
         (sealing, checking): (Row, Row),
     ) -> Self {
-        let incoming =
-            BufReader::with_capacity(ARRIVED_BYTES_MAX, Cursor::new(arrived).chain(Socket(Arc::new(socket))));
-        Self { incoming, unsent_limit, sealing, checking, ended: false, limiter: RateLimiter::default() }
+        let incoming = BufReader::with_capacity(
+            ARRIVED_BYTES_MAX,
+            Cursor::new(arrived).chain(Socket(Arc::new(socket))),
+        );
+        Self {
+            incoming,
+            unsent_limit,
+            sealing,
+            checking,
+            ended: false,
+            limiter: RateLimiter::default(),
+        }
     }
 
     /// The same lane, which receives no faster than `rate`.
     pub(crate) fn held_to(self, rate: SharedRate) -> Self {
-        Self { limiter: RateLimiter::new(rate), ..self }
+        Self {
+            limiter: RateLimiter::new(rate),
+            ..self
+        }
     }
 
     /// Writes all parts, by one system call where the socket takes all of them.
@@ -118,7 +141,10 @@ impl ClearLane {
     }
 
     /// The next header, authenticated; `None` at the peer's orderly end.
-    fn receive_header(&mut self, watch: &mut Stopwatch<'_>) -> Result<Option<FrameHeader>, LaneError> {
+    fn receive_header(
+        &mut self,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<Option<FrameHeader>, LaneError> {
         let mut header = [0; FrameHeader::BYTES];
         let mut mac = [0; blake3::OUT_LEN];
         self.fill(&mut header, watch)?;
@@ -127,7 +153,11 @@ impl ClearLane {
         if self.checking.next(&header) != blake3::Hash::from_bytes(mac) {
             return Err(LaneError::Forged);
         }
-        if header == END { Ok(None) } else { Ok(Some(FrameHeader::decode(&header)?)) }
+        if header == END {
+            Ok(None)
+        } else {
+            Ok(Some(FrameHeader::decode(&header)?))
+        }
     }
 
     fn socket(&self) -> &Arc<TcpStream> {
@@ -142,7 +172,8 @@ impl Row {
             Side::Client => b"client",
             Side::Server => b"server",
         };
-        let key = session.export_keying_material([0; blake3::KEY_LEN], KEY_LABEL, Some(direction))?;
+        let key =
+            session.export_keying_material([0; blake3::KEY_LEN], KEY_LABEL, Some(direction))?;
         Ok(Self { key, sequence: 0 })
     }
 
@@ -208,7 +239,11 @@ impl LaneSink for ClearLane {
 }
 
 impl LaneSource for ClearLane {
-    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+    fn receive(
+        &mut self,
+        pool: &BufferPool,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<Option<Frame>, LaneError> {
         if self.ended {
             return Ok(None);
         }
@@ -226,7 +261,9 @@ impl LaneSource for ClearLane {
 
 impl fmt::Debug for ClearLane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClearLane").field("socket", self.socket()).finish_non_exhaustive()
+        f.debug_struct("ClearLane")
+            .field("socket", self.socket())
+            .finish_non_exhaustive()
     }
 }
 
@@ -251,7 +288,11 @@ mod tests {
         (near, listener.accept().unwrap().0)
     }
 
-    fn lane(socket: TcpStream, seal: [u8; blake3::KEY_LEN], check: [u8; blake3::KEY_LEN]) -> ClearLane {
+    fn lane(
+        socket: TcpStream,
+        seal: [u8; blake3::KEY_LEN],
+        check: [u8; blake3::KEY_LEN],
+    ) -> ClearLane {
         let row = |key| Row { key, sequence: 0 };
         ClearLane::over(
             (socket.try_clone().unwrap(), UnsentLimit::new(&socket)),
@@ -272,7 +313,11 @@ mod tests {
             digest: [7; 32],
             ..FrameHeader::default()
         };
-        Frame { header, head: HEAD.to_vec(), data }
+        Frame {
+            header,
+            head: HEAD.to_vec(),
+            data,
+        }
     }
 
     /// The bytes that a sender of three frames writes, frame by frame, the end last.
@@ -284,7 +329,10 @@ mod tests {
         sink.finish().unwrap();
         let mut bytes = Vec::new();
         far.read_to_end(&mut bytes).unwrap();
-        let pieces = bytes.chunks(OVERHEAD + HEAD.len() + DATA.len()).map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let pieces = bytes
+            .chunks(OVERHEAD + HEAD.len() + DATA.len())
+            .map(<[u8]>::to_vec)
+            .collect::<Vec<_>>();
         assert_eq!((pieces.len(), pieces[3].len()), (4, OVERHEAD));
         pieces
     }
@@ -310,7 +358,10 @@ mod tests {
     #[track_caller]
     fn assert_forged_after(frames: u64, pieces: &[Vec<u8>]) {
         let (heard, ended) = heard(pieces);
-        assert!(heard == frames && matches!(ended, Err(LaneError::Forged)), "after {heard}: {ended:?}");
+        assert!(
+            heard == frames && matches!(ended, Err(LaneError::Forged)),
+            "after {heard}: {ended:?}"
+        );
     }
 
     #[test]
@@ -374,13 +425,19 @@ mod tests {
         let whole = said(KEY).concat();
         for bytes in 0..whole.len() {
             let (_, ended) = heard(&[whole[..bytes].to_vec()]);
-            assert!(matches!(ended, Err(LaneError::Closed)), "{bytes} bytes: {ended:?}");
+            assert!(
+                matches!(ended, Err(LaneError::Closed)),
+                "{bytes} bytes: {ended:?}"
+            );
         }
     }
 
     #[test]
     fn nothing_is_read_after_the_end() {
         let pieces = said(KEY);
-        assert!(matches!(heard(&[&pieces[..], &pieces[..1]].concat()), (3, Ok(()))));
+        assert!(matches!(
+            heard(&[&pieces[..], &pieces[..1]].concat()),
+            (3, Ok(()))
+        ));
     }
 }

@@ -13,12 +13,18 @@ use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 #[must_use]
 pub fn memory_lane() -> (Box<dyn LaneSink>, Box<dyn LaneSource>) {
     let (sender, receiver) = bounded(FRAMES_QUEUED_MAX);
-    (Box::new(MemorySink(Some(sender))), Box::new(MemorySource(receiver)))
+    (
+        Box::new(MemorySink(Some(sender))),
+        Box::new(MemorySource(receiver)),
+    )
 }
 
 /// Both ends of a control connection.
 #[must_use]
-pub fn memory_control() -> ((ControlReader, ControlWriter), (ControlReader, ControlWriter)) {
+pub fn memory_control() -> (
+    (ControlReader, ControlWriter),
+    (ControlReader, ControlWriter),
+) {
     let (near, far): (DuplexStream, DuplexStream) = tokio::io::duplex(CONTROL_BYTES_QUEUED_MAX);
     (control_pair(near), control_pair(far))
 }
@@ -49,7 +55,11 @@ impl LaneSink for MemorySink {
 }
 
 impl LaneSource for MemorySource {
-    fn receive(&mut self, _pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+    fn receive(
+        &mut self,
+        _pool: &BufferPool,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<Option<Frame>, LaneError> {
         let frame = self.0.recv().ok();
         watch.lap(Doing::Starved);
         Ok(frame)

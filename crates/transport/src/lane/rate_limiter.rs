@@ -51,7 +51,9 @@ impl SharedRate {
     /// Changes the rate, also for lanes that keep it already.
     pub fn set(&self, limit: RateLimit) {
         let carried = limit.bytes_per_second() / CARRIED_OF * CARRIED;
-        self.0.bytes_per_second.store(carried.max(1), Ordering::Relaxed);
+        self.0
+            .bytes_per_second
+            .store(carried.max(1), Ordering::Relaxed);
     }
 
     /// Keeps `whole` as well, as a part of all who keep that. Once only; another one later is not kept.
@@ -74,7 +76,11 @@ impl SharedRate {
     /// the middle of one use all of the rate meanwhile, and finish it the sooner.
     #[must_use]
     pub fn wait_to_begin(&self, now: Instant) -> Option<Duration> {
-        let of_whole = self.0.whole.get().and_then(|whole| whole.wait_to_begin(now));
+        let of_whole = self
+            .0
+            .whole
+            .get()
+            .and_then(|whole| whole.wait_to_begin(now));
         let wait = self.own_wait_to_begin(now).max(of_whole);
         if wait.is_some() {
             self.moments().wanted = Some(now);
@@ -87,7 +93,9 @@ impl SharedRate {
         let mut moments = self.moments();
         let unused = moments.due.map(|due| due + UNUSED_MIN);
         let next = moments.begun.map(|begun| begun + piece);
-        let wait = unused.max(next).map(|from| from.saturating_duration_since(now));
+        let wait = unused
+            .max(next)
+            .map(|from| from.saturating_duration_since(now));
         let wait = wait.filter(|wait| !wait.is_zero());
         if wait.is_none() {
             moments.begun = Some(now);
@@ -98,7 +106,10 @@ impl SharedRate {
     /// Whether there is a rate, and lanes have used all of it within the last second.
     #[must_use]
     pub fn is_spent(&self, now: Instant) -> bool {
-        let own = self.moments().due.is_some_and(|due| now < due + SPENT_LATELY);
+        let own = self
+            .moments()
+            .due
+            .is_some_and(|due| now < due + SPENT_LATELY);
         self.is_set() && own || self.0.whole.get().is_some_and(|whole| whole.is_spent(now))
     }
 
@@ -106,7 +117,11 @@ impl SharedRate {
     /// turn.
     #[must_use]
     pub fn is_wanted_within(&self, span: Duration, now: Instant) -> bool {
-        self.is_set() && self.moments().wanted.is_some_and(|last| now.saturating_duration_since(last) < span)
+        self.is_set()
+            && self
+                .moments()
+                .wanted
+                .is_some_and(|last| now.saturating_duration_since(last) < span)
     }
 
     /// What a lane takes in one turn, where there is a rate: so little that the turns of a slow one are short.
@@ -148,7 +163,10 @@ impl SharedRate {
     }
 
     fn moments(&self) -> MutexGuard<'_, Moments> {
-        self.0.moments.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0
+            .moments
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -183,7 +201,10 @@ pub(crate) struct RateLimiter {
 
 impl RateLimiter {
     pub(crate) fn new(rate: SharedRate) -> Self {
-        Self { rate, ..Self::default() }
+        Self {
+            rate,
+            ..Self::default()
+        }
     }
 
     /// The most bytes to take at once; everything where there is no rate.
@@ -195,7 +216,11 @@ impl RateLimiter {
     /// less do not come by a smaller share.
     pub(crate) fn throttle(&mut self, bytes: usize, watch: &mut Stopwatch<'_>) {
         self.open += bytes;
-        if self.rate.piece_bytes().is_none_or(|piece| self.open >= piece) {
+        if self
+            .rate
+            .piece_bytes()
+            .is_none_or(|piece| self.open >= piece)
+        {
             let open = std::mem::take(&mut self.open);
             self.throttle_now(open, watch);
         }
@@ -208,7 +233,9 @@ impl RateLimiter {
 
     /// Waits until so many bytes, and what others took before, are within the rate, or the lane is broken.
     pub(crate) fn throttle_now(&self, bytes: usize, watch: &mut Stopwatch<'_>) {
-        let Some(due) = self.rate.spend(bytes, Instant::now()) else { return };
+        let Some(due) = self.rate.spend(bytes, Instant::now()) else {
+            return;
+        };
         while !self.broken.load(Ordering::Relaxed) {
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -241,7 +268,9 @@ mod tests {
     /// A rate of which lanes carry so many bytes per second.
     fn rate(bytes_per_second: u64) -> SharedRate {
         let rate = SharedRate::default();
-        rate.0.bytes_per_second.store(bytes_per_second, Ordering::Relaxed);
+        rate.0
+            .bytes_per_second
+            .store(bytes_per_second, Ordering::Relaxed);
         rate
     }
 
@@ -249,11 +278,16 @@ mod tests {
     fn who_keeps_a_rate_with_others_is_known_to_have_used_it_or_waited_or_neither() {
         let (whole, now) = (rate(1000), Instant::now());
         let [sends, hangs] = [SharedRate::default(), SharedRate::default()];
-        [&sends, &hangs].into_iter().for_each(|part| part.keep_within(whole.clone()));
+        [&sends, &hangs]
+            .into_iter()
+            .for_each(|part| part.keep_within(whole.clone()));
         sends.spend(5000, now);
         let is_wanted =
             |part: &SharedRate, after| part.is_wanted_within(Duration::from_secs(10), now + after);
-        assert!(is_wanted(&sends, Duration::from_secs(9)) && !is_wanted(&sends, Duration::from_secs(10)));
+        assert!(
+            is_wanted(&sends, Duration::from_secs(9))
+                && !is_wanted(&sends, Duration::from_secs(10))
+        );
         assert!(whole.is_spent(now) && !is_wanted(&hangs, Duration::ZERO));
         let waits = SharedRate::default();
         waits.keep_within(whole.clone());
@@ -270,12 +304,21 @@ mod tests {
         for part in [&slow, &free] {
             part.keep_within(whole.clone());
         }
-        assert_eq!((slow.lowest(), free.lowest()), (Some(1_000_000), Some(10_000_000)));
+        assert_eq!(
+            (slow.lowest(), free.lowest()),
+            (Some(1_000_000), Some(10_000_000))
+        );
         let first = slow.spend(1_000_000, begun).unwrap();
-        assert!(first + BURST >= begun + Duration::from_secs(1), "its own is the lower one");
+        assert!(
+            first + BURST >= begun + Duration::from_secs(1),
+            "its own is the lower one"
+        );
         let second = free.spend(1_000_000, begun).unwrap();
         let (due, margin) = (begun + Duration::from_millis(200), BURST);
-        assert!(second + margin >= due && second <= due, "after what the other has taken of the whole");
+        assert!(
+            second + margin >= due && second <= due,
+            "after what the other has taken of the whole"
+        );
         assert!(free.is_spent(begun));
     }
 
@@ -286,22 +329,34 @@ mod tests {
         let first = one.spend(1_000_000, begun).unwrap();
         // at most the burst is given away
         assert!(first + BURST >= begun + Duration::from_millis(100));
-        assert_eq!(other.spend(500_000, begun), Some(first + Duration::from_millis(50)));
+        assert_eq!(
+            other.spend(500_000, begun),
+            Some(first + Duration::from_millis(50))
+        );
         one.set("1MB".parse().unwrap());
-        assert_eq!(other.spend(950_000, begun), Some(first + Duration::from_millis(1050)));
+        assert_eq!(
+            other.spend(950_000, begun),
+            Some(first + Duration::from_millis(1050))
+        );
     }
 
     #[test]
     fn what_was_not_used_for_long_is_lost() {
         let rate = rate(10_000_000);
         let later = Instant::now() + Duration::from_secs(60);
-        assert_eq!(rate.spend(1_000_000, later), Some(later + Duration::from_millis(100) - BURST));
+        assert_eq!(
+            rate.spend(1_000_000, later),
+            Some(later + Duration::from_millis(100) - BURST)
+        );
     }
 
     #[test]
     fn without_a_rate_nobody_waits() {
         let (rate, now) = (SharedRate::default(), Instant::now());
-        assert_eq!((rate.spend(usize::MAX, now), rate.wait_to_begin(now)), (None, None));
+        assert_eq!(
+            (rate.spend(usize::MAX, now), rate.wait_to_begin(now)),
+            (None, None)
+        );
         assert!(!rate.is_spent(now));
     }
 
@@ -311,8 +366,15 @@ mod tests {
         let (rate, begun) = (rate(1_000_000), Instant::now());
         let at = |milliseconds| begun + Duration::from_millis(milliseconds);
         assert_eq!(rate.wait_to_begin(at(0)), None);
-        assert!(rate.wait_to_begin(at(1)).is_some(), "another has just begun");
-        assert_eq!(rate.wait_to_begin(at(20)), None, "and does not use the rate");
+        assert!(
+            rate.wait_to_begin(at(1)).is_some(),
+            "another has just begun"
+        );
+        assert_eq!(
+            rate.wait_to_begin(at(20)),
+            None,
+            "and does not use the rate"
+        );
         let due = rate.spend(100_000, at(21)).unwrap();
         assert_eq!(rate.wait_to_begin(at(60)), Some(due + UNUSED_MIN - at(60)));
         assert!(rate.is_spent(due) && !rate.is_spent(due + SPENT_LATELY));
@@ -324,8 +386,8 @@ mod tests {
         let (rate, begun) = (SharedRate::new("1MB".parse().unwrap()), Instant::now());
         let piece = rate.piece_bytes().unwrap();
         let due = |rate: &SharedRate| rate.spend(piece, begun).unwrap();
-        let in_time =
-            std::iter::repeat_with(|| due(&rate)).take_while(|due| *due <= begun + Duration::from_secs(1));
+        let in_time = std::iter::repeat_with(|| due(&rate))
+            .take_while(|due| *due <= begun + Duration::from_secs(1));
         let carried = in_time.count() * piece;
         assert!((930_000..=980_000).contains(&carried), "{carried}");
     }
@@ -334,8 +396,9 @@ mod tests {
     fn a_broken_lane_waits_no_longer() {
         let limiter = RateLimiter::new(rate(1000));
         let breaker = limiter.breaker(LaneBreaker::new(|| ()));
-        let waiting =
-            thread::spawn(move || limiter.throttle_now(1 << 40, &mut StageClock::default().start()));
+        let waiting = thread::spawn(move || {
+            limiter.throttle_now(1 << 40, &mut StageClock::default().start())
+        });
         breaker.trip();
         waiting.join().unwrap();
     }
@@ -345,7 +408,10 @@ mod tests {
         let (mut limiter, clock) = (RateLimiter::new(rate(10_000_000)), StageClock::default());
         limiter.throttle(1_000_000, &mut clock.start());
         let times = clock.times();
-        assert!(times.paced >= Duration::from_millis(100) - BURST, "{times:?}");
+        assert!(
+            times.paced >= Duration::from_millis(100) - BURST,
+            "{times:?}"
+        );
         assert_eq!(times.total(), times.paced);
     }
 

@@ -34,15 +34,31 @@ impl TlsLane {
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or is not between two records.
     pub fn new(connection: Connection) -> Result<Self, LaneError> {
-        let Parts { socket, unsent_limit, session, secrets, plaintext, records } = connection.into_parts()?;
+        let Parts {
+            socket,
+            unsent_limit,
+            session,
+            secrets,
+            plaintext,
+            records,
+        } = connection.into_parts()?;
         let (seal, open) = traffic_keys(session, &secrets)?;
         let (sealer, opener) = (Sealer::new(seal), Opener::new(open, plaintext, &records));
-        Ok(Self { socket: Arc::new(socket), unsent_limit, sealer, opener, limiter: RateLimiter::default() })
+        Ok(Self {
+            socket: Arc::new(socket),
+            unsent_limit,
+            sealer,
+            opener,
+            limiter: RateLimiter::default(),
+        })
     }
 
     /// The same lane, which receives no faster than `rate`.
     pub(crate) fn held_to(self, rate: SharedRate) -> Self {
-        Self { limiter: RateLimiter::new(rate), ..self }
+        Self {
+            limiter: RateLimiter::new(rate),
+            ..self
+        }
     }
 
     /// Seals all of `bytes`; records for which there is room wait and are sent with the next ones.
@@ -128,7 +144,11 @@ impl LaneSink for TlsLane {
 }
 
 impl LaneSource for TlsLane {
-    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+    fn receive(
+        &mut self,
+        pool: &BufferPool,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<Option<Frame>, LaneError> {
         Frame::receive_next(pool, watch, |out, watch| self.fill(out, watch))
     }
 
@@ -139,6 +159,8 @@ impl LaneSource for TlsLane {
 
 impl fmt::Debug for TlsLane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsLane").field("socket", &self.socket).finish_non_exhaustive()
+        f.debug_struct("TlsLane")
+            .field("socket", &self.socket)
+            .finish_non_exhaustive()
     }
 }

@@ -42,9 +42,17 @@ impl QuicAcceptor {
         let config = server(identity).map_err(failed)?;
         let socket = socket::wrap(socket).map_err(failed)?;
         let own = settings::endpoint(identity);
-        let endpoint =
-            Endpoint::new_with_abstract_socket(own, Some(config.clone()), socket, Arc::new(TokioRuntime));
-        Ok(Self { endpoint: endpoint.map_err(failed)?, receive_buffer_bytes, config })
+        let endpoint = Endpoint::new_with_abstract_socket(
+            own,
+            Some(config.clone()),
+            socket,
+            Arc::new(TokioRuntime),
+        );
+        Ok(Self {
+            endpoint: endpoint.map_err(failed)?,
+            receive_buffer_bytes,
+            config,
+        })
     }
 
     /// Has the peer prove its key, and waits for its stream, within `deadline`.
@@ -83,8 +91,13 @@ pub(crate) fn send_retry(incoming: Incoming) -> Option<Incoming> {
     incoming.retry().err().map(quinn::RetryError::into_incoming)
 }
 
-async fn secure(incoming: Incoming, config: quinn::ServerConfig) -> Result<QuicConnection, AcceptError> {
-    let accepted = incoming.accept_with(Arc::new(config)).map_err(handshake_error)?;
+async fn secure(
+    incoming: Incoming,
+    config: quinn::ServerConfig,
+) -> Result<QuicConnection, AcceptError> {
+    let accepted = incoming
+        .accept_with(Arc::new(config))
+        .map_err(handshake_error)?;
     let connection = accepted.await.map_err(handshake_error)?;
     let stream = match connection.accept_bi().await {
         Ok(stream) => stream,
@@ -103,8 +116,12 @@ fn handshake_error(error: ConnectionError) -> AcceptError {
             ConnectionError::ConnectionClosed(_),
             Some(Alert::BadCertificate | Alert::CertificateUnknown | Alert::DecryptError),
         ) => AcceptError::HostKeyRefused,
-        (ConnectionError::TransportError(_), Some(Alert::CertificateRequired)) => AcceptError::NoClientKey,
-        (ConnectionError::TransportError(_), Some(Alert::DecryptError)) => AcceptError::ClientKeyUnproven,
+        (ConnectionError::TransportError(_), Some(Alert::CertificateRequired)) => {
+            AcceptError::NoClientKey
+        }
+        (ConnectionError::TransportError(_), Some(Alert::DecryptError)) => {
+            AcceptError::ClientKeyUnproven
+        }
         (_, Some(Alert::NoApplicationProtocol)) => AcceptError::NotZmove,
         (ConnectionError::TransportError(_), _) => AcceptError::Quic(error.into()),
         _ => AcceptError::Closed(error.into()),
@@ -128,7 +145,11 @@ fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
 
 /// The settings of a connection whose first link carries datagrams of so many bytes: this side may be the sender.
 fn transport(datagram_bytes_max: u16) -> quinn::TransportConfig {
-    let mut transport = settings::transport(QuicCongestion::default(), datagram_bytes_max, Arc::default());
+    let mut transport = settings::transport(
+        QuicCongestion::default(),
+        datagram_bytes_max,
+        Arc::default(),
+    );
     transport.receive_window(settings::UNADMITTED_WINDOW_BYTES.into());
     transport
 }

@@ -51,7 +51,10 @@ impl QuicDialler {
         congestion: QuicCongestion,
         saved: Option<SavedWindow>,
     ) -> Self {
-        let threads = Threads { leave: watch::Sender::new(false), running: Mutex::default() };
+        let threads = Threads {
+            leave: watch::Sender::new(false),
+            running: Mutex::default(),
+        };
         Self {
             address: OneAddress::of(host),
             identity: identity.clone(),
@@ -64,7 +67,10 @@ impl QuicDialler {
 
     /// What has become of the saved window.
     pub(crate) fn resumption(&self) -> Resumption {
-        self.allowance.as_ref().map(|allowance| allowance.outcome()).unwrap_or_default()
+        self.allowance
+            .as_ref()
+            .map(|allowance| allowance.outcome())
+            .unwrap_or_default()
     }
 
     /// Makes one connection within `deadline`.
@@ -75,8 +81,15 @@ impl QuicDialler {
         let whole = Deadline::after(deadline);
         let mut patience = HANDSHAKE_PATIENCE;
         loop {
-            let until = Deadline { due: whole.due.min(Instant::now() + patience), ..whole };
-            match self.address.connect(|address| self.attempt(address, until)).await {
+            let until = Deadline {
+                due: whole.due.min(Instant::now() + patience),
+                ..whole
+            };
+            match self
+                .address
+                .connect(|address| self.attempt(address, until))
+                .await
+            {
                 // A daemon that ended in mid-handshake does not answer this connection any more; its successor answers
                 // another.
                 Err(DialError::TimedOut { .. }) if until.due < whole.due => patience *= 2,
@@ -89,7 +102,8 @@ impl QuicDialler {
     pub(crate) async fn close(&self) {
         self.threads.leave.send_replace(true);
         let running = std::mem::take(&mut *self.threads.lock());
-        let joined = tokio::task::spawn_blocking(|| running.into_iter().try_for_each(JoinHandle::join));
+        let joined =
+            tokio::task::spawn_blocking(|| running.into_iter().try_for_each(JoinHandle::join));
         let _in_time = tokio::time::timeout(GOODBYE_MAX, joined).await;
     }
 
@@ -101,12 +115,19 @@ impl QuicDialler {
     ) -> impl Future<Output = Result<QuicConnection, DialError>> + Send + 'static {
         let (made_in, made) = oneshot::channel();
         let (dialler, leave) = (self.clone(), self.threads.leave.subscribe());
-        let started = std::thread::Builder::new().name("zmove-quic".into()).spawn(move || {
-            match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-                Ok(runtime) => runtime.block_on(dialler.serve(address, deadline, made_in, leave)),
-                Err(error) => drop(made_in.send(Err(dialler.local(error)))),
-            }
-        });
+        let started = std::thread::Builder::new()
+            .name("zmove-quic".into())
+            .spawn(move || {
+                match tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                {
+                    Ok(runtime) => {
+                        runtime.block_on(dialler.serve(address, deadline, made_in, leave))
+                    }
+                    Err(error) => drop(made_in.send(Err(dialler.local(error)))),
+                }
+            });
         let started = started.map(|thread| self.threads.lock().push(thread));
         let started = started.map_err(|error| self.local(error));
         let ended = self.local(io::Error::other("the connection's thread has ended"));
@@ -124,7 +145,11 @@ impl QuicDialler {
         mut made: oneshot::Sender<Result<QuicConnection, DialError>>,
         mut leave: watch::Receiver<bool>,
     ) {
-        let Connected { endpoint, connection, account } = tokio::select! {
+        let Connected {
+            endpoint,
+            connection,
+            account,
+        } = tokio::select! {
             connected = self.connect(address, deadline) => match connected {
                 Ok(connected) => connected,
                 Err(error) => return drop(made.send(Err(error))),
@@ -138,7 +163,12 @@ impl QuicDialler {
             Err(error) => return drop(made.send(Err(self.lost(error, deadline)))),
         };
         let (whole, mut linger) = QuicConnection::new(connection, stream, account);
-        if made.send(whole.ok_or_else(|| DialError::NotZmove { host: self.address.endpoint() })).is_err() {
+        if made
+            .send(whole.ok_or_else(|| DialError::NotZmove {
+                host: self.address.endpoint(),
+            }))
+            .is_err()
+        {
             return;
         }
         tokio::select! {
@@ -154,21 +184,42 @@ impl QuicDialler {
         drop(endpoint);
     }
 
-    async fn connect(&self, address: SocketAddr, deadline: Deadline) -> Result<Connected, DialError> {
+    async fn connect(
+        &self,
+        address: SocketAddr,
+        deadline: Deadline,
+    ) -> Result<Connected, DialError> {
         let fault = HandshakeFault::default();
-        let tls = client_config(provider(), &self.identity, self.policy.clone(), fault.clone());
-        let crypto = QuicClientConfig::try_from(tls).map_err(|error| self.local(io::Error::other(error)))?;
+        let tls = client_config(
+            provider(),
+            &self.identity,
+            self.policy.clone(),
+            fault.clone(),
+        );
+        let crypto =
+            QuicClientConfig::try_from(tls).map_err(|error| self.local(io::Error::other(error)))?;
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));
-        let allowance = self.allowance.clone().filter(|allowance| allowance.suits(address));
-        let account = Arc::new(Account { allowance, ..Account::default() });
+        let allowance = self
+            .allowance
+            .clone()
+            .filter(|allowance| allowance.suits(address));
+        let account = Arc::new(Account {
+            allowance,
+            ..Account::default()
+        });
         let datagram_bytes_max = settings::datagram_bytes_max(address);
-        let transport = settings::transport(self.congestion, datagram_bytes_max, Arc::clone(&account));
+        let transport =
+            settings::transport(self.congestion, datagram_bytes_max, Arc::clone(&account));
         config.transport_config(Arc::new(transport));
         let endpoint = open(address, &self.identity).map_err(|error| self.local(error))?;
         let connecting = endpoint.connect_with(config, address, SERVER_NAME);
         let connecting = connecting.map_err(|error| self.local(io::Error::other(error)))?;
         match timeout_at(deadline.due, connecting).await {
-            Ok(Ok(connection)) => Ok(Connected { endpoint, connection, account }),
+            Ok(Ok(connection)) => Ok(Connected {
+                endpoint,
+                connection,
+                account,
+            }),
             Ok(Err(error)) => Err(match fault.get() {
                 Some(fault) => tls_fault(self.address.endpoint(), fault),
                 None => self.lost(error, deadline),
@@ -178,12 +229,19 @@ impl QuicDialler {
     }
 
     fn local(&self, source: io::Error) -> DialError {
-        DialError::Socket { host: self.address.endpoint(), source: source.into() }
+        DialError::Socket {
+            host: self.address.endpoint(),
+            source: source.into(),
+        }
     }
 
     fn timed_out(&self, deadline: Deadline) -> DialError {
         let stage = DialStage::Handshaking;
-        DialError::TimedOut { host: self.address.endpoint(), stage, waited: deadline.waited }
+        DialError::TimedOut {
+            host: self.address.endpoint(),
+            stage,
+            waited: deadline.waited,
+        }
     }
 
     fn lost(&self, error: ConnectionError, deadline: Deadline) -> DialError {
@@ -194,7 +252,10 @@ impl QuicDialler {
             error if alert(&error) == Some(AlertDescription::NoApplicationProtocol) => {
                 DialError::NotZmove { host }
             }
-            error => DialError::Closed { host, source: error.into() },
+            error => DialError::Closed {
+                host,
+                source: error.into(),
+            },
         }
     }
 }
@@ -226,7 +287,11 @@ const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
 /// Opens a socket for one connection.
 fn open(address: SocketAddr, identity: &Identity) -> io::Result<Endpoint> {
-    let any = if address.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+    let any = if address.is_ipv6() {
+        "[::]:0"
+    } else {
+        "0.0.0.0:0"
+    };
     let socket = UdpSocket::bind(any)?;
     settings::enlarge_buffers(&socket)?;
     let (config, socket) = (settings::endpoint(identity), socket::wrap(socket)?);

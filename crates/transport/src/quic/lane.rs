@@ -47,7 +47,10 @@ impl QuicLane {
     pub(crate) fn sink(connection: QuicConnection, lanes: u16) -> Self {
         let each = OUTSTANDING_BYTES_MAX / u64::from(lanes.max(1));
         let outstanding_max = each.clamp(OUTSTANDING_BYTES_MIN, LANE_OUTSTANDING_BYTES_MAX);
-        Self { outstanding_max, ..Self::source(connection) }
+        Self {
+            outstanding_max,
+            ..Self::source(connection)
+        }
     }
 
     /// The receiving end, which lets the peer send little before its window is opened.
@@ -65,7 +68,10 @@ impl QuicLane {
 
     /// The same lane, which receives no faster than `rate`.
     pub(crate) fn held_to(self, rate: SharedRate) -> Self {
-        Self { limiter: RateLimiter::new(rate), ..self }
+        Self {
+            limiter: RateLimiter::new(rate),
+            ..self
+        }
     }
 
     /// Passes one piece to the connection; waits where that has no credit.
@@ -74,7 +80,9 @@ impl QuicLane {
         let sending = self.connection.sending.as_mut().ok_or(LaneError::Stopped)?;
         let (written, waits) = block_on(sending.write_chunk(bytes));
         if waits > 0 && self.outstanding_max == LANE_OUTSTANDING_BYTES_MAX {
-            self.connection.lane_bytes.note_window_limited(started.elapsed());
+            self.connection
+                .lane_bytes
+                .note_window_limited(started.elapsed());
         }
         Ok(written.map_err(|error| lost_if(error.into()))?)
     }
@@ -89,7 +97,11 @@ impl QuicLane {
         usize::try_from(owed).unwrap_or(usize::MAX)
     }
 
-    fn write_at_pace(&mut self, mut bytes: Bytes, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+    fn write_at_pace(
+        &mut self,
+        mut bytes: Bytes,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<(), LaneError> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(self.limiter.piece_bytes().min(bytes.len()));
             if self.limiter.rate.is_set() {
@@ -130,8 +142,10 @@ impl QuicLane {
         watch.lap(Doing::Starved);
         match came {
             Some(chunks) => {
-                self.limiter.throttle(self.room[..chunks].iter().map(Bytes::len).sum(), watch);
-                self.arrived.extend(self.room[..chunks].iter_mut().map(std::mem::take));
+                self.limiter
+                    .throttle(self.room[..chunks].iter().map(Bytes::len).sum(), watch);
+                self.arrived
+                    .extend(self.room[..chunks].iter_mut().map(std::mem::take));
             }
             None => self.ended = true,
         }
@@ -155,12 +169,16 @@ impl LaneSink for QuicLane {
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         let copied = frame.data.len() < UNCOPIED_BYTES_MIN;
         let data_copied: &[u8] = if copied { &frame.data } else { &[] };
-        let mut front = Vec::with_capacity(FrameHeader::BYTES + frame.head.len() + data_copied.len());
+        let mut front =
+            Vec::with_capacity(FrameHeader::BYTES + frame.head.len() + data_copied.len());
         front.extend_from_slice(&frame.header.encode());
         front.extend_from_slice(&frame.head);
         front.extend_from_slice(data_copied);
         watch.lap(Doing::Busy);
-        self.connection.lane_bytes.wait(self.outstanding_max).map_err(|_| LaneError::Closed)?;
+        self.connection
+            .lane_bytes
+            .wait(self.outstanding_max)
+            .map_err(|_| LaneError::Closed)?;
         watch.lap(Doing::Blocked);
         let front = self.connection.lane_bytes.add(front);
         self.write_at_pace(front, watch)?;
@@ -192,9 +210,17 @@ impl LaneSink for QuicLane {
     }
 
     fn path(&self) -> PathProbe {
-        let QuicConnection { connection, lane_bytes, account, .. } = &self.connection;
-        let (connection, lane_bytes, account) =
-            (connection.clone(), Arc::clone(lane_bytes), Arc::clone(account));
+        let QuicConnection {
+            connection,
+            lane_bytes,
+            account,
+            ..
+        } = &self.connection;
+        let (connection, lane_bytes, account) = (
+            connection.clone(),
+            Arc::clone(lane_bytes),
+            Arc::clone(account),
+        );
         PathProbe::of_quic(move || info(&connection, &lane_bytes.balance(), &account))
     }
 }
@@ -212,7 +238,13 @@ fn info(connection: &quinn::Connection, balance: &Balance, account: &Account) ->
         round_trip_min: Some(connection.min_rtt()),
         congestion_window_segments: u32::try_from(stats.path.cwnd / mtu).ok(),
         // The bytes that were settled last had left a round trip before.
-        since_data_sent: balance.idle.map(|idle| if idle.is_zero() { idle } else { idle + round_trip }),
+        since_data_sent: balance.idle.map(|idle| {
+            if idle.is_zero() {
+                idle
+            } else {
+                idle + round_trip
+            }
+        }),
         segments_retransmitted: u32::try_from(stats.path.lost_packets).ok(),
         bytes_acked: Some(acked),
         bytes_sent: Some(stats.udp_tx.bytes),
@@ -230,16 +262,23 @@ impl LaneSource for QuicLane {
     }
 
     fn open_window(&mut self, window: LaneWindow) {
-        self.connection.connection.set_receive_window(window.bytes().into());
+        self.connection
+            .connection
+            .set_receive_window(window.bytes().into());
     }
 
-    fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+    fn receive(
+        &mut self,
+        pool: &BufferPool,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<Option<Frame>, LaneError> {
         Frame::receive_next(pool, watch, |out, watch| self.fill(out, watch))
     }
 
     fn breaker(&self) -> LaneBreaker {
         let connection = self.connection.connection.clone();
-        self.limiter.breaker(LaneBreaker::new(move || connection.close(DROPPED, b"")))
+        self.limiter
+            .breaker(LaneBreaker::new(move || connection.close(DROPPED, b"")))
     }
 }
 

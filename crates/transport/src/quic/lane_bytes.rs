@@ -51,15 +51,24 @@ impl LaneBytes {
     pub(super) fn wait(&self, others_max: u64) -> Result<(), Lost> {
         let mut state = self.lock();
         while state.outstanding > others_max && !state.lost {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         if state.lost { Err(Lost) } else { Ok(()) }
     }
 
     /// Counts these bytes as under way until they are dropped.
-    pub(super) fn add(self: &Arc<Self>, payload: impl Deref<Target = [u8]> + Send + 'static) -> Bytes {
+    pub(super) fn add(
+        self: &Arc<Self>,
+        payload: impl Deref<Target = [u8]> + Send + 'static,
+    ) -> Bytes {
         let len = payload.len() as u64;
-        let unacknowledged = Unacknowledged { payload, lane_bytes: Arc::clone(self) };
+        let unacknowledged = Unacknowledged {
+            payload,
+            lane_bytes: Arc::clone(self),
+        };
         let mut state = self.lock();
         state.outstanding += len;
         state.busy_since.get_or_insert_with(Instant::now);
@@ -82,7 +91,10 @@ impl LaneBytes {
         let state = *self.lock();
         Balance {
             settled: state.settled,
-            busy: state.busy + state.busy_since.map_or(Duration::ZERO, |since| since.elapsed()),
+            busy: state.busy
+                + state
+                    .busy_since
+                    .map_or(Duration::ZERO, |since| since.elapsed()),
             window_limited: state.window_limited,
             idle: match state.busy_since {
                 Some(_) => Some(Duration::ZERO),
@@ -97,7 +109,10 @@ impl LaneBytes {
         state.settled += bytes;
         if state.outstanding == 0 {
             let now = Instant::now();
-            let busy = state.busy_since.take().map_or(Duration::ZERO, |since| now - since);
+            let busy = state
+                .busy_since
+                .take()
+                .map_or(Duration::ZERO, |since| now - since);
             state.busy += busy;
             state.settled_at = Some(now);
         }
@@ -138,7 +153,10 @@ mod tests {
         let mut whole = lane_bytes.add(vec![0; 10]);
         let front = whole.split_to(3);
         drop(whole);
-        assert_eq!((lane_bytes.balance().settled, lane_bytes.balance().idle), (0, Some(Duration::ZERO)));
+        assert_eq!(
+            (lane_bytes.balance().settled, lane_bytes.balance().idle),
+            (0, Some(Duration::ZERO))
+        );
         drop(front);
         assert_eq!(lane_bytes.balance().settled, 10);
         assert!(lane_bytes.wait(0).is_ok());

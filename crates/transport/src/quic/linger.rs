@@ -24,7 +24,9 @@ pub(super) struct Linger {
 impl Linger {
     pub(super) async fn wait(&mut self) {
         let parting = async {
-            let Some(stream) = self.left.recv().await else { return DROPPED };
+            let Some(stream) = self.left.recv().await else {
+                return DROPPED;
+            };
             let _in_time = timeout(LINGER, stream.stopped()).await;
             DONE
         };

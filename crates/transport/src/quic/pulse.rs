@@ -29,12 +29,17 @@ const GLANCE: Duration = Duration::from_millis(5);
 
 impl Pulse {
     pub(super) fn of(connection: &quinn::Connection) -> Self {
-        Self(Some(Asking { connection: connection.clone(), asked: Arc::default() }))
+        Self(Some(Asking {
+            connection: connection.clone(),
+            asked: Arc::default(),
+        }))
     }
 
     /// Whether anything of the peer arrives within about a second, which is asked to acknowledge something.
     pub async fn beats(&self) -> bool {
-        let Some(Asking { connection, .. }) = &self.0 else { return true };
+        let Some(Asking { connection, .. }) = &self.0 else {
+            return true;
+        };
         let heard = || connection.stats().udp_rx.datagrams;
         tokio::time::sleep(SETTLE).await;
         let before = heard();

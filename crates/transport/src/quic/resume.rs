@@ -58,11 +58,18 @@ impl PathEnds {
     /// # Errors
     /// There is none.
     pub fn towards(peer: SocketAddr) -> io::Result<Self> {
-        let any = if peer.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+        let any = if peer.is_ipv6() {
+            "[::]:0"
+        } else {
+            "0.0.0.0:0"
+        };
         let socket = UdpSocket::bind(any)?;
         // nothing is sent: the kernel only looks for the way
         socket.connect(peer)?;
-        Ok(Self { here: socket.local_addr()?.ip().to_canonical(), there: peer.ip().to_canonical() })
+        Ok(Self {
+            here: socket.local_addr()?.ip().to_canonical(),
+            there: peer.ip().to_canonical(),
+        })
     }
 }
 
@@ -86,7 +93,12 @@ pub(super) struct Allowance {
 
 impl Allowance {
     pub(super) fn new(saved: SavedWindow) -> Self {
-        Self { saved, left: (saved.bytes / 2).into(), taken: 0.into(), refuted: false.into() }
+        Self {
+            saved,
+            left: (saved.bytes / 2).into(),
+            taken: 0.into(),
+            refuted: false.into(),
+        }
     }
 
     /// Whether it is for the path to `peer`.
@@ -95,7 +107,10 @@ impl Allowance {
     }
 
     pub(super) fn outcome(&self) -> Resumption {
-        let (bytes, is_refuted) = (self.taken.load(Ordering::Relaxed), self.refuted.load(Ordering::Relaxed));
+        let (bytes, is_refuted) = (
+            self.taken.load(Ordering::Relaxed),
+            self.refuted.load(Ordering::Relaxed),
+        );
         Resumption { bytes, is_refuted }
     }
 
@@ -103,7 +118,9 @@ impl Allowance {
     fn take(&self, window: u64) -> Option<u64> {
         let share = self.saved.bytes / 2 / u64::from(self.saved.connections.max(1));
         let rest = |left: u64| (share > window && left >= share).then(|| left - share);
-        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).ok()?;
+        self.left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest)
+            .ok()?;
         self.taken.fetch_add(share, Ordering::Relaxed);
         Some(share)
     }
@@ -115,7 +132,8 @@ impl Allowance {
 
     /// Whether a round trip may be that of the path as it was.
     fn confirms(&self, round_trip: Duration) -> bool {
-        round_trip > self.saved.round_trip / 2 && round_trip <= self.saved.round_trip * LONGER_TIMES_MAX
+        round_trip > self.saved.round_trip / 2
+            && round_trip <= self.saved.round_trip * LONGER_TIMES_MAX
     }
 }
 
@@ -139,10 +157,25 @@ pub(super) struct Resume {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    Reconnaissance { acked: u64, is_confirmed: bool },
-    Unvalidated { jump: u64, began: Instant, last_sent: Instant, pipe: u64 },
-    Validating { last_sent: Instant, pipe: u64 },
-    Retreating { last_sent: Instant, pipe: u64, window: u64 },
+    Reconnaissance {
+        acked: u64,
+        is_confirmed: bool,
+    },
+    Unvalidated {
+        jump: u64,
+        began: Instant,
+        last_sent: Instant,
+        pipe: u64,
+    },
+    Validating {
+        last_sent: Instant,
+        pipe: u64,
+    },
+    Retreating {
+        last_sent: Instant,
+        pipe: u64,
+        window: u64,
+    },
     Normal,
 }
 
@@ -175,14 +208,26 @@ impl Resume {
     pub(super) fn new(allowance: Option<Arc<Allowance>>) -> Self {
         let phase = allowance
             .as_ref()
-            .map_or(Phase::Normal, |_| Phase::Reconnaissance { acked: 0, is_confirmed: false });
-        Self { phase, allowance, in_flight: 0, answered: None, said: 0, newest_acked: None }
+            .map_or(Phase::Normal, |_| Phase::Reconnaissance {
+                acked: 0,
+                is_confirmed: false,
+            });
+        Self {
+            phase,
+            allowance,
+            in_flight: 0,
+            answered: None,
+            said: 0,
+            newest_acked: None,
+        }
     }
 
     /// The window, where it is not the usual control's.
     pub(super) const fn window(&self) -> Option<u64> {
         match self.phase {
-            Phase::Unvalidated { jump: window, .. } | Phase::Retreating { window, .. } => Some(window),
+            Phase::Unvalidated { jump: window, .. } | Phase::Retreating { window, .. } => {
+                Some(window)
+            }
             _ => None,
         }
     }
@@ -190,15 +235,21 @@ impl Resume {
     /// `moment` tells what is under way as [`in_flight`](Self::in_flight) does, without these bytes.
     pub(super) fn sent(&mut self, bytes: u64, moment: &Moment) {
         self.in_flight += bytes;
-        if self.answered.is_some_and(|answered| moment.now <= answered + moment.round_trip / 2) {
+        if self
+            .answered
+            .is_some_and(|answered| moment.now <= answered + moment.round_trip / 2)
+        {
             self.said += bytes;
         }
         match &mut self.phase {
             Phase::Unvalidated { last_sent, .. } => *last_sent = moment.now,
-            Phase::Reconnaissance { is_confirmed: true, .. }
-                if self.in_flight >= INITIAL_PACKETS * moment.datagram =>
-            {
-                self.jump(&Moment { in_flight: self.in_flight, ..*moment });
+            Phase::Reconnaissance {
+                is_confirmed: true, ..
+            } if self.in_flight >= INITIAL_PACKETS * moment.datagram => {
+                self.jump(&Moment {
+                    in_flight: self.in_flight,
+                    ..*moment
+                });
             }
             _ => {}
         }
@@ -228,22 +279,35 @@ impl Resume {
                 self.reconnoitre(acked, moment);
                 None
             }
-            Phase::Unvalidated { jump, began, last_sent, pipe } => {
+            Phase::Unvalidated {
+                jump,
+                began,
+                last_sent,
+                pipe,
+            } => {
                 if !self.confirms(moment.round_trip_min) {
                     self.retreat(last_sent, pipe, moment.datagram);
                     return None;
                 }
                 let over = moment.now.saturating_duration_since(began) > moment.round_trip;
                 let all_sent = moment.in_flight + moment.datagram >= jump;
-                (over || all_sent || self.has_acked(began)).then(|| self.validate(last_sent, pipe, moment))
+                (over || all_sent || self.has_acked(began))
+                    .then(|| self.validate(last_sent, pipe, moment))
             }
             Phase::Validating { last_sent, .. } if self.has_acked(last_sent) => {
                 self.phase = Phase::Normal;
                 None
             }
-            Phase::Retreating { last_sent, pipe, window } if self.has_acked(last_sent) => {
+            Phase::Retreating {
+                last_sent,
+                pipe,
+                window,
+            } if self.has_acked(last_sent) => {
                 self.phase = Phase::Normal;
-                Some(Start { window, threshold: Some((pipe / 2).max(window)) })
+                Some(Start {
+                    window,
+                    threshold: Some((pipe / 2).max(window)),
+                })
             }
             Phase::Validating { .. } | Phase::Retreating { .. } | Phase::Normal => None,
         }
@@ -253,7 +317,10 @@ impl Resume {
     /// here, and not by the usual control.
     pub(super) fn congested(&mut self, is_persistent: bool, datagram: u64) -> bool {
         match self.phase {
-            Phase::Unvalidated { last_sent, pipe, .. } | Phase::Validating { last_sent, pipe } => {
+            Phase::Unvalidated {
+                last_sent, pipe, ..
+            }
+            | Phase::Validating { last_sent, pipe } => {
                 self.retreat(last_sent, pipe, datagram);
             }
             Phase::Reconnaissance { .. } => self.phase = Phase::Normal,
@@ -269,7 +336,10 @@ impl Resume {
         let answered = *self.answered.get_or_insert(moment.now);
         let first_window = INITIAL_PACKETS * moment.datagram;
         let all_said = self.said < first_window + PROBE_BYTES_MAX && self.has_acked(answered);
-        self.phase = Phase::Reconnaissance { acked, is_confirmed: acked >= first_window || all_said };
+        self.phase = Phase::Reconnaissance {
+            acked,
+            is_confirmed: acked >= first_window || all_said,
+        };
         let is_used = acked >= first_window || all_said && moment.in_flight >= first_window;
         if is_used && moment.more_waits {
             self.jump(moment);
@@ -292,17 +362,36 @@ impl Resume {
     fn validate(&mut self, last_sent: Instant, pipe: u64, moment: &Moment) -> Start {
         let (initial, in_flight) = (moment.window_initial, moment.in_flight);
         let limited = in_flight < initial || in_flight <= pipe;
-        self.phase = if limited { Phase::Normal } else { Phase::Validating { last_sent, pipe } };
-        Start { window: if limited { pipe.max(initial) } else { in_flight }, threshold: None }
+        self.phase = if limited {
+            Phase::Normal
+        } else {
+            Phase::Validating { last_sent, pipe }
+        };
+        Start {
+            window: if limited {
+                pipe.max(initial)
+            } else {
+                in_flight
+            },
+            threshold: None,
+        }
     }
 
     fn retreat(&mut self, last_sent: Instant, pipe: u64, datagram: u64) {
-        self.allowance.iter().for_each(|allowance| allowance.refute());
-        self.phase = Phase::Retreating { last_sent, pipe, window: (pipe / 2).max(2 * datagram) };
+        self.allowance
+            .iter()
+            .for_each(|allowance| allowance.refute());
+        self.phase = Phase::Retreating {
+            last_sent,
+            pipe,
+            window: (pipe / 2).max(2 * datagram),
+        };
     }
 
     fn confirms(&self, round_trip: Duration) -> bool {
-        self.allowance.as_ref().is_some_and(|allowance| allowance.confirms(round_trip))
+        self.allowance
+            .as_ref()
+            .is_some_and(|allowance| allowance.confirms(round_trip))
     }
 
     /// Whether a packet has arrived that was sent then or later.
@@ -327,8 +416,16 @@ mod tests {
     const SAVED: u64 = 8 << 20;
 
     fn allowance(connections: u16) -> Arc<Allowance> {
-        let ends = PathEnds { here: [192, 0, 2, 1].into(), there: [192, 0, 2, 9].into() };
-        Arc::new(Allowance::new(SavedWindow { bytes: SAVED, round_trip: TRIP, ends, connections }))
+        let ends = PathEnds {
+            here: [192, 0, 2, 1].into(),
+            there: [192, 0, 2, 9].into(),
+        };
+        Arc::new(Allowance::new(SavedWindow {
+            bytes: SAVED,
+            round_trip: TRIP,
+            ends,
+            connections,
+        }))
     }
 
     /// A connection on a path of 90 ms that has more to send than it may.
@@ -351,7 +448,11 @@ mod tests {
                 round_trip_min: TRIP,
                 datagram: DATAGRAM,
             };
-            Self { resume: Resume::new(Some(Arc::clone(&allowance))), allowance, moment }
+            Self {
+                resume: Resume::new(Some(Arc::clone(&allowance))),
+                allowance,
+                moment,
+            }
         }
 
         /// One that has jumped to half of what was saved.
@@ -368,7 +469,13 @@ mod tests {
             path.sent(SAVED / 2 - INITIAL);
             path.moment.in_flight = SAVED / 2;
             let start = path.acked(TRIP, DATAGRAM);
-            assert_eq!(start, Some(Start { window: SAVED / 2, threshold: None }));
+            assert_eq!(
+                start,
+                Some(Start {
+                    window: SAVED / 2,
+                    threshold: None
+                })
+            );
             assert_eq!(path.resume.window(), None, "the usual control's");
             path
         }
@@ -396,19 +503,37 @@ mod tests {
 
     #[test]
     fn nothing_happens_without_a_saved_window() {
-        let mut path = Path { resume: Resume::new(None), ..Path::new(allowance(1)) };
+        let mut path = Path {
+            resume: Resume::new(None),
+            ..Path::new(allowance(1))
+        };
         assert_eq!(path.acked(TRIP, 100 * DATAGRAM), None);
-        assert_eq!((path.resume.phase, path.resume.window(), path.congested()), (Phase::Normal, None, false));
+        assert_eq!(
+            (path.resume.phase, path.resume.window(), path.congested()),
+            (Phase::Normal, None, false)
+        );
     }
 
     #[test]
     fn all_initial_data_must_have_arrived() {
         let mut path = Path::new(allowance(1));
         path.acked(TRIP, 9 * DATAGRAM);
-        assert_eq!(path.resume.phase, Phase::Reconnaissance { acked: 9 * DATAGRAM, is_confirmed: false });
+        assert_eq!(
+            path.resume.phase,
+            Phase::Reconnaissance {
+                acked: 9 * DATAGRAM,
+                is_confirmed: false
+            }
+        );
         path.acked(TRIP, DATAGRAM);
         assert_eq!(path.resume.window(), Some(SAVED / 2));
-        assert_eq!(path.allowance.outcome(), Resumption { bytes: SAVED / 2, is_refuted: false });
+        assert_eq!(
+            path.allowance.outcome(),
+            Resumption {
+                bytes: SAVED / 2,
+                is_refuted: false
+            }
+        );
     }
 
     #[test]
@@ -430,7 +555,11 @@ mod tests {
         path.moment.in_flight = 0;
         path.acked(TRIP, DATAGRAM);
         path.sent(10 * DATAGRAM);
-        assert_eq!(path.resume.window(), None, "only the handshake has been answered");
+        assert_eq!(
+            path.resume.window(),
+            None,
+            "only the handshake has been answered"
+        );
         path.moment.now += TRIP;
         path.acked(TRIP, DATAGRAM);
         path.sent(9 * DATAGRAM);
@@ -438,7 +567,11 @@ mod tests {
         path.sent(DATAGRAM);
         assert_eq!(path.resume.window(), Some(SAVED / 2));
         assert!(path.congested());
-        assert_eq!(path.resume.window(), Some(5 * DATAGRAM), "half of what was under way");
+        assert_eq!(
+            path.resume.window(),
+            Some(5 * DATAGRAM),
+            "half of what was under way"
+        );
     }
 
     /// Else a millisecond decides whether a lane jumps in this round trip or in the next.
@@ -459,7 +592,11 @@ mod tests {
             path.resume.window()
         };
         assert_eq!(jumps(10 * DATAGRAM), Some(SAVED / 2));
-        assert_eq!(jumps(10 * DATAGRAM + PROBE_BYTES_MAX), None, "a first window has to arrive");
+        assert_eq!(
+            jumps(10 * DATAGRAM + PROBE_BYTES_MAX),
+            None,
+            "a first window has to arrive"
+        );
     }
 
     #[test]
@@ -471,8 +608,14 @@ mod tests {
             assert!(!path.is_refuted());
             path.resume.window().is_some()
         };
-        assert_eq!([TRIP / 2, TRIP * 10 + Duration::from_millis(1)].map(jumps), [false; 2]);
-        assert_eq!([TRIP / 2 + Duration::from_millis(1), TRIP * 10].map(jumps), [true; 2]);
+        assert_eq!(
+            [TRIP / 2, TRIP * 10 + Duration::from_millis(1)].map(jumps),
+            [false; 2]
+        );
+        assert_eq!(
+            [TRIP / 2 + Duration::from_millis(1), TRIP * 10].map(jumps),
+            [true; 2]
+        );
     }
 
     #[test]
@@ -480,7 +623,10 @@ mod tests {
         let mut path = Path::new(allowance(1));
         assert!(!path.congested());
         path.acked(TRIP, 100 * DATAGRAM);
-        assert_eq!((path.resume.phase, path.is_refuted()), (Phase::Normal, false));
+        assert_eq!(
+            (path.resume.phase, path.is_refuted()),
+            (Phase::Normal, false)
+        );
     }
 
     #[test]
@@ -504,7 +650,10 @@ mod tests {
         first.acked(TRIP, 10 * DATAGRAM);
         assert!(first.congested());
         second.acked(TRIP, 10 * DATAGRAM);
-        assert_eq!((second.resume.phase, second.resume.window()), (Phase::Normal, None));
+        assert_eq!(
+            (second.resume.phase, second.resume.window()),
+            (Phase::Normal, None)
+        );
     }
 
     #[test]
@@ -512,7 +661,10 @@ mod tests {
         let mut path = Path::new(allowance(1));
         path.moment.window = SAVED / 2;
         path.acked(TRIP, 10 * DATAGRAM);
-        assert_eq!((path.resume.phase, path.allowance.outcome().bytes), (Phase::Normal, 0));
+        assert_eq!(
+            (path.resume.phase, path.allowance.outcome().bytes),
+            (Phase::Normal, 0)
+        );
     }
 
     #[test]
@@ -544,7 +696,10 @@ mod tests {
         assert_eq!(path.acked(TRIP, 1_000 * DATAGRAM), None);
         let start = path.acked(Duration::ZERO, DATAGRAM);
         let threshold = Some((INITIAL + 1_001 * DATAGRAM) / 2);
-        assert_eq!((start, path.resume.phase), (Some(Start { window, threshold }), Phase::Normal));
+        assert_eq!(
+            (start, path.resume.phase),
+            (Some(Start { window, threshold }), Phase::Normal)
+        );
     }
 
     #[test]
@@ -563,7 +718,13 @@ mod tests {
             path.moment.in_flight = SAVED / 4;
             path.moment.now += waited;
             let start = path.acked(ago, DATAGRAM);
-            assert_eq!(start, Some(Start { window: SAVED / 4, threshold: None }));
+            assert_eq!(
+                start,
+                Some(Start {
+                    window: SAVED / 4,
+                    threshold: None
+                })
+            );
             assert!(matches!(path.resume.phase, Phase::Validating { .. }));
         }
     }
@@ -575,7 +736,16 @@ mod tests {
         path.moment.in_flight = INITIAL;
         let start = path.acked(Duration::ZERO, 3 * DATAGRAM);
         let window = INITIAL + 3 * DATAGRAM;
-        assert_eq!((start, path.resume.phase), (Some(Start { window, threshold: None }), Phase::Normal));
+        assert_eq!(
+            (start, path.resume.phase),
+            (
+                Some(Start {
+                    window,
+                    threshold: None
+                }),
+                Phase::Normal
+            )
+        );
         assert!(!path.is_refuted());
     }
 
@@ -585,7 +755,10 @@ mod tests {
         assert_eq!(path.acked(TRIP, 100 * DATAGRAM), None);
         assert!(matches!(path.resume.phase, Phase::Validating { .. }));
         assert_eq!(path.acked(Duration::ZERO, DATAGRAM), None);
-        assert_eq!((path.resume.phase, path.congested(), path.is_refuted()), (Phase::Normal, false, false));
+        assert_eq!(
+            (path.resume.phase, path.congested(), path.is_refuted()),
+            (Phase::Normal, false, false)
+        );
     }
 
     #[test]
@@ -600,9 +773,17 @@ mod tests {
     fn the_loss_of_everything_is_the_usual_controls_in_each_phase() {
         let mut retreating = Path::jumped();
         assert!(retreating.congested());
-        for mut path in [Path::new(allowance(1)), Path::jumped(), Path::validating(), retreating] {
+        for mut path in [
+            Path::new(allowance(1)),
+            Path::jumped(),
+            Path::validating(),
+            retreating,
+        ] {
             assert!(!path.resume.congested(true, DATAGRAM));
-            assert_eq!((path.resume.phase, path.resume.window()), (Phase::Normal, None));
+            assert_eq!(
+                (path.resume.phase, path.resume.window()),
+                (Phase::Normal, None)
+            );
         }
     }
 }

@@ -69,34 +69,55 @@ impl FromStr for QuicCongestion {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let known = Self::NAMED.into_iter().find(|(_, name)| *name == text);
-        known.map(|(congestion, _)| congestion).ok_or(UnknownCongestion)
+        known
+            .map(|(congestion, _)| congestion)
+            .ok_or(UnknownCongestion)
     }
 }
 
 impl fmt::Display for QuicCongestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Self::NAMED.iter().filter(|(known, _)| known == self).try_for_each(|(_, name)| f.write_str(name))
+        Self::NAMED
+            .iter()
+            .filter(|(known, _)| known == self)
+            .try_for_each(|(_, name)| f.write_str(name))
     }
 }
 
 impl QuicCongestion {
-    const NAMED: [(Self, &'static str); 4] =
-        [(Self::Tolerant, "tolerant"), (Self::Cubic, "cubic"), (Self::Bbr, "bbr"), (Self::NewReno, "reno")];
+    const NAMED: [(Self, &'static str); 4] = [
+        (Self::Tolerant, "tolerant"),
+        (Self::Cubic, "cubic"),
+        (Self::Bbr, "bbr"),
+        (Self::NewReno, "reno"),
+    ];
 
     fn factory(self, account: Arc<Account>) -> Arc<dyn ControllerFactory + Send + Sync> {
         match self {
-            Self::Tolerant => {
-                Arc::new(TolerantConfig { cubic: cubic(), first_flight_bytes: FIRST_FLIGHT_BYTES, account })
-            }
+            Self::Tolerant => Arc::new(TolerantConfig {
+                cubic: cubic(),
+                first_flight_bytes: FIRST_FLIGHT_BYTES,
+                account,
+            }),
             Self::Cubic => Arc::new(cubic()),
-            Self::Bbr => Arc::new(BbrConfig::default().initial_window(FIRST_FLIGHT_BYTES).clone()),
-            Self::NewReno => Arc::new(NewRenoConfig::default().initial_window(FIRST_FLIGHT_BYTES).clone()),
+            Self::Bbr => Arc::new(
+                BbrConfig::default()
+                    .initial_window(FIRST_FLIGHT_BYTES)
+                    .clone(),
+            ),
+            Self::NewReno => Arc::new(
+                NewRenoConfig::default()
+                    .initial_window(FIRST_FLIGHT_BYTES)
+                    .clone(),
+            ),
         }
     }
 }
 
 fn cubic() -> CubicConfig {
-    CubicConfig::default().initial_window(FIRST_FLIGHT_BYTES).clone()
+    CubicConfig::default()
+        .initial_window(FIRST_FLIGHT_BYTES)
+        .clone()
 }
 
 /// A connection's settings, as of who dials; `datagram_bytes_max` is what this side looks for when it
@@ -107,7 +128,8 @@ pub(super) fn transport(
     account: Arc<Account>,
 ) -> TransportConfig {
     let mut acks = AckFrequencyConfig::default();
-    acks.ack_eliciting_threshold(ACK_PACKETS.into()).max_ack_delay(Some(ACK_DELAY));
+    acks.ack_eliciting_threshold(ACK_PACKETS.into())
+        .max_ack_delay(Some(ACK_DELAY));
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.upper_bound(datagram_bytes_max);
     let mut config = TransportConfig::default();
@@ -153,12 +175,14 @@ pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
     let options = socket2::SockRef::from(socket);
     // A process that may exceed the limits does.
     if options.recv_buffer_size()? < SOCKET_BUFFER_BYTES
-        && rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, SOCKET_BUFFER_BYTES).is_err()
+        && rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, SOCKET_BUFFER_BYTES)
+            .is_err()
     {
         options.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
     }
     if options.send_buffer_size()? < SOCKET_BUFFER_BYTES
-        && rustix::net::sockopt::set_socket_send_buffer_size_force(socket, SOCKET_BUFFER_BYTES).is_err()
+        && rustix::net::sockopt::set_socket_send_buffer_size_force(socket, SOCKET_BUFFER_BYTES)
+            .is_err()
     {
         options.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
     }
@@ -167,13 +191,25 @@ pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
 
 /// The largest datagram worth trying on the way to `address`: what the first link of it carries.
 pub(super) fn datagram_bytes_max(address: SocketAddr) -> u16 {
-    let headers = if address.is_ipv6() { HEADER_BYTES_V6 } else { HEADER_BYTES_V4 };
-    let carried = link_mtu(address).unwrap_or(ETHERNET_MTU).saturating_sub(headers);
-    u16::try_from(carried).unwrap_or(u16::MAX).clamp(QUIC_MINIMUM, DATAGRAM_BYTES_MAX)
+    let headers = if address.is_ipv6() {
+        HEADER_BYTES_V6
+    } else {
+        HEADER_BYTES_V4
+    };
+    let carried = link_mtu(address)
+        .unwrap_or(ETHERNET_MTU)
+        .saturating_sub(headers);
+    u16::try_from(carried)
+        .unwrap_or(u16::MAX)
+        .clamp(QUIC_MINIMUM, DATAGRAM_BYTES_MAX)
 }
 
 fn link_mtu(address: SocketAddr) -> io::Result<u32> {
-    let any = if address.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+    let any = if address.is_ipv6() {
+        "[::]:0"
+    } else {
+        "0.0.0.0:0"
+    };
     let socket = UdpSocket::bind(any)?;
     // Nothing is sent: the kernel only looks up the route.
     socket.connect(address)?;

@@ -16,7 +16,10 @@ use quinn::{AsyncUdpSocket, Runtime, TokioRuntime, UdpPoller};
 /// Wraps `socket`; runs on the tokio runtime that calls.
 pub(super) fn wrap(socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
     let socket = TokioRuntime.wrap_udp_socket(socket)?;
-    Ok(Arc::new(Batched { socket, datagram_bytes: AtomicUsize::new(1) }))
+    Ok(Arc::new(Batched {
+        socket,
+        datagram_bytes: AtomicUsize::new(1),
+    }))
 }
 
 #[derive(Debug)]
@@ -32,18 +35,35 @@ impl AsyncUdpSocket for Batched {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        let Some(datagram_bytes) = transmit.segment_size else { return self.socket.try_send(transmit) };
-        self.datagram_bytes.fetch_max(datagram_bytes, Ordering::Relaxed);
+        let Some(datagram_bytes) = transmit.segment_size else {
+            return self.socket.try_send(transmit);
+        };
+        self.datagram_bytes
+            .fetch_max(datagram_bytes, Ordering::Relaxed);
         let bytes_at_once = UDP_BYTES_MAX / datagram_bytes * datagram_bytes;
         if transmit.contents.len() <= bytes_at_once {
             return self.socket.try_send(transmit);
         }
         // If one part has to wait, quinn sends all again, and the peer drops what it has already.
-        transmit.contents.chunks(bytes_at_once).try_for_each(|contents| {
-            let segment_size = (contents.len() > datagram_bytes).then_some(datagram_bytes);
-            let Transmit { destination, ecn, src_ip, .. } = *transmit;
-            self.socket.try_send(&Transmit { destination, ecn, contents, segment_size, src_ip })
-        })
+        transmit
+            .contents
+            .chunks(bytes_at_once)
+            .try_for_each(|contents| {
+                let segment_size = (contents.len() > datagram_bytes).then_some(datagram_bytes);
+                let Transmit {
+                    destination,
+                    ecn,
+                    src_ip,
+                    ..
+                } = *transmit;
+                self.socket.try_send(&Transmit {
+                    destination,
+                    ecn,
+                    contents,
+                    segment_size,
+                    src_ip,
+                })
+            })
     }
 
     fn poll_recv(
@@ -53,7 +73,8 @@ impl AsyncUdpSocket for Batched {
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
         let at_once = buffers.len().min(BATCHES_AT_ONCE);
-        self.socket.poll_recv(context, &mut buffers[..at_once], meta)
+        self.socket
+            .poll_recv(context, &mut buffers[..at_once], meta)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -95,25 +116,45 @@ mod tests {
     }
 
     fn transmit(destination: SocketAddr, contents: &[u8]) -> Transmit<'_> {
-        Transmit { destination, ecn: None, contents, segment_size: Some(JUMBO), src_ip: None }
+        Transmit {
+            destination,
+            ecn: None,
+            contents,
+            segment_size: Some(JUMBO),
+            src_ip: None,
+        }
     }
 
     #[tokio::test]
     async fn a_batch_too_large_for_one_send_arrives_and_the_next_is_smaller() {
         let (sender, receiver) = (socket(), socket());
         let contents: Vec<u8> = (0..10).flat_map(|number| [number; JUMBO]).collect();
-        assert!(sender.max_transmit_segments() >= 10, "{}", sender.max_transmit_segments());
+        assert!(
+            sender.max_transmit_segments() >= 10,
+            "{}",
+            sender.max_transmit_segments()
+        );
         let mut poller = Arc::clone(&sender).create_io_poller();
-        poll_fn(|context| poller.as_mut().poll_writable(context)).await.unwrap();
-        sender.try_send(&transmit(receiver.local_addr().unwrap(), &contents)).unwrap();
+        poll_fn(|context| poller.as_mut().poll_writable(context))
+            .await
+            .unwrap();
+        sender
+            .try_send(&transmit(receiver.local_addr().unwrap(), &contents))
+            .unwrap();
         assert_eq!(sender.max_transmit_segments(), 7);
         let mut buffers = vec![vec![0; 1 << 16]; 2];
         let mut arrived = Vec::new();
         while arrived.len() < contents.len() {
             let mut meta = [RecvMeta::default(); 2];
-            let mut slices: Vec<_> = buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
+            let mut slices: Vec<_> = buffers
+                .iter_mut()
+                .map(|buffer| IoSliceMut::new(buffer))
+                .collect();
             let batches = poll_fn(|context| receiver.poll_recv(context, &mut slices, &mut meta));
-            let batches = timeout(Duration::from_secs(20), batches).await.expect("nothing is lost").unwrap();
+            let batches = timeout(Duration::from_secs(20), batches)
+                .await
+                .expect("nothing is lost")
+                .unwrap();
             for (buffer, meta) in buffers.iter().zip(&meta[..batches]) {
                 assert_eq!(meta.stride, JUMBO);
                 arrived.extend_from_slice(&buffer[..meta.len]);

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
 use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -66,10 +67,23 @@ impl FineTimer {
 
     fn arm(&self) -> io::Result<()> {
         // zero would stop it
-        let left = self.due.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+        let left = self
+            .due
+            .saturating_duration_since(Instant::now())
+            .max(Duration::from_nanos(1));
         let it_value = Timespec::try_from(left).map_err(io::Error::other)?;
-        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-        timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value })?;
+        let it_interval = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        timerfd_settime(
+            &self.fd,
+            TimerfdTimerFlags::empty(),
+            &Itimerspec {
+                it_interval,
+                it_value,
+            },
+        )?;
         Ok(())
     }
 }
@@ -95,7 +109,9 @@ impl AsyncTimer for FineTimer {
 
 impl fmt::Debug for FineTimer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FineTimer").field("due", &self.due).finish_non_exhaustive()
+        f.debug_struct("FineTimer")
+            .field("due", &self.due)
+            .finish_non_exhaustive()
     }
 }
 
@@ -110,7 +126,9 @@ mod tests {
         let due = Instant::now() + time;
         timer.as_mut().reset(due);
         poll_fn(|context| timer.as_mut().poll(context)).await;
-        Instant::now().checked_duration_since(due).expect("it is not early")
+        Instant::now()
+            .checked_duration_since(due)
+            .expect("it is not early")
     }
 
     #[tokio::test]

@@ -127,9 +127,13 @@ impl Tolerant {
 
     /// CUBIC has no other threshold than what a congestion leaves of its window.
     fn end_slow_start(&mut self, now: Instant) {
-        if let Some(threshold) = self.threshold.filter(|threshold| self.cubic.window() >= *threshold) {
+        if let Some(threshold) = self
+            .threshold
+            .filter(|threshold| self.cubic.window() >= *threshold)
+        {
             self.cubic = self.cubic_at(threshold * 10 / LEFT_TENTHS, now);
-            self.cubic.on_congestion_event(now, now, false, u64::from(self.datagram));
+            self.cubic
+                .on_congestion_event(now, now, false, u64::from(self.datagram));
             self.threshold = None;
         }
     }
@@ -166,10 +170,24 @@ impl Controller for Tolerant {
         self.resume.sent(bytes, &moment);
     }
 
-    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
+    fn on_ack(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        bytes: u64,
+        app_limited: bool,
+        rtt: &RttEstimator,
+    ) {
         self.round_trip = rtt.get();
-        self.round_trip_min = if rtt.min() < ROUND_TRIP_GUESS { rtt.min() } else { rtt.get() };
-        self.config.account.acked.fetch_add(bytes, Ordering::Relaxed);
+        self.round_trip_min = if rtt.min() < ROUND_TRIP_GUESS {
+            rtt.min()
+        } else {
+            rtt.get()
+        };
+        self.config
+            .account
+            .acked
+            .fetch_add(bytes, Ordering::Relaxed);
         self.resume.acked(sent, bytes);
         self.turn_round(now);
         self.round.bytes_acked += bytes;
@@ -179,21 +197,37 @@ impl Controller for Tolerant {
         self.end_slow_start(now);
     }
 
-    fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, _largest: Option<u64>) {
-        let moment = Moment { more_waits: !app_limited, ..self.moment(now, in_flight) };
+    fn on_end_acks(
+        &mut self,
+        now: Instant,
+        in_flight: u64,
+        app_limited: bool,
+        _largest: Option<u64>,
+    ) {
+        let moment = Moment {
+            more_waits: !app_limited,
+            ..self.moment(now, in_flight)
+        };
         if let Some(start) = self.resume.turn(&moment) {
             self.begin_anew(now, start);
         }
     }
 
-    fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost_bytes: u64) {
+    fn on_congestion_event(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        persistent: bool,
+        lost_bytes: u64,
+    ) {
         self.turn_round(now);
         self.round.bytes_lost += lost_bytes;
         let marked = lost_bytes == 0;
         let counts = persistent || marked || self.has_queue() || self.loses_much();
         if counts && !self.resume.congested(persistent, self.datagram.into()) {
             self.threshold = None;
-            self.cubic.on_congestion_event(now, sent, persistent, lost_bytes);
+            self.cubic
+                .on_congestion_event(now, sent, persistent, lost_bytes);
         }
     }
 
@@ -203,7 +237,10 @@ impl Controller for Tolerant {
     }
 
     fn window(&self) -> u64 {
-        self.resume.window().unwrap_or_else(|| self.cubic.window()).min(self.window_max())
+        self.resume
+            .window()
+            .unwrap_or_else(|| self.cubic.window())
+            .min(self.window_max())
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {
@@ -243,7 +280,10 @@ mod tests {
         let tolerant = Tolerant {
             round_trip,
             round_trip_min: LONG,
-            round: Round { bytes_acked: acked, bytes_lost: 0 },
+            round: Round {
+                bytes_acked: acked,
+                bytes_lost: 0,
+            },
             ..Tolerant::new(Arc::new(config), now, 1_400)
         };
         (tolerant, now)
@@ -306,27 +346,56 @@ mod tests {
     #[test]
     fn slow_start_goes_on_from_a_validated_window() {
         let (mut tolerant, now) = controller(LONG, 0);
-        tolerant.begin_anew(now, Start { window: FULL, threshold: None });
-        assert_eq!((tolerant.window(), tolerant.cubic.metrics().ssthresh), (FULL, Some(u64::MAX)));
+        tolerant.begin_anew(
+            now,
+            Start {
+                window: FULL,
+                threshold: None,
+            },
+        );
+        assert_eq!(
+            (tolerant.window(), tolerant.cubic.metrics().ssthresh),
+            (FULL, Some(u64::MAX))
+        );
     }
 
     #[test]
     fn slow_start_ends_at_the_threshold_of_a_retreat() {
         let (mut tolerant, now) = controller(LONG, 0);
-        tolerant.begin_anew(now, Start { window: FULL / 4, threshold: Some(FULL / 2) });
-        assert_eq!((tolerant.window(), tolerant.threshold), (FULL / 4, Some(FULL / 2)));
+        tolerant.begin_anew(
+            now,
+            Start {
+                window: FULL / 4,
+                threshold: Some(FULL / 2),
+            },
+        );
+        assert_eq!(
+            (tolerant.window(), tolerant.threshold),
+            (FULL / 4, Some(FULL / 2))
+        );
         tolerant.cubic = tolerant.cubic_at(FULL / 2 + PACKET, now);
         tolerant.end_slow_start(now);
         let window = tolerant.window();
         assert!((FULL / 2 - PACKET..=FULL / 2).contains(&window), "{window}");
-        assert_eq!((tolerant.cubic.metrics().ssthresh, tolerant.threshold), (Some(window), None));
+        assert_eq!(
+            (tolerant.cubic.metrics().ssthresh, tolerant.threshold),
+            (Some(window), None)
+        );
     }
 
     /// What is no congestion otherwise is none in a jump.
     #[test]
     fn a_retreat_answers_congestion_in_the_place_of_cubic() {
-        let ends = PathEnds { here: [192, 0, 2, 1].into(), there: [192, 0, 2, 9].into() };
-        let saved = SavedWindow { bytes: FULL, round_trip: LONG, ends, connections: 1 };
+        let ends = PathEnds {
+            here: [192, 0, 2, 1].into(),
+            there: [192, 0, 2, 9].into(),
+        };
+        let saved = SavedWindow {
+            bytes: FULL,
+            round_trip: LONG,
+            ends,
+            connections: 1,
+        };
         let allowance = Some(Arc::new(Allowance::new(saved)));
         let (mut tolerant, now) = controller(LONG, 1_000 * PACKET);
         tolerant.resume = Resume::new(allowance);
@@ -337,7 +406,10 @@ mod tests {
         assert_eq!(tolerant.window(), FULL / 2, "noise");
         let cubic = tolerant.cubic.window();
         tolerant.on_congestion_event(now + LONG, now, false, 0);
-        assert_eq!((tolerant.window(), tolerant.cubic.window()), (10 * PACKET, cubic));
+        assert_eq!(
+            (tolerant.window(), tolerant.cubic.window()),
+            (10 * PACKET, cubic)
+        );
     }
 
     /// Fills 90 ms of more than 1 Gbit/s.

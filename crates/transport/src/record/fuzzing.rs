@@ -19,19 +19,35 @@ use super::{
 /// # Panics
 /// When what is read is not what was sealed, in order and up to the first thing that is out of place.
 pub fn records(bytes: &[u8]) {
-    let Some((&[piece, want], mut steps)) = bytes.split_first_chunk() else { return };
-    let mut sealed = Sealed { key: key(), records: Vec::new(), plaintext: Vec::new(), sound: true };
+    let Some((&[piece, want], mut steps)) = bytes.split_first_chunk() else {
+        return;
+    };
+    let mut sealed = Sealed {
+        key: key(),
+        records: Vec::new(),
+        plaintext: Vec::new(),
+        sound: true,
+    };
     while let Some((&[kind, length], rest)) = steps.split_first_chunk() {
         let (taken, rest) = rest.split_at(usize::from(length).min(rest.len()));
         sealed.step(kind, taken);
         steps = rest;
     }
     let mut opener = Opener::new(key(), Vec::new(), &[]);
-    let (opened, failed) =
-        read_all(&mut opener, &sealed.records, (usize::from(piece) * 64 + 1, usize::from(want) * 64 + 1));
-    assert!(opened.len() <= sealed.plaintext.len(), "more was opened than was sealed");
+    let (opened, failed) = read_all(
+        &mut opener,
+        &sealed.records,
+        (usize::from(piece) * 64 + 1, usize::from(want) * 64 + 1),
+    );
+    assert!(
+        opened.len() <= sealed.plaintext.len(),
+        "more was opened than was sealed"
+    );
     assert_eq!(opened, sealed.plaintext[..opened.len()]);
-    assert!(!sealed.sound || (!failed && opened.len() == sealed.plaintext.len()), "all was in place");
+    assert!(
+        !sealed.sound || (!failed && opened.len() == sealed.plaintext.len()),
+        "all was in place"
+    );
 }
 
 /// A key that is the same at both ends and in every run.
@@ -70,7 +86,9 @@ impl Sealed {
                 self.sound = false;
             }
             5 | 6 => {
-                let (inner, rest) = taken.split_first().map_or((0, taken), |(inner, rest)| (*inner, rest));
+                let (inner, rest) = taken
+                    .split_first()
+                    .map_or((0, taken), |(inner, rest)| (*inner, rest));
                 self.sound = false;
                 self.record(inner, rest);
                 // Zeros are padding, and the byte before them is the type.
@@ -97,7 +115,11 @@ impl Sealed {
     fn record(&mut self, content_type: u8, plaintext: &[u8]) {
         let mut body = vec![0; plaintext.len() + 1 + TAG_BYTES];
         let header = header(body.len());
-        self.key.seal(header, (content_type, plaintext), body.split_at_mut(plaintext.len()));
+        self.key.seal(
+            header,
+            (content_type, plaintext),
+            body.split_at_mut(plaintext.len()),
+        );
         self.records.extend_from_slice(&header);
         self.records.extend_from_slice(&body);
     }
@@ -112,7 +134,9 @@ fn read_all(opener: &mut Opener, records: &[u8], (piece, want): (usize, usize)) 
                 return (opened, true);
             }
             loop {
-                let Ok(filled) = opener.read(&mut out) else { return (opened, true) };
+                let Ok(filled) = opener.read(&mut out) else {
+                    return (opened, true);
+                };
                 opened.extend_from_slice(&out[..filled]);
                 if filled < want {
                     break;

@@ -56,7 +56,10 @@ pub(crate) fn traffic_keys(
         Connection::Server(_) => (&secrets.server, &secrets.client),
     };
     let extracted = session.dangerous_extract_secrets()?;
-    Ok((TrafficKey::resume(own, extracted.tx)?, TrafficKey::resume(peer, extracted.rx)?))
+    Ok((
+        TrafficKey::resume(own, extracted.tx)?,
+        TrafficKey::resume(peer, extracted.rx)?,
+    ))
 }
 
 impl TrafficSecrets {
@@ -117,21 +120,41 @@ impl TrafficKey {
             ConnectionTrafficSecrets::Chacha20Poly1305 { iv, .. } => (&aead::CHACHA20_POLY1305, iv),
             _ => return Err(RecordError::Rekeyed),
         };
-        let key = Self::new(aead, secret.get().ok_or(RecordError::Rekeyed)?.clone(), sequence);
-        if used_iv.as_ref() == key.iv { Ok(key) } else { Err(RecordError::Rekeyed) }
+        let key = Self::new(
+            aead,
+            secret.get().ok_or(RecordError::Rekeyed)?.clone(),
+            sequence,
+        );
+        if used_iv.as_ref() == key.iv {
+            Ok(key)
+        } else {
+            Err(RecordError::Rekeyed)
+        }
     }
 
     fn new(aead: &'static aead::Algorithm, secret: Secret, sequence: u64) -> Self {
         let key = secret.derive(b"key", aead, |derived| UnboundKey::from(derived));
         let mut iv = [0; NONCE_BYTES];
-        secret.derive(b"iv", IvLength, |derived| derived.fill(&mut iv)).expect("the lengths are equal");
-        Self { aead, secret, key: LessSafeKey::new(key), iv, sequence }
+        secret
+            .derive(b"iv", IvLength, |derived| derived.fill(&mut iv))
+            .expect("the lengths are equal");
+        Self {
+            aead,
+            secret,
+            key: LessSafeKey::new(key),
+            iv,
+            sequence,
+        }
     }
 
     /// The client's first key, before it has sealed anything.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn first(aead: &'static aead::Algorithm, secrets: &TrafficSecrets) -> Self {
-        Self::new(aead, secrets.client.get().expect("the handshake is over").clone(), 0)
+        Self::new(
+            aead,
+            secrets.client.get().expect("the handshake is over").clone(),
+            0,
+        )
     }
 
     /// Changes to the next key.
@@ -153,7 +176,14 @@ impl TrafficKey {
     ) {
         let nonce = self.nonce();
         self.key
-            .seal_out_of_place_scatter(nonce, Aad::from(header), plaintext, sealed, &[content_type], ending)
+            .seal_out_of_place_scatter(
+                nonce,
+                Aad::from(header),
+                plaintext,
+                sealed,
+                &[content_type],
+                ending,
+            )
             .expect("the lengths agree and are far below the suites' limits");
     }
 
@@ -166,7 +196,9 @@ impl TrafficKey {
     ) -> Result<(), RecordError> {
         let nonce = self.nonce();
         let (sealed, tag) = body.split_at(body.len() - TAG_BYTES);
-        let opened = self.key.open_separate_gather(nonce, Aad::from(header), sealed, tag, inner);
+        let opened = self
+            .key
+            .open_separate_gather(nonce, Aad::from(header), sealed, tag, inner);
         opened.map_err(|_| RecordError::Forged)
     }
 
@@ -175,7 +207,9 @@ impl TrafficKey {
         let mut nonce = self.iv;
         let sequence = self.sequence.to_be_bytes();
         let low = &mut nonce[NONCE_BYTES - sequence.len()..];
-        low.iter_mut().zip(sequence).for_each(|(byte, sequence)| *byte ^= sequence);
+        low.iter_mut()
+            .zip(sequence)
+            .for_each(|(byte, sequence)| *byte ^= sequence);
         self.sequence += 1;
         Nonce::assume_unique_for_key(nonce)
     }
@@ -185,21 +219,38 @@ impl Secret {
     /// A secret; `None` for a length that no suite here has.
     fn new(bytes: &[u8]) -> Option<Self> {
         // A secret is as long as the output of its suite's hash.
-        let hash = [HKDF_SHA256, HKDF_SHA384].into_iter().find(|hash| hash.len() == bytes.len())?;
-        Some(Self { prk: Prk::new_less_safe(hash, bytes), hash })
+        let hash = [HKDF_SHA256, HKDF_SHA384]
+            .into_iter()
+            .find(|hash| hash.len() == bytes.len())?;
+        Some(Self {
+            prk: Prk::new_less_safe(hash, bytes),
+            hash,
+        })
     }
 
     fn next(&self) -> Self {
-        Self { prk: self.derive(b"traffic upd", self.hash, |derived| Prk::from(derived)), hash: self.hash }
+        Self {
+            prk: self.derive(b"traffic upd", self.hash, |derived| Prk::from(derived)),
+            hash: self.hash,
+        }
     }
 
     /// HKDF-Expand-Label of RFC 8446 §7.1, with an empty context.
-    fn derive<L: KeyType, T>(&self, label: &[u8], length: L, make: impl FnOnce(Okm<'_, L>) -> T) -> T {
+    fn derive<L: KeyType, T>(
+        &self,
+        label: &[u8],
+        length: L,
+        make: impl FnOnce(Okm<'_, L>) -> T,
+    ) -> T {
         const PREFIX: &[u8] = b"tls13 ";
         let short = |length| u8::try_from(length).expect("labels, keys and secrets are short");
         let lengths = [0, short(length.len()), short(PREFIX.len() + label.len())];
         let info = [&lengths[..], PREFIX, label, &[0]];
-        make(self.prk.expand(&info, length).expect("the hash gives that many bytes"))
+        make(
+            self.prk
+                .expand(&info, length)
+                .expect("the hash gives that many bytes"),
+        )
     }
 }
 

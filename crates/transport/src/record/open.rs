@@ -7,8 +7,8 @@ use std::io::{self, Read};
 use std::ops::Range;
 
 use super::{
-    ALERT, APPLICATION_DATA, BODY_BYTES_MAX, CLOSE_NOTIFY, HANDSHAKE, HEADER_BYTES, KEY_UPDATE, RecordError,
-    TAG_BYTES, TrafficKey,
+    ALERT, APPLICATION_DATA, BODY_BYTES_MAX, CLOSE_NOTIFY, HANDSHAKE, HEADER_BYTES, KEY_UPDATE,
+    RecordError, TAG_BYTES, TrafficKey,
 };
 
 /// The most bytes of one system call. More do not stay in the processor's cache, fewer cost more calls.
@@ -33,7 +33,14 @@ impl Opener {
         plaintext.resize(plaintext.len().max(BODY_BYTES_MAX), 0);
         let mut room = vec![0; arrived.len() + ARRIVED_BYTES_MAX];
         room[..arrived.len()].copy_from_slice(arrived);
-        Self { key, arrived: room, unopened: 0..arrived.len(), spill: plaintext, unread, ended: false }
+        Self {
+            key,
+            arrived: room,
+            unopened: 0..arrived.len(),
+            spill: plaintext,
+            unread,
+            ended: false,
+        }
     }
 
     /// Fills `out` as far as the arrived records go; returns how far that was.
@@ -107,12 +114,21 @@ impl Opener {
     fn open(&mut self, body: Range<usize>, out: &mut [u8]) -> Result<usize, RecordError> {
         self.unopened.start = body.end;
         let inner_bytes = body.len() - TAG_BYTES;
-        let header = *self.arrived[..body.start].last_chunk().expect("a header precedes a body");
+        let header = *self.arrived[..body.start]
+            .last_chunk()
+            .expect("a header precedes a body");
         let fits = inner_bytes <= out.len();
-        let inner = if fits { &mut out[..inner_bytes] } else { &mut self.spill[..inner_bytes] };
+        let inner = if fits {
+            &mut out[..inner_bytes]
+        } else {
+            &mut self.spill[..inner_bytes]
+        };
         self.key.open(header, &self.arrived[body], inner)?;
         // Padding is zeros behind the content type.
-        let last = inner.iter().rposition(|byte| *byte != 0).ok_or(RecordError::Untyped)?;
+        let last = inner
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .ok_or(RecordError::Untyped)?;
         match (inner[last], &inner[..last]) {
             (APPLICATION_DATA, _) if fits => return Ok(last),
             (APPLICATION_DATA, _) => {
@@ -130,5 +146,7 @@ impl Opener {
 }
 
 fn alert(description: u8) -> RecordError {
-    RecordError::Alert { description: description.into() }
+    RecordError::Alert {
+        description: description.into(),
+    }
 }

@@ -3,8 +3,8 @@
 //! **Invariant:** no key seals more than [`RECORDS_PER_KEY_MAX`] records: the last one announces the next key.
 
 use super::{
-    ALERT, APPLICATION_DATA, CLOSE_NOTIFY, HANDSHAKE, HEADER_BYTES, KEY_UPDATE, PLAINTEXT_BYTES_MAX,
-    RECORD_BYTES_MAX, TAG_BYTES, TrafficKey, header,
+    ALERT, APPLICATION_DATA, CLOSE_NOTIFY, HANDSHAKE, HEADER_BYTES, KEY_UPDATE,
+    PLAINTEXT_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES, TrafficKey, header,
 };
 
 /// The number of full records for one system call. More do not stay in the processor's cache, fewer cost more calls.
@@ -29,13 +29,21 @@ impl Sealer {
     pub(crate) fn new(key: TrafficKey) -> Self {
         // One record more than the full ones, for a frame's header and head before the data.
         let waiting = vec![0; (RECORDS_MAX + 1) * RECORD_BYTES_MAX];
-        Self { key, records_per_key_max: RECORDS_PER_KEY_MAX, waiting, used: 0 }
+        Self {
+            key,
+            records_per_key_max: RECORDS_PER_KEY_MAX,
+            waiting,
+            used: 0,
+        }
     }
 
     /// The same sealer with keys that change sooner.
     #[cfg(test)]
     pub(super) fn changing_keys_every(self, records: u64) -> Self {
-        Self { records_per_key_max: records, ..self }
+        Self {
+            records_per_key_max: records,
+            ..self
+        }
     }
 
     /// Seals as much of `plaintext` as there is room for; returns how much that was.
@@ -78,7 +86,11 @@ impl Sealer {
         let (head, body) = room.split_at_mut(HEADER_BYTES);
         let header = header(body.len());
         head.copy_from_slice(&header);
-        self.key.seal(header, (content_type, plaintext), body.split_at_mut(plaintext.len()));
+        self.key.seal(
+            header,
+            (content_type, plaintext),
+            body.split_at_mut(plaintext.len()),
+        );
         self.used += plaintext.len() + OVERHEAD_BYTES;
     }
 }

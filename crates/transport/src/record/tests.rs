@@ -10,7 +10,9 @@ use rustls::crypto::aws_lc_rs::cipher_suite::{
     TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
 };
 use rustls::crypto::aws_lc_rs::default_provider;
-use rustls::{AlertDescription, ClientConnection, Connection, ServerConnection, SupportedCipherSuite};
+use rustls::{
+    AlertDescription, ClientConnection, Connection, ServerConnection, SupportedCipherSuite,
+};
 use rustls_pki_types::ServerName;
 
 use super::*;
@@ -19,8 +21,11 @@ use crate::trust::{
     FirstKey, HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, server_config,
 };
 
-const SUITES: [SupportedCipherSuite; 3] =
-    [TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
+const SUITES: [SupportedCipherSuite; 3] = [
+    TLS13_AES_128_GCM_SHA256,
+    TLS13_AES_256_GCM_SHA384,
+    TLS13_CHACHA20_POLY1305_SHA256,
+];
 
 /// One end of a connection after the handshake.
 struct End {
@@ -60,7 +65,10 @@ impl End {
             let state = self.session.process_new_packets().unwrap();
             let start = plaintext.len();
             plaintext.resize(start + state.plaintext_bytes_to_read(), 0);
-            self.session.reader().read_exact(&mut plaintext[start..]).unwrap();
+            self.session
+                .reader()
+                .read_exact(&mut plaintext[start..])
+                .unwrap();
             if state.peer_has_closed() {
                 return (plaintext, true);
             }
@@ -73,20 +81,36 @@ impl End {
 fn connected(suite: SupportedCipherSuite) -> [End; 2] {
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(home.path()).unwrap();
-    let provider = CryptoProvider { cipher_suites: vec![suite], ..default_provider() };
+    let provider = CryptoProvider {
+        cipher_suites: vec![suite],
+        ..default_provider()
+    };
     let policy = HostPolicy::AcceptNew(FirstKey::default());
     let secrets: [Arc<TrafficSecrets>; 2] = [Arc::default(), Arc::default()];
-    let client = secrets[0].of_client(&client_config(provider, &identity, policy, HandshakeFault::default()));
+    let client = secrets[0].of_client(&client_config(
+        provider,
+        &identity,
+        policy,
+        HandshakeFault::default(),
+    ));
     let server = secrets[1].of_server(&server_config(&identity));
     let name = ServerName::try_from(SERVER_NAME).unwrap();
-    let sessions: [Connection; 2] =
-        [ClientConnection::new(client, name).unwrap().into(), ServerConnection::new(server).unwrap().into()];
+    let sessions: [Connection; 2] = [
+        ClientConnection::new(client, name).unwrap().into(),
+        ServerConnection::new(server).unwrap().into(),
+    ];
     let mut number = 0;
     let mut ends = sessions.map(|session| {
         number += 1;
-        End { session, secrets: Arc::clone(&secrets[number - 1]) }
+        End {
+            session,
+            secrets: Arc::clone(&secrets[number - 1]),
+        }
     });
-    while ends.iter().any(|end| end.session.is_handshaking() || end.session.wants_write()) {
+    while ends
+        .iter()
+        .any(|end| end.session.is_handshaking() || end.session.wants_write())
+    {
         for (from, to) in [(0, 1), (1, 0)] {
             let records = ends[from].flush();
             assert_eq!(ends[to].read(&records), (Vec::new(), false));
@@ -97,7 +121,10 @@ fn connected(suite: SupportedCipherSuite) -> [End; 2] {
 
 fn sealer_and_opener() -> (Sealer, Opener) {
     let [client, server] = connected(TLS13_AES_128_GCM_SHA256);
-    (Sealer::new(client.keys().0), Opener::new(server.keys().1, Vec::new(), &[]))
+    (
+        Sealer::new(client.keys().0),
+        Opener::new(server.keys().1, Vec::new(), &[]),
+    )
 }
 
 fn pattern(len: usize) -> Vec<u8> {
@@ -118,7 +145,11 @@ fn seal_all(sealer: &mut Sealer, mut plaintext: &[u8]) -> Vec<u8> {
 fn record(key: &mut TrafficKey, content_type: u8, plaintext: &[u8]) -> Vec<u8> {
     let mut body = vec![0; plaintext.len() + 1 + TAG_BYTES];
     let header = header(body.len());
-    key.seal(header, (content_type, plaintext), body.split_at_mut(plaintext.len()));
+    key.seal(
+        header,
+        (content_type, plaintext),
+        body.split_at_mut(plaintext.len()),
+    );
     [&header[..], &body].concat()
 }
 
@@ -149,7 +180,19 @@ const WHOLE: (usize, usize) = (usize::MAX, 1 << 16);
 
 fn sizes() -> Vec<usize> {
     let full = PLAINTEXT_BYTES_MAX;
-    vec![0, 1, 2, 72, full - 1, full, full + 1, 2 * full, 17 * full, 300_001, 4 << 20]
+    vec![
+        0,
+        1,
+        2,
+        72,
+        full - 1,
+        full,
+        full + 1,
+        2 * full,
+        17 * full,
+        300_001,
+        4 << 20,
+    ]
 }
 
 #[test]
@@ -159,7 +202,10 @@ fn stock_peer_reads_what_is_sealed() {
         let mut sealer = Sealer::new(client.keys().0);
         for size in sizes() {
             let records = seal_all(&mut sealer, &pattern(size));
-            assert!(server.read(&records) == (pattern(size), false), "{size} bytes, {suite:?}");
+            assert!(
+                server.read(&records) == (pattern(size), false),
+                "{size} bytes, {suite:?}"
+            );
         }
         sealer.close();
         assert_eq!(server.read(sealer.waiting()), (Vec::new(), true));
@@ -189,7 +235,10 @@ fn stock_peer_follows_many_changes_of_keys() {
         let mut sealer = Sealer::new(client.keys().0).changing_keys_every(3);
         for number in 0..3000 {
             let records = seal_all(&mut sealer, &pattern(number));
-            assert!(server.read(&records) == (pattern(number), false), "record {number}, {suite:?}");
+            assert!(
+                server.read(&records) == (pattern(number), false),
+                "record {number}, {suite:?}"
+            );
         }
     }
 }
@@ -232,7 +281,10 @@ fn keys_that_were_changed_before_the_lane_are_refused() {
     client.session.refresh_traffic_keys().unwrap();
     server.read(&client.flush());
     let refused = traffic_keys(server.session, &server.secrets).err();
-    assert!(matches!(refused, Some(LaneError::Record(RecordError::Rekeyed))), "{refused:?}");
+    assert!(
+        matches!(refused, Some(LaneError::Record(RecordError::Rekeyed))),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -249,7 +301,10 @@ fn every_flipped_bit_is_refused() {
         let opened = open_all(&mut opener, &changed, WHOLE);
         match opened {
             Err(_) => {}
-            Ok(opened) => assert!(opened.is_empty() && (3..5).contains(&(bit / 8)), "bit {bit}"),
+            Ok(opened) => assert!(
+                opened.is_empty() && (3..5).contains(&(bit / 8)),
+                "bit {bit}"
+            ),
         }
     }
     assert_eq!(server.read(&record), (pattern(40), false));
@@ -260,8 +315,13 @@ fn repeated_and_swapped_and_missing_records_are_refused() {
     let orders: [&[usize]; 3] = [&[0, 0], &[1, 0], &[0, 2]];
     for order in orders {
         let (mut sealer, mut opener) = sealer_and_opener();
-        let records: Vec<_> = (1..4).map(|size| seal_all(&mut sealer, &pattern(size))).collect();
-        let sent: Vec<_> = order.iter().flat_map(|index| records[*index].clone()).collect();
+        let records: Vec<_> = (1..4)
+            .map(|size| seal_all(&mut sealer, &pattern(size)))
+            .collect();
+        let sent: Vec<_> = order
+            .iter()
+            .flat_map(|index| records[*index].clone())
+            .collect();
         let opened = open_all(&mut opener, &sent, WHOLE);
         assert!(matches!(opened, Err(RecordError::Forged)), "{order:?}");
     }
@@ -276,7 +336,11 @@ fn truncation_is_no_end() {
     records.extend_from_slice(sealer.waiting());
     for (index, byte) in records.iter().enumerate() {
         assert!(!opener.has_ended());
-        let expected = if index + 1 == data_bytes { pattern(100) } else { Vec::new() };
+        let expected = if index + 1 == data_bytes {
+            pattern(100)
+        } else {
+            Vec::new()
+        };
         assert_eq!(open_all(&mut opener, &[*byte], WHOLE).unwrap(), expected);
     }
     assert!(opener.has_ended());
@@ -311,9 +375,22 @@ fn what_arrived_with_the_greeting_comes_first() {
 #[test]
 fn padding_is_taken_off() {
     let [client, server] = connected(TLS13_AES_128_GCM_SHA256);
-    let (mut key, mut opener) = (client.keys().0, Opener::new(server.keys().1, Vec::new(), &[]));
-    for (plaintext, padding) in [(1, 1), (0, 50), (100, PLAINTEXT_BYTES_MAX - 100), (16_000, 1)] {
-        let padded = [&pattern(plaintext)[..], &[APPLICATION_DATA], &vec![0; padding - 1]].concat();
+    let (mut key, mut opener) = (
+        client.keys().0,
+        Opener::new(server.keys().1, Vec::new(), &[]),
+    );
+    for (plaintext, padding) in [
+        (1, 1),
+        (0, 50),
+        (100, PLAINTEXT_BYTES_MAX - 100),
+        (16_000, 1),
+    ] {
+        let padded = [
+            &pattern(plaintext)[..],
+            &[APPLICATION_DATA],
+            &vec![0; padding - 1],
+        ]
+        .concat();
         let record = record(&mut key, 0, &padded);
         assert!(open_all(&mut opener, &record, (7, 64)).unwrap() == pattern(plaintext));
     }
@@ -327,9 +404,21 @@ fn what_has_no_place_on_a_lane_is_refused() {
     let cases: [(u8, &[u8], &str); 8] = [
         (0, &[], "a TLS record has no content type"),
         (0, &[0; 100], "a TLS record has no content type"),
-        (HANDSHAKE, &ticket, "a TLS record of type 22 is out of place"),
-        (HANDSHAKE, &update_wanted, "a TLS record of type 22 is out of place"),
-        (HANDSHAKE, &two_messages, "a TLS record of type 22 is out of place"),
+        (
+            HANDSHAKE,
+            &ticket,
+            "a TLS record of type 22 is out of place",
+        ),
+        (
+            HANDSHAKE,
+            &update_wanted,
+            "a TLS record of type 22 is out of place",
+        ),
+        (
+            HANDSHAKE,
+            &two_messages,
+            "a TLS record of type 22 is out of place",
+        ),
         (ALERT, &[1], "a TLS record of type 21 is out of place"),
         (99, b"what", "a TLS record of type 99 is out of place"),
         (ALERT, &[2, 20], "the peer sent the TLS alert BadRecordMac"),
@@ -338,7 +427,12 @@ fn what_has_no_place_on_a_lane_is_refused() {
         let [client, server] = connected(TLS13_AES_128_GCM_SHA256);
         let mut opener = Opener::new(server.keys().1, Vec::new(), &[]);
         let record = record(&mut client.keys().0, content_type, plaintext);
-        assert_eq!(open_all(&mut opener, &record, WHOLE).unwrap_err().to_string(), expected);
+        assert_eq!(
+            open_all(&mut opener, &record, WHOLE)
+                .unwrap_err()
+                .to_string(),
+            expected
+        );
         assert!(!opener.has_ended());
     }
 }
@@ -352,7 +446,10 @@ fn alert_of_a_stock_peer_is_named() {
     assert!(server.session.process_new_packets().is_err());
     let error = open_all(&mut opener, &server.flush(), WHOLE).unwrap_err();
     let expected = AlertDescription::BadRecordMac;
-    assert!(matches!(error, RecordError::Alert { description } if description == expected), "{error}");
+    assert!(
+        matches!(error, RecordError::Alert { description } if description == expected),
+        "{error}"
+    );
 }
 
 #[test]
@@ -362,24 +459,38 @@ fn headers_of_no_record_are_refused() {
         ([21, 3, 3, 0, 2], "a TLS record of type 21 is out of place"),
         ([23, 3, 3, 0, 16], "a TLS record of 16 bytes is too short"),
         ([23, 3, 3, 0, 0], "a TLS record of 0 bytes is too short"),
-        (header(BODY_BYTES_MAX + 1), "a TLS record of 16402 bytes is too long"),
+        (
+            header(BODY_BYTES_MAX + 1),
+            "a TLS record of 16402 bytes is too long",
+        ),
     ];
     for (header, expected) in cases {
         let (_, mut opener) = sealer_and_opener();
-        assert_eq!(open_all(&mut opener, &header, WHOLE).unwrap_err().to_string(), expected);
+        assert_eq!(
+            open_all(&mut opener, &header, WHOLE)
+                .unwrap_err()
+                .to_string(),
+            expected
+        );
     }
 }
 
 #[test]
 fn nothing_is_read_after_the_end() {
     let [client, server] = connected(TLS13_AES_128_GCM_SHA256);
-    let (mut key, mut opener) = (client.keys().0, Opener::new(server.keys().1, Vec::new(), &[]));
+    let (mut key, mut opener) = (
+        client.keys().0,
+        Opener::new(server.keys().1, Vec::new(), &[]),
+    );
     let records = [
         record(&mut key, APPLICATION_DATA, b"data"),
         record(&mut key, ALERT, &CLOSE_NOTIFY),
         record(&mut key, APPLICATION_DATA, b"more"),
     ];
-    assert_eq!(open_all(&mut opener, &records.concat(), WHOLE).unwrap(), b"data");
+    assert_eq!(
+        open_all(&mut opener, &records.concat(), WHOLE).unwrap(),
+        b"data"
+    );
     assert!(opener.has_ended());
 }
 

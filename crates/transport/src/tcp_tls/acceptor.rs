@@ -61,9 +61,14 @@ impl Acceptor {
         let address = listener.local_addr().map_err(BindError::Inherited)?;
         let applied = socket.apply(&socket2::SockRef::from(&listener));
         applied.map_err(|source| BindError::Socket { address, source })?;
-        let adopted = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
+        let adopted = listener
+            .set_nonblocking(true)
+            .and_then(|()| TcpListener::from_std(listener));
         let listener = adopted.map_err(|source| BindError::Listen { address, source })?;
-        Ok(Self { listener, tls: server_config(identity) })
+        Ok(Self {
+            listener,
+            tls: server_config(identity),
+        })
     }
 
     /// The address that clients can dial.
@@ -90,7 +95,11 @@ impl Acceptor {
     /// # Errors
     ///
     /// The client is slow, not zmove, or does not prove a key; see [`AcceptError`].
-    pub async fn handshake(&self, socket: TcpStream, deadline: Duration) -> Result<Connection, AcceptError> {
+    pub async fn handshake(
+        &self,
+        socket: TcpStream,
+        deadline: Duration,
+    ) -> Result<Connection, AcceptError> {
         self.handshake_telling(socket, deadline, || ()).await
     }
 
@@ -118,24 +127,35 @@ impl Acceptor {
         address: SocketAddr,
         spoken: impl FnOnce(),
     ) -> Result<Connection, AcceptError> {
-        zmove_sockopt::open_receive_window(&socket, EARLY_WINDOW_BYTES).map_err(AcceptError::Gone)?;
+        zmove_sockopt::open_receive_window(&socket, EARLY_WINDOW_BYTES)
+            .map_err(AcceptError::Gone)?;
         let (socket, secrets) = (WholeRecords::new(socket), Arc::<TrafficSecrets>::default());
-        let hello =
-            LazyConfigAcceptor::new(server::Acceptor::default(), socket).await.map_err(handshake_error)?;
+        let hello = LazyConfigAcceptor::new(server::Acceptor::default(), socket)
+            .await
+            .map_err(handshake_error)?;
         spoken();
         // From our answer to the client's next message is one round trip.
         let answered = Instant::now();
-        let stream = hello.into_stream(secrets.of_server(&self.tls)).await.map_err(handshake_error)?;
-        Connection::new(stream.into(), secrets, address, answered.elapsed()).ok_or(AcceptError::NotZmove)
+        let stream = hello
+            .into_stream(secrets.of_server(&self.tls))
+            .await
+            .map_err(handshake_error)?;
+        Connection::new(stream.into(), secrets, address, answered.elapsed())
+            .ok_or(AcceptError::NotZmove)
     }
 }
 
 /// A socket that listens on `address`; port 0 stands for any free one, the IPv6 wildcard `::` for IPv4 as well.
-pub(crate) fn listen(address: SocketAddr, config: &SocketConfig) -> Result<std::net::TcpListener, BindError> {
+pub(crate) fn listen(
+    address: SocketAddr,
+    config: &SocketConfig,
+) -> Result<std::net::TcpListener, BindError> {
     let domain = socket2::Domain::for_address(address);
     let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))
         .map_err(|source| BindError::Listen { address, source })?;
-    config.apply(&(&socket).into()).map_err(|source| BindError::Socket { address, source })?;
+    config
+        .apply(&(&socket).into())
+        .map_err(|source| BindError::Socket { address, source })?;
     let listen = || {
         if address.is_ipv6() {
             socket.set_only_v6(false)?;
@@ -158,7 +178,9 @@ fn handshake_error(error: io::Error) -> AcceptError {
     };
     match &source {
         TlsError::NoCertificatesPresented => AcceptError::NoClientKey,
-        TlsError::InvalidCertificate(CertificateError::BadSignature) => AcceptError::ClientKeyUnproven,
+        TlsError::InvalidCertificate(CertificateError::BadSignature) => {
+            AcceptError::ClientKeyUnproven
+        }
         TlsError::InvalidMessage(_) => AcceptError::NotTls(source),
         TlsError::AlertReceived(
             AlertDescription::CertificateUnknown

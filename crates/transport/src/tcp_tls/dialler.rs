@@ -20,7 +20,9 @@ use crate::{
     endpoint::Endpoint,
     error::{DialError, DialStage},
     record::TrafficSecrets,
-    trust::{HandshakeFault, HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config, provider},
+    trust::{
+        HandshakeFault, HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config, provider,
+    },
 };
 
 pub(crate) mod race;
@@ -47,7 +49,10 @@ impl Host {
     /// # Errors
     /// The name has no address.
     pub(crate) async fn resolve(name: &str, port: u16) -> Result<Self, DialError> {
-        Ok(Self { endpoint: Endpoint::new(name, port), addresses: resolve(name, port).await?.into() })
+        Ok(Self {
+            endpoint: Endpoint::new(name, port),
+            addresses: resolve(name, port).await?.into(),
+        })
     }
 }
 
@@ -60,7 +65,10 @@ pub(crate) struct Deadline {
 
 impl Deadline {
     pub(crate) fn after(waited: Duration) -> Self {
-        Self { due: Instant::now() + waited, waited }
+        Self {
+            due: Instant::now() + waited,
+            waited,
+        }
     }
 
     /// The same deadline, or one so long from now where that comes sooner.
@@ -105,9 +113,22 @@ impl Dialler {
     ) -> Result<Self, DialError> {
         // A setting that the kernel refuses shows here and not at the first connection.
         let trial = socket.open(host.addresses[0]);
-        trial.map_err(|source| DialError::Socket { host: host.endpoint.clone(), source })?;
-        let tls = Arc::new(client_config(provider(), identity, policy, HandshakeFault::default()));
-        Ok(Self { address: OneAddress::of(host), round_trip: Arc::default(), tls, socket })
+        trial.map_err(|source| DialError::Socket {
+            host: host.endpoint.clone(),
+            source,
+        })?;
+        let tls = Arc::new(client_config(
+            provider(),
+            identity,
+            policy,
+            HandshakeFault::default(),
+        ));
+        Ok(Self {
+            address: OneAddress::of(host),
+            round_trip: Arc::default(),
+            tls,
+            socket,
+        })
     }
 
     /// Makes one connection within `deadline`. Whether the host accepts this side's key shows only in what it sends
@@ -145,7 +166,11 @@ impl Dialler {
     }
 
     fn timed_out(&self, stage: DialStage, waited: Duration) -> DialError {
-        DialError::TimedOut { host: self.address.endpoint(), stage, waited }
+        DialError::TimedOut {
+            host: self.address.endpoint(),
+            stage,
+            waited,
+        }
     }
 
     async fn connect(&self) -> Result<Connected, DialError> {
@@ -156,13 +181,20 @@ impl Dialler {
     }
 
     async fn handshake(&self, connected: Connected) -> Result<Connection, DialError> {
-        let Connected { socket, address, rtt } = connected;
+        let Connected {
+            socket,
+            address,
+            rtt,
+        } = connected;
         let name = ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name");
         let secrets = Arc::<TrafficSecrets>::default();
         let tls = TlsConnector::from(secrets.of_client(&self.tls));
         let stream = tls.connect(name, WholeRecords::new(socket)).await;
-        let stream: TlsStream<WholeRecords> = stream.map_err(|error| self.handshake_error(error))?.into();
-        let not_zmove = || DialError::NotZmove { host: self.address.endpoint() };
+        let stream: TlsStream<WholeRecords> =
+            stream.map_err(|error| self.handshake_error(error))?.into();
+        let not_zmove = || DialError::NotZmove {
+            host: self.address.endpoint(),
+        };
         Connection::new(stream, secrets, address, rtt).ok_or_else(not_zmove)
     }
 
@@ -170,7 +202,10 @@ impl Dialler {
         let host = self.address.endpoint();
         match tls_error(&error).cloned() {
             Some(source) => tls_fault(host, source),
-            None => DialError::Closed { host, source: error },
+            None => DialError::Closed {
+                host,
+                source: error,
+            },
         }
     }
 }
@@ -180,15 +215,24 @@ pub(crate) fn tls_fault(host: Endpoint, source: TlsError) -> DialError {
     match &source {
         TlsError::InvalidCertificate(CertificateError::Other(OtherError(fault))) => {
             match fault.downcast_ref().cloned() {
-                Some(HostKeyFault::Unknown { found }) => DialError::UnknownHost { host, fingerprint: found },
-                Some(HostKeyFault::Changed { expected, found }) => {
-                    DialError::HostKeyChanged { host, expected, found }
+                Some(HostKeyFault::Unknown { found }) => DialError::UnknownHost {
+                    host,
+                    fingerprint: found,
+                },
+                Some(HostKeyFault::Changed { expected, found }) => DialError::HostKeyChanged {
+                    host,
+                    expected,
+                    found,
+                },
+                Some(HostKeyFault::Certificate { fault }) => {
+                    DialError::HostCertificate { host, fault }
                 }
-                Some(HostKeyFault::Certificate { fault }) => DialError::HostCertificate { host, fault },
                 None => DialError::Handshake { host, source },
             }
         }
-        TlsError::InvalidCertificate(CertificateError::BadSignature) => DialError::HostKeyUnproven { host },
+        TlsError::InvalidCertificate(CertificateError::BadSignature) => {
+            DialError::HostKeyUnproven { host }
+        }
         TlsError::InvalidMessage(_) => DialError::NotTls { host, source },
         error if super::speaks_otherwise(error) => DialError::NotZmove { host },
         _ => DialError::Handshake { host, source },
@@ -200,13 +244,20 @@ async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, DialError> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
-    let unresolved = |source| DialError::Resolve { host: host.into(), source };
+    let unresolved = |source| DialError::Resolve {
+        host: host.into(),
+        source,
+    };
     let found = timeout(RESOLVE_MAX, tokio::net::lookup_host((host, port)))
         .await
         .map_err(|_| unresolved(io::ErrorKind::TimedOut.into()))?
         .map_err(unresolved)?;
     let addresses = race::interleave(found);
-    if addresses.is_empty() { Err(unresolved(io::ErrorKind::NotFound.into())) } else { Ok(addresses) }
+    if addresses.is_empty() {
+        Err(unresolved(io::ErrorKind::NotFound.into()))
+    } else {
+        Ok(addresses)
+    }
 }
 
 #[cfg(test)]
@@ -220,8 +271,9 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create(home.path()).unwrap();
         let policy = HostPolicy::RefuseUnknown;
-        let mut dialler =
-            Dialler::new(&identity, "127.0.0.1", 1, policy, SocketConfig::default()).await.unwrap();
+        let mut dialler = Dialler::new(&identity, "127.0.0.1", 1, policy, SocketConfig::default())
+            .await
+            .unwrap();
         let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = [&first, &other].map(|listener| listener.local_addr().unwrap());
@@ -230,13 +282,18 @@ mod tests {
         assert_eq!(dialler.connect().await.unwrap().address, addresses[0]);
         drop(first);
         let again = clone.connect().await.err();
-        assert!(matches!(again, Some(DialError::Refused { address, .. }) if address == addresses[0]));
+        assert!(
+            matches!(again, Some(DialError::Refused { address, .. }) if address == addresses[0])
+        );
     }
 
     #[tokio::test]
     async fn names_are_looked_up_and_addresses_are_not() {
         assert!(!resolve("localhost", 1).await.unwrap().is_empty());
-        assert_eq!(resolve("::1", 7).await.unwrap(), ["[::1]:7".parse().unwrap()]);
+        assert_eq!(
+            resolve("::1", 7).await.unwrap(),
+            ["[::1]:7".parse().unwrap()]
+        );
         let error = resolve("no such host", 1).await.unwrap_err();
         assert!(matches!(&error, DialError::Resolve { host, .. } if host == "no such host"));
     }

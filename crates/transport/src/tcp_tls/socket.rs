@@ -40,7 +40,11 @@ impl Default for SocketConfig {
 impl SocketConfig {
     /// A socket for `address` with all options set. Connections that a listener accepts inherit them.
     pub(super) fn open(&self, address: SocketAddr) -> Result<TcpSocket, SocketError> {
-        let socket = if address.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
+        let socket = if address.is_ipv6() {
+            TcpSocket::new_v6()
+        } else {
+            TcpSocket::new_v4()
+        }?;
         self.apply(&SockRef::from(&socket))?;
         Ok(socket)
     }
@@ -57,7 +61,10 @@ impl SocketConfig {
         if let Some(algorithm) = &self.congestion {
             options
                 .set_tcp_congestion(algorithm.as_bytes())
-                .map_err(|source| SocketError::Congestion { algorithm: algorithm.clone(), source })?;
+                .map_err(|source| SocketError::Congestion {
+                    algorithm: algorithm.clone(),
+                    source,
+                })?;
         }
         Ok(())
     }
@@ -73,7 +80,10 @@ mod tests {
 
     #[tokio::test]
     async fn known_congestion_control_is_used() {
-        let config = SocketConfig { congestion: Some("reno".into()), ..SocketConfig::default() };
+        let config = SocketConfig {
+            congestion: Some("reno".into()),
+            ..SocketConfig::default()
+        };
         let socket = config.open(any_address()).unwrap();
         let used = SockRef::from(&socket).tcp_congestion().unwrap();
         assert!(used.starts_with(b"reno"), "{used:?}");
@@ -81,8 +91,13 @@ mod tests {
 
     #[tokio::test]
     async fn unknown_congestion_control_is_an_error() {
-        let config = SocketConfig { congestion: Some("no-such".into()), ..SocketConfig::default() };
+        let config = SocketConfig {
+            congestion: Some("no-such".into()),
+            ..SocketConfig::default()
+        };
         let error = config.open(any_address()).unwrap_err();
-        assert!(matches!(&error, SocketError::Congestion { algorithm, .. } if algorithm == "no-such"));
+        assert!(
+            matches!(&error, SocketError::Congestion { algorithm, .. } if algorithm == "no-such")
+        );
     }
 }

@@ -35,7 +35,9 @@ pub(crate) struct UnsentLimit {
 impl UnsentLimit {
     pub(crate) fn new(socket: &TcpStream) -> Self {
         set_unsent_max(socket, FIRST_UNSENT_BYTES_MAX);
-        Self { to_begin: BEGUN_BYTES }
+        Self {
+            to_begin: BEGUN_BYTES,
+        }
     }
 
     /// Waits until the socket takes more.
@@ -46,7 +48,11 @@ impl UnsentLimit {
         let mut polled = [PollFd::new(socket, PollFlags::OUT)];
         loop {
             match poll(&mut polled, None) {
-                Ok(_) if polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => {
+                Ok(_)
+                    if polled[0]
+                        .revents()
+                        .intersects(PollFlags::ERR | PollFlags::HUP) =>
+                {
                     return Err(io::ErrorKind::BrokenPipe.into());
                 }
                 Ok(_) => return Ok(()),
@@ -87,7 +93,11 @@ mod tests {
     }
 
     fn has_room(socket: &impl AsFd) -> bool {
-        poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&rustix::event::Timespec::default())).unwrap()
+        poll(
+            &mut [PollFd::new(socket, PollFlags::OUT)],
+            Some(&rustix::event::Timespec::default()),
+        )
+        .unwrap()
             == 1
     }
 

@@ -41,7 +41,13 @@ pub(super) struct WholeRecords {
 
 impl WholeRecords {
     pub(super) fn new(socket: TcpStream) -> Self {
-        Self { socket, arrived: vec![0; HEADER_BYTES + BODY_BYTES_MAX], filled: 0, whole: 0, too_late: None }
+        Self {
+            socket,
+            arrived: vec![0; HEADER_BYTES + BODY_BYTES_MAX],
+            filled: 0,
+            whole: 0,
+            too_late: None,
+        }
     }
 
     /// The socket, and the bytes that have come from it after the last record that was given.
@@ -67,9 +73,12 @@ impl WholeRecords {
         if self.filled == 0 {
             return Poll::Pending;
         }
-        let too_late = self.too_late.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNFINISHED_MAX)));
+        let too_late = self
+            .too_late
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(UNFINISHED_MAX)));
         ready!(too_late.as_mut().poll(context));
-        let text = "the rest of a TLS record does not come; its length may have been damaged on the way";
+        let text =
+            "the rest of a TLS record does not come; its length may have been damaged on the way";
         Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 
@@ -79,7 +88,11 @@ impl WholeRecords {
         ready!(Pin::new(&mut self.socket).poll_read(context, &mut room))?;
         let taken = room.filled().len();
         self.filled += taken;
-        self.whole = if taken == 0 { self.filled } else { whole_bytes(&self.arrived[..self.filled]) };
+        self.whole = if taken == 0 {
+            self.filled
+        } else {
+            whole_bytes(&self.arrived[..self.filled])
+        };
         Poll::Ready(Ok(()))
     }
 }
@@ -91,7 +104,9 @@ const UNFINISHED_MAX: Duration = Duration::from_secs(60);
 /// returns the error.
 #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
 fn whole_bytes(arrived: &[u8]) -> usize {
-    let Some(&[content_type, major, _, high, low]) = arrived.first_chunk::<HEADER_BYTES>() else { return 0 };
+    let Some(&[content_type, major, _, high, low]) = arrived.first_chunk::<HEADER_BYTES>() else {
+        return 0;
+    };
     let body = usize::from(u16::from_be_bytes([high, low]));
     if !matches!(content_type, 20..=24) || major != 3 || body > BODY_BYTES_MAX {
         return arrived.len();
@@ -236,9 +251,11 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_record_or_never_ends_is_given_as_it_is() {
-        for sent in
-            [b"GET / HTTP/1.1\r\n".to_vec(), vec![23, 3, 3, 0xff, 0xff, 0], record(200)[..100].to_vec()]
-        {
+        for sent in [
+            b"GET / HTTP/1.1\r\n".to_vec(),
+            vec![23, 3, 3, 0xff, 0xff, 0],
+            record(200)[..100].to_vec(),
+        ] {
             let (mut peer, mut whole) = connected().await;
             peer.write_all(&sent).await.unwrap();
             peer.shutdown().await.unwrap();

@@ -80,10 +80,17 @@ pub enum CertificateFault {
 
 impl ClientAuthority {
     /// Reads certificates and revocation lists, each file with one or more of them in PEM.
-    pub(super) fn load(certificates: &Path, revoked: Option<&Path>) -> Result<Self, AuthorityError> {
-        let bytes = read_trusted(certificates)?.ok_or_else(|| KeyFileError::missing(certificates))?;
+    pub(super) fn load(
+        certificates: &Path,
+        revoked: Option<&Path>,
+    ) -> Result<Self, AuthorityError> {
+        let bytes =
+            read_trusted(certificates)?.ok_or_else(|| KeyFileError::missing(certificates))?;
         let revoked = match revoked {
-            Some(path) => lists(path, &read_trusted(path)?.ok_or_else(|| KeyFileError::missing(path))?)?,
+            Some(path) => lists(
+                path,
+                &read_trusted(path)?.ok_or_else(|| KeyFileError::missing(path))?,
+            )?,
             None => Vec::new(),
         };
         let roots = Arc::new(roots(certificates, &bytes)?);
@@ -98,10 +105,15 @@ impl ClientAuthority {
         chain: &[CertificateDer<'_>],
         now: SystemTime,
     ) -> Result<(), CertificateFault> {
-        let Some((own, issuers)) = chain.split_first() else { return Err(CertificateFault::NotIssued) };
+        let Some((own, issuers)) = chain.split_first() else {
+            return Err(CertificateFault::NotIssued);
+        };
         check_size(own, issuers)?;
         let verifier = self.0.as_ref().map_err(Clone::clone)?;
-        verifier.verify_client_cert(own, issuers, unix(now)).map(|_| ()).map_err(fault)
+        verifier
+            .verify_client_cert(own, issuers, unix(now))
+            .map(|_| ())
+            .map_err(fault)
     }
 }
 
@@ -122,11 +134,17 @@ impl HostAuthority {
     /// A file cannot be read, others can write to it, or it is damaged; see [`AuthorityError`].
     pub fn load(home: &Path, host: &str) -> Result<Option<Self>, AuthorityError> {
         let (certificates, revoked) = (home.join(KNOWN_CAS_FILE), home.join(KNOWN_CAS_CRL));
-        let Some(bytes) = read_trusted(&certificates)? else { return Ok(None) };
-        let revoked = read_trusted(&revoked)?.map(|bytes| lists(&revoked, &bytes)).transpose()?;
+        let Some(bytes) = read_trusted(&certificates)? else {
+            return Ok(None);
+        };
+        let revoked = read_trusted(&revoked)?
+            .map(|bytes| lists(&revoked, &bytes))
+            .transpose()?;
         let roots = Arc::new(roots(&certificates, &bytes)?);
         let builder = WebPkiServerVerifier::builder_with_provider(roots, Arc::new(provider()));
-        let builder = builder.with_crls(revoked.unwrap_or_default()).enforce_revocation_expiration();
+        let builder = builder
+            .with_crls(revoked.unwrap_or_default())
+            .enforce_revocation_expiration();
         let verifier = builder.build().map_err(unusable);
         let name = ServerName::try_from(host.to_owned()).ok();
         Ok(name.map(|name| Self { verifier, name }))
@@ -141,28 +159,47 @@ impl HostAuthority {
     ) -> Result<(), CertificateFault> {
         check_size(own, issuers)?;
         let verifier = self.verifier.as_ref().map_err(Clone::clone)?;
-        verifier.verify_server_cert(own, issuers, &self.name, &[], now).map(|_| ()).map_err(fault)
+        verifier
+            .verify_server_cert(own, issuers, &self.name, &[], now)
+            .map(|_| ())
+            .map_err(fault)
     }
 }
 
 /// Checks that a peer has shown little enough to be looked at.
-fn check_size(own: &CertificateDer<'_>, issuers: &[CertificateDer<'_>]) -> Result<(), CertificateFault> {
+fn check_size(
+    own: &CertificateDer<'_>,
+    issuers: &[CertificateDer<'_>],
+) -> Result<(), CertificateFault> {
     let fits = |certificate: &CertificateDer<'_>| certificate.len() <= CERTIFICATE_BYTES_MAX;
     let few = issuers.len() <= ISSUERS_MAX;
-    if few && fits(own) && issuers.iter().all(fits) { Ok(()) } else { Err(CertificateFault::TooMuch) }
+    if few && fits(own) && issuers.iter().all(fits) {
+        Ok(())
+    } else {
+        Err(CertificateFault::TooMuch)
+    }
 }
 
 fn roots(path: &Path, bytes: &[u8]) -> Result<RootCertStore, AuthorityError> {
     let damaged = || AuthorityError::Damaged { path: path.into() };
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(bytes) {
-        roots.add(certificate.map_err(|_| damaged())?).map_err(|_| damaged())?;
+        roots
+            .add(certificate.map_err(|_| damaged())?)
+            .map_err(|_| damaged())?;
     }
-    if roots.is_empty() { Err(damaged()) } else { Ok(roots) }
+    if roots.is_empty() {
+        Err(damaged())
+    } else {
+        Ok(roots)
+    }
 }
 
 /// The revocation lists in a file, at least one, and all of them usable: a file without any would revoke nothing.
-fn lists(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, AuthorityError> {
+fn lists(
+    path: &Path,
+    bytes: &[u8],
+) -> Result<Vec<CertificateRevocationListDer<'static>>, AuthorityError> {
     let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(bytes).collect();
     let lists = lists.ok().filter(|lists| !lists.is_empty());
     lists.ok_or_else(|| AuthorityError::Damaged { path: path.into() })
@@ -181,7 +218,9 @@ fn unusable(error: VerifierBuilderError) -> CertificateFault {
 
 fn fault(error: Error) -> CertificateFault {
     let moment = |time: UnixTime| Expiry::after(UNIX_EPOCH, Duration::from_secs(time.as_secs()));
-    let Error::InvalidCertificate(reason) = &error else { return CertificateFault::Other(error) };
+    let Error::InvalidCertificate(reason) = &error else {
+        return CertificateFault::Other(error);
+    };
     let known = match reason {
         CertificateError::ExpiredContext { not_after, .. } => {
             moment(*not_after).map(CertificateFault::Expired)
@@ -194,7 +233,9 @@ fn fault(error: Error) -> CertificateFault {
         }
         CertificateError::Revoked => Some(CertificateFault::Revoked),
         CertificateError::UnknownRevocationStatus => Some(CertificateFault::NoList),
-        CertificateError::UnknownIssuer | CertificateError::BadSignature => Some(CertificateFault::NotIssued),
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+            Some(CertificateFault::NotIssued)
+        }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             Some(CertificateFault::OtherName)
         }
@@ -208,19 +249,30 @@ fn fault(error: Error) -> CertificateFault {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{BasicConstraints, CertificateParams, CustomExtension, DnType, IsCa, Issuer, KeyPair};
+    use rcgen::{
+        BasicConstraints, CertificateParams, CustomExtension, DnType, IsCa, Issuer, KeyPair,
+    };
 
     use super::*;
 
     /// A certificate for a name, of a new key, with so many bytes more.
-    fn certificate(issuer: &Issuer<'_, KeyPair>, name: &str, more: usize) -> CertificateDer<'static> {
+    fn certificate(
+        issuer: &Issuer<'_, KeyPair>,
+        name: &str,
+        more: usize,
+    ) -> CertificateDer<'static> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
         if name != "alice" {
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         }
-        params.custom_extensions = vec![CustomExtension::from_oid_content(&[1, 2, 3], vec![0; more])];
-        params.signed_by(&KeyPair::generate().unwrap(), issuer).unwrap().der().clone()
+        params.custom_extensions =
+            vec![CustomExtension::from_oid_content(&[1, 2, 3], vec![0; more])];
+        params
+            .signed_by(&KeyPair::generate().unwrap(), issuer)
+            .unwrap()
+            .der()
+            .clone()
     }
 
     fn issuer(name: &str) -> Issuer<'static, KeyPair> {
@@ -235,14 +287,21 @@ mod tests {
         let mut roots = RootCertStore::empty();
         roots.add(certificate(&issuer("site"), "site", 0)).unwrap();
         let roots = Arc::new(roots);
-        let builder = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::new(provider()));
+        let builder =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::new(provider()));
         let clients = ClientAuthority(builder.build().map_err(unusable));
         let builder = WebPkiServerVerifier::builder_with_provider(roots, Arc::new(provider()));
         let verifier = builder.build().map_err(unusable);
-        let hosts = HostAuthority { verifier, name: ServerName::try_from("dtn.example.org").unwrap() };
+        let hosts = HostAuthority {
+            verifier,
+            name: ServerName::try_from("dtn.example.org").unwrap(),
+        };
         let (own, issuers) = chain.split_first().unwrap();
         let now = SystemTime::now();
-        [clients.check(chain, now).unwrap_err(), hosts.check(own, issuers, unix(now)).unwrap_err()]
+        [
+            clients.check(chain, now).unwrap_err(),
+            hosts.check(own, issuers, unix(now)).unwrap_err(),
+        ]
     }
 
     #[test]
@@ -260,6 +319,9 @@ mod tests {
         let too_much = [CertificateFault::TooMuch, CertificateFault::TooMuch];
         assert_eq!(verdicts(&chain(ISSUERS_MAX + 1, 0)), too_much);
         assert_eq!(verdicts(&chain(1, CERTIFICATE_BYTES_MAX)), too_much);
-        assert_eq!(verdicts(&[certificate(&x, "alice", CERTIFICATE_BYTES_MAX)]), too_much);
+        assert_eq!(
+            verdicts(&[certificate(&x, "alice", CERTIFICATE_BYTES_MAX)]),
+            too_much
+        );
     }
 }

@@ -153,7 +153,9 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Key(key) => write!(f, "{key}"),
-            Self::Certified { authority, subject, .. } => write!(f, "{subject} of {}", authority.display()),
+            Self::Certified {
+                authority, subject, ..
+            } => write!(f, "{subject} of {}", authority.display()),
         }
     }
 }
@@ -247,9 +249,16 @@ impl AuthorizedKeys {
     pub fn load(home: &Path) -> Result<Self, AuthorizedKeysError> {
         let lines = read_lines(&home.join(AUTHORIZED_KEYS_FILE))?;
         let grants: Vec<_> = lines.into_iter().filter_map(|line| line.grant).collect();
-        let keys = grants.iter().enumerate().filter_map(|(number, grant)| Some((grant.key()?, number)));
+        let keys = grants
+            .iter()
+            .enumerate()
+            .filter_map(|(number, grant)| Some((grant.key()?, number)));
         let (keys, vouchers) = (keys.collect(), Vouchers::new(home, &grants));
-        Ok(Self { grants, keys, vouchers })
+        Ok(Self {
+            grants,
+            keys,
+            vouchers,
+        })
     }
 
     /// Like [`load`](Self::load), for a daemon that runs as `user`: only root and that user may be able to change the
@@ -271,8 +280,10 @@ impl AuthorizedKeys {
     ///
     /// The grant is invalid, or the list cannot be read or written.
     pub fn allow(home: &Path, grant: Grant) -> Result<Grant, AuthorizedKeysError> {
-        line::check(&grant)
-            .map_err(|fault| AuthorizedKeysError::Invalid { holder: grant.holder.to_string(), fault })?;
+        line::check(&grant).map_err(|fault| AuthorizedKeysError::Invalid {
+            holder: grant.holder.to_string(),
+            fault,
+        })?;
         rewrite(home, |lines| merge(lines, grant))
     }
 
@@ -305,7 +316,11 @@ impl AuthorizedKeys {
             None => self.vouchers.authorize(&self.grants, claim, now)?,
         };
         match grant.expires.filter(|expires| expires.has_come(now)) {
-            Some(expires) => Err(Denial::Expired { key, name: grant.name.clone(), expires }),
+            Some(expires) => Err(Denial::Expired {
+                key,
+                name: grant.name.clone(),
+                expires,
+            }),
             None => Ok(grant),
         }
     }
@@ -314,7 +329,9 @@ impl AuthorizedKeys {
     /// expiry.
     #[must_use]
     pub fn find(&self, fingerprint: &Fingerprint) -> Option<&Grant> {
-        self.keys.get(fingerprint).map(|number| &self.grants[*number])
+        self.keys
+            .get(fingerprint)
+            .map(|number| &self.grants[*number])
     }
 
     /// All grants, in the order of the list.
@@ -328,7 +345,10 @@ impl KeyList {
     /// The list in `home`.
     #[must_use]
     pub fn new(home: PathBuf) -> Self {
-        Self { home, list: FileCache::default() }
+        Self {
+            home,
+            list: FileCache::default(),
+        }
     }
 
     /// The present list.
@@ -339,7 +359,8 @@ impl KeyList {
     pub fn current(&self) -> Result<Arc<AuthorizedKeys>, Arc<AuthorizedKeysError>> {
         let path = self.home.join(AUTHORIZED_KEYS_FILE);
         let in_the_file = |error: &_| matches!(error, AuthorizedKeysError::Damaged { .. });
-        self.list.get_strict(&[&path], || AuthorizedKeys::load(&self.home), in_the_file)
+        self.list
+            .get_strict(&[&path], || AuthorizedKeys::load(&self.home), in_the_file)
     }
 }
 
@@ -350,7 +371,10 @@ struct Line {
 }
 
 /// Changes the list, on disk at once, and keeps other writers out meanwhile.
-fn rewrite<T>(home: &Path, change: impl FnOnce(&mut Vec<Line>) -> T) -> Result<T, AuthorizedKeysError> {
+fn rewrite<T>(
+    home: &Path,
+    change: impl FnOnce(&mut Vec<Line>) -> T,
+) -> Result<T, AuthorizedKeysError> {
     let path = home.join(AUTHORIZED_KEYS_FILE);
     // The list itself is replaced, so a lock on it would not keep writers apart.
     let lock = file::open_locked(&home.join(LOCK_FILE))?;
@@ -376,14 +400,20 @@ fn parse_lines(path: &Path, bytes: &[u8]) -> Result<Vec<Line>, AuthorizedKeysErr
                 None => Ok(line),
             }
         });
-        let damaged = |fault| AuthorizedKeysError::Damaged { path: path.into(), line: number, fault };
+        let damaged = |fault| AuthorizedKeysError::Damaged {
+            path: path.into(),
+            line: number,
+            fault,
+        };
         lines.push(line.map_err(damaged)?);
     }
     Ok(lines)
 }
 
 fn parse_line(bytes: &[u8]) -> Result<Line, GrantFault> {
-    let text = std::str::from_utf8(bytes).map_err(|_| GrantFault::NotText)?.to_owned();
+    let text = std::str::from_utf8(bytes)
+        .map_err(|_| GrantFault::NotText)?
+        .to_owned();
     if text.trim().is_empty() || text.trim_start().starts_with('#') {
         return Ok(Line { text, grant: None });
     }
@@ -392,13 +422,20 @@ fn parse_line(bytes: &[u8]) -> Result<Line, GrantFault> {
 }
 
 fn merge(lines: &mut Vec<Line>, new: Grant) -> Grant {
-    let holds = |line: &Line| line.grant.as_ref().is_some_and(|grant| grant.holder == new.holder);
+    let holds = |line: &Line| {
+        line.grant
+            .as_ref()
+            .is_some_and(|grant| grant.holder == new.holder)
+    };
     let old = lines.iter_mut().find(|line| holds(line));
     let merged = match old.as_ref().and_then(|line| line.grant.clone()) {
         Some(old) => union(old, new),
         None => new,
     };
-    let line = Line { text: line::render(&merged), grant: Some(merged.clone()) };
+    let line = Line {
+        text: line::render(&merged),
+        grant: Some(merged.clone()),
+    };
     match old {
         Some(old) => *old = line,
         None => lines.push(line),
@@ -422,15 +459,34 @@ fn union(old: Grant, new: Grant) -> Grant {
     let expires = new.expires.or(old.expires);
     let to = both(old.to, new.to);
     let (holder, name) = (new.holder, new.name);
-    Grant { holder, name, roots, access, read_roots, to, set_ids, set_owner, max_rate, expires }
+    Grant {
+        holder,
+        name,
+        roots,
+        access,
+        read_roots,
+        to,
+        set_ids,
+        set_owner,
+        max_rate,
+        expires,
+    }
 }
 
 fn write_roots(grant: &Grant) -> Vec<PathBuf> {
-    if grant.access.writes() { grant.roots.clone() } else { Vec::new() }
+    if grant.access.writes() {
+        grant.roots.clone()
+    } else {
+        Vec::new()
+    }
 }
 
 fn read_roots(grant: &Grant) -> Vec<PathBuf> {
-    let roots = if grant.access.reads() { grant.roots.clone() } else { Vec::new() };
+    let roots = if grant.access.reads() {
+        grant.roots.clone()
+    } else {
+        Vec::new()
+    };
     both(roots, grant.read_roots.clone())
 }
 
@@ -444,7 +500,12 @@ fn both<T: PartialEq>(mut roots: Vec<T>, more: Vec<T>) -> Vec<T> {
 }
 
 fn render(lines: &[Line]) -> Vec<u8> {
-    lines.iter().flat_map(|line| [line.text.as_bytes(), b"\n"]).flatten().copied().collect()
+    lines
+        .iter()
+        .flat_map(|line| [line.text.as_bytes(), b"\n"])
+        .flatten()
+        .copied()
+        .collect()
 }
 
 #[cfg(test)]
@@ -466,14 +527,29 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let plain = || grant(ONE, "alice", &["/a"], Access::ReadOnly);
         let expires = |date: &str| Some(date.parse().unwrap());
-        let first =
-            Grant { max_rate: Some("1Gbit".parse().unwrap()), expires: expires("2027-01-31"), ..plain() };
-        assert_eq!(AuthorizedKeys::allow(home.path(), first.clone()).unwrap(), first);
+        let first = Grant {
+            max_rate: Some("1Gbit".parse().unwrap()),
+            expires: expires("2027-01-31"),
+            ..plain()
+        };
+        assert_eq!(
+            AuthorizedKeys::allow(home.path(), first.clone()).unwrap(),
+            first
+        );
         assert_eq!(AuthorizedKeys::allow(home.path(), plain()).unwrap(), first);
-        let later = Grant { expires: expires("2028-01-31"), ..plain() };
+        let later = Grant {
+            expires: expires("2028-01-31"),
+            ..plain()
+        };
         let merged = AuthorizedKeys::allow(home.path(), later.clone()).unwrap();
-        assert_eq!((merged.max_rate, merged.expires), (first.max_rate, later.expires));
-        assert_eq!(AuthorizedKeys::load(home.path()).unwrap().grants(), [merged]);
+        assert_eq!(
+            (merged.max_rate, merged.expires),
+            (first.max_rate, later.expires)
+        );
+        assert_eq!(
+            AuthorizedKeys::load(home.path()).unwrap().grants(),
+            [merged]
+        );
     }
 
     #[test]
@@ -482,18 +558,30 @@ mod tests {
         let path = home.path().join(AUTHORIZED_KEYS_FILE);
         let key = |number: u8| Fingerprint([number; 32]);
         let line = |number, name| format!("{}  name={name} root=/a\n", key(number));
-        let text =
-            ["# site keys\n", &line(1, "alice"), "\n", &line(2, "bob"), &line(3, "alice"), &line(4, "eve")];
+        let text = [
+            "# site keys\n",
+            &line(1, "alice"),
+            "\n",
+            &line(2, "bob"),
+            &line(3, "alice"),
+            &line(4, "eve"),
+        ];
         fs::write(&path, text.concat()).unwrap();
         let remove = |which: &str| {
             let gone = AuthorizedKeys::remove(home.path(), which).unwrap();
             gone.iter().filter_map(Grant::key).collect::<Vec<_>>()
         };
-        assert_eq!((remove("nobody"), remove(&key(9).to_string())), (vec![], vec![]));
+        assert_eq!(
+            (remove("nobody"), remove(&key(9).to_string())),
+            (vec![], vec![])
+        );
         assert_eq!(fs::read_to_string(&path).unwrap(), text.concat());
         assert_eq!(remove(&key(4).to_string()), [key(4)]);
         assert_eq!(remove("alice"), [key(1), key(3)]);
-        assert_eq!(fs::read_to_string(&path).unwrap(), format!("# site keys\n\n{}", line(2, "bob")));
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            format!("# site keys\n\n{}", line(2, "bob"))
+        );
     }
 
     #[test]
@@ -508,8 +596,14 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let alice = grant(ONE, "alice", &["/data/a b"], Access::ReadOnly);
         AuthorizedKeys::allow(home.path(), alice.clone()).unwrap();
-        assert_eq!(AuthorizedKeys::load(home.path()).unwrap().find(&ONE), Some(&alice));
-        let mode = fs::metadata(home.path().join(AUTHORIZED_KEYS_FILE)).unwrap().permissions().mode();
+        assert_eq!(
+            AuthorizedKeys::load(home.path()).unwrap().find(&ONE),
+            Some(&alice)
+        );
+        let mode = fs::metadata(home.path().join(AUTHORIZED_KEYS_FILE))
+            .unwrap()
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o7777, 0o600);
     }
 
@@ -519,14 +613,25 @@ mod tests {
         let path = home.path().join(AUTHORIZED_KEYS_FILE);
         let kept = format!("# site keys\n\n {TWO}  name=bob root=/b ");
         fs::write(&path, &kept).unwrap();
-        AuthorizedKeys::allow(home.path(), grant(ONE, "alice", &["/a", "/c"], Access::WriteOnly)).unwrap();
-        AuthorizedKeys::allow(home.path(), grant(ONE, "anna", &["/c", "/d"], Access::ReadOnly)).unwrap();
+        AuthorizedKeys::allow(
+            home.path(),
+            grant(ONE, "alice", &["/a", "/c"], Access::WriteOnly),
+        )
+        .unwrap();
+        AuthorizedKeys::allow(
+            home.path(),
+            grant(ONE, "anna", &["/c", "/d"], Access::ReadOnly),
+        )
+        .unwrap();
         let text = || fs::read_to_string(&path).unwrap();
         let rights = "root=/a root=/c write read-root=/c read-root=/d";
         assert_eq!(text(), format!("{kept}\n{ONE} name=anna {rights}\n"));
         AuthorizedKeys::allow(home.path(), grant(ONE, "anna", &["/d"], Access::WriteOnly)).unwrap();
         AuthorizedKeys::allow(home.path(), grant(ONE, "anna", &["/a"], Access::ReadOnly)).unwrap();
-        assert_eq!(text(), format!("{kept}\n{ONE} name=anna root=/a root=/c root=/d write read\n"));
+        assert_eq!(
+            text(),
+            format!("{kept}\n{ONE} name=anna root=/a root=/c root=/d write read\n")
+        );
     }
 
     #[test]
@@ -535,7 +640,10 @@ mod tests {
         let path = home.path().join(AUTHORIZED_KEYS_FILE);
         fs::write(&path, "").unwrap();
         AuthorizedKeys::allow(home.path(), grant(ONE, "alice", &["/a"], Access::ReadOnly)).unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{ONE} name=alice root=/a\n"));
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            format!("{ONE} name=alice root=/a\n")
+        );
     }
 
     #[test]
@@ -544,8 +652,8 @@ mod tests {
         let path = home.path().join(AUTHORIZED_KEYS_FILE);
         let text = format!("# keys\n{ONE} name=alice root=/a speed=1\n");
         fs::write(&path, &text).unwrap();
-        let error =
-            AuthorizedKeys::allow(home.path(), grant(TWO, "b", &["/"], Access::ReadOnly)).unwrap_err();
+        let error = AuthorizedKeys::allow(home.path(), grant(TWO, "b", &["/"], Access::ReadOnly))
+            .unwrap_err();
         let expected = format!("read {}, line 2: unknown field \"speed=1\"", path.display());
         assert_eq!(error.to_string(), expected);
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
@@ -554,8 +662,12 @@ mod tests {
     #[test]
     fn key_in_two_lines_is_refused() {
         let line = format!("{ONE} name=alice root=/a\n");
-        let error = parse_lines(Path::new("list"), format!("{line}{line}").as_bytes()).err().unwrap();
-        let AuthorizedKeysError::Damaged { line: 2, fault, .. } = error else { panic!("{error:?}") };
+        let error = parse_lines(Path::new("list"), format!("{line}{line}").as_bytes())
+            .err()
+            .unwrap();
+        let AuthorizedKeysError::Damaged { line: 2, fault, .. } = error else {
+            panic!("{error:?}")
+        };
         assert_eq!(fault, GrantFault::Duplicate { earlier: 1 });
     }
 
@@ -567,7 +679,10 @@ mod tests {
         fs::set_permissions(&path, Permissions::from_mode(0o664)).unwrap();
         let error = AuthorizedKeys::load(home.path()).unwrap_err();
         assert!(
-            matches!(error, AuthorizedKeysError::File(crate::KeyFileError::Writable { mode: 0o664, .. })),
+            matches!(
+                error,
+                AuthorizedKeysError::File(crate::KeyFileError::Writable { mode: 0o664, .. })
+            ),
             "{error:?}"
         );
     }
@@ -575,9 +690,15 @@ mod tests {
     #[test]
     fn invalid_grant_is_refused() {
         let home = tempfile::tempdir().unwrap();
-        for bad in [grant(ONE, "", &["/"], Access::ReadOnly), grant(ONE, "a", &["b"], Access::ReadOnly)] {
+        for bad in [
+            grant(ONE, "", &["/"], Access::ReadOnly),
+            grant(ONE, "a", &["b"], Access::ReadOnly),
+        ] {
             let error = AuthorizedKeys::allow(home.path(), bad).unwrap_err();
-            assert!(matches!(error, AuthorizedKeysError::Invalid { .. }), "{error:?}");
+            assert!(
+                matches!(error, AuthorizedKeysError::Invalid { .. }),
+                "{error:?}"
+            );
         }
         assert!(!home.path().join(AUTHORIZED_KEYS_FILE).exists());
     }
@@ -592,6 +713,9 @@ mod tests {
                 scope.spawn(move || AuthorizedKeys::allow(home, grant).unwrap());
             }
         });
-        assert_eq!(AuthorizedKeys::load(home.path()).unwrap().grants().len(), 16);
+        assert_eq!(
+            AuthorizedKeys::load(home.path()).unwrap().grants().len(),
+            16
+        );
     }
 }

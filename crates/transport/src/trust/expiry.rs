@@ -28,8 +28,14 @@ impl Expiry {
     /// The moment `span` after `now`; `None` where the calendar ends.
     #[must_use]
     pub fn after(now: SystemTime, span: Duration) -> Option<Self> {
-        let seconds = now.duration_since(UNIX_EPOCH).ok()?.checked_add(span)?.as_secs();
-        OffsetDateTime::from_unix_timestamp(seconds.try_into().ok()?).ok().map(Self)
+        let seconds = now
+            .duration_since(UNIX_EPOCH)
+            .ok()?
+            .checked_add(span)?
+            .as_secs();
+        OffsetDateTime::from_unix_timestamp(seconds.try_into().ok()?)
+            .ok()
+            .map(Self)
     }
 
     /// Whether the moment has come; with a clock before 1970, which is wrong, no moment has.
@@ -43,14 +49,18 @@ impl FromStr for Expiry {
     type Err = ParseExpiryError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        parse(text).map(Self).ok_or_else(|| ParseExpiryError { text: text.into() })
+        parse(text)
+            .map(Self)
+            .ok_or_else(|| ParseExpiryError { text: text.into() })
     }
 }
 
 fn parse(text: &str) -> Option<OffsetDateTime> {
     // RFC 3339 has other forms too: other zones, and parts of a second.
     let whole = match text.split_once('T') {
-        Some((_, time)) if time.len() == "00:00:00Z".len() && time.ends_with('Z') => text.to_owned(),
+        Some((_, time)) if time.len() == "00:00:00Z".len() && time.ends_with('Z') => {
+            text.to_owned()
+        }
         Some(_) => return None,
         None => format!("{text}T00:00:00Z"),
     };
@@ -76,7 +86,9 @@ mod tests {
     const SECONDS_MAX: u64 = 253_402_300_800;
 
     fn seconds(text: &str) -> Option<i64> {
-        text.parse::<Expiry>().ok().map(|expiry| expiry.0.unix_timestamp())
+        text.parse::<Expiry>()
+            .ok()
+            .map(|expiry| expiry.0.unix_timestamp())
     }
 
     #[test]

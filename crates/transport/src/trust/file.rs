@@ -6,7 +6,9 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown},
+    os::unix::fs::{
+        DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown,
+    },
     path::{Path, PathBuf},
 };
 
@@ -34,15 +36,19 @@ pub(super) fn read(path: &Path) -> Result<Option<Contents>, KeyFileError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.and_then(|file| read_open(&file)),
     };
-    read.map(Some).map_err(|source| KeyFileError::Read { path: path.into(), source })
+    read.map(Some).map_err(|source| KeyFileError::Read {
+        path: path.into(),
+        source,
+    })
 }
 
 /// Reads a file, if it exists, by which peers are trusted: only its owner may be able to write to it.
 pub(super) fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, KeyFileError> {
     match read(path)? {
-        Some(Contents { mode, .. }) if mode & 0o022 != 0 => {
-            Err(KeyFileError::Writable { path: path.into(), mode })
-        }
+        Some(Contents { mode, .. }) if mode & 0o022 != 0 => Err(KeyFileError::Writable {
+            path: path.into(),
+            mode,
+        }),
         contents => Ok(contents.map(|contents| contents.bytes)),
     }
 }
@@ -60,12 +66,18 @@ pub(super) fn read_open(file: &File) -> io::Result<Contents> {
 
 /// The error for a file that cannot be written, for use in `map_err`.
 pub(super) fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> KeyFileError {
-    |source| KeyFileError::Write { path: path.into(), source }
+    |source| KeyFileError::Write {
+        path: path.into(),
+        source,
+    }
 }
 
 /// Makes the home directory, for this user alone, unless it exists.
 fn create_home_of(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(HOME_MODE).create(directory_of(path))
+    DirBuilder::new()
+        .recursive(true)
+        .mode(HOME_MODE)
+        .create(directory_of(path))
 }
 
 /// Stores a file that does not exist yet; a file that another process stored meanwhile stays as it is.
@@ -98,7 +110,12 @@ pub(super) fn open_locked(path: &Path) -> Result<File, KeyFileError> {
         create_home_of(path)?;
         loop {
             let owner = Owner::of(path);
-            let file = OpenOptions::new().read(true).append(true).create(true).mode(FILE_MODE).open(path)?;
+            let file = OpenOptions::new()
+                .read(true)
+                .append(true)
+                .create(true)
+                .mode(FILE_MODE)
+                .open(path)?;
             owner.take_over(&file)?;
             lock(&file)?;
             if is_named(&file, path)? {
@@ -134,9 +151,13 @@ fn lock(file: &File) -> io::Result<()> {
 /// A hard link works on NFS, where `RENAME_NOREPLACE` does not; other file systems have it the other way round.
 fn publish(temporary: &Path, path: &Path) -> io::Result<()> {
     match fs::hard_link(temporary, path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Ok(renameat_with(CWD, temporary, CWD, path, RenameFlags::NOREPLACE)?)
-        }
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Ok(renameat_with(
+            CWD,
+            temporary,
+            CWD,
+            path,
+            RenameFlags::NOREPLACE,
+        )?),
         outcome => outcome,
     }
 }
@@ -146,7 +167,9 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 }
 
 fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    path.parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// A flushed file under a temporary name, which is removed when this is dropped.
@@ -157,7 +180,11 @@ struct Temporary {
 impl Temporary {
     fn write(target: &Path, bytes: &[u8]) -> io::Result<Self> {
         let path = temporary_name(target)?;
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&path)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(FILE_MODE)
+            .open(&path)?;
         let temporary = Self { path };
         Owner::of(target).take_over(&file)?;
         file.write_all(bytes)?;
@@ -187,7 +214,9 @@ impl Owner {
     /// Changes the owner of a file to this one, if this process may do that.
     fn take_over(self, file: &File) -> io::Result<()> {
         let is = file.metadata()?;
-        let Some((user, group)) = self.0.filter(|(user, _)| *user != is.uid()) else { return Ok(()) };
+        let Some((user, group)) = self.0.filter(|(user, _)| *user != is.uid()) else {
+            return Ok(());
+        };
         match fchown(file, Some(user), Some(group)) {
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied => Err(error),
             _ => Ok(()),
@@ -224,7 +253,10 @@ mod tests {
         replace(&path, b"first").unwrap();
         replace(&path, b"second").unwrap();
         let contents = read(&path).unwrap().unwrap();
-        assert_eq!((contents.bytes.as_slice(), contents.mode), (b"second".as_slice(), 0o600));
+        assert_eq!(
+            (contents.bytes.as_slice(), contents.mode),
+            (b"second".as_slice(), 0o600)
+        );
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
     }
 

@@ -64,7 +64,10 @@ impl<T, E> FileCache<T, E> {
         let outcome = parse().map(Arc::new).map_err(Arc::new);
         let lasts = outcome.as_ref().err().is_none_or(|error| lasting(error));
         let settled = stamps.filter(|stamps| lasts && stamps.iter().all(Stamp::is_settled));
-        *seen = settled.map(|stamps| Seen { stamps, outcome: outcome.clone() });
+        *seen = settled.map(|stamps| Seen {
+            stamps,
+            outcome: outcome.clone(),
+        });
         outcome
     }
 }
@@ -78,7 +81,10 @@ impl<T, E: From<KeyFileError>> FileCache<T, E> {
         lasting: impl FnOnce(&E) -> bool,
     ) -> Result<Arc<T>, Arc<E>> {
         // The directories on the way can change without the files.
-        files.iter().try_for_each(|file| strict_modes::check(file)).map_err(E::from)?;
+        files
+            .iter()
+            .try_for_each(|file| strict_modes::check(file))
+            .map_err(E::from)?;
         self.get(files, parse, lasting)
     }
 }
@@ -87,17 +93,31 @@ impl Stamp {
     /// The state of a file; `None` where there is none, or where it cannot be looked at.
     fn of(path: &Path) -> Option<Self> {
         let found = fs::metadata(path).ok()?;
-        let (mtime, ctime) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
-        Some(Self { device: found.dev(), inode: found.ino(), bytes: found.size(), mtime, ctime })
+        let (mtime, ctime) = (
+            (found.mtime(), found.mtime_nsec()),
+            (found.ctime(), found.ctime_nsec()),
+        );
+        Some(Self {
+            device: found.dev(),
+            inode: found.ino(),
+            bytes: found.size(),
+            mtime,
+            ctime,
+        })
     }
 
     /// Whether the next change will give the file another time.
     fn is_settled(&self) -> bool {
         let (seconds, nanos) = self.ctime;
-        let since = Duration::new(u64::try_from(seconds).unwrap_or(0), u32::try_from(nanos).unwrap_or(0));
+        let since = Duration::new(
+            u64::try_from(seconds).unwrap_or(0),
+            u32::try_from(nanos).unwrap_or(0),
+        );
         let tick = if nanos == 0 { TICK_COARSE } else { TICK };
         let changed = SystemTime::UNIX_EPOCH + since;
-        SystemTime::now().duration_since(changed).is_ok_and(|age| age > tick)
+        SystemTime::now()
+            .duration_since(changed)
+            .is_ok_and(|age| age > tick)
     }
 }
 
@@ -129,14 +149,20 @@ mod tests {
         for text in ["one", "two", "six"] {
             // The new text has the same length, is in the same inode, and comes within the same tick.
             fs::write(&path, text).unwrap();
-            let said = cache.get(&[&path], || fs::read_to_string(&path), |_| false).unwrap();
+            let said = cache
+                .get(&[&path], || fs::read_to_string(&path), |_| false)
+                .unwrap();
             assert_eq!(*said, text);
         }
         assert_eq!(settle(&cache, &path), "six");
         fs::write(&path, "ten").unwrap();
         assert_eq!(settle(&cache, &path), "ten");
         fs::remove_file(&path).unwrap();
-        assert!(cache.get(&[&path], || fs::read_to_string(&path), |_| false).is_err());
+        assert!(
+            cache
+                .get(&[&path], || fs::read_to_string(&path), |_| false)
+                .is_err()
+        );
     }
 
     #[test]
@@ -147,7 +173,12 @@ mod tests {
         settle(&FileCache::default(), &path);
         let cache = FileCache::<(), u32>::default();
         for (lasting, expected) in [(false, 1), (false, 2), (true, 3), (true, 3)] {
-            assert_eq!(*cache.get(&[&path], || Err(expected), |_| lasting).unwrap_err(), expected);
+            assert_eq!(
+                *cache
+                    .get(&[&path], || Err(expected), |_| lasting)
+                    .unwrap_err(),
+                expected
+            );
         }
         assert_eq!(*cache.get(&[&path], || Err(4), |_| true).unwrap_err(), 3);
     }

@@ -20,7 +20,9 @@ impl Fingerprint {
     pub(crate) fn of_certificate(certificate: &CertificateDer<'_>) -> Result<Self, rustls::Error> {
         let public_key = ParsedCertificate::try_from(certificate)?.subject_public_key_info();
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, public_key.as_ref());
-        Ok(Self(digest.as_ref().try_into().expect("SHA-256 has 32 bytes")))
+        Ok(Self(
+            digest.as_ref().try_into().expect("SHA-256 has 32 bytes"),
+        ))
     }
 }
 
@@ -41,8 +43,13 @@ impl FromStr for Fingerprint {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let encoded = text.strip_prefix(PREFIX).ok_or(ParseFingerprintError)?;
-        let decoded = STANDARD_NO_PAD.decode(encoded).map_err(|_| ParseFingerprintError)?;
-        decoded.try_into().map(Self).map_err(|_| ParseFingerprintError)
+        let decoded = STANDARD_NO_PAD
+            .decode(encoded)
+            .map_err(|_| ParseFingerprintError)?;
+        decoded
+            .try_into()
+            .map(Self)
+            .map_err(|_| ParseFingerprintError)
     }
 }
 
@@ -81,8 +88,22 @@ mod tests {
         let short = &TEXT[..TEXT.len() - 1];
         let bare = &TEXT[7..];
         let url_alphabet = format!("SHA256:{}", "_".repeat(43));
-        for text in [&padded, &lower, &loose_bits, short, bare, &url_alphabet, " ", "", "SHA256:"] {
-            assert_eq!(text.parse::<Fingerprint>(), Err(ParseFingerprintError), "{text}");
+        for text in [
+            &padded,
+            &lower,
+            &loose_bits,
+            short,
+            bare,
+            &url_alphabet,
+            " ",
+            "",
+            "SHA256:",
+        ] {
+            assert_eq!(
+                text.parse::<Fingerprint>(),
+                Err(ParseFingerprintError),
+                "{text}"
+            );
         }
     }
 }

@@ -50,9 +50,9 @@ impl Identity {
         let identity = Self::own(home)?;
         let path = home.join(CERTIFICATE_FILE);
         match file::read(&path)? {
-            Some(contents) => {
-                identity.certified_by(&contents.bytes).ok_or(IdentityError::Certificate { path })
-            }
+            Some(contents) => identity
+                .certified_by(&contents.bytes)
+                .ok_or(IdentityError::Certificate { path }),
             None => Ok(identity),
         }
     }
@@ -102,7 +102,9 @@ impl Identity {
     /// The file exists and cannot be looked at.
     pub fn exists(home: &Path) -> Result<bool, IdentityError> {
         let path = home.join(KEY_FILE);
-        Ok(path.try_exists().map_err(|source| KeyFileError::Read { path, source })?)
+        Ok(path
+            .try_exists()
+            .map_err(|source| KeyFileError::Read { path, source })?)
     }
 
     /// Makes a new key in the place of the one in `home`, which is kept in `key.pem.old`, and its `cert.pem`, if there
@@ -113,7 +115,9 @@ impl Identity {
     /// The old key cannot be read, or the new one cannot be made or stored; see [`IdentityError`].
     pub fn replace(home: &Path) -> Result<Self, IdentityError> {
         let path = home.join(KEY_FILE);
-        let Some(old) = file::read(&path)? else { return Self::load_or_create(home) };
+        let Some(old) = file::read(&path)? else {
+            return Self::load_or_create(home);
+        };
         let pem = new_pem()?;
         file::replace(&home.join(KEY_OLD), &old.bytes)?;
         put_aside(&home.join(CERTIFICATE_FILE), &home.join(CERTIFICATE_OLD))?;
@@ -134,19 +138,25 @@ impl Identity {
     /// The key cannot sign.
     pub fn sign(&self, text: &[u8]) -> Result<Signed, rustls::Error> {
         let signature = self.signature_of(&signed_text(text))?;
-        Ok(Signed { certificate: self.certified.cert[0].to_vec(), signature })
+        Ok(Signed {
+            certificate: self.certified.cert[0].to_vec(),
+            signature,
+        })
     }
 
     fn signature_of(&self, bytes: &[u8]) -> Result<Vec<u8>, rustls::Error> {
         let scheme = SignatureScheme::ECDSA_NISTP256_SHA256;
         let signer = self.certified.key.choose_scheme(&[scheme]);
-        let signer = signer.ok_or_else(|| rustls::Error::General("the key is not ECDSA P-256".into()))?;
+        let signer =
+            signer.ok_or_else(|| rustls::Error::General("the key is not ECDSA P-256".into()))?;
         signer.sign(bytes)
     }
 
     /// The same key with the certificates in `pem`; `None` where they are damaged or for another key.
     fn certified_by(self, pem: &[u8]) -> Option<Self> {
-        let chain: Vec<_> = CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().ok()?;
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(pem)
+            .collect::<Result<_, _>>()
+            .ok()?;
         let same = Fingerprint::of_certificate(chain.first()?).ok()? == self.fingerprint;
         let certified = Arc::new(CertifiedKey::new(chain, Arc::clone(&self.certified.key)));
         same.then_some(Self { certified, ..self })
@@ -164,19 +174,35 @@ impl Identity {
 
     fn parse(path: &Path, contents: &file::Contents) -> Result<Self, IdentityError> {
         if contents.mode & 0o077 != 0 {
-            return Err(IdentityError::Exposed { path: path.into(), mode: contents.mode });
+            return Err(IdentityError::Exposed {
+                path: path.into(),
+                mode: contents.mode,
+            });
         }
-        let not_pem = |source| IdentityError::NotPem { path: path.into(), source };
+        let not_pem = |source| IdentityError::NotPem {
+            path: path.into(),
+            source,
+        };
         let key = PrivateKeyDer::from_pem_slice(&contents.bytes).map_err(not_pem)?;
         let certificate = CertificateDer::from_pem_slice(&contents.bytes).map_err(not_pem)?;
-        Self::new(key, certificate).map_err(|source| IdentityError::Unusable { path: path.into(), source })
+        Self::new(key, certificate).map_err(|source| IdentityError::Unusable {
+            path: path.into(),
+            source,
+        })
     }
 
-    fn new(key: PrivateKeyDer<'static>, certificate: CertificateDer<'static>) -> Result<Self, rustls::Error> {
+    fn new(
+        key: PrivateKeyDer<'static>,
+        certificate: CertificateDer<'static>,
+    ) -> Result<Self, rustls::Error> {
         let fingerprint = Fingerprint::of_certificate(&certificate)?;
         let seed = blake3::derive_key(SEED_CONTEXT, key.secret_der());
         let certified = Arc::new(CertifiedKey::from_der(vec![certificate], key, &provider())?);
-        Ok(Self { certified, fingerprint, seed })
+        Ok(Self {
+            certified,
+            fingerprint,
+            seed,
+        })
     }
 }
 
@@ -213,14 +239,18 @@ fn signed_text(text: &[u8]) -> Vec<u8> {
 
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Identity").field("fingerprint", &self.fingerprint).finish_non_exhaustive()
+        f.debug_struct("Identity")
+            .field("fingerprint", &self.fingerprint)
+            .finish_non_exhaustive()
     }
 }
 
 /// Renames a file, if it exists.
 fn put_aside(path: &Path, old: &Path) -> Result<(), KeyFileError> {
     match std::fs::rename(path, old) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(file::unwritten(old)(error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(file::unwritten(old)(error))
+        }
         _ => Ok(()),
     }
 }
@@ -235,7 +265,9 @@ fn new_pem() -> Result<String, IdentityError> {
 fn generate() -> Result<(KeyPair, Certificate), rcgen::Error> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let mut certificate = CertificateParams::new([SERVER_NAME.to_owned()])?;
-    certificate.distinguished_name.push(DnType::CommonName, SERVER_NAME);
+    certificate
+        .distinguished_name
+        .push(DnType::CommonName, SERVER_NAME);
     let certificate = certificate.self_signed(&key)?;
     Ok((key, certificate))
 }
@@ -250,7 +282,10 @@ mod tests {
     fn second_load_finds_the_same_key() {
         let home = tempfile::tempdir().unwrap();
         let first = Identity::load_or_create(home.path()).unwrap().fingerprint();
-        assert_eq!(Identity::load_or_create(home.path()).unwrap().fingerprint(), first);
+        assert_eq!(
+            Identity::load_or_create(home.path()).unwrap().fingerprint(),
+            first
+        );
     }
 
     #[test]
@@ -259,7 +294,10 @@ mod tests {
         let signed = one.sign(b"text").unwrap();
         assert_eq!(signed.signer_of(b"text"), Some(one.fingerprint()));
         assert_eq!(signed.signer_of(b"other"), None);
-        let forged = Signed { certificate: other.sign(b"text").unwrap().certificate, ..signed };
+        let forged = Signed {
+            certificate: other.sign(b"text").unwrap().certificate,
+            ..signed
+        };
         assert_eq!(forged.signer_of(b"text"), None);
     }
 
@@ -287,10 +325,16 @@ mod tests {
         let text = fs::read(home.path().join(KEY_FILE)).unwrap();
         let second = Identity::replace(home.path()).unwrap().fingerprint();
         assert_ne!(first, second);
-        assert_eq!(Identity::load_or_create(home.path()).unwrap().fingerprint(), second);
+        assert_eq!(
+            Identity::load_or_create(home.path()).unwrap().fingerprint(),
+            second
+        );
         let old = home.path().join(KEY_OLD);
         assert_eq!(fs::read(&old).unwrap(), text);
-        assert_eq!(fs::metadata(&old).unwrap().permissions().mode() & 0o7777, 0o600);
+        assert_eq!(
+            fs::metadata(&old).unwrap().permissions().mode() & 0o7777,
+            0o600
+        );
     }
 
     #[test]
@@ -303,7 +347,10 @@ mod tests {
                 Identity::load_or_create(home.path()).unwrap().fingerprint()
             };
             let threads: Vec<_> = (0..16).map(|_| scope.spawn(load)).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
         });
         assert!(found.iter().all(|fingerprint| *fingerprint == found[0]));
     }
@@ -315,7 +362,10 @@ mod tests {
         let path = home.path().join(KEY_FILE);
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         let error = Identity::load_or_create(home.path()).unwrap_err();
-        assert!(matches!(&error, IdentityError::Exposed { mode: 0o640, .. }), "{error:?}");
+        assert!(
+            matches!(&error, IdentityError::Exposed { mode: 0o640, .. }),
+            "{error:?}"
+        );
         assert!(error.to_string().contains("0640 is too open"), "{error}");
     }
 
@@ -325,10 +375,19 @@ mod tests {
         Identity::load_or_create(home.path()).unwrap();
         let path = home.path().join(KEY_FILE);
         let whole = fs::read_to_string(&path).unwrap();
-        for damaged in ["", "junk", &whole[..whole.len() / 2], &whole[..60], &whole.replacen("M", "N", 1)] {
+        for damaged in [
+            "",
+            "junk",
+            &whole[..whole.len() / 2],
+            &whole[..60],
+            &whole.replacen("M", "N", 1),
+        ] {
             fs::write(&path, damaged).unwrap();
             let error = Identity::load_or_create(home.path()).unwrap_err();
-            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+            assert!(
+                error.to_string().contains(path.to_str().unwrap()),
+                "{error}"
+            );
             assert_eq!(fs::read_to_string(&path).unwrap(), damaged);
         }
     }

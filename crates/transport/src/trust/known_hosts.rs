@@ -43,7 +43,10 @@ impl KnownHosts {
         let path = home.join(KNOWN_HOSTS_FILE);
         let bytes = file::read(&path)?.map(|contents| contents.bytes);
         let pins = parse(&path, &bytes.unwrap_or_default())?;
-        Ok(Self { home: home.into(), pins })
+        Ok(Self {
+            home: home.into(),
+            pins,
+        })
     }
 
     /// Adds a host to the list, on disk at once. Does nothing if it is there with the same key.
@@ -52,7 +55,12 @@ impl KnownHosts {
     ///
     /// The host has another key in the list, also one that another process added meanwhile; or the file cannot be
     /// read or extended.
-    pub fn pin(&mut self, host: &str, port: u16, fingerprint: Fingerprint) -> Result<(), KnownHostsError> {
+    pub fn pin(
+        &mut self,
+        host: &str,
+        port: u16,
+        fingerprint: Fingerprint,
+    ) -> Result<(), KnownHostsError> {
         let host_key = key_of(host, port)?;
         let path = self.home.join(KNOWN_HOSTS_FILE);
         let (file, bytes) = read_locked(&path)?;
@@ -67,7 +75,13 @@ impl KnownHosts {
             }),
             None => {
                 append(&file, &bytes, &host_key, fingerprint).map_err(file::unwritten(&path))?;
-                self.pins.insert(host_key, Pin { fingerprint, line: 0 });
+                self.pins.insert(
+                    host_key,
+                    Pin {
+                        fingerprint,
+                        line: 0,
+                    },
+                );
                 Ok(())
             }
         }
@@ -79,12 +93,18 @@ impl KnownHosts {
     /// # Errors
     ///
     /// The file cannot be read or rewritten.
-    pub fn remove(&mut self, host: &str, port: u16) -> Result<Option<Fingerprint>, KnownHostsError> {
+    pub fn remove(
+        &mut self,
+        host: &str,
+        port: u16,
+    ) -> Result<Option<Fingerprint>, KnownHostsError> {
         let host_key = key_of(host, port)?;
         let path = self.home.join(KNOWN_HOSTS_FILE);
         let (_locked, bytes) = read_locked(&path)?;
         self.pins = parse(&path, &bytes)?;
-        let Some(pin) = self.pins.remove(&host_key) else { return Ok(None) };
+        let Some(pin) = self.pins.remove(&host_key) else {
+            return Ok(None);
+        };
         file::replace(&self.home.join(KNOWN_HOSTS_OLD), &bytes)?;
         file::replace(&path, &without(&bytes, &host_key))?;
         Ok(Some(pin.fingerprint))
@@ -94,7 +114,9 @@ impl KnownHosts {
     #[must_use]
     pub fn pins(&self) -> Vec<(String, Fingerprint)> {
         let pins = self.pins.iter();
-        let mut pins: Vec<_> = pins.map(|(host, pin)| (host.to_string(), pin.fingerprint)).collect();
+        let mut pins: Vec<_> = pins
+            .map(|(host, pin)| (host.to_string(), pin.fingerprint))
+            .collect();
         pins.sort();
         pins
     }
@@ -143,8 +165,10 @@ struct Pin {
 /// The present list, which no other process changes while the file is open.
 fn read_locked(path: &Path) -> Result<(File, Vec<u8>), KeyFileError> {
     let file = file::open_locked(path)?;
-    let contents =
-        file::read_open(&file).map_err(|source| KeyFileError::Read { path: path.into(), source })?;
+    let contents = file::read_open(&file).map_err(|source| KeyFileError::Read {
+        path: path.into(),
+        source,
+    })?;
     Ok((file, contents.bytes))
 }
 
@@ -164,8 +188,14 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<HashMap<Endpoint, Pin>, KnownHosts
     Ok(pins)
 }
 
-fn add_line(pins: &mut HashMap<Endpoint, Pin>, line: usize, bytes: &[u8]) -> Result<(), HostLineFault> {
-    let text = std::str::from_utf8(bytes).map_err(|_| HostLineFault::Form)?.trim();
+fn add_line(
+    pins: &mut HashMap<Endpoint, Pin>,
+    line: usize,
+    bytes: &[u8],
+) -> Result<(), HostLineFault> {
+    let text = std::str::from_utf8(bytes)
+        .map_err(|_| HostLineFault::Form)?
+        .trim();
     // A power cut before the flush of an appended line may leave its length and not its bytes.
     let never_written = bytes.iter().all(|byte| *byte == 0);
     if never_written || text.is_empty() || text.starts_with('#') {
@@ -173,7 +203,11 @@ fn add_line(pins: &mut HashMap<Endpoint, Pin>, line: usize, bytes: &[u8]) -> Res
     }
     let (host_key, fingerprint) = parse_line(text)?;
     let pin = pins.entry(host_key).or_insert(Pin { fingerprint, line });
-    if pin.fingerprint == fingerprint { Ok(()) } else { Err(HostLineFault::Conflict { earlier: pin.line }) }
+    if pin.fingerprint == fingerprint {
+        Ok(())
+    } else {
+        Err(HostLineFault::Conflict { earlier: pin.line })
+    }
 }
 
 fn parse_line(text: &str) -> Result<(Endpoint, Fingerprint), HostLineFault> {
@@ -182,7 +216,10 @@ fn parse_line(text: &str) -> Result<(Endpoint, Fingerprint), HostLineFault> {
         return Err(HostLineFault::Form);
     };
     let host_key = Endpoint::parse(host).ok_or_else(|| HostLineFault::Host(host.into()))?;
-    let fingerprint = key.parse().map_err(|fault| HostLineFault::Fingerprint { field: key.into(), fault })?;
+    let fingerprint = key.parse().map_err(|fault| HostLineFault::Fingerprint {
+        field: key.into(),
+        fault,
+    })?;
     Ok((host_key, fingerprint))
 }
 
@@ -192,12 +229,26 @@ fn without(bytes: &[u8], host_key: &Endpoint) -> Vec<u8> {
         let text = std::str::from_utf8(line).unwrap_or_default().trim();
         !text.starts_with('#') && parse_line(text).is_ok_and(|(host, _)| host == *host_key)
     };
-    bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| !of_host(line)).flatten().copied().collect()
+    bytes
+        .split_inclusive(|byte| *byte == b'\n')
+        .filter(|line| !of_host(line))
+        .flatten()
+        .copied()
+        .collect()
 }
 
 /// Adds one line in one write; where a crash or an editor left the last line without its end, adds that first.
-fn append(mut file: &File, before: &[u8], host_key: &Endpoint, fingerprint: Fingerprint) -> io::Result<()> {
-    let end = if before.last().is_none_or(|byte| *byte == b'\n') { "" } else { "\n" };
+fn append(
+    mut file: &File,
+    before: &[u8],
+    host_key: &Endpoint,
+    fingerprint: Fingerprint,
+) -> io::Result<()> {
+    let end = if before.last().is_none_or(|byte| *byte == b'\n') {
+        ""
+    } else {
+        "\n"
+    };
     let line = format!("{end}{host_key} {fingerprint}\n");
     file.write_all(line.as_bytes())?;
     file.sync_all()
@@ -231,7 +282,10 @@ mod tests {
             assert_eq!(hosts.lookup("2001:db8:0::1", 7171), Some(TWO));
         }
         let text = fs::read_to_string(home.path().join(KNOWN_HOSTS_FILE)).unwrap();
-        assert_eq!(text, format!("dtn.example.org:7171 {ONE}\n[2001:db8::1]:7171 {TWO}\n"));
+        assert_eq!(
+            text,
+            format!("dtn.example.org:7171 {ONE}\n[2001:db8::1]:7171 {TWO}\n")
+        );
     }
 
     #[test]
@@ -239,7 +293,10 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join(KNOWN_HOSTS_FILE);
         fs::write(&path, format!("# mine\n\n a:1  {ONE} ")).unwrap();
-        KnownHosts::open(home.path()).unwrap().pin("b", 1, TWO).unwrap();
+        KnownHosts::open(home.path())
+            .unwrap()
+            .pin("b", 1, TWO)
+            .unwrap();
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, format!("# mine\n\n a:1  {ONE} \nb:1 {TWO}\n"));
     }
@@ -253,22 +310,47 @@ mod tests {
         let mut hosts = KnownHosts::open(home.path()).unwrap();
         assert_eq!(hosts.remove("c", 1).unwrap(), None);
         assert_eq!(hosts.remove("A", 1).unwrap(), Some(ONE));
-        assert_eq!((hosts.lookup("a", 1), hosts.lookup("b", 1)), (None, Some(TWO)));
-        assert_eq!(fs::read_to_string(&path).unwrap(), format!("# mine\n#a:1 {ONE}\nb:1 {TWO}"));
-        assert_eq!(fs::read_to_string(home.path().join(KNOWN_HOSTS_OLD)).unwrap(), text);
+        assert_eq!(
+            (hosts.lookup("a", 1), hosts.lookup("b", 1)),
+            (None, Some(TWO))
+        );
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            format!("# mine\n#a:1 {ONE}\nb:1 {TWO}")
+        );
+        assert_eq!(
+            fs::read_to_string(home.path().join(KNOWN_HOSTS_OLD)).unwrap(),
+            text
+        );
         // The list that was opened before is read again, since its file has been replaced.
         hosts.pin("a", 1, TWO).unwrap();
-        assert_eq!(KnownHosts::open(home.path()).unwrap().lookup("a", 1), Some(TWO));
+        assert_eq!(
+            KnownHosts::open(home.path()).unwrap().lookup("a", 1),
+            Some(TWO)
+        );
     }
 
     #[test]
     fn pin_is_never_replaced() {
         let home = tempfile::tempdir().unwrap();
         let mut early = KnownHosts::open(home.path()).unwrap();
-        KnownHosts::open(home.path()).unwrap().pin("a", 1, ONE).unwrap();
+        KnownHosts::open(home.path())
+            .unwrap()
+            .pin("a", 1, ONE)
+            .unwrap();
         early.pin("a", 1, ONE).unwrap();
         let error = early.pin("A", 1, TWO).unwrap_err();
-        assert!(matches!(error, KnownHostsError::Conflict { expected: ONE, found: TWO, .. }), "{error:?}");
+        assert!(
+            matches!(
+                error,
+                KnownHostsError::Conflict {
+                    expected: ONE,
+                    found: TWO,
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
         assert_eq!(early.lookup("a", 1), Some(ONE));
         let text = fs::read_to_string(home.path().join(KNOWN_HOSTS_FILE)).unwrap();
         assert_eq!(text, format!("a:1 {ONE}\n"));
@@ -297,20 +379,36 @@ mod tests {
         assert_eq!(known.pins(), [("one:1".to_owned(), ONE)]);
         known.pin("two", 2, TWO).unwrap();
         let again = KnownHosts::open(home.path()).unwrap();
-        assert_eq!((again.lookup("one", 1), again.lookup("two", 2)), (Some(ONE), Some(TWO)));
+        assert_eq!(
+            (again.lookup("one", 1), again.lookup("two", 2)),
+            (Some(ONE), Some(TWO))
+        );
     }
 
     #[test]
     fn damaged_line_is_named() {
         let good = format!("a:1 {ONE}\n");
         assert_eq!(fault_of(&format!("{good}b:1")), (2, HostLineFault::Form));
-        assert_eq!(fault_of(&format!("{good}\nb:1 {ONE} x")), (3, HostLineFault::Form));
+        assert_eq!(
+            fault_of(&format!("{good}\nb:1 {ONE} x")),
+            (3, HostLineFault::Form)
+        );
         for field in ["b", "b:", "b:+1", "b:65536", ":1", "::1:1", "[b:1", "b]:1"] {
             let fault = HostLineFault::Host(field.into());
-            assert_eq!(fault_of(&format!("{good}{field} {ONE}")), (2, fault), "{field}");
+            assert_eq!(
+                fault_of(&format!("{good}{field} {ONE}")),
+                (2, fault),
+                "{field}"
+            );
         }
-        assert_eq!(fault_of(&format!("{good}A:1 {TWO}")), (2, HostLineFault::Conflict { earlier: 1 }));
-        let fault = HostLineFault::Fingerprint { field: "SHA256:x".into(), fault: ParseFingerprintError };
+        assert_eq!(
+            fault_of(&format!("{good}A:1 {TWO}")),
+            (2, HostLineFault::Conflict { earlier: 1 })
+        );
+        let fault = HostLineFault::Fingerprint {
+            field: "SHA256:x".into(),
+            fault: ParseFingerprintError,
+        };
         assert_eq!(fault_of("b:1 SHA256:x"), (1, fault));
     }
 

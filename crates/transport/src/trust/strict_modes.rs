@@ -25,7 +25,10 @@ pub(super) fn check(path: &Path) -> Result<(), KeyFileError> {
 ///
 /// The first entry on the way that others can change.
 pub(super) fn check_for(path: &Path, user: u32) -> Result<(), KeyFileError> {
-    let look = |source| KeyFileError::Look { path: path.into(), source };
+    let look = |source| KeyFileError::Look {
+        path: path.into(),
+        source,
+    };
     let absolute = std::path::absolute(path).map_err(look)?;
     let real = match fs::canonicalize(&absolute) {
         Ok(real) => real,
@@ -34,18 +37,31 @@ pub(super) fn check_for(path: &Path, user: u32) -> Result<(), KeyFileError> {
     };
     // Links on the way count too: the owner of one decides where it leads.
     check_way(&real, user)?;
-    if absolute == real { Ok(()) } else { check_way(&absolute, user) }
+    if absolute == real {
+        Ok(())
+    } else {
+        check_way(&absolute, user)
+    }
 }
 
 fn check_way(path: &Path, user: u32) -> Result<(), KeyFileError> {
     path.ancestors().try_for_each(|path| {
-        let found =
-            fs::symlink_metadata(path).map_err(|source| KeyFileError::Look { path: path.into(), source })?;
+        let found = fs::symlink_metadata(path).map_err(|source| KeyFileError::Look {
+            path: path.into(),
+            source,
+        })?;
         if ![0, user].contains(&found.uid()) {
-            return Err(KeyFileError::Owner { path: path.into(), owner: found.uid(), user });
+            return Err(KeyFileError::Owner {
+                path: path.into(),
+                owner: found.uid(),
+                user,
+            });
         }
         if others_may_write(&found) {
-            return Err(KeyFileError::Writable { path: path.into(), mode: found.mode() & 0o7777 });
+            return Err(KeyFileError::Writable {
+                path: path.into(),
+                mode: found.mode() & 0o7777,
+            });
         }
         Ok(())
     })
@@ -75,7 +91,11 @@ mod tests {
         let (directory, file) = (home.path().join("d"), home.path().join("d/f"));
         fs::create_dir(&directory).unwrap();
         fs::write(&file, "").unwrap();
-        for (path, right) in [(&file, 0o600), (&directory, 0o700), (&home.path().to_owned(), 0o700)] {
+        for (path, right) in [
+            (&file, 0o600),
+            (&directory, 0o700),
+            (&home.path().to_owned(), 0o700),
+        ] {
             for wrong in [0o720, 0o702, 0o777] {
                 mode(path, wrong);
                 let error = check(&file).unwrap_err();
@@ -84,7 +104,9 @@ mod tests {
                     "{error}"
                 );
                 assert!(
-                    error.to_string().ends_with(&format!("run: chmod go-w {}", path.display())),
+                    error
+                        .to_string()
+                        .ends_with(&format!("run: chmod go-w {}", path.display())),
                     "{error}"
                 );
             }
@@ -102,11 +124,20 @@ mod tests {
             return eprintln!("skipped: only root can give files away");
         }
         let home = tempfile::tempdir().unwrap();
-        let (directory, file, link) = (home.path().join("d"), home.path().join("d/f"), home.path().join("l"));
+        let (directory, file, link) = (
+            home.path().join("d"),
+            home.path().join("d/f"),
+            home.path().join("l"),
+        );
         fs::create_dir(&directory).unwrap();
         fs::write(&file, "").unwrap();
         symlink("d/f", &link).unwrap();
-        for (path, read) in [(&file, &file), (&directory, &file), (&link, &link), (&directory, &link)] {
+        for (path, read) in [
+            (&file, &file),
+            (&directory, &file),
+            (&link, &link),
+            (&directory, &link),
+        ] {
             std::os::unix::fs::lchown(path, Some(65_534), None).unwrap();
             let error = check(read).unwrap_err();
             assert!(

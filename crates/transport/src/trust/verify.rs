@@ -8,8 +8,8 @@
 use std::sync::{Arc, OnceLock};
 
 use rustls::{
-    CertificateError, ClientConfig, CommonState, DigitallySignedStruct, DistinguishedName, Error, OtherError,
-    PeerIncompatible, ServerConfig, SignatureScheme,
+    CertificateError, ClientConfig, CommonState, DigitallySignedStruct, DistinguishedName, Error,
+    OtherError, PeerIncompatible, ServerConfig, SignatureScheme,
     client::{
         Resumption,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -65,7 +65,10 @@ pub(crate) enum HostKeyFault {
     #[error("the host's key {found} is not known")]
     Unknown { found: Fingerprint },
     #[error("the host's key is {found}, not {expected}")]
-    Changed { expected: Fingerprint, found: Fingerprint },
+    Changed {
+        expected: Fingerprint,
+        found: Fingerprint,
+    },
     #[error("{fault}")]
     Certificate { fault: CertificateFault },
 }
@@ -102,7 +105,11 @@ pub(crate) fn client_config(
         .with_protocol_versions(&[&TLS13])
         .expect("the provider has TLS 1.3 suites")
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(HostVerifier { policy, algorithms, fault }))
+        .with_custom_certificate_verifier(Arc::new(HostVerifier {
+            policy,
+            algorithms,
+            fault,
+        }))
         .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified())));
     config.alpn_protocols = protocols();
     config.resumption = Resumption::disabled();
@@ -146,7 +153,11 @@ impl HostVerifier {
             // The authority has checked the certificate before.
             HostPolicy::Vouched(_) => found,
         };
-        if expected == found { Ok(()) } else { Err(HostKeyFault::Changed { expected, found }) }
+        if expected == found {
+            Ok(())
+        } else {
+            Err(HostKeyFault::Changed { expected, found })
+        }
     }
 
     fn check(
@@ -157,13 +168,15 @@ impl HostVerifier {
     ) -> Result<ServerCertVerified, Error> {
         let found = Fingerprint::of_certificate(certificate)?;
         if let HostPolicy::Vouched(authority) = &self.policy {
-            authority.check(certificate, issuers, now).map_err(|fault| {
-                refused(match fault {
-                    // A host of no certificate by the authority counts as unknown.
-                    CertificateFault::NotIssued => HostKeyFault::Unknown { found },
-                    fault => HostKeyFault::Certificate { fault },
-                })
-            })?;
+            authority
+                .check(certificate, issuers, now)
+                .map_err(|fault| {
+                    refused(match fault {
+                        // A host of no certificate by the authority counts as unknown.
+                        CertificateFault::NotIssued => HostKeyFault::Unknown { found },
+                        fault => HostKeyFault::Certificate { fault },
+                    })
+                })?;
         }
         self.apply_policy(found).map_err(refused)?;
         Ok(ServerCertVerified::assertion())
@@ -195,7 +208,12 @@ impl ServerCertVerifier for HostVerifier {
         self.fault.note(self.check(end_entity, intermediates, now))
     }
 
-    fn verify_tls12_signature(&self, _: &[u8], _: &CertificateDer<'_>, _: &DigitallySignedStruct) -> Proof {
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Proof {
         Err(PeerIncompatible::Tls12NotOffered.into())
     }
 
@@ -208,7 +226,8 @@ impl ServerCertVerifier for HostVerifier {
     ) -> Proof {
         let proven = || {
             let valid = verify_tls13_signature(message, cert, dss, &self.algorithms)?;
-            self.settle(Fingerprint::of_certificate(cert)?).map_err(refused)?;
+            self.settle(Fingerprint::of_certificate(cert)?)
+                .map_err(refused)?;
             Ok(valid)
         };
         self.fault.note(proven())
@@ -240,7 +259,12 @@ impl ClientCertVerifier for AnyClientVerifier {
         Ok(ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(&self, _: &[u8], _: &CertificateDer<'_>, _: &DigitallySignedStruct) -> Proof {
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Proof {
         Err(PeerIncompatible::Tls12NotOffered.into())
     }
 

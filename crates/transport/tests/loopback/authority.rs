@@ -27,7 +27,10 @@ impl Site {
         let certificate = params.self_signed(&key).unwrap();
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("known_cas.pem"), certificate.pem()).unwrap();
-        Self { issuer: Issuer::new(params, key), home }
+        Self {
+            issuer: Issuer::new(params, key),
+            home,
+        }
     }
 
     /// A certificate for `name`, for the key of `party`.
@@ -38,7 +41,11 @@ impl Site {
     }
 
     fn policy(&self) -> HostPolicy {
-        HostPolicy::Vouched(HostAuthority::load(self.home.path(), HOST).unwrap().unwrap())
+        HostPolicy::Vouched(
+            HostAuthority::load(self.home.path(), HOST)
+                .unwrap()
+                .unwrap(),
+        )
     }
 
     /// Dials a host that shows `certificate` and signs with the key of `holder`, on each transport.
@@ -51,12 +58,19 @@ impl Site {
         for transport in [TransportChoice::Tcp, TransportChoice::Quic] {
             let config = host_config(holder.key_with(vec![certificate.clone()]), &[b"zmove"]);
             let port = serve(config, transport).await;
-            let reach = Reach { transport, ..Reach::default() };
+            let reach = Reach {
+                transport,
+                ..Reach::default()
+            };
             let user = Party::new();
-            let dialler =
-                ChannelDialler::new(&user.identity, HOST, port, self.policy(), reach).await.unwrap();
+            let dialler = ChannelDialler::new(&user.identity, HOST, port, self.policy(), reach)
+                .await
+                .unwrap();
             outcomes.push(
-                dialler.dial(LONG).await.map(|channel| assert_eq!(channel.peer(), holder.fingerprint())),
+                dialler
+                    .dial(LONG)
+                    .await
+                    .map(|channel| assert_eq!(channel.peer(), holder.fingerprint())),
             );
         }
         outcomes.try_into().unwrap()
@@ -66,7 +80,8 @@ impl Site {
 async fn serve(config: rustls::ServerConfig, transport: TransportChoice) -> u16 {
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
     if transport == TransportChoice::Quic {
-        let config = quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(config).unwrap()));
+        let config =
+            quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(config).unwrap()));
         let endpoint = quinn::Endpoint::server(config, address).unwrap();
         let port = endpoint.local_addr().unwrap().port();
         tokio::spawn(async move {
@@ -94,16 +109,24 @@ async fn a_host_with_a_copied_certificate_of_the_authority_is_refused() {
     let (site, host, thief) = (Site::new(), Party::new(), Party::new());
     for outcome in site.dial(&thief, &site.issue(&host, HOST)).await {
         let error = outcome.unwrap_err();
-        assert!(matches!(error, DialError::HostKeyUnproven { .. }), "{error:?}");
+        assert!(
+            matches!(error, DialError::HostKeyUnproven { .. }),
+            "{error:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn a_host_with_a_certificate_for_another_name_is_refused() {
     let (site, host) = (Site::new(), Party::new());
-    for outcome in site.dial(&host, &site.issue(&host, "dtn.example.org")).await {
+    for outcome in site
+        .dial(&host, &site.issue(&host, "dtn.example.org"))
+        .await
+    {
         let error = outcome.unwrap_err();
-        let DialError::HostCertificate { fault, .. } = error else { panic!("{error:?}") };
+        let DialError::HostCertificate { fault, .. } = error else {
+            panic!("{error:?}")
+        };
         assert_eq!(fault, CertificateFault::OtherName);
     }
 }
@@ -128,7 +151,11 @@ fn a_list_of_authorities_that_cannot_be_trusted_is_an_error() {
     std::fs::write(home.join("known_cas.crl"), "").unwrap();
     assert!(load().unwrap_err().to_string().contains("known_cas.crl"));
     std::fs::remove_file(home.join("known_cas.crl")).unwrap();
-    for damaged in ["", "junk", "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"] {
+    for damaged in [
+        "",
+        "junk",
+        "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n",
+    ] {
         std::fs::write(home.join("known_cas.pem"), damaged).unwrap();
         assert!(load().unwrap_err().to_string().contains("known_cas.pem"));
     }

@@ -10,7 +10,11 @@ pub(crate) const BUFFER_BYTES: usize = 4 << 20;
 /// A chunk of any file.
 pub(crate) fn frame(number: u64, head: &[u8], data: &[u8]) -> Frame {
     let pool = BufferPool::new(data.len(), 1);
-    let mut buffer = if data.is_empty() { Buffer::empty() } else { pool.take().unwrap() };
+    let mut buffer = if data.is_empty() {
+        Buffer::empty()
+    } else {
+        pool.take().unwrap()
+    };
     buffer.room().copy_from_slice(data);
     buffer.set_len(data.len());
     let header = FrameHeader {
@@ -22,7 +26,11 @@ pub(crate) fn frame(number: u64, head: &[u8], data: &[u8]) -> Frame {
         file: FileId(number),
         digest: [7; 32],
     };
-    Frame { header, head: head.to_vec(), data: buffer }
+    Frame {
+        header,
+        head: head.to_vec(),
+        data: buffer,
+    }
 }
 
 /// Bytes in which swapped blocks show.

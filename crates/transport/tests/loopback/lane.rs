@@ -9,8 +9,8 @@ use std::{
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use zmove_transport::{
-    Acceptor, ClearLane, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneError, LaneSink,
-    LaneSource, SocketConfig, TlsLane,
+    Acceptor, ClearLane, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneError,
+    LaneSink, LaneSource, SocketConfig, TlsLane,
 };
 use zmove_types::{BufferPool, ItemId, StageClock};
 
@@ -22,10 +22,20 @@ async fn connected(relay: impl FnOnce(SocketAddr) -> SocketAddr) -> (Connection,
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(home.path()).unwrap();
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let acceptor = Acceptor::bind(any, &identity, SocketConfig::default()).await.unwrap();
+    let acceptor = Acceptor::bind(any, &identity, SocketConfig::default())
+        .await
+        .unwrap();
     let port = relay(acceptor.local_addr().unwrap()).port();
     let policy = HostPolicy::AcceptNew(FirstKey::default());
-    let dialler = Dialler::new(&identity, "127.0.0.1", port, policy, SocketConfig::default()).await.unwrap();
+    let dialler = Dialler::new(
+        &identity,
+        "127.0.0.1",
+        port,
+        policy,
+        SocketConfig::default(),
+    )
+    .await
+    .unwrap();
     let accepted = async {
         let (socket, _) = acceptor.accept_tcp().await.unwrap();
         acceptor.handshake(socket, LONG).await.unwrap()
@@ -53,7 +63,8 @@ fn send_all(lane: &mut dyn LaneSink) {
     let clock = StageClock::default();
     let mut watch = clock.start();
     for (number, (head, data)) in (0..).zip(SIZES) {
-        lane.send(frame(number, &pattern(head), &pattern(data)), &mut watch).unwrap();
+        lane.send(frame(number, &pattern(head), &pattern(data)), &mut watch)
+            .unwrap();
     }
     lane.finish().unwrap();
 }
@@ -67,7 +78,10 @@ fn receive_all(lane: &mut dyn LaneSource) {
     for (number, (head, data)) in (0..).zip(SIZES) {
         let frame = receive(lane).unwrap().unwrap();
         assert_eq!(frame.header.item, ItemId(number));
-        assert!(frame.head == pattern(head) && *frame.data == pattern(data), "frame {number}");
+        assert!(
+            frame.head == pattern(head) && *frame.data == pattern(data),
+            "frame {number}"
+        );
     }
     assert!(receive(lane).unwrap().is_none());
     assert!(receive(lane).unwrap().is_none());
@@ -76,7 +90,11 @@ fn receive_all(lane: &mut dyn LaneSource) {
 /// The source and the sink of a lane, whose greeting is on its way; `turned` when the acceptor sends.
 async fn greeted(turned: bool) -> (Connection, Connection) {
     let (dialled, accepted) = connected(|address| address).await;
-    let (source, mut sink) = if turned { (dialled, accepted) } else { (accepted, dialled) };
+    let (source, mut sink) = if turned {
+        (dialled, accepted)
+    } else {
+        (accepted, dialled)
+    };
     sink.write_all(GREETING).await.unwrap();
     sink.flush().await.unwrap();
     (source, sink)
@@ -101,11 +119,15 @@ async fn frames_arrive_in_clear_from_the_dialler_and_from_the_acceptor() {
         let mut sink = ClearLane::new(sink).unwrap();
         // The first frame may arrive together with the greeting, or after it.
         let clock = StageClock::default();
-        sink.send(frame(99, b"", b"early"), &mut clock.start()).unwrap();
+        sink.send(frame(99, b"", b"early"), &mut clock.start())
+            .unwrap();
         let sender = thread::spawn(move || send_all(&mut sink));
         source.read_exact(&mut [0; GREETING.len()]).await.unwrap();
         let mut source = ClearLane::new(source).unwrap();
-        assert_eq!(receive(&mut source).unwrap().unwrap().header.item, ItemId(99));
+        assert_eq!(
+            receive(&mut source).unwrap().unwrap().header.item,
+            ItemId(99)
+        );
         receive_all(&mut source);
         sender.join().unwrap();
     }
@@ -114,10 +136,14 @@ async fn frames_arrive_in_clear_from_the_dialler_and_from_the_acceptor() {
 /// Each connection, and each direction of it, has a key of its own.
 #[tokio::test]
 async fn what_was_said_on_another_lane_in_clear_is_refused() {
-    let (one, other) = (connected(|address| address).await, connected(|address| address).await);
+    let (one, other) = (
+        connected(|address| address).await,
+        connected(|address| address).await,
+    );
     let mut sink = ClearLane::new(one.0).unwrap();
     let clock = StageClock::default();
-    sink.send(frame(0, b"head", b"data"), &mut clock.start()).unwrap();
+    sink.send(frame(0, b"head", b"data"), &mut clock.start())
+        .unwrap();
     sink.finish().unwrap();
     let (mut said, mut back) = (Vec::new(), raw_socket(one.1));
     back.read_to_end(&mut said).unwrap();
@@ -133,7 +159,10 @@ async fn what_was_said_on_another_lane_in_clear_is_refused() {
 #[tokio::test]
 async fn what_tls_still_holds_is_no_part_of_a_lane_in_clear() {
     let (mut dialled, mut accepted) = connected(|address| address).await;
-    dialled.write_all(&[GREETING, b"more"].concat()).await.unwrap();
+    dialled
+        .write_all(&[GREETING, b"more"].concat())
+        .await
+        .unwrap();
     dialled.flush().await.unwrap();
     accepted.read_exact(&mut [0; GREETING.len()]).await.unwrap();
     assert!(matches!(ClearLane::new(accepted), Err(LaneError::Forged)));
@@ -153,17 +182,24 @@ async fn broken_lane_in_clear_wakes_its_receiver() {
 async fn frames_that_arrive_with_the_greeting_are_not_lost() {
     for turned in [false, true] {
         let (dialled, accepted) = connected(|address| address).await;
-        let (mut source, mut sink) = if turned { (dialled, accepted) } else { (accepted, dialled) };
+        let (mut source, mut sink) = if turned {
+            (dialled, accepted)
+        } else {
+            (accepted, dialled)
+        };
         // The first frame's header is in the greeting's own record, the rest of it in records of the same segment.
         let early = frame(0, b"head", &pattern(5000));
-        sink.write_all(&[GREETING, &early.header.encode()].concat()).await.unwrap();
+        sink.write_all(&[GREETING, &early.header.encode()].concat())
+            .await
+            .unwrap();
         sink.write_all(&early.head).await.unwrap();
         sink.write_all(&early.data).await.unwrap();
         sink.flush().await.unwrap();
         let mut sink = TlsLane::new(sink).unwrap();
         let clock = StageClock::default();
         for number in 1..100 {
-            sink.send(frame(number, b"head", &pattern(700)), &mut clock.start()).unwrap();
+            sink.send(frame(number, b"head", &pattern(700)), &mut clock.start())
+                .unwrap();
         }
         sink.finish().unwrap();
         // All of it has been sent before the first byte is read.
@@ -171,7 +207,10 @@ async fn frames_that_arrive_with_the_greeting_are_not_lost() {
         let mut source = TlsLane::new(source).unwrap();
         for number in 0..100 {
             let frame = receive(&mut source).unwrap().unwrap();
-            assert_eq!((frame.header.item, &frame.head[..]), (ItemId(number), &b"head"[..]));
+            assert_eq!(
+                (frame.header.item, &frame.head[..]),
+                (ItemId(number), &b"head"[..])
+            );
             assert!(*frame.data == pattern(if number == 0 { 5000 } else { 700 }));
         }
         assert!(receive(&mut source).unwrap().is_none());
@@ -185,9 +224,14 @@ async fn lane_that_ends_without_a_word_is_closed() {
         let header = frame(0, b"head", b"data").header.encode();
         dialled.write_all(&header[..bytes]).await.unwrap();
         dialled.flush().await.unwrap();
-        socket2::SockRef::from(&dialled).shutdown(Shutdown::Write).unwrap();
+        socket2::SockRef::from(&dialled)
+            .shutdown(Shutdown::Write)
+            .unwrap();
         let error = receive(&mut TlsLane::new(accepted).unwrap()).unwrap_err();
-        assert!(matches!(error, LaneError::Closed), "after {bytes} bytes: {error:?}");
+        assert!(
+            matches!(error, LaneError::Closed),
+            "after {bytes} bytes: {error:?}"
+        );
     }
 }
 
@@ -200,7 +244,10 @@ async fn lane_that_ends_within_a_frame_is_closed() {
         dialled.write_all(&sent[..bytes]).await.unwrap();
         dialled.shutdown().await.unwrap();
         let error = receive(&mut TlsLane::new(accepted).unwrap()).unwrap_err();
-        assert!(matches!(error, LaneError::Closed), "after {bytes} bytes: {error:?}");
+        assert!(
+            matches!(error, LaneError::Closed),
+            "after {bytes} bytes: {error:?}"
+        );
     }
 }
 
@@ -215,7 +262,10 @@ async fn lane_whose_bytes_are_changed_on_the_way_is_refused() {
         drop(sent.and_then(|()| sink.finish()));
     });
     let error = receive(&mut TlsLane::new(accepted).unwrap()).unwrap_err();
-    assert_eq!(error.to_string(), "data lane: a TLS record does not authenticate");
+    assert_eq!(
+        error.to_string(),
+        "data lane: a TLS record does not authenticate"
+    );
     sender.join().unwrap();
 }
 

@@ -45,7 +45,10 @@ impl Party {
     }
 
     /// This party's private key with certificates of any kind.
-    pub(crate) fn key_with(&self, certificates: Vec<CertificateDer<'static>>) -> Arc<SingleCertAndKey> {
+    pub(crate) fn key_with(
+        &self,
+        certificates: Vec<CertificateDer<'static>>,
+    ) -> Arc<SingleCertAndKey> {
         let key = PrivateKeyDer::from_pem_file(self.home.path().join("key.pem")).unwrap();
         Arc::new(CertifiedKey::new(certificates, any_ecdsa_type(&key).unwrap()).into())
     }
@@ -63,7 +66,10 @@ pub(crate) fn host_config(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> Se
 }
 
 /// A client that trusts every host, shows the given key, if any, and speaks any protocol.
-pub(crate) fn client_config(key: Option<Arc<SingleCertAndKey>>, protocols: &[&[u8]]) -> ClientConfig {
+pub(crate) fn client_config(
+    key: Option<Arc<SingleCertAndKey>>,
+    protocols: &[&[u8]],
+) -> ClientConfig {
     let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_protocol_versions(&[&TLS13])
         .unwrap()
@@ -112,7 +118,9 @@ impl ServerCertVerifier for TrustAll {
     }
 
     fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        default_provider().signature_verification_algorithms.supported_schemes()
+        default_provider()
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
@@ -123,7 +131,11 @@ pub(crate) async fn serve_tls(config: ServerConfig) -> u16 {
     tokio::spawn(async move {
         loop {
             let (socket, _) = listener.accept().await.unwrap();
-            drop(TlsAcceptor::from(Arc::new(config.clone())).accept(socket).await);
+            drop(
+                TlsAcceptor::from(Arc::new(config.clone()))
+                    .accept(socket)
+                    .await,
+            );
         }
     });
     port

@@ -9,8 +9,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net;
 use tokio::sync::mpsc;
 use zmove_transport::{
-    AcceptError, Channel, ChannelDialler, DialError, FirstKey, HostPolicy, LaneError, LaneWindow, Listener,
-    QuicCongestion, Reach, SocketConfig, Transport, TransportChoice,
+    AcceptError, Channel, ChannelDialler, DialError, FirstKey, HostPolicy, LaneError, LaneWindow,
+    Listener, QuicCongestion, Reach, SocketConfig, Transport, TransportChoice,
 };
 use zmove_types::{BufferPool, ItemId, StageClock};
 use zmove_wire::Cipher;
@@ -21,15 +21,21 @@ use crate::party::{LONG, Party, client_config, host_config};
 impl Party {
     async fn listen_by(&self, choice: TransportChoice) -> (Listener, u16) {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        let listener =
-            Listener::bind(address, &self.identity, choice, &SocketConfig::default()).await.unwrap();
+        let listener = Listener::bind(address, &self.identity, choice, &SocketConfig::default())
+            .await
+            .unwrap();
         let port = listener.local_addr().unwrap().port();
         (listener, port)
     }
 
     async fn quic_dialler(&self, port: u16, policy: HostPolicy) -> ChannelDialler {
-        let reach = Reach { transport: TransportChoice::Quic, ..Reach::default() };
-        ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach).await.unwrap()
+        let reach = Reach {
+            transport: TransportChoice::Quic,
+            ..Reach::default()
+        };
+        ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach)
+            .await
+            .unwrap()
     }
 
     async fn dial_quic(&self, port: u16, policy: HostPolicy) -> Result<Channel, DialError> {
@@ -38,7 +44,9 @@ impl Party {
 }
 
 async fn accept(listener: &Listener) -> Result<Channel, AcceptError> {
-    listener.handshake(listener.accept().await.unwrap(), LONG).await
+    listener
+        .handshake(listener.accept().await.unwrap(), LONG)
+        .await
 }
 
 /// The client's end, which has sent its greeting, and the daemon's, which has read it.
@@ -54,8 +62,14 @@ async fn connected() -> (Channel, Channel) {
     let (near, far) = tokio::join!(dialled, accept(&listener));
     let mut far = far.unwrap();
     far.read_exact(&mut [0; GREETING.len()]).await.unwrap();
-    assert_eq!((near.peer(), far.peer()), (host.fingerprint(), user.fingerprint()));
-    assert_eq!((near.transport(), far.transport()), (Transport::Quic, Transport::Quic));
+    assert_eq!(
+        (near.peer(), far.peer()),
+        (host.fingerprint(), user.fingerprint())
+    );
+    assert_eq!(
+        (near.transport(), far.transport()),
+        (Transport::Quic, Transport::Quic)
+    );
     // The socket stays until the connection is gone.
     tokio::spawn(async move {
         let _kept = listener;
@@ -102,7 +116,10 @@ async fn frames_arrive_and_the_end_is_one() {
             for (number, (head, data)) in (0..).zip(SIZES) {
                 let frame = source.receive(&pool, &mut clock.start()).unwrap().unwrap();
                 assert_eq!(frame.header.item, ItemId(100 * round + number));
-                assert!(frame.head == pattern(head) && *frame.data == pattern(data), "frame {number}");
+                assert!(
+                    frame.head == pattern(head) && *frame.data == pattern(data),
+                    "frame {number}"
+                );
             }
         }
         assert!(source.receive(&pool, &mut clock.start()).unwrap().is_none());
@@ -118,7 +135,8 @@ async fn a_lane_that_is_dropped_has_no_end() {
     let (near, far) = connected().await;
     let clock = StageClock::default();
     let mut sink = near.into_sink(Cipher::Tls, 1).unwrap();
-    sink.send(frame(0, b"head", b"data"), &mut clock.start()).unwrap();
+    sink.send(frame(0, b"head", b"data"), &mut clock.start())
+        .unwrap();
     drop(sink);
     let ended = tokio::task::spawn_blocking(move || {
         let (clock, pool) = (StageClock::default(), BufferPool::new(BUFFER_BYTES, 1));
@@ -139,16 +157,25 @@ async fn a_breaker_ends_whoever_waits() {
     let source = far.into_source(Cipher::Tls).unwrap();
     let breaker = source.breaker();
     let waiting = thread::spawn(move || {
-        let (clock, pool, mut source) = (StageClock::default(), BufferPool::new(BUFFER_BYTES, 1), source);
+        let (clock, pool, mut source) = (
+            StageClock::default(),
+            BufferPool::new(BUFFER_BYTES, 1),
+            source,
+        );
         source.receive(&pool, &mut clock.start()).map(|_| ())
     });
     breaker.trip();
     assert!(matches!(waiting.join().unwrap(), Err(LaneError::Closed)));
     // The sender gets the error, however much it has to send.
     let sending = thread::spawn(move || {
-        let (clock, mut sink) = (StageClock::default(), near.into_sink(Cipher::Tls, 1).unwrap());
+        let (clock, mut sink) = (
+            StageClock::default(),
+            near.into_sink(Cipher::Tls, 1).unwrap(),
+        );
         let mut send = || sink.send(frame(0, b"", &pattern(BUFFER_BYTES)), &mut clock.start());
-        std::iter::repeat_with(&mut send).find(Result::is_err).unwrap()
+        std::iter::repeat_with(&mut send)
+            .find(Result::is_err)
+            .unwrap()
     });
     assert!(matches!(sending.join().unwrap(), Err(LaneError::Closed)));
 }
@@ -156,13 +183,19 @@ async fn a_breaker_ends_whoever_waits() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_whose_connection_is_lost_does_not_end_in_order() {
     let (near, far) = connected().await;
-    let (source, mut sink) = (far.into_source(Cipher::Tls).unwrap(), near.into_sink(Cipher::Tls, 1).unwrap());
+    let (source, mut sink) = (
+        far.into_source(Cipher::Tls).unwrap(),
+        near.into_sink(Cipher::Tls, 1).unwrap(),
+    );
     let path = sink.path();
     assert_eq!(path.read().unwrap().established, Some(true));
     source.breaker().trip();
     let ended = tokio::task::spawn_blocking(move || {
         let clock = StageClock::default();
-        while sink.send(frame(0, b"", b"data"), &mut clock.start()).is_ok() {}
+        while sink
+            .send(frame(0, b"", b"data"), &mut clock.start())
+            .is_ok()
+        {}
         sink.finish()
     });
     assert!(matches!(ended.await.unwrap(), Err(LaneError::Closed)));
@@ -187,17 +220,27 @@ async fn a_pinned_host_with_another_key_is_refused_on_both_sides() {
         dialled,
         Err(DialError::HostKeyChanged { expected: e, found: f, .. }) if e == expected && f == found
     ));
-    assert!(matches!(accepted, Err(AcceptError::HostKeyRefused)), "{accepted:?}");
+    assert!(
+        matches!(accepted, Err(AcceptError::HostKeyRefused)),
+        "{accepted:?}"
+    );
 }
 
 #[tokio::test]
 async fn an_unknown_host_is_refused_and_its_key_told() {
     let (host, user) = (Party::new(), Party::new());
     let (listener, port) = host.listen_by(TransportChoice::Auto).await;
-    let dialled =
-        async { tokio::join!(user.dial_quic(port, HostPolicy::RefuseUnknown), accept(&listener)).0 };
+    let dialled = async {
+        tokio::join!(
+            user.dial_quic(port, HostPolicy::RefuseUnknown),
+            accept(&listener)
+        )
+        .0
+    };
     let found = host.fingerprint();
-    assert!(matches!(dialled.await, Err(DialError::UnknownHost { fingerprint, .. }) if fingerprint == found));
+    assert!(
+        matches!(dialled.await, Err(DialError::UnknownHost { fingerprint, .. }) if fingerprint == found)
+    );
 }
 
 /// A host that shows `certificate` and signs with its own key.
@@ -219,21 +262,36 @@ fn serve_quic(key: Arc<SingleCertAndKey>) -> u16 {
 async fn a_host_with_a_copied_certificate_is_refused_and_never_pinned() {
     let (thief, host, user) = (Party::new(), Party::new(), Party::new());
     let port = serve_quic(thief.key_with(vec![host.certificate()]));
-    let pinned = user.dial_quic(port, HostPolicy::Pinned(host.fingerprint())).await;
-    assert!(matches!(pinned, Err(DialError::HostKeyUnproven { .. })), "{pinned:?}");
+    let pinned = user
+        .dial_quic(port, HostPolicy::Pinned(host.fingerprint()))
+        .await;
+    assert!(
+        matches!(pinned, Err(DialError::HostKeyUnproven { .. })),
+        "{pinned:?}"
+    );
     let first = FirstKey::default();
-    let new = user.dial_quic(port, HostPolicy::AcceptNew(first.clone())).await;
-    assert!(matches!(new, Err(DialError::HostKeyUnproven { .. })), "{new:?}");
+    let new = user
+        .dial_quic(port, HostPolicy::AcceptNew(first.clone()))
+        .await;
+    assert!(
+        matches!(new, Err(DialError::HostKeyUnproven { .. })),
+        "{new:?}"
+    );
     assert_eq!(first.get(), None);
 }
 
 /// The listener's error for a client that trusts every host and shows the given key, if any.
-async fn accept_quic(listener: &Listener, port: u16, key: Option<Arc<SingleCertAndKey>>) -> AcceptError {
+async fn accept_quic(
+    listener: &Listener,
+    port: u16,
+    key: Option<Arc<SingleCertAndKey>>,
+) -> AcceptError {
     let tls = client_config(key, &[b"zmove"]);
     let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
     let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-    let connecting =
-        endpoint.connect_with(config, SocketAddr::from(([127, 0, 0, 1], port)), "zmove").unwrap();
+    let connecting = endpoint
+        .connect_with(config, SocketAddr::from(([127, 0, 0, 1], port)), "zmove")
+        .unwrap();
     let talking = async {
         // The client receives a refusal only after its own handshake is complete.
         let connection = connecting.await?;
@@ -250,8 +308,16 @@ async fn accept_quic(listener: &Listener, port: u16, key: Option<Arc<SingleCertA
 async fn clients_prove_their_keys() {
     let (thief, host, user) = (Party::new(), Party::new(), Party::new());
     let (listener, port) = host.listen_by(TransportChoice::Quic).await;
-    let copied = accept_quic(&listener, port, Some(thief.key_with(vec![user.certificate()]))).await;
-    assert!(matches!(copied, AcceptError::ClientKeyUnproven), "{copied:?}");
+    let copied = accept_quic(
+        &listener,
+        port,
+        Some(thief.key_with(vec![user.certificate()])),
+    )
+    .await;
+    assert!(
+        matches!(copied, AcceptError::ClientKeyUnproven),
+        "{copied:?}"
+    );
     let none = accept_quic(&listener, port, None).await;
     assert!(matches!(none, AcceptError::NoClientKey), "{none:?}");
 }
@@ -293,7 +359,9 @@ async fn a_connection_that_is_not_needed_is_told_from_a_failure() {
 async fn what_was_said_last_arrives_though_the_dialler_closes_at_once() {
     let (host, user) = (Party::new(), Party::new());
     let (listener, port) = host.listen_by(TransportChoice::Quic).await;
-    let dialler = user.quic_dialler(port, HostPolicy::Pinned(host.fingerprint())).await;
+    let dialler = user
+        .quic_dialler(port, HostPolicy::Pinned(host.fingerprint()))
+        .await;
     let dialled = async {
         let mut channel = dialler.dial(LONG).await.unwrap();
         channel.write_all(GREETING).await.unwrap();
@@ -311,9 +379,17 @@ async fn what_was_said_last_arrives_though_the_dialler_closes_at_once() {
 async fn a_silent_port_is_given_up_in_time() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let user = Party::new();
-    let dialler = user.quic_dialler(silent.local_addr().unwrap().port(), HostPolicy::RefuseUnknown).await;
+    let dialler = user
+        .quic_dialler(
+            silent.local_addr().unwrap().port(),
+            HostPolicy::RefuseUnknown,
+        )
+        .await;
     let failed = dialler.dial(Duration::from_millis(100)).await.unwrap_err();
-    assert!(failed.retryable() && matches!(failed, DialError::TimedOut { .. }), "{failed:?}");
+    assert!(
+        failed.retryable() && matches!(failed, DialError::TimedOut { .. }),
+        "{failed:?}"
+    );
     dialler.close().await;
 }
 
@@ -330,7 +406,14 @@ impl Succession {
         let near = net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let port = near.local_addr().unwrap().port();
         let [first, second] = [first, second].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
-        tokio::spawn(Arc::new(Self { near, first, second }).pass_on());
+        tokio::spawn(
+            Arc::new(Self {
+                near,
+                first,
+                second,
+            })
+            .pass_on(),
+        );
         port
     }
 
@@ -391,7 +474,10 @@ async fn a_host_that_is_started_again_amid_a_handshake_is_reached() {
             });
         }
     });
-    let mut near = user.dial_quic(port, HostPolicy::Pinned(host.fingerprint())).await.unwrap();
+    let mut near = user
+        .dial_quic(port, HostPolicy::Pinned(host.fingerprint()))
+        .await
+        .unwrap();
     near.write_all(GREETING).await.unwrap();
     let mut far = accepted.recv().await.unwrap();
     far.read_exact(&mut [0; GREETING.len()]).await.unwrap();
@@ -401,7 +487,10 @@ async fn a_host_that_is_started_again_amid_a_handshake_is_reached() {
 fn congestion_controls_have_the_kernels_names() {
     use QuicCongestion::{Bbr, Cubic, NewReno, Tolerant};
     for control in [Tolerant, Cubic, Bbr, NewReno] {
-        assert_eq!(control.to_string().parse::<QuicCongestion>().unwrap(), control);
+        assert_eq!(
+            control.to_string().parse::<QuicCongestion>().unwrap(),
+            control
+        );
     }
     assert!("vegas".parse::<QuicCongestion>().is_err());
 }

@@ -10,7 +10,8 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use zmove_transport::{
-    AcceptError, Acceptor, Connection, DialError, DialStage, Dialler, FirstKey, HostPolicy, SocketConfig,
+    AcceptError, Acceptor, Connection, DialError, DialStage, Dialler, FirstKey, HostPolicy,
+    SocketConfig,
 };
 use zmove_wire::Version;
 
@@ -22,7 +23,9 @@ const LOOPBACK: &str = "127.0.0.1";
 impl Party {
     async fn listen(&self) -> (Acceptor, u16) {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        let acceptor = Acceptor::bind(address, &self.identity, SocketConfig::default()).await.unwrap();
+        let acceptor = Acceptor::bind(address, &self.identity, SocketConfig::default())
+            .await
+            .unwrap();
         let port = acceptor.local_addr().unwrap().port();
         (acceptor, port)
     }
@@ -40,7 +43,15 @@ impl Party {
     }
 
     async fn dialler(&self, port: u16, policy: HostPolicy) -> Dialler {
-        Dialler::new(&self.identity, LOOPBACK, port, policy, SocketConfig::default()).await.unwrap()
+        Dialler::new(
+            &self.identity,
+            LOOPBACK,
+            port,
+            policy,
+            SocketConfig::default(),
+        )
+        .await
+        .unwrap()
     }
 
     async fn dial(&self, port: u16, policy: HostPolicy) -> Result<Connection, DialError> {
@@ -75,9 +86,14 @@ async fn meet_tls(
     acceptor: &Acceptor,
     key: Option<Arc<SingleCertAndKey>>,
     protocols: &[&[u8]],
-) -> (io::Result<TlsStream<TcpStream>>, Result<Connection, AcceptError>) {
+) -> (
+    io::Result<TlsStream<TcpStream>>,
+    Result<Connection, AcceptError>,
+) {
     let config = client_config(key, protocols);
-    let socket = TcpStream::connect(acceptor.local_addr().unwrap()).await.unwrap();
+    let socket = TcpStream::connect(acceptor.local_addr().unwrap())
+        .await
+        .unwrap();
     let name = ServerName::try_from("zmove").unwrap();
     let client = TlsConnector::from(Arc::new(config)).connect(name, socket);
     tokio::join!(client, accept(acceptor))
@@ -87,7 +103,10 @@ async fn meet_tls(
 async fn both_sides_learn_the_other_key() {
     let [host, user] = [Party::new(), Party::new()];
     let (client, server) = connected(&host, &user).await;
-    assert_eq!((client.peer, server.peer), (host.fingerprint(), user.fingerprint()));
+    assert_eq!(
+        (client.peer, server.peer),
+        (host.fingerprint(), user.fingerprint())
+    );
     assert!(client.rtt > Duration::ZERO && server.rtt > Duration::ZERO);
     let stream = client;
     let session = stream.session();
@@ -109,10 +128,23 @@ async fn both_sides_know_the_version_after_the_handshake() {
         (&[b"zmove/5", b"zmove"], Version::V3),
     ] {
         let key = user.key_with(vec![user.certificate()]);
-        assert_eq!(accept_tls(&acceptor, Some(key), offered).await.unwrap().version, version);
+        assert_eq!(
+            accept_tls(&acceptor, Some(key), offered)
+                .await
+                .unwrap()
+                .version,
+            version
+        );
     }
-    let older = serve_tls(host_config(host.key_with(vec![host.certificate()]), &[b"zmove"])).await;
-    let connection = user.dial(older, HostPolicy::Pinned(host.fingerprint())).await.unwrap();
+    let older = serve_tls(host_config(
+        host.key_with(vec![host.certificate()]),
+        &[b"zmove"],
+    ))
+    .await;
+    let connection = user
+        .dial(older, HostPolicy::Pinned(host.fingerprint()))
+        .await
+        .unwrap();
     assert_eq!(connection.version, Version::V3);
 }
 
@@ -120,11 +152,16 @@ async fn both_sides_know_the_version_after_the_handshake() {
 async fn nothing_is_resumed() {
     let [host, user] = [Party::new(), Party::new()];
     let (acceptor, port) = host.listen().await;
-    let dialler = user.dialler(port, HostPolicy::Pinned(host.fingerprint())).await;
+    let dialler = user
+        .dialler(port, HostPolicy::Pinned(host.fingerprint()))
+        .await;
     for _ in 0..2 {
         let (client, server) = tokio::join!(dialler.dial(LONG), accept(&acceptor));
         drop(client.unwrap());
-        assert_eq!(server.unwrap().session().handshake_kind(), Some(HandshakeKind::Full));
+        assert_eq!(
+            server.unwrap().session().handshake_kind(),
+            Some(HandshakeKind::Full)
+        );
     }
 }
 
@@ -155,9 +192,19 @@ async fn accepted_sockets_are_set_up() {
 #[tokio::test]
 async fn host_with_a_copied_certificate_is_refused() {
     let [victim, thief, user] = [Party::new(), Party::new(), Party::new()];
-    let port = serve_tls(host_config(thief.key_with(vec![victim.certificate()]), &[b"zmove"])).await;
-    let error = user.dial(port, HostPolicy::Pinned(victim.fingerprint())).await.unwrap_err();
-    assert!(matches!(error, DialError::HostKeyUnproven { .. }), "{error:?}");
+    let port = serve_tls(host_config(
+        thief.key_with(vec![victim.certificate()]),
+        &[b"zmove"],
+    ))
+    .await;
+    let error = user
+        .dial(port, HostPolicy::Pinned(victim.fingerprint()))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, DialError::HostKeyUnproven { .. }),
+        "{error:?}"
+    );
     assert!(!error.retryable());
 }
 
@@ -165,9 +212,19 @@ async fn host_with_a_copied_certificate_is_refused() {
 async fn copied_certificate_is_never_pinned() {
     let [victim, thief, user] = [Party::new(), Party::new(), Party::new()];
     let first = FirstKey::default();
-    let port = serve_tls(host_config(thief.key_with(vec![victim.certificate()]), &[b"zmove"])).await;
-    let error = user.dial(port, HostPolicy::AcceptNew(first.clone())).await.unwrap_err();
-    assert!(matches!(error, DialError::HostKeyUnproven { .. }), "{error:?}");
+    let port = serve_tls(host_config(
+        thief.key_with(vec![victim.certificate()]),
+        &[b"zmove"],
+    ))
+    .await;
+    let error = user
+        .dial(port, HostPolicy::AcceptNew(first.clone()))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, DialError::HostKeyUnproven { .. }),
+        "{error:?}"
+    );
     assert_eq!(first.get(), None);
 }
 
@@ -176,8 +233,14 @@ async fn host_is_judged_by_the_certificate_it_signs_with() {
     let [victim, thief, user] = [Party::new(), Party::new(), Party::new()];
     let chain = vec![thief.certificate(), victim.certificate()];
     let port = serve_tls(host_config(thief.key_with(chain), &[b"zmove"])).await;
-    let error = user.dial(port, HostPolicy::Pinned(victim.fingerprint())).await.unwrap_err();
-    assert!(matches!(error, DialError::HostKeyChanged { .. }), "{error:?}");
+    let error = user
+        .dial(port, HostPolicy::Pinned(victim.fingerprint()))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, DialError::HostKeyChanged { .. }),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]
@@ -185,7 +248,9 @@ async fn client_with_a_copied_certificate_is_refused() {
     let [host, victim, thief] = [Party::new(), Party::new(), Party::new()];
     let (acceptor, _) = host.listen().await;
     let key = thief.key_with(vec![victim.certificate()]);
-    let error = accept_tls(&acceptor, Some(key), &[b"zmove"]).await.unwrap_err();
+    let error = accept_tls(&acceptor, Some(key), &[b"zmove"])
+        .await
+        .unwrap_err();
     assert!(matches!(error, AcceptError::ClientKeyUnproven), "{error:?}");
 }
 
@@ -211,11 +276,20 @@ async fn peers_without_the_protocol_are_refused() {
     let (acceptor, _) = host.listen().await;
     for protocols in [&[][..], &[b"h2".as_slice()]] {
         let key = user.key_with(vec![user.certificate()]);
-        let error = accept_tls(&acceptor, Some(key), protocols).await.unwrap_err();
+        let error = accept_tls(&acceptor, Some(key), protocols)
+            .await
+            .unwrap_err();
         assert!(matches!(error, AcceptError::NotZmove), "{error:?}");
 
-        let port = serve_tls(host_config(host.key_with(vec![host.certificate()]), protocols)).await;
-        let error = user.dial(port, HostPolicy::Pinned(host.fingerprint())).await.unwrap_err();
+        let port = serve_tls(host_config(
+            host.key_with(vec![host.certificate()]),
+            protocols,
+        ))
+        .await;
+        let error = user
+            .dial(port, HostPolicy::Pinned(host.fingerprint()))
+            .await
+            .unwrap_err();
         assert!(matches!(error, DialError::NotZmove { .. }), "{error:?}");
     }
 }
@@ -248,7 +322,9 @@ async fn tls_1_2_is_refused_with_an_alert() {
     assert!(matches!(error, AcceptError::NotZmove), "{error:?}");
     let mut answer = Vec::new();
     socket.read_to_end(&mut answer).await.unwrap();
-    let [21, 3, 3, 0, 2, 2, 70] = answer[..] else { panic!("no fatal alert protocol_version: {answer:?}") };
+    let [21, 3, 3, 0, 2, 2, 70] = answer[..] else {
+        panic!("no fatal alert protocol_version: {answer:?}")
+    };
 }
 
 #[tokio::test]
@@ -263,7 +339,10 @@ async fn tls_1_2_host_is_refused() {
         socket.write_all(&record).await.unwrap();
         drop(socket.read(&mut [0; 4096]).await);
     });
-    let error = Party::new().dial(port, HostPolicy::AcceptNew(FirstKey::default())).await.unwrap_err();
+    let error = Party::new()
+        .dial(port, HostPolicy::AcceptNew(FirstKey::default()))
+        .await
+        .unwrap_err();
     assert!(matches!(error, DialError::NotZmove { .. }), "{error:?}");
 }
 
@@ -276,9 +355,15 @@ async fn other_protocols_are_named_as_such() {
         socket.write_all(b"SSH-2.0-OpenSSH_9.9\r\n").await.unwrap();
         drop(socket.read(&mut [0; 4096]).await);
     });
-    let error = Party::new().dial(port, HostPolicy::RefuseUnknown).await.unwrap_err();
+    let error = Party::new()
+        .dial(port, HostPolicy::RefuseUnknown)
+        .await
+        .unwrap_err();
     assert!(matches!(error, DialError::NotTls { .. }), "{error:?}");
-    assert!(error.to_string().contains(&format!("127.0.0.1:{port}")), "{error}");
+    assert!(
+        error.to_string().contains(&format!("127.0.0.1:{port}")),
+        "{error}"
+    );
 
     let (acceptor, port) = Party::new().listen().await;
     let mut socket = TcpStream::connect((LOOPBACK, port)).await.unwrap();
@@ -291,8 +376,16 @@ async fn other_protocols_are_named_as_such() {
 async fn pinned_host_with_another_key_is_refused() {
     let [host, other, user] = [Party::new(), Party::new(), Party::new()];
     let port = host.serve().await;
-    let error = user.dial(port, HostPolicy::Pinned(other.fingerprint())).await.unwrap_err();
-    let DialError::HostKeyChanged { expected, found, .. } = error else { panic!("{error:?}") };
+    let error = user
+        .dial(port, HostPolicy::Pinned(other.fingerprint()))
+        .await
+        .unwrap_err();
+    let DialError::HostKeyChanged {
+        expected, found, ..
+    } = error
+    else {
+        panic!("{error:?}")
+    };
     assert_eq!((expected, found), (other.fingerprint(), host.fingerprint()));
 }
 
@@ -309,9 +402,21 @@ async fn daemon_learns_that_its_key_was_refused() {
 async fn unknown_host_is_refused_and_its_key_told() {
     let [host, user] = [Party::new(), Party::new()];
     let port = host.serve().await;
-    let error = user.dial(port, HostPolicy::RefuseUnknown).await.unwrap_err();
-    let DialError::UnknownHost { host: asked, fingerprint } = error else { panic!("{error:?}") };
-    assert_eq!((asked.host.as_str(), asked.port, fingerprint), (LOOPBACK, port, host.fingerprint()));
+    let error = user
+        .dial(port, HostPolicy::RefuseUnknown)
+        .await
+        .unwrap_err();
+    let DialError::UnknownHost {
+        host: asked,
+        fingerprint,
+    } = error
+    else {
+        panic!("{error:?}")
+    };
+    assert_eq!(
+        (asked.host.as_str(), asked.port, fingerprint),
+        (LOOPBACK, port, host.fingerprint())
+    );
 }
 
 #[tokio::test]
@@ -323,7 +428,12 @@ async fn accept_new_pins_once_for_the_run() {
     assert_eq!(first.get(), Some(host.fingerprint()));
     user.dial(host.serve().await, policy.clone()).await.unwrap();
     let error = user.dial(other.serve().await, policy).await.unwrap_err();
-    let DialError::HostKeyChanged { expected, found, .. } = error else { panic!("{error:?}") };
+    let DialError::HostKeyChanged {
+        expected, found, ..
+    } = error
+    else {
+        panic!("{error:?}")
+    };
     assert_eq!((expected, found), (host.fingerprint(), other.fingerprint()));
 }
 
@@ -333,15 +443,25 @@ async fn racing_connections_agree_on_one_new_key() {
     let first = FirstKey::default();
     let mut dials = tokio::task::JoinSet::new();
     for port in [host.serve().await, other.serve().await] {
-        let dialler = user.dialler(port, HostPolicy::AcceptNew(first.clone())).await;
+        let dialler = user
+            .dialler(port, HostPolicy::AcceptNew(first.clone()))
+            .await;
         for _ in 0..8 {
             let dialler = dialler.clone();
             dials.spawn(async move { dialler.dial(LONG).await });
         }
     }
-    let good: Vec<_> = dials.join_all().await.into_iter().filter_map(Result::ok).collect();
+    let good: Vec<_> = dials
+        .join_all()
+        .await
+        .into_iter()
+        .filter_map(Result::ok)
+        .collect();
     assert_eq!(good.len(), 8);
-    assert!(good.iter().all(|connection| Some(connection.peer) == first.get()));
+    assert!(
+        good.iter()
+            .all(|connection| Some(connection.peer) == first.get())
+    );
 }
 
 #[tokio::test]
@@ -351,14 +471,23 @@ async fn silent_peers_time_out_and_hold_nobody_up() {
     let _silent = TcpStream::connect((LOOPBACK, port)).await.unwrap();
     let (silent, _) = acceptor.accept_tcp().await.unwrap();
     let dial = user.dial(port, HostPolicy::Pinned(host.fingerprint()));
-    let (slow, good, accepted) = tokio::join!(acceptor.handshake(silent, SHORT), dial, accept(&acceptor));
+    let (slow, good, accepted) =
+        tokio::join!(acceptor.handshake(silent, SHORT), dial, accept(&acceptor));
     assert!(matches!(slow.unwrap_err(), AcceptError::TimedOut { .. }));
     assert!(good.is_ok() && accepted.is_ok());
 
     // The kernel completes the TCP connection, and nobody accepts it.
-    let error = user.dialler(port, HostPolicy::RefuseUnknown).await.dial(SHORT).await.unwrap_err();
+    let error = user
+        .dialler(port, HostPolicy::RefuseUnknown)
+        .await
+        .dial(SHORT)
+        .await
+        .unwrap_err();
     let expected = DialStage::Handshaking;
-    assert!(matches!(error, DialError::TimedOut { stage, .. } if stage == expected), "{error:?}");
+    assert!(
+        matches!(error, DialError::TimedOut { stage, .. } if stage == expected),
+        "{error:?}"
+    );
     assert!(error.retryable());
 }
 
@@ -367,7 +496,9 @@ async fn absent_and_vanishing_hosts_are_told_apart() {
     let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let dialler = Party::new().dialler(port, HostPolicy::RefuseUnknown).await;
-    let (error, _) = tokio::join!(dialler.dial(LONG), async { drop(listener.accept().await.unwrap()) });
+    let (error, _) = tokio::join!(dialler.dial(LONG), async {
+        drop(listener.accept().await.unwrap())
+    });
     let error = error.unwrap_err();
     assert!(matches!(error, DialError::Closed { .. }), "{error:?}");
     assert!(error.retryable());
@@ -375,5 +506,10 @@ async fn absent_and_vanishing_hosts_are_told_apart() {
     drop(listener);
     let error = dialler.dial(LONG).await.unwrap_err();
     assert!(matches!(error, DialError::Refused { .. }), "{error:?}");
-    assert!(error.to_string().contains("is `zmove serve` running there?"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("is `zmove serve` running there?"),
+        "{error}"
+    );
 }

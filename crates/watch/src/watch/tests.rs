@@ -39,7 +39,9 @@ fn assert_come(watch: &Watch, paths: &[&str]) {
     let wanted: BTreeSet<PathBuf> = paths.iter().map(PathBuf::from).collect();
     let mut come = BTreeSet::new();
     while come.len() < wanted.len() {
-        let batch = watch.take(9, PATIENCE).unwrap_or_else(|| panic!("{wanted:?}, only {come:?}"));
+        let batch = watch
+            .take(9, PATIENCE)
+            .unwrap_or_else(|| panic!("{wanted:?}, only {come:?}"));
         for path in batch.paths() {
             assert!(come.insert(path.to_owned()), "{path:?} came twice");
         }
@@ -76,7 +78,10 @@ fn files_come_when_they_are_closed() {
     fs::write(root.path().join("d/f"), "more").unwrap();
     assert_come(&watch, &["d/f"]);
     std::os::unix::fs::symlink("d", root.path().join("l")).unwrap();
-    assert!(watch.take(9, SHORT).is_none(), "a link is closed by nobody, and rests");
+    assert!(
+        watch.take(9, SHORT).is_none(),
+        "a link is closed by nobody, and rests"
+    );
 }
 
 #[test]
@@ -138,10 +143,15 @@ fn what_no_event_tells_a_walk_finds() {
     for directory in ["a", "b", "c"] {
         fs::create_dir(root.path().join(directory)).unwrap();
     }
-    let terms = Terms { rescan: Some(SHORT), ..terms(SHORT) };
+    let terms = Terms {
+        rescan: Some(SHORT),
+        ..terms(SHORT)
+    };
     let watch = Watch::begin_with(root.path(), terms, 1).unwrap();
     wait_for(|| watch.state().has_walked);
-    let How::Walks(why) = watch.state().how else { panic!("{:?}", watch.state()) };
+    let How::Walks(why) = watch.state().how else {
+        panic!("{:?}", watch.state())
+    };
     assert!(why.contains("sysctl fs.inotify.max_user_watches"), "{why}");
     assert_eq!(watch.notes().len(), 1);
     fs::write(root.path().join("c/f"), "x").unwrap();
@@ -156,7 +166,11 @@ fn what_no_event_tells_a_walk_finds() {
 #[test]
 fn on_a_network_file_system_the_tree_is_walked_alone() {
     let root = tempfile::tempdir().unwrap();
-    let terms = Terms { rescan: Some(SHORT), is_shared: |_| true, ..terms(SHORT) };
+    let terms = Terms {
+        rescan: Some(SHORT),
+        is_shared: |_| true,
+        ..terms(SHORT)
+    };
     let watch = watched(root.path(), terms);
     assert!(matches!(watch.state().how, How::Walks(why) if why.contains("network file system")));
     assert_eq!(watch.state().directories, 0);
@@ -172,8 +186,11 @@ fn on_a_network_file_system_the_tree_is_walked_alone() {
 #[test]
 fn the_queue_may_overflow() {
     let root = tempfile::tempdir().unwrap();
-    let most: usize =
-        fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap().trim().parse().unwrap();
+    let most: usize = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
     let watch = watched(root.path(), terms(SHORT));
     // Nothing is read meanwhile: whoever reads needs the account.
     let held = watch.shared.account();
@@ -191,7 +208,12 @@ fn the_queue_may_overflow() {
         come.extend(batch.paths().map(Path::to_owned));
         watch.settle(batch, |_| false);
     }
-    assert!(watch.notes().iter().any(|note| note.contains("fs.inotify.max_queued_events")));
+    assert!(
+        watch
+            .notes()
+            .iter()
+            .any(|note| note.contains("fs.inotify.max_queued_events"))
+    );
 }
 
 #[test]
@@ -214,7 +236,14 @@ fn the_root_may_go_and_come_back() {
     wait_for(|| watch.state().is_there);
     // The walk of the other directory has not met it; whoever moves it finds it at the target.
     assert_come(&watch, &["f"]);
-    assert!(watch.notes().iter().any(|note| note.ends_with("is there again")), "{:?}", watch.notes());
+    assert!(
+        watch
+            .notes()
+            .iter()
+            .any(|note| note.ends_with("is there again")),
+        "{:?}",
+        watch.notes()
+    );
 }
 
 #[test]

@@ -26,12 +26,18 @@ pub(super) fn at_most<'de, const MAX: usize, D: Deserializer<'de>>(
 
 /// Reads a text for the user, cut to what a person would read.
 pub(super) fn reason<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    Ok(<&str>::deserialize(deserializer)?.chars().take(REASON_CHARS_MAX).collect())
+    Ok(<&str>::deserialize(deserializer)?
+        .chars()
+        .take(REASON_CHARS_MAX)
+        .collect())
 }
 
 /// Reads the text of an event, cut to what one can have.
 pub(super) fn told<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    Ok(<&str>::deserialize(deserializer)?.chars().take(TOLD_CHARS_MAX).collect())
+    Ok(<&str>::deserialize(deserializer)?
+        .chars()
+        .take(TOLD_CHARS_MAX)
+        .collect())
 }
 
 const REASON_CHARS_MAX: usize = 4096;

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::{Open, Refusal, SourcePath, TransferAccount, bytes, fetch::Fetch, list};
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
-use crate::limits::{CERTIFICATE_BYTES_MAX, FETCH_SOURCES_MAX, RECEIPT_BYTES_MAX, SIGNATURE_BYTES_MAX};
+use crate::limits::{
+    CERTIFICATE_BYTES_MAX, FETCH_SOURCES_MAX, RECEIPT_BYTES_MAX, SIGNATURE_BYTES_MAX,
+};
 
 /// The number of the grant among the extensions of an opening.
 pub(super) const GRANT: u16 = 4;
@@ -20,13 +22,18 @@ pub type GrantToken = [u8; 32];
 /// The extension of an opening that says by which grant it is made. It is critical, since the sender's own key may have
 /// no right there.
 pub(super) fn extension(token: GrantToken) -> Extension {
-    Extension { number: GRANT, critical: true, bytes: token.into() }
+    Extension {
+        number: GRANT,
+        critical: true,
+        bytes: token.into(),
+    }
 }
 
 /// The grant by which an opening is made.
 pub(super) fn of_opening(extensions: &Extensions) -> Result<Option<GrantToken>, WireError> {
-    let token =
-        extensions.get(GRANT).map(|bytes| GrantToken::try_from(bytes).map_err(|_| WireError::Message));
+    let token = extensions
+        .get(GRANT)
+        .map(|bytes| GrantToken::try_from(bytes).map_err(|_| WireError::Message));
     token.transpose()
 }
 
@@ -53,7 +60,10 @@ impl CopyOrder {
     /// The order as it would be said again: all but its id.
     #[must_use]
     pub fn anew(&self) -> Self {
-        Self { id: [0; 16], ..self.clone() }
+        Self {
+            id: [0; 16],
+            ..self.clone()
+        }
     }
 }
 
@@ -207,7 +217,10 @@ pub(crate) mod tests {
         CopyOrder {
             id: [1; 16],
             fetch: fetch(),
-            to: Place { host: "h".into(), port: 300 },
+            to: Place {
+                host: "h".into(),
+                port: 300,
+            },
             streams: Some(2),
             transport: TransportOrder::Quic,
             clear: false,
@@ -234,26 +247,57 @@ pub(crate) mod tests {
         assert_eq!(bytes[4..21], [&[2][..], &[1; 16]].concat());
         assert_eq!(bytes[bytes.len() - 9..], [1, b'h', 0xAC, 2, 1, 2, 2, 0, 5]);
         assert_eq!(decode_message(&bytes[4..]), Ok(order));
-        let begin = ToSource::Begin(Begin { grant: [4; 32], key: [5; 32] });
-        assert_eq!(encode_message(&begin)[4..], [&[3][..], &[4; 32], &[5; 32]].concat());
+        let begin = ToSource::Begin(Begin {
+            grant: [4; 32],
+            key: [5; 32],
+        });
+        assert_eq!(
+            encode_message(&begin)[4..],
+            [&[3][..], &[4; 32], &[5; 32]].concat()
+        );
         let order = ToSource::Grant(Box::new(grant()));
         let bytes = encode_message(&order);
         let open = [&[1, b't', 0, 0, 0, 0, 0][..], &[3; 16], &[0; 4], &[0]].concat();
         let rest = [1, 1, b'a', 1, 0xAC, 2, 0];
-        assert_eq!(bytes[4..], [&[4][..], &[1; 16], &[2; 32], &open, &rest].concat());
+        assert_eq!(
+            bytes[4..],
+            [&[4][..], &[1; 16], &[2; 32], &open, &rest].concat()
+        );
         assert_eq!(decode_message(&bytes[4..]), Ok(order));
-        let result = ToSource::Result { id: [6; 16], stop: true };
-        assert_eq!(encode_message(&result)[4..], [&[5][..], &[6; 16], &[1]].concat());
+        let result = ToSource::Result {
+            id: [6; 16],
+            stop: true,
+        };
+        assert_eq!(
+            encode_message(&result)[4..],
+            [&[5][..], &[6; 16], &[1]].concat()
+        );
     }
 
     #[test]
     fn answers_are_pinned() {
-        let granted = ToSender::Granted(Granted { token: [1; 32], begin_secs: 600 });
-        assert_eq!(encode_message(&granted)[4..], [&[22][..], &[1; 32], &[0xD8, 4]].concat());
-        assert_eq!(encode_message(&ToSender::Copy(CopyState::Ready))[4..], [23, 0]);
+        let granted = ToSender::Granted(Granted {
+            token: [1; 32],
+            begin_secs: 600,
+        });
+        assert_eq!(
+            encode_message(&granted)[4..],
+            [&[22][..], &[1; 32], &[0xD8, 4]].concat()
+        );
+        assert_eq!(
+            encode_message(&ToSender::Copy(CopyState::Ready))[4..],
+            [23, 0]
+        );
         let follows = ToSender::Copy(CopyState::Follows { id: [7; 16] });
-        assert_eq!(encode_message(&follows)[4..], [&[23, 1][..], &[7; 16]].concat());
-        let signed = SignedReceipt { receipt: vec![1], certificate: vec![2], signature: vec![3] };
+        assert_eq!(
+            encode_message(&follows)[4..],
+            [&[23, 1][..], &[7; 16]].concat()
+        );
+        let signed = SignedReceipt {
+            receipt: vec![1],
+            certificate: vec![2],
+            signature: vec![3],
+        };
         let receipt = ToSender::Receipt(signed.clone());
         assert_eq!(encode_message(&receipt)[4..], [24, 1, 1, 1, 2, 1, 3]);
         let result = ToSender::Result(CopyResult::Received(signed));
@@ -264,11 +308,19 @@ pub(crate) mod tests {
     /// A host that has sent keeps it for a day.
     #[test]
     fn what_a_host_has_signed_is_bounded() {
-        let most = [RECEIPT_BYTES_MAX, CERTIFICATE_BYTES_MAX, SIGNATURE_BYTES_MAX];
+        let most = [
+            RECEIPT_BYTES_MAX,
+            CERTIFICATE_BYTES_MAX,
+            SIGNATURE_BYTES_MAX,
+        ];
         let decoded = |[receipt, certificate, signature]: [usize; 3]| {
             let [receipt, certificate, signature] =
                 [receipt, certificate, signature].map(|bytes| vec![0; bytes]);
-            let signed = SignedReceipt { receipt, certificate, signature };
+            let signed = SignedReceipt {
+                receipt,
+                certificate,
+                signature,
+            };
             decode_message::<ToSender>(&encode_message(&ToSender::Receipt(signed))[4..])
         };
         assert!(decoded(most).is_ok());
@@ -281,7 +333,10 @@ pub(crate) mod tests {
 
     #[test]
     fn an_opening_says_its_grant() {
-        let open = Open { grant: Some([9; 32]), ..Open::new(b"t".to_vec(), [3; 16]) };
+        let open = Open {
+            grant: Some([9; 32]),
+            ..Open::new(b"t".to_vec(), [3; 16])
+        };
         let ToReceiver::OpenWith(plain, extensions) = open.clone().into_message(Version::V4) else {
             panic!("another message")
         };

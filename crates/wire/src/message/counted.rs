@@ -25,11 +25,21 @@ const GRANT_STRINGS: usize = 32;
 
 impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> Counted<'de, R> {
     pub(super) fn new(bytes: &'de [u8], room: R) -> Self {
-        Self { bytes: Slice::new(bytes), room, count: 0, granted: 0, refused: None }
+        Self {
+            bytes: Slice::new(bytes),
+            room,
+            count: 0,
+            granted: 0,
+            refused: None,
+        }
     }
 
     fn count(&mut self) -> std::result::Result<(), WireError> {
-        within("number of names and paths in a message", self.count + 1, MESSAGE_STRINGS_MAX)?;
+        within(
+            "number of names and paths in a message",
+            self.count + 1,
+            MESSAGE_STRINGS_MAX,
+        )?;
         if self.count == self.granted {
             (self.room)(GRANT_STRINGS)?;
             self.granted += GRANT_STRINGS;
@@ -39,7 +49,9 @@ impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> Counted<'de, R>
     }
 }
 
-impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError> + 'de> Flavor<'de> for Counted<'de, R> {
+impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError> + 'de> Flavor<'de>
+    for Counted<'de, R>
+{
     /// The bytes that are left, and the error with which `room` or the limit refused a string, if it did.
     type Remainder = (&'de [u8], Option<WireError>);
     type Source = &'de [u8];

@@ -87,14 +87,18 @@ pub enum FaultCode {
     #[error("another program has changed it meanwhile; run the command again")]
     Changed,
     /// The entry stays, since its name is one that zmove gives to unfinished files. From [`Version::V4`] on.
-    #[error("names that begin with .zmove- may belong to a transfer that is running; remove it if none is")]
+    #[error(
+        "names that begin with .zmove- may belong to a transfer that is running; remove it if none is"
+    )]
     Reserved,
     /// The entry stays, since it is a mount point of another file system. From [`Version::V4`] on.
     #[error("a file system is mounted there")]
     Mounted,
     /// Read back from the storage, the file does not have the hash by which it came. Only told to a sender that has
     /// asked for [`Proof::Media`](crate::Proof).
-    #[error("the storage does not hold what was written to it (its BLAKE3 differs when it is read back)")]
+    #[error(
+        "the storage does not hold what was written to it (its BLAKE3 differs when it is read back)"
+    )]
     NotOnMedia,
     /// The entry stays, since as many have been removed as may be. Only told where the receiver has such a limit of its
     /// own: in a pull, and by extension of an opening.
@@ -230,6 +234,9 @@ pub(super) mod tests {
 
     #[test]
     fn a_fault_reads_as_one_line() {
-        assert_eq!(sample().to_string(), "write 'a/b': No space left on device (os error 28)");
+        assert_eq!(
+            sample().to_string(),
+            "write 'a/b': No space left on device (os error 28)"
+        );
     }
 }

@@ -208,14 +208,27 @@ pub(crate) mod tests {
             open: Open::new(Vec::new(), [7; 16]),
             extensions: Extensions::default(),
             sources: vec![SourcePath(b"a/".to_vec())],
-            rules: vec![RuleText { pattern: b"*.o".to_vec(), includes: false }],
+            rules: vec![RuleText {
+                pattern: b"*.o".to_vec(),
+                includes: false,
+            }],
             sizes: (0, 1),
             one_file_system: true,
-            list: Some(ListOrder { nul: true, bytes: 3 }),
-            removals: Some(RemovalOrder { after_errors: true, entries_max: Some(2) }),
+            list: Some(ListOrder {
+                nul: true,
+                bytes: 3,
+            }),
+            removals: Some(RemovalOrder {
+                after_errors: true,
+                entries_max: Some(2),
+            }),
             owners: OwnerOrder {
                 numeric: true,
-                users: vec![AccountOrder { name: "u".into(), id: 5, from: AccountsFrom::Ids(1, 2) }],
+                users: vec![AccountOrder {
+                    name: "u".into(),
+                    id: 5,
+                    from: AccountsFrom::Ids(1, 2),
+                }],
                 groups: vec![AccountOrder {
                     name: String::new(),
                     id: 6,
@@ -224,9 +237,16 @@ pub(crate) mod tests {
             },
             zeros_made_holes: false,
             umask: Some(0o22),
-            mtime: Some(Time(Timestamp { seconds: -1, nanos: 2 })),
+            mtime: Some(Time(Timestamp {
+                seconds: -1,
+                nanos: 2,
+            })),
             rate_max: Some(9),
-            lanes: LaneOrder { dialled: 2, least: Some(2), most: 64 },
+            lanes: LaneOrder {
+                dialled: 2,
+                least: Some(2),
+                most: 64,
+            },
             manifest: true,
             sample_millis: Some(100),
         }
@@ -238,15 +258,19 @@ pub(crate) mod tests {
         let bytes = encode_message(&fetch);
         let open = [&[0, 0, 0, 0, 0, 0][..], &[7; 16], &[0; 4]].concat();
         let rest = [
-            &[0, 1, 2, b'a', b'/', 1, 3, b'*', b'.', b'o', 0, 0, 1, 1, 1, 1, 3, 1, 1, 1, 2][..],
             &[
-                1, 1, 1, b'u', 5, 3, 1, 2, 1, 0, 6, 2, 1, b'g', 0, 1, 18, 1, 1, 2, 1, 9, 2, 1, 2, 64, 1, 1,
-                100,
+                0, 1, 2, b'a', b'/', 1, 3, b'*', b'.', b'o', 0, 0, 1, 1, 1, 1, 3, 1, 1, 1, 2,
+            ][..],
+            &[
+                1, 1, 1, b'u', 5, 3, 1, 2, 1, 0, 6, 2, 1, b'g', 0, 1, 18, 1, 1, 2, 1, 9, 2, 1, 2,
+                64, 1, 1, 100,
             ],
         ];
         assert_eq!(bytes[4..], [&[0][..], &open, &rest.concat()].concat());
         assert_eq!(decode_message(&bytes[4..]), Ok(fetch));
-        let listed = ToSource::Listed { bytes: b"a\n".to_vec() };
+        let listed = ToSource::Listed {
+            bytes: b"a\n".to_vec(),
+        };
         assert_eq!(encode_message(&listed)[4..], [1, 2, b'a', b'\n']);
         let fetching = ToSender::Fetching(Fetching { lanes_max: 300 });
         assert_eq!(encode_message(&fetching)[4..], [21, 0xAC, 2]);
@@ -257,10 +281,17 @@ pub(crate) mod tests {
         let with = |sources: usize, rules: usize| {
             let fetch = Fetch {
                 sources: vec![SourcePath(Vec::new()); sources],
-                rules: vec![RuleText { pattern: Vec::new(), includes: true }; rules],
+                rules: vec![
+                    RuleText {
+                        pattern: Vec::new(),
+                        includes: true
+                    };
+                    rules
+                ],
                 ..sample()
             };
-            decode_message::<ToSource>(&encode_message(&ToSource::Fetch(Box::new(fetch)))[4..]).map(drop)
+            decode_message::<ToSource>(&encode_message(&ToSource::Fetch(Box::new(fetch)))[4..])
+                .map(drop)
         };
         assert_eq!(with(FETCH_SOURCES_MAX, FETCH_RULES_MAX), Ok(()));
         assert_eq!(with(FETCH_SOURCES_MAX + 1, 1), Err(WireError::Message));

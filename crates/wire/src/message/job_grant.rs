@@ -11,8 +11,8 @@ use super::{Open, bytes, list};
 use crate::error::WireError;
 use crate::extensions::Extensions;
 use crate::limits::{
-    CERTIFICATE_BYTES_MAX, JOB_GRANT_BYTES_MAX, JOB_GRANT_CERTIFICATES_MAX, JOB_GRANT_RECEIVERS_MAX,
-    SIGNATURE_BYTES_MAX, within,
+    CERTIFICATE_BYTES_MAX, JOB_GRANT_BYTES_MAX, JOB_GRANT_CERTIFICATES_MAX,
+    JOB_GRANT_RECEIVERS_MAX, SIGNATURE_BYTES_MAX, within,
 };
 
 /// A grant for one node of a job.
@@ -107,9 +107,18 @@ impl SignedJobGrant {
     /// Never: there is room for it.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let Self { text, certificates, signature, .. } = self.clone();
+        let Self {
+            text,
+            certificates,
+            signature,
+            ..
+        } = self.clone();
         let certificates = certificates.into_iter().map(Certificate).collect();
-        let travelling = Travelling { text, certificates, signature };
+        let travelling = Travelling {
+            text,
+            certificates,
+            signature,
+        };
         postcard::to_extend(&travelling, [ANY_VERSION, VERSION].concat()).expect("a vector grows")
     }
 
@@ -118,14 +127,36 @@ impl SignedJobGrant {
     /// # Errors
     /// They are none of this version, are too long, or make no sense.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        within("number of bytes of a grant", bytes.len() as u64, Self::BYTES_MAX as u64)?;
-        let body = bytes.strip_prefix(ANY_VERSION).and_then(|rest| rest.strip_prefix(VERSION));
+        within(
+            "number of bytes of a grant",
+            bytes.len() as u64,
+            Self::BYTES_MAX as u64,
+        )?;
+        let body = bytes
+            .strip_prefix(ANY_VERSION)
+            .and_then(|rest| rest.strip_prefix(VERSION));
         let taken = postcard::take_from_bytes::<Travelling>(body.ok_or(WireError::Message)?);
-        let Ok((Travelling { text, certificates, signature }, [])) = taken else {
+        let Ok((
+            Travelling {
+                text,
+                certificates,
+                signature,
+            },
+            [],
+        )) = taken
+        else {
             return Err(WireError::Message);
         };
-        let certificates = certificates.into_iter().map(|certificate| certificate.0).collect();
-        Ok(Self { grant: JobGrant::decode(&text)?, text, certificates, signature })
+        let certificates = certificates
+            .into_iter()
+            .map(|certificate| certificate.0)
+            .collect();
+        Ok(Self {
+            grant: JobGrant::decode(&text)?,
+            text,
+            certificates,
+            signature,
+        })
     }
 }
 
@@ -149,7 +180,12 @@ mod tests {
             not_after: 301,
         };
         let text = grant.encode();
-        SignedJobGrant { grant, text, certificates: vec![vec![4], vec![5]], signature: vec![6] }
+        SignedJobGrant {
+            grant,
+            text,
+            certificates: vec![vec![4], vec![5]],
+            signature: vec![6],
+        }
     }
 
     #[test]
@@ -159,7 +195,10 @@ mod tests {
         let text = [&[1; 32][..], &[1], &[2; 32], &open, &[0xAC, 2, 0xAD, 2]].concat();
         let length = u8::try_from(text.len()).unwrap();
         let rest = [2, 1, 4, 1, 5, 1, 6];
-        assert_eq!(bytes, [b"zmove job grant 1\n", &[length][..], &text, &rest].concat());
+        assert_eq!(
+            bytes,
+            [b"zmove job grant 1\n", &[length][..], &text, &rest].concat()
+        );
         assert_eq!(SignedJobGrant::decode(&bytes), Ok(sample()));
     }
 
@@ -167,39 +206,79 @@ mod tests {
     fn a_grant_that_is_cut_lengthened_or_of_another_version_is_none() {
         let bytes = sample().encode();
         for length in 0..bytes.len() {
-            assert!(SignedJobGrant::decode(&bytes[..length]).is_err(), "{length}");
+            assert!(
+                SignedJobGrant::decode(&bytes[..length]).is_err(),
+                "{length}"
+            );
         }
-        assert_eq!(SignedJobGrant::decode(&[&bytes[..], &[0]].concat()), Err(WireError::Message));
+        assert_eq!(
+            SignedJobGrant::decode(&[&bytes[..], &[0]].concat()),
+            Err(WireError::Message)
+        );
         let newer = [b"zmove job grant 2\n", &bytes[18..]].concat();
         assert_eq!(SignedJobGrant::decode(&newer), Err(WireError::Message));
         assert!(SignedJobGrant::is_one(&newer) && !SignedJobGrant::is_one(&[0x30, 0x82]));
-        let longer = SignedJobGrant { text: [&sample().text[..], &[0]].concat(), ..sample() };
-        assert_eq!(SignedJobGrant::decode(&longer.encode()), Err(WireError::Message), "the text goes on");
+        let longer = SignedJobGrant {
+            text: [&sample().text[..], &[0]].concat(),
+            ..sample()
+        };
+        assert_eq!(
+            SignedJobGrant::decode(&longer.encode()),
+            Err(WireError::Message),
+            "the text goes on"
+        );
     }
 
     #[test]
     fn what_a_grant_holds_is_bounded() {
         let decoded = |signed: &SignedJobGrant| SignedJobGrant::decode(&signed.encode());
         let receivers = |count| {
-            let grant = JobGrant { receivers: vec![[2; 32]; count], ..sample().grant };
-            SignedJobGrant { text: grant.encode(), grant, ..sample() }
+            let grant = JobGrant {
+                receivers: vec![[2; 32]; count],
+                ..sample().grant
+            };
+            SignedJobGrant {
+                text: grant.encode(),
+                grant,
+                ..sample()
+            }
         };
         let top = TopName(Name::from_bytes(&[b'n'; 200]).unwrap());
         let tops = |count| {
-            let shape = TargetShape::Directory { tops: vec![top.clone(); count] };
-            let grant = JobGrant { open: Open { shape, ..sample().grant.open }, ..sample().grant };
-            SignedJobGrant { text: grant.encode(), grant, ..sample() }
+            let shape = TargetShape::Directory {
+                tops: vec![top.clone(); count],
+            };
+            let grant = JobGrant {
+                open: Open {
+                    shape,
+                    ..sample().grant.open
+                },
+                ..sample().grant
+            };
+            SignedJobGrant {
+                text: grant.encode(),
+                grant,
+                ..sample()
+            }
         };
-        let certificates =
-            |count, bytes| SignedJobGrant { certificates: vec![vec![7; bytes]; count], ..sample() };
-        let signature = |bytes| SignedJobGrant { signature: vec![8; bytes], ..sample() };
+        let certificates = |count, bytes| SignedJobGrant {
+            certificates: vec![vec![7; bytes]; count],
+            ..sample()
+        };
+        let signature = |bytes| SignedJobGrant {
+            signature: vec![8; bytes],
+            ..sample()
+        };
         let fits = [
             receivers(JOB_GRANT_RECEIVERS_MAX),
             tops(70),
             certificates(JOB_GRANT_CERTIFICATES_MAX, 4 << 10),
             signature(SIGNATURE_BYTES_MAX),
         ];
-        assert!(fits.iter().all(|signed| decoded(signed).as_ref() == Ok(signed)));
+        assert!(
+            fits.iter()
+                .all(|signed| decoded(signed).as_ref() == Ok(signed))
+        );
         let too_much = [
             receivers(JOB_GRANT_RECEIVERS_MAX + 1),
             tops(90),
@@ -207,7 +286,11 @@ mod tests {
             certificates(1, CERTIFICATE_BYTES_MAX + 1),
             signature(SIGNATURE_BYTES_MAX + 1),
         ];
-        assert!(too_much.iter().all(|signed| decoded(signed) == Err(WireError::Message)));
+        assert!(
+            too_much
+                .iter()
+                .all(|signed| decoded(signed) == Err(WireError::Message))
+        );
         let long = certificates(JOB_GRANT_CERTIFICATES_MAX, 9 << 10);
         assert!(matches!(decoded(&long), Err(WireError::OverLimit { .. })));
     }

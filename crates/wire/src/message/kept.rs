@@ -28,7 +28,11 @@ pub struct Keeping {
 
 impl Default for Keeping {
     fn default() -> Self {
-        Self { kinds: Kinds::USUAL, asked: false, named: false }
+        Self {
+            kinds: Kinds::USUAL,
+            asked: false,
+            named: false,
+        }
     }
 }
 
@@ -38,8 +42,16 @@ pub(super) const KEPT: u16 = 1;
 impl Keeping {
     /// The extension of the opening that says it.
     pub(super) fn extension(self) -> Extension {
-        let bytes = [&self.kinds.bits().to_le_bytes()[..], &[u8::from(self.named)]].concat();
-        Extension { number: KEPT, critical: self.asked, bytes: bytes.into() }
+        let bytes = [
+            &self.kinds.bits().to_le_bytes()[..],
+            &[u8::from(self.named)],
+        ]
+        .concat();
+        Extension {
+            number: KEPT,
+            critical: self.asked,
+            bytes: bytes.into(),
+        }
     }
 
     /// The request to keep metadata in the extensions of an opening.
@@ -52,7 +64,11 @@ impl Keeping {
             let kinds = Kinds::from_bits(reader.u32()?);
             let named = reader.u8()? != 0;
             reader.finish()?;
-            Ok(Self { kinds, asked: false, named })
+            Ok(Self {
+                kinds,
+                asked: false,
+                named,
+            })
         };
         extensions.get(KEPT).map(read).transpose()
     }
@@ -61,7 +77,11 @@ impl Keeping {
     #[must_use]
     pub fn answer(kinds: Kinds) -> Extensions {
         let bytes = kinds.bits().to_le_bytes().into();
-        Extensions::default().with(Extension { number: KEPT, critical: false, bytes })
+        Extensions::default().with(Extension {
+            number: KEPT,
+            critical: false,
+            bytes,
+        })
     }
 
     /// The kinds that a receiver knows, by its answer.
@@ -69,7 +89,9 @@ impl Keeping {
     /// # Errors
     /// [`WireError`] when that makes no sense.
     pub fn of_answer(extensions: &Extensions) -> Result<Kinds, WireError> {
-        let Some(bytes) = extensions.get(KEPT) else { return Ok(Kinds::ALWAYS) };
+        let Some(bytes) = extensions.get(KEPT) else {
+            return Ok(Kinds::ALWAYS);
+        };
         let mut reader = Reader::new(bytes);
         let kinds = Kinds::from_bits(reader.u32()?);
         reader.finish()?;
@@ -131,7 +153,11 @@ impl NotKept {
     /// A count of entries that lack one kind.
     #[must_use]
     pub const fn new(kind: Kinds, why: Lack, entries: u64) -> Self {
-        Self { kind: kind.bits(), why, entries }
+        Self {
+            kind: kind.bits(),
+            why,
+            entries,
+        }
     }
 
     /// The kind that was not kept.
@@ -178,10 +204,15 @@ impl Blocks {
         while !reader.is_empty() {
             let number = reader.u32()?;
             if number < least {
-                return Err(WireError::OutOfOrder { what: "an entry's extensions" });
+                return Err(WireError::OutOfOrder {
+                    what: "an entry's extensions",
+                });
             }
             least = number.saturating_add(1);
-            blocks.0.insert(number, Extensions::take(&mut reader)?.only(OF_OFFERED, what)?);
+            blocks.0.insert(
+                number,
+                Extensions::take(&mut reader)?.only(OF_OFFERED, what)?,
+            );
         }
         Ok(blocks)
     }
@@ -206,7 +237,10 @@ impl Serialize for OfferWith {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (mut writer, mut blocks) = (ExtraWriter::default(), Blocks::default());
         for (number, file) in (0..).zip(self.0.groups.iter().flat_map(|group| &group.files)) {
-            blocks.add(number, writer.next(file.metadata.extra.as_deref(), file.xattrs.as_deref()));
+            blocks.add(
+                number,
+                writer.next(file.metadata.extra.as_deref(), file.xattrs.as_deref()),
+            );
         }
         (&self.0, blocks).serialize(serializer)
     }
@@ -214,10 +248,12 @@ impl Serialize for OfferWith {
 
 impl<'de> Deserialize<'de> for OfferWith {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (mut offer, BlockBytes(blocks)) = <(Offer, BlockBytes<'de>)>::deserialize(deserializer)?;
+        let (mut offer, BlockBytes(blocks)) =
+            <(Offer, BlockBytes<'de>)>::deserialize(deserializer)?;
         let blocks = Blocks::read(blocks, "an offered file").map_err(D::Error::custom)?;
         let mut reader = ExtraReader::default();
-        for (number, file) in (0..).zip(offer.groups.iter_mut().flat_map(|group| &mut group.files)) {
+        for (number, file) in (0..).zip(offer.groups.iter_mut().flat_map(|group| &mut group.files))
+        {
             if let Some(extensions) = blocks.0.get(&number) {
                 file.metadata.extra = reader.next(extensions).map_err(D::Error::custom)?;
                 file.xattrs = read_digest(extensions).map_err(D::Error::custom)?;
@@ -230,12 +266,17 @@ impl<'de> Deserialize<'de> for OfferWith {
 impl Serialize for InquireWith {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (mut writer, mut blocks) = (ExtraWriter::default(), Blocks::default());
-        let all =
-            self.0.groups.iter().flat_map(|group| {
-                group.itself.iter().chain(group.entries.iter().map(|entry| &entry.metadata))
-            });
+        let all = self.0.groups.iter().flat_map(|group| {
+            group
+                .itself
+                .iter()
+                .chain(group.entries.iter().map(|entry| &entry.metadata))
+        });
         for (number, InquiredMetadata(metadata, xattrs)) in (0..).zip(all) {
-            blocks.add(number, writer.next(metadata.extra.as_deref(), xattrs.as_deref()));
+            blocks.add(
+                number,
+                writer.next(metadata.extra.as_deref(), xattrs.as_deref()),
+            );
         }
         (&self.0, blocks).serialize(serializer)
     }
@@ -243,11 +284,15 @@ impl Serialize for InquireWith {
 
 impl<'de> Deserialize<'de> for InquireWith {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (mut inquiry, BlockBytes(blocks)) = <(Inquiry, BlockBytes<'de>)>::deserialize(deserializer)?;
+        let (mut inquiry, BlockBytes(blocks)) =
+            <(Inquiry, BlockBytes<'de>)>::deserialize(deserializer)?;
         let blocks = Blocks::read(blocks, "an entry inquired about").map_err(D::Error::custom)?;
         let mut reader = ExtraReader::default();
         let all = inquiry.groups.iter_mut().flat_map(|group| {
-            group.itself.iter_mut().chain(group.entries.iter_mut().map(|entry| &mut entry.metadata))
+            group
+                .itself
+                .iter_mut()
+                .chain(group.entries.iter_mut().map(|entry| &mut entry.metadata))
         });
         for (number, InquiredMetadata(metadata, xattrs)) in (0..).zip(all) {
             if let Some(extensions) = blocks.0.get(&number) {
@@ -267,8 +312,8 @@ mod tests {
 
     use super::*;
     use crate::message::{
-        InquiredEntry, InquiredGroup, InquiredKind, OfferedFile, OfferedGroup, ToReceiver, ToSender,
-        decode_message, encode_message,
+        InquiredEntry, InquiredGroup, InquiredKind, OfferedFile, OfferedGroup, ToReceiver,
+        ToSender, decode_message, encode_message,
     };
     use crate::{Open, Purpose, Version};
 
@@ -277,9 +322,18 @@ mod tests {
     }
 
     fn owned() -> Metadata {
-        let owner = Some(Account { id: 7, name: "".into() });
-        let extra = Some(Arc::new(Extra { owner, ..Extra::default() }));
-        Metadata { extra, ..Metadata::new(0o600, Timestamp::default()) }
+        let owner = Some(Account {
+            id: 7,
+            name: "".into(),
+        });
+        let extra = Some(Arc::new(Extra {
+            owner,
+            ..Extra::default()
+        }));
+        Metadata {
+            extra,
+            ..Metadata::new(0o600, Timestamp::default())
+        }
     }
 
     #[test]
@@ -287,21 +341,50 @@ mod tests {
         let say = |keeping: Keeping| {
             // A preview, whose opening has no other extension.
             let purpose = Purpose::Preview;
-            let open = Open { keeping: Some(keeping), purpose, ..Open::new(b"/d".to_vec(), [0; 16]) };
+            let open = Open {
+                keeping: Some(keeping),
+                purpose,
+                ..Open::new(b"/d".to_vec(), [0; 16])
+            };
             let ToReceiver::OpenWith(open, extensions) = open.into_message(Version::V4) else {
                 panic!("no opening")
             };
             let bytes = encode_message(&extensions);
-            (bytes[4..].to_vec(), open.with(extensions).unwrap().keeping.unwrap())
+            (
+                bytes[4..].to_vec(),
+                open.with(extensions).unwrap().keeping.unwrap(),
+            )
         };
         let (bytes, read) = say(Keeping::default());
-        assert_eq!((bytes, read), (vec![12, 1, 0, 0, 5, 0, 0, 0, 0x33, 6, 0, 0, 0], Keeping::default()));
-        let asked = Keeping { kinds: Kinds::ALL, asked: true, named: true };
+        assert_eq!(
+            (bytes, read),
+            (
+                vec![12, 1, 0, 0, 5, 0, 0, 0, 0x33, 6, 0, 0, 0],
+                Keeping::default()
+            )
+        );
+        let asked = Keeping {
+            kinds: Kinds::ALL,
+            asked: true,
+            named: true,
+        };
         let (bytes, read) = say(asked);
         assert_eq!(bytes, [12, 1, 0, 1, 5, 0, 0, 0, 0xFF, 15, 0, 0, 1]);
-        assert_eq!(read, Keeping { asked: false, ..asked });
-        assert_eq!(Keeping::of_answer(&Keeping::answer(Kinds::ALL)), Ok(Kinds::ALL));
-        assert_eq!(Keeping::of_answer(&Extensions::default()), Ok(Kinds::ALWAYS));
+        assert_eq!(
+            read,
+            Keeping {
+                asked: false,
+                ..asked
+            }
+        );
+        assert_eq!(
+            Keeping::of_answer(&Keeping::answer(Kinds::ALL)),
+            Ok(Kinds::ALL)
+        );
+        assert_eq!(
+            Keeping::of_answer(&Extensions::default()),
+            Ok(Kinds::ALWAYS)
+        );
     }
 
     #[test]
@@ -313,15 +396,30 @@ mod tests {
             source: None,
             xattrs: None,
         };
-        let first = OfferedFile { xattrs: Some(Box::new([9; 32])), ..plain("a", owned()) };
+        let first = OfferedFile {
+            xattrs: Some(Box::new([9; 32])),
+            ..plain("a", owned())
+        };
         let files = vec![first, plain("b", Metadata::default()), plain("c", owned())];
-        let offer = Offer { offer: 3, groups: vec![OfferedGroup { directory: RelPath::root(), files }] };
-        let (bare, with) = (ToReceiver::Offer(offer.clone()), ToReceiver::OfferWith(OfferWith(offer)));
+        let offer = Offer {
+            offer: 3,
+            groups: vec![OfferedGroup {
+                directory: RelPath::root(),
+                files,
+            }],
+        };
+        let (bare, with) = (
+            ToReceiver::Offer(offer.clone()),
+            ToReceiver::OfferWith(OfferWith(offer)),
+        );
         let (bare, bytes) = (encode_message(&bare), encode_message(&with));
         assert_eq!((bare[4], bytes[4]), (1, 11));
         assert_eq!(bytes[5..bare.len()], bare[5..], "the offer as it was");
         let blocks = [
-            &[0, 0, 0, 0, 52, 0, 0, 0, 1, 0, 0, 6, 0, 0, 0, 1, 7, 0, 0, 0, 0, 3, 0, 0, 32, 0, 0, 0][..],
+            &[
+                0, 0, 0, 0, 52, 0, 0, 0, 1, 0, 0, 6, 0, 0, 0, 1, 7, 0, 0, 0, 0, 3, 0, 0, 32, 0, 0,
+                0,
+            ][..],
             &[9; 32],
             &[2, 0, 0, 0, 7, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0],
         ];
@@ -337,10 +435,20 @@ mod tests {
             metadata: extra,
         };
         let bare = InquiredMetadata(Metadata::default(), None);
-        let entries = vec![entry("a", bare), entry("b", InquiredMetadata(owned(), None))];
+        let entries = vec![
+            entry("a", bare),
+            entry("b", InquiredMetadata(owned(), None)),
+        ];
         let itself = Some(InquiredMetadata(owned(), Some(Box::new([3; 32]))));
-        let group = InquiredGroup { directory: RelPath::root(), itself, entries };
-        let inquiry = ToReceiver::InquireWith(InquireWith(Inquiry { inquiry: 1, groups: vec![group] }));
+        let group = InquiredGroup {
+            directory: RelPath::root(),
+            itself,
+            entries,
+        };
+        let inquiry = ToReceiver::InquireWith(InquireWith(Inquiry {
+            inquiry: 1,
+            groups: vec![group],
+        }));
         let bytes = encode_message(&inquiry);
         assert_eq!((bytes[4], decode_message(&bytes[4..])), (12, Ok(inquiry)));
     }
@@ -348,9 +456,14 @@ mod tests {
     #[test]
     fn what_was_not_kept_is_pinned() {
         let lack = NotKept::new(Kinds::ACLS, Lack::Unsupported, 3);
-        let counts = ToSender::NotKept { counts: vec![lack, NotKept::new(Kinds::OWNER, Lack::Os(-1), 1)] };
+        let counts = ToSender::NotKept {
+            counts: vec![lack, NotKept::new(Kinds::OWNER, Lack::Os(-1), 1)],
+        };
         assert_eq!(encode_message(&counts)[4..], [17, 2, 32, 2, 3, 4, 8, 1, 1]);
-        let entries = vec![Missed { path: RelPath::from_bytes(b"a/b").unwrap(), lacks: vec![lack] }];
+        let entries = vec![Missed {
+            path: RelPath::from_bytes(b"a/b").unwrap(),
+            lacks: vec![lack],
+        }];
         let missed = ToSender::Missed { entries };
         let bytes = encode_message(&missed);
         assert_eq!(bytes[4..], [18, 1, 3, b'a', b'/', b'b', 1, 32, 2, 3]);
@@ -360,7 +473,10 @@ mod tests {
 
     #[test]
     fn extras_of_files_that_are_not_offered_say_nothing() {
-        let offer = OfferWith(Offer { offer: 3, groups: Vec::new() });
+        let offer = OfferWith(Offer {
+            offer: 3,
+            groups: Vec::new(),
+        });
         let mut bytes = encode_message(&ToReceiver::OfferWith(offer.clone()));
         assert_eq!(bytes.pop(), Some(0));
         let block = [9, 0, 0, 0, 0, 0, 0, 0];
@@ -370,7 +486,11 @@ mod tests {
             )
         };
         assert_eq!(with(&block), Ok(ToReceiver::OfferWith(offer)));
-        assert_eq!(with(&[block, block].concat()), Err(WireError::Message), "twice the same");
+        assert_eq!(
+            with(&[block, block].concat()),
+            Err(WireError::Message),
+            "twice the same"
+        );
         assert_eq!(with(&block[1..]), Err(WireError::Message));
     }
 }

@@ -105,20 +105,35 @@ impl Keep {
     /// names are not in order.
     pub fn check(&self) -> Result<(), WireError> {
         within("kept directories", self.ranges.len(), KEEP_RANGES_MAX)?;
-        within("kept names", self.ranges.iter().map(|range| range.names.len()).sum(), KEEP_NAMES_MAX)?;
+        within(
+            "kept names",
+            self.ranges.iter().map(|range| range.names.len()).sum(),
+            KEEP_NAMES_MAX,
+        )?;
         let mut directories = HashSet::new();
-        if !self.ranges.iter().all(|range| directories.insert(&range.directory)) {
-            return Err(WireError::OutOfOrder { what: "a kept directory that comes twice in a message" });
+        if !self
+            .ranges
+            .iter()
+            .all(|range| directories.insert(&range.directory))
+        {
+            return Err(WireError::OutOfOrder {
+                what: "a kept directory that comes twice in a message",
+            });
         }
         let ordered = |range: &KeptRange| {
-            let behind =
-                range.after.as_ref().zip(range.names.first()).is_none_or(|(after, first)| after < first);
+            let behind = range
+                .after
+                .as_ref()
+                .zip(range.names.first())
+                .is_none_or(|(after, first)| after < first);
             behind && range.names.is_sorted_by(|one, next| one < next)
         };
         if self.ranges.iter().all(ordered) {
             Ok(())
         } else {
-            Err(WireError::OutOfOrder { what: "a kept name" })
+            Err(WireError::OutOfOrder {
+                what: "a kept name",
+            })
         }
     }
 }
@@ -129,7 +144,12 @@ impl KeptRange {
     pub fn is_extra(&self, name: &Name) -> bool {
         let after = self.after.as_ref().is_none_or(|after| *name > after.0);
         let before = self.open || self.names.last().is_some_and(|last| *name <= last.0);
-        after && before && self.names.binary_search_by(|kept| kept.0.cmp(name)).is_err()
+        after
+            && before
+            && self
+                .names
+                .binary_search_by(|kept| kept.0.cmp(name))
+                .is_err()
     }
 }
 
@@ -139,8 +159,16 @@ impl Remove {
     /// # Errors
     /// [`WireError`] when the message has too much in it.
     pub fn check(&self) -> Result<(), WireError> {
-        within("directories to remove from", self.groups.len(), REMOVE_NAMES_MAX)?;
-        within("names to remove", self.groups.iter().map(|group| group.names.len()).sum(), REMOVE_NAMES_MAX)
+        within(
+            "directories to remove from",
+            self.groups.len(),
+            REMOVE_NAMES_MAX,
+        )?;
+        within(
+            "names to remove",
+            self.groups.iter().map(|group| group.names.len()).sum(),
+            REMOVE_NAMES_MAX,
+        )
     }
 }
 
@@ -154,31 +182,71 @@ mod tests {
 
     fn range(after: Option<&str>, names: &[&str], open: bool) -> KeptRange {
         let names = names.iter().map(|text| name(text)).collect();
-        KeptRange { directory: RelPath::root(), after: after.map(name), names, open }
+        KeptRange {
+            directory: RelPath::root(),
+            after: after.map(name),
+            names,
+            open,
+        }
     }
 
     #[test]
     fn a_range_tells_what_is_extra_in_it_alone() {
-        let extra = |range: &KeptRange| ["a", "b", "c", "d", "e"].map(|text| range.is_extra(&name(text).0));
-        assert_eq!(extra(&range(None, &["b", "d"], false)), [true, false, true, false, false]);
-        assert_eq!(extra(&range(Some("b"), &["d"], false)), [false, false, true, false, false]);
-        assert_eq!(extra(&range(Some("d"), &[], true)), [false, false, false, false, true]);
+        let extra =
+            |range: &KeptRange| ["a", "b", "c", "d", "e"].map(|text| range.is_extra(&name(text).0));
+        assert_eq!(
+            extra(&range(None, &["b", "d"], false)),
+            [true, false, true, false, false]
+        );
+        assert_eq!(
+            extra(&range(Some("b"), &["d"], false)),
+            [false, false, true, false, false]
+        );
+        assert_eq!(
+            extra(&range(Some("d"), &[], true)),
+            [false, false, false, false, true]
+        );
         assert_eq!(extra(&range(Some("b"), &[], false)), [false; 5]);
     }
 
     #[test]
     fn names_out_of_order_and_directories_that_come_twice_are_refused() {
-        let check = |range| Keep { keep: 0, ranges: vec![range] }.check();
+        let check = |range| {
+            Keep {
+                keep: 0,
+                ranges: vec![range],
+            }
+            .check()
+        };
         assert_eq!(check(range(Some("a"), &["b", "c"], true)), Ok(()));
-        for bad in
-            [range(None, &["b", "a"], true), range(None, &["b", "b"], true), range(Some("b"), &["b"], true)]
-        {
-            assert_eq!(check(bad), Err(WireError::OutOfOrder { what: "a kept name" }));
+        for bad in [
+            range(None, &["b", "a"], true),
+            range(None, &["b", "b"], true),
+            range(Some("b"), &["b"], true),
+        ] {
+            assert_eq!(
+                check(bad),
+                Err(WireError::OutOfOrder {
+                    what: "a kept name"
+                })
+            );
         }
-        let twice = Keep { keep: 0, ranges: vec![range(None, &["a"], false), range(Some("a"), &[], true)] };
+        let twice = Keep {
+            keep: 0,
+            ranges: vec![range(None, &["a"], false), range(Some("a"), &[], true)],
+        };
         let what = "a kept directory that comes twice in a message";
         assert_eq!(twice.check(), Err(WireError::OutOfOrder { what }));
-        let many = Keep { keep: 0, ranges: vec![range(None, &[], true); KEEP_RANGES_MAX + 1] };
-        assert!(matches!(many.check(), Err(WireError::OverLimit { what: "kept directories", .. })));
+        let many = Keep {
+            keep: 0,
+            ranges: vec![range(None, &[], true); KEEP_RANGES_MAX + 1],
+        };
+        assert!(matches!(
+            many.check(),
+            Err(WireError::OverLimit {
+                what: "kept directories",
+                ..
+            })
+        ));
     }
 }

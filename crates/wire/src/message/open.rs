@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use zmove_types::{Kinds, Name};
 
 use super::{
-    Extraneous, GrantToken, Keeping, Proof, SharedJobOpening, ToReceiver, ToSender, bytes, copy, kept, list,
-    shared_job, verify,
+    Extraneous, GrantToken, Keeping, Proof, SharedJobOpening, ToReceiver, ToSender, bytes, copy,
+    kept, list, shared_job, verify,
 };
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
@@ -112,10 +112,16 @@ impl Open {
             return ToReceiver::Open(self);
         }
         let keeping = self.keeping.map(Keeping::extension);
-        let mut extensions = keeping.into_iter().fold(Extensions::default(), Extensions::with);
+        let mut extensions = keeping
+            .into_iter()
+            .fold(Extensions::default(), Extensions::with);
         if self.purpose == Purpose::Move {
             let bytes = Box::default();
-            extensions = extensions.with(Extension { number: Self::KEEPS_RATE, critical: false, bytes });
+            extensions = extensions.with(Extension {
+                number: Self::KEEPS_RATE,
+                critical: false,
+                bytes,
+            });
         }
         if self.verify {
             extensions = extensions.with(verify::extension());
@@ -129,7 +135,11 @@ impl Open {
         if let Some(entries) = self.removals_max {
             // A receiver that does not know it would remove whatever it is asked to.
             let bytes = entries.to_le_bytes().into();
-            extensions = extensions.with(Extension { number: REMOVALS, critical: true, bytes });
+            extensions = extensions.with(Extension {
+                number: REMOVALS,
+                critical: true,
+                bytes,
+            });
         }
         if let Some(job) = &self.shared_job {
             extensions = extensions.with(job.extension());
@@ -146,8 +156,13 @@ impl Open {
         let verify = extensions.get(verify::VERIFY).is_some();
         let grant = copy::of_opening(&extensions)?;
         let proof = Proof::of_opening(&extensions);
-        let entries = extensions.get(REMOVALS).map(<[u8; 8]>::try_from).transpose();
-        let removals_max = entries.map_err(|_| WireError::Message)?.map(u64::from_le_bytes);
+        let entries = extensions
+            .get(REMOVALS)
+            .map(<[u8; 8]>::try_from)
+            .transpose();
+        let removals_max = entries
+            .map_err(|_| WireError::Message)?
+            .map(u64::from_le_bytes);
         let known_state = extensions.get(NOTHING_THERE).map(|_| TargetState::Empty);
         Ok(Self {
             keeping: Keeping::of_opening(&extensions)?,
@@ -164,7 +179,11 @@ impl Open {
     /// The extension by which a receiver that has dialled says that nothing is at its target.
     #[must_use]
     pub fn nothing_is_there() -> Extension {
-        Extension { number: NOTHING_THERE, critical: false, bytes: Box::default() }
+        Extension {
+            number: NOTHING_THERE,
+            critical: false,
+            bytes: Box::default(),
+        }
     }
 }
 
@@ -279,7 +298,11 @@ pub struct ReceiverSays {
 impl Default for ReceiverSays {
     /// What a receiver says that says nothing: it keeps what all keep.
     fn default() -> Self {
-        Self { kinds: Kinds::ALWAYS, hears_found: false, free_bytes: None }
+        Self {
+            kinds: Kinds::ALWAYS,
+            hears_found: false,
+            free_bytes: None,
+        }
     }
 }
 
@@ -288,10 +311,21 @@ impl ReceiverSays {
     const FREE_BYTES: u16 = 3;
 
     fn extensions(self) -> Extensions {
-        let said = |number, bytes| Extension { number, critical: false, bytes };
-        let hears = self.hears_found.then(|| said(Self::HEARS_FOUND, Box::default()));
-        let free = self.free_bytes.map(|bytes| said(Self::FREE_BYTES, bytes.to_le_bytes().into()));
-        hears.into_iter().chain(free).fold(Keeping::answer(self.kinds), Extensions::with)
+        let said = |number, bytes| Extension {
+            number,
+            critical: false,
+            bytes,
+        };
+        let hears = self
+            .hears_found
+            .then(|| said(Self::HEARS_FOUND, Box::default()));
+        let free = self
+            .free_bytes
+            .map(|bytes| said(Self::FREE_BYTES, bytes.to_le_bytes().into()));
+        hears
+            .into_iter()
+            .chain(free)
+            .fold(Keeping::answer(self.kinds), Extensions::with)
     }
 
     /// What the extensions of an answer say.
@@ -343,21 +377,35 @@ mod tests {
     #[test]
     fn an_opening_says_how_much_may_be_removed() {
         for removals_max in [None, Some(0), Some(u64::MAX)] {
-            let open = Open { removals_max, ..Open::new(b"t".to_vec(), [3; 16]) };
+            let open = Open {
+                removals_max,
+                ..Open::new(b"t".to_vec(), [3; 16])
+            };
             let bytes = encode_message(&open.clone().into_message(Version::V4));
             let Ok(ToReceiver::OpenWith(plain, extensions)) = decode_message(&bytes[4..]) else {
                 panic!("another message")
             };
             assert_eq!(plain.with(extensions), Ok(open));
         }
-        let short = Extension { number: REMOVALS, critical: true, bytes: Box::new([1]) };
+        let short = Extension {
+            number: REMOVALS,
+            critical: true,
+            bytes: Box::new([1]),
+        };
         let open = Open::new(b"t".to_vec(), [3; 16]);
-        assert_eq!(open.with(Extensions::default().with(short)), Err(WireError::Message));
+        assert_eq!(
+            open.with(Extensions::default().with(short)),
+            Err(WireError::Message)
+        );
     }
 
     #[test]
     fn what_a_receiver_says_of_itself_is_pinned() {
-        let said = ReceiverSays { kinds: Kinds::ALL, hears_found: true, free_bytes: Some(258) };
+        let said = ReceiverSays {
+            kinds: Kinds::ALL,
+            hears_found: true,
+            free_bytes: Some(258),
+        };
         let extensions = said.extensions();
         assert_eq!(
             (extensions.get(2), extensions.get(3)),
@@ -365,10 +413,23 @@ mod tests {
         );
         assert_eq!(ReceiverSays::of_answer(&extensions), Ok(said));
         // A receiver of an older release says what it keeps, or nothing.
-        let older = ReceiverSays { kinds: Kinds::ALL, ..ReceiverSays::default() };
-        assert_eq!(ReceiverSays::of_answer(&Keeping::answer(Kinds::ALL)), Ok(older));
-        assert_eq!(ReceiverSays::of_answer(&Extensions::default()), Ok(ReceiverSays::default()));
-        let short = Extension { number: 3, critical: false, bytes: [1].into() };
+        let older = ReceiverSays {
+            kinds: Kinds::ALL,
+            ..ReceiverSays::default()
+        };
+        assert_eq!(
+            ReceiverSays::of_answer(&Keeping::answer(Kinds::ALL)),
+            Ok(older)
+        );
+        assert_eq!(
+            ReceiverSays::of_answer(&Extensions::default()),
+            Ok(ReceiverSays::default())
+        );
+        let short = Extension {
+            number: 3,
+            critical: false,
+            bytes: [1].into(),
+        };
         assert!(ReceiverSays::of_answer(&extensions.with(short)).is_err());
     }
 }

@@ -86,7 +86,9 @@ pub struct Findings {
     /// The number of the inquiry that this answers.
     pub inquiry: u64,
     /// One finding for each group's directory that was asked about and for each entry, in the inquiry's order.
-    #[serde(deserialize_with = "list::at_most::<{ 2 * crate::limits::INQUIRED_ENTRIES_MAX }, _, _>")]
+    #[serde(
+        deserialize_with = "list::at_most::<{ 2 * crate::limits::INQUIRED_ENTRIES_MAX }, _, _>"
+    )]
     pub findings: Vec<Finding>,
 }
 
@@ -113,7 +115,9 @@ impl Finding {
     pub fn leaves_contents_open(self) -> bool {
         match self {
             Self::Same => true,
-            Self::Differs(differences) => !differences.has_any(Differences::SIZE.and(Differences::TYPE)),
+            Self::Differs(differences) => {
+                !differences.has_any(Differences::SIZE.and(Differences::TYPE))
+            }
             _ => false,
         }
     }
@@ -177,7 +181,8 @@ impl Differences {
     #[must_use]
     pub fn with_detail(self, one: Self, detail: &str) -> String {
         let names = Self::NAMED.iter().filter(|(bit, _)| self.has_any(*bit));
-        let names = names.map(|(bit, name)| format!("{name}{}", if *bit == one { detail } else { "" }));
+        let names =
+            names.map(|(bit, name)| format!("{name}{}", if *bit == one { detail } else { "" }));
         names.collect::<Vec<_>>().join(", ")
     }
 
@@ -201,8 +206,13 @@ mod tests {
     #[test]
     fn differences_read_as_a_list() {
         let none = Differences::default();
-        let some = none.and_if(Differences::MODE, &1, &2).and_if(Differences::TIME, &1, &1);
+        let some = none
+            .and_if(Differences::MODE, &1, &2)
+            .and_if(Differences::TIME, &1, &1);
         assert_eq!(some.and(Differences::SIZE).to_string(), "size, mode");
-        assert_eq!((none.to_string(), none.is_empty(), some.is_empty()), (String::new(), true, false));
+        assert_eq!(
+            (none.to_string(), none.is_empty(), some.is_empty()),
+            (String::new(), true, false)
+        );
     }
 }

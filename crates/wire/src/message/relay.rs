@@ -48,7 +48,9 @@ mod root {
         root.0.serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Root, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Root, D::Error> {
         <[u8; 32]>::deserialize(deserializer).map(Root)
     }
 }
@@ -274,17 +276,43 @@ mod tests {
             assert_eq!(decode_message(&bytes), Ok(message));
             bytes
         };
-        let progress = Progress { found_files: 1, skipped_bytes: 300, ..Progress::default() };
-        let told = vec![Told::Progress(progress), Told::Failed("x".into()), Told::LaneUp(2)];
-        assert_eq!(bytes(Relay::Told(told)), [14, 0, 3, 0, 1, 0, 0, 0, 0, 0xAC, 2, 5, 1, b'x', 3, 2]);
+        let progress = Progress {
+            found_files: 1,
+            skipped_bytes: 300,
+            ..Progress::default()
+        };
+        let told = vec![
+            Told::Progress(progress),
+            Told::Failed("x".into()),
+            Told::LaneUp(2),
+        ];
+        assert_eq!(
+            bytes(Relay::Told(told)),
+            [14, 0, 3, 0, 1, 0, 0, 0, 0, 0xAC, 2, 5, 1, b'x', 3, 2]
+        );
         let path = || RelPath::from_bytes(b"p").unwrap();
-        let hashed = FileHash { path: path(), root: Root([9; 32]) };
-        assert_eq!(bytes(Relay::Hashed(vec![hashed])), [&[14, 1, 1, 1, b'p'][..], &[9; 32]].concat());
-        let looked = FileHash { path: path(), root: Root([9; 32]) };
-        assert_eq!(bytes(Relay::Looked(vec![looked])), [&[14, 6, 1, 1, b'p'][..], &[9; 32]].concat());
+        let hashed = FileHash {
+            path: path(),
+            root: Root([9; 32]),
+        };
+        assert_eq!(
+            bytes(Relay::Hashed(vec![hashed])),
+            [&[14, 1, 1, 1, b'p'][..], &[9; 32]].concat()
+        );
+        let looked = FileHash {
+            path: path(),
+            root: Root([9; 32]),
+        };
+        assert_eq!(
+            bytes(Relay::Looked(vec![looked])),
+            [&[14, 6, 1, 1, b'p'][..], &[9; 32]].concat()
+        );
         assert_eq!(bytes(Relay::Lanes(4)), [14, 2, 4]);
-        let change =
-            ToldChange { path: path(), kind: ToldKind::Changed("t".into()), form: ToldForm::Link(path()) };
+        let change = ToldChange {
+            path: path(),
+            kind: ToldKind::Changed("t".into()),
+            form: ToldForm::Link(path()),
+        };
         assert_eq!(
             bytes(Relay::Told(vec![Told::Listed(change)])),
             [14, 0, 1, 10, 1, b'p', 1, 1, b't', 3, 1, b'p']
@@ -298,6 +326,9 @@ mod tests {
             let message = ToReceiver::Relay(Relay::Told(vec![Told::ScanEnded; count]));
             decode_message::<ToReceiver>(&encode_message(&message)[4..]).map(drop)
         };
-        assert_eq!((many(TOLD_MAX), many(TOLD_MAX + 1)), (Ok(()), Err(WireError::Message)));
+        assert_eq!(
+            (many(TOLD_MAX), many(TOLD_MAX + 1)),
+            (Ok(()), Err(WireError::Message))
+        );
     }
 }

@@ -13,7 +13,9 @@ use super::{EntryFault, FaultCode, Operation, bytes, list};
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
 use crate::fields::Reader;
-use crate::limits::{BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX, within};
+use crate::limits::{
+    BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX, within,
+};
 
 /// The number of the job among the extensions of an opening.
 pub(super) const SHARED_JOB: u16 = 9;
@@ -59,24 +61,43 @@ impl SharedJobOpening {
         bytes.extend(self.epoch.to_le_bytes());
         bytes.push(u8::from(self.beginning == Beginning::Allowed));
         bytes.extend(self.node.0.as_bytes());
-        Extension { number: SHARED_JOB, critical: true, bytes: bytes.into() }
+        Extension {
+            number: SHARED_JOB,
+            critical: true,
+            bytes: bytes.into(),
+        }
     }
 
     /// The part that an opening has in a job.
     pub(super) fn of_opening(extensions: &Extensions) -> Result<Option<Self>, WireError> {
         let read = |bytes: &[u8]| {
-            let (fixed, node) = bytes.split_at_checked(FIXED_BYTES).ok_or(WireError::Message)?;
+            let (fixed, node) = bytes
+                .split_at_checked(FIXED_BYTES)
+                .ok_or(WireError::Message)?;
             let mut reader = Reader::new(fixed);
             let (job, epoch) = (SharedJobId(reader.array()?), reader.u64()?);
             let beginning = match reader.u8()? {
                 0 => Beginning::UnderWay,
                 1 => Beginning::Allowed,
-                tag => return Err(WireError::UnknownTag { what: "part in a job", tag }),
+                tag => {
+                    return Err(WireError::UnknownTag {
+                        what: "part in a job",
+                        tag,
+                    });
+                }
             };
             // the last number stands for a job that has ended
             within("epoch", epoch, u64::MAX - 1)?;
-            let node = std::str::from_utf8(node).ok().and_then(NodeName::new).ok_or(WireError::Message)?;
-            Ok(Self { job, epoch, beginning, node })
+            let node = std::str::from_utf8(node)
+                .ok()
+                .and_then(NodeName::new)
+                .ok_or(WireError::Message)?;
+            Ok(Self {
+                job,
+                epoch,
+                beginning,
+                node,
+            })
         };
         extensions.get(SHARED_JOB).map(read).transpose()
     }
@@ -204,9 +225,13 @@ pub enum SharedJobResult {
         inode: u64,
     },
     /// Groups of the file have not been recorded. There may be more where there are as many ranges as an answer has.
-    Missing(#[serde(deserialize_with = "list::at_most::<MISSING_RANGES_MAX, _, _>")] Vec<GroupRange>),
+    Missing(
+        #[serde(deserialize_with = "list::at_most::<MISSING_RANGES_MAX, _, _>")] Vec<GroupRange>,
+    ),
     /// The directories that did not get mode or time.
-    DirectoriesSet(#[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>),
+    DirectoriesSet(
+        #[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>,
+    ),
     /// How far the job is.
     Counted(Box<SharedJobCount>),
     /// Directories as they have come, some perhaps several times.
@@ -266,7 +291,8 @@ impl SharedJobCount {
     /// How many work items have been announced and have not ended, at least.
     #[must_use]
     pub const fn missing_work(&self) -> u64 {
-        self.work_announced.saturating_sub(self.work_ended.saturating_sub(1))
+        self.work_announced
+            .saturating_sub(self.work_ended.saturating_sub(1))
     }
 
     /// Whether something has ended that none of the ends which count has announced, or an item has announced other work
@@ -285,11 +311,16 @@ mod work {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use zmove_types::WorkId;
 
-    pub(super) fn serialize<S: Serializer>(work: &WorkId, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(
+        work: &WorkId,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         work.0.serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<WorkId, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<WorkId, D::Error> {
         Deserialize::deserialize(deserializer).map(WorkId)
     }
 }
@@ -302,12 +333,20 @@ mod tests {
 
     fn part() -> SharedJobOpening {
         let node = NodeName::new("dtn-1.example").unwrap();
-        SharedJobOpening { job: SharedJobId([7; 16]), epoch: 258, beginning: Beginning::Allowed, node }
+        SharedJobOpening {
+            job: SharedJobId([7; 16]),
+            epoch: 258,
+            beginning: Beginning::Allowed,
+            node,
+        }
     }
 
     #[test]
     fn the_part_of_an_opening_in_a_job_is_pinned_and_critical() {
-        let open = Open { shared_job: Some(Box::new(part())), ..Open::new(b"t".to_vec(), [3; 16]) };
+        let open = Open {
+            shared_job: Some(Box::new(part())),
+            ..Open::new(b"t".to_vec(), [3; 16])
+        };
         let bytes = encode_message(&open.clone().into_message(Version::V4));
         let Ok(ToReceiver::OpenWith(plain, extensions)) = decode_message(&bytes[4..]) else {
             panic!("another message")
@@ -315,7 +354,13 @@ mod tests {
         let said = [&[7; 16][..], &[2, 1, 0, 0, 0, 0, 0, 0, 1], b"dtn-1.example"].concat();
         assert_eq!(extensions.get(9), Some(&said[..]));
         let unknown = extensions.clone().only(&[2], "the opening");
-        assert_eq!(unknown, Err(WireError::UnknownExtension { what: "the opening", number: 9 }));
+        assert_eq!(
+            unknown,
+            Err(WireError::UnknownExtension {
+                what: "the opening",
+                number: 9
+            })
+        );
         assert_eq!(plain.with(extensions), Ok(open));
     }
 
@@ -324,12 +369,25 @@ mod tests {
         let refused = |at: usize, with: &[u8]| {
             let mut bytes = part().extension().bytes.to_vec();
             bytes.splice(at.., with.iter().copied());
-            let extension = Extension { number: SHARED_JOB, critical: true, bytes: bytes.into() };
+            let extension = Extension {
+                number: SHARED_JOB,
+                critical: true,
+                bytes: bytes.into(),
+            };
             SharedJobOpening::of_opening(&Extensions::default().with(extension)).is_err()
         };
         assert!(!refused(25, b"n"));
-        assert!(refused(25, b"") && refused(25, b"a/b") && refused(25, b"\xff") && refused(25, &[b'n'; 65]));
-        assert!(refused(24, b"\x02n") && refused(7, b"") && refused(16, &[&[255; 8][..], b"\0n"].concat()));
+        assert!(
+            refused(25, b"")
+                && refused(25, b"a/b")
+                && refused(25, b"\xff")
+                && refused(25, &[b'n'; 65])
+        );
+        assert!(
+            refused(24, b"\x02n")
+                && refused(7, b"")
+                && refused(16, &[&[255; 8][..], b"\0n"].concat())
+        );
     }
 
     #[test]
@@ -354,29 +412,63 @@ mod tests {
         let ended = order(300, SharedJobOrder::End(end));
         assert_eq!(
             ended,
-            [&[16, 0xAC, 2, 0][..], &[5; 16], &[6; 16], &[3, 0xAC, 2, 7, 2, 1, 4, 5, 6]].concat()
+            [
+                &[16, 0xAC, 2, 0][..],
+                &[5; 16],
+                &[6; 16],
+                &[3, 0xAC, 2, 7, 2, 1, 4, 5, 6]
+            ]
+            .concat()
         );
-        let commit = SharedJobOrder::Commit { head: b"h".to_vec(), root: Some([9; 32]) };
-        assert_eq!(order(1, commit), [&[16, 1, 1, 1, b'h', 1][..], &[9; 32]].concat());
-        assert_eq!(order(1, SharedJobOrder::SetDirectories { head: b"h".to_vec() }), [16, 1, 2, 1, b'h']);
+        let commit = SharedJobOrder::Commit {
+            head: b"h".to_vec(),
+            root: Some([9; 32]),
+        };
+        assert_eq!(
+            order(1, commit),
+            [&[16, 1, 1, 1, b'h', 1][..], &[9; 32]].concat()
+        );
+        assert_eq!(
+            order(
+                1,
+                SharedJobOrder::SetDirectories {
+                    head: b"h".to_vec()
+                }
+            ),
+            [16, 1, 2, 1, b'h']
+        );
         assert_eq!(order(1, SharedJobOrder::Count), [16, 1, 3]);
         assert_eq!(order(1, SharedJobOrder::Close), [16, 1, 4]);
         assert_eq!(order(1, SharedJobOrder::Forget), [16, 1, 5]);
         assert_eq!(order(1, SharedJobOrder::Ping), [16, 1, 6]);
         assert_eq!(order(1, SharedJobOrder::ListDirectories), [16, 1, 7]);
         let answer = |result| {
-            encode_message(&ToSender::SharedJob(SharedJobAnswer { number: 300, result }))[4..].to_vec()
+            encode_message(&ToSender::SharedJob(SharedJobAnswer {
+                number: 300,
+                result,
+            }))[4..]
+                .to_vec()
         };
         assert_eq!(answer(SharedJobResult::Done), [27, 0xAC, 2, 0]);
         let failed = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
         assert_eq!(answer(failed), [27, 0xAC, 2, 1, 5, 13]);
-        assert_eq!(answer(SharedJobResult::Committed { inode: 300 }), [27, 0xAC, 2, 2, 0xAC, 2]);
+        assert_eq!(
+            answer(SharedJobResult::Committed { inode: 300 }),
+            [27, 0xAC, 2, 2, 0xAC, 2]
+        );
         assert_eq!(
             answer(SharedJobResult::Missing(vec![GroupRange::new(300, 2)])),
             [27, 0xAC, 2, 3, 1, 0xAC, 2, 2]
         );
-        let fault = EntryFault { entry: 3, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
-        assert_eq!(answer(SharedJobResult::DirectoriesSet(vec![fault])), [27, 0xAC, 2, 4, 1, 3, 7, 0, 2]);
+        let fault = EntryFault {
+            entry: 3,
+            operation: Operation::SetMetadata,
+            code: FaultCode::Os(1),
+        };
+        assert_eq!(
+            answer(SharedJobResult::DirectoriesSet(vec![fault])),
+            [27, 0xAC, 2, 4, 1, 3, 7, 0, 2]
+        );
         let count = SharedJobCount {
             pass: 11,
             work_ended: 1,
@@ -395,21 +487,29 @@ mod tests {
             answer(SharedJobResult::Counted(Box::new(count))),
             [27, 0xAC, 2, 5, 11, 1, 2, 3, 0xAC, 2, 4, 5, 6, 7, 8, 9, 10]
         );
-        let directories = SharedJobResult::Directories { head: b"h".to_vec() };
+        let directories = SharedJobResult::Directories {
+            head: b"h".to_vec(),
+        };
         assert_eq!(answer(directories), [27, 0xAC, 2, 6, 1, b'h']);
     }
 
     #[test]
     fn what_an_order_or_an_answer_holds_is_bounded() {
         let decoded = |bytes: usize| {
-            let order = SharedJobOrder::SetDirectories { head: vec![0; bytes] };
-            let message = encode_message(&ToReceiver::SharedJob(SharedJobRequest { number: 0, order }));
+            let order = SharedJobOrder::SetDirectories {
+                head: vec![0; bytes],
+            };
+            let message = encode_message(&ToReceiver::SharedJob(SharedJobRequest {
+                number: 0,
+                order,
+            }));
             decode_message::<ToReceiver>(&message[4..]).is_ok()
         };
         assert!(decoded(FRAME_HEAD_BYTES_MAX) && !decoded(FRAME_HEAD_BYTES_MAX + 1));
         let told = |ranges: usize| {
             let result = SharedJobResult::Missing(vec![GroupRange::new(0, 1); ranges]);
-            let message = encode_message(&ToSender::SharedJob(SharedJobAnswer { number: 0, result }));
+            let message =
+                encode_message(&ToSender::SharedJob(SharedJobAnswer { number: 0, result }));
             decode_message::<ToSender>(&message[4..]).is_ok()
         };
         assert!(told(MISSING_RANGES_MAX) && !told(MISSING_RANGES_MAX + 1));

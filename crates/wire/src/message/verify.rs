@@ -27,19 +27,31 @@ pub(super) const MEDIA: u16 = 5;
 impl Proof {
     /// The extension of an opening that asks for it, where that has to be asked for. It is critical, and has no bytes.
     pub(super) fn extension(self) -> Option<Extension> {
-        let extension = Extension { number: MEDIA, critical: true, bytes: Box::default() };
+        let extension = Extension {
+            number: MEDIA,
+            critical: true,
+            bytes: Box::default(),
+        };
         (self == Self::Media).then_some(extension)
     }
 
     pub(super) fn of_opening(extensions: &Extensions) -> Self {
-        if extensions.get(MEDIA).is_some() { Self::Media } else { Self::Wire }
+        if extensions.get(MEDIA).is_some() {
+            Self::Media
+        } else {
+            Self::Wire
+        }
     }
 }
 
 /// The extension of an opening that makes a verification of a preview: files are compared by what the storage holds. It
 /// is critical, since a receiver that does not know it would read its page cache.
 pub(super) fn extension() -> Extension {
-    Extension { number: VERIFY, critical: true, bytes: Box::default() }
+    Extension {
+        number: VERIFY,
+        critical: true,
+        bytes: Box::default(),
+    }
 }
 
 /// An order to hash some consecutive groups of one file, as the storage holds them.
@@ -78,12 +90,22 @@ mod tests {
     #[test]
     fn an_opening_says_by_what_files_are_to_be_proven() {
         for proof in [Proof::Wire, Proof::Media] {
-            let open = Open { proof, ..Open::new(b"t".to_vec(), [3; 16]) };
-            let ToReceiver::OpenWith(plain, extensions) = open.clone().into_message(Version::V4) else {
+            let open = Open {
+                proof,
+                ..Open::new(b"t".to_vec(), [3; 16])
+            };
+            let ToReceiver::OpenWith(plain, extensions) = open.clone().into_message(Version::V4)
+            else {
                 panic!("another message")
             };
             // to a receiver that does not know it the number is an error
-            assert_eq!(extensions.clone().only(&[Open::KEEPS_RATE], "a test").is_ok(), proof == Proof::Wire);
+            assert_eq!(
+                extensions
+                    .clone()
+                    .only(&[Open::KEEPS_RATE], "a test")
+                    .is_ok(),
+                proof == Proof::Wire
+            );
             assert_eq!(plain.with(extensions), Ok(open));
         }
     }
@@ -91,17 +113,29 @@ mod tests {
     #[test]
     fn orders_and_answers_are_pinned_and_bounded() {
         let path = RelPath::from_bytes(b"d/f").unwrap();
-        let order = ToReceiver::Hash(HashOrder { order: 300, path, first: 2, groups: 1 });
+        let order = ToReceiver::Hash(HashOrder {
+            order: 300,
+            path,
+            first: 2,
+            groups: 1,
+        });
         let bytes = encode_message(&order);
         assert_eq!(bytes[4..], [13, 0xAC, 2, 3, b'd', b'/', b'f', 2, 1]);
         assert_eq!(decode_message(&bytes[4..]), Ok(order));
-        let hashed = |values| ToSender::Hashed(Hashed { order: 1, values, fault: Some(FaultCode::Os(5)) });
+        let hashed = |values| {
+            ToSender::Hashed(Hashed {
+                order: 1,
+                values,
+                fault: Some(FaultCode::Os(5)),
+            })
+        };
         let two = hashed(vec![None, Some([7; 32])]);
         let bytes = encode_message(&two);
         assert_eq!(bytes[4..9], [20, 1, 2, 0, 1]);
         assert_eq!(bytes[9..41], [7; 32]);
         assert_eq!(decode_message(&bytes[4..]), Ok(two));
-        let many = |count| decode_message::<ToSender>(&encode_message(&hashed(vec![None; count]))[4..]);
+        let many =
+            |count| decode_message::<ToSender>(&encode_message(&hashed(vec![None; count]))[4..]);
         assert!(many(HASHED_GROUPS_MAX).is_ok());
         assert_eq!(many(HASHED_GROUPS_MAX + 1), Err(WireError::Message));
     }

@@ -22,12 +22,20 @@ impl Arrivals {
     /// # Errors
     /// [`WireError::OverLimit`] when the items that came leave more gaps than a sender may have items in flight.
     pub fn insert(&mut self, item: u64) -> Result<bool, WireError> {
-        let before = self.ranges.range(..=item).next_back().map(|(start, end)| (*start, *end));
+        let before = self
+            .ranges
+            .range(..=item)
+            .next_back()
+            .map(|(start, end)| (*start, *end));
         if before.is_some_and(|(_, end)| item < end) {
             return Ok(false);
         }
-        let end = item.checked_add(1).ok_or(WireError::OutOfOrder { what: "an item" })?;
-        let start = before.filter(|(_, end)| *end == item).map_or(item, |(start, _)| start);
+        let end = item
+            .checked_add(1)
+            .ok_or(WireError::OutOfOrder { what: "an item" })?;
+        let start = before
+            .filter(|(_, end)| *end == item)
+            .map_or(item, |(start, _)| start);
         let end = self.ranges.remove(&end).unwrap_or(end);
         self.ranges.insert(start, end);
         self.count += 1;

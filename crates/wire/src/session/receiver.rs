@@ -87,7 +87,9 @@ impl ReceiverTransfer {
     pub fn announced(&mut self, items: u64, mismatches: u64) -> Result<(), WireError> {
         let (items_before, mismatches_before) = self.announced.unwrap_or((0, 0));
         if items < items_before || mismatches < mismatches_before || mismatches > self.mismatches {
-            return Err(WireError::OutOfOrder { what: "an announcement" });
+            return Err(WireError::OutOfOrder {
+                what: "an announcement",
+            });
         }
         self.announced = Some((items, mismatches));
         Ok(())
@@ -103,7 +105,10 @@ impl ReceiverTransfer {
             let items = self.unsent.items.drain(..count).collect();
             let count = self.unsent.files.len().min(STORED_ITEMS_MAX);
             let files = self.unsent.files.drain(..count).collect();
-            return Ok(Some(ReceiverAction::Send(ToSender::Stored(Stored { items, files }))));
+            return Ok(Some(ReceiverAction::Send(ToSender::Stored(Stored {
+                items,
+                files,
+            }))));
         }
         if !self.published.is_empty() {
             let count = self.published.len().min(STORED_ITEMS_MAX);
@@ -121,9 +126,13 @@ impl ReceiverTransfer {
     }
 
     fn is_complete(&self) -> Result<bool, WireError> {
-        let Some((items, mismatches)) = self.announced else { return Ok(false) };
+        let Some((items, mismatches)) = self.announced else {
+            return Ok(false);
+        };
         if mismatches == self.mismatches && self.settled.count > items {
-            return Err(WireError::OutOfOrder { what: "an item after the last" });
+            return Err(WireError::OutOfOrder {
+                what: "an item after the last",
+            });
         }
         Ok(self.settled.count == items && mismatches == self.mismatches)
     }

@@ -117,7 +117,10 @@ impl<W> SenderTransfer<W> {
 
     /// Ends one piece of begun work, which has produced all its items, or none.
     pub fn end(&mut self) {
-        self.unfinished = self.unfinished.checked_sub(1).expect("every end has its begin");
+        self.unfinished = self
+            .unfinished
+            .checked_sub(1)
+            .expect("every end has its begin");
     }
 
     /// Books an item that a reader has made of its work; `tries` is 0 unless it came from [`Resend::Again`].
@@ -128,7 +131,14 @@ impl<W> SenderTransfer<W> {
             self.load.entries += load.entries;
             self.load.name_bytes += load.name_bytes;
         }
-        self.outstanding.insert(item, Outstanding { work, tries, last_word });
+        self.outstanding.insert(
+            item,
+            Outstanding {
+                work,
+                tries,
+                last_word,
+            },
+        );
         item
     }
 
@@ -162,9 +172,17 @@ impl<W> SenderTransfer<W> {
     /// # Errors
     /// [`WireError::OutOfOrder`] when no such item is outstanding.
     pub fn stored(&mut self, item: ItemId) -> Result<Receipt<'_, W>, WireError> {
-        let Outstanding { work, last_word, .. } = self.receipt(item)?;
-        let LastWord::Published(load) = last_word else { return Ok(Receipt::Settled(work)) };
-        let (work, _load) = self.unpublished.entry(item).insert_entry((work, load)).into_mut();
+        let Outstanding {
+            work, last_word, ..
+        } = self.receipt(item)?;
+        let LastWord::Published(load) = last_word else {
+            return Ok(Receipt::Settled(work));
+        };
+        let (work, _load) = self
+            .unpublished
+            .entry(item)
+            .insert_entry((work, load))
+            .into_mut();
         Ok(Receipt::Unpublished(work))
     }
 
@@ -189,7 +207,10 @@ impl<W> SenderTransfer<W> {
             return Ok(Resend::GiveUp(work));
         }
         self.unfinished += 1;
-        Ok(Resend::Again { work, tries: tries + 1 })
+        Ok(Resend::Again {
+            work,
+            tries: tries + 1,
+        })
     }
 
     /// Books an item that was lost with its lane, as the receiver reports: it goes again, as often as it takes.
@@ -213,7 +234,9 @@ impl<W> SenderTransfer<W> {
     }
 
     fn receipt(&mut self, item: ItemId) -> Result<Outstanding<W>, WireError> {
-        self.outstanding.remove(&item).ok_or(WireError::OutOfOrder { what: "a receipt" })
+        self.outstanding
+            .remove(&item)
+            .ok_or(WireError::OutOfOrder { what: "a receipt" })
     }
 
     fn forget(&mut self, load: Load) {
@@ -229,7 +252,10 @@ impl<W> SenderTransfer<W> {
             return None;
         }
         self.announced = Some(now);
-        Some(ToReceiver::Announce { items: now.0, mismatches: now.1 })
+        Some(ToReceiver::Announce {
+            items: now.0,
+            mismatches: now.1,
+        })
     }
 
     /// Whether the receiver has not acknowledged an item yet.
@@ -240,17 +266,23 @@ impl<W> SenderTransfer<W> {
 
     /// The record of an item that the receiver has not acknowledged yet.
     pub fn outstanding_mut(&mut self, item: ItemId) -> Option<&mut W> {
-        self.outstanding.get_mut(&item).map(|outstanding| &mut outstanding.work)
+        self.outstanding
+            .get_mut(&item)
+            .map(|outstanding| &mut outstanding.work)
     }
 
     /// The records of all items that the receiver has not acknowledged yet.
     pub fn outstanding_items(&self) -> impl Iterator<Item = (ItemId, &W)> {
-        self.outstanding.iter().map(|(item, outstanding)| (*item, &outstanding.work))
+        self.outstanding
+            .iter()
+            .map(|(item, outstanding)| (*item, &outstanding.work))
     }
 
     /// The records of all items that the receiver has not acknowledged yet, to be changed.
     pub fn outstanding_items_mut(&mut self) -> impl Iterator<Item = (ItemId, &mut W)> {
-        self.outstanding.iter_mut().map(|(item, outstanding)| (*item, &mut outstanding.work))
+        self.outstanding
+            .iter_mut()
+            .map(|(item, outstanding)| (*item, &mut outstanding.work))
     }
 
     /// The number of items in flight.
@@ -262,7 +294,10 @@ impl<W> SenderTransfer<W> {
     /// The work in flight or without a name yet.
     pub fn unsettled(&self) -> impl Iterator<Item = &W> {
         let unpublished = self.unpublished.values().map(|(work, _)| work);
-        self.outstanding.values().map(|outstanding| &outstanding.work).chain(unpublished)
+        self.outstanding
+            .values()
+            .map(|outstanding| &outstanding.work)
+            .chain(unpublished)
     }
 
     /// Whether all work has become items, some of which may be in flight.

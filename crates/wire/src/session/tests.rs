@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::{Strategy, any, proptest};
 use zmove_types::ItemId;
 
-use super::{Arrivals, LastWord, Load, Receipt, ReceiverAction, ReceiverTransfer, Resend, SenderTransfer};
+use super::{
+    Arrivals, LastWord, Load, Receipt, ReceiverAction, ReceiverTransfer, Resend, SenderTransfer,
+};
 use crate::error::WireError;
 use crate::limits::{
     ITEMS_OUTSTANDING_MAX, RESENDS_MAX, UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX,
@@ -46,11 +48,26 @@ struct Job {
 }
 
 impl Job {
-    const EASY: Self = Self { id: 0, damages: 0, delay: 2, losses: 0, straggles: None, flush: None };
-    const BATCH: Self = Self { flush: Some(30), ..Self::EASY };
+    const EASY: Self = Self {
+        id: 0,
+        damages: 0,
+        delay: 2,
+        losses: 0,
+        straggles: None,
+        flush: None,
+    };
+    const BATCH: Self = Self {
+        flush: Some(30),
+        ..Self::EASY
+    };
 
     fn last_word(&self) -> LastWord {
-        self.flush.map_or(LastWord::Stored, |_| LastWord::Published(Load { entries: 1, name_bytes: 2 }))
+        self.flush.map_or(LastWord::Stored, |_| {
+            LastWord::Published(Load {
+                entries: 1,
+                name_bytes: 2,
+            })
+        })
     }
 }
 
@@ -83,7 +100,10 @@ impl Pair {
     fn send_job(&mut self, job: Job, tries: u8) {
         let item = self.sender.issue(job, tries, job.last_word());
         self.jobs.insert(item.0, job);
-        let data = Packet::Data { item, damaged: tries < job.damages };
+        let data = Packet::Data {
+            item,
+            damaged: tries < job.damages,
+        };
         let losses = self.losses.entry(job.id).or_default();
         if *losses < job.losses {
             *losses += 1;
@@ -112,7 +132,12 @@ impl Pair {
                 }
                 Packet::LossSeen { item } if self.sender.is_outstanding(item) => {
                     self.lost.insert(item);
-                    self.put(1, Packet::ToReceiver(ToReceiver::LaneLost { items: vec![item.0] }));
+                    self.put(
+                        1,
+                        Packet::ToReceiver(ToReceiver::LaneLost {
+                            items: vec![item.0],
+                        }),
+                    );
                 }
                 Packet::LossSeen { .. } => {}
                 Packet::ToReceiver(ToReceiver::LaneLost { items }) => {
@@ -127,8 +152,9 @@ impl Pair {
                     self.announce();
                 }
                 Packet::ToSender(ToSender::Published { items }) => {
-                    let published =
-                        items.iter().map(|item| self.sender.published(ItemId(item.item)).unwrap().id);
+                    let published = items
+                        .iter()
+                        .map(|item| self.sender.published(ItemId(item.item)).unwrap().id);
                     self.delivered.extend(published);
                 }
                 Packet::ToSender(ToSender::Finished(_)) => {
@@ -143,7 +169,15 @@ impl Pair {
     fn arrive(&mut self, item: u64, mismatch: bool) {
         if self.arrivals.insert(item).unwrap() {
             assert_eq!(self.finished_at, None, "data after the end");
-            assert!(self.receiver.settled(StoredItem { item, mismatch, faults: vec![] }).unwrap());
+            assert!(
+                self.receiver
+                    .settled(StoredItem {
+                        item,
+                        mismatch,
+                        faults: vec![]
+                    })
+                    .unwrap()
+            );
             if let Some(delay) = self.jobs[&item].flush.filter(|_| !mismatch) {
                 self.unflushed.insert(item);
                 self.put(delay, Packet::Flushed { item });
@@ -167,7 +201,11 @@ impl Pair {
             return;
         }
         let lost = self.lost.remove(&item);
-        let again = if lost { self.sender.lost(item) } else { self.sender.mismatch(item) };
+        let again = if lost {
+            self.sender.lost(item)
+        } else {
+            self.sender.mismatch(item)
+        };
         match again.unwrap() {
             Resend::Again { work, tries } => self.send_job(work, tries),
             Resend::GiveUp(work) => self.given_up.push(work.id),
@@ -218,13 +256,32 @@ fn an_empty_transfer_finishes() {
 
 #[test]
 fn announcement_may_arrive_before_the_data() {
-    let pair = run(&[Job { delay: 50, ..Job::EASY }], 1);
+    let pair = run(
+        &[Job {
+            delay: 50,
+            ..Job::EASY
+        }],
+        1,
+    );
     assert_eq!(pair.finished_at, Some(50));
 }
 
 #[test]
 fn data_damaged_every_time_is_given_up() {
-    let pair = run(&[Job { damages: u8::MAX, ..Job::EASY }, Job { id: 1, damages: 1, ..Job::EASY }], 2);
+    let pair = run(
+        &[
+            Job {
+                damages: u8::MAX,
+                ..Job::EASY
+            },
+            Job {
+                id: 1,
+                damages: 1,
+                ..Job::EASY
+            },
+        ],
+        2,
+    );
     assert_eq!(pair.given_up, [0]);
     assert_eq!(pair.delivered, [1]);
     assert!(pair.finished_at.is_some());
@@ -232,15 +289,30 @@ fn data_damaged_every_time_is_given_up() {
 
 #[test]
 fn what_is_lost_with_its_lane_is_never_given_up_for_that() {
-    let lost = Job { losses: 9, ..Job::EASY };
-    let both = Job { id: 1, straggles: Some(50), ..lost };
+    let lost = Job {
+        losses: 9,
+        ..Job::EASY
+    };
+    let both = Job {
+        id: 1,
+        straggles: Some(50),
+        ..lost
+    };
     let pair = run(&[lost, both], 2);
     assert_eq!((pair.delivered.len(), pair.given_up.len()), (2, 0));
 }
 
 #[test]
 fn what_came_before_its_lane_was_lost_is_not_sent_again() {
-    let pair = run(&[Job { delay: 9, losses: 1, straggles: Some(8), ..Job::EASY }], 1);
+    let pair = run(
+        &[Job {
+            delay: 9,
+            losses: 1,
+            straggles: Some(8),
+            ..Job::EASY
+        }],
+        1,
+    );
     assert_eq!((pair.delivered, pair.losses[&0]), (vec![0], 1));
 }
 
@@ -259,19 +331,45 @@ fn a_batch_is_settled_when_it_has_its_names_and_not_before() {
     let batch = sender.issue(Job::BATCH, 0, Job::BATCH.last_word());
     let chunk = sender.issue(Job::EASY, 0, Job::EASY.last_word());
     let error = WireError::OutOfOrder { what: "a name" };
-    assert_eq!(sender.published(batch).unwrap_err(), error, "it is not stored");
+    assert_eq!(
+        sender.published(batch).unwrap_err(),
+        error,
+        "it is not stored"
+    );
     assert!(matches!(sender.stored(batch), Ok(Receipt::Unpublished(_))));
     assert!(matches!(sender.stored(chunk), Ok(Receipt::Settled(_))));
-    assert_eq!(sender.published(chunk).unwrap_err(), error, "nothing of it is published");
-    assert!(sender.stored(batch).is_err() && sender.mismatch(batch).is_err() && sender.lost(batch).is_err());
+    assert_eq!(
+        sender.published(chunk).unwrap_err(),
+        error,
+        "nothing of it is published"
+    );
+    assert!(
+        sender.stored(batch).is_err()
+            && sender.mismatch(batch).is_err()
+            && sender.lost(batch).is_err()
+    );
     sender.end();
     sender.end();
     sender.plan_ended();
-    assert_eq!((sender.outstanding(), sender.unsettled().count(), sender.is_settled()), (0, 1, false));
-    assert!(sender.announcement().is_some(), "the receiver is not waited for before the end is announced");
+    assert_eq!(
+        (
+            sender.outstanding(),
+            sender.unsettled().count(),
+            sender.is_settled()
+        ),
+        (0, 1, false)
+    );
+    assert!(
+        sender.announcement().is_some(),
+        "the receiver is not waited for before the end is announced"
+    );
     assert_eq!(sender.published(batch).unwrap().id, 0);
     assert!(sender.is_settled());
-    assert_eq!(sender.published(batch).unwrap_err(), error, "it is published already");
+    assert_eq!(
+        sender.published(batch).unwrap_err(),
+        error,
+        "it is published already"
+    );
 }
 
 #[test]
@@ -285,15 +383,49 @@ fn what_is_stored_makes_room_on_the_way_and_what_is_published_in_memory() {
         }
         assert_eq!(sender.outstanding(), 0);
         let count = items.len() as u64;
-        items.into_iter().for_each(|item| assert_eq!(sender.published(item), Ok(0)));
+        items
+            .into_iter()
+            .for_each(|item| assert_eq!(sender.published(item), Ok(0)));
         assert!(!sender.is_full());
         count
     };
-    let (entries, name_bytes) = (UNPUBLISHED_ENTRIES_MAX / 100, UNPUBLISHED_NAME_BYTES_MAX / 100);
-    assert_eq!(fill(&mut sender, Load { entries: entries + 1, name_bytes: 1 }), 100);
-    assert_eq!(fill(&mut sender, Load { entries: 1, name_bytes: name_bytes + 1 }), 100);
-    assert_eq!(fill(&mut sender, Load { entries: 1, name_bytes: 1 }), UNPUBLISHED_ITEMS_MAX);
-    let sent: Vec<_> = (0..ITEMS_OUTSTANDING_MAX).map(|_| sender.issue(0, 0, LastWord::Stored)).collect();
+    let (entries, name_bytes) = (
+        UNPUBLISHED_ENTRIES_MAX / 100,
+        UNPUBLISHED_NAME_BYTES_MAX / 100,
+    );
+    assert_eq!(
+        fill(
+            &mut sender,
+            Load {
+                entries: entries + 1,
+                name_bytes: 1
+            }
+        ),
+        100
+    );
+    assert_eq!(
+        fill(
+            &mut sender,
+            Load {
+                entries: 1,
+                name_bytes: name_bytes + 1
+            }
+        ),
+        100
+    );
+    assert_eq!(
+        fill(
+            &mut sender,
+            Load {
+                entries: 1,
+                name_bytes: 1
+            }
+        ),
+        UNPUBLISHED_ITEMS_MAX
+    );
+    let sent: Vec<_> = (0..ITEMS_OUTSTANDING_MAX)
+        .map(|_| sender.issue(0, 0, LastWord::Stored))
+        .collect();
     assert!(sender.is_full());
     assert!(matches!(sender.stored(sent[0]), Ok(Receipt::Settled(0))));
     assert!(!sender.is_full());
@@ -302,7 +434,10 @@ fn what_is_stored_makes_room_on_the_way_and_what_is_published_in_memory() {
 #[test]
 fn what_does_not_come_is_not_remembered() {
     let mut sender = SenderTransfer::<u64>::default();
-    let all = LastWord::Published(Load { entries: UNPUBLISHED_ENTRIES_MAX, name_bytes: 0 });
+    let all = LastWord::Published(Load {
+        entries: UNPUBLISHED_ENTRIES_MAX,
+        name_bytes: 0,
+    });
     for end in [SenderTransfer::mismatch, SenderTransfer::lost] {
         let item = sender.issue(0, 0, all);
         assert!(sender.is_full());
@@ -316,7 +451,13 @@ fn names_are_told_after_what_they_are_of_and_not_too_many_at_once() {
     let mut receiver = ReceiverTransfer::default();
     for item in 0..200 {
         receiver.published(item, vec![]);
-        receiver.settled(StoredItem { item, mismatch: false, faults: vec![] }).unwrap();
+        receiver
+            .settled(StoredItem {
+                item,
+                mismatch: false,
+                faults: vec![],
+            })
+            .unwrap();
     }
     let mut told = Vec::new();
     while let Some(ReceiverAction::Send(message)) = receiver.poll().unwrap() {
@@ -326,21 +467,44 @@ fn names_are_told_after_what_they_are_of_and_not_too_many_at_once() {
             other => panic!("{other:?}"),
         });
     }
-    assert_eq!(told, [("stored", 128), ("stored", 72), ("published", 128), ("published", 72)]);
+    assert_eq!(
+        told,
+        [
+            ("stored", 128),
+            ("stored", 72),
+            ("published", 128),
+            ("published", 72)
+        ]
+    );
 }
 
 #[test]
 fn the_end_waits_for_no_names_but_comes_after_them() {
-    let pair =
-        run(&[Job::BATCH, Job { id: 1, flush: Some(9999), ..Job::EASY }, Job { id: 2, ..Job::EASY }], 3);
-    assert_eq!((pair.finished_at, pair.stored, pair.delivered), (Some(2), vec![0, 1], vec![2, 0, 1]));
+    let pair = run(
+        &[
+            Job::BATCH,
+            Job {
+                id: 1,
+                flush: Some(9999),
+                ..Job::EASY
+            },
+            Job { id: 2, ..Job::EASY },
+        ],
+        3,
+    );
+    assert_eq!(
+        (pair.finished_at, pair.stored, pair.delivered),
+        (Some(2), vec![0, 1], vec![2, 0, 1])
+    );
 }
 
 #[test]
 fn announcements_are_not_taken_back() {
     let mut receiver = ReceiverTransfer::default();
     receiver.announced(5, 0).unwrap();
-    let error = Err(WireError::OutOfOrder { what: "an announcement" });
+    let error = Err(WireError::OutOfOrder {
+        what: "an announcement",
+    });
     assert_eq!(receiver.announced(4, 0), error);
     assert_eq!(receiver.announced(5, 1), error);
 }
@@ -348,18 +512,42 @@ fn announcements_are_not_taken_back() {
 #[test]
 fn more_items_than_announced_is_an_error() {
     let mut receiver = ReceiverTransfer::default();
-    receiver.settled(StoredItem { item: 0, mismatch: false, faults: vec![] }).unwrap();
+    receiver
+        .settled(StoredItem {
+            item: 0,
+            mismatch: false,
+            faults: vec![],
+        })
+        .unwrap();
     receiver.announced(0, 0).unwrap();
     assert!(matches!(receiver.poll(), Ok(Some(ReceiverAction::Send(_)))));
-    assert_eq!(receiver.poll(), Err(WireError::OutOfOrder { what: "an item after the last" }));
+    assert_eq!(
+        receiver.poll(),
+        Err(WireError::OutOfOrder {
+            what: "an item after the last"
+        })
+    );
 }
 
 #[test]
 fn an_item_that_comes_again_counts_once() {
     let mut receiver = ReceiverTransfer::default();
-    let mut settle = |item, mismatch| receiver.settled(StoredItem { item, mismatch, faults: vec![] });
-    let news: Vec<_> = [3, 1, 1, 2, 0, 3, 2, 5, 4, 0].map(|item| settle(item, false).unwrap()).into();
-    assert_eq!(news, [true, true, false, true, true, false, false, true, true, false]);
+    let mut settle = |item, mismatch| {
+        receiver.settled(StoredItem {
+            item,
+            mismatch,
+            faults: vec![],
+        })
+    };
+    let news: Vec<_> = [3, 1, 1, 2, 0, 3, 2, 5, 4, 0]
+        .map(|item| settle(item, false).unwrap())
+        .into();
+    assert_eq!(
+        news,
+        [
+            true, true, false, true, true, false, false, true, true, false
+        ]
+    );
     assert_eq!((settle(6, true), settle(6, false)), (Ok(true), Ok(false)));
     assert!(settle(u64::MAX, false).is_err());
     receiver.announced(7, 1).unwrap();
@@ -374,7 +562,13 @@ fn an_item_that_comes_again_counts_once() {
 fn items_with_too_many_gaps_are_refused() {
     let mut receiver = ReceiverTransfer::default();
     let refused = (0..9999).find(|number| {
-        receiver.settled(StoredItem { item: number * 2, mismatch: false, faults: vec![] }).is_err()
+        receiver
+            .settled(StoredItem {
+                item: number * 2,
+                mismatch: false,
+                faults: vec![],
+            })
+            .is_err()
     });
     assert_eq!(refused, Some(ITEMS_OUTSTANDING_MAX as u64 + 1));
 }
@@ -382,9 +576,16 @@ fn items_with_too_many_gaps_are_refused() {
 fn any_job() -> impl Strategy<Value = Job> {
     let straggles = proptest::option::of(1..200_u64);
     let flush = proptest::option::of(1..300_u64);
-    (0..6_u8, 1..200_u64, 0..6_u8, straggles, flush).prop_map(|(damages, delay, losses, straggles, flush)| {
-        Job { id: 0, damages, delay, losses, straggles, flush }
-    })
+    (0..6_u8, 1..200_u64, 0..6_u8, straggles, flush).prop_map(
+        |(damages, delay, losses, straggles, flush)| Job {
+            id: 0,
+            damages,
+            delay,
+            losses,
+            straggles,
+            flush,
+        },
+    )
 }
 
 proptest! {

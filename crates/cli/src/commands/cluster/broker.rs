@@ -38,17 +38,24 @@ impl BrokerLook {
                     return Err(cluster.no_broker(error));
                 }
                 let seconds = REFUSED_MAX.as_secs();
-                (NoBroker::Hindered(why.clone()), format!("{why}; it is asked again for {seconds} s"))
+                (
+                    NoBroker::Hindered(why.clone()),
+                    format!("{why}; it is asked again for {seconds} s"),
+                )
             }
             WorkError::Hindered(why) => {
                 self.refused = None;
-                (NoBroker::Hindered(why.clone()), format!("{why}: waiting for the broker"))
+                (
+                    NoBroker::Hindered(why.clone()),
+                    format!("{why}: waiting for the broker"),
+                )
             }
             error => {
                 self.refused = None;
                 let why = innermost(error);
-                let yet =
-                    format!("no broker at {broker} yet, which a push may start: waiting for it ({why})");
+                let yet = format!(
+                    "no broker at {broker} yet, which a push may start: waiting for it ({why})"
+                );
                 (NoBroker::Away, yet)
             }
         };
@@ -62,7 +69,9 @@ impl BrokerLook {
 
 /// What lies below all that says where an error has happened.
 pub(super) fn innermost(error: &WorkError) -> String {
-    Chain::new(error).last().map_or_else(String::new, ToString::to_string)
+    Chain::new(error)
+        .last()
+        .map_or_else(String::new, ToString::to_string)
 }
 
 /// How long a broker may refuse a node: one that runs takes a moment to hear of an invitation.

@@ -57,16 +57,31 @@ impl Part {
         let (job, receivers, timeout) = looked.context("look at the sources")??;
         let key = cluster.key()?.of_job(job.id);
         let patience = cluster_push::broker_patience(timeout);
-        let queue = Settings { patience, ..Settings::new(Role::Mover, job.id, job.epoch, key) };
+        let queue = Settings {
+            patience,
+            ..Settings::new(Role::Mover, job.id, job.epoch, key)
+        };
         let queue = Arc::new(JetStream::open(&cluster.access()?, queue).await?);
         let number = usize::try_from(number)?;
         let seen = Arc::new(Seen::default());
         let observer = Arc::clone(&seen) as Arc<dyn Observer>;
         let node = Node::new(job, Arc::clone(&queue), receivers, SESSIONS, timeout);
         let served = Arc::clone(&node.served);
-        let work =
-            async move { Ok(node.take_part(number, observer, Arc::new(shared_job::SessionWarnings)).await?) };
-        Ok((Self { what, seen, queue, served, patience }, Box::pin(work)))
+        let work = async move {
+            Ok(node
+                .take_part(number, observer, Arc::new(shared_job::SessionWarnings))
+                .await?)
+        };
+        Ok((
+            Self {
+                what,
+                seen,
+                queue,
+                served,
+                patience,
+            },
+            Box::pin(work),
+        ))
     }
 
     /// Waits until others know of what this node has taken and does no more: its process is about to end.
@@ -76,7 +91,11 @@ impl Part {
 
     /// How the part has ended, which is over.
     pub(super) fn end(&self) -> NodeState {
-        if self.served.has_lost_sessions() { NodeState::HasLostSessions } else { NodeState::HasEnded }
+        if self.served.has_lost_sessions() {
+            NodeState::HasLostSessions
+        } else {
+            NodeState::HasEnded
+        }
     }
 
     /// How many work items the node has done.
@@ -160,10 +179,18 @@ fn look(
     })?;
     compare(&sources, notice)?;
     let job = shared_job::job(&settings, &sources, (notice.id(), notice.epoch))?;
-    let mut job = SharedJob { grant, view: View::Follows, ..job };
+    let mut job = SharedJob {
+        grant,
+        view: View::Follows,
+        ..job
+    };
     job.config.scan.mounts = Some(Arc::new(mount_points(notice)));
     job.config.instead = instead_of(notice.instead);
-    Ok((job, cluster_push::receivers(&settings, cluster)?, settings.args.timeout.0))
+    Ok((
+        job,
+        cluster_push::receivers(&settings, cluster)?,
+        settings.args.timeout.0,
+    ))
 }
 
 /// What a job moves where, and who leads it.
@@ -172,20 +199,26 @@ fn what(notice: &JobNotice) -> Result<String> {
     let (target, sources) = paths.split_last().expect("two are demanded");
     let source = described(&sources[0], Path::new(""), sources.len());
     let head = notice.head().unwrap_or_default();
-    Ok(format!("{source} -> {}, led by {head}", Escaped::path(target)))
+    Ok(format!(
+        "{source} -> {}, led by {head}",
+        Escaped::path(target)
+    ))
 }
 
 /// What was typed at the head, its sources as paths that do not depend on a directory.
 fn words(notice: &JobNotice) -> Result<PushArgs> {
     let typed = notice.words.iter().cloned().map(OsString::from_vec);
-    let mut args = match Args::read(std::iter::once("zmove".into()).chain(typed).collect())?.command {
+    let mut args = match Args::read(std::iter::once("zmove".into()).chain(typed).collect())?.command
+    {
         Command::Push(args) => *args,
         Command::RunJob(args) => args.copy.push,
         _ => bail!("the job is no push"),
     };
     let directory = PathBuf::from(OsString::from_vec(notice.directory.clone()));
     let (_target, sources) = args.paths.split_last_mut().expect("two are demanded");
-    sources.iter_mut().for_each(|source| *source = directory.join(&*source).into_os_string());
+    sources
+        .iter_mut()
+        .for_each(|source| *source = directory.join(&*source).into_os_string());
     Ok(args)
 }
 
@@ -207,11 +240,20 @@ mod tests {
 
     #[test]
     fn a_node_says_what_a_job_moves_and_who_leads_it() {
-        let words = ["push", "--cluster", "lab", "run7", "/b", "t"].map(|word| word.as_bytes().to_vec());
+        let words =
+            ["push", "--cluster", "lab", "run7", "/b", "t"].map(|word| word.as_bytes().to_vec());
         let nodes = BTreeMap::from([("a".to_owned(), 0), ("other".to_owned(), 1)]);
         let (directory, words) = (b"/data".to_vec(), words.to_vec());
-        let notice = JobNotice { nodes, directory, words, ..JobNotice::default() };
-        assert_eq!(what(&notice).unwrap(), "/data/run7 and 1 more -> t, led by a");
+        let notice = JobNotice {
+            nodes,
+            directory,
+            words,
+            ..JobNotice::default()
+        };
+        assert_eq!(
+            what(&notice).unwrap(),
+            "/data/run7 and 1 more -> t, led by a"
+        );
     }
 
     #[test]

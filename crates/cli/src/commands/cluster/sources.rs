@@ -37,14 +37,22 @@ pub(crate) fn notices(mountinfo: &[u8], directory: &Path, sources: &Sources) -> 
 /// What is at a path; a link at its end is not followed.
 fn mark(mountinfo: &[u8], path: &Path) -> Option<SourceMark> {
     let found = path.symlink_metadata().ok()?;
-    let is_local = || Some(LOCAL.contains(&&*Mount::around(mountinfo, &path.canonicalize().ok()?)?.kind));
-    let local = is_local().filter(|is_local| *is_local).and_then(|_| Some((boot_id()?, found.dev())));
-    Some(SourceMark { inode: found.ino(), local })
+    let is_local =
+        || Some(LOCAL.contains(&&*Mount::around(mountinfo, &path.canonicalize().ok()?)?.kind));
+    let local = is_local()
+        .filter(|is_local| *is_local)
+        .and_then(|_| Some((boot_id()?, found.dev())));
+    Some(SourceMark {
+        inode: found.ino(),
+        local,
+    })
 }
 
 /// Some names in a directory, so many at most; none of what is no directory, or empty.
 fn some_names(path: &Path, most: usize) -> Vec<Vec<u8>> {
-    let Ok(entries) = path.read_dir() else { return Vec::new() };
+    let Ok(entries) = path.read_dir() else {
+        return Vec::new();
+    };
     let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().into_vec()));
     names.take(most).collect()
 }
@@ -60,7 +68,11 @@ pub(crate) struct Trees {
 impl Trees {
     /// The trees of a job.
     pub(crate) fn new(directory: PathBuf, job: &SharedJob) -> Self {
-        Self { directory, roots: job.sources.clone(), selection: job.config.scan.selection.clone() }
+        Self {
+            directory,
+            roots: job.sources.clone(),
+            selection: job.config.scan.selection.clone(),
+        }
     }
 
     /// What is mounted in them, as the head sees it: where one of these is not mounted at a node, the directory is
@@ -68,19 +80,34 @@ impl Trees {
     pub(crate) fn mounts(&self, mountinfo: &[u8]) -> Vec<SourceNotice> {
         let mut found = Vec::new();
         for root in &self.roots {
-            let Ok(canonical) = root.source.canonicalize() else { continue };
+            let Ok(canonical) = root.source.canonicalize() else {
+                continue;
+            };
             for mount in Mount::all(mountinfo) {
-                let below =
-                    mount.point.strip_prefix(&canonical).ok().filter(|below| !below.as_os_str().is_empty());
-                let Some(below) = below.filter(|below| self.admits(root, below, &mount.point)) else {
+                let below = mount
+                    .point
+                    .strip_prefix(&canonical)
+                    .ok()
+                    .filter(|below| !below.as_os_str().is_empty());
+                let Some(below) = below.filter(|below| self.admits(root, below, &mount.point))
+                else {
                     continue;
                 };
                 // what is mounted above it later hides it
-                let is_seen = is_mount_at(&mount.point).is_ok_and(|is_mount| is_mount != Some(false));
+                let is_seen =
+                    is_mount_at(&mount.point).is_ok_and(|is_mount| is_mount != Some(false));
                 // one more shows that not all are told
                 if is_seen && found.len() <= MOUNTS {
-                    let path = self.directory.join(&root.source).join(below).into_os_string().into_vec();
-                    let (names, mark) = (some_names(&mount.point, NAMES), mark(mountinfo, &mount.point));
+                    let path = self
+                        .directory
+                        .join(&root.source)
+                        .join(below)
+                        .into_os_string()
+                        .into_vec();
+                    let (names, mark) = (
+                        some_names(&mount.point, NAMES),
+                        mark(mountinfo, &mount.point),
+                    );
                     found.push(SourceNotice { path, names, mark });
                 }
             }
@@ -90,13 +117,21 @@ impl Trees {
 
     /// Whether the selection admits what is at this path below a root.
     fn admits(&self, root: &ScanRoot, below: &Path, point: &Path) -> bool {
-        let Some(selection) = &self.selection else { return true };
+        let Some(selection) = &self.selection else {
+            return true;
+        };
         let path = root.prefix.as_path().join(below);
-        let Ok(path) = RelPath::from_bytes(path.as_os_str().as_bytes()) else { return true };
+        let Ok(path) = RelPath::from_bytes(path.as_os_str().as_bytes()) else {
+            return true;
+        };
         let [directory, other] =
             [PathKind::Directory, PathKind::Other].map(|kind| selection.admits(&path, kind));
         // what is left out in any case is not even looked at: it may not answer
-        if directory == other || point.is_dir() { directory } else { other }
+        if directory == other || point.is_dir() {
+            directory
+        } else {
+            other
+        }
     }
 }
 
@@ -110,10 +145,20 @@ pub(super) fn compare(here: &Sources, head: &JobNotice) -> Result<()> {
 
 /// The reader of the sources here.
 pub(crate) fn reader() -> Reader {
-    let groups = getgroups().unwrap_or_default().into_iter().chain([getegid()]).map(Gid::as_raw).collect();
+    let groups = getgroups()
+        .unwrap_or_default()
+        .into_iter()
+        .chain([getegid()])
+        .map(Gid::as_raw)
+        .collect();
     let capabilities = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    let reads_all = capabilities.intersects(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
-    Reader { user: geteuid().as_raw(), groups, reads_all }
+    let reads_all =
+        capabilities.intersects(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+    Reader {
+        user: geteuid().as_raw(),
+        groups,
+        reads_all,
+    }
 }
 
 /// Holds what may be read here against what may be at the head: otherwise it would depend on chance what is sent. What
@@ -130,7 +175,10 @@ fn compare_readers(here: &Reader, head: &Reader) -> Result<()> {
         );
     }
     if head.reads_all {
-        bail!("the node that sends may read all, and this one what user {} may", here.user);
+        bail!(
+            "the node that sends may read all, and this one what user {} may",
+            here.user
+        );
     }
     if let Some(group) = head.groups.difference(&here.groups).next() {
         bail!(
@@ -143,7 +191,10 @@ fn compare_readers(here: &Reader, head: &Reader) -> Result<()> {
 
 /// What is said of a source that is not the same here.
 pub(super) fn not_as_there(path: &Path) -> String {
-    format!("the source '{}' is not here as at the node that sends", Escaped::path(&path))
+    format!(
+        "the source '{}' is not here as at the node that sends",
+        Escaped::path(&path)
+    )
 }
 
 fn compare_as(reader: &Reader, here: &Sources, head: &JobNotice) -> Result<()> {
@@ -155,7 +206,10 @@ fn compare_as(reader: &Reader, here: &Sources, head: &JobNotice) -> Result<()> {
         }
     }
     if let Some(more) = paths.next() {
-        bail!("the source '{}' is here, and not at the node that sends", Escaped::path(&more));
+        bail!(
+            "the source '{}' is here, and not at the node that sends",
+            Escaped::path(&more)
+        );
     }
     if head.mounts.len() > MOUNTS {
         bail!(
@@ -165,25 +219,37 @@ fn compare_as(reader: &Reader, here: &Sources, head: &JobNotice) -> Result<()> {
     }
     compare_readers(reader, &head.reader)?;
     let mountinfo = mountinfo();
-    head.sources.iter().chain(&head.mounts).try_for_each(|there| {
-        compare_names(there)?;
-        compare_marks(there, &mountinfo)
-    })
+    head.sources
+        .iter()
+        .chain(&head.mounts)
+        .try_for_each(|there| {
+            compare_names(there)?;
+            compare_marks(there, &mountinfo)
+        })
 }
 
 /// What entries get where their own is not kept, as all nodes are told.
 pub(crate) fn instead_notice(Instead { mtime, umask }: Instead) -> InsteadNotice {
-    InsteadNotice { mtime: mtime.map(|mtime| (mtime.seconds, mtime.nanos)), umask }
+    InsteadNotice {
+        mtime: mtime.map(|mtime| (mtime.seconds, mtime.nanos)),
+        umask,
+    }
 }
 
 /// The same, as a node is told.
 pub(super) fn instead_of(InsteadNotice { mtime, umask }: InsteadNotice) -> Instead {
-    Instead { mtime: mtime.map(|(seconds, nanos)| Timestamp { seconds, nanos }), umask }
+    Instead {
+        mtime: mtime.map(|(seconds, nanos)| Timestamp { seconds, nanos }),
+        umask,
+    }
 }
 
 /// The paths on which something is mounted at the head.
 pub(super) fn mount_points(head: &JobNotice) -> BTreeSet<PathBuf> {
-    head.mounts.iter().map(|mount| PathBuf::from(OsStr::from_bytes(&mount.path))).collect()
+    head.mounts
+        .iter()
+        .map(|mount| PathBuf::from(OsStr::from_bytes(&mount.path)))
+        .collect()
 }
 
 /// What is mounted where.
@@ -195,7 +261,11 @@ pub(crate) fn mountinfo() -> Vec<u8> {
 /// no part, and loses nothing.
 fn compare_names(SourceNotice { path, names, .. }: &SourceNotice) -> Result<()> {
     let path = Path::new(OsStr::from_bytes(path));
-    let is_here = |name: &Vec<u8>| path.join(OsStr::from_bytes(name)).symlink_metadata().is_ok();
+    let is_here = |name: &Vec<u8>| {
+        path.join(OsStr::from_bytes(name))
+            .symlink_metadata()
+            .is_ok()
+    };
     match names.first() {
         Some(first) if !names.iter().any(is_here) => bail!(
             "'{}' is another directory here, or is not mounted: it has no '{}'",
@@ -207,9 +277,16 @@ fn compare_names(SourceNotice { path, names, .. }: &SourceNotice) -> Result<()> 
 }
 
 /// Tells a copy from what it is a copy of.
-fn compare_marks(SourceNotice { path, mark: there, .. }: &SourceNotice, mountinfo: &[u8]) -> Result<()> {
+fn compare_marks(
+    SourceNotice {
+        path, mark: there, ..
+    }: &SourceNotice,
+    mountinfo: &[u8],
+) -> Result<()> {
     let path = Path::new(OsStr::from_bytes(path));
-    let (Some(there), Some(here)) = (there, mark(mountinfo, path)) else { return Ok(()) };
+    let (Some(there), Some(here)) = (there, mark(mountinfo, path)) else {
+        return Ok(());
+    };
     if let (Some(one), Some(other)) = (there.local, here.local)
         && one != other
     {
@@ -235,10 +312,10 @@ fn compare_marks(SourceNotice { path, mark: there, .. }: &SourceNotice, mountinf
 /// each host has its own, and perhaps another. A replica of a volume, as by snapshots that are sent, has the inode
 /// numbers of what it was made of, and lags behind.
 const LOCAL: [&str; 38] = [
-    "affs", "aufs", "bcachefs", "befs", "btrfs", "cramfs", "devtmpfs", "ecryptfs", "erofs", "exfat", "ext2",
-    "ext3", "ext4", "f2fs", "fuseblk", "hfs", "hfsplus", "hpfs", "iso9660", "jffs2", "jfs", "minix", "msdos",
-    "nilfs2", "ntfs", "ntfs3", "overlay", "ramfs", "reiserfs", "romfs", "squashfs", "tmpfs", "ubifs", "udf",
-    "ufs", "vfat", "xfs", "zfs",
+    "affs", "aufs", "bcachefs", "befs", "btrfs", "cramfs", "devtmpfs", "ecryptfs", "erofs",
+    "exfat", "ext2", "ext3", "ext4", "f2fs", "fuseblk", "hfs", "hfsplus", "hpfs", "iso9660",
+    "jffs2", "jfs", "minix", "msdos", "nilfs2", "ntfs", "ntfs3", "overlay", "ramfs", "reiserfs",
+    "romfs", "squashfs", "tmpfs", "ubifs", "udf", "ufs", "vfat", "xfs", "zfs",
 ];
 /// How many names are told: more than go at once where a source changes.
 const NAMES: usize = 8;
@@ -255,20 +332,36 @@ mod tests {
     use zmove_scan::Rule;
 
     fn sources(paths: &[&Path]) -> Sources {
-        let paths: Vec<_> = paths.iter().map(|path| path.as_os_str().to_owned()).collect();
+        let paths: Vec<_> = paths
+            .iter()
+            .map(|path| path.as_os_str().to_owned())
+            .collect();
         Sources::look_at(&paths, None, &NoListener).unwrap()
     }
 
     fn trees(paths: &[&Path], rules: &[&str]) -> Trees {
-        let rules: Vec<_> =
-            rules.iter().filter_map(|rule| Rule::from_line(rule.as_bytes()).unwrap()).collect();
+        let rules: Vec<_> = rules
+            .iter()
+            .filter_map(|rule| Rule::from_line(rule.as_bytes()).unwrap())
+            .collect();
         let selection = Selection::new(&rules, 0..=u64::MAX).unwrap();
         let roots = sources(paths).roots();
-        Trees { directory: "/".into(), roots, selection: Some(Arc::new(selection)) }
+        Trees {
+            directory: "/".into(),
+            roots,
+            selection: Some(Arc::new(selection)),
+        }
     }
 
     fn told(sources: Vec<SourceNotice>, mounts: Vec<SourceNotice>) -> JobNotice {
-        JobNotice { epoch: 1, sources, mounts, begun: true, reader: reader(), ..JobNotice::default() }
+        JobNotice {
+            epoch: 1,
+            sources,
+            mounts,
+            begun: true,
+            reader: reader(),
+            ..JobNotice::default()
+        }
     }
 
     #[test]
@@ -278,17 +371,37 @@ mod tests {
         std::fs::create_dir(&one).unwrap();
         std::fs::create_dir(&other).unwrap();
         std::fs::write(one.join("f"), "f").unwrap();
-        let head = told(notices(b"", Path::new("/"), &sources(&[&one, &other])), Vec::new());
-        let compared = |paths: &[&Path]| compare(&sources(paths), &head).map_err(|error| error.to_string());
+        let head = told(
+            notices(b"", Path::new("/"), &sources(&[&one, &other])),
+            Vec::new(),
+        );
+        let compared =
+            |paths: &[&Path]| compare(&sources(paths), &head).map_err(|error| error.to_string());
         assert_eq!(compared(&[&one, &other]), Ok(()));
         std::fs::write(other.join("came"), "later").unwrap();
         assert_eq!(compared(&[&one, &other]), Ok(()));
-        assert!(compared(&[&one]).unwrap_err().contains("other' is not here"));
-        assert!(compared(&[&other]).unwrap_err().contains("one' is not here"));
-        assert!(compared(&[&one, &other, site.path()]).unwrap_err().contains("is here, and not"));
+        assert!(
+            compared(&[&one])
+                .unwrap_err()
+                .contains("other' is not here")
+        );
+        assert!(
+            compared(&[&other])
+                .unwrap_err()
+                .contains("one' is not here")
+        );
+        assert!(
+            compared(&[&one, &other, site.path()])
+                .unwrap_err()
+                .contains("is here, and not")
+        );
         std::fs::remove_file(one.join("f")).unwrap();
         std::fs::write(one.join("lost+found"), "").unwrap();
-        assert!(compared(&[&one, &other]).unwrap_err().ends_with("is not mounted: it has no 'f'"));
+        assert!(
+            compared(&[&one, &other])
+                .unwrap_err()
+                .ends_with("is not mounted: it has no 'f'")
+        );
     }
 
     #[test]
@@ -299,27 +412,43 @@ mod tests {
         std::fs::create_dir_all(root.join("empty")).unwrap();
         std::fs::write(root.join("a/mounted/f"), "f").unwrap();
         let line = |path: &Path| format!("1 2 0:1 / {} rw - xfs dev rw\n", path.display());
-        let mountinfo =
-            [&root, &root.join("a/mounted"), &root.join("empty"), Path::new("/elsewhere")].map(line);
+        let mountinfo = [
+            &root,
+            &root.join("a/mounted"),
+            &root.join("empty"),
+            Path::new("/elsewhere"),
+        ]
+        .map(line);
         let seen = trees(&[&root], &[]).mounts(mountinfo.concat().as_bytes());
         assert_eq!(seen, [], "one that another mount hides is none");
         let all = trees(&[Path::new("/")], &[]).mounts(&super::mountinfo());
         assert!(all.iter().any(|mount| mount.path == b"/proc"), "{all:?}");
         let path = root.join("a/mounted").into_os_string().into_vec();
-        let seen = vec![SourceNotice { path, names: vec![b"f".to_vec()], mark: None }];
+        let seen = vec![SourceNotice {
+            path,
+            names: vec![b"f".to_vec()],
+            mark: None,
+        }];
         let head = told(notices(b"", Path::new("/"), &sources(&[&root])), seen);
         compare(&sources(&[&root]), &head).unwrap();
         std::fs::remove_file(root.join("a/mounted/f")).unwrap();
         let error = compare(&sources(&[&root]), &head).unwrap_err().to_string();
-        assert!(error.contains("a/mounted' is another directory here, or is not mounted"), "{error}");
+        assert!(
+            error.contains("a/mounted' is another directory here, or is not mounted"),
+            "{error}"
+        );
     }
 
     #[test]
     fn what_is_mounted_where_the_selection_leaves_it_out_is_none_of_theirs() {
         let points = |rules: &[&str]| {
             let seen = trees(&[Path::new("/")], rules).mounts(&mountinfo());
-            let points = seen.into_iter().map(|mount| PathBuf::from(OsString::from_vec(mount.path)));
-            points.filter(|point| point.starts_with("/proc")).collect::<Vec<_>>()
+            let points = seen
+                .into_iter()
+                .map(|mount| PathBuf::from(OsString::from_vec(mount.path)));
+            points
+                .filter(|point| point.starts_with("/proc"))
+                .collect::<Vec<_>>()
         };
         assert!(points(&[]).contains(&"/proc".into()));
         for rules in [&["/proc/"][..], &["proc"], &["/*", "!/usr"]] {
@@ -337,15 +466,25 @@ mod tests {
         let mounts = vec![seen[0].clone(); MOUNTS];
         assert_eq!(compared(told(seen.clone(), mounts.clone())), Ok(()));
         let mounts = [&mounts[..], &seen[..]].concat();
-        assert!(compared(told(seen.clone(), mounts)).unwrap_err().contains("more than 256 file systems"));
+        assert!(
+            compared(told(seen.clone(), mounts))
+                .unwrap_err()
+                .contains("more than 256 file systems")
+        );
         let reader = |user, groups: &[u32]| Reader {
             user,
             groups: groups.iter().copied().collect(),
             reads_all: false,
         };
-        let root = Reader { reads_all: true, ..reader(0, &[0]) };
+        let root = Reader {
+            reads_all: true,
+            ..reader(0, &[0])
+        };
         let compared_as = |node: &Reader, head: &Reader| {
-            let head = JobNotice { reader: head.clone(), ..told(seen.clone(), Vec::new()) };
+            let head = JobNotice {
+                reader: head.clone(),
+                ..told(seen.clone(), Vec::new())
+            };
             compare_as(node, &here, &head).map_err(|error| error.to_string())
         };
         let head = reader(1001, &[1001, 2000]);
@@ -356,9 +495,21 @@ mod tests {
             let told = compared_as(node, head).unwrap_err();
             assert!(told.contains(why), "{told}");
         };
-        keeps_away(&reader(1000, &[1001, 2000]), &head, "as user 1000, and the one that sends as user 1001");
-        keeps_away(&reader(1001, &[1001]), &head, "in group 2000, in which user 1001 is not here");
-        keeps_away(&reader(0, &[0]), &root, "may read all, and this one what user 0 may");
+        keeps_away(
+            &reader(1000, &[1001, 2000]),
+            &head,
+            "as user 1000, and the one that sends as user 1001",
+        );
+        keeps_away(
+            &reader(1001, &[1001]),
+            &head,
+            "in group 2000, in which user 1001 is not here",
+        );
+        keeps_away(
+            &reader(0, &[0]),
+            &root,
+            "may read all, and this one what user 0 may",
+        );
     }
 
     #[test]
@@ -369,10 +520,17 @@ mod tests {
             let mountinfo = format!("1 2 0:1 / {} rw - {kind} dev rw\n", root.display());
             mark(mountinfo.as_bytes(), &root).unwrap().local.is_some()
         };
-        let kinds =
-            ["vfat", "exfat", "f2fs", "ntfs3", "fuseblk", "iso9660", "squashfs", "erofs", "ext4", "zfs"];
+        let kinds = [
+            "vfat", "exfat", "f2fs", "ntfs3", "fuseblk", "iso9660", "squashfs", "erofs", "ext4",
+            "zfs",
+        ];
         assert_eq!(kinds.iter().filter(|kind| !is_local(kind)).count(), 0);
-        assert_eq!(["nfs4", "lustre", "ceph", "gpfs", "fuse.sshfs"].iter().find(|kind| is_local(kind)), None);
+        assert_eq!(
+            ["nfs4", "lustre", "ceph", "gpfs", "fuse.sshfs"]
+                .iter()
+                .find(|kind| is_local(kind)),
+            None
+        );
     }
 
     #[test]
@@ -385,7 +543,11 @@ mod tests {
             compare(&here, &told(seen, Vec::new())).map_err(|error| error.to_string())
         };
         assert_eq!(told_with(|_| {}), Ok(()));
-        assert!(told_with(|mark| mark.inode += 1).unwrap_err().contains("perhaps a copy"));
+        assert!(
+            told_with(|mark| mark.inode += 1)
+                .unwrap_err()
+                .contains("perhaps a copy")
+        );
         let is_local = mark(&mountinfo(), site.path()).unwrap().local.is_some();
         let elsewhere = told_with(|mark| mark.local = Some((1, 2)));
         assert_eq!(elsewhere.is_err(), is_local, "{elsewhere:?}");
@@ -398,7 +560,12 @@ mod tests {
         use std::os::unix::fs::OpenOptionsExt as _;
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("f");
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o000).open(&file).unwrap();
+        std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o000)
+            .open(&file)
+            .unwrap();
         assert_eq!(reader().reads_all, std::fs::File::open(&file).is_ok());
     }
 }

@@ -7,7 +7,9 @@ use anyhow::Result;
 use serde_json::json;
 use tokio::time::{Instant, timeout, timeout_at};
 use zmove_cluster::WorkError;
-use zmove_cluster::jetstream::{JobNotice, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices};
+use zmove_cluster::jetstream::{
+    JobNotice, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
+};
 use zmove_types::{ByteCount, SharedJobId};
 
 use crate::commands::cluster::broker::innermost;
@@ -41,8 +43,9 @@ impl Told {
         let (access, key) = (cluster.access()?, cluster.key()?);
         let no_broker = |why: &str| {
             let broker = &cluster.broker;
-            let text =
-                format!("no broker at {broker}: one that a push starts is there while it runs ({why})");
+            let text = format!(
+                "no broker at {broker}: one that a push starts is there while it runs ({why})"
+            );
             failure(Exit::Connection, text)
         };
         let notices = match timeout(ANSWERS_WITHIN, Notices::open(&access, &key)).await {
@@ -69,7 +72,9 @@ impl Told {
     /// Jobs of which nodes tell, and no push: it has been killed, or cannot reach the broker.
     fn unled(&self) -> BTreeSet<SharedJobId> {
         let parts = self.nodes.values().filter_map(|node| node.part.as_ref());
-        let at_work = parts.filter(|part| part.state == NodeState::Works).map(|part| SharedJobId(part.job));
+        let at_work = parts
+            .filter(|part| part.state == NodeState::Works)
+            .map(|part| SharedJobId(part.job));
         at_work.filter(|job| !self.jobs.contains_key(job)).collect()
     }
 
@@ -93,7 +98,9 @@ impl Told {
 
     /// The nodes that lead, each with its job and what it has moved itself.
     fn heads(&self) -> impl Iterator<Item = (SharedJobId, &str, NodeMoved)> {
-        self.jobs.iter().filter_map(|(id, job)| Some((*id, job.head()?, job.moved)))
+        self.jobs
+            .iter()
+            .filter_map(|(id, job)| Some((*id, job.head()?, job.moved)))
     }
 
     fn as_json(&self) -> impl Iterator<Item = String> {
@@ -102,16 +109,27 @@ impl Told {
             json!({ "job": id.to_string(), "nodes": nodes, "led": true }).to_string()
         });
         let unled = self.unled().into_iter();
-        let unled = unled.map(|id| json!({ "job": id.to_string(), "nodes": [], "led": false }).to_string());
-        let line = |node: &str, job: Option<SharedJobId>, NodeMoved { files, bytes, .. }: NodeMoved| {
-            let job = job.map(|job| job.to_string());
-            json!({ "node": node, "job": job, "files": files, "bytes": bytes }).to_string()
-        };
-        let heads = self.heads().map(move |(id, head, moved)| line(head, Some(id), moved));
-        let nodes = self.nodes.values().map(move |NodeNotice { node, part, .. }| {
-            let job = part.as_ref().map(|part| SharedJobId(part.job));
-            line(node, job, part.as_ref().map(|part| part.moved).unwrap_or_default())
-        });
+        let unled =
+            unled.map(|id| json!({ "job": id.to_string(), "nodes": [], "led": false }).to_string());
+        let line =
+            |node: &str, job: Option<SharedJobId>, NodeMoved { files, bytes, .. }: NodeMoved| {
+                let job = job.map(|job| job.to_string());
+                json!({ "node": node, "job": job, "files": files, "bytes": bytes }).to_string()
+            };
+        let heads = self
+            .heads()
+            .map(move |(id, head, moved)| line(head, Some(id), moved));
+        let nodes = self
+            .nodes
+            .values()
+            .map(move |NodeNotice { node, part, .. }| {
+                let job = part.as_ref().map(|part| SharedJobId(part.job));
+                line(
+                    node,
+                    job,
+                    part.as_ref().map(|part| part.moved).unwrap_or_default(),
+                )
+            });
         led.chain(unled).chain(heads).chain(nodes)
     }
 }
@@ -121,7 +139,9 @@ fn text_of(part: &NodePart) -> String {
     match part.state {
         NodeState::Offers => format!("is about to take part in job {id}"),
         NodeState::Works => format!("job {id}, {bytes} moved"),
-        NodeState::HasEnded | NodeState::HasLostSessions => format!("job {id} has ended, {bytes} moved"),
+        NodeState::HasEnded | NodeState::HasLostSessions => {
+            format!("job {id} has ended, {bytes} moved")
+        }
         NodeState::Stopped => format!("was stopped in job {id}, {bytes} moved"),
     }
 }
@@ -136,10 +156,28 @@ mod tests {
     use super::*;
 
     fn node(name: &str, part: Option<(u8, NodeState)>) -> (String, NodeNotice) {
-        let moved = NodeMoved { files: 1, bytes: 2048, ..NodeMoved::default() };
-        let part_of = |(job, state)| NodePart { job: [job; 16], state, moved, items: 1, granted_until: None };
+        let moved = NodeMoved {
+            files: 1,
+            bytes: 2048,
+            ..NodeMoved::default()
+        };
+        let part_of = |(job, state)| NodePart {
+            job: [job; 16],
+            state,
+            moved,
+            items: 1,
+            granted_until: None,
+        };
         let (version, part) = (String::new(), part.map(part_of));
-        (name.to_owned(), NodeNotice { node: name.to_owned(), version, key: [0; 32], part })
+        (
+            name.to_owned(),
+            NodeNotice {
+                node: name.to_owned(),
+                version,
+                key: [0; 32],
+                part,
+            },
+        )
     }
 
     #[test]
@@ -149,29 +187,59 @@ mod tests {
             node("b", Some((2, NodeState::HasEnded))),
             node("c", None),
         ];
-        let told = Told { jobs: BTreeMap::new(), nodes: nodes.into() };
+        let told = Told {
+            jobs: BTreeMap::new(),
+            nodes: nodes.into(),
+        };
         let lines: Vec<_> = told.as_text().collect();
         assert!(lines[0].starts_with("job 01010101"), "{lines:?}");
         assert!(lines[0].contains("its push is not heard of"), "{lines:?}");
-        assert!(lines[1].contains("node a: job 0101") && lines[1].ends_with(" moved"), "{lines:?}");
+        assert!(
+            lines[1].contains("node a: job 0101") && lines[1].ends_with(" moved"),
+            "{lines:?}"
+        );
         assert!(lines[2].contains("has ended"), "{lines:?}");
         assert_eq!(lines[3], "node c: has no work");
         let json: Vec<_> = told.as_json().collect();
-        assert!(json[0].contains(r#""led":false"#) && json.len() == 4, "{json:?}");
+        assert!(
+            json[0].contains(r#""led":false"#) && json.len() == 4,
+            "{json:?}"
+        );
     }
 
     #[test]
     fn the_node_that_leads_is_told_with_what_it_has_moved() {
         let nodes = BTreeMap::from([("a".to_owned(), 1), ("head".to_owned(), 0)]);
-        let moved = NodeMoved { files: 3, bytes: 1 << 20, ..NodeMoved::default() };
-        let job = JobNotice { job: [1; 16], nodes, moved, ..JobNotice::default() };
+        let moved = NodeMoved {
+            files: 3,
+            bytes: 1 << 20,
+            ..NodeMoved::default()
+        };
+        let job = JobNotice {
+            job: [1; 16],
+            nodes,
+            moved,
+            ..JobNotice::default()
+        };
         let jobs = BTreeMap::from([(job.id(), job)]);
-        let told = Told { jobs, nodes: [node("a", Some((1, NodeState::Works)))].into() };
+        let told = Told {
+            jobs,
+            nodes: [node("a", Some((1, NodeState::Works)))].into(),
+        };
         let lines: Vec<_> = told.as_text().collect();
         assert!(lines[0].ends_with(": a, head"), "{lines:?}");
-        assert!(lines[1].starts_with("node head: leads job 0101"), "{lines:?}");
-        assert!(lines[1].ends_with(", 1.00 MiB moved") && lines[1].len() <= 80, "{lines:?}");
+        assert!(
+            lines[1].starts_with("node head: leads job 0101"),
+            "{lines:?}"
+        );
+        assert!(
+            lines[1].ends_with(", 1.00 MiB moved") && lines[1].len() <= 80,
+            "{lines:?}"
+        );
         let json: Vec<_> = told.as_json().collect();
-        assert!(json[1].contains(r#""bytes":1048576"#) && json[1].contains(r#""node":"head""#), "{json:?}");
+        assert!(
+            json[1].contains(r#""bytes":1048576"#) && json[1].contains(r#""node":"head""#),
+            "{json:?}"
+        );
     }
 }

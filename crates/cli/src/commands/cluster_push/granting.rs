@@ -36,14 +36,29 @@ pub(super) enum Answer {
 impl Granting {
     pub(super) fn new(job: &SharedJob, receivers: &[Receiver], cluster: &Cluster) -> Result<Self> {
         let identity = Identity::load_or_create(&settings::home(Role::Client)?)?;
-        let receivers = receivers.iter().filter_map(|receiver| Some(receiver.settings.key?.0)).collect();
-        Ok(Self { identity, job: job.clone(), receivers, cluster: cluster.clone() })
+        let receivers = receivers
+            .iter()
+            .filter_map(|receiver| Some(receiver.settings.key?.0))
+            .collect();
+        Ok(Self {
+            identity,
+            job: job.clone(),
+            receivers,
+            cluster: cluster.clone(),
+        })
     }
 
     /// The answer to a notice: a grant, where a node of the job has none, or one that ends soon.
     pub(super) fn answer(&mut self, Heard { notice, nkey }: &Heard) -> Result<Answer> {
-        let Notice::Node(node) = notice else { return Ok(Answer::Nothing) };
-        let NodeNotice { node: name, key, part, .. } = node;
+        let Notice::Node(node) = notice else {
+            return Ok(Answer::Nothing);
+        };
+        let NodeNotice {
+            node: name,
+            key,
+            part,
+            ..
+        } = node;
         let Some(part) = part.as_ref().filter(|part| part.job == self.job.id.0) else {
             return Ok(Answer::Nothing);
         };
@@ -54,18 +69,33 @@ impl Granting {
                 "another node has come by its invitation: make one more with 'zmove cluster invite {}'",
                 self.cluster.name
             );
-            let refused = NodeFailure { job: part.job, node: name.clone(), message };
+            let refused = NodeFailure {
+                job: part.job,
+                node: name.clone(),
+                message,
+            };
             return Ok(Answer::Refusal(Notice::Refused(refused)));
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let lasts = part.granted_until.is_some_and(|until| until > (now + RENEW_BEFORE).as_secs());
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let lasts = part
+            .granted_until
+            .is_some_and(|until| until > (now + RENEW_BEFORE).as_secs());
         if lasts || node.version != *VERSION {
             return Ok(Answer::Nothing);
         }
         let valid = now.as_secs()..(now + GRANTED_FOR).as_secs();
         let grant = self.job.grant_for(*key, self.receivers.clone(), valid);
-        let signed = self.identity.sign_job_grant(grant).context("sign a grant for a node")?;
-        let grant = GrantNotice { job: part.job, key: *key, grant: signed.encode() };
+        let signed = self
+            .identity
+            .sign_job_grant(grant)
+            .context("sign a grant for a node")?;
+        let grant = GrantNotice {
+            job: part.job,
+            key: *key,
+            grant: signed.encode(),
+        };
         Ok(Answer::Grant(Notice::Grant(grant)))
     }
 }

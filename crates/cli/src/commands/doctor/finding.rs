@@ -57,7 +57,13 @@ pub(crate) struct Keep {
 
 impl Finding {
     pub(crate) fn new(level: Level, check: &'static str, text: impl Into<String>) -> Self {
-        Self { check, level, text: text.into(), details: Vec::new(), mend: Vec::new() }
+        Self {
+            check,
+            level,
+            text: text.into(),
+            details: Vec::new(),
+            mend: Vec::new(),
+        }
     }
 
     pub(crate) fn ok(check: &'static str, text: impl Into<String>) -> Self {
@@ -92,21 +98,45 @@ impl Finding {
 impl Mend {
     /// The remedy of setting a sysctl.
     pub(crate) fn sysctl(name: &str, value: &str) -> Self {
-        let quoted = if value.contains(' ') { format!("\"{value}\"") } else { value.to_owned() };
-        let keep = Keep { file: SYSCTL_FILE, line: format!("{name} = {value}") };
-        Self { keep: Some(keep), ..Self::command(format!("sysctl -w {name}={quoted}")) }
+        let quoted = if value.contains(' ') {
+            format!("\"{value}\"")
+        } else {
+            value.to_owned()
+        };
+        let keep = Keep {
+            file: SYSCTL_FILE,
+            line: format!("{name} = {value}"),
+        };
+        Self {
+            keep: Some(keep),
+            ..Self::command(format!("sysctl -w {name}={quoted}"))
+        }
     }
 
     pub(crate) fn command(run: impl Into<String>) -> Self {
-        Self { at: Place::Here, run: Some(run.into()), keep: None }
+        Self {
+            at: Place::Here,
+            run: Some(run.into()),
+            keep: None,
+        }
     }
 
     pub(crate) fn line(file: &'static str, line: impl Into<String>) -> Self {
-        Self { at: Place::Here, run: None, keep: Some(Keep { file, line: line.into() }) }
+        Self {
+            at: Place::Here,
+            run: None,
+            keep: Some(Keep {
+                file,
+                line: line.into(),
+            }),
+        }
     }
 
     pub(crate) fn there(run: impl Into<String>) -> Self {
-        Self { at: Place::There, ..Self::command(run) }
+        Self {
+            at: Place::There,
+            ..Self::command(run)
+        }
     }
 }
 
@@ -120,10 +150,19 @@ mod tests {
     #[test]
     fn a_sysctl_is_set_now_and_for_later() {
         let mend = Mend::sysctl("net.ipv4.tcp_wmem", "4096 65536 268435456");
-        assert_eq!(mend.run.as_deref(), Some("sysctl -w net.ipv4.tcp_wmem=\"4096 65536 268435456\""));
-        assert_eq!(mend.keep.unwrap().line, "net.ipv4.tcp_wmem = 4096 65536 268435456");
+        assert_eq!(
+            mend.run.as_deref(),
+            Some("sysctl -w net.ipv4.tcp_wmem=\"4096 65536 268435456\"")
+        );
+        assert_eq!(
+            mend.keep.unwrap().line,
+            "net.ipv4.tcp_wmem = 4096 65536 268435456"
+        );
         let mend = Mend::sysctl("net.core.default_qdisc", "fq");
-        assert_eq!(mend.run.as_deref(), Some("sysctl -w net.core.default_qdisc=fq"));
+        assert_eq!(
+            mend.run.as_deref(),
+            Some("sysctl -w net.core.default_qdisc=fq")
+        );
     }
 
     #[test]

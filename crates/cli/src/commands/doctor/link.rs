@@ -27,9 +27,15 @@ impl Link {
 
     fn named(root: &Root, name: String) -> Self {
         let file = |what: &str| format!("sys/class/net/{name}/{what}");
-        let megabits = root.number::<f64>(&file("speed")).filter(|speed| *speed > 0.0);
+        let megabits = root
+            .number::<f64>(&file("speed"))
+            .filter(|speed| *speed > 0.0);
         let rate = megabits.map(|megabits| ByteRate(megabits * 125_000.0));
-        Self { mtu: root.number(&file("mtu")), rate, name: Some(name) }
+        Self {
+            mtu: root.number(&file("mtu")),
+            rate,
+            name: Some(name),
+        }
     }
 
     /// Judges the link; `wanted` is the rate that the path should carry.
@@ -58,12 +64,14 @@ impl Link {
                 let text = format!(
                     "{mtu}: at {wanted} larger packets save CPU at both ends, where all links of the path take them"
                 );
-                Finding::note("MTU", text)
-                    .mended_by(Mend::command(format!("ip link set dev {name} mtu {JUMBO_MTU}")))
+                Finding::note("MTU", text).mended_by(Mend::command(format!(
+                    "ip link set dev {name} mtu {JUMBO_MTU}"
+                )))
             }
-            Some(mtu) if mtu < ETHERNET_MTU => {
-                Finding::note("MTU", format!("{mtu}, less than Ethernet carries: a tunnel?"))
-            }
+            Some(mtu) if mtu < ETHERNET_MTU => Finding::note(
+                "MTU",
+                format!("{mtu}, less than Ethernet carries: a tunnel?"),
+            ),
             Some(mtu) => Finding::ok("MTU", mtu.to_string()),
         }
     }
@@ -72,15 +80,24 @@ impl Link {
 /// The interface by which packets to an address leave. Without an address it is that of the default route, found by the
 /// networks that are reserved for documentation.
 fn outgoing(peer: Option<IpAddr>) -> Option<String> {
-    let anywhere = [IpAddr::from([192, 0, 2, 1]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1])];
+    let anywhere = [
+        IpAddr::from([192, 0, 2, 1]),
+        IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]),
+    ];
     let own = peer.map_or_else(|| anywhere.into_iter().find_map(source), source)?;
     let mut interfaces = getifaddrs().ok()?;
-    interfaces.find(|it| it.address.as_ref().and_then(ip) == Some(own)).map(|it| it.interface_name)
+    interfaces
+        .find(|it| it.address.as_ref().and_then(ip) == Some(own))
+        .map(|it| it.interface_name)
 }
 
 /// The address from which this host sends to a peer. Connecting a UDP socket finds it out, and sends nothing.
 fn source(peer: IpAddr) -> Option<IpAddr> {
-    let any = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { IpAddr::from(Ipv6Addr::UNSPECIFIED) };
+    let any = if peer.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        IpAddr::from(Ipv6Addr::UNSPECIFIED)
+    };
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect((peer, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
@@ -109,7 +126,11 @@ mod tests {
     fn packets_to_this_host_leave_by_its_own_link() {
         let peer = |text: &str| Some(text.parse().unwrap());
         assert_eq!(outgoing(peer("127.0.0.1")).as_deref(), Some("lo"));
-        assert_eq!(outgoing(peer("255.255.255.255")), None, "nobody may broadcast");
+        assert_eq!(
+            outgoing(peer("255.255.255.255")),
+            None,
+            "nobody may broadcast"
+        );
     }
 
     #[test]
@@ -120,8 +141,11 @@ mod tests {
             ("sys/class/net/dtn0/mtu", "9000"),
             ("sys/class/net/dtn0/speed", "100000"),
         ]);
-        let link =
-            |name: &str, mtu, gbit: Option<f64>| Link { name: Some(name.into()), mtu, rate: gbit.map(rate) };
+        let link = |name: &str, mtu, gbit: Option<f64>| Link {
+            name: Some(name.into()),
+            mtu,
+            rate: gbit.map(rate),
+        };
         let named = |name: &str| Link::named(&fake.root(), name.into());
         assert_eq!(named("eth0"), link("eth0", Some(1500), None));
         assert_eq!(named("dtn0"), link("dtn0", Some(9000), Some(100.0)));
@@ -130,7 +154,11 @@ mod tests {
 
     #[test]
     fn each_trouble_shows() {
-        let link = |mtu, gbit: Option<f64>| Link { name: Some("eth0".into()), mtu, rate: gbit.map(rate) };
+        let link = |mtu, gbit: Option<f64>| Link {
+            name: Some("eth0".into()),
+            mtu,
+            rate: gbit.map(rate),
+        };
         let cases = [
             (link(Some(9000), Some(100.0)), 10.0, [Level::Ok, Level::Ok]),
             (link(Some(1500), Some(1.0)), 1.0, [Level::Ok, Level::Ok]),
@@ -144,7 +172,10 @@ mod tests {
             assert_eq!([found[0].level, found[1].level], levels, "{link:?}");
         }
         let small = link(Some(1500), None).judge(ByteRate(1.25e9));
-        assert_eq!(small[1].mend[0].run.as_deref(), Some("ip link set dev eth0 mtu 9000"));
+        assert_eq!(
+            small[1].mend[0].run.as_deref(),
+            Some("ip link set dev eth0 mtu 9000")
+        );
         assert_eq!(Link::default().judge(ByteRate(1.0))[0].level, Level::Note);
     }
 }

@@ -79,20 +79,39 @@ impl Peer {
     /// # Errors
     /// This side's own keys or lists cannot be read.
     pub(crate) async fn visit(host: &Remote, home: &Path) -> Result<Self> {
-        let visit = Visit { host, home, identity: Identity::load_or_create(home)? };
+        let visit = Visit {
+            host,
+            home,
+            identity: Identity::load_or_create(home)?,
+        };
         let key = visit.identity.fingerprint();
         let addresses = look_up(host).await;
         if addresses.is_err() {
-            return Ok(Self { host: host.clone(), key, addresses, tcp: None, quic: None, admission: None });
+            return Ok(Self {
+                host: host.clone(),
+                key,
+                addresses,
+                tcp: None,
+                quic: None,
+                admission: None,
+            });
         }
-        let (by_tcp, by_quic) = tokio::join!(visit.ask_over_tcp(), visit.reach(TransportChoice::Quic));
+        let (by_tcp, by_quic) =
+            tokio::join!(visit.ask_over_tcp(), visit.reach(TransportChoice::Quic));
         let ((tcp, by_tcp), (quic, by_quic)) = (by_tcp?, by_quic?);
         let admission = match (by_tcp, by_quic) {
             (Some(admission), _) => Some(admission),
             (None, Some((_, dialler))) => Some(ask_over_quic(&dialler).await),
             (None, None) => None,
         };
-        Ok(Self { host: host.clone(), key, addresses, tcp: Some(tcp), quic: Some(quic), admission })
+        Ok(Self {
+            host: host.clone(),
+            key,
+            addresses,
+            tcp: Some(tcp),
+            quic: Some(quic),
+            admission,
+        })
     }
 
     /// The address to which packets for the receiver go.
@@ -108,10 +127,12 @@ impl Peer {
 
     /// The connection that a push would take.
     pub(super) fn reached(&self) -> Option<&Reached> {
-        [&self.tcp, &self.quic].into_iter().find_map(|way| match way {
-            Some(Reachability::Reached(reached)) => Some(reached),
-            _ => None,
-        })
+        [&self.tcp, &self.quic]
+            .into_iter()
+            .find_map(|way| match way {
+                Some(Reachability::Reached(reached)) => Some(reached),
+                _ => None,
+            })
     }
 }
 
@@ -128,15 +149,22 @@ async fn ask_over_quic(dialler: &ChannelDialler) -> Admission {
 
 async fn look_up(host: &Remote) -> Result<Vec<IpAddr>, String> {
     let found = tokio::net::lookup_host((host.host.as_str(), host.port));
-    let found = tokio::time::timeout(STEP_TIMEOUT, found).await.map_err(|_| "no answer".to_owned())?;
-    Ok(found.map_err(|error| error.to_string())?.map(|address| address.ip()).collect())
+    let found = tokio::time::timeout(STEP_TIMEOUT, found)
+        .await
+        .map_err(|_| "no answer".to_owned())?;
+    Ok(found
+        .map_err(|error| error.to_string())?
+        .map(|address| address.ip())
+        .collect())
 }
 
 impl Visit<'_> {
     /// Dials by TCP, and asks over that connection at once.
     async fn ask_over_tcp(&self) -> Result<(Reachability, Option<Admission>)> {
         let (mut way, connected) = self.reach(TransportChoice::Tcp).await?;
-        let Some((channel, _)) = connected else { return Ok((way, None)) };
+        let Some((channel, _)) = connected else {
+            return Ok((way, None));
+        };
         let probe = channel.probe();
         way.learn(&probe);
         let admission = Admission::ask(channel).await;
@@ -162,7 +190,14 @@ impl Visit<'_> {
                 let policy = HostPolicy::AcceptNew(FirstKey::default());
                 (self.dial(transport, policy).await, HostKey::Unknown)
             }
-            dialled => (dialled, if known.is_some() { HostKey::Pinned } else { HostKey::Vouched }),
+            dialled => (
+                dialled,
+                if known.is_some() {
+                    HostKey::Pinned
+                } else {
+                    HostKey::Vouched
+                },
+            ),
         };
         Ok(match dialled {
             Ok((channel, dialler)) => {
@@ -186,7 +221,10 @@ impl Visit<'_> {
         policy: HostPolicy,
     ) -> Result<(Channel, ChannelDialler), DialError> {
         let Remote { host, port, .. } = self.host;
-        let reach = Reach { transport, ..Reach::default() };
+        let reach = Reach {
+            transport,
+            ..Reach::default()
+        };
         let dialler = ChannelDialler::new(&self.identity, host, *port, policy, reach).await?;
         let channel = dialler.dial(STEP_TIMEOUT).await?;
         Ok((channel, dialler))
@@ -208,7 +246,8 @@ impl Reachability {
     fn learn(&mut self, probe: &PathProbe) {
         let Self::Reached(reached) = self else { return };
         let shortest = probe.read().and_then(|info| info.round_trip_min);
-        reached.round_trip = shortest.map_or(reached.round_trip, |time| time.min(reached.round_trip));
+        reached.round_trip =
+            shortest.map_or(reached.round_trip, |time| time.min(reached.round_trip));
         // Keep the earlier values: a connection that has ended reports none.
         reached.mtu = probe.mtu().or(reached.mtu);
         reached.congestion = probe.congestion().or(reached.congestion.take());

@@ -20,28 +20,38 @@ pub(super) fn findings(peer: &Peer, link_mtu: Option<u32>) -> Vec<Finding> {
         findings.extend(judge_path(reached, link_mtu));
         findings.push(judge_host_key(peer, reached.host_key));
     }
-    findings.extend(peer.admission.as_ref().map(|admission| judge_admission(peer, admission)));
+    findings.extend(
+        peer.admission
+            .as_ref()
+            .map(|admission| judge_admission(peer, admission)),
+    );
     findings
 }
 
 fn judge_name(peer: &Peer) -> Finding {
     match &peer.addresses {
-        Ok(addresses) => {
-            Finding::ok("name", Vec::from_iter(addresses.iter().map(ToString::to_string)).join(", "))
-        }
-        Err(error) => {
-            Finding::new(Level::Bad, "name", format!("no address is found: {error}; is the name right?"))
-        }
+        Ok(addresses) => Finding::ok(
+            "name",
+            Vec::from_iter(addresses.iter().map(ToString::to_string)).join(", "),
+        ),
+        Err(error) => Finding::new(
+            Level::Bad,
+            "name",
+            format!("no address is found: {error}; is the name right?"),
+        ),
     }
 }
 
 fn judge_tcp(peer: &Peer, tcp: &Reachability, quic: &Reachability) -> Finding {
     match (tcp, quic) {
-        (Reachability::Unreached(reason), Reachability::Reached(_)) => {
-            Finding::new(Level::Slow, "TCP", format!("{reason}; a push goes by QUIC, at 1.5 times the CPU"))
-        }
-        (Reachability::Unreached(_), _) => judge_way("TCP", peer, tcp)
-            .mended_by(Mend::there(format!("zmove serve --listen 0.0.0.0:{}", peer.host.port))),
+        (Reachability::Unreached(reason), Reachability::Reached(_)) => Finding::new(
+            Level::Slow,
+            "TCP",
+            format!("{reason}; a push goes by QUIC, at 1.5 times the CPU"),
+        ),
+        (Reachability::Unreached(_), _) => judge_way("TCP", peer, tcp).mended_by(Mend::there(
+            format!("zmove serve --listen 0.0.0.0:{}", peer.host.port),
+        )),
         _ => judge_way("TCP", peer, tcp),
     }
 }
@@ -67,8 +77,12 @@ fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
         Reachability::OtherKey(reason) => {
             let host = &peer.host;
             Finding::new(Level::Bad, check, reason)
-                .with_details(vec!["only once its administrator has said that the key is new:".to_owned()])
-                .mended_by(Mend::command(format!("zmove trust remove {host} && zmove trust {host}")))
+                .with_details(vec![
+                    "only once its administrator has said that the key is new:".to_owned(),
+                ])
+                .mended_by(Mend::command(format!(
+                    "zmove trust remove {host} && zmove trust {host}"
+                )))
         }
         Reachability::Refused(reason) | Reachability::Unreached(reason) => {
             Finding::new(Level::Bad, check, reason)
@@ -77,19 +91,28 @@ fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
 }
 
 fn judge_path(reached: &Reached, link_mtu: Option<u32>) -> Vec<Finding> {
-    let mut findings = vec![Finding::ok("round trip", Millis(reached.round_trip).to_string())];
+    let mut findings = vec![Finding::ok(
+        "round trip",
+        Millis(reached.round_trip).to_string(),
+    )];
     if reached.round_trip >= LONG {
         findings.push(Finding::ok("first windows", FIRST_WINDOWS));
     }
     if let Some(mtu) = reached.mtu {
         findings.push(match link_mtu {
-            Some(link) if mtu < link.min(IP_BYTES_MAX) => {
-                Finding::note("path MTU", format!("{mtu}, of the {link} that the link here would take"))
-            }
+            Some(link) if mtu < link.min(IP_BYTES_MAX) => Finding::note(
+                "path MTU",
+                format!("{mtu}, of the {link} that the link here would take"),
+            ),
             _ => Finding::ok("path MTU", mtu.to_string()),
         });
     }
-    findings.extend(reached.congestion.as_ref().map(|name| Finding::ok("congestion", name)));
+    findings.extend(
+        reached
+            .congestion
+            .as_ref()
+            .map(|name| Finding::ok("congestion", name)),
+    );
     findings
 }
 
@@ -113,21 +136,30 @@ fn judge_host_key(peer: &Peer, key: HostKey) -> Finding {
 fn judge_admission(peer: &Peer, admission: &Admission) -> Finding {
     let key = peer.key;
     match admission {
-        Admission::Taken { versions, lanes_max } => Finding::ok(
+        Admission::Taken {
+            versions,
+            lanes_max,
+        } => Finding::ok(
             "our key",
             format!("{key}, let in, for up to {lanes_max} lanes; it speaks protocol {versions}"),
         ),
         Admission::Incompatible(reason) => Finding::new(Level::Bad, "protocol", reason),
-        Admission::Broken(reason) => {
-            Finding::new(Level::Bad, "our key", format!("asking to be let in failed: {reason}"))
-        }
+        Admission::Broken(reason) => Finding::new(
+            Level::Bad,
+            "our key",
+            format!("asking to be let in failed: {reason}"),
+        ),
         Admission::Refused(refusal) => judge_refusal(peer, refusal),
     }
 }
 
 fn judge_refusal(peer: &Peer, Refusal { code, text }: &Refusal) -> Finding {
     // The command to run is chosen on this side, so the receiver's own advice is cut off.
-    let reason = text.split(" On the receiving host").next().unwrap_or_default().trim_end_matches('.');
+    let reason = text
+        .split(" On the receiving host")
+        .next()
+        .unwrap_or_default()
+        .trim_end_matches('.');
     let finding = Finding::new(Level::Bad, "our key", format!("refused: {reason}"));
     let allow = format!("zmove allow {} --name NAME --root DIR --write", peer.key);
     match code {
@@ -156,7 +188,9 @@ mod tests {
     use crate::value::version::our_protocols;
 
     fn key(number: char) -> Fingerprint {
-        format!("SHA256:{}E", String::from(number).repeat(42)).parse().unwrap()
+        format!("SHA256:{}E", String::from(number).repeat(42))
+            .parse()
+            .unwrap()
     }
 
     fn way(host_key: HostKey) -> Reachability {
@@ -172,7 +206,10 @@ mod tests {
 
     fn healthy() -> Peer {
         let host_key = HostKey::Pinned(key('B'));
-        let welcome = Admission::Taken { versions: our_protocols(), lanes_max: 64 };
+        let welcome = Admission::Taken {
+            versions: our_protocols(),
+            lanes_max: 64,
+        };
         Peer {
             host: Remote::parse_endpoint("dtn").unwrap(),
             key: key('C'),
@@ -185,9 +222,19 @@ mod tests {
 
     /// The findings that are not ok: level, check, commands.
     fn troubles(peer: &Peer) -> Vec<(Level, &'static str, Vec<String>)> {
-        let findings = findings(peer, Some(9000)).into_iter().filter(|finding| finding.level != Level::Ok);
-        let runs = |finding: Finding| finding.mend.into_iter().filter_map(|mend| mend.run).collect();
-        findings.map(|finding| (finding.level, finding.check, runs(finding))).collect()
+        let findings = findings(peer, Some(9000))
+            .into_iter()
+            .filter(|finding| finding.level != Level::Ok);
+        let runs = |finding: Finding| {
+            finding
+                .mend
+                .into_iter()
+                .filter_map(|mend| mend.run)
+                .collect()
+        };
+        findings
+            .map(|finding| (finding.level, finding.check, runs(finding)))
+            .collect()
     }
 
     fn unreached() -> Option<Reachability> {
@@ -197,7 +244,11 @@ mod tests {
     #[test]
     fn a_healthy_path_has_no_trouble() {
         assert_eq!(troubles(&healthy()), []);
-        assert!(findings(&healthy(), None).iter().any(|finding| finding.text == "90 ms"));
+        assert!(
+            findings(&healthy(), None)
+                .iter()
+                .any(|finding| finding.text == "90 ms")
+        );
     }
 
     #[test]
@@ -214,44 +265,96 @@ mod tests {
 
     #[test]
     fn a_transport_that_does_not_get_through_is_as_bad_as_the_other_makes_it() {
-        let no_quic = Peer { quic: unreached(), ..healthy() };
+        let no_quic = Peer {
+            quic: unreached(),
+            ..healthy()
+        };
         assert_eq!(troubles(&no_quic), [(Level::Note, "QUIC", vec![])]);
-        let no_tcp = Peer { tcp: unreached(), ..healthy() };
+        let no_tcp = Peer {
+            tcp: unreached(),
+            ..healthy()
+        };
         assert_eq!(troubles(&no_tcp), [(Level::Slow, "TCP", vec![])]);
-        let neither = Peer { tcp: unreached(), quic: unreached(), admission: None, ..healthy() };
+        let neither = Peer {
+            tcp: unreached(),
+            quic: unreached(),
+            admission: None,
+            ..healthy()
+        };
         let serve = vec!["zmove serve --listen 0.0.0.0:5870".to_owned()];
-        assert_eq!(troubles(&neither), [(Level::Bad, "TCP", serve), (Level::Note, "QUIC", vec![])]);
+        assert_eq!(
+            troubles(&neither),
+            [(Level::Bad, "TCP", serve), (Level::Note, "QUIC", vec![])]
+        );
     }
 
     #[test]
     fn another_key_is_bad_and_told_once() {
-        let other = || Some(Reachability::OtherKey("trust dtn: it shows another key".into()));
-        let peer = Peer { tcp: other(), quic: other(), admission: None, ..healthy() };
+        let other = || {
+            Some(Reachability::OtherKey(
+                "trust dtn: it shows another key".into(),
+            ))
+        };
+        let peer = Peer {
+            tcp: other(),
+            quic: other(),
+            admission: None,
+            ..healthy()
+        };
         let run = vec!["zmove trust remove dtn:5870 && zmove trust dtn:5870".to_owned()];
-        assert_eq!(troubles(&peer), [(Level::Bad, "TCP", run), (Level::Note, "QUIC", vec![])]);
+        assert_eq!(
+            troubles(&peer),
+            [(Level::Bad, "TCP", run), (Level::Note, "QUIC", vec![])]
+        );
     }
 
     #[test]
     fn an_unknown_key_is_to_be_trusted_by_the_user() {
         let unknown = Some(way(HostKey::Unknown(key('D'))));
-        let peer = Peer { tcp: unknown.clone(), quic: unknown, ..healthy() };
-        assert_eq!(troubles(&peer), [(Level::Bad, "its key", vec!["zmove trust dtn:5870".to_owned()])]);
+        let peer = Peer {
+            tcp: unknown.clone(),
+            quic: unknown,
+            ..healthy()
+        };
+        assert_eq!(
+            troubles(&peer),
+            [(
+                Level::Bad,
+                "its key",
+                vec!["zmove trust dtn:5870".to_owned()]
+            )]
+        );
     }
 
     #[test]
     fn a_refusal_says_what_to_run_there_in_this_sides_words() {
         let words = |code, text: &str| {
-            let refusal = Refusal { code, text: text.into() };
-            let peer = Peer { admission: Some(Admission::Refused(refusal)), ..healthy() };
+            let refusal = Refusal {
+                code,
+                text: text.into(),
+            };
+            let peer = Peer {
+                admission: Some(Admission::Refused(refusal)),
+                ..healthy()
+            };
             let allow = format!("zmove allow {} --name NAME --root DIR --write", peer.key);
             (troubles(&peer), allow)
         };
         let text = "this key is not known here. On the receiving host, run: rm -rf /";
         let (found, allow) = words(RefusalCode::UnknownKey, text);
         assert_eq!(found, [(Level::Bad, "our key", vec![allow])]);
-        let (found, allow) =
-            words(RefusalCode::UnknownKey, "the permission of this key expired at 2026-01-01");
-        assert_eq!(found, [(Level::Bad, "our key", vec![format!("{allow} --expires 90d")])]);
+        let (found, allow) = words(
+            RefusalCode::UnknownKey,
+            "the permission of this key expired at 2026-01-01",
+        );
+        assert_eq!(
+            found,
+            [(
+                Level::Bad,
+                "our key",
+                vec![format!("{allow} --expires 90d")]
+            )]
+        );
         let (found, _) = words(RefusalCode::Busy, "as many transfers as there may be");
         assert_eq!(found, [(Level::Bad, "our key", vec![])]);
     }
@@ -260,12 +363,22 @@ mod tests {
     fn a_path_that_takes_less_than_the_link_is_told() {
         let level = |link| {
             let findings = findings(&healthy(), Some(link));
-            findings.into_iter().find(|finding| finding.check == "path MTU").unwrap().level
+            findings
+                .into_iter()
+                .find(|finding| finding.check == "path MTU")
+                .unwrap()
+                .level
         };
         assert_eq!([level(9000), level(65_536)], [Level::Ok, Level::Note]);
         let mut loopback = healthy();
-        let Some(Reachability::Reached(reached)) = &mut loopback.tcp else { unreachable!("it is healthy") };
+        let Some(Reachability::Reached(reached)) = &mut loopback.tcp else {
+            unreachable!("it is healthy")
+        };
         reached.mtu = Some(IP_BYTES_MAX);
-        assert!(findings(&loopback, Some(65_536)).iter().all(|finding| finding.level == Level::Ok));
+        assert!(
+            findings(&loopback, Some(65_536))
+                .iter()
+                .all(|finding| finding.level == Level::Ok)
+        );
     }
 }

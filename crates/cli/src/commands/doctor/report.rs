@@ -33,7 +33,11 @@ impl Colour {
     /// Colours for a terminal whose user has not forbidden them.
     pub(crate) fn of_stdout() -> Self {
         let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        if std::io::stdout().is_terminal() && !forbidden { Self::Ansi } else { Self::Plain }
+        if std::io::stdout().is_terminal() && !forbidden {
+            Self::Ansi
+        } else {
+            Self::Plain
+        }
     }
 
     /// A level's name, as wide as the longest.
@@ -53,7 +57,10 @@ impl Colour {
 
 impl Report {
     pub(crate) fn add(&mut self, about: impl Into<String>, findings: Vec<Finding>) {
-        self.sections.push(Section { about: about.into(), findings });
+        self.sections.push(Section {
+            about: about.into(),
+            findings,
+        });
     }
 
     fn findings(&self) -> impl Iterator<Item = &Finding> {
@@ -62,18 +69,25 @@ impl Report {
 
     /// The number of findings of a level.
     pub(crate) fn count(&self, level: Level) -> usize {
-        self.findings().filter(|finding| finding.level == level).count()
+        self.findings()
+            .filter(|finding| finding.level == level)
+            .count()
     }
 
     /// The findings as one line of JSON.
     pub(crate) fn json(&self) -> String {
-        let worst = self.findings().map(|finding| finding.level).max().unwrap_or(Level::Ok);
+        let worst = self
+            .findings()
+            .map(|finding| finding.level)
+            .max()
+            .unwrap_or(Level::Ok);
         let count = |level| self.count(level);
         let counts = json!({
             "ok": count(Level::Ok), "note": count(Level::Note), "slow": count(Level::Slow), "bad": count(Level::Bad),
         });
         let version = env!("CARGO_PKG_VERSION");
-        json!({ "zmove": version, "worst": worst, "counts": counts, "sections": self.sections }).to_string()
+        json!({ "zmove": version, "worst": worst, "counts": counts, "sections": self.sections })
+            .to_string()
     }
 
     /// The findings as lines for people.
@@ -94,28 +108,50 @@ impl Report {
     fn kept_text(&self) -> String {
         let mends = self.findings().flat_map(|finding| &finding.mend);
         // Remedies without a command are shown with their finding.
-        let kept = mends.filter(|mend| mend.run.is_some()).filter_map(|mend| mend.keep.as_ref());
+        let kept = mends
+            .filter(|mend| mend.run.is_some())
+            .filter_map(|mend| mend.keep.as_ref());
         let mut files: BTreeMap<&str, String> = BTreeMap::new();
         for Keep { file, line } in kept {
             *files.entry(file).or_default() += &format!("  {line}\n");
         }
-        let told =
-            files.iter().map(|(file, lines)| format!("to keep it after a restart, in {file}:\n{lines}"));
+        let told = files
+            .iter()
+            .map(|(file, lines)| format!("to keep it after a restart, in {file}:\n{lines}"));
         told.collect()
     }
 }
 
-fn finding_text(Finding { check, level, text, details, mend }: &Finding, colour: Colour) -> String {
+fn finding_text(
+    Finding {
+        check,
+        level,
+        text,
+        details,
+        mend,
+    }: &Finding,
+    colour: Colour,
+) -> String {
     let shown = |text: &str| wrapped(&Printable(text).to_string(), INDENT);
-    let mut lines = format!("  {} {check:<CHECK_COLUMNS$} {}\n", colour.level(*level), shown(text));
+    let mut lines = format!(
+        "  {} {check:<CHECK_COLUMNS$} {}\n",
+        colour.level(*level),
+        shown(text)
+    );
     for detail in details {
         lines += &format!("{:INDENT$}{}\n", "", shown(detail));
     }
     for mend in mend {
-        let there = if mend.at == Place::There { "there: " } else { "" };
+        let there = if mend.at == Place::There {
+            "there: "
+        } else {
+            ""
+        };
         match (&mend.run, &mend.keep) {
             (Some(run), _) => lines += &format!("{:INDENT$}{there}{}\n", "", Printable(run)),
-            (None, Some(Keep { file, line })) => lines += &format!("{:INDENT$}in {file}: {line}\n", ""),
+            (None, Some(Keep { file, line })) => {
+                lines += &format!("{:INDENT$}in {file}: {line}\n", "")
+            }
             (None, None) => {}
         }
     }
@@ -137,9 +173,12 @@ mod tests {
             .with_details(vec!["at 90 ms".into()])
             .mended_by(Mend::sysctl("net.ipv4.tcp_wmem", "1 2 3"));
         let limit = Finding::note("files", "few").mended_by(Mend::line("/etc/x", "y"));
-        report.add("this host", vec![Finding::ok("kernel", "6.18"), slow, limit]);
-        let refused =
-            Finding::new(Level::Bad, "key", "refused\x1b[2J").mended_by(Mend::there("zmove allow K"));
+        report.add(
+            "this host",
+            vec![Finding::ok("kernel", "6.18"), slow, limit],
+        );
+        let refused = Finding::new(Level::Bad, "key", "refused\x1b[2J")
+            .mended_by(Mend::there("zmove allow K"));
         report.add("far:5870", vec![refused]);
         report
     }
@@ -178,9 +217,15 @@ to keep it after a restart, in /etc/sysctl.d/90-zmove.conf:
     fn json_has_it_all() {
         let json: serde_json::Value = serde_json::from_str(&report().json()).unwrap();
         assert_eq!(json["worst"], "bad");
-        assert_eq!(json["counts"], json!({ "ok": 1, "note": 1, "slow": 1, "bad": 1 }));
+        assert_eq!(
+            json["counts"],
+            json!({ "ok": 1, "note": 1, "slow": 1, "bad": 1 })
+        );
         let wmem = &json["sections"][0]["findings"][1];
-        assert_eq!((&wmem["check"], &wmem["level"]), (&json!("tcp_wmem"), &json!("slow")));
+        assert_eq!(
+            (&wmem["check"], &wmem["level"]),
+            (&json!("tcp_wmem"), &json!("slow"))
+        );
         let mend = json!({
             "at": "here", "run": "sysctl -w net.ipv4.tcp_wmem=\"1 2 3\"",
             "keep": { "file": "/etc/sysctl.d/90-zmove.conf", "line": "net.ipv4.tcp_wmem = 1 2 3" },

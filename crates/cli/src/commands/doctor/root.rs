@@ -37,7 +37,12 @@ impl Root {
 
     /// The words of a sysctl.
     pub(crate) fn sysctl_words(&self, name: &str) -> Option<Vec<String>> {
-        Some(self.text(&sysctl_path(name))?.split_whitespace().map(str::to_owned).collect())
+        Some(
+            self.text(&sysctl_path(name))?
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect(),
+        )
     }
 }
 
@@ -65,7 +70,9 @@ pub(crate) mod tests {
         /// A fake root directory with these sysctls.
         pub(crate) fn of_sysctls(values: &[(&str, &str)]) -> Self {
             let fake = Self::of(&[]);
-            values.iter().for_each(|(name, text)| fake.put(&sysctl_path(name), text));
+            values
+                .iter()
+                .for_each(|(name, text)| fake.put(&sysctl_path(name), text));
             fake
         }
 

@@ -25,9 +25,15 @@ pub(crate) fn judge(root: &Root, directory: &Path, part: Part) -> Vec<Finding> {
     let whole = found.as_deref().unwrap_or(directory);
     let room = match Room::of(whole) {
         Ok(room) => room.judge(whole, part),
-        Err(error) => Finding::new(Level::Bad, "disk", format!("'{}': {error}", whole.display())),
+        Err(error) => Finding::new(
+            Level::Bad,
+            "disk",
+            format!("'{}': {error}", whole.display()),
+        ),
     };
-    let mount = root.text("proc/self/mountinfo").and_then(|text| Mount::around(text.as_bytes(), whole));
+    let mount = root
+        .text("proc/self/mountinfo")
+        .and_then(|text| Mount::around(text.as_bytes(), whole));
     let unknown = || Finding::unknown("file system", "/proc/self/mountinfo");
     vec![room, mount.as_ref().map_or_else(unknown, judge_mount)]
 }
@@ -37,13 +43,24 @@ impl Room {
         let stat = rustix::fs::statvfs(directory)?;
         let bytes = |blocks: u64| ByteCount(blocks.saturating_mul(stat.f_frsize));
         let files_free = (stat.f_files > 0).then_some(stat.f_favail);
-        Ok(Self { whole: bytes(stat.f_blocks), free: bytes(stat.f_bavail), files_free })
+        Ok(Self {
+            whole: bytes(stat.f_blocks),
+            free: bytes(stat.f_bavail),
+            files_free,
+        })
     }
 
     fn judge(&self, directory: &Path, part: Part) -> Finding {
-        let Self { whole, free, files_free } = self;
+        let Self {
+            whole,
+            free,
+            files_free,
+        } = self;
         let files = files_free.map_or(String::new(), |files| format!(", room for {files} files"));
-        let text = format!("{free} of {whole} free below '{}'{files}", directory.display());
+        let text = format!(
+            "{free} of {whole} free below '{}'{files}",
+            directory.display()
+        );
         let full = free.0 == 0 || *files_free == Some(0);
         let level = match part {
             Part::Either if full => Level::Bad,
@@ -56,17 +73,28 @@ impl Room {
 
 /// Judges the properties of a mount that matter for transfers.
 fn judge_mount(mount: &Mount) -> Finding {
-    let Mount { point, kind, options, .. } = mount;
+    let Mount {
+        point,
+        kind,
+        options,
+        ..
+    } = mount;
     let place = format!("{kind} at '{}'", point.display());
     if options.iter().any(|option| option == "ro") {
         return Finding::note(
             "file system",
             format!("{place} is mounted read-only: nothing can be received there"),
         )
-        .mended_by(Mend::command(format!("mount -o remount,rw {}", quoted(point))));
+        .mended_by(Mend::command(format!(
+            "mount -o remount,rw {}",
+            quoted(point)
+        )));
     }
     if kind == "tmpfs" {
-        return Finding::note("file system", format!("{place}: what is received stays in memory"));
+        return Finding::note(
+            "file system",
+            format!("{place}: what is received stays in memory"),
+        );
     }
     Finding::ok("file system", place)
 }
@@ -93,7 +121,12 @@ mod tests {
         let cases = [
             ("xfs", &["rw", "relatime"][..], Level::Ok, None),
             ("lustre", &["rw"], Level::Ok, None),
-            ("xfs", &["ro", "relatime"], Level::Note, Some("mount -o remount,rw /data")),
+            (
+                "xfs",
+                &["ro", "relatime"],
+                Level::Note,
+                Some("mount -o remount,rw /data"),
+            ),
             ("tmpfs", &["rw", "relatime"], Level::Note, None),
         ];
         for (kind, options, level, mend) in cases {
@@ -106,25 +139,47 @@ mod tests {
     #[test]
     fn little_room_is_told_and_none_is_bad() {
         let level = |free, files_free, part| {
-            let room = Room { whole: ByteCount(1000), free: ByteCount(free), files_free };
+            let room = Room {
+                whole: ByteCount(1000),
+                free: ByteCount(free),
+                files_free,
+            };
             room.judge(Path::new("/data"), part).level
         };
         assert_eq!(level(50, None, Part::Either), Level::Ok);
         assert_eq!(level(49, None, Part::Either), Level::Note);
         assert_eq!(level(0, None, Part::Either), Level::Bad);
         assert_eq!(level(500, Some(0), Part::Either), Level::Bad);
-        assert_eq!(level(0, None, Part::Sender), Level::Ok, "who sends needs no room");
+        assert_eq!(
+            level(0, None, Part::Sender),
+            Level::Ok,
+            "who sends needs no room"
+        );
     }
 
     #[test]
     fn facts_are_read() {
-        let fake = Fake::of(&[("proc/self/mountinfo", "1 0 0:1 / / rw,noatime - xfs none rw")]);
-        let [room, mount] = &judge(&fake.root(), fake.path(), Part::Sender)[..] else { panic!("two") };
+        let fake = Fake::of(&[(
+            "proc/self/mountinfo",
+            "1 0 0:1 / / rw,noatime - xfs none rw",
+        )]);
+        let [room, mount] = &judge(&fake.root(), fake.path(), Part::Sender)[..] else {
+            panic!("two")
+        };
         assert!(room.text.contains(" free below '/"), "{room:?}");
-        assert_eq!((mount.level, mount.text.as_str()), (Level::Ok, "xfs at '/'"));
+        assert_eq!(
+            (mount.level, mount.text.as_str()),
+            (Level::Ok, "xfs at '/'")
+        );
         let unknown = &judge(&Fake::of(&[]).root(), fake.path(), Part::Sender)[1];
-        assert_eq!((unknown.level, unknown.text.starts_with("unknown")), (Level::Note, true));
+        assert_eq!(
+            (unknown.level, unknown.text.starts_with("unknown")),
+            (Level::Note, true)
+        );
         let gone = &judge(&fake.root(), Path::new("/no/such/place"), Part::Either)[0];
-        assert_eq!((gone.level, gone.text.contains("No such file")), (Level::Bad, true));
+        assert_eq!(
+            (gone.level, gone.text.contains("No such file")),
+            (Level::Bad, true)
+        );
     }
 }

@@ -36,8 +36,13 @@ fn judge_kernel(root: &Root) -> Finding {
 }
 
 fn judge_io_uring(root: &Root, started: Result<()>) -> Finding {
-    let Err(reason) = started else { return Finding::ok("io_uring", "works") };
-    let finding = Finding::note("io_uring", format!("{reason:#}; threads are used, with the same results"));
+    let Err(reason) = started else {
+        return Finding::ok("io_uring", "works");
+    };
+    let finding = Finding::note(
+        "io_uring",
+        format!("{reason:#}; threads are used, with the same results"),
+    );
     match root.sysctl(IO_URING_DISABLED) {
         Some(1 | 2) => finding.mended_by(Mend::sysctl(IO_URING_DISABLED, "0")),
         _ => finding,
@@ -46,7 +51,9 @@ fn judge_io_uring(root: &Root, started: Result<()>) -> Finding {
 
 /// Judges the hard limit of open files, up to which zmove raises its own; `None` stands for no limit.
 fn judge_open_files(limit: Option<u64>) -> Finding {
-    let Some(files) = limit else { return Finding::ok("open files", "no limit") };
+    let Some(files) = limit else {
+        return Finding::ok("open files", "no limit");
+    };
     let level = match files {
         0..FILES_MIN => Level::Slow,
         FILES_MIN..FILES_AMPLE => Level::Note,
@@ -55,8 +62,10 @@ fn judge_open_files(limit: Option<u64>) -> Finding {
     let text = format!(
         "up to {files}: descriptors are held for directories, files and lanes, by a daemon for all its transfers"
     );
-    Finding::new(level, "open files", text)
-        .mended_by(Mend::line(LIMITS_FILE, format!("* hard nofile {FILES_WANTED}")))
+    Finding::new(level, "open files", text).mended_by(Mend::line(
+        LIMITS_FILE,
+        format!("* hard nofile {FILES_WANTED}"),
+    ))
 }
 
 fn judge_aes(root: &Root) -> Finding {
@@ -72,16 +81,22 @@ fn judge_aes(root: &Root) -> Finding {
 }
 
 fn judge_clock(root: &Root) -> Finding {
-    if let Some((_, sign)) = CLOCK_SIGNS.iter().find(|(path, _)| root.path(path).exists()) {
+    if let Some((_, sign)) = CLOCK_SIGNS
+        .iter()
+        .find(|(path, _)| root.path(path).exists())
+    {
         return Finding::ok("clock", *sign);
     }
-    let text = "nothing is known to set it; 'push --update', expiry dates and certificates go by it";
+    let text =
+        "nothing is known to set it; 'push --update', expiry dates and certificates go by it";
     Finding::note("clock", text).mended_by(Mend::command("timedatectl set-ntp true"))
 }
 
 /// The major and minor number of a kernel release.
 fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().ok());
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|digits| digits.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
@@ -103,7 +118,10 @@ fn has_aes(cpuinfo: &str) -> Option<bool> {
 
 /// Signs that the clock is set by a service, the surest first.
 const CLOCK_SIGNS: [(&str, &str); 5] = [
-    ("run/systemd/timesync/synchronized", "synchronized, says systemd-timesyncd"),
+    (
+        "run/systemd/timesync/synchronized",
+        "synchronized, says systemd-timesyncd",
+    ),
     ("run/chrony/chronyd.pid", "chronyd is running"),
     ("run/chronyd.pid", "chronyd is running"),
     ("run/ntpd.pid", "ntpd is running"),
@@ -117,7 +135,10 @@ mod tests {
 
     const HEALTHY: [(&str, &str); 3] = [
         ("proc/sys/kernel/osrelease", "6.18.44-fc"),
-        ("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu sse2 aes avx"),
+        (
+            "proc/cpuinfo",
+            "processor\t: 0\nflags\t\t: fpu sse2 aes avx",
+        ),
         ("run/systemd/timesync/synchronized", ""),
     ];
 
@@ -134,21 +155,38 @@ mod tests {
         let findings = [judge_kernel, judge_aes, judge_clock].map(|judge| judge(&root.root()));
         assert_eq!(findings.map(|finding| finding.level), [Level::Ok; 3]);
         assert_eq!(judge_io_uring(&root.root(), Ok(())).level, Level::Ok);
-        assert_eq!([None, Some(1 << 20)].map(|limit| judge_open_files(limit).level), [Level::Ok; 2]);
+        assert_eq!(
+            [None, Some(1 << 20)].map(|limit| judge_open_files(limit).level),
+            [Level::Ok; 2]
+        );
     }
 
     #[test]
     fn an_empty_tree_is_unknown() {
         let root = Fake::of(&[]).root();
         let findings = [judge_kernel, judge_aes, judge_clock].map(|judge| judge(&root));
-        assert_eq!(findings.each_ref().map(|finding| finding.level), [Level::Note; 3]);
-        assert!(findings[..2].iter().all(|finding| finding.text.starts_with("unknown: ")));
-        assert_eq!(findings[2].mend, [Mend::command("timedatectl set-ntp true")]);
+        assert_eq!(
+            findings.each_ref().map(|finding| finding.level),
+            [Level::Note; 3]
+        );
+        assert!(
+            findings[..2]
+                .iter()
+                .all(|finding| finding.text.starts_with("unknown: "))
+        );
+        assert_eq!(
+            findings[2].mend,
+            [Mend::command("timedatectl set-ntp true")]
+        );
     }
 
     #[test]
     fn an_old_kernel_is_a_note() {
-        let old = with("proc/sys/kernel/osrelease", "5.4.0-42-generic", judge_kernel);
+        let old = with(
+            "proc/sys/kernel/osrelease",
+            "5.4.0-42-generic",
+            judge_kernel,
+        );
         assert_eq!((old.level, old.mend), (Level::Note, vec![]));
         let known = with("proc/sys/kernel/osrelease", "6.1.0", judge_kernel);
         assert_eq!((known.level, known.text.as_str()), (Level::Ok, "6.1.0"));
@@ -159,8 +197,14 @@ mod tests {
         let refused = || Err(anyhow::Error::msg("io_uring_setup is refused"));
         let other = judge_io_uring(&Fake::of(&[]).root(), refused());
         assert_eq!((other.level, other.mend), (Level::Note, vec![]));
-        let off = judge_io_uring(&Fake::of_sysctls(&[(IO_URING_DISABLED, "2")]).root(), refused());
-        assert_eq!((off.level, off.mend), (Level::Note, vec![Mend::sysctl(IO_URING_DISABLED, "0")]));
+        let off = judge_io_uring(
+            &Fake::of_sysctls(&[(IO_URING_DISABLED, "2")]).root(),
+            refused(),
+        );
+        assert_eq!(
+            (off.level, off.mend),
+            (Level::Note, vec![Mend::sysctl(IO_URING_DISABLED, "0")])
+        );
     }
 
     #[test]

@@ -64,7 +64,13 @@ pub(crate) fn judge(root: &Root, mtu: Option<u32>) -> Vec<Finding> {
 
 impl Switch {
     fn judge(&self, root: &Root) -> Finding {
-        let Self { check, name, right, level, otherwise } = self;
+        let Self {
+            check,
+            name,
+            right,
+            level,
+            otherwise,
+        } = self;
         let sysctl = format!("net.ipv4.{name}");
         match root.sysctl::<u64>(&sysctl) {
             None => Finding::unknown_sysctl(check, &sysctl),
@@ -95,7 +101,11 @@ fn judge_queueing(root: &Root, usual: &str) -> Finding {
         None => Finding::unknown_sysctl("queueing", QUEUEING),
         Some("fq") => Finding::ok("queueing", "fq"),
         Some(other) => {
-            let who = if usual == LOSS_TOLERANT { "lanes" } else { "lanes with bbr" };
+            let who = if usual == LOSS_TOLERANT {
+                "lanes"
+            } else {
+                "lanes with bbr"
+            };
             let text = format!(
                 "{other}: {who} are paced by TCP's own timers, at more CPU than by fq (which counts for links that come \
                  up after the change)"
@@ -115,15 +125,30 @@ fn judge_congestion(root: &Root, usual: &str) -> Finding {
     let mut allowed = names(ALLOWED);
     let is_loaded = has(&names(AVAILABLE));
     if is_loaded && has(&allowed) {
-        return Finding::ok(CONGESTION, format!("{usual}; lanes that loss slows go over to {LOSS_TOLERANT}"));
+        return Finding::ok(
+            CONGESTION,
+            format!("{usual}; lanes that loss slows go over to {LOSS_TOLERANT}"),
+        );
     }
-    let lacking = if is_loaded { "is there, but users may not choose it" } else { "is not loaded" };
-    let mut finding =
-        Finding::note(CONGESTION, format!("{usual}; {LOSS_TOLERANT} {lacking}, and loss slows lanes"));
+    let lacking = if is_loaded {
+        "is there, but users may not choose it"
+    } else {
+        "is not loaded"
+    };
+    let mut finding = Finding::note(
+        CONGESTION,
+        format!("{usual}; {LOSS_TOLERANT} {lacking}, and loss slows lanes"),
+    );
     if !is_loaded {
         let module = format!("tcp_{LOSS_TOLERANT}");
         let load = Mend::command(format!("modprobe {module}"));
-        finding = finding.mended_by(Mend { keep: Some(Keep { file: MODULES_FILE, line: module }), ..load });
+        finding = finding.mended_by(Mend {
+            keep: Some(Keep {
+                file: MODULES_FILE,
+                line: module,
+            }),
+            ..load
+        });
     }
     allowed.push(LOSS_TOLERANT.to_owned());
     finding.mended_by(Mend::sysctl(ALLOWED, &allowed.join(" ")))
@@ -162,17 +187,27 @@ mod tests {
     fn troubles(settings: &[(&str, Option<&str>)], mtu: u32) -> Vec<Trouble> {
         let set = |name: &str| settings.iter().any(|(other, _)| *other == name);
         let mut sysctls: Vec<_> = HEALTHY.into_iter().filter(|(name, _)| !set(name)).collect();
-        sysctls.extend(settings.iter().filter_map(|(name, value)| Some((*name, (*value)?))));
+        sysctls.extend(
+            settings
+                .iter()
+                .filter_map(|(name, value)| Some((*name, (*value)?))),
+        );
         let findings = judge(&Fake::of_sysctls(&sysctls).root(), Some(mtu)).into_iter();
         let runs = |found: Finding| found.mend.into_iter().filter_map(|mend| mend.run).collect();
         let findings = findings.filter(|finding| finding.level != Level::Ok);
-        findings.map(|found| (found.level, found.check, runs(found))).collect()
+        findings
+            .map(|found| (found.level, found.check, runs(found)))
+            .collect()
     }
 
     #[test]
     fn a_healthy_kernel_has_no_trouble() {
         assert_eq!(troubles(&[], 9000), []);
-        let cubic = [(CONTROL, Some("cubic")), (AVAILABLE, Some("cubic bbr")), (ALLOWED, Some("cubic bbr"))];
+        let cubic = [
+            (CONTROL, Some("cubic")),
+            (AVAILABLE, Some("cubic bbr")),
+            (ALLOWED, Some("cubic bbr")),
+        ];
         assert_eq!(troubles(&cubic, 9000), []);
         assert_eq!(troubles(&[(MTU_PROBING, Some("2"))], 9000), []);
     }
@@ -184,8 +219,14 @@ mod tests {
             let wrong = (1 - switch.right).to_string();
             let run = format!("sysctl -w {name}={}", switch.right);
             let check = switch.check;
-            assert_eq!(troubles(&[(&name, Some(&wrong))], 9000), [(switch.level, check, vec![run])]);
-            assert_eq!(troubles(&[(&name, None)], 9000), [(Level::Note, check, vec![])]);
+            assert_eq!(
+                troubles(&[(&name, Some(&wrong))], 9000),
+                [(switch.level, check, vec![run])]
+            );
+            assert_eq!(
+                troubles(&[(&name, None)], 9000),
+                [(Level::Note, check, vec![])]
+            );
         }
     }
 
@@ -199,17 +240,24 @@ mod tests {
 
     #[test]
     fn bbr_is_loaded_and_allowed_where_it_is_not() {
-        let allow = "sysctl -w net.ipv4.tcp_allowed_congestion_control=\"reno cubic bbr\"".to_owned();
+        let allow =
+            "sysctl -w net.ipv4.tcp_allowed_congestion_control=\"reno cubic bbr\"".to_owned();
         let cases = [
             ("reno cubic bbr", vec![allow.clone()]),
             ("reno cubic", vec!["modprobe tcp_bbr".to_owned(), allow]),
         ];
         for (available, runs) in cases {
-            let cubic =
-                [(CONTROL, Some("cubic")), (AVAILABLE, Some(available)), (ALLOWED, Some("reno cubic"))];
+            let cubic = [
+                (CONTROL, Some("cubic")),
+                (AVAILABLE, Some(available)),
+                (ALLOWED, Some("reno cubic")),
+            ];
             assert_eq!(troubles(&cubic, 9000), [(Level::Note, "congestion", runs)]);
         }
-        assert_eq!(troubles(&[(CONTROL, None)], 9000), [(Level::Note, "congestion", vec![])]);
+        assert_eq!(
+            troubles(&[(CONTROL, None)], 9000),
+            [(Level::Note, "congestion", vec![])]
+        );
     }
 
     #[test]
@@ -222,7 +270,11 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_unknown() {
         let findings = judge(&Fake::of(&[]).root(), None);
-        assert!(findings.iter().all(|finding| finding.text.starts_with("unknown: '/proc/sys/net/ipv4/tcp_")));
+        assert!(findings.iter().all(|finding| {
+            finding
+                .text
+                .starts_with("unknown: '/proc/sys/net/ipv4/tcp_")
+        }));
         assert_eq!(findings.len(), SWITCHES.len() + 2);
     }
 }

@@ -27,8 +27,11 @@ pub(crate) struct Paths {
 }
 
 /// The usual round trips: across a metropolis, across a continent, and around half the world.
-const USUAL: [Duration; 3] =
-    [Duration::from_millis(10), Duration::from_millis(90), Duration::from_millis(260)];
+const USUAL: [Duration; 3] = [
+    Duration::from_millis(10),
+    Duration::from_millis(90),
+    Duration::from_millis(260),
+];
 
 impl Autotuned {
     fn read(root: &Root, name: &str) -> Option<Self> {
@@ -45,18 +48,27 @@ pub(crate) fn judge(root: &Root, paths: &Paths, part: Part) -> Vec<Finding> {
     let mut findings = Vec::from_iter(send.map(|send| paths.lanes(send)));
     findings.push(paths.judge("tcp_wmem", SEND, send.map(|send| (send, send.0[2]))));
     // Half of the receive buffer is for data in flight, the rest for the kernel's own use.
-    let mut receive = paths.judge("tcp_rmem", RECEIVE, receive.map(|receive| (receive, receive.0[2] / 2)));
+    let mut receive = paths.judge(
+        "tcp_rmem",
+        RECEIVE,
+        receive.map(|receive| (receive, receive.0[2] / 2)),
+    );
     if part == Part::Sender {
         receive.level = receive.level.min(Level::Note);
         receive.text.push_str("; counts where this host receives");
     }
-    findings.extend([receive, judge_fixed(root, "rmem_max"), judge_fixed(root, "wmem_max")]);
+    findings.extend([
+        receive,
+        judge_fixed(root, "rmem_max"),
+        judge_fixed(root, "wmem_max"),
+    ]);
     findings
 }
 
 impl Paths {
     fn round_trips(&self) -> Vec<Duration> {
-        self.round_trip.map_or_else(|| USUAL.into(), |round_trip| vec![round_trip])
+        self.round_trip
+            .map_or_else(|| USUAL.into(), |round_trip| vec![round_trip])
     }
 
     /// The bytes in flight on a full path.
@@ -122,7 +134,11 @@ impl Paths {
     /// The buffer size with which a third of the lanes that are dialled at once fill the path.
     fn wanted(&self, round_trip: Duration, figures: Autotuned) -> u64 {
         let share = whole(self.product(round_trip) * 3.0 / f64::from(LANES_AT_ONCE));
-        share.min(WANTED_MAX).next_power_of_two().max(WANTED_MIN).max(figures.0[2])
+        share
+            .min(WANTED_MAX)
+            .next_power_of_two()
+            .max(WANTED_MIN)
+            .max(figures.0[2])
     }
 }
 
@@ -133,7 +149,8 @@ fn judge_fixed(root: &Root, check: &'static str) -> Finding {
         None => Finding::unknown_sysctl(check, &name),
         Some(allowed) if allowed.0 < QUIC_BYTES => {
             let asked = ByteCount(QUIC_BYTES);
-            let text = format!("{allowed}: QUIC asks for {asked}, which without this only root gets");
+            let text =
+                format!("{allowed}: QUIC asks for {asked}, which without this only root gets");
             Finding::note(check, text).mended_by(Mend::sysctl(&name, &QUIC_BYTES.to_string()))
         }
         Some(allowed) => Finding::ok(check, allowed.to_string()),
@@ -146,13 +163,21 @@ pub(crate) struct Millis(pub(crate) Duration);
 impl std::fmt::Display for Millis {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let millis = self.0.as_secs_f64() * 1e3;
-        let digits = if millis < 1.0 { 3 } else { usize::from(millis < 10.0 && millis.fract() > 0.0) };
+        let digits = if millis < 1.0 {
+            3
+        } else {
+            usize::from(millis < 10.0 && millis.fract() > 0.0)
+        };
         write!(f, "{millis:.digits$} ms")
     }
 }
 
 /// A computed number of bytes, rounded down.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the cast saturates"
+)]
 fn whole(bytes: f64) -> u64 {
     bytes as u64
 }
@@ -172,7 +197,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn paths(gbit: f64, round_trip: Option<Duration>) -> Paths {
-        Paths { rate: ByteRate(gbit * 1.25e8), round_trip, cores: 2 }
+        Paths {
+            rate: ByteRate(gbit * 1.25e8),
+            round_trip,
+            cores: 2,
+        }
     }
 
     fn measured(millis: u64) -> Option<Duration> {
@@ -181,7 +210,10 @@ mod tests {
 
     /// A host with these largest buffers of TCP, and with buffers of UDP as QUIC wants them.
     fn buffers(send: u64, receive: u64) -> Fake {
-        let (send, receive) = (format!("4096 16384 {send}"), format!("4096 131072 {receive}"));
+        let (send, receive) = (
+            format!("4096 16384 {send}"),
+            format!("4096 131072 {receive}"),
+        );
         let fixed = QUIC_BYTES.to_string();
         Fake::of_sysctls(&[
             (SEND, &send),
@@ -192,13 +224,19 @@ mod tests {
     }
 
     fn level_and_run(finding: &Finding) -> (Level, Option<&str>) {
-        (finding.level, finding.mend.first().and_then(|mend| mend.run.as_deref()))
+        (
+            finding.level,
+            finding.mend.first().and_then(|mend| mend.run.as_deref()),
+        )
     }
 
     /// The finding about the send buffer.
     fn send(send: u64, paths: &Paths) -> Finding {
         let findings = judge(&buffers(send, 1 << 30).root(), paths, Part::Either);
-        findings.into_iter().find(|finding| finding.check == "tcp_wmem").unwrap()
+        findings
+            .into_iter()
+            .find(|finding| finding.check == "tcp_wmem")
+            .unwrap()
     }
 
     #[test]
@@ -216,7 +254,11 @@ mod tests {
         for (bytes, gbit, millis, level, value) in cases {
             let finding = send(bytes, &paths(gbit, measured(millis)));
             let run = value.map(run);
-            assert_eq!(level_and_run(&finding), (level, run.as_deref()), "{bytes} {gbit} {millis}");
+            assert_eq!(
+                level_and_run(&finding),
+                (level, run.as_deref()),
+                "{bytes} {gbit} {millis}"
+            );
         }
     }
 
@@ -236,9 +278,15 @@ mod tests {
     #[test]
     fn the_text_has_the_figures() {
         let text = send(4 * MIB, &paths(10.0, measured(90))).text;
-        assert_eq!(text, "up to 4.00 MiB: 10.0 Gbit/s at 90 ms needs 107 MiB under way, and takes 27 lanes");
+        assert_eq!(
+            text,
+            "up to 4.00 MiB: 10.0 Gbit/s at 90 ms needs 107 MiB under way, and takes 27 lanes"
+        );
         let text = send(4 * MIB, &paths(10.0, measured(260))).text;
-        assert!(text.ends_with("310 MiB under way, and 64 lanes reach 8.26 Gbit/s of it"), "{text}");
+        assert!(
+            text.ends_with("310 MiB under way, and 64 lanes reach 8.26 Gbit/s of it"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -251,25 +299,55 @@ mod tests {
 
     #[test]
     fn lanes_are_told_for_each_round_trip() {
-        let findings = judge(&buffers(4 * MIB, MIB).root(), &paths(10.0, None), Part::Either);
-        let Finding { check, text, details, .. } = &findings[0];
-        let first =
-            "at 10 ms 12 begin, and send buffers let 3.36 Gbit/s through each, 40.3 Gbit/s through all";
+        let findings = judge(
+            &buffers(4 * MIB, MIB).root(),
+            &paths(10.0, None),
+            Part::Either,
+        );
+        let Finding {
+            check,
+            text,
+            details,
+            ..
+        } = &findings[0];
+        let first = "at 10 ms 12 begin, and send buffers let 3.36 Gbit/s through each, 40.3 Gbit/s through all";
         assert_eq!((*check, text.as_str(), details.len()), ("lanes", first, 2));
-        assert!(details[0].starts_with("at 90 ms 27 begin") && details[1].starts_with("at 260 ms 32 begin"));
+        assert!(
+            details[0].starts_with("at 90 ms 27 begin")
+                && details[1].starts_with("at 260 ms 32 begin")
+        );
     }
 
     #[test]
     fn half_of_a_receive_buffer_counts_and_less_to_who_sends() {
         let receive = |bytes, part| {
-            let findings = judge(&buffers(1 << 30, bytes).root(), &paths(10.0, measured(260)), part);
-            findings.into_iter().find(|finding| finding.check == "tcp_rmem").unwrap()
+            let findings = judge(
+                &buffers(1 << 30, bytes).root(),
+                &paths(10.0, measured(260)),
+                part,
+            );
+            findings
+                .into_iter()
+                .find(|finding| finding.check == "tcp_rmem")
+                .unwrap()
         };
         let run = "sysctl -w net.ipv4.tcp_rmem=\"4096 131072 134217728\"";
-        assert_eq!(level_and_run(&receive(6 * MIB, Part::Either)), (Level::Slow, Some(run)));
-        assert_eq!(level_and_run(&receive(6 * MIB, Part::Sender)), (Level::Note, Some(run)));
-        assert_eq!(level_and_run(&receive(48 * MIB, Part::Either)), (Level::Note, Some(run)));
-        assert_eq!(level_and_run(&receive(128 * MIB, Part::Either)), (Level::Ok, None));
+        assert_eq!(
+            level_and_run(&receive(6 * MIB, Part::Either)),
+            (Level::Slow, Some(run))
+        );
+        assert_eq!(
+            level_and_run(&receive(6 * MIB, Part::Sender)),
+            (Level::Note, Some(run))
+        );
+        assert_eq!(
+            level_and_run(&receive(48 * MIB, Part::Either)),
+            (Level::Note, Some(run))
+        );
+        assert_eq!(
+            level_and_run(&receive(128 * MIB, Part::Either)),
+            (Level::Ok, None)
+        );
     }
 
     #[test]
@@ -280,17 +358,30 @@ mod tests {
             ("net.core.rmem_max", "212992"),
         ]);
         let findings = judge(&small.root(), &paths(10.0, measured(90)), Part::Either);
-        let fixed = findings.iter().filter(|finding| finding.level != Level::Ok).map(level_and_run);
+        let fixed = findings
+            .iter()
+            .filter(|finding| finding.level != Level::Ok)
+            .map(level_and_run);
         let run = Some("sysctl -w net.core.rmem_max=8388608");
-        assert_eq!(fixed.collect::<Vec<_>>(), [(Level::Note, run), (Level::Note, None)]);
+        assert_eq!(
+            fixed.collect::<Vec<_>>(),
+            [(Level::Note, run), (Level::Note, None)]
+        );
     }
 
     #[test]
     fn facts_are_read_from_the_tree() {
         let fake = Fake::of_sysctls(&[(SEND, "4096\t16384\t4194304"), (RECEIVE, "4096 131072")]);
-        assert_eq!(Autotuned::read(&fake.root(), SEND), Some(Autotuned([4096, 16_384, 4_194_304])));
+        assert_eq!(
+            Autotuned::read(&fake.root(), SEND),
+            Some(Autotuned([4096, 16_384, 4_194_304]))
+        );
         assert_eq!(Autotuned::read(&fake.root(), RECEIVE), None);
-        let findings = judge(&Fake::of(&[]).root(), &paths(10.0, measured(90)), Part::Either);
+        let findings = judge(
+            &Fake::of(&[]).root(),
+            &paths(10.0, measured(90)),
+            Part::Either,
+        );
         assert!(
             findings
                 .iter()

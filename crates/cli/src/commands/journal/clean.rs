@@ -19,9 +19,21 @@ use crate::value::exit::Exit;
 /// Cleans all journals in `directories`.
 pub(super) fn run(args: &JournalCleanArgs, directories: &[PathBuf]) -> Result<Exit> {
     let rule = CleanRule {
-        older_than: if args.all { Duration::ZERO } else { args.older_than.0 },
-        unreachable: if args.all { Unreachable::Remove } else { Unreachable::Keep },
-        mode: if args.dry_run { CleanMode::DryRun } else { CleanMode::Remove },
+        older_than: if args.all {
+            Duration::ZERO
+        } else {
+            args.older_than.0
+        },
+        unreachable: if args.all {
+            Unreachable::Remove
+        } else {
+            Unreachable::Keep
+        },
+        mode: if args.dry_run {
+            CleanMode::DryRun
+        } else {
+            CleanMode::Remove
+        },
     };
     let mut exit = Exit::Done;
     let mut is_empty = true;
@@ -30,7 +42,12 @@ pub(super) fn run(args: &JournalCleanArgs, directories: &[PathBuf]) -> Result<Ex
             is_empty = false;
             tell(&cleaned, rule.mode);
             let whole = matches!(cleaned.removed, Ok(true));
-            if !whole || cleaned.parts.iter().any(|fate| matches!(fate, PartFate::Failed(_))) {
+            if !whole
+                || cleaned
+                    .parts
+                    .iter()
+                    .any(|fate| matches!(fate, PartFate::Failed(_)))
+            {
                 exit = Exit::Partial;
             }
         }
@@ -44,9 +61,15 @@ pub(super) fn run(args: &JournalCleanArgs, directories: &[PathBuf]) -> Result<Ex
 /// Removes the journals that nobody has come back for in `age`, and reports one line for each.
 pub(crate) fn expire(directory: &Path, age: Age, tell: impl Fn(&dyn fmt::Display)) {
     let unreachable = Unreachable::Remove;
-    let rule = CleanRule { older_than: age.0, unreachable, mode: CleanMode::Remove };
+    let rule = CleanRule {
+        older_than: age.0,
+        unreachable,
+        mode: CleanMode::Remove,
+    };
     match clean(directory, &rule) {
-        Ok(cleaned) => cleaned.iter().for_each(|cleaned| tell(&line(cleaned, rule.mode))),
+        Ok(cleaned) => cleaned
+            .iter()
+            .for_each(|cleaned| tell(&line(cleaned, rule.mode))),
         Err(error) => tell(&format_args!("clean journals: {error}")),
     }
 }
@@ -59,7 +82,9 @@ fn tell(cleaned: &Cleaned, mode: CleanMode) {
     } else {
         terminal::warn(line)
     }
-    let Ok(unfinished) = &cleaned.contents else { return };
+    let Ok(unfinished) = &cleaned.contents else {
+        return;
+    };
     for (file, fate) in unfinished.files.iter().zip(&cleaned.parts) {
         let path = part_path(unfinished, file);
         let why: &dyn fmt::Display = match fate {
@@ -76,7 +101,9 @@ fn tell(cleaned: &Cleaned, mode: CleanMode) {
 fn part_path(unfinished: &Unfinished, file: &UnfinishedFile) -> PathBuf {
     use std::os::unix::ffi::OsStrExt;
     let target = Path::new(std::ffi::OsStr::from_bytes(&unfinished.begin.target));
-    target.join(file.part.path.as_path()).with_file_name(file.part.part.as_os_str())
+    target
+        .join(file.part.path.as_path())
+        .with_file_name(file.part.part.as_os_str())
 }
 
 /// The outcome for one journal, in one line.
@@ -89,7 +116,11 @@ fn line(cleaned: &Cleaned, mode: CleanMode) -> String {
     let about = match &cleaned.contents {
         Ok(unfinished) => {
             let target = String::from_utf8_lossy(&unfinished.begin.target);
-            let removed = cleaned.parts.iter().filter(|fate| matches!(fate, PartFate::Removed)).count();
+            let removed = cleaned
+                .parts
+                .iter()
+                .filter(|fate| matches!(fate, PartFate::Removed))
+                .count();
             let all = cleaned.parts.len();
             let written = age(cleaned.modified);
             format!(" into '{target}', last written {written} ago: {removed} of {all} part files")

@@ -20,14 +20,19 @@ pub(super) fn show(journal: &FoundJournal, names: &Names) {
     match &journal.contents {
         Ok(unfinished) => {
             let begin = &unfinished.begin;
-            terminal::say(format_args!("{name} into '{}'", String::from_utf8_lossy(&begin.target)));
+            terminal::say(format_args!(
+                "{name} into '{}'",
+                String::from_utf8_lossy(&begin.target)
+            ));
             terminal::say(format_args!(
                 "  by {}, begun {} ago, last written {written} ago{in_use}",
                 owner(unfinished, names),
                 age_of_seconds(begin.begun)
             ));
             let [done, all] = here(unfinished).map(ByteCount);
-            terminal::say(format_args!("  {done} of {all} are here; the same command goes on with them"));
+            terminal::say(format_args!(
+                "  {done} of {all} are here; the same command goes on with them"
+            ));
             show_files(&unfinished.files);
         }
         Err(error) => {
@@ -41,7 +46,10 @@ fn show_files(files: &[UnfinishedFile]) {
     for file in files.iter().take(FILES_SHOWN_MAX) {
         let done = ByteCount(file.bytes_written());
         let all = ByteCount(file.part.source.bytes);
-        terminal::say(format_args!("  {done:>10} of {all:>10}  {}", file.part.path));
+        terminal::say(format_args!(
+            "  {done:>10} of {all:>10}  {}",
+            file.part.path
+        ));
     }
     let rest = files.len().saturating_sub(FILES_SHOWN_MAX);
     if rest > 0 {
@@ -64,7 +72,9 @@ fn owner(unfinished: &Unfinished, names: &Names) -> String {
 /// The bytes of large files that are here, and all that these files have.
 fn here(unfinished: &Unfinished) -> [u64; 2] {
     let files = unfinished.files.iter();
-    files.fold([0, 0], |[done, all], file| [done + file.bytes_written(), all + file.part.source.bytes])
+    files.fold([0, 0], |[done, all], file| {
+        [done + file.bytes_written(), all + file.part.source.bytes]
+    })
 }
 
 /// Shows a journal to programs.

@@ -20,10 +20,19 @@ const SENTENCE_INDENT: usize = 10;
 
 /// The whole table.
 pub(super) fn of(status: &Status) -> String {
-    let Status { version, pid, listen, draining, transfers, .. } = status;
+    let Status {
+        version,
+        pid,
+        listen,
+        draining,
+        transfers,
+        ..
+    } = status;
     let waiting = transfers.iter().filter(|transfer| transfer.waits).count();
     let running = counted((transfers.len() - waiting) as u64, "transfer");
-    let up = UNIX_EPOCH.checked_add(Duration::from_secs(status.since)).and_then(|since| since.elapsed().ok());
+    let up = UNIX_EPOCH
+        .checked_add(Duration::from_secs(status.since))
+        .and_then(|since| since.elapsed().ok());
     let up = Age(up.unwrap_or_default());
     let mut text = format!("zmove {version} at {listen}, pid {pid}, up {up}: {running}");
     if waiting > 0 {
@@ -47,25 +56,40 @@ fn row(text: &mut String, transfer: &TransferStatus) {
     let id = transfer.id.get(..DIGITS_SHOWN).unwrap_or(&transfer.id);
     let name = Printable(&transfer.name).to_string();
     let done = ByteCount(transfer.bytes).to_string();
-    let all = transfer.bytes_found.map_or_else(unknown, |bytes| ByteCount(bytes).to_string());
+    let all = transfer
+        .bytes_found
+        .map_or_else(unknown, |bytes| ByteCount(bytes).to_string());
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
     let rate = ByteRate(transfer.bytes_per_second as f64).to_string();
-    let left = transfer.eta_seconds.map_or_else(unknown, |left| Age(Duration::from_secs(left)).to_string());
+    let left = transfer
+        .eta_seconds
+        .map_or_else(unknown, |left| Age(Duration::from_secs(left)).to_string());
     let (files, lanes) = (transfer.files, transfer.lanes);
     // Writing to a string cannot fail.
-    let _written =
-        writeln!(text, "{id:<9} {name:<10} {files:>8} {done:>11} {all:>9} {rate:>11} {left:>6} {lanes:>6}");
+    let _written = writeln!(
+        text,
+        "{id:<9} {name:<10} {files:>8} {done:>11} {all:>9} {rate:>11} {left:>6} {lanes:>6}"
+    );
     let sentence = Printable(sentence(transfer)).to_string();
-    let _written = writeln!(text, "{:SENTENCE_INDENT$}{}", "", wrapped(&sentence, SENTENCE_INDENT));
+    let _written = writeln!(
+        text,
+        "{:SENTENCE_INDENT$}{}",
+        "",
+        wrapped(&sentence, SENTENCE_INDENT)
+    );
 }
 
 fn sentence(transfer: &TransferStatus) -> String {
     let TransferStatus { from, path, .. } = transfer;
-    let limit = transfer.limit_bytes_per_second.map(|limit| format!(", limit {}", RateLimit::nearest(limit)));
+    let limit = transfer
+        .limit_bytes_per_second
+        .map(|limit| format!(", limit {}", RateLimit::nearest(limit)));
     let limit = limit.unwrap_or_default();
     let lasted = Age(Duration::try_from_secs_f64(transfer.seconds).unwrap_or_default());
     match (transfer.direction, &transfer.reason) {
-        (Some(Direction::Receive), _) if transfer.probe => format!("probed from {from}, for {lasted}"),
+        (Some(Direction::Receive), _) if transfer.probe => {
+            format!("probed from {from}, for {lasted}")
+        }
         (Some(Direction::Receive), _) => format!("from {from} into '{path}', for {lasted}{limit}"),
         (Some(Direction::Send), _) => format!("to {from} from '{path}', for {lasted}{limit}"),
         (None, reason) => {
@@ -112,8 +136,12 @@ mod tests {
             eta_seconds: Some(25),
             ..transfer()
         };
-        let waits =
-            TransferStatus { direction: None, waits: true, reason: Some("full".into()), ..transfer() };
+        let waits = TransferStatus {
+            direction: None,
+            waits: true,
+            reason: Some("full".into()),
+            ..transfer()
+        };
         let status = Status {
             schema: 1,
             version: "0.1.0".into(),
@@ -126,13 +154,31 @@ mod tests {
         };
         let text = of(&status);
         let lines: Vec<_> = text.lines().collect();
-        assert!(lines[0].starts_with("zmove 0.1.0 at [::]:5870, pid 7, up "), "{text}");
-        assert!(lines[0].ends_with(": 2 transfers, 1 in line; draining"), "{text}");
+        assert!(
+            lines[0].starts_with("zmove 0.1.0 at [::]:5870, pid 7, up "),
+            "{text}"
+        );
+        assert!(
+            lines[0].ends_with(": 2 transfers, 1 in line; draining"),
+            "{text}"
+        );
         assert!(lines.iter().all(|line| line.len() <= 80), "{text}");
         assert_eq!(lines[3].split_whitespace().next(), Some("01234567"));
-        assert_eq!(lines[4].trim(), "from 192.0.2.7:4711 into 'run7', for 1 min, limit 10Gbit");
-        assert!(lines[5].contains("6.00 GiB") && lines[5].contains("25 s"), "{text}");
-        assert_eq!(lines[6].trim(), "to 192.0.2.7:4711 from 'run7', for 1 min, limit 10Gbit");
-        assert_eq!(lines[8].trim(), "192.0.2.7:4711 has been in line for 1 min: full");
+        assert_eq!(
+            lines[4].trim(),
+            "from 192.0.2.7:4711 into 'run7', for 1 min, limit 10Gbit"
+        );
+        assert!(
+            lines[5].contains("6.00 GiB") && lines[5].contains("25 s"),
+            "{text}"
+        );
+        assert_eq!(
+            lines[6].trim(),
+            "to 192.0.2.7:4711 from 'run7', for 1 min, limit 10Gbit"
+        );
+        assert_eq!(
+            lines[8].trim(),
+            "192.0.2.7:4711 has been in line for 1 min: full"
+        );
     }
 }

@@ -10,7 +10,9 @@ use crate::display::format::counted;
 /// The advice that follows from a probe by a host with so many cores; `asked` is the largest number of lanes that was
 /// asked for.
 pub(super) fn of(report: &ProbeReport, asked: u16, cores: usize) -> Vec<String> {
-    let Some(best) = best(report) else { return Vec::new() };
+    let Some(best) = best(report) else {
+        return Vec::new();
+    };
     let lines = [
         clamped(report, asked),
         few_lanes(report, best),
@@ -73,9 +75,15 @@ fn lost(best: &Round) -> Option<String> {
 
 /// Advice where the largest number of lanes is the best by far.
 fn more_lanes(report: &ProbeReport, best: &Round) -> Option<String> {
-    let fewer = report.rounds.iter().filter(|round| round.lanes < best.lanes);
-    let most = fewer.map(|round| round.steady.bytes_per_second()).reduce(f64::max)?;
-    let last = report.rounds.iter().all(|round| round.lanes <= best.lanes) && best.lanes < report.lanes_max;
+    let fewer = report
+        .rounds
+        .iter()
+        .filter(|round| round.lanes < best.lanes);
+    let most = fewer
+        .map(|round| round.steady.bytes_per_second())
+        .reduce(f64::max)?;
+    let last = report.rounds.iter().all(|round| round.lanes <= best.lanes)
+        && best.lanes < report.lanes_max;
     (last && best.steady.bytes_per_second() > most * STILL_GROWS).then(|| {
         let more = best.lanes.saturating_mul(2).min(report.lanes_max);
         format!(
@@ -99,8 +107,12 @@ fn queues(report: &ProbeReport, best: &Round) -> Option<String> {
 fn busy(best: &Round, cores: usize) -> Option<String> {
     let cores = u32::try_from(cores.max(1)).unwrap_or(u32::MAX);
     let share = best.sender_cpu.as_secs_f64() / (best.steady.time * cores).as_secs_f64().max(1e-9);
-    (share >= BUSY)
-        .then(|| format!("this host's CPU was busy {:.0} % of the time: it may be the limit", share * 100.0))
+    (share >= BUSY).then(|| {
+        format!(
+            "this host's CPU was busy {:.0} % of the time: it may be the limit",
+            share * 100.0
+        )
+    })
 }
 
 /// The share of the best rate below which the smallest number of lanes is worth a line.
@@ -118,8 +130,16 @@ mod tests {
     use zmove_sender::Carried;
 
     fn round(lanes: u16, megabytes: u64, path: PathReport) -> Round {
-        let steady = Carried { bytes: megabytes * 1_000_000, time: Duration::from_secs(1) };
-        Round { lanes, steady, path: Some(path), ..Round::default() }
+        let steady = Carried {
+            bytes: megabytes * 1_000_000,
+            time: Duration::from_secs(1),
+        };
+        Round {
+            lanes,
+            steady,
+            path: Some(path),
+            ..Round::default()
+        }
     }
 
     fn path(window: u64, buffer: u64, retransmitted: u64) -> PathReport {
@@ -134,12 +154,18 @@ mod tests {
     }
 
     fn report(rounds: Vec<Round>) -> ProbeReport {
-        ProbeReport { lanes_max: 64, rounds, ..ProbeReport::default() }
+        ProbeReport {
+            lanes_max: 64,
+            rounds,
+            ..ProbeReport::default()
+        }
     }
 
     #[test]
     fn a_path_that_is_well_has_no_lines() {
-        let rounds = [1, 4, 16].map(|lanes| round(lanes, 100, path(0, 0, 0))).into();
+        let rounds = [1, 4, 16]
+            .map(|lanes| round(lanes, 100, path(0, 0, 0)))
+            .into();
         assert_eq!(of(&report(rounds), 16, 2), Vec::<String>::new());
         assert_eq!(of(&report(vec![]), 16, 2), Vec::<String>::new());
     }
@@ -150,7 +176,13 @@ mod tests {
             (path(60, 10, 0), "raise net.ipv4.tcp_rmem there"),
             (path(10, 60, 0), "raise net.ipv4.tcp_wmem here"),
             (path(0, 0, 200), "--congestion bbr may help"),
-            (PathReport { by_quic: true, ..path(60, 0, 0) }, "a push finds the number by itself"),
+            (
+                PathReport {
+                    by_quic: true,
+                    ..path(60, 0, 0)
+                },
+                "a push finds the number by itself",
+            ),
         ];
         for (path, expected) in cases {
             let rounds = vec![
@@ -159,14 +191,23 @@ mod tests {
                 round(16, 100, PathReport::default()),
             ];
             let lines = of(&report(rounds), 16, 2);
-            assert!(lines[0].starts_with("1 lane carries 10 % of what 4 lanes do: "), "{lines:?}");
-            assert!(lines[0].ends_with(expected) && lines.len() == 1, "{lines:?}");
+            assert!(
+                lines[0].starts_with("1 lane carries 10 % of what 4 lanes do: "),
+                "{lines:?}"
+            );
+            assert!(
+                lines[0].ends_with(expected) && lines.len() == 1,
+                "{lines:?}"
+            );
         }
     }
 
     #[test]
     fn loss_growth_queues_and_a_busy_cpu_have_a_line_each() {
-        let best = Round { sender_cpu: Duration::from_millis(1900), ..round(16, 200, path(0, 0, 150)) };
+        let best = Round {
+            sender_cpu: Duration::from_millis(1900),
+            ..round(16, 200, path(0, 0, 150))
+        };
         let mut report = report(vec![round(1, 110, path(0, 0, 0)), best]);
         report.rounds[1].round_trips = seen(200);
         report.round_trips = seen(50);

@@ -25,7 +25,13 @@ pub(super) struct Findings {
 /// The round with the highest rate.
 pub(super) fn best(report: &ProbeReport) -> Option<&Round> {
     let rate = |round: &Round| round.steady.bytes_per_second();
-    report.rounds.iter().reduce(|best, round| if rate(round) > rate(best) { round } else { best })
+    report.rounds.iter().reduce(|best, round| {
+        if rate(round) > rate(best) {
+            round
+        } else {
+            best
+        }
+    })
 }
 
 /// The rate of a round.
@@ -35,7 +41,11 @@ pub(super) fn rate(round: &Round) -> ByteRate {
 
 pub(super) fn milliseconds(time: Duration) -> String {
     let millis = time.as_secs_f64() * 1e3;
-    if millis < 10.0 { format!("{millis:.2} ms") } else { format!("{millis:.1} ms") }
+    if millis < 10.0 {
+        format!("{millis:.2} ms")
+    } else {
+        format!("{millis:.1} ms")
+    }
 }
 
 /// The CPU seconds for each GiB that came.

@@ -7,7 +7,13 @@ use crate::commands::probe::findings::{Findings, best, cpu_per_gib};
 
 /// The whole object.
 pub(super) fn of(found: &Findings) -> Value {
-    let ProbeReport { round_trips, first_byte, lanes_max, rounds, .. } = &found.report;
+    let ProbeReport {
+        round_trips,
+        first_byte,
+        lanes_max,
+        rounds,
+        ..
+    } = &found.report;
     json!({
         "zmove": env!("CARGO_PKG_VERSION"),
         "host": found.host,

@@ -67,14 +67,27 @@ pub(super) struct Prediction {
 /// takes as long as the slowest of source, path and target, which overlap; the classes overlap only in part, and are
 /// added. `None` without files.
 pub(super) fn predict(sizes: &[(u64, Share)], way: &Way<'_>) -> Option<Prediction> {
-    let classes = [("losf", SizeClass::Losf), ("medium", SizeClass::Medium), ("large", SizeClass::Large)];
-    let classes: Vec<_> = classes.into_iter().filter_map(|class| class_time(class, sizes, way)).collect();
+    let classes = [
+        ("losf", SizeClass::Losf),
+        ("medium", SizeClass::Medium),
+        ("large", SizeClass::Large),
+    ];
+    let classes: Vec<_> = classes
+        .into_iter()
+        .filter_map(|class| class_time(class, sizes, way))
+        .collect();
     let seconds = way.start + classes.iter().map(|class| class.seconds).sum::<f64>();
     let of = |limit| -> f64 {
-        classes.iter().filter(|class| class.limited_by == limit).map(|class| class.seconds).sum()
+        classes
+            .iter()
+            .filter(|class| class.limited_by == limit)
+            .map(|class| class.seconds)
+            .sum()
     };
     let limits = [(Limit::Start, way.start)];
-    let limits = limits.into_iter().chain([Limit::Source, Limit::Path, Limit::Target].map(|at| (at, of(at))));
+    let limits = limits
+        .into_iter()
+        .chain([Limit::Source, Limit::Path, Limit::Target].map(|at| (at, of(at))));
     let (limited_by, _) = limits.max_by(|one, other| one.1.total_cmp(&other.1))?;
     let count = |of: fn(&ClassTime) -> u64| ByteCount(classes.iter().map(of).sum()).as_f64();
     (!classes.is_empty()).then(|| Prediction {
@@ -92,19 +105,34 @@ fn class_time(
     sizes: &[(u64, Share)],
     way: &Way<'_>,
 ) -> Option<ClassTime> {
-    let own = || sizes.iter().filter(|(start, _)| SizeClass::of(*start) == class).map(|(_, share)| share);
-    let (files, bytes) =
-        own().fold((0, 0), |(files, bytes), share| (files + share.files, bytes + share.bytes));
+    let own = || {
+        sizes
+            .iter()
+            .filter(|(start, _)| SizeClass::of(*start) == class)
+            .map(|(_, share)| share)
+    };
+    let (files, bytes) = own().fold((0, 0), |(files, bytes), share| {
+        (files + share.files, bytes + share.bytes)
+    });
     if files == 0 {
         return None;
     }
-    let storage = |ceiling: &Ceiling| own().map(|share| ceiling.seconds(share.files, share.bytes)).sum();
+    let storage = |ceiling: &Ceiling| {
+        own()
+            .map(|share| ceiling.seconds(share.files, share.bytes))
+            .sum()
+    };
     let source = way.source.map(storage);
     let target = way.target.map(storage);
     let path = ByteCount(bytes + files * ENTRY_BYTES).as_f64() / way.path.max(1.0);
-    let stages: [(Limit, Option<f64>); 3] =
-        [(Limit::Source, source), (Limit::Target, target), (Limit::Path, Some(path))];
-    let stages = stages.into_iter().filter_map(|(limit, seconds)| Some((limit, seconds?)));
+    let stages: [(Limit, Option<f64>); 3] = [
+        (Limit::Source, source),
+        (Limit::Target, target),
+        (Limit::Path, Some(path)),
+    ];
+    let stages = stages
+        .into_iter()
+        .filter_map(|(limit, seconds)| Some((limit, seconds?)));
     let (limited_by, seconds) = stages.max_by(|one, other| one.1.total_cmp(&other.1))?;
     Some(ClassTime {
         class: name,
@@ -142,21 +170,39 @@ mod tests {
 
     /// The ceiling of a storage: so many files per second up to 1 MiB, and the bytes of these from there on.
     fn storage(files_per_second: f64) -> Ceiling {
-        let size = |file_bytes: u64| (file_bytes, files_per_second * ByteCount(file_bytes).as_f64());
+        let size = |file_bytes: u64| {
+            (
+                file_bytes,
+                files_per_second * ByteCount(file_bytes).as_f64(),
+            )
+        };
         Ceiling::of_rates([size(1 << 10), size(1 << 20)]).unwrap()
     }
 
     fn about(seconds: f64, expected: f64) {
-        assert!((seconds / expected - 1.0).abs() < 1e-9, "{seconds} for {expected}");
+        assert!(
+            (seconds / expected - 1.0).abs() < 1e-9,
+            "{seconds} for {expected}"
+        );
     }
 
     #[test]
     fn each_class_takes_as_long_as_its_slowest_stage() {
         let (source, target) = (storage(20_000.0), storage(10_000.0));
-        let way = Way { source: Some(&source), path: 1e9, target: Some(&target), start: 0.25 };
-        let sizes = [(1 << 10, share(100_000, 100_000 << 10)), (1 << 30, share(10, 10_000_000_000))];
+        let way = Way {
+            source: Some(&source),
+            path: 1e9,
+            target: Some(&target),
+            start: 0.25,
+        };
+        let sizes = [
+            (1 << 10, share(100_000, 100_000 << 10)),
+            (1 << 30, share(10, 10_000_000_000)),
+        ];
         let predicted = predict(&sizes, &way).unwrap();
-        let [losf, large] = predicted.classes.as_slice() else { panic!("{predicted:?}") };
+        let [losf, large] = predicted.classes.as_slice() else {
+            panic!("{predicted:?}")
+        };
         assert_eq!((losf.class, losf.limited_by), ("losf", Limit::Target));
         about(losf.seconds, 10.0);
         about(losf.source_seconds.unwrap(), 5.0);
@@ -164,31 +210,60 @@ mod tests {
         assert_eq!((large.class, large.limited_by), ("large", Limit::Path));
         about(large.seconds, (10_000_000_000.0 + 1_000.0) / 1e9);
         about(predicted.seconds, 0.25 + losf.seconds + large.seconds);
-        about(predicted.bytes_per_second, (102_400_000.0 + 1e10) / predicted.seconds);
+        about(
+            predicted.bytes_per_second,
+            (102_400_000.0 + 1e10) / predicted.seconds,
+        );
         about(predicted.files_per_second, 100_010.0 / predicted.seconds);
         assert_eq!(predicted.limited_by, Limit::Path);
     }
 
     #[test]
     fn what_was_not_measured_is_no_limit() {
-        let way = Way { source: None, path: 1e6, target: None, start: 0.1 };
+        let way = Way {
+            source: None,
+            path: 1e6,
+            target: None,
+            start: 0.1,
+        };
         let predicted = predict(&[(1 << 20, share(1, 2_000_000))], &way).unwrap();
         about(predicted.seconds, 0.1 + 2.0001);
         let class = &predicted.classes[0];
-        assert_eq!((class.source_seconds, class.target_seconds, class.limited_by), (None, None, Limit::Path));
+        assert_eq!(
+            (class.source_seconds, class.target_seconds, class.limited_by),
+            (None, None, Limit::Path)
+        );
     }
 
     #[test]
     fn few_bytes_are_limited_by_the_start() {
-        let way = Way { source: None, path: 1e9, target: None, start: 0.3 };
+        let way = Way {
+            source: None,
+            path: 1e9,
+            target: None,
+            start: 0.3,
+        };
         let predicted = predict(&[(0, share(1, 0)), (4, share(1, 5))], &way).unwrap();
-        assert_eq!((predicted.limited_by, predicted.classes[0].files), (Limit::Start, 2));
+        assert_eq!(
+            (predicted.limited_by, predicted.classes[0].files),
+            (Limit::Start, 2)
+        );
     }
 
     #[test]
     fn nothing_takes_no_prediction_and_no_path_no_panic() {
-        let way = Way { source: None, path: 0.0, target: None, start: 0.0 };
+        let way = Way {
+            source: None,
+            path: 0.0,
+            target: None,
+            start: 0.0,
+        };
         assert_eq!(predict(&[], &way), None);
-        assert!(predict(&[(1, share(1, 1))], &way).unwrap().seconds.is_finite());
+        assert!(
+            predict(&[(1, share(1, 1))], &way)
+                .unwrap()
+                .seconds
+                .is_finite()
+        );
     }
 }

@@ -59,7 +59,9 @@ impl Storage {
         Self {
             about,
             complete: swept.complete,
-            fault: swept.fault.map(|(operation, code)| format!("{operation}: {code}")),
+            fault: swept
+                .fault
+                .map(|(operation, code)| format!("{operation}: {code}")),
             sizes: swept.sizes.iter().map(size).collect(),
         }
     }

@@ -27,7 +27,12 @@ pub(super) fn of(found: &Findings) -> String {
 }
 
 fn path(found: &Findings) -> String {
-    let ProbeReport { round_trips, first_byte, rounds, .. } = &found.report;
+    let ProbeReport {
+        round_trips,
+        first_byte,
+        rounds,
+        ..
+    } = &found.report;
     let mut text = format!(
         "{} over {}: round trip {} (mean {} of {}),\n  first byte after {}\n",
         Printable(&found.host),
@@ -55,10 +60,14 @@ fn path(found: &Findings) -> String {
 
 fn line(round: &Round) -> String {
     let share = |share: Option<f64>, digits: usize| {
-        share.map_or_else(|| "-".to_owned(), |share| format!("{:.digits$} %", share * 100.0))
+        share.map_or_else(
+            || "-".to_owned(),
+            |share| format!("{:.digits$} %", share * 100.0),
+        )
     };
     let path = round.path.as_ref();
-    let cpu = |cpu| cpu_per_gib(cpu, round).map_or_else(|| "-".to_owned(), |cpu| format!("{cpu:.2} s"));
+    let cpu =
+        |cpu| cpu_per_gib(cpu, round).map_or_else(|| "-".to_owned(), |cpu| format!("{cpu:.2} s"));
     format!(
         "{:>5} {:>11} {:>11} {:>7} {:>6} {:>6} {:>10} {:>8} {:>7}\n",
         round.lanes,
@@ -75,7 +84,9 @@ fn line(round: &Round) -> String {
 
 fn prediction(found: &Findings, tree: &str) -> String {
     let tree = Printable(tree);
-    let Some(predicted) = &found.prediction else { return format!("{tree} has no files\n") };
+    let Some(predicted) = &found.prediction else {
+        return format!("{tree} has no files\n");
+    };
     let mut text = format!(
         "{tree}: a push of it takes about {}, at {} and {:.0} files/s;\n  limited by {}\n",
         duration(predicted.seconds),
@@ -84,8 +95,15 @@ fn prediction(found: &Findings, tree: &str) -> String {
         predicted.limited_by.name(),
     );
     text += "    class      files        bytes     source       path     target\n";
-    for ClassTime { class, files, bytes, source_seconds, path_seconds, target_seconds, .. } in
-        &predicted.classes
+    for ClassTime {
+        class,
+        files,
+        bytes,
+        source_seconds,
+        path_seconds,
+        target_seconds,
+        ..
+    } in &predicted.classes
     {
         let shown = |time: Option<f64>| time.map_or_else(|| "?".to_owned(), duration);
         text += &format!(
@@ -103,9 +121,14 @@ fn prediction(found: &Findings, tree: &str) -> String {
         duration(predicted.start_seconds)
     );
     if found.source.is_none() {
-        text += "source storage is not known: 'zmove sweep DIR' there or --source DIR measures it\n";
+        text +=
+            "source storage is not known: 'zmove sweep DIR' there or --source DIR measures it\n";
     }
-    if found.target.as_ref().is_none_or(|storage| storage.writes().is_none()) {
+    if found
+        .target
+        .as_ref()
+        .is_none_or(|storage| storage.writes().is_none())
+    {
         text += "target storage is not known: it is swept where HOST:PATH names a directory\n";
     }
     text

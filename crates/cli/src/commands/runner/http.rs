@@ -6,7 +6,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tokio::runtime::Builder;
-use zmove_api::{Api, Host, Reminders, Tls, TlsFiles, Token, bind_tcp, bind_tls, bind_unix, socket};
+use zmove_api::{
+    Api, Host, Reminders, Tls, TlsFiles, Token, bind_tcp, bind_tls, bind_unix, socket,
+};
 use zmove_jobs::{Moment, Place};
 
 use super::options;
@@ -23,7 +25,9 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
     if files.is_some() && address.is_none() {
         return Err(usage_error("'--http-cert' needs '--http' with an address"));
     }
-    let tls = files.map(|files| Tls::read(&files).map(|tls| (tls, files))).transpose()?;
+    let tls = files
+        .map(|files| Tls::read(&files).map(|tls| (tls, files)))
+        .transpose()?;
     let reminders = tls.as_ref().map(|(tls, _)| tls.reminders());
     let mut doors = vec![bind_unix(place)?];
     terminal::say(format_args!("the API is at '{}'", socket(place).display()));
@@ -45,10 +49,19 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
         ));
     }
     let program = std::env::current_exe().context("find this program")?;
-    let host = Host { program, options: options::of_submit().into(), version: version(), daemon };
+    let host = Host {
+        program,
+        options: options::of_submit().into(),
+        version: version(),
+        daemon,
+    };
     let api = Api::new(place, host);
     // One thread does all but what waits for storage.
-    let runtime = Builder::new_multi_thread().worker_threads(1).max_blocking_threads(8).enable_all().build();
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(1)
+        .max_blocking_threads(8)
+        .enable_all()
+        .build();
     let runtime = runtime.context("start the runtime")?;
     let serve = move || {
         if let Some(reminders) = reminders {
@@ -58,14 +71,20 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
             terminal::warn(format_args!("the API is not served any more: {error}"));
         }
     };
-    std::thread::Builder::new().name("api".to_owned()).spawn(serve).context("start a thread")?;
+    std::thread::Builder::new()
+        .name("api".to_owned())
+        .spawn(serve)
+        .context("start a thread")?;
     Ok(())
 }
 
 /// Says what there is to be said of certificates, for ever.
 async fn remind(mut reminders: Reminders) {
     loop {
-        reminders.due(Moment::now()).into_iter().for_each(terminal::warn);
+        reminders
+            .due(Moment::now())
+            .into_iter()
+            .for_each(terminal::warn);
         tokio::time::sleep(REMINDERS_INTERVAL).await;
     }
 }
@@ -85,7 +104,9 @@ fn version() -> String {
 
 fn daemon() -> Result<Value, String> {
     match operate::ask(&ControlArgs { socket: None }, &Request::Status) {
-        Ok(Answer::Status(status)) => serde_json::to_value(status).map_err(|error| error.to_string()),
+        Ok(Answer::Status(status)) => {
+            serde_json::to_value(status).map_err(|error| error.to_string())
+        }
         Ok(_) => Err("the daemon is of another release".to_owned()),
         Err(error) => Err(format!("{error:#}")),
     }

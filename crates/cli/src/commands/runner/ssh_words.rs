@@ -20,9 +20,17 @@ pub(crate) fn judge(error: anyhow::Error, said: u64) -> anyhow::Error {
     if !is_of_ssh(&error) {
         return error;
     }
-    let Ok(words) = words_after(said) else { return error };
-    let Some(last) = words.lines().rev().find(|line| !line.trim().is_empty()) else { return error };
-    let exit = if is_final(&words) { Exit::Authentication } else { Exit::of(&error) };
+    let Ok(words) = words_after(said) else {
+        return error;
+    };
+    let Some(last) = words.lines().rev().find(|line| !line.trim().is_empty()) else {
+        return error;
+    };
+    let exit = if is_final(&words) {
+        Exit::Authentication
+    } else {
+        Exit::of(&error)
+    };
     failure(exit, format!("{error:#}: {}", printable(last.trim())))
 }
 
@@ -31,13 +39,18 @@ fn is_of_ssh(error: &anyhow::Error) -> bool {
         Some(PushError::Connect(error)) => Some(error),
         _ => error.downcast_ref(),
     };
-    matches!(connect, Some(ConnectError::Ssh(SshError::NotReached { .. })))
+    matches!(
+        connect,
+        Some(ConnectError::Ssh(SshError::NotReached { .. }))
+    )
 }
 
 fn words_after(said: u64) -> Result<String> {
     let mut log = std::fs::File::open(STANDARD_ERROR)?;
     let end = log.metadata()?.len();
-    log.seek(SeekFrom::Start(said.max(end.saturating_sub(WORDS_BYTES_MAX))))?;
+    log.seek(SeekFrom::Start(
+        said.max(end.saturating_sub(WORDS_BYTES_MAX)),
+    ))?;
     let mut words = Vec::new();
     log.take(WORDS_BYTES_MAX).read_to_end(&mut words)?;
     Ok(String::from_utf8_lossy(&words).into_owned())
@@ -51,7 +64,9 @@ fn is_final(words: &str) -> bool {
         "host key is known for",
         "Permission denied (",
     ];
-    words.lines().any(|line| FINAL.into_iter().any(|text| line.contains(text)))
+    words
+        .lines()
+        .any(|line| FINAL.into_iter().any(|text| line.contains(text)))
 }
 
 const STANDARD_ERROR: &str = "/proc/self/fd/2";
@@ -64,13 +79,28 @@ mod tests {
     #[test]
     fn a_refused_key_is_told_from_a_path_that_is_down() {
         for (words, expected) in [
-            ("No ED25519 host key is known for [127.0.0.1]:2 and you have requested strict checking.", true),
+            (
+                "No ED25519 host key is known for [127.0.0.1]:2 and you have requested strict checking.",
+                true,
+            ),
             ("Host key verification failed.\r\n", true),
-            ("@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nmore", true),
+            (
+                "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nmore",
+                true,
+            ),
             ("alice@dtn: Permission denied (publickey).", true),
-            ("ssh: connect to host dtn port 22: Connection refused", false),
-            ("ssh: Could not resolve hostname dtn: Temporary failure in name resolution", false),
-            ("kex_exchange_identification: Connection closed by remote host", false),
+            (
+                "ssh: connect to host dtn port 22: Connection refused",
+                false,
+            ),
+            (
+                "ssh: Could not resolve hostname dtn: Temporary failure in name resolution",
+                false,
+            ),
+            (
+                "kex_exchange_identification: Connection closed by remote host",
+                false,
+            ),
             ("bash: zmove: Permission denied", false),
         ] {
             assert_eq!(is_final(words), expected, "{words}");

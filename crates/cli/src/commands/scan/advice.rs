@@ -25,11 +25,18 @@ impl Expected {
     /// The expectation from a sweep of the storage; `None` where nothing is to be read.
     pub(super) fn of(histogram: &Histogram, sweep: &Sweep) -> Option<Self> {
         let ceiling = Ceiling::of(sweep, Direction::Read)?;
-        let time =
-            |(start, share): (u64, Share)| (SizeClass::of(start), ceiling.seconds(share.files, share.bytes));
+        let time = |(start, share): (u64, Share)| {
+            (
+                SizeClass::of(start),
+                ceiling.seconds(share.files, share.bytes),
+            )
+        };
         let times: Vec<_> = histogram.buckets().map(time).collect();
         let seconds: f64 = times.iter().map(|(_, seconds)| seconds).sum();
-        let losf = times.iter().filter(|(class, _)| *class == SizeClass::Losf).map(|(_, seconds)| seconds);
+        let losf = times
+            .iter()
+            .filter(|(class, _)| *class == SizeClass::Losf)
+            .map(|(_, seconds)| seconds);
         (seconds > 0.0).then(|| Self {
             seconds,
             files_per_second: ByteCount(histogram.files.files).as_f64() / seconds,
@@ -56,8 +63,11 @@ pub(super) fn text(histogram: &Histogram, expected: Option<&Expected>, name: &st
         (None, _) if count >= 0.9 => "they are few bytes, but may take most of the time",
         _ => "the larger files decide: bytes per second count",
     };
-    let mut text =
-        format!("LOSF is {} of the files and {} of the bytes: {decides}\n", shown(count), shown(size));
+    let mut text = format!(
+        "LOSF is {} of the files and {} of the bytes: {decides}\n",
+        shown(count),
+        shown(size)
+    );
     text.push_str(&match expected {
         Some(at) => format!(
             "reading it takes {} at least, at {:.0} files/s and {}, LOSF {} of it (sweep of {})\n",
@@ -73,7 +83,11 @@ pub(super) fn text(histogram: &Histogram, expected: Option<&Expected>, name: &st
 }
 
 fn share(part: u64, of: u64) -> f64 {
-    if of == 0 { 0.0 } else { ByteCount(part).as_f64() / ByteCount(of).as_f64() }
+    if of == 0 {
+        0.0
+    } else {
+        ByteCount(part).as_f64() / ByteCount(of).as_f64()
+    }
 }
 
 /// A part as a percentage of a whole.

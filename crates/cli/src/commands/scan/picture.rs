@@ -2,8 +2,8 @@
 
 use svg::node::element::{Group, Rectangle};
 use zmove_drawing::{
-    Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, TITLE_LETTERS, TOP, WIDTH, bold, document, fitted, rounded,
-    words,
+    Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, TITLE_LETTERS, TOP, WIDTH, bold, document, fitted,
+    rounded, words,
 };
 use zmove_scan::{Histogram, Share};
 use zmove_types::{ByteCount, SizeClass};
@@ -14,22 +14,44 @@ use crate::display::format::counted;
 /// Draws two bars for each class, and below them the advice in words.
 pub(super) fn draw(histogram: &Histogram, advice: &str, name: &str) -> String {
     let files = histogram.files;
-    let below = format!("{}, {}", counted(files.files, "file"), ByteCount(files.bytes));
-    let heading = Heading { title: fitted(name, TITLE_LETTERS), below };
+    let below = format!(
+        "{}, {}",
+        counted(files.files, "file"),
+        ByteCount(files.bytes)
+    );
+    let heading = Heading {
+        title: fitted(name, TITLE_LETTERS),
+        below,
+    };
     let mut body = Group::new();
     let mut y = TOP + 10.0;
     for (class, title) in CLASSES {
-        let of_class = histogram.buckets().filter(|(start, _)| SizeClass::of(*start) == class);
+        let of_class = histogram
+            .buckets()
+            .filter(|(start, _)| SizeClass::of(*start) == class);
         let share = of_class.fold(Share::default(), |sum, (_, share)| Share {
             files: sum.files + share.files,
             bytes: sum.bytes + share.bytes,
         });
-        let count = format!("{} of the files: {}", percent(share.files, files.files), share.files);
-        let size = format!("{} of the bytes: {}", percent(share.bytes, files.bytes), ByteCount(share.bytes));
+        let count = format!(
+            "{} of the files: {}",
+            percent(share.files, files.files),
+            share.files
+        );
+        let size = format!(
+            "{} of the bytes: {}",
+            percent(share.bytes, files.bytes),
+            ByteCount(share.bytes)
+        );
         body = body
             .add(bold(title, LEFT, y))
             .add(bar((share.files, files.files), "#0072b2", &count, y + 8.0))
-            .add(bar((share.bytes, files.bytes), "#007a5a", &size, y + 8.0 + ROW));
+            .add(bar(
+                (share.bytes, files.bytes),
+                "#007a5a",
+                &size,
+                y + 8.0 + ROW,
+            ));
         y += CLASS;
     }
     for line in wrapped(advice) {
@@ -41,15 +63,24 @@ pub(super) fn draw(histogram: &Histogram, advice: &str, name: &str) -> String {
 
 /// A bar as long as the part is of the whole, with words at its right.
 fn bar((part, whole): (u64, u64), colour: &str, told: &str, top: f64) -> Group {
-    let share = if whole == 0 { 0.0 } else { ByteCount(part).as_f64() / ByteCount(whole).as_f64() };
+    let share = if whole == 0 {
+        0.0
+    } else {
+        ByteCount(part).as_f64() / ByteCount(whole).as_f64()
+    };
     // A bar that stands for anything is visible, however little that is.
-    let width = if part == 0 { 0.0 } else { (BAR_WIDTH * share).max(BAR_MIN) };
-    let bar = Rectangle::new().set("x", LEFT).set("y", rounded(top)).set("height", ROW - 4.0);
-    Group::new().add(bar.set("width", rounded(width)).set("fill", colour)).add(words(
-        told,
-        LEFT + width + 6.0,
-        top + ROW - 7.0,
-    ))
+    let width = if part == 0 {
+        0.0
+    } else {
+        (BAR_WIDTH * share).max(BAR_MIN)
+    };
+    let bar = Rectangle::new()
+        .set("x", LEFT)
+        .set("y", rounded(top))
+        .set("height", ROW - 4.0);
+    Group::new()
+        .add(bar.set("width", rounded(width)).set("fill", colour))
+        .add(words(told, LEFT + width + 6.0, top + ROW - 7.0))
 }
 
 /// The lines of a text, broken where the picture ends.
@@ -58,7 +89,8 @@ fn wrapped(text: &str) -> Vec<String> {
     for line in text.lines() {
         let mut broken = String::new();
         for word in line.split(' ') {
-            if !broken.is_empty() && broken.chars().count() + 1 + word.chars().count() > LETTERS_MAX {
+            if !broken.is_empty() && broken.chars().count() + 1 + word.chars().count() > LETTERS_MAX
+            {
                 lines.push(std::mem::take(&mut broken));
             }
             if !broken.is_empty() {
@@ -84,7 +116,11 @@ const ROW: f64 = 19.0;
 const CLASS: f64 = 72.0;
 const LINE: f64 = 18.0;
 /// The letters that fit into a line.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few dozen")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a few dozen"
+)]
 const LETTERS_MAX: usize = (PLOT_WIDTH / LETTER_WIDTH) as usize;
 
 #[cfg(test)]
@@ -95,18 +131,29 @@ mod tests {
     fn a_bar_is_as_long_as_its_share_and_never_unseen() {
         let width = |part, whole| -> f64 {
             let drawing = bar((part, whole), "#0072b2", "told", 0.0).to_string();
-            drawing.split("width=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap()
+            drawing
+                .split("width=\"")
+                .nth(1)
+                .unwrap()
+                .split('"')
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap()
         };
         assert_eq!(
             [(0, 0), (0, 9), (1, 1_000_000)].map(|(part, whole)| width(part, whole)),
             [0.0, 0.0, BAR_MIN]
         );
-        assert!((width(1, 2) - BAR_WIDTH / 2.0).abs() < 0.1 && (width(9, 9) - BAR_WIDTH).abs() < 0.1);
+        assert!(
+            (width(1, 2) - BAR_WIDTH / 2.0).abs() < 0.1 && (width(9, 9) - BAR_WIDTH).abs() < 0.1
+        );
     }
 
     #[test]
     fn no_word_lies_beyond_the_paper() {
-        let lines = wrapped("their number decides: files per second count, at both ends of a path\nand");
+        let lines =
+            wrapped("their number decides: files per second count, at both ends of a path\nand");
         assert_eq!(lines.last().unwrap(), "and");
         assert!(
             lines.len() == 3 && lines.iter().all(|line| line.chars().count() <= LETTERS_MAX),

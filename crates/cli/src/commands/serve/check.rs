@@ -59,10 +59,15 @@ pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
 }
 
 fn missing_roots(keys: &AuthorizedKeys) -> Vec<String> {
-    let roots = keys
-        .grants()
-        .iter()
-        .flat_map(|grant| grant.roots.iter().chain(&grant.read_roots).map(|root| (&grant.name, root)));
+    let roots = keys.grants().iter().flat_map(|grant| {
+        grant
+            .roots
+            .iter()
+            .chain(&grant.read_roots)
+            .map(|root| (&grant.name, root))
+    });
     let missing = roots.filter(|(_, root)| !root.is_dir());
-    missing.map(|(name, root)| format!("the root '{}' of {name} is no directory", root.display())).collect()
+    missing
+        .map(|(name, root)| format!("the root '{}' of {name} is no directory", root.display()))
+        .collect()
 }

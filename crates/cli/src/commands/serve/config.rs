@@ -17,7 +17,9 @@ use zmove_daemon::Limits;
 use zmove_engine::DEFAULT_PORT;
 use zmove_types::ByteCount;
 
-use crate::args::{ConfineArg, DirectArg, EngineArg, ListenArg, LogFormat, MetricsListen, ServeArgs};
+use crate::args::{
+    ConfineArg, DirectArg, EngineArg, ListenArg, LogFormat, MetricsListen, ServeArgs,
+};
 use crate::value::age::Age;
 
 pub(crate) use fault::ConfigFault;
@@ -156,7 +158,9 @@ impl Config {
                 format: args.log_format.unwrap_or(self.log.format),
                 file: args.log_file.clone().or(self.log.file),
             },
-            metrics: MetricsTable { listen: args.metrics.unwrap_or(self.metrics.listen) },
+            metrics: MetricsTable {
+                listen: args.metrics.unwrap_or(self.metrics.listen),
+            },
             limits: self.limits,
         }
     }
@@ -225,9 +229,15 @@ mod tests {
         assert_eq!(config.listen, "[::]:5870".parse().unwrap());
         assert_eq!(config.transport, ListenArg::Tcp);
         assert_eq!(config.drain.0, Duration::from_secs(30));
-        assert_eq!((config.user.as_deref(), config.confine), (Some("zmove"), ConfineArg::Auto));
+        assert_eq!(
+            (config.user.as_deref(), config.confine),
+            (Some("zmove"), ConfineArg::Auto)
+        );
         assert_eq!(config.metrics.listen, MetricsListen(None));
-        assert_eq!(config.log.file.as_deref(), Some(Path::new("/var/log/zmove/zmove.log")));
+        assert_eq!(
+            config.log.file.as_deref(),
+            Some(Path::new("/var/log/zmove/zmove.log"))
+        );
         let limits = Limits {
             unproven: 10,
             unproven_time: Duration::from_secs(3),
@@ -251,13 +261,13 @@ mod tests {
     #[test]
     fn a_fault_has_its_file_line_and_key() {
         let text = "listen = \"[::]:5870\"\n\n[limits]\ntransfer = 5\n";
-        let [fault] = &faults(text)[..] else { panic!("{:?}", faults(text)) };
-        let begin =
-            "/etc/zmove/zmove.toml: line 4: limits.transfer: unknown field `transfer`, expected one of";
+        let [fault] = &faults(text)[..] else {
+            panic!("{:?}", faults(text))
+        };
+        let begin = "/etc/zmove/zmove.toml: line 4: limits.transfer: unknown field `transfer`, expected one of";
         assert!(fault.starts_with(begin), "{fault}");
         let text = "[limits]\nlanes_per_transfer = 65\n";
-        let whole =
-            "/etc/zmove/zmove.toml: line 2: limits.lanes_per_transfer: 65 is not a number from 8 to 64";
+        let whole = "/etc/zmove/zmove.toml: line 2: limits.lanes_per_transfer: 65 is not a number from 8 to 64";
         assert_eq!(faults(text), [whole]);
     }
 
@@ -267,15 +277,31 @@ mod tests {
             ("limits.transfers", "\"many\"", "a number from 1 to 1000000"),
             ("limits.transfers", "true", "a number from 1 to 1000000"),
             ("limits.transfers", "-1", "a number from 1 to 1000000"),
-            ("limits.memory_per_identity", "5", "a number of bytes such as \"10GiB\", 64MiB or more"),
-            ("limits.memory_per_identity", "\"1MiB\"", "a number of bytes such as \"10GiB\", 64MiB or more"),
+            (
+                "limits.memory_per_identity",
+                "5",
+                "a number of bytes such as \"10GiB\", 64MiB or more",
+            ),
+            (
+                "limits.memory_per_identity",
+                "\"1MiB\"",
+                "a number of bytes such as \"10GiB\", 64MiB or more",
+            ),
             (
                 "limits.memory_per_identity",
                 "\"10 Gbit\"",
                 "a number of bytes such as \"10GiB\", 64MiB or more",
             ),
-            ("limits.unproven_time", "3", "a time from \"1s\" to \"600s\""),
-            ("limits.unproven_time", "\"1d\"", "a time from \"1s\" to \"600s\""),
+            (
+                "limits.unproven_time",
+                "3",
+                "a time from \"1s\" to \"600s\"",
+            ),
+            (
+                "limits.unproven_time",
+                "\"1d\"",
+                "a time from \"1s\" to \"600s\"",
+            ),
             ("log.format", "\"xml\"", "one of \"text\", \"json\""),
             ("metrics.listen", "5", "a text in quotes"),
         ] {
@@ -289,14 +315,19 @@ mod tests {
     #[test]
     fn all_faults_are_told() {
         let text = "listen = \"here\"\ncolour = 3\ntransport = \"udp\"\n[log]\nformat = \"xml\"\n[metrics]\nlisten = 5\n";
-        let lines: Vec<_> =
-            faults(text).iter().map(|fault| fault.split(": ").nth(1).unwrap().to_owned()).collect();
+        let lines: Vec<_> = faults(text)
+            .iter()
+            .map(|fault| fault.split(": ").nth(1).unwrap().to_owned())
+            .collect();
         assert_eq!(lines, ["line 1", "line 2", "line 3", "line 5", "line 7"]);
     }
 
     #[test]
     fn a_file_that_is_not_toml_is_told_once() {
-        assert_eq!(faults("listen = \"[::]:5870\ntransport = \"tcp\"\n").len(), 1);
+        assert_eq!(
+            faults("listen = \"[::]:5870\ntransport = \"tcp\"\n").len(),
+            1
+        );
         assert_eq!(faults("a = 1\na = 2\n]\n").len(), 1);
     }
 }

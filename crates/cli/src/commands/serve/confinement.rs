@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, NetPort, PathBeneath,
-    PathFd, Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _, RulesetError, Scope,
-    make_bitflags,
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, NetPort,
+    PathBeneath, PathFd, Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _,
+    RulesetError, Scope, make_bitflags,
 };
 use zmove_disk::Tree;
 use zmove_engine::Remote;
@@ -24,7 +24,8 @@ use super::privileges::Belongings;
 use crate::args::ConfineArg;
 use crate::display::log;
 
-const NEEDED: &str = "confine this process, which takes Landlock, in Linux 6.2 or later (--confine)";
+const NEEDED: &str =
+    "confine this process, which takes Landlock, in Linux 6.2 or later (--confine)";
 /// The first version of Landlock that rules over truncation, in Linux 6.2.
 const LEAST: ABI = ABI::V3;
 /// What a receiver does below its roots: it makes no devices, and runs nothing.
@@ -56,7 +57,9 @@ pub(super) fn confine(
         return Ok(());
     }
     match enforce(own, keys, log_directory) {
-        Ok(()) => log::note("confined to its roots by Landlock: a root that is new takes a restart"),
+        Ok(()) => {
+            log::note("confined to its roots by Landlock: a root that is new takes a restart")
+        }
         Err(error) if when == ConfineArg::Auto => {
             log::note(format_args!("not confined to its roots: {error}"))
         }
@@ -94,8 +97,15 @@ fn enforce(
     let mut rules = rules()?;
     // Only a directory that exists can be allowed; an error shows when it is opened.
     let learnt = crate::settings::learnt(&own.journals);
-    for directory in [own.journals.clone(), crate::settings::copies(&own.journals), learnt] {
-        let _shown = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+    for directory in [
+        own.journals.clone(),
+        crate::settings::copies(&own.journals),
+        learnt,
+    ] {
+        let _shown = DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory);
         rules = allow(rules, &directory, PathFd::new(&directory), WRITE)?;
     }
     // where the log is made again once it has been rotated
@@ -108,8 +118,10 @@ fn enforce(
     for directory in read(own, keys) {
         rules = allow(rules, &directory, PathFd::new(&directory), READ)?;
     }
-    for (grant, root) in
-        keys.grants().iter().flat_map(|grant| grant.roots.iter().map(move |root| (grant, root)))
+    for (grant, root) in keys
+        .grants()
+        .iter()
+        .flat_map(|grant| grant.roots.iter().map(move |root| (grant, root)))
     {
         let access = match (grant.access.writes(), grant.set_owner) {
             (false, _) => READ,
@@ -138,7 +150,9 @@ fn allow<E: std::error::Error>(
         Ok(opened) => rules.add_rule(PathBeneath::new(opened, access)),
         Err(error) => {
             let path = path.display();
-            log::warning(format_args!("'{path}' stays out of reach until a restart (--confine): {error}"));
+            log::warning(format_args!(
+                "'{path}' stays out of reach until a restart (--confine): {error}"
+            ));
             Ok(rules)
         }
     }
@@ -147,7 +161,10 @@ fn allow<E: std::error::Error>(
 /// The ports of the daemons that clients may have files sent to.
 fn ports_of_others(keys: &AuthorizedKeys) -> BTreeSet<u16> {
     let others = keys.grants().iter().flat_map(|grant| &grant.to);
-    others.filter_map(|to| Remote::parse_endpoint(to).ok()).map(|remote| remote.port).collect()
+    others
+        .filter_map(|to| Remote::parse_endpoint(to).ok())
+        .map(|remote| remote.port)
+        .collect()
 }
 
 /// The places to be read: system places, the home, and the directories of other files that are read again. A file that
@@ -155,14 +172,23 @@ fn ports_of_others(keys: &AuthorizedKeys) -> BTreeSet<u16> {
 fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
     let mut files = vec![own.config.clone()];
     for grant in keys.grants() {
-        if let Holder::Certified { authority, revoked, .. } = &grant.holder {
+        if let Holder::Certified {
+            authority, revoked, ..
+        } = &grant.holder
+        {
             files.extend(
-                [Some(authority), revoked.as_ref()].into_iter().flatten().map(|path| own.home.join(path)),
+                [Some(authority), revoked.as_ref()]
+                    .into_iter()
+                    .flatten()
+                    .map(|path| own.home.join(path)),
             );
         }
     }
     // names of hosts are looked up by files of the same directory
-    let owns = keys.grants().iter().any(|grant| grant.set_owner || !grant.to.is_empty());
+    let owns = keys
+        .grants()
+        .iter()
+        .any(|grant| grant.set_owner || !grant.to.is_empty());
     let system = SYSTEM.iter().chain(if owns { &ACCOUNTS[..] } else { &[] });
     let system = system.map(PathBuf::from).filter(|path| path.exists());
     let real = files.iter().filter_map(|file| file.canonicalize().ok());

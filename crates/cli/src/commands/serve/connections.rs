@@ -25,7 +25,10 @@ pub(super) async fn serve_each<Socket, Conversation>(
 {
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
+        let place = Arc::clone(&room)
+            .acquire_owned()
+            .await
+            .expect("the semaphore is never closed");
         let Ok(socket) = poll_fn(&mut poll_accept).await else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;

@@ -42,9 +42,15 @@ pub(super) struct Control {
 /// The system's error, or another daemon answers there.
 pub(super) fn bind(path: &Path, user: Option<&User>) -> io::Result<UnixListener> {
     // A daemon that was killed, or may not remove it, leaves its socket.
-    if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
+    if path
+        .symlink_metadata()
+        .is_ok_and(|found| found.file_type().is_socket())
+    {
         if UnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon answers there"));
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another daemon answers there",
+            ));
         }
         std::fs::remove_file(path)?;
     }
@@ -61,9 +67,18 @@ pub(super) fn bind(path: &Path, user: Option<&User>) -> io::Result<UnixListener>
 
 impl Control {
     pub(super) fn new(transfers: Arc<Transfers>, key: Fingerprint, listen: String) -> Arc<Self> {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let since = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
         let (draining, drain) = (AtomicBool::new(false), Notify::new());
-        Arc::new(Self { transfers, key, listen, since, draining, drain })
+        Arc::new(Self {
+            transfers,
+            key,
+            listen,
+            since,
+            draining,
+            drain,
+        })
     }
 
     /// Resolves when the daemon is to take no new transfers, and to end with the last.
@@ -73,7 +88,8 @@ impl Control {
 
     /// Serves the socket for ever.
     pub(super) async fn serve(self: Arc<Self>, listener: tokio::net::UnixListener) {
-        let accept = |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
+        let accept =
+            |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
         let converse = |socket| {
             let control = Arc::clone(&self);
             async move { control.converse(socket).await }
@@ -84,7 +100,9 @@ impl Control {
     async fn converse(&self, socket: tokio::net::UnixStream) -> io::Result<()> {
         let (reader, mut writer) = socket.into_split();
         let mut line = String::new();
-        BufReader::new(reader.take(REQUEST_BYTES_MAX)).read_line(&mut line).await?;
+        BufReader::new(reader.take(REQUEST_BYTES_MAX))
+            .read_line(&mut line)
+            .await?;
         let answer = match serde_json::from_str(&line) {
             Ok(request) => self.answer(request),
             Err(error) => Answer::Nonsense(error.to_string()),
@@ -114,9 +132,9 @@ impl Control {
                 }
                 self.end(Cut::ByOperator, fits)
             }
-            Request::EndKeys(removed) => {
-                self.end(Cut::KeyRemoved, |status| removed.iter().any(|removed| is_of(status, removed)))
-            }
+            Request::EndKeys(removed) => self.end(Cut::KeyRemoved, |status| {
+                removed.iter().any(|removed| is_of(status, removed))
+            }),
             Request::Drain => {
                 self.draining.store(true, Ordering::Relaxed);
                 Answer::Draining(self.transfers.read().transfers)

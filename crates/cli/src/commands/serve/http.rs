@@ -19,7 +19,8 @@ use super::metrics::Page;
 /// Serves the page for ever.
 pub(crate) async fn serve(listener: TcpListener, page: Page) {
     let page = Arc::new(page);
-    let accept = |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
+    let accept =
+        |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
     serve_each(accept, |socket| converse(socket, Arc::clone(&page))).await;
 }
 
@@ -29,30 +30,49 @@ async fn converse(socket: TcpStream, page: Arc<Page>) -> hyper::Result<()> {
         async { Ok::<_, Infallible>(response.await) }
     });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(CONNECTION_TIMEOUT).max_buf_size(HEAD_BYTES_MAX);
+    http.timer(TokioTimer::new())
+        .header_read_timeout(CONNECTION_TIMEOUT)
+        .max_buf_size(HEAD_BYTES_MAX);
     http.serve_connection(TokioIo::new(socket), service).await
 }
 
 async fn answer(request: Request<Incoming>, page: Arc<Page>) -> Response<Full<Bytes>> {
     let reading = matches!(*request.method(), Method::GET | Method::HEAD);
     match (request.uri().path(), reading) {
-        ("/healthz", true) => plain(StatusCode::OK, "text/plain; charset=utf-8", "ok\n".to_owned()),
+        ("/healthz", true) => plain(
+            StatusCode::OK,
+            "text/plain; charset=utf-8",
+            "ok\n".to_owned(),
+        ),
         // The page looks at every journal, which may be many, on storage that may be slow.
         ("/metrics", true) => match tokio::task::spawn_blocking(move || page.text()).await {
             Ok(Ok(text)) => plain(StatusCode::OK, OPEN_METRICS, text),
-            Ok(Err(_)) | Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", String::new()),
+            Ok(Err(_)) | Err(_) => plain(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "text/plain",
+                String::new(),
+            ),
         },
-        ("/healthz" | "/metrics", false) => {
-            plain(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET\n".to_owned())
-        }
-        _ => plain(StatusCode::NOT_FOUND, "text/plain", "/metrics and /healthz are here\n".to_owned()),
+        ("/healthz" | "/metrics", false) => plain(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "text/plain",
+            "only GET\n".to_owned(),
+        ),
+        _ => plain(
+            StatusCode::NOT_FOUND,
+            "text/plain",
+            "/metrics and /healthz are here\n".to_owned(),
+        ),
     }
 }
 
 fn plain(status: StatusCode, content: &'static str, text: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(content));
+    response.headers_mut().insert(
+        CONTENT_TYPE,
+        hyper::header::HeaderValue::from_static(content),
+    );
     response
 }
 

@@ -41,24 +41,49 @@ impl Counts {
         if let Some((who, moved, result)) = ended(event) {
             let labels = vec![("name", who.name.clone()), ("result", result.to_owned())];
             self.by_name.get_or_create(&labels).inc();
-            for Failures { operation, code, count, .. } in &moved.failures {
-                let labels = vec![("operation", operation.to_string()), ("cause", cause_of(*code))];
+            for Failures {
+                operation,
+                code,
+                count,
+                ..
+            } in &moved.failures
+            {
+                let labels = vec![
+                    ("operation", operation.to_string()),
+                    ("cause", cause_of(*code)),
+                ];
                 self.failures.get_or_create(&labels).inc_by(*count);
             }
         }
         match event {
             DaemonEvent::Rejected { kind, .. } => add(&self.errors, "kind", kind.name()),
             DaemonEvent::Received { report, .. } => {
-                add(&self.transfers, "result", if report.faults == 0 { "complete" } else { "partial" });
+                add(
+                    &self.transfers,
+                    "result",
+                    if report.faults == 0 {
+                        "complete"
+                    } else {
+                        "partial"
+                    },
+                );
             }
             DaemonEvent::Probed { .. } => add(&self.probes, "result", "complete"),
             DaemonEvent::Broken { moved, error, .. } => {
-                let broken = if moved.probed.is_some() { &self.probes } else { &self.transfers };
+                let broken = if moved.probed.is_some() {
+                    &self.probes
+                } else {
+                    &self.transfers
+                };
                 add(broken, "result", "broken");
                 add(&self.errors, "kind", error.kind());
             }
             DaemonEvent::Sent { failed, .. } | DaemonEvent::Copied { failed, .. } => {
-                add(&self.transfers, "result", if *failed == 0 { "complete" } else { "partial" });
+                add(
+                    &self.transfers,
+                    "result",
+                    if *failed == 0 { "complete" } else { "partial" },
+                );
             }
             DaemonEvent::SendingBroken { error, .. } => {
                 add(&self.transfers, "result", "broken");
@@ -74,10 +99,15 @@ impl Counts {
 fn ended(event: &DaemonEvent) -> Option<(&Who, &Moved, &'static str)> {
     let of = |count: u64| if count == 0 { "complete" } else { "partial" };
     Some(match event {
-        DaemonEvent::Received { who, moved, report, .. } => (who, moved, of(report.faults)),
-        DaemonEvent::Sent { who, moved, failed, .. } | DaemonEvent::Copied { who, moved, failed, .. } => {
-            (who, moved, of(*failed))
+        DaemonEvent::Received {
+            who, moved, report, ..
+        } => (who, moved, of(report.faults)),
+        DaemonEvent::Sent {
+            who, moved, failed, ..
         }
+        | DaemonEvent::Copied {
+            who, moved, failed, ..
+        } => (who, moved, of(*failed)),
         DaemonEvent::Broken { who, moved, .. } | DaemonEvent::SendingBroken { who, moved, .. } => {
             (who, moved, "broken")
         }
@@ -103,8 +133,16 @@ impl Page {
             drop(counts.probes.get_or_create(&[("result", result)]));
         }
         let mut registry = Registry::with_prefix("zmove");
-        registry.register("transfers", "Transfers that have ended, by result", counts.transfers.clone());
-        registry.register("probes", "Probes of the path that have ended, by result", counts.probes.clone());
+        registry.register(
+            "transfers",
+            "Transfers that have ended, by result",
+            counts.transfers.clone(),
+        );
+        registry.register(
+            "probes",
+            "Probes of the path that have ended, by result",
+            counts.probes.clone(),
+        );
         registry.register(
             "errors",
             "Connections rejected and transfers broken off, by kind",
@@ -120,9 +158,15 @@ impl Page {
             "Transfers that have ended, by the name of their key and result",
             counts.by_name.clone(),
         );
-        let version = vec![("version", env!("CARGO_PKG_VERSION")), ("build", VERSION.as_str())];
+        let version = vec![
+            ("version", env!("CARGO_PKG_VERSION")),
+            ("build", VERSION.as_str()),
+        ];
         registry.register("build", "The program that runs", Info::new(version));
-        registry.register_collector(Box::new(MetersCollector { transfers, journals }));
+        registry.register_collector(Box::new(MetersCollector {
+            transfers,
+            journals,
+        }));
         Self(registry)
     }
 
@@ -145,19 +189,39 @@ impl MetersCollector {
     fn by_name(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Read = fn(&MeterReading) -> u64;
         let counters: [(&str, &str, Read); 4] = [
-            ("key_bytes_received", "The same as bytes_received, by the name of the key", |now| now.bytes),
-            ("key_files_received", "The same as files_received, by the name of the key", |now| now.files),
-            ("key_bytes_sent", "The same as bytes_sent, by the name of the key", |now| now.sent_bytes),
-            ("key_files_sent", "The same as files_sent, by the name of the key", |now| now.sent_files),
+            (
+                "key_bytes_received",
+                "The same as bytes_received, by the name of the key",
+                |now| now.bytes,
+            ),
+            (
+                "key_files_received",
+                "The same as files_received, by the name of the key",
+                |now| now.files,
+            ),
+            (
+                "key_bytes_sent",
+                "The same as bytes_sent, by the name of the key",
+                |now| now.sent_bytes,
+            ),
+            (
+                "key_files_sent",
+                "The same as files_sent, by the name of the key",
+                |now| now.sent_files,
+            ),
         ];
         let by_name = self.transfers.read_by_name();
         for (name, help, read) in counters {
             let mut family = to.encode_descriptor(name, help, None, MetricType::Counter)?;
             for (key, now) in &by_name {
-                ConstCounter::new(read(now)).encode(family.encode_family(&[("name", key.as_str())])?)?;
+                ConstCounter::new(read(now))
+                    .encode(family.encode_family(&[("name", key.as_str())])?)?;
             }
         }
-        let (name, help) = ("key_transfers_running", "Transfers that run, by the name of the key");
+        let (name, help) = (
+            "key_transfers_running",
+            "Transfers that run, by the name of the key",
+        );
         let mut family = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (key, now) in &by_name {
             let running = ConstGauge::new(now.transfers as u64);
@@ -171,19 +235,69 @@ impl Collector for MetersCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let now = self.transfers.read();
         let to = &mut encoder;
-        counter(to, "bytes_received", "Bytes of file contents that have come over lanes", now.bytes)?;
-        counter(to, "probe_bytes_received", "Bytes of filler that probes have brought", now.probed)?;
-        counter(to, "files_received", "Regular files that were given their names", now.files)?;
-        counter(to, "bytes_sent", "Bytes of file contents that were sent and stored there", now.sent_bytes)?;
-        counter(to, "files_sent", "Regular files that were sent and have their names there", now.sent_files)?;
+        counter(
+            to,
+            "bytes_received",
+            "Bytes of file contents that have come over lanes",
+            now.bytes,
+        )?;
+        counter(
+            to,
+            "probe_bytes_received",
+            "Bytes of filler that probes have brought",
+            now.probed,
+        )?;
+        counter(
+            to,
+            "files_received",
+            "Regular files that were given their names",
+            now.files,
+        )?;
+        counter(
+            to,
+            "bytes_sent",
+            "Bytes of file contents that were sent and stored there",
+            now.sent_bytes,
+        )?;
+        counter(
+            to,
+            "files_sent",
+            "Regular files that were sent and have their names there",
+            now.sent_files,
+        )?;
         self.by_name(to)?;
-        gauge(to, "transfers_running", "Transfers that run", now.transfers as u64)?;
-        gauge(to, "lanes", "Lanes of the transfers that run", now.lanes as u64)?;
-        gauge(to, "write_queue_items", "Batches and groups that wait for a writer", now.queued as u64)?;
+        gauge(
+            to,
+            "transfers_running",
+            "Transfers that run",
+            now.transfers as u64,
+        )?;
+        gauge(
+            to,
+            "lanes",
+            "Lanes of the transfers that run",
+            now.lanes as u64,
+        )?;
+        gauge(
+            to,
+            "write_queue_items",
+            "Batches and groups that wait for a writer",
+            now.queued as u64,
+        )?;
         stages(to, &[("receive", now.receive), ("store", now.store)])?;
         let journals = journal_bytes(&self.journals);
-        gauge(to, "journals", "Journals of transfers that are not complete", journals.len() as u64)?;
-        gauge(to, "journal_bytes", "Bytes of these journals", journals.iter().sum())
+        gauge(
+            to,
+            "journals",
+            "Journals of transfers that are not complete",
+            journals.len() as u64,
+        )?;
+        gauge(
+            to,
+            "journal_bytes",
+            "Bytes of these journals",
+            journals.iter().sum(),
+        )
     }
 }
 
@@ -217,7 +331,9 @@ fn stages(to: &mut DescriptorEncoder<'_>, stages: &[(&'static str, StageTimes)])
 /// The bytes of each journal in a directory; a directory that does not exist has none.
 fn journal_bytes(directory: &Path) -> Vec<u64> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let files = entries.filter_map(|entry| entry.metadata().ok()).filter(Metadata::is_file);
+    let files = entries
+        .filter_map(|entry| entry.metadata().ok())
+        .filter(Metadata::is_file);
     files.map(|file| file.len()).collect()
 }
 
@@ -242,7 +358,11 @@ mod tests {
             "zmove_probe_bytes_received_total 0",
             "zmove_transfers_running 0",
             "zmove_errors_total{kind=\"unknown_key\"} 1",
-            concat!("zmove_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\",build=\""),
+            concat!(
+                "zmove_build_info{version=\"",
+                env!("CARGO_PKG_VERSION"),
+                "\",build=\""
+            ),
             "zmove_bytes_sent_total 0",
             "# TYPE zmove_key_bytes_received counter",
             "# TYPE zmove_key_transfers_running gauge",
@@ -253,7 +373,9 @@ mod tests {
             "zmove_journal_bytes 0",
             "# EOF",
         ] {
-            let is_it = |found: &str| found == line || line.ends_with("build=\"") && found.starts_with(line);
+            let is_it = |found: &str| {
+                found == line || line.ends_with("build=\"") && found.starts_with(line)
+            };
             assert!(text.lines().any(is_it), "no {line:?} in:\n{text}");
         }
     }
@@ -264,17 +386,33 @@ mod tests {
         let counts = Counts::default();
         add(&counts.errors, "kind", "unknown_key");
         // What has labels alone appears with the first of them.
-        drop(counts.by_name.get_or_create(&vec![("name", "ann".to_owned())]));
-        drop(counts.failures.get_or_create(&vec![("cause", "ENOSPC".to_owned())]));
-        let page = Page::new(&counts, Arc::default(), PathBuf::from("/nonexistent")).text().unwrap();
+        drop(
+            counts
+                .by_name
+                .get_or_create(&vec![("name", "ann".to_owned())]),
+        );
+        drop(
+            counts
+                .failures
+                .get_or_create(&vec![("cause", "ENOSPC".to_owned())]),
+        );
+        let page = Page::new(&counts, Arc::default(), PathBuf::from("/nonexistent"))
+            .text()
+            .unwrap();
         let board = include_str!("../../../../../docs/grafana.json");
         let _whole: serde_json::Value = serde_json::from_str(board).unwrap();
         let words = board.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let asked: Vec<_> = words.filter(|word| word.starts_with("zmove_")).collect();
         assert!(asked.len() > 10);
         for name in asked {
-            let described = name.strip_suffix("_total").or(name.strip_suffix("_info")).unwrap_or(name);
-            assert!(page.contains(&format!("# TYPE {described} ")), "{name} is not in:\n{page}");
+            let described = name
+                .strip_suffix("_total")
+                .or(name.strip_suffix("_info"))
+                .unwrap_or(name);
+            assert!(
+                page.contains(&format!("# TYPE {described} ")),
+                "{name} is not in:\n{page}"
+            );
         }
     }
 

@@ -22,7 +22,8 @@ use crate::value::exit::{Exit, failure, usage_error};
 /// # Errors
 /// There is no such user, or it is root.
 pub(super) fn known(name: &str) -> Result<User> {
-    let found = User::from_name(name).with_context(|| format!("look for the user '{name}' (--user)"))?;
+    let found =
+        User::from_name(name).with_context(|| format!("look for the user '{name}' (--user)"))?;
     let user = found.ok_or_else(|| usage_error(format!("there is no user '{name}' (--user)")))?;
     if user.uid.is_root() {
         return Err(usage_error(format!(
@@ -43,7 +44,8 @@ pub(super) fn to_become(name: &str) -> Result<Option<User>> {
         return Ok(None);
     }
     if !own.is_root() {
-        let text = format!("only root can become another user: run it as root, or as '{name}' (--user)");
+        let text =
+            format!("only root can become another user: run it as root, or as '{name}' (--user)");
         return Err(usage_error(text));
     }
     Ok(Some(user))
@@ -60,7 +62,10 @@ pub(super) fn become_user(user: &User) -> Result<()> {
     nix::unistd::initgroups(&name, user.gid).context("take on the user's groups")?;
     nix::unistd::setgid(user.gid).context("take on the user's group")?;
     nix::unistd::setuid(user.uid).with_context(|| format!("become the user '{}'", user.name))?;
-    ensure!(nix::unistd::setuid(ROOT).is_err(), "the rights of root could not be given up");
+    ensure!(
+        nix::unistd::setuid(ROOT).is_err(),
+        "the rights of root could not be given up"
+    );
     Ok(())
 }
 
@@ -84,17 +89,33 @@ impl Belongings {
             let whole = format!("chown -R {} {}", user.name, quoted(home));
             check_file(user, &home.join(name), &whole)?;
         }
-        check_file(user, &self.config, &format!("chown {} {}", user.name, quoted(&self.config)))?;
+        check_file(
+            user,
+            &self.config,
+            &format!("chown {} {}", user.name, quoted(&self.config)),
+        )?;
         self.check_directory(user, &self.journals, false)
     }
 
     fn check_directory(&self, user: &User, directory: &Path, only_read: bool) -> Result<()> {
         check_way(user, directory)?;
-        let access = if only_read { READ } else { READ | Access::WRITE_OK };
+        let access = if only_read {
+            READ
+        } else {
+            READ | Access::WRITE_OK
+        };
         if denied(directory, access) {
             // The home holds private files, and the journals may lie in it.
-            let whole = if directory.starts_with(&self.home) { &self.home } else { directory };
-            return refused(user, directory, &format!("chown -R {} {}", user.name, quoted(whole)));
+            let whole = if directory.starts_with(&self.home) {
+                &self.home
+            } else {
+                directory
+            };
+            return refused(
+                user,
+                directory,
+                &format!("chown -R {} {}", user.name, quoted(whole)),
+            );
         }
         let there = directory.ancestors().find(|path| path.exists());
         if there.is_some_and(|there| there != directory && denied(there, READ | Access::WRITE_OK)) {
@@ -113,7 +134,11 @@ const READ: Access = Access::READ_OK.union(Access::EXEC_OK);
 /// Warns of roots that the user cannot write to.
 pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys) {
     for grant in keys.grants().iter().filter(|grant| grant.access.writes()) {
-        for root in grant.roots.iter().filter(|root| denied(root, READ | Access::WRITE_OK)) {
+        for root in grant
+            .roots
+            .iter()
+            .filter(|root| denied(root, READ | Access::WRITE_OK))
+        {
             let root = root.display();
             let name = &grant.name;
             log::warning(format_args!(
@@ -126,14 +151,22 @@ pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys) {
 
 fn check_file(user: &User, file: &Path, mend: &str) -> Result<()> {
     check_way(user, file)?;
-    if denied(file, Access::READ_OK) { refused(user, file, mend) } else { Ok(()) }
+    if denied(file, Access::READ_OK) {
+        refused(user, file, mend)
+    } else {
+        Ok(())
+    }
 }
 
 /// Checks that the directories above a path can be passed.
 fn check_way(user: &User, path: &Path) -> Result<()> {
     let whole = std::path::absolute(path).with_context(|| format!("find '{}'", path.display()))?;
     let above: Vec<_> = whole.ancestors().skip(1).collect();
-    match above.into_iter().rev().find(|directory| denied(directory, Access::EXEC_OK)) {
+    match above
+        .into_iter()
+        .rev()
+        .find(|directory| denied(directory, Access::EXEC_OK))
+    {
         Some(closed) => refused(user, closed, &format!("chmod o+x {}", quoted(closed))),
         None => Ok(()),
     }
@@ -141,10 +174,17 @@ fn check_way(user: &User, path: &Path) -> Result<()> {
 
 /// Whether the process's user is denied access. A path that does not exist is not denied.
 fn denied(path: &Path, access: Access) -> bool {
-    matches!(rustix::fs::access(path, access), Err(Errno::ACCESS | Errno::ROFS))
+    matches!(
+        rustix::fs::access(path, access),
+        Err(Errno::ACCESS | Errno::ROFS)
+    )
 }
 
 fn refused(user: &User, path: &Path, mend: &str) -> Result<()> {
-    let text = format!("the user '{}' cannot use '{}'; run: {mend}", user.name, path.display());
+    let text = format!(
+        "the user '{}' cannot use '{}'; run: {mend}",
+        user.name,
+        path.display()
+    );
     Err(failure(Exit::File, text))
 }

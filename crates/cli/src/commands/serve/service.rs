@@ -21,10 +21,14 @@ pub(crate) fn sockets() -> io::Result<Option<Inherited>> {
         // The library reveals the kind of a socket by refusing the other.
         let doubled = match handed.take_tcp_listener(number) {
             Ok(tcp) => std::mem::replace(&mut sockets.tcp, tcp).is_some(),
-            Err(_) => std::mem::replace(&mut sockets.udp, handed.take_udp_socket(number)?).is_some(),
+            Err(_) => {
+                std::mem::replace(&mut sockets.udp, handed.take_udp_socket(number)?).is_some()
+            }
         };
         if doubled {
-            return Err(io::Error::other("two sockets of a kind were handed over; zmove takes one of each"));
+            return Err(io::Error::other(
+                "two sockets of a kind were handed over; zmove takes one of each",
+            ));
         }
     }
     Ok(Some(sockets))

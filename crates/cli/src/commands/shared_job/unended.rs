@@ -46,9 +46,20 @@ struct Note {
 
 impl Note {
     fn new((job, epoch): (SharedJobId, u64), receivers: &[Receiver]) -> Self {
-        let hosts = receivers.iter().map(|receiver| (receiver.remote.host.clone(), receiver.remote.port));
-        let path = receivers.first().map(|receiver| receiver.remote.path.clone()).unwrap_or_default();
-        Self { job: job.0, epoch, hosts: hosts.collect(), path, cluster: None }
+        let hosts = receivers
+            .iter()
+            .map(|receiver| (receiver.remote.host.clone(), receiver.remote.port));
+        let path = receivers
+            .first()
+            .map(|receiver| receiver.remote.path.clone())
+            .unwrap_or_default();
+        Self {
+            job: job.0,
+            epoch,
+            hosts: hosts.collect(),
+            path,
+            cluster: None,
+        }
     }
 
     /// Whether one is at or below the other, or may be: nobody here knows where a relative path leads.
@@ -63,7 +74,8 @@ impl Note {
     }
 
     fn is_at_or_above(&self, other: &Self) -> bool {
-        self.is_absolute() == other.is_absolute() && other.plain_path().starts_with(self.plain_path())
+        self.is_absolute() == other.is_absolute()
+            && other.plain_path().starts_with(self.plain_path())
     }
 
     fn is_absolute(&self) -> bool {
@@ -77,7 +89,9 @@ impl Note {
     /// The path without parts that lead nowhere else.
     fn plain_path(&self) -> PathBuf {
         let path = Path::new(OsStr::from_bytes(&self.path));
-        path.components().filter(|part| *part != Component::CurDir).collect()
+        path.components()
+            .filter(|part| *part != Component::CurDir)
+            .collect()
     }
 }
 
@@ -86,7 +100,11 @@ impl Unended {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(super) fn note(home: &Path, job: (SharedJobId, u64), receivers: &[Receiver]) -> Result<Self> {
+    pub(super) fn note(
+        home: &Path,
+        job: (SharedJobId, u64),
+        receivers: &[Receiver],
+    ) -> Result<Self> {
         Self::write(&directory(home), Note::new(job, receivers), "")
     }
 
@@ -100,7 +118,10 @@ impl Unended {
         receivers: &[Receiver],
         cluster: &str,
     ) -> Result<Self> {
-        let note = Note { cluster: Some(cluster.to_owned()), ..Note::new(job, receivers) };
+        let note = Note {
+            cluster: Some(cluster.to_owned()),
+            ..Note::new(job, receivers)
+        };
         Self::write(&directory(home), note, QUEUE_ALONE)
     }
 
@@ -111,11 +132,17 @@ impl Unended {
         // nobody is to find it before it is locked and whole
         let new = directory.join(format!("{}{NEW}", SharedJobId(note.job)));
         let mut file = make_locked(&new).with_context(failed)?;
-        file.write_all(&serde_json::to_vec(&note)?).with_context(failed)?;
+        file.write_all(&serde_json::to_vec(&note)?)
+            .with_context(failed)?;
         // the job may outlive a power cut of this host
         file.sync_all().with_context(failed)?;
         rename(&new, &path).with_context(failed)?;
-        Ok(Self { path, locked: file, note, is_absent: false })
+        Ok(Self {
+            path,
+            locked: file,
+            note,
+            is_absent: false,
+        })
     }
 
     /// Notes that the job is about to begin, of which there was the queue alone.
@@ -136,7 +163,10 @@ impl Unended {
     /// The file cannot be renamed or removed.
     pub(crate) fn ended(self, cluster: Option<&str>) -> Result<()> {
         let Self { path, note, .. } = &self;
-        let is_of_another = note.cluster.as_deref().is_some_and(|own| Some(own) != cluster);
+        let is_of_another = note
+            .cluster
+            .as_deref()
+            .is_some_and(|own| Some(own) != cluster);
         // another push may just have begun to end one that is absent
         if self.is_absent && !self.is_old() || is_of_another && self.is_queue_alone() {
             return Ok(());
@@ -191,7 +221,15 @@ impl Unended {
         let file = File::open(&path).ok()?;
         let is_new = path.to_string_lossy().ends_with(NEW);
         let alone = FlockOperation::NonBlockingLockExclusive;
-        flock(&file, if is_new { alone } else { FlockOperation::NonBlockingLockShared }).ok()?;
+        flock(
+            &file,
+            if is_new {
+                alone
+            } else {
+                FlockOperation::NonBlockingLockShared
+            },
+        )
+        .ok()?;
         if is_new {
             // one that another has removed may have a successor by now
             if file.metadata().ok()?.nlink() > 0 {
@@ -206,7 +244,12 @@ impl Unended {
         let mut text = Vec::new();
         (&file).take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
         match serde_json::from_slice(&text) {
-            Ok(note) => Some(Self { path, locked: file, note, is_absent: false }),
+            Ok(note) => Some(Self {
+                path,
+                locked: file,
+                note,
+                is_absent: false,
+            }),
             Err(why) => {
                 if is_name_of_note(&path) && fs::remove_file(&path).is_ok() {
                     let path = path.display();
@@ -232,7 +275,10 @@ impl Unended {
     /// Whether it has no other receivers than these, so that there is no such job where none of them has it.
     pub(super) fn has_no_others(&self, receivers: &[Receiver]) -> bool {
         let other = Note::new((self.job(), self.epoch()), receivers);
-        self.note.hosts.iter().all(|host| other.hosts.contains(host))
+        self.note
+            .hosts
+            .iter()
+            .all(|host| other.hosts.contains(host))
     }
 
     /// The job.
@@ -242,7 +288,8 @@ impl Unended {
 
     /// Whether its target is at or below theirs or the other way round, by their paths.
     pub(super) fn meets(&self, receivers: &[Receiver]) -> bool {
-        self.note.meets(&Note::new((self.job(), self.epoch()), receivers))
+        self.note
+            .meets(&Note::new((self.job(), self.epoch()), receivers))
     }
 
     /// Whether its target is theirs.
@@ -252,7 +299,10 @@ impl Unended {
 
     /// The same, which no receiver has.
     pub(super) fn absent(self) -> Self {
-        Self { is_absent: true, ..self }
+        Self {
+            is_absent: true,
+            ..self
+        }
     }
 
     /// Whether no opening of it can be on its way any more.
@@ -301,7 +351,11 @@ fn is_name_of_note(path: &Path) -> bool {
 /// Makes a file and locks it. Somebody who finds it before that takes it for one that was left, and removes it.
 fn make_locked(path: &Path) -> io::Result<File> {
     loop {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
         flock(&file, FlockOperation::LockExclusive)?;
         if file.metadata()?.nlink() > 0 {
             return Ok(file);
@@ -329,10 +383,19 @@ mod tests {
     use zmove_engine::{DialSettings, Remote};
 
     fn receivers(hosts: &[&str], path: &str) -> Vec<Receiver> {
-        let remote = |host: &&str| Remote { host: (*host).into(), port: 1, path: path.into(), login: None };
+        let remote = |host: &&str| Remote {
+            host: (*host).into(),
+            port: 1,
+            path: path.into(),
+            login: None,
+        };
         let receiver = |host| {
             let (home, remote, settings) = (PathBuf::new(), remote(host), DialSettings::default());
-            Receiver { home, remote, settings }
+            Receiver {
+                home,
+                remote,
+                settings,
+            }
         };
         hosts.iter().map(receiver).collect()
     }
@@ -341,20 +404,30 @@ mod tests {
     fn a_job_is_found_when_its_push_has_ended_and_by_a_push_whose_target_it_may_have_entries_of() {
         let home = tempfile::tempdir().unwrap();
         let job = (SharedJobId([7; 16]), 3);
-        let look = |hosts: &[&str], path| Unended::near(home.path(), &receivers(hosts, path)).unwrap();
+        let look =
+            |hosts: &[&str], path| Unended::near(home.path(), &receivers(hosts, path)).unwrap();
         let found = |hosts: &[&str], path| {
             let found = look(hosts, path);
-            found.iter().map(|unended| (unended.job(), unended.epoch())).collect::<Vec<_>>()
+            found
+                .iter()
+                .map(|unended| (unended.job(), unended.epoch()))
+                .collect::<Vec<_>>()
         };
         assert_eq!(found(&["a"], "t"), []);
         let leads = Unended::note(home.path(), job, &receivers(&["a", "b"], "t")).unwrap();
         assert_eq!(found(&["a", "b"], "t"), [], "it is led");
         drop(leads);
-        assert!(look(&["a"], "t").iter().all(|unended| !unended.is_queue_alone() && !unended.is_old()));
+        assert!(
+            look(&["a"], "t")
+                .iter()
+                .all(|unended| !unended.is_queue_alone() && !unended.is_old())
+        );
         let path = directory(home.path()).join(job.0.to_string());
         let file = OpenOptions::new().append(true).open(&path).unwrap();
         file.set_modified(SystemTime::now() - UNDERWAY_MAX).unwrap();
-        let [old] = &look(&["a"], "t")[..] else { panic!("there is one") };
+        let [old] = &look(&["a"], "t")[..] else {
+            panic!("there is one")
+        };
         assert!(old.is_old());
         old.renew().unwrap();
         assert!(!old.is_old());
@@ -365,21 +438,31 @@ mod tests {
         assert_eq!(found(&["b", "c"], "t"), [job], "also while another ends it");
         drop(ending);
         assert_eq!((found(&["c"], "t"), found(&["a"], "u")), (vec![], vec![]));
-        let has_no_others = |hosts: &[&str]| look(hosts, "t")[0].has_no_others(&receivers(hosts, "t"));
+        let has_no_others =
+            |hosts: &[&str]| look(hosts, "t")[0].has_no_others(&receivers(hosts, "t"));
         assert!(!has_no_others(&["a"]), "it may be at the other one");
         assert!(has_no_others(&["c", "b", "a"]));
-        let is_at = |path| look(&["a"], path).iter().any(|unended| unended.is_at(&receivers(&["a"], path)));
+        let is_at = |path| {
+            look(&["a"], path)
+                .iter()
+                .any(|unended| unended.is_at(&receivers(&["a"], path)))
+        };
         for same in ["t/", "./t", "t/."] {
             assert!(is_at(same), "{same}");
         }
         for may_meet in ["", ".", "t/u", "/data/./t/", "/t/u"] {
-            assert!(found(&["a"], may_meet) == [job] && !is_at(may_meet), "{may_meet}");
+            assert!(
+                found(&["a"], may_meet) == [job] && !is_at(may_meet),
+                "{may_meet}"
+            );
         }
         for other in ["u/t", "u", "tt"] {
             assert_eq!(found(&["a"], other), [], "{other}");
         }
         fs::write(directory(home.path()).join("other"), "{}").unwrap();
-        look(&["a"], "t").into_iter().for_each(|unended| unended.ended(None).unwrap());
+        look(&["a"], "t")
+            .into_iter()
+            .for_each(|unended| unended.ended(None).unwrap());
         assert_eq!(found(&["a"], "t"), []);
     }
 
@@ -388,8 +471,14 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let at = receivers(&["a"], "t");
         let look = || Unended::near(home.path(), &at).unwrap();
-        let found = || look().iter().map(Unended::is_queue_alone).collect::<Vec<_>>();
-        let note = || Unended::note_queue(home.path(), (SharedJobId([7; 16]), 3), &at, "one").unwrap();
+        let found = || {
+            look()
+                .iter()
+                .map(Unended::is_queue_alone)
+                .collect::<Vec<_>>()
+        };
+        let note =
+            || Unended::note_queue(home.path(), (SharedJobId([7; 16]), 3), &at, "one").unwrap();
         drop(note());
         assert_eq!(found(), [true]);
         let leads = note().begins().unwrap();
@@ -428,7 +517,8 @@ mod tests {
         let at = receivers(&["a"], "t");
         let sweep = || drop(Unended::near(home.path(), &at).unwrap());
         let first = Unended::note(home.path(), (SharedJobId([1; 16]), 1), &at).unwrap();
-        let [left, written] = ["left.new", "written.new"].map(|name| directory(home.path()).join(name));
+        let [left, written] =
+            ["left.new", "written.new"].map(|name| directory(home.path()).join(name));
         fs::write(&left, "half").unwrap();
         let writing = make_locked(&written).unwrap();
         sweep();

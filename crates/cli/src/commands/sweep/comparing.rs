@@ -29,9 +29,17 @@ fn read(path: &Path) -> Result<Sweep> {
     Sweep::from_json(&text).with_context(shown)
 }
 
-fn text(here: &Sweep, reference: &Sweep, comparison: &Comparison, rates: &[ReferenceRate]) -> String {
+fn text(
+    here: &Sweep,
+    reference: &Sweep,
+    comparison: &Comparison,
+    rates: &[ReferenceRate],
+) -> String {
     let named = |sweep: &Sweep| {
-        Printable(format!("{} on {} ({})", sweep.storage.path, sweep.host.name, sweep.host.cpu))
+        Printable(format!(
+            "{} on {} ({})",
+            sweep.storage.path, sweep.host.name, sweep.host.cpu
+        ))
     };
     let mut text = format!(
         "here:      {}\nreference: {}\nF_c = {:.2} (how fast one core is, here over there)\n\n",
@@ -41,7 +49,8 @@ fn text(here: &Sweep, reference: &Sweep, comparison: &Comparison, rates: &[Refer
     );
     text += "     size  F_s write   F_s read      F_s   U_b = F_s x F_c x E_1\n";
     for size in &comparison.sizes {
-        let shown = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        let shown =
+            |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
         text += &format!(
             "{:>9} {:>10} {:>10} {:>8.2}   {}\n",
             size_label(size.file_bytes),
@@ -61,7 +70,9 @@ F_s is the lesser of writing and reading: a transfer does both. By the postulati
 
 /// The bound itself where the rate of the reference is known, else the factor of that rate.
 fn bound(size: &Compared, cpu: f64, rates: &[ReferenceRate]) -> String {
-    let of_this_size = rates.iter().find(|rate| rate.file_bytes == Some(size.file_bytes));
+    let of_this_size = rates
+        .iter()
+        .find(|rate| rate.file_bytes == Some(size.file_bytes));
     let known = of_this_size.or_else(|| rates.iter().find(|rate| rate.file_bytes.is_none()));
     let share = size.storage() * cpu;
     match known {
@@ -79,10 +90,26 @@ mod tests {
 
     #[test]
     fn the_rate_of_a_size_goes_before_that_of_all() {
-        let size = Compared { file_bytes: 1024, write: Some(0.65), read: Some(0.7) };
-        let rates: Vec<ReferenceRate> = ["1Gbit", "1KiB=10Gbit"].map(|text| text.parse().unwrap()).into();
+        let size = Compared {
+            file_bytes: 1024,
+            write: Some(0.65),
+            read: Some(0.7),
+        };
+        let rates: Vec<ReferenceRate> = ["1Gbit", "1KiB=10Gbit"]
+            .map(|text| text.parse().unwrap())
+            .into();
         assert_eq!(bound(&size, 0.8, &rates), "5.20 Gbit/s");
-        assert_eq!(bound(&Compared { file_bytes: 4096, ..size }, 0.8, &rates), "520 Mbit/s");
+        assert_eq!(
+            bound(
+                &Compared {
+                    file_bytes: 4096,
+                    ..size
+                },
+                0.8,
+                &rates
+            ),
+            "520 Mbit/s"
+        );
         assert_eq!(bound(&size, 0.8, &[]), "0.52 x E_1");
     }
 }

@@ -8,13 +8,16 @@ use crate::ceiling::date;
 use zmove_drawing::classes::{NAMES, SizeAxis};
 use zmove_drawing::scale::LogAxis;
 use zmove_drawing::{
-    GAP, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, WIDTH, bold, document, drawn, fitted, grid,
-    grid_with_labels, legend, polyline, rounded, words,
+    GAP, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, WIDTH, bold, document, drawn, fitted,
+    grid, grid_with_labels, legend, polyline, rounded, words,
 };
 
 /// Draws the sweep.
 pub(super) fn draw(sweep: &Sweep) -> String {
-    let title = format!("What {} gives", fitted(&sweep.storage.path, TITLE_LETTERS - 11));
+    let title = format!(
+        "What {} gives",
+        fitted(&sweep.storage.path, TITLE_LETTERS - 11)
+    );
     let below = format!(
         "{} on {}, {} threads, {}",
         sweep.storage.kind,
@@ -30,7 +33,9 @@ pub(super) fn draw(sweep: &Sweep) -> String {
         top += HEAD + HEIGHT + BELOW + GAP;
     }
     let bottom = top - GAP + 12.0;
-    body = body.add(words("size of each file", LEFT + PLOT_WIDTH / 2.0, bottom).set("text-anchor", "middle"));
+    body = body.add(
+        words("size of each file", LEFT + PLOT_WIDTH / 2.0, bottom).set("text-anchor", "middle"),
+    );
     document(
         &Heading { title, below },
         "bytes and files per second by file size",
@@ -52,31 +57,56 @@ fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f6
     let bottom = plot_top + HEIGHT;
     let points = |direction| -> Vec<(f64, f64)> {
         let point = |size: &zmove_sweep::Measured| {
-            Some((ByteCount(size.file_bytes).as_f64().log2(), value(size.moved(direction)?)))
+            Some((
+                ByteCount(size.file_bytes).as_f64().log2(),
+                value(size.moved(direction)?),
+            ))
         };
         sweep.sizes.iter().filter_map(point).collect()
     };
-    let curves =
-        [("written and flushed", WRITE, points(Direction::Write)), ("read", READ, points(Direction::Read))];
-    let axis = LogAxis::around(curves.iter().flat_map(|(_, _, points)| points).map(|(_, value)| *value));
+    let curves = [
+        ("written and flushed", WRITE, points(Direction::Write)),
+        ("read", READ, points(Direction::Read)),
+    ];
+    let axis = LogAxis::around(
+        curves
+            .iter()
+            .flat_map(|(_, _, points)| points)
+            .map(|(_, value)| *value),
+    );
     let height_of = |value: f64| rounded(bottom - HEIGHT * axis.place(value));
-    let ticks = axis.ticks().map(|tick| (height_of(tick), LogAxis::label(tick)));
+    let ticks = axis
+        .ticks()
+        .map(|tick| (height_of(tick), LogAxis::label(tick)));
     let [grid, labels] = grid_with_labels(grid(), ticks);
     let mut group = Group::new()
         .add(bold(title, LEFT, top + 14.0))
-        .add(legend(curves.iter().map(|(name, pen, _)| (*name, *pen)), top + 34.0))
+        .add(legend(
+            curves.iter().map(|(name, pen, _)| (*name, *pen)),
+            top + 34.0,
+        ))
         .add(sizes.bands(plot_top, HEIGHT))
         .add(grid)
         .add(labels)
         .add(sizes.labels(bottom));
     for (_, pen, points) in &curves {
-        let places: Vec<_> =
-            points.iter().map(|(power, value)| (sizes.place(*power), height_of(*value))).collect();
+        let places: Vec<_> = points
+            .iter()
+            .map(|(power, value)| (sizes.place(*power), height_of(*value)))
+            .collect();
         group = group.add(drawn(*pen).add(polyline(places.iter().copied())));
         for (x, y) in places {
-            let mark = Circle::new().set("cx", x).set("cy", y).set("r", 3.2).set("stroke", pen.colour);
+            let mark = Circle::new()
+                .set("cx", x)
+                .set("cy", y)
+                .set("r", 3.2)
+                .set("stroke", pen.colour);
             // A full mark is for writing, a hollow one for reading.
-            let fill = if pen.dashes.is_none() { pen.colour } else { "#ffffff" };
+            let fill = if pen.dashes.is_none() {
+                pen.colour
+            } else {
+                "#ffffff"
+            };
             group = group.add(mark.set("stroke-width", 1.6).set("fill", fill));
         }
     }
@@ -85,14 +115,31 @@ fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f6
 
 /// The axis from the smallest size to the largest, with some air.
 fn axis(sweep: &Sweep) -> SizeAxis {
-    let powers = || sweep.sizes.iter().map(|size| ByteCount(size.file_bytes).as_f64().log2());
+    let powers = || {
+        sweep
+            .sizes
+            .iter()
+            .map(|size| ByteCount(size.file_bytes).as_f64().log2())
+    };
     let first = powers().fold(f64::INFINITY, f64::min);
     let last = powers().fold(0.0, f64::max);
-    SizeAxis { first: first.min(last) - 0.5, last: last + 1.0, lead: 0.5 }
+    SizeAxis {
+        first: first.min(last) - 0.5,
+        last: last + 1.0,
+        lead: 0.5,
+    }
 }
 
-const WRITE: Pen = Pen { colour: "#007a5a", dashes: None, width: 2.4 };
-const READ: Pen = Pen { colour: "#d55e00", dashes: Some("7 3"), width: 1.8 };
+const WRITE: Pen = Pen {
+    colour: "#007a5a",
+    dashes: None,
+    width: 2.4,
+};
+const READ: Pen = Pen {
+    colour: "#d55e00",
+    dashes: Some("7 3"),
+    width: 1.8,
+};
 /// The most letters that are shown of the file system's source.
 const SOURCE_LETTERS: usize = 24;
 const MIB: f64 = 1_048_576.0;

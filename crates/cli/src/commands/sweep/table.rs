@@ -13,7 +13,10 @@ pub(super) fn of(sweep: &Sweep) -> String {
     let mut text = format!(
         "{}: {}, {} threads, {}, {:.0} s\n",
         Printable(&sweep.storage.path),
-        Printable(format!("{} on {}", sweep.storage.kind, sweep.storage.source)),
+        Printable(format!(
+            "{} on {}",
+            sweep.storage.kind, sweep.storage.source
+        )),
         sweep.threads,
         date(sweep),
         sweep.seconds,
@@ -22,24 +25,39 @@ pub(super) fn of(sweep: &Sweep) -> String {
     text += "     size    files       bytes/s    files/s    files       bytes/s    files/s\n";
     for (name, class) in CLASSES {
         for size in sweep.of_class(class) {
-            text += &line(&size_label(size.file_bytes), size.write.as_ref(), size.read.as_ref());
+            text += &line(
+                &size_label(size.file_bytes),
+                size.write.as_ref(),
+                size.read.as_ref(),
+            );
         }
         if sweep.of_class(class).count() > 1 {
             let together = |direction| together(sweep.of_class(class), direction);
-            text += &line(name, together(Direction::Write).as_ref(), together(Direction::Read).as_ref());
+            text += &line(
+                name,
+                together(Direction::Write).as_ref(),
+                together(Direction::Read).as_ref(),
+            );
         }
     }
     text + &ways(sweep)
 }
 
-const CLASSES: [(&str, SizeClass); 3] =
-    [("all LOSF", SizeClass::Losf), ("medium", SizeClass::Medium), ("large", SizeClass::Large)];
+const CLASSES: [(&str, SizeClass); 3] = [
+    ("all LOSF", SizeClass::Losf),
+    ("medium", SizeClass::Medium),
+    ("large", SizeClass::Large),
+];
 
 fn line(name: &str, write: Option<&Moved>, read: Option<&Moved>) -> String {
     let shown = |moved: Option<&Moved>| match moved {
         Some(moved) => {
             let bytes = bytes_per_second(moved.bytes_per_second);
-            format!("{:>8} {bytes:>13} {:>10}", moved.files, files_per_second(moved.files_per_second))
+            format!(
+                "{:>8} {bytes:>13} {:>10}",
+                moved.files,
+                files_per_second(moved.files_per_second)
+            )
         }
         None => format!("{:>8} {:>13} {:>10}", "-", "-", "-"),
     };
@@ -53,7 +71,12 @@ fn together<'a>(sizes: impl Iterator<Item = &'a Measured>, direction: Direction)
     let mut files = 0.0;
     for (file_bytes, moved) in all {
         files += ByteCount(moved.bytes).as_f64() / ByteCount(file_bytes).as_f64();
-        let sum = sum.get_or_insert(Moved { files: 0, bytes: 0, seconds: 0.0, ..*moved });
+        let sum = sum.get_or_insert(Moved {
+            files: 0,
+            bytes: 0,
+            seconds: 0.0,
+            ..*moved
+        });
         sum.files += moved.files;
         sum.bytes += moved.bytes;
         sum.seconds += moved.seconds;
@@ -68,10 +91,15 @@ fn together<'a>(sizes: impl Iterator<Item = &'a Measured>, direction: Direction)
 /// The way of the bytes between memory and storage, and what that means.
 fn ways(sweep: &Sweep) -> String {
     let from = |direction| {
-        let direct =
-            |size: &&Measured| size.moved(direction).is_some_and(|moved| moved.way == CacheUse::Direct);
+        let direct = |size: &&Measured| {
+            size.moved(direction)
+                .is_some_and(|moved| moved.way == CacheUse::Direct)
+        };
         let size = sweep.sizes.iter().find(direct)?;
-        Some(format!("past the page cache (O_DIRECT) from {} on", size_label(size.file_bytes)))
+        Some(format!(
+            "past the page cache (O_DIRECT) from {} on",
+            size_label(size.file_bytes)
+        ))
     };
     let writes = from(Direction::Write).unwrap_or_else(|| "through the page cache".to_owned());
     let reads = match from(Direction::Read) {
@@ -82,8 +110,11 @@ fn ways(sweep: &Sweep) -> String {
         "writes: with the flush (syncfs; fdatasync for each file above 4 MiB), {writes}\n\
          reads: {reads} (posix_fadvise); names and inodes stay cached\n",
     );
-    let cached =
-        sweep.sizes.iter().filter_map(|size| size.read.as_ref()).filter(|read| read.way == CacheUse::Cached);
+    let cached = sweep
+        .sizes
+        .iter()
+        .filter_map(|size| size.read.as_ref())
+        .filter(|read| read.way == CacheUse::Cached);
     let cached = cached.count();
     if cached > 0 {
         text += &format!(
@@ -91,7 +122,9 @@ fn ways(sweep: &Sweep) -> String {
         );
     }
     if !sweep.complete {
-        text.push_str("not all that was planned has been measured in the time; --time gives it more\n");
+        text.push_str(
+            "not all that was planned has been measured in the time; --time gives it more\n",
+        );
     }
     text
 }

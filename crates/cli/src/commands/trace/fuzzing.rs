@@ -16,8 +16,13 @@ pub fn trace(bytes: &[u8]) {
         Ok(read) => read,
         Err(error) => return drop(format!("{error:#}")),
     };
-    let written =
-        |line: &Line| [serde_json::to_vec(line).expect("numbers can be written"), b"\n".into()].concat();
+    let written = |line: &Line| {
+        [
+            serde_json::to_vec(line).expect("numbers can be written"),
+            b"\n".into(),
+        ]
+        .concat()
+    };
     let (again, _) =
         read(&lines.iter().flat_map(written).collect::<Vec<_>>()[..]).expect("it was just written");
     assert_eq!(again, lines);

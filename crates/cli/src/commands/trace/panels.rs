@@ -33,7 +33,12 @@ pub(super) struct Curve {
 pub(super) fn panels(lines: &[Line]) -> Vec<Panel> {
     let pieces = Pieces::of(lines, PIECES_MAX);
     let kernel_tells = lines.iter().any(|line| line.bytes_acked.is_some());
-    let mut panels = vec![progress(&pieces), rates(&pieces), backlog(&pieces, kernel_tells), lanes(&pieces)];
+    let mut panels = vec![
+        progress(&pieces),
+        rates(&pieces),
+        backlog(&pieces, kernel_tells),
+        lanes(&pieces),
+    ];
     if kernel_tells {
         panels.push(resent(&pieces));
     }
@@ -42,16 +47,34 @@ pub(super) fn panels(lines: &[Line]) -> Vec<Panel> {
 
 fn progress(pieces: &Pieces<'_>) -> Panel {
     let points = pieces.totals(|line| bytes(line.bytes_stored));
-    scaled("Stored and verified", &scale::BYTES, vec![Curve { name: "stored", pen: STORED, points }])
+    scaled(
+        "Stored and verified",
+        &scale::BYTES,
+        vec![Curve {
+            name: "stored",
+            pen: STORED,
+            points,
+        }],
+    )
 }
 
 fn rates(pieces: &Pieces<'_>) -> Panel {
     let curves = vec![
-        Curve { name: "read", pen: READ, points: pieces.rates(|line| bytes(line.bytes_read)) },
-        Curve { name: "stored", pen: STORED, points: pieces.rates(|line| bytes(line.bytes_stored)) },
+        Curve {
+            name: "read",
+            pen: READ,
+            points: pieces.rates(|line| bytes(line.bytes_read)),
+        },
+        Curve {
+            name: "stored",
+            pen: STORED,
+            points: pieces.rates(|line| bytes(line.bytes_stored)),
+        },
     ];
     let mut panel = scaled("How fast", &scale::RATES, curves);
-    panel.title.push_str(&format!(", over {:.1} s each", pieces.window()));
+    panel
+        .title
+        .push_str(&format!(", over {:.1} s each", pieces.window()));
     panel
 }
 
@@ -69,31 +92,56 @@ fn backlog(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
     }];
     if kernel_tells {
         let points = lag(|line| line.bytes_handed_over, acked);
-        curves.push(Curve { name: "for the path", pen: LANES, points });
+        curves.push(Curve {
+            name: "for the path",
+            pen: LANES,
+            points,
+        });
         let points = lag(acked, |line| line.bytes_stored);
-        curves.push(Curve { name: "for the target", pen: STORED, points });
+        curves.push(Curve {
+            name: "for the target",
+            pen: STORED,
+            points,
+        });
     } else {
         let points = lag(|line| line.bytes_handed_over, |line| line.bytes_stored);
-        curves.push(Curve { name: "for path and target", pen: LANES, points });
+        curves.push(Curve {
+            name: "for path and target",
+            pen: LANES,
+            points,
+        });
     }
     scaled("What bytes wait for", &scale::BYTES, curves)
 }
 
 fn lanes(pieces: &Pieces<'_>) -> Panel {
-    let curves = vec![Curve { name: "lanes", pen: LANES, points: pieces.means(|line| count(line.lanes)) }];
+    let curves = vec![Curve {
+        name: "lanes",
+        pen: LANES,
+        points: pieces.means(|line| count(line.lanes)),
+    }];
     counted("Lanes that are up", (2.0, 2), LOW, curves)
 }
 
 fn resent(pieces: &Pieces<'_>) -> Panel {
     let points = pieces.rates(|line| bytes(line.segments_retransmitted.unwrap_or(0)));
-    let curves = vec![Curve { name: "segments", pen: RESENT, points }];
+    let curves = vec![Curve {
+        name: "segments",
+        pen: RESENT,
+        points,
+    }];
     counted("Sent again, segments per second", (4.0, 2), LOW, curves)
 }
 
 /// A panel of plain numbers, whose axis goes at least to `least` and has about `steps`.
 fn counted(title: &str, (least, steps): (f64, u32), height: f64, curves: Vec<Curve>) -> Panel {
     let axis = Axis::to_tick(most(&curves).max(least), steps);
-    Panel { title: title.to_owned(), axis, height, curves }
+    Panel {
+        title: title.to_owned(),
+        axis,
+        height,
+        curves,
+    }
 }
 
 /// A panel whose values are shown in the unit that fits the largest.
@@ -103,21 +151,46 @@ fn scaled(title: &str, units: &[Unit], mut curves: Vec<Curve>) -> Panel {
         *value /= unit.size;
     }
     let axis = Axis::to_tick(most(&curves), STEPS_MAX);
-    Panel { title: format!("{title}, {}", unit.name), axis, height: TALL, curves }
+    Panel {
+        title: format!("{title}, {}", unit.name),
+        axis,
+        height: TALL,
+        curves,
+    }
 }
 
 fn most(curves: &[Curve]) -> f64 {
-    curves.iter().flat_map(|curve| &curve.points).map(|(_, value)| *value).fold(0.0, f64::max)
+    curves
+        .iter()
+        .flat_map(|curve| &curve.points)
+        .map(|(_, value)| *value)
+        .fold(0.0, f64::max)
 }
 
 fn bytes(number: u64) -> f64 {
     ByteCount(number).as_f64()
 }
 
-const READ: Pen = Pen { colour: "#d55e00", dashes: Some("7 3"), width: 1.8 };
-const LANES: Pen = Pen { colour: "#0072b2", dashes: None, width: 1.6 };
-const STORED: Pen = Pen { colour: "#007a5a", dashes: None, width: 2.6 };
-const RESENT: Pen = Pen { colour: "#000000", dashes: None, width: 1.4 };
+const READ: Pen = Pen {
+    colour: "#d55e00",
+    dashes: Some("7 3"),
+    width: 1.8,
+};
+const LANES: Pen = Pen {
+    colour: "#0072b2",
+    dashes: None,
+    width: 1.6,
+};
+const STORED: Pen = Pen {
+    colour: "#007a5a",
+    dashes: None,
+    width: 2.6,
+};
+const RESENT: Pen = Pen {
+    colour: "#000000",
+    dashes: None,
+    width: 1.4,
+};
 /// The most points of a curve: about one for every two units of the picture's width.
 const PIECES_MAX: usize = 200;
 /// The steps of a tall panel's axis.
@@ -146,7 +219,13 @@ mod tests {
         ];
         assert_eq!(titles(&panels), expected);
         let stored = panels[1].curves.last().unwrap();
-        assert!(stored.points.iter().all(|(_, rate)| (rate - 1.0).abs() < 1e-6), "{stored:?}");
+        assert!(
+            stored
+                .points
+                .iter()
+                .all(|(_, rate)| (rate - 1.0).abs() < 1e-6),
+            "{stored:?}"
+        );
     }
 
     #[test]
@@ -155,13 +234,25 @@ mod tests {
         let backlog = &panels(&lines)[2];
         let names: Vec<_> = backlog.curves.iter().map(|curve| curve.name).collect();
         assert_eq!(names, ["for lanes", "for the path", "for the target"]);
-        let each = |curve: &Curve| curve.points.iter().all(|(_, waiting)| (waiting - 1.0).abs() < 1e-9);
-        assert!(backlog.curves.iter().all(each), "a MiB between any two stages: {backlog:?}");
+        let each = |curve: &Curve| {
+            curve
+                .points
+                .iter()
+                .all(|(_, waiting)| (waiting - 1.0).abs() < 1e-9)
+        };
+        assert!(
+            backlog.curves.iter().all(each),
+            "a MiB between any two stages: {backlog:?}"
+        );
     }
 
     #[test]
     fn what_the_kernel_does_not_tell_is_not_drawn() {
-        let untold = |line: Line| Line { bytes_acked: None, segments_retransmitted: None, ..line };
+        let untold = |line: Line| Line {
+            bytes_acked: None,
+            segments_retransmitted: None,
+            ..line
+        };
         let lines: Vec<Line> = steady(3, 1).into_iter().map(untold).collect();
         let panels = panels(&lines);
         assert_eq!(panels.len(), 4);

@@ -5,8 +5,8 @@ use svg::node::element::Group;
 use super::panels::Panel;
 use zmove_drawing::scale::{self, Axis, Unit};
 use zmove_drawing::{
-    GAP, Heading, LEFT, PLOT_WIDTH, TOP, WIDTH, bold, document, drawn, grid, grid_with_labels, legend,
-    polyline, rounded, stroke, words,
+    GAP, Heading, LEFT, PLOT_WIDTH, TOP, WIDTH, bold, document, drawn, grid, grid_with_labels,
+    legend, polyline, rounded, stroke, words,
 };
 
 /// Draws the panels over `seconds`.
@@ -21,7 +21,12 @@ pub(super) fn draw(heading: &Heading, panels: &[Panel], seconds: f64) -> String 
     let bottom = top - GAP;
     let height = bottom + 44.0;
     let described: Vec<&str> = panels.iter().map(|panel| panel.title.as_str()).collect();
-    document(heading, &described.join("; "), (WIDTH, height), body.add(time_labels(&time, bottom)))
+    document(
+        heading,
+        &described.join("; "),
+        (WIDTH, height),
+        body.add(time_labels(&time, bottom)),
+    )
 }
 
 /// The axis that all panels share.
@@ -33,7 +38,10 @@ struct Time {
 impl Time {
     fn up_to(seconds: f64) -> Self {
         let unit = scale::unit(&scale::TIMES, seconds / TIME_UNITS_MIN);
-        Self { axis: Axis::to_value(seconds / unit.size, 8), unit }
+        Self {
+            axis: Axis::to_value(seconds / unit.size, 8),
+            unit,
+        }
     }
 
     /// The x coordinate of a value of the axis.
@@ -42,7 +50,11 @@ impl Time {
     }
 
     fn ticks(&self) -> impl Iterator<Item = f64> {
-        self.axis.ticks.iter().copied().filter(|tick| *tick <= self.axis.most)
+        self.axis
+            .ticks
+            .iter()
+            .copied()
+            .filter(|tick| *tick <= self.axis.most)
     }
 }
 
@@ -55,16 +67,30 @@ fn panel_at(panel: &Panel, top: f64, time: &Time) -> Group {
     let plot_top = top + head(panel);
     let bottom = plot_top + panel.height;
     let height_of = |value: f64| rounded(bottom - panel.height * value / panel.axis.most);
-    let upright = time.ticks().map(|tick| time.place(tick)).map(|x| stroke((x, plot_top), (x, bottom)));
-    let ticks = panel.axis.ticks.iter().map(|tick| (height_of(*tick), panel.axis.label(*tick)));
+    let upright = time
+        .ticks()
+        .map(|tick| time.place(tick))
+        .map(|x| stroke((x, plot_top), (x, bottom)));
+    let ticks = panel
+        .axis
+        .ticks
+        .iter()
+        .map(|tick| (height_of(*tick), panel.axis.label(*tick)));
     let [grid, labels] = grid_with_labels(upright.fold(grid(), Group::add), ticks);
-    let mut group = Group::new().add(bold(&panel.title, LEFT, top + 14.0)).add(grid).add(labels);
+    let mut group = Group::new()
+        .add(bold(&panel.title, LEFT, top + 14.0))
+        .add(grid)
+        .add(labels);
     if panel.curves.len() > 1 {
-        group = group.add(legend(panel.curves.iter().map(|curve| (curve.name, curve.pen)), top + 34.0));
+        group = group.add(legend(
+            panel.curves.iter().map(|curve| (curve.name, curve.pen)),
+            top + 34.0,
+        ));
     }
     for curve in &panel.curves {
         let points = curve.points.iter();
-        let places = points.map(|(seconds, value)| (time.place(seconds / time.unit.size), height_of(*value)));
+        let places = points
+            .map(|(seconds, value)| (time.place(seconds / time.unit.size), height_of(*value)));
         group = group.add(drawn(curve.pen).add(polyline(places)));
     }
     group
@@ -73,7 +99,11 @@ fn panel_at(panel: &Panel, top: f64, time: &Time) -> Group {
 fn time_labels(time: &Time, bottom: f64) -> Group {
     let mut group = Group::new().set("text-anchor", "middle");
     for tick in time.ticks() {
-        group = group.add(words(&time.axis.label(tick), time.place(tick), bottom + 17.0));
+        group = group.add(words(
+            &time.axis.label(tick),
+            time.place(tick),
+            bottom + 17.0,
+        ));
     }
     let title = format!("time since the command started, {}", time.unit.name);
     group.add(words(&title, LEFT + PLOT_WIDTH / 2.0, bottom + 35.0))
@@ -89,27 +119,49 @@ mod tests {
     use super::*;
 
     fn drawing(tenths: u32) -> String {
-        let heading = Heading { title: "a < b & c".to_owned(), below: "below".to_owned() };
-        draw(&heading, &panels(&steady(tenths, 12_500_000)), f64::from(tenths) / 10.0)
+        let heading = Heading {
+            title: "a < b & c".to_owned(),
+            below: "below".to_owned(),
+        };
+        draw(
+            &heading,
+            &panels(&steady(tenths, 12_500_000)),
+            f64::from(tenths) / 10.0,
+        )
     }
 
     /// The places of all points of all curves.
     fn places(drawing: &str) -> Vec<(f64, f64)> {
-        let lists = drawing.split("points=\"").skip(1).filter_map(|rest| rest.split('"').next());
-        let pairs = lists.flat_map(|list| list.split(' ')).map(|pair| pair.split_once(',').unwrap());
-        pairs.map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap())).collect()
+        let lists = drawing
+            .split("points=\"")
+            .skip(1)
+            .filter_map(|rest| rest.split('"').next());
+        let pairs = lists
+            .flat_map(|list| list.split(' '))
+            .map(|pair| pair.split_once(',').unwrap());
+        pairs
+            .map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap()))
+            .collect()
     }
 
     #[test]
     fn all_curves_lie_on_the_paper() {
         for tenths in [1, 40, 100_000] {
             let drawing = drawing(tenths);
-            let height: f64 =
-                drawing.split("height=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
+            let height: f64 = drawing
+                .split("height=\"")
+                .nth(1)
+                .unwrap()
+                .split('"')
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap();
             let places = places(&drawing);
             assert!(places.len() > 8 && places.len() < 3_000, "{}", places.len());
-            let on_paper =
-                |(x, y): &(f64, f64)| (LEFT..=LEFT + PLOT_WIDTH).contains(x) && (60.0..height).contains(y);
+            let on_paper = |(x, y): &(f64, f64)| {
+                (LEFT..=LEFT + PLOT_WIDTH).contains(x) && (60.0..height).contains(y)
+            };
             assert!(places.iter().all(on_paper), "{places:?}");
         }
     }

@@ -29,9 +29,18 @@ impl Line {
         let line: Self = serde_json::from_slice(text).map_err(|error| {
             // The place within the line is of no use, and would be taken for one in the file.
             let said = error.to_string();
-            anyhow::Error::msg(said.split(" at line ").next().unwrap_or_default().to_owned())
+            anyhow::Error::msg(
+                said.split(" at line ")
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned(),
+            )
         })?;
-        ensure!((0.0..=SECONDS_MAX).contains(&line.seconds), "seconds is {}", line.seconds);
+        ensure!(
+            (0.0..=SECONDS_MAX).contains(&line.seconds),
+            "seconds is {}",
+            line.seconds
+        );
         Ok(line)
     }
 
@@ -70,7 +79,10 @@ pub(super) fn read(mut from: impl BufRead) -> Result<(Vec<Line>, About)> {
     loop {
         let number = lines.len() + 1;
         text.clear();
-        let length = from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut text);
+        let length = from
+            .by_ref()
+            .take(LINE_BYTES_MAX)
+            .read_until(b'\n', &mut text);
         if length.with_context(|| format!("line {number}"))? == 0 {
             break;
         }
@@ -78,7 +90,11 @@ pub(super) fn read(mut from: impl BufRead) -> Result<(Vec<Line>, About)> {
         if line.is_ok() {
             about = about.with(serde_json::from_slice(&text).unwrap_or_default());
         }
-        lines.push(if number == 1 { line.context(FOREIGN)? } else { line? });
+        lines.push(if number == 1 {
+            line.context(FOREIGN)?
+        } else {
+            line?
+        });
     }
     if lines.is_empty() {
         bail!("it is empty: the push ended before its receiver answered");
@@ -118,7 +134,10 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         let line = read(LINE.as_bytes()).unwrap().0[0];
-        assert_eq!((line.seconds, line.bytes_read, line.bytes_acked, line.lanes), (0.5, 3, None, 7));
+        assert_eq!(
+            (line.seconds, line.bytes_read, line.bytes_acked, line.lanes),
+            (0.5, 3, None, 7)
+        );
         let written = format!("{}\n", serde_json::to_string(&line).unwrap());
         assert_eq!(written, LINE);
     }
@@ -126,7 +145,10 @@ mod tests {
     #[test]
     fn keys_of_later_versions_are_passed_over() {
         let later = LINE.replace("{\"seconds\"", "{\"later\":[1],\"seconds\"");
-        assert_eq!(read(later.as_bytes()).unwrap(), read(LINE.as_bytes()).unwrap());
+        assert_eq!(
+            read(later.as_bytes()).unwrap(),
+            read(LINE.as_bytes()).unwrap()
+        );
     }
 
     #[test]
@@ -136,23 +158,42 @@ mod tests {
         let (lines, about) = read(format!("{first}{LINE}{last}").as_bytes()).unwrap();
         let said = |text: &str| Some(text.to_owned());
         let limited_by = said("path, 90 % of the time");
-        assert_eq!(about, About { from: said("a"), to: said("b"), at: Some(7), limited_by });
+        assert_eq!(
+            about,
+            About {
+                from: said("a"),
+                to: said("b"),
+                at: Some(7),
+                limited_by
+            }
+        );
         assert_eq!(lines.len(), 3);
     }
 
     #[test]
     fn damage_is_named_by_its_line() {
         let damaged = |line: &str| refusal(&format!("{LINE}{LINE}{line}"));
-        assert_eq!(damaged("{\"seconds\":1}\n"), "line 3: missing field `bytes_read`");
+        assert_eq!(
+            damaged("{\"seconds\":1}\n"),
+            "line 3: missing field `bytes_read`"
+        );
         assert_eq!(damaged("\n"), "line 3: EOF while parsing a value");
-        assert_eq!(damaged(&LINE[..40]), "line 3: it has no end, or more than 65536 bytes");
-        assert_eq!(damaged(&LINE.replace("0.5", "0.4")), "line 3: seconds goes back from 0.5 to 0.4");
+        assert_eq!(
+            damaged(&LINE[..40]),
+            "line 3: it has no end, or more than 65536 bytes"
+        );
+        assert_eq!(
+            damaged(&LINE.replace("0.5", "0.4")),
+            "line 3: seconds goes back from 0.5 to 0.4"
+        );
         assert_eq!(damaged(&LINE.replace("0.5", "-1")), "line 3: seconds is -1");
         assert_eq!(
             damaged(&LINE.replace("stored\":1", "stored\":0")),
             "line 3: bytes_stored goes back from 1 to 0"
         );
-        assert!(damaged(&LINE.replace(":4", ":-4")).starts_with("line 3: invalid value: integer `-4`"));
+        assert!(
+            damaged(&LINE.replace(":4", ":-4")).starts_with("line 3: invalid value: integer `-4`")
+        );
     }
 
     #[test]
@@ -162,9 +203,13 @@ mod tests {
             "not a trace of 'zmove push --trace': line 1: missing field `seconds`"
         );
         assert!(
-            refusal("\u{7f}ELF\n").starts_with("not a trace of 'zmove push --trace': line 1: expected value")
+            refusal("\u{7f}ELF\n")
+                .starts_with("not a trace of 'zmove push --trace': line 1: expected value")
         );
         assert!(refusal("").starts_with("it is empty"));
-        assert!(refusal(&"x".repeat(200_000)).ends_with("line 1: it has no end, or more than 65536 bytes"));
+        assert!(
+            refusal(&"x".repeat(200_000))
+                .ends_with("line 1: it has no end, or more than 65536 bytes")
+        );
     }
 }

@@ -30,12 +30,17 @@ impl<'a> Pieces<'a> {
     /// At most `pieces_max` pieces of nearly the same number of lines.
     pub(super) fn of(lines: &'a [Line], pieces_max: usize) -> Self {
         let each = lines.len().div_ceil(pieces_max).max(1);
-        Self { start: Line::default(), pieces: lines.chunks(each).collect() }
+        Self {
+            start: Line::default(),
+            pieces: lines.chunks(each).collect(),
+        }
     }
 
     /// The value of a counter at the end of each piece.
     pub(super) fn totals(&self, counter: impl Fn(&Line) -> f64) -> Points {
-        self.ends().map(|line| (line.seconds, counter(line))).collect()
+        self.ends()
+            .map(|line| (line.seconds, counter(line)))
+            .collect()
     }
 
     /// The growth of a counter per second, over windows of nearly the same time.
@@ -62,13 +67,17 @@ impl<'a> Pieces<'a> {
         let shortest = self.window() * 0.99;
         let mut ends: Vec<&Line> = Vec::new();
         for line in self.lines() {
-            if ends.last().is_none_or(|end| line.seconds - end.seconds >= shortest) {
+            if ends
+                .last()
+                .is_none_or(|end| line.seconds - end.seconds >= shortest)
+            {
                 ends.push(line);
             }
         }
-        if let (Some(end), Some(last)) =
-            (ends.last_mut().filter(|end| end.seconds > 0.0), self.lines().last())
-        {
+        if let (Some(end), Some(last)) = (
+            ends.last_mut().filter(|end| end.seconds > 0.0),
+            self.lines().last(),
+        ) {
             *end = last;
         }
         ends
@@ -83,7 +92,10 @@ impl<'a> Pieces<'a> {
     pub(super) fn means(&self, gauge: impl Fn(&Line) -> f64) -> Points {
         let mean = |piece: &&[Line]| piece.iter().map(&gauge).sum::<f64>() / piece.len() as f64;
         let last = |piece: &&[Line]| piece.last().map_or(0.0, |line| line.seconds);
-        self.pieces.iter().map(|piece| (last(piece), mean(piece))).collect()
+        self.pieces
+            .iter()
+            .map(|piece| (last(piece), mean(piece)))
+            .collect()
     }
 
     fn ends(&self) -> impl Iterator<Item = &Line> {
@@ -130,7 +142,10 @@ pub(crate) mod tests {
         let pieces = Pieces::of(&lines, 100);
         let rates = pieces.rates(|line| zmove_types::ByteCount(line.bytes_stored).as_f64());
         assert_eq!(rates.len(), 4);
-        assert!(rates.iter().all(|(_, rate)| (rate - 10_000.0).abs() < 1e-6), "{rates:?}");
+        assert!(
+            rates.iter().all(|(_, rate)| (rate - 10_000.0).abs() < 1e-6),
+            "{rates:?}"
+        );
         assert!((rates[0].0 - 0.05).abs() < 1e-9);
     }
 
@@ -142,13 +157,22 @@ pub(crate) mod tests {
         assert!((50..=101).contains(&totals.len()), "{}", totals.len());
         assert_eq!(totals.last(), Some(&(100.1, 8.0)));
         let means = pieces.means(|line| count(line.frames_waiting));
-        assert!(means[..means.len() - 1].iter().all(|(_, mean)| (0.4..=0.6).contains(mean)), "{means:?}");
+        assert!(
+            means[..means.len() - 1]
+                .iter()
+                .all(|(_, mean)| (0.4..=0.6).contains(mean)),
+            "{means:?}"
+        );
     }
 
     #[test]
     fn what_is_left_at_the_end_makes_no_peak() {
         let mut lines = steady(40, 10);
-        lines.push(Line { seconds: 4.001, bytes_stored: 440, ..lines[39] });
+        lines.push(Line {
+            seconds: 4.001,
+            bytes_stored: 440,
+            ..lines[39]
+        });
         let pieces = Pieces::of(&lines, 100);
         let rates = pieces.rates(|line| zmove_types::ByteCount(line.bytes_stored).as_f64());
         assert_eq!(rates.len(), 20);

@@ -11,34 +11,56 @@ use crate::display::trace::{About, Line};
 
 /// The heading in two lines: what was moved and how fast, and over how many lanes.
 pub(super) fn heading(lines: &[Line], about: &About) -> (String, String) {
-    let Some(last) = lines.last() else { return (String::new(), String::new()) };
+    let Some(last) = lines.last() else {
+        return (String::new(), String::new());
+    };
     let rate = ByteRate::new(last.bytes_stored, Duration::from_secs_f64(last.seconds));
-    let limit = about.limited_by.as_ref().map(|limit| format!(", limited by {}", Printable(limit)));
+    let limit = about
+        .limited_by
+        .as_ref()
+        .map(|limit| format!(", limited by {}", Printable(limit)));
     let limit = limit.unwrap_or_default();
-    let title = format!("{} in {:.2} s: {rate}{limit}", ByteCount(last.bytes_stored), last.seconds);
+    let title = format!(
+        "{} in {:.2} s: {rate}{limit}",
+        ByteCount(last.bytes_stored),
+        last.seconds
+    );
     let lanes = lines.iter().map(|line| line.lanes).max().unwrap_or(0);
     let resent = last.segments_retransmitted;
-    let resent =
-        resent.map_or(String::new(), |number| format!(", {} sent again", counted(number, "segment")));
+    let resent = resent.map_or(String::new(), |number| {
+        format!(", {} sent again", counted(number, "segment"))
+    });
     let hosts = about.from.as_ref().zip(about.to.as_ref());
     let hosts = hosts.map(|(from, to)| format!("{} to {}, ", Printable(from), Printable(to)));
     let date = about.at.map(|at| format!("{}, ", minute(at)));
     let (hosts, date) = (hosts.unwrap_or_default(), date.unwrap_or_default());
-    (title, format!("{hosts}{date}{}{resent}", counted(lanes as u64, "lane")))
+    (
+        title,
+        format!("{hosts}{date}{}{resent}", counted(lanes as u64, "lane")),
+    )
 }
 
 /// The whole summary.
 pub(super) fn summary(lines: &[Line], about: &About) -> String {
     let (title, below) = heading(lines, about);
-    let mut text =
-        format!("{title}\n{below}\n\n{:<16}{:>12}{:>12}{:>14}\n", "stage", "begins", "ends", "fastest");
+    let mut text = format!(
+        "{title}\n{below}\n\n{:<16}{:>12}{:>12}{:>14}\n",
+        "stage", "begins", "ends", "fastest"
+    );
     for (name, bytes) in STAGES {
         text += &stage(name, lines, bytes).unwrap_or_default();
     }
-    text.push_str(&format!("\n{:<16}{:>12}{:>12}\n", "waiting", "mean", "most"));
+    text.push_str(&format!(
+        "\n{:<16}{:>12}{:>12}\n",
+        "waiting", "mean", "most"
+    ));
     text.push_str(&queue("batches to read", lines, |line| line.packs_waiting));
-    text.push_str(&queue("frames for lanes", lines, |line| line.frames_waiting));
-    text.push_str(&queue("without receipt", lines, |line| line.items_outstanding));
+    text.push_str(&queue("frames for lanes", lines, |line| {
+        line.frames_waiting
+    }));
+    text.push_str(&queue("without receipt", lines, |line| {
+        line.items_outstanding
+    }));
     text
 }
 
@@ -50,8 +72,14 @@ fn stage(name: &str, lines: &[Line], bytes: Counter) -> Option<String> {
         let line = lines.iter().find(|line| bytes(line).is_some_and(reached));
         line.map_or("-".to_owned(), |line| format!("{:.2} s", line.seconds))
     };
-    let (begins, ends) = (at(&|bytes| bytes > 0), at(&|bytes| bytes > 0 && bytes >= last));
-    Some(format!("{name:<16}{begins:>12}{ends:>12}{:>14}\n", fastest(lines, bytes).to_string()))
+    let (begins, ends) = (
+        at(&|bytes| bytes > 0),
+        at(&|bytes| bytes > 0 && bytes >= last),
+    );
+    Some(format!(
+        "{name:<16}{begins:>12}{ends:>12}{:>14}\n",
+        fastest(lines, bytes).to_string()
+    ))
 }
 
 fn queue(name: &str, lines: &[Line], pieces: impl Fn(&Line) -> usize) -> String {
@@ -94,23 +122,41 @@ mod tests {
     fn a_steady_push_is_as_fast_as_its_fastest_second() {
         let said = |text: &str| Some(text.to_owned());
         let limited_by = said("path, 90 % of the time");
-        let about = About { from: said("here"), to: said("there"), at: Some(1_764_099_371), limited_by };
+        let about = About {
+            from: said("here"),
+            to: said("there"),
+            at: Some(1_764_099_371),
+            limited_by,
+        };
         let text = summary(&steady(40, 12_500_000), &about);
         let expected = "477 MiB in 4.00 s: 1.00 Gbit/s, limited by path, 90 % of the time\n\
                         here to there, 2025-11-25 19:36 UTC, 8 lanes, 0 segments sent again\n";
         assert!(text.starts_with(expected), "{text}");
-        let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+        let row = |name: &str| {
+            text.lines()
+                .find(|line| line.starts_with(name))
+                .unwrap()
+                .to_owned()
+        };
         assert_eq!(
             row("stored").split_whitespace().collect::<Vec<_>>()[1..],
             ["0.10", "s", "4.00", "s", "1.00", "Gbit/s"]
         );
-        assert_eq!(row("frames for").split_whitespace().collect::<Vec<_>>()[3..], ["0", "1"]);
+        assert_eq!(
+            row("frames for").split_whitespace().collect::<Vec<_>>()[3..],
+            ["0", "1"]
+        );
     }
 
     #[test]
     fn what_cannot_be_added_up_is_summed_up_nevertheless() {
-        let lines: Vec<Line> =
-            steady(3, 1).into_iter().map(|line| Line { packs_waiting: usize::MAX, ..line }).collect();
+        let lines: Vec<Line> = steady(3, 1)
+            .into_iter()
+            .map(|line| Line {
+                packs_waiting: usize::MAX,
+                ..line
+            })
+            .collect();
         assert!(summary(&lines, &About::default()).contains(&format!("{0} {0}\n", usize::MAX)));
     }
 
@@ -118,9 +164,16 @@ mod tests {
     fn what_the_kernel_does_not_tell_has_no_row() {
         let lines: Vec<Line> = steady(3, 1)
             .into_iter()
-            .map(|line| Line { bytes_acked: None, segments_retransmitted: None, ..line })
+            .map(|line| Line {
+                bytes_acked: None,
+                segments_retransmitted: None,
+                ..line
+            })
             .collect();
         let text = summary(&lines, &About::default());
-        assert!(!text.contains("acknowledged") && !text.contains("sent again"), "{text}");
+        assert!(
+            !text.contains("acknowledged") && !text.contains("sent again"),
+            "{text}"
+        );
     }
 }

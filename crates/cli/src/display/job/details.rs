@@ -35,14 +35,20 @@ impl Details {
         // The end of the job is an event of this kind too.
         let end = self.last_error().and_then(|end| end.message.as_deref());
         let messages = of_last.filter_map(|event| event.message.as_deref());
-        messages.filter(move |message| Some(*message) != end).take(FAILED_SHOWN)
+        messages
+            .filter(move |message| Some(*message) != end)
+            .take(FAILED_SHOWN)
     }
 
     /// What each node has moved in the last attempt, which has ended: not all that the job has, if there are more.
     fn took_part(&self, last: u32) -> Option<String> {
         let is_wanted = |event: &&JobEvent| event.kind == TOOK_PART && event.attempt == last;
         let message = self.events.iter().rfind(is_wanted)?.message.clone()?;
-        Some(if last > 1 { format!("attempt {last}: {message}") } else { message })
+        Some(if last > 1 {
+            format!("attempt {last}: {message}")
+        } else {
+            message
+        })
     }
 
     /// The last attempt that has not ended well.
@@ -52,21 +58,39 @@ impl Details {
 
     /// Whether the lines for people have the error that the job has been left with.
     pub(super) fn tell_error_of(&self, row: &Row) -> bool {
-        row.job.message.is_some() && self.last_error().map(|end| &end.message) == Some(&row.job.message)
+        row.job.message.is_some()
+            && self.last_error().map(|end| &end.message) == Some(&row.job.message)
     }
 
     /// The lines for people, below the job's row.
     pub(super) fn lines(&self, row: &Row) -> String {
-        let Job { submitted, started, ended, attempt, .. } = &row.job;
-        let moment =
-            |what: &str, moment: Option<Moment>| moment.map(|moment| format!("{what} {}", shown(moment)));
-        let moments =
-            [moment("submitted", Some(*submitted)), moment("begun", *started), moment("ended", *ended)];
+        let Job {
+            submitted,
+            started,
+            ended,
+            attempt,
+            ..
+        } = &row.job;
+        let moment = |what: &str, moment: Option<Moment>| {
+            moment.map(|moment| format!("{what} {}", shown(moment)))
+        };
+        let moments = [
+            moment("submitted", Some(*submitted)),
+            moment("begun", *started),
+            moment("ended", *ended),
+        ];
         let mut lines = vec![moments.into_iter().flatten().collect::<Vec<_>>().join(", ")];
-        if let Some(watch) = row.progress.as_ref().and_then(|progress| progress.watch.as_ref()) {
+        if let Some(watch) = row
+            .progress
+            .as_ref()
+            .and_then(|progress| progress.watch.as_ref())
+        {
             lines.push(watched(watch));
         }
-        let nodes = row.progress.as_ref().and_then(|progress| progress.nodes.as_ref());
+        let nodes = row
+            .progress
+            .as_ref()
+            .and_then(|progress| progress.nodes.as_ref());
         match nodes.filter(|_| row.job.state == State::Running) {
             Some(nodes) => lines.extend(taking_part(nodes)),
             None => lines.extend(self.took_part(*attempt)),
@@ -74,22 +98,34 @@ impl Details {
         if *attempt > 0 {
             let (files, bytes) = row.moved().unwrap_or_default();
             let attempts = counted(u64::from(*attempt), "attempt");
-            lines.push(format!("moved by {attempts}: {}, {}", counted(files, "file"), ByteCount(bytes)));
+            lines.push(format!(
+                "moved by {attempts}: {}, {}",
+                counted(files, "file"),
+                ByteCount(bytes)
+            ));
         }
         let hidden = self.ends.len().saturating_sub(ENDS_SHOWN);
         if hidden > 0 {
-            lines.push(format!("{hidden} attempts before these: 'zmove job {} log' has them", row.job.id));
+            lines.push(format!(
+                "{hidden} attempts before these: 'zmove job {} log' has them",
+                row.job.id
+            ));
         }
         lines.extend(self.ends[hidden..].iter().map(end_of_attempt));
         if let Some(error) = self.last_error() {
             let message = error.message.as_deref().unwrap_or_default();
-            lines.push(format!("last error, of attempt {}: {message}", error.number));
+            lines.push(format!(
+                "last error, of attempt {}: {message}",
+                error.number
+            ));
         }
         lines.extend(self.failed().map(|failed| format!("failed: {failed}")));
         lines.extend(self.deliveries.iter().map(delivery));
         lines.push(format!("log: {}", self.log.display()));
         let lines = lines.into_iter().map(|line| Printable(line).to_string());
-        lines.map(|line| format!("{:INDENT$}{}\n", "", wrapped(&line, INDENT + 2))).collect()
+        lines
+            .map(|line| format!("{:INDENT$}{}\n", "", wrapped(&line, INDENT + 2)))
+            .collect()
     }
 
     /// What an object for programs has more than that of a list.
@@ -109,56 +145,143 @@ impl Details {
 }
 
 fn end_of_attempt(end: &AttemptEnd) -> String {
-    let AttemptEnd { number, ended, state, exit, files, bytes, .. } = end;
+    let AttemptEnd {
+        number,
+        ended,
+        state,
+        exit,
+        files,
+        bytes,
+        ..
+    } = end;
     let exit = exit.map_or_else(|| "killed".to_owned(), |exit| format!("exit code {exit}"));
     let moved = format!("{}, {}", counted(*files, "file"), ByteCount(*bytes));
-    let then = if state.is_final() { state.phrase().to_owned() } else { format!("was {state}") };
-    format!("attempt {number} ended {}: {exit}, {moved}; the job {then}", shown(*ended))
+    let then = if state.is_final() {
+        state.phrase().to_owned()
+    } else {
+        format!("was {state}")
+    };
+    format!(
+        "attempt {number} ended {}: {exit}, {moved}; the job {then}",
+        shown(*ended)
+    )
 }
 
-fn watched(Watching { by, why, directories, ready, changing, .. }: &Watching) -> String {
+fn watched(
+    Watching {
+        by,
+        why,
+        directories,
+        ready,
+        changing,
+        ..
+    }: &Watching,
+) -> String {
     let how = match (why, directories) {
         (None, 1) if by == "events" => "the kernel tells of changes (1 directory)".to_owned(),
-        (None, _) if by == "events" => format!("the kernel tells of changes ({directories} directories)"),
-        _ => format!("the tree is walked at intervals: {}", why.as_deref().unwrap_or_default()),
+        (None, _) if by == "events" => {
+            format!("the kernel tells of changes ({directories} directories)")
+        }
+        _ => format!(
+            "the tree is walked at intervals: {}",
+            why.as_deref().unwrap_or_default()
+        ),
     };
-    format!("watches: {}, {} to be moved, {changing} changing", how, counted(*ready, "file"))
+    format!(
+        "watches: {}, {} to be moved, {changing} changing",
+        how,
+        counted(*ready, "file")
+    )
 }
 
 /// The nodes as a small table, a line each.
-fn taking_part(Nodes { kind, count, items_waiting, nodes }: &Nodes) -> Vec<String> {
-    let waiting =
-        items_waiting.map_or_else(String::new, |items| format!(", {} waiting", counted(items, "item")));
-    let width = nodes.iter().map(|node| node.name.chars().count()).max().unwrap_or_default();
-    let line = |Node { name, state, files, bytes, bytes_per_second, percent_of_others }: &Node| {
-        let (rate, bytes) = (ByteRate::new(*bytes_per_second, Duration::from_secs(1)), ByteCount(*bytes));
-        let of_others =
-            percent_of_others.map_or_else(String::new, |percent| format!(", {percent} % of the others"));
-        format!("  {name:width$}  {state}: {}, {bytes}, {rate}{of_others}", counted(*files, "file"))
+fn taking_part(
+    Nodes {
+        kind,
+        count,
+        items_waiting,
+        nodes,
+    }: &Nodes,
+) -> Vec<String> {
+    let waiting = items_waiting.map_or_else(String::new, |items| {
+        format!(", {} waiting", counted(items, "item"))
+    });
+    let width = nodes
+        .iter()
+        .map(|node| node.name.chars().count())
+        .max()
+        .unwrap_or_default();
+    let line = |Node {
+                    name,
+                    state,
+                    files,
+                    bytes,
+                    bytes_per_second,
+                    percent_of_others,
+                }: &Node| {
+        let (rate, bytes) = (
+            ByteRate::new(*bytes_per_second, Duration::from_secs(1)),
+            ByteCount(*bytes),
+        );
+        let of_others = percent_of_others.map_or_else(String::new, |percent| {
+            format!(", {percent} % of the others")
+        });
+        format!(
+            "  {name:width$}  {state}: {}, {bytes}, {rate}{of_others}",
+            counted(*files, "file")
+        )
     };
-    let more = (*count > nodes.len() as u64).then(|| format!("  and {} more", count - nodes.len() as u64));
+    let more =
+        (*count > nodes.len() as u64).then(|| format!("  and {} more", count - nodes.len() as u64));
     let first = format!("{}{waiting}:", counted(*count, Party::of(kind).word()));
-    std::iter::once(first).chain(nodes.iter().map(line)).chain(more).collect()
+    std::iter::once(first)
+        .chain(nodes.iter().map(line))
+        .chain(more)
+        .collect()
 }
 
 /// Whether an event was told by a channel, as a line for people.
 fn delivery(delivery: &Delivery) -> String {
-    let Delivery { event, channel, state, tries, due, error } = delivery;
+    let Delivery {
+        event,
+        channel,
+        state,
+        tries,
+        due,
+        error,
+    } = delivery;
     let state = match state {
         DeliveryState::Waiting if error.is_none() => "to be told".to_owned(),
         DeliveryState::Waiting => {
-            format!("not told yet ({}), again at {}", counted(u64::from(*tries), "attempt"), shown(*due))
+            format!(
+                "not told yet ({}), again at {}",
+                counted(u64::from(*tries), "attempt"),
+                shown(*due)
+            )
         }
         DeliveryState::Delivered => "told".to_owned(),
-        DeliveryState::GivenUp => format!("not told, given up ({})", counted(u64::from(*tries), "attempt")),
+        DeliveryState::GivenUp => format!(
+            "not told, given up ({})",
+            counted(u64::from(*tries), "attempt")
+        ),
     };
-    let error = error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+    let error = error
+        .as_ref()
+        .map(|error| format!(": {error}"))
+        .unwrap_or_default();
     format!("{channel}: '{}' {state}{error}", event.kind)
 }
 
 /// Whether an event was told by a channel, as an object for programs.
 fn delivery_as_json(delivery: &Delivery) -> Value {
-    let Delivery { event, channel, state, tries, due, error } = delivery;
+    let Delivery {
+        event,
+        channel,
+        state,
+        tries,
+        due,
+        error,
+    } = delivery;
     let waits = *state == DeliveryState::Waiting;
     json!({
         "channel": channel,
@@ -186,10 +309,24 @@ mod tests {
 
     #[test]
     fn of_one_job_more_is_told() {
-        let moved = Some(Moved { files: 4, bytes: 2 << 20, seconds: 2.0, limited_by: None });
+        let moved = Some(Moved {
+            files: 4,
+            bytes: 2 << 20,
+            seconds: 2.0,
+            limited_by: None,
+        });
         let message = Some("9 failed".to_owned());
         let ended = Some(Moment(9000));
-        let row = Row::new(Job { state: State::Failed, ended, moved, message, ..job() }, None);
+        let row = Row::new(
+            Job {
+                state: State::Failed,
+                ended,
+                moved,
+                message,
+                ..job()
+            },
+            None,
+        );
         let end = |number, state, message: &str| AttemptEnd {
             number,
             ended: Moment(1000),
@@ -209,7 +346,10 @@ mod tests {
             message: Some(message),
         };
         let details = Details {
-            ends: vec![end(1, State::Waiting, "lost"), end(2, State::Failed, "9 failed")],
+            ends: vec![
+                end(1, State::Waiting, "lost"),
+                end(2, State::Failed, "9 failed"),
+            ],
             events: std::iter::once(event(9, "9 failed".into()))
                 .chain((0..9).map(|file| event(file, format!("sender: open 'f{file}': no"))))
                 .collect(),
@@ -232,15 +372,31 @@ mod tests {
         assert!(!text.contains("f5"), "{text}");
         assert_eq!(text.matches("9 failed").count(), 1, "{text}");
         let object = details.add_to(row.as_json());
-        assert_eq!((&object["files"], &object["last_error"]), (&4.into(), &"9 failed".into()));
+        assert_eq!(
+            (&object["files"], &object["last_error"]),
+            (&4.into(), &"9 failed".into())
+        );
         assert_eq!(object["ends"][0]["state"], "waiting");
     }
 
     #[test]
-    fn those_that_take_part_are_shown_with_their_rates_while_they_do_and_with_what_they_have_moved_later() {
-        let node = Node { name: "dtn1:1".into(), state: "works".into(), ..Node::default() };
-        let nodes = Nodes { kind: "receiver".into(), count: 2, items_waiting: None, nodes: vec![node] };
-        let progress = Progress { nodes: Some(nodes), ..Progress::default() };
+    fn those_that_take_part_are_shown_with_their_rates_while_they_do_and_with_what_they_have_moved_later()
+     {
+        let node = Node {
+            name: "dtn1:1".into(),
+            state: "works".into(),
+            ..Node::default()
+        };
+        let nodes = Nodes {
+            kind: "receiver".into(),
+            count: 2,
+            items_waiting: None,
+            nodes: vec![node],
+        };
+        let progress = Progress {
+            nodes: Some(nodes),
+            ..Progress::default()
+        };
         let event = |attempt, message: &str| JobEvent {
             number: i64::from(attempt),
             job: JobId(12),
@@ -249,12 +405,23 @@ mod tests {
             attempt,
             message: Some(message.into()),
         };
-        let events = vec![event(1, "an attempt before"), event(2, "moved by 2 receivers: x")];
+        let events = vec![
+            event(1, "an attempt before"),
+            event(2, "moved by 2 receivers: x"),
+        ];
         let (ends, deliveries) = (Vec::new(), Vec::new());
-        let details = Details { ends, events, deliveries, log: PathBuf::new() };
+        let details = Details {
+            ends,
+            events,
+            deliveries,
+            log: PathBuf::new(),
+        };
         let lines = |state, progress| details.lines(&Row::new(Job { state, ..job() }, progress));
         let runs = lines(State::Running, Some(progress.clone()));
-        assert!(runs.contains("2 receivers:\n") && runs.contains("dtn1:1  works: "), "{runs}");
+        assert!(
+            runs.contains("2 receivers:\n") && runs.contains("dtn1:1  works: "),
+            "{runs}"
+        );
         assert!(!runs.contains("moved by 2 receivers"), "{runs}");
         for (state, progress) in [(State::Paused, Some(progress)), (State::Done, None)] {
             let over = lines(state, progress);
@@ -264,7 +431,14 @@ mod tests {
             );
             assert!(!over.contains("before"), "{over}");
         }
-        let first = details.lines(&Row::new(Job { state: State::Done, attempt: 1, ..job() }, None));
+        let first = details.lines(&Row::new(
+            Job {
+                state: State::Done,
+                attempt: 1,
+                ..job()
+            },
+            None,
+        ));
         assert!(first.contains("       an attempt before\n"), "{first}");
     }
 }

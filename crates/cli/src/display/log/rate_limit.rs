@@ -51,9 +51,11 @@ impl LogRateLimit {
     fn is_first(&self, kind: &'static str, from: Option<SocketAddr>, event: &DaemonEvent) -> bool {
         let whose = match event {
             // A push that is refused has proved its key, or whoever it is does not speak as one.
-            DaemonEvent::Rejected { kind, address, reason } if *kind != Rejection::Handshake => {
-                Some((address.ip(), reason.clone()))
-            }
+            DaemonEvent::Rejected {
+                kind,
+                address,
+                reason,
+            } if *kind != Rejection::Handshake => Some((address.ip(), reason.clone())),
             _ => None,
         };
         let mut kinds = self.lock();
@@ -64,14 +66,25 @@ impl LogRateLimit {
             held_back.others |= whose.is_none() || held_back.first != whose;
             return false;
         }
-        kinds.insert(kind, HeldBack { first: whose, ..HeldBack::default() });
+        kinds.insert(
+            kind,
+            HeldBack {
+                first: whose,
+                ..HeldBack::default()
+            },
+        );
         true
     }
 
     async fn tell_rest(self, kind: &'static str) {
         loop {
             tokio::time::sleep(INTERVAL).await;
-            let Some(HeldBack { count, text, from, .. }) = self.take(kind) else { return };
+            let Some(HeldBack {
+                count, text, from, ..
+            }) = self.take(kind)
+            else {
+                return;
+            };
             let from = from.map(tracing::field::display);
             let others = match count {
                 1 => String::new(),
@@ -110,8 +123,15 @@ mod tests {
     fn the_connections_of_one_refused_push_are_one_line() {
         let limit = LogRateLimit::default();
         let meet = |port: u16| {
-            let (kind, address) = (Rejection::UnknownKey, SocketAddr::from(([192, 0, 2, 7], port)));
-            let event = DaemonEvent::Rejected { kind, address, reason: "unknown key".to_owned() };
+            let (kind, address) = (
+                Rejection::UnknownKey,
+                SocketAddr::from(([192, 0, 2, 7], port)),
+            );
+            let event = DaemonEvent::Rejected {
+                kind,
+                address,
+                reason: "unknown key".to_owned(),
+            };
             limit.is_first(kind.name(), Some(address), &event)
         };
         assert!(meet(1));
@@ -119,22 +139,39 @@ mod tests {
         assert_eq!(limit.take("unknown_key"), None);
         assert!(meet(14), "it is forgotten");
         assert!((15..200).all(|port| !meet(port)));
-        assert_eq!(limit.take("unknown_key").map(|held_back| held_back.count), Some(185), "too many for one");
+        assert_eq!(
+            limit.take("unknown_key").map(|held_back| held_back.count),
+            Some(185),
+            "too many for one"
+        );
     }
 
     #[test]
     fn the_first_of_a_kind_is_told_and_the_others_are_counted() {
         let (limit, from) = (LogRateLimit::default(), "[::1]:7".parse().unwrap());
         let meet = |kind: Rejection, reason: &str| {
-            let event = DaemonEvent::Rejected { kind, address: from, reason: reason.to_owned() };
+            let event = DaemonEvent::Rejected {
+                kind,
+                address: from,
+                reason: reason.to_owned(),
+            };
             limit.is_first(kind.name(), Some(from), &event)
         };
         assert!(meet(Rejection::Handshake, "a") && meet(Rejection::UnknownKey, "b"));
         assert!(!meet(Rejection::Handshake, "c") && !meet(Rejection::Handshake, "d"));
         let text = "rejected [::1]:7: d".to_owned();
-        let held_back = HeldBack { first: None, others: true, count: 2, text, from: Some(from) };
+        let held_back = HeldBack {
+            first: None,
+            others: true,
+            count: 2,
+            text,
+            from: Some(from),
+        };
         assert_eq!(limit.take("handshake"), Some(held_back));
-        assert_eq!((limit.take("handshake"), limit.take("unknown_key")), (None, None));
+        assert_eq!(
+            (limit.take("handshake"), limit.take("unknown_key")),
+            (None, None)
+        );
         limit.lock().clear();
         assert!(meet(Rejection::Handshake, "e") && limit.lock().len() == 1);
     }

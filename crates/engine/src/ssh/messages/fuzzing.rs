@@ -16,10 +16,15 @@ pub fn ssh_words(bytes: &[u8]) {
             Some(ready)
         );
     }
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
     if let Ok(request) = ReceiveRequest::read(text) {
         let line = request.line();
-        assert_eq!(ReceiveRequest::read(&line).expect("it was just written"), request);
+        assert_eq!(
+            ReceiveRequest::read(&line).expect("it was just written"),
+            request
+        );
     }
     if let Ok(range) = text.parse::<PortRange>() {
         assert!(!range.ports().is_empty() && !range.ports().contains(&0));

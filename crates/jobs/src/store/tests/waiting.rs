@@ -17,17 +17,29 @@ fn a_clock_that_is_set_back_puts_off_neither_deadlines_nor_schedules() {
     let mut site = site();
     let (ahead, now) = (later(1_000_000_000), START);
     let schedule = Some("0 * * * *".parse().unwrap());
-    let first = site.submit(&NewJob { schedule, ..job("x") });
+    let first = site.submit(&NewJob {
+        schedule,
+        ..job("x")
+    });
     let fails = site.submit(&job("y"));
     assert_eq!(site.run(first, &ended(Verdict::Done), ahead), State::Done);
-    assert_eq!(site.run(fails, &ended(Verdict::Passing), ahead), State::Waiting);
+    assert_eq!(
+        site.run(fails, &ended(Verdict::Passing), ahead),
+        State::Waiting
+    );
     site.store.release(now).unwrap();
     let next = site.store.live_run(first).unwrap();
     let due = site.store.job(next).unwrap().not_before.unwrap();
     assert!(due > now && due <= later(3600), "{due:?}");
-    assert_eq!(site.run(fails, &ended(Verdict::Passing), now), State::Waiting);
+    assert_eq!(
+        site.run(fails, &ended(Verdict::Passing), now),
+        State::Waiting
+    );
     site.store.release(later(3600)).unwrap();
-    assert_eq!(site.run(fails, &ended(Verdict::Passing), later(3600)), State::Expired);
+    assert_eq!(
+        site.run(fails, &ended(Verdict::Passing), later(3600)),
+        State::Expired
+    );
     assert_eq!(site.state(next), State::Queued);
 }
 
@@ -36,44 +48,97 @@ fn the_time_in_which_nothing_ran_here_ends_no_job() {
     let mut site = site();
     let [killed, waiting] = ["x", "y"].map(|label| site.submit(&job(label)));
     site.store.start(killed, START).unwrap();
-    assert_eq!(site.run(waiting, &ended(Verdict::Passing), START), State::Waiting);
+    assert_eq!(
+        site.run(waiting, &ended(Verdict::Passing), START),
+        State::Waiting
+    );
     let monday = later(3 * 24 * 3600);
     assert_eq!(
-        site.store.settle((killed, 1), &ended(Verdict::Vanished), monday).unwrap(),
+        site.store
+            .settle((killed, 1), &ended(Verdict::Vanished), monday)
+            .unwrap(),
         Some(State::Queued)
     );
-    assert_eq!(site.store.release(monday).unwrap(), Released { queued: 1, ended: 0 });
-    assert_eq!(site.run(waiting, &ended(Verdict::Passing), monday), State::Expired, "it was tried since");
+    assert_eq!(
+        site.store.release(monday).unwrap(),
+        Released {
+            queued: 1,
+            ended: 0
+        }
+    );
+    assert_eq!(
+        site.run(waiting, &ended(Verdict::Passing), monday),
+        State::Expired,
+        "it was tried since"
+    );
 }
 
 #[test]
 fn a_job_waits_for_others_and_fails_with_them() {
     let mut site = site();
     let first = site.submit(&job("a"));
-    let second = site.submit(&NewJob { after: vec![first], ..job("b") });
-    let third = site.submit(&NewJob { after: vec![first, second], ..job("c") });
+    let second = site.submit(&NewJob {
+        after: vec![first],
+        ..job("b")
+    });
+    let third = site.submit(&NewJob {
+        after: vec![first, second],
+        ..job("c")
+    });
     let message = |site: &Site, id| site.store.job(id).unwrap().message;
-    assert_eq!(message(&site, third), Some(format!("after job {first}, {second}")));
+    assert_eq!(
+        message(&site, third),
+        Some(format!("after job {first}, {second}"))
+    );
     assert_eq!(site.store.release(START).unwrap(), Released::default());
-    let late = site.submit(&NewJob { after: vec![first], not_before: Some(START), ..job("d") });
-    assert_eq!(site.store.next_due(later(1)).unwrap(), None, "nothing but another job is waited for");
+    let late = site.submit(&NewJob {
+        after: vec![first],
+        not_before: Some(START),
+        ..job("d")
+    });
+    assert_eq!(
+        site.store.next_due(later(1)).unwrap(),
+        None,
+        "nothing but another job is waited for"
+    );
     site.store.cancel(late, START).unwrap();
     assert_eq!(site.run(first, &ended(Verdict::Done), START), State::Done);
     assert_eq!(site.store.release(START).unwrap().queued, 1);
-    assert_eq!(site.run(second, &ended(Verdict::Fatal), START), State::Failed);
-    assert_eq!(site.store.release(START).unwrap(), Released { queued: 0, ended: 1 });
+    assert_eq!(
+        site.run(second, &ended(Verdict::Fatal), START),
+        State::Failed
+    );
+    assert_eq!(
+        site.store.release(START).unwrap(),
+        Released {
+            queued: 0,
+            ended: 1
+        }
+    );
     let third = site.store.job(third).unwrap();
     assert_eq!(third.state, State::Failed);
-    assert_eq!(third.message.unwrap(), format!("job {second}, which has to be done before, has failed"));
-    let unknown = NewJob { after: vec![JobId(99)], ..job("d") };
-    assert!(matches!(site.store.submit(&unknown, START), Err(StoreError::NoJob(JobId(99)))));
+    assert_eq!(
+        third.message.unwrap(),
+        format!("job {second}, which has to be done before, has failed")
+    );
+    let unknown = NewJob {
+        after: vec![JobId(99)],
+        ..job("d")
+    };
+    assert!(matches!(
+        site.store.submit(&unknown, START),
+        Err(StoreError::NoJob(JobId(99)))
+    ));
 }
 
 #[test]
 fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
     let mut site = site();
-    let hourly =
-        NewJob { schedule: Some("0 * * * *".parse().unwrap()), not_before: Some(later(3600)), ..job("x") };
+    let hourly = NewJob {
+        schedule: Some("0 * * * *".parse().unwrap()),
+        not_before: Some(later(3600)),
+        ..job("x")
+    };
     let first = site.submit(&hourly);
     // three hours late
     let now = later(4 * 3600 + 5);
@@ -81,40 +146,66 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
     assert_eq!(site.told(first), ["missed"]);
     assert_eq!(site.run(first, &ended(Verdict::Fatal), now), State::Failed);
     let live: Vec<_> = site.store.jobs(Selection::Recent(now)).unwrap();
-    let [next] = &live[..] else { panic!("{live:?}") };
+    let [next] = &live[..] else {
+        panic!("{live:?}")
+    };
     assert_eq!((next.state, next.previous), (State::Waiting, Some(first)));
     assert!(
-        next.not_before.unwrap() > now && next.not_before.unwrap() <= now.after(Duration::from_secs(3600))
+        next.not_before.unwrap() > now
+            && next.not_before.unwrap() <= now.after(Duration::from_secs(3600))
     );
     let next = next.id;
     site.store.cancel(next, now).unwrap();
-    assert_eq!(site.store.jobs(Selection::Recent(now)).unwrap(), [], "a schedule ends with its job");
+    assert_eq!(
+        site.store.jobs(Selection::Recent(now)).unwrap(),
+        [],
+        "a schedule ends with its job"
+    );
     assert_eq!(site.told(next), ["cancelled"]);
     let running = site.submit(&hourly);
     site.store.release(now).unwrap();
     site.store.start(running, now).unwrap();
     site.store.cancel(running, now).unwrap();
-    let interrupted = site.store.settle((running, 1), &ended(Verdict::Passing), now).unwrap();
+    let interrupted = site
+        .store
+        .settle((running, 1), &ended(Verdict::Passing), now)
+        .unwrap();
     assert_eq!(interrupted, Some(State::Cancelled));
-    assert_eq!(site.store.jobs(Selection::Recent(now)).unwrap(), [], "also while it runs");
+    assert_eq!(
+        site.store.jobs(Selection::Recent(now)).unwrap(),
+        [],
+        "also while it runs"
+    );
 }
 
 #[test]
 fn a_schedule_goes_on_after_a_run_that_expired_or_waited_in_vain() {
     let mut site = site();
-    let hourly = NewJob { schedule: Some("0 * * * *".parse().unwrap()), ..job("x") };
+    let hourly = NewJob {
+        schedule: Some("0 * * * *".parse().unwrap()),
+        ..job("x")
+    };
     let expiring = site.submit(&hourly);
-    assert_eq!(site.run(expiring, &ended(Verdict::Passing), START), State::Waiting);
+    assert_eq!(
+        site.run(expiring, &ended(Verdict::Passing), START),
+        State::Waiting
+    );
     let now = later(3600);
     site.store.release(now).unwrap();
-    let told = Ending { message: Some("refused".into()), ..ended(Verdict::Passing) };
+    let told = Ending {
+        message: Some("refused".into()),
+        ..ended(Verdict::Passing)
+    };
     assert_eq!(site.run(expiring, &told, now), State::Expired);
     assert_eq!(
         site.store.job(expiring).unwrap().message.as_deref(),
         Some("no attempt has come further within its deadline of 3600 s; the last one: refused")
     );
     let needed = site.submit(&job("needed"));
-    let vain = site.submit(&NewJob { after: vec![needed], ..hourly });
+    let vain = site.submit(&NewJob {
+        after: vec![needed],
+        ..hourly
+    });
     site.store.cancel(needed, now).unwrap();
     assert_eq!(site.store.release(now).unwrap().ended, 1);
     let live = site.store.jobs(Selection::Recent(now)).unwrap();
@@ -127,7 +218,11 @@ fn a_schedule_goes_on_after_a_run_that_expired_or_waited_in_vain() {
 fn a_job_that_waits_and_comes_no_further_stalls_once() {
     let mut site = site();
     let (stuck, moving) = (site.submit(&job("x")), site.submit(&job("y")));
-    let failed = |furthest| Ending { furthest, message: Some("no route".into()), ..ended(Verdict::Passing) };
+    let failed = |furthest| Ending {
+        furthest,
+        message: Some("no route".into()),
+        ..ended(Verdict::Passing)
+    };
     for minute in 0..12 {
         let now = later(60 * minute);
         site.store.release(now).unwrap();
@@ -136,14 +231,25 @@ fn a_job_that_waits_and_comes_no_further_stalls_once() {
                 assert_eq!(site.run(id, &failed(furthest), now), State::Waiting);
             }
         }
-        site.store.stall_waiting(Duration::from_secs(300), now).unwrap();
-        assert_eq!(site.told(stuck).len(), usize::from(minute >= 5), "after {minute} min");
+        site.store
+            .stall_waiting(Duration::from_secs(300), now)
+            .unwrap();
+        assert_eq!(
+            site.told(stuck).len(),
+            usize::from(minute >= 5),
+            "after {minute} min"
+        );
     }
     assert_eq!(site.told(moving), [""; 0]);
     let events = site.store.events(stuck, 0, u32::MAX).unwrap();
     let told = events.iter().find(|event| event.kind == "stalled").unwrap();
-    assert_eq!(told.message.as_deref(), Some("nothing moved for 300 s: no route"));
+    assert_eq!(
+        told.message.as_deref(),
+        Some("nothing moved for 300 s: no route")
+    );
     site.store.cancel(stuck, later(9000)).unwrap();
-    site.store.stall_waiting(Duration::ZERO, later(9000)).unwrap();
+    site.store
+        .stall_waiting(Duration::ZERO, later(9000))
+        .unwrap();
     assert_eq!(site.told(stuck), ["stalled", "cancelled"]);
 }

@@ -22,7 +22,12 @@ trait Wire: Read + Write {}
 impl<T: Read + Write> Wire for T {}
 
 /// Reads a line and answers it, until the client leaves or turns to TLS; returns what it has said.
-fn converse(stream: &mut dyn Wire, greeting: &str, extensions: &str, answers: Answers) -> (String, bool) {
+fn converse(
+    stream: &mut dyn Wire,
+    greeting: &str,
+    extensions: &str,
+    answers: Answers,
+) -> (String, bool) {
     let mut said = String::new();
     let mut stream = BufReader::with_capacity(1, stream);
     let mut is_letter = false;
@@ -53,7 +58,9 @@ fn converse(stream: &mut dyn Wire, greeting: &str, extensions: &str, answers: An
             }
             _ => "250 good",
         };
-        let _gone = stream.get_mut().write_all(format!("{answer}\r\n").as_bytes());
+        let _gone = stream
+            .get_mut()
+            .write_all(format!("{answer}\r\n").as_bytes());
     }
 }
 
@@ -68,12 +75,18 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let said = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let tls = |stream: TcpStream| StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
+            let tls = |stream: TcpStream| {
+                StreamOwned::new(ServerConnection::new(config).unwrap(), stream)
+            };
             let (mut said, greeting) = match security {
                 Security::Tls => (String::new(), "220 here\r\n"),
                 Security::Starttls => {
-                    let (said, turns) =
-                        converse(&mut stream, "220 here\r\n", "250-here\r\n250 STARTTLS", answers);
+                    let (said, turns) = converse(
+                        &mut stream,
+                        "220 here\r\n",
+                        "250-here\r\n250 STARTTLS",
+                        answers,
+                    );
                     if !turns {
                         return said;
                     }
@@ -81,10 +94,22 @@ impl Server {
                 }
                 // It would take a password all the same.
                 Security::None => {
-                    return converse(&mut stream, "220 here\r\n", "250-here\r\n250 AUTH PLAIN", answers).0;
+                    return converse(
+                        &mut stream,
+                        "220 here\r\n",
+                        "250-here\r\n250 AUTH PLAIN",
+                        answers,
+                    )
+                    .0;
                 }
             };
-            said += &converse(&mut tls(stream), greeting, "250-here\r\n250 AUTH PLAIN", answers).0;
+            said += &converse(
+                &mut tls(stream),
+                greeting,
+                "250-here\r\n250 AUTH PLAIN",
+                answers,
+            )
+            .0;
             said
         });
         Self { address, said }
@@ -123,7 +148,10 @@ fn assert_is_letter(said: &str) {
     ] {
         assert!(said.contains(line), "no {line}: {said}");
     }
-    assert!(!said.lines().any(|line| line.starts_with("Bcc")), "a name has made a line: {said}");
+    assert!(
+        !said.lines().any(|line| line.starts_with("Bcc")),
+        "a name has made a line: {said}"
+    );
 }
 
 #[test]
@@ -170,20 +198,39 @@ fn a_server_on_this_host_may_do_without_tls() {
 fn what_is_refused_for_good_is_not_tried_again_and_the_rest_is() {
     let refused = |rcpt, auth| sent(Security::Tls, USER, Answers { rcpt, auth }).0;
     let never = refused(Some("550 no such user\x1b"), None);
-    assert!(matches!(&never, Try::Never(why) if why.contains("550") && !why.contains('\x1b')), "{never:?}");
+    assert!(
+        matches!(&never, Try::Never(why) if why.contains("550") && !why.contains('\x1b')),
+        "{never:?}"
+    );
     let now = refused(Some("451 try later"), None);
-    assert!(matches!(&now, Try::NotNow(why) if why.contains("451")), "{now:?}");
+    assert!(
+        matches!(&now, Try::NotNow(why) if why.contains("451")),
+        "{now:?}"
+    );
     let password = refused(None, Some("535 wrong password"));
-    assert!(matches!(&password, Try::NotNow(why) if why.contains("535")), "{password:?}");
+    assert!(
+        matches!(&password, Try::NotNow(why) if why.contains("535")),
+        "{password:?}"
+    );
 }
 
 #[test]
 fn a_server_that_nobody_vouches_for_hears_nothing() {
     let authority = Authority::new();
-    let server = Server::start(Arc::clone(&authority.config), Security::Tls, Answers::default());
-    let mail = Mail { ca_file: None, ..mail(&authority, server.address, USER) };
+    let server = Server::start(
+        Arc::clone(&authority.config),
+        Security::Tls,
+        Answers::default(),
+    );
+    let mail = Mail {
+        ca_file: None,
+        ..mail(&authority, server.address, USER)
+    };
     let told = mail.tell(&message());
-    assert!(matches!(&told, Try::NotNow(why) if why.contains("certificate")), "{told:?}");
+    assert!(
+        matches!(&told, Try::NotNow(why) if why.contains("certificate")),
+        "{told:?}"
+    );
     assert_eq!(server.said.join().unwrap(), "");
 }
 
@@ -192,7 +239,11 @@ fn a_server_that_is_not_there_or_hangs_is_tried_again() {
     let authority = Authority::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mail = mail(&authority, listener.local_addr().unwrap(), "");
-    let hangs = Mail { timeout: Duration::from_secs(1), ..mail.clone() }.tell(&message());
+    let hangs = Mail {
+        timeout: Duration::from_secs(1),
+        ..mail.clone()
+    }
+    .tell(&message());
     assert!(matches!(hangs, Try::NotNow(_)), "{hangs:?}");
     drop(listener);
     assert!(matches!(mail.tell(&message()), Try::NotNow(_)));

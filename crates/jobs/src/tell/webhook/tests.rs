@@ -27,15 +27,22 @@ impl Authority {
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         std::fs::write(directory.path().join("ca.pem"), issuer.pem()).unwrap();
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+        let params =
+            CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
         let certificate = params.signed_by(&key, &issuer).unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config =
-            ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap();
         let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-        let config =
-            config.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key).unwrap();
-        Self { directory, config: Arc::new(config) }
+        let config = config
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.der().clone()], key)
+            .unwrap();
+        Self {
+            directory,
+            config: Arc::new(config),
+        }
     }
 
     /// Answers one request with these bytes; returns what was asked.
@@ -69,7 +76,9 @@ fn read_request(tls: &mut impl std::io::Read) -> String {
         bytes.extend_from_slice(&piece[..read]);
         let text = String::from_utf8_lossy(&bytes);
         let is_whole = text.split_once("\r\n\r\n").is_some_and(|(head, body)| {
-            let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+            let length = head
+                .lines()
+                .find_map(|line| line.strip_prefix("content-length: "));
             length.is_some_and(|length| body.len() >= length.parse::<usize>().unwrap())
         });
         if is_whole || read == 0 {
@@ -80,7 +89,9 @@ fn read_request(tls: &mut impl std::io::Read) -> String {
 
 #[track_caller]
 fn assert_not_now(told: &Try, why: &str) {
-    let Try::NotNow(said) = told else { panic!("{told:?}") };
+    let Try::NotNow(said) = told else {
+        panic!("{told:?}")
+    };
     assert!(said.contains(why), "{said}");
 }
 
@@ -91,12 +102,19 @@ fn a_message_is_posted_with_a_signature() {
     std::fs::write(&file, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n").unwrap();
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let (address, server) = authority.answer("HTTP/1.1 204 No Content\r\n\r\n");
-    let told = authority.webhook(address, "secret_file = 'secret'").tell(&message());
+    let told = authority
+        .webhook(address, "secret_file = 'secret'")
+        .tell(&message());
     assert_eq!(told, Try::Delivered);
     let request = server.join().unwrap();
-    assert!(request.starts_with("POST /hook?k=v HTTP/1.1\r\n"), "{request}");
+    assert!(
+        request.starts_with("POST /hook?k=v HTTP/1.1\r\n"),
+        "{request}"
+    );
     let header = |name: &str| {
-        let value = request.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        let value = request
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         value.unwrap_or_else(|| panic!("no {name}: {request}"))
     };
     assert_eq!(header("host"), format!("localhost:{}", address.port()));
@@ -104,14 +122,22 @@ fn a_message_is_posted_with_a_signature() {
     let (_, body) = request.split_once("\r\n\r\n").unwrap();
     let key = key("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").ok().unwrap();
     let seconds = header("webhook-timestamp").parse().unwrap();
-    assert_eq!(header("webhook-signature"), signature(&key, "abc-7", seconds, body));
+    assert_eq!(
+        header("webhook-signature"),
+        signature(&key, "abc-7", seconds, body)
+    );
 }
 
 /// The example of the specification's reference libraries.
 #[test]
 fn signatures_are_those_of_standard_webhooks() {
     let key = key("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").ok().unwrap();
-    let signed = signature(&key, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, "{\"test\": 2432232314}");
+    let signed = signature(
+        &key,
+        "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        1_614_265_330,
+        "{\"test\": 2432232314}",
+    );
     assert_eq!(signed, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
 }
 
@@ -121,7 +147,9 @@ fn a_secret_that_others_can_read_signs_nothing() {
     let file = authority.directory.path().join("secret");
     std::fs::write(&file, "s").unwrap();
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-    let told = authority.webhook(([127, 0, 0, 1], 1).into(), "secret_file = 'secret'").tell(&message());
+    let told = authority
+        .webhook(([127, 0, 0, 1], 1).into(), "secret_file = 'secret'")
+        .tell(&message());
     assert_not_now(&told, "others can read it: chmod 600");
 }
 
@@ -136,9 +164,13 @@ fn errors_and_redirects_are_told_and_tried_again_and_what_is_gone_is_not() {
     };
     let told = tell("HTTP/1.1 500 Oops\r\ncontent-length: 7\r\n\r\nno\x1broom");
     assert_not_now(&told, "it answers 500 Internal Server Error: no\\u{1b}room");
-    let told = tell("HTTP/1.1 302 Found\r\nlocation: https://127.0.0.1/x\r\ncontent-length: 0\r\n\r\n");
+    let told =
+        tell("HTTP/1.1 302 Found\r\nlocation: https://127.0.0.1/x\r\ncontent-length: 0\r\n\r\n");
     assert_not_now(&told, "redirects are not followed: to https://127.0.0.1/x");
-    assert_not_now(&tell("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"), "404");
+    assert_not_now(
+        &tell("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"),
+        "404",
+    );
     assert_not_now(&tell("nonsense\r\n\r\n"), "HTTP: ");
     assert_not_now(&tell(""), "HTTP: ");
     let told = tell("HTTP/1.1 410 Gone\r\ncontent-length: 0\r\n\r\n");
@@ -162,9 +194,24 @@ fn a_private_address_is_not_asked_by_name_or_as_itself() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let webhook = authority.webhook(listener.local_addr().unwrap(), "");
-    for host in ["localhost", "127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1", "0"] {
-        let webhook = Webhook { host: host.to_owned(), allow_private: false, ..webhook.clone() };
-        assert_not_now(&webhook.tell(&message()), "is no address of the public internet");
+    for host in [
+        "localhost",
+        "127.0.0.1",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "2130706433",
+        "0x7f.1",
+        "0",
+    ] {
+        let webhook = Webhook {
+            host: host.to_owned(),
+            allow_private: false,
+            ..webhook.clone()
+        };
+        assert_not_now(
+            &webhook.tell(&message()),
+            "is no address of the public internet",
+        );
     }
     assert!(listener.accept().is_err(), "somebody has connected");
 }

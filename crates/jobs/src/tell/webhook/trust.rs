@@ -11,14 +11,17 @@ pub(super) fn config(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     match ca_file {
         Some(path) => {
-            let fail = |error: &dyn std::fmt::Display| format!("read '{}': {error}", path.display());
+            let fail =
+                |error: &dyn std::fmt::Display| format!("read '{}': {error}", path.display());
             for certificate in CertificateDer::pem_file_iter(path).map_err(|error| fail(&error))? {
                 let certificate = certificate.map_err(|error| fail(&error))?;
                 roots.add(certificate).map_err(|error| fail(&error))?;
             }
         }
         // One of them that cannot be read is no reason to believe none.
-        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+        None => {
+            drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs))
+        }
     }
     if roots.is_empty() {
         return Err(
@@ -27,8 +30,8 @@ pub(super) fn config(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
         );
     }
     let provider = rustls::crypto::aws_lc_rs::default_provider();
-    let config =
-        ClientConfig::builder_with_provider(Arc::new(provider)).with_safe_default_protocol_versions();
+    let config = ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_safe_default_protocol_versions();
     let config = config.map_err(|error| error.to_string())?;
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }

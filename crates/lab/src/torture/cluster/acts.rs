@@ -98,8 +98,16 @@ impl Crowd {
 
 /// Draws the acts of a try, which begins with some that the one before has left.
 pub(super) fn draw(dice: &mut Dice, crowd: Crowd, before: Vec<Timed>) -> Acts {
-    let since = if dice.one_in(4) { Since::Start } else { Since::JobBegun };
-    let mut acts = Acts { since, now: before, later: Vec::new() };
+    let since = if dice.one_in(4) {
+        Since::Start
+    } else {
+        Since::JobBegun
+    };
+    let mut acts = Acts {
+        since,
+        now: before,
+        later: Vec::new(),
+    };
     let mut after = Duration::ZERO;
     for _ in 0..=dice.weighted([3, 4, 3, 2].into_iter()) {
         after += moment(dice, BETWEEN_MICROS_MAX);
@@ -125,37 +133,59 @@ fn lose(dice: &mut Dice, after: Duration, acts: &mut Acts) {
         3 => Loss::Stream,
         _ => Loss::Store,
     };
-    let times = if matches!(loss, Loss::Messages(_)) { dice.within(1..=MESSAGES_LOST_TIMES_MAX) } else { 1 };
+    let times = if matches!(loss, Loss::Messages(_)) {
+        dice.within(1..=MESSAGES_LOST_TIMES_MAX)
+    } else {
+        1
+    };
     let mut after = after;
     for _ in 0..times {
-        acts.now.push(Timed { after, act: Act::Lose(loss) });
+        acts.now.push(Timed {
+            after,
+            act: Act::Lose(loss),
+        });
         after += moment(dice, BETWEEN_LOSSES_MICROS_MAX);
     }
     if loss == Loss::Store {
         let after = after + moment(dice, AWAY_MICROS_MAX);
-        acts.now.push(Timed { after, act: Act::Start(Who::Broker) });
+        acts.now.push(Timed {
+            after,
+            act: Act::Start(Who::Broker),
+        });
     }
 }
 
 /// Somebody is killed or stopped, and comes back.
 fn strike(dice: &mut Dice, (after, who): (Duration, Who), acts: &mut Acts) {
-    let (act, back) =
-        if dice.one_in(2) { (Act::Kill(who), Act::Start(who)) } else { (Act::Stop(who), Act::Wake(who)) };
+    let (act, back) = if dice.one_in(2) {
+        (Act::Kill(who), Act::Start(who))
+    } else {
+        (Act::Stop(who), Act::Wake(who))
+    };
     acts.now.push(Timed { after, act });
     if act == Act::Kill(Who::Head) {
         return;
     }
     let away = moment(dice, AWAY_MICROS_MAX);
     if !dice.one_in(LEFT_ONE_IN) {
-        acts.now.push(Timed { after: after + away, act: back });
+        acts.now.push(Timed {
+            after: after + away,
+            act: back,
+        });
         return;
     }
-    acts.later.push(Timed { after: away, act: back });
+    acts.later.push(Timed {
+        after: away,
+        act: back,
+    });
     let is_waited_for = who != Who::Head && act.is_stop() && !dice.one_in(NOTICED_ONE_IN);
     if is_waited_for {
         // it would take a minute until all give up somebody who is silent
         let after = after + moment(dice, BETWEEN_MICROS_MAX);
-        acts.now.push(Timed { after, act: Act::Kill(Who::Head) });
+        acts.now.push(Timed {
+            after,
+            act: Act::Kill(Who::Head),
+        });
     }
 }
 

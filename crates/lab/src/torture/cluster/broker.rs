@@ -33,7 +33,11 @@ impl Broker {
     /// A broker that the lab starts, which lets everybody in.
     pub(super) fn of_lab(address: SocketAddr, directory: &Path) -> Result<Self> {
         fs::create_dir(directory).context("failed to make a directory for the broker")?;
-        let broker = Self { address, directory: directory.to_owned(), seed: None };
+        let broker = Self {
+            address,
+            directory: directory.to_owned(),
+            seed: None,
+        };
         let (path, log) = (directory.display(), directory.join("nats-server.log"));
         let text = format!(
             "host: \"{}\"\nport: {}\nlogfile: \"{}\"\njetstream {{ store_dir: \"{path}\", max_file_store: {} }}\n",
@@ -42,14 +46,22 @@ impl Broker {
             log.display(),
             8_u64 << 30,
         );
-        fs::write(broker.configuration(), text).context("failed to write the broker's configuration")?;
+        fs::write(broker.configuration(), text)
+            .context("failed to write the broker's configuration")?;
         Ok(broker)
     }
 
     /// A broker that a head starts, whose cluster is described in this file.
     pub(super) fn of_head(address: SocketAddr, cluster: &Path) -> Self {
-        let (directory, seed) = (cluster.with_extension("broker"), Some(cluster.with_extension("seed")));
-        Self { address, directory, seed }
+        let (directory, seed) = (
+            cluster.with_extension("broker"),
+            Some(cluster.with_extension("seed")),
+        );
+        Self {
+            address,
+            directory,
+            seed,
+        }
     }
 
     fn configuration(&self) -> PathBuf {
@@ -67,7 +79,10 @@ impl Broker {
             if self.processes()?.is_empty() {
                 let mut command = Command::new(SERVER);
                 command.arg("-c").arg(self.configuration());
-                command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+                command
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null());
                 let mut child = command.spawn().context("failed to start nats-server")?;
                 // whoever is killed is waited for, so that nothing of it stays
                 std::thread::spawn(move || drop(child.wait()));
@@ -89,12 +104,16 @@ impl Broker {
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc").context("failed to list processes")? {
             let name = entry.context("failed to list processes")?.file_name();
-            let id = name.to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
-            let Some((id, handle)) = id.and_then(|id| Some((id, pidfd_open(id, PidfdFlags::empty()).ok()?)))
+            let id = name
+                .to_str()
+                .and_then(|name| Pid::from_raw(name.parse().ok()?));
+            let Some((id, handle)) =
+                id.and_then(|id| Some((id, pidfd_open(id, PidfdFlags::empty()).ok()?)))
             else {
                 continue;
             };
-            let words = fs::read(format!("/proc/{}/cmdline", id.as_raw_nonzero())).unwrap_or_default();
+            let words =
+                fs::read(format!("/proc/{}/cmdline", id.as_raw_nonzero())).unwrap_or_default();
             if words.split(|byte| *byte == 0).any(|word| word == wanted) {
                 found.push(handle);
             }
@@ -133,7 +152,9 @@ impl Broker {
             }
         }
         // none that runs, or that answers, loses nothing now
-        let Ok(mut client) = self.client() else { return Ok(0) };
+        let Ok(mut client) = self.client() else {
+            return Ok(0);
+        };
         Ok(client.lose(loss, dice).unwrap_or_default())
     }
 
@@ -164,29 +185,48 @@ struct Client {
 
 impl Client {
     fn connect(address: SocketAddr, seed: Option<&Path>) -> Result<Self> {
-        let stream =
-            TcpStream::connect_timeout(&address, ANSWER_MAX).context("failed to reach the broker")?;
-        stream.set_read_timeout(Some(ANSWER_MAX)).context("failed to set a time")?;
-        let mut client = Self { reader: BufReader::new(stream), inbox: "_INBOX.lab".to_owned(), requests: 0 };
+        let stream = TcpStream::connect_timeout(&address, ANSWER_MAX)
+            .context("failed to reach the broker")?;
+        stream
+            .set_read_timeout(Some(ANSWER_MAX))
+            .context("failed to set a time")?;
+        let mut client = Self {
+            reader: BufReader::new(stream),
+            inbox: "_INBOX.lab".to_owned(),
+            requests: 0,
+        };
         let greeting = client.line()?;
-        let greeting: Value = serde_json::from_str(greeting.strip_prefix("INFO ").context("no greeting")?)?;
-        let mut words = json!({ "verbose": false, "pedantic": false, "lang": "lab", "version": "1" });
+        let greeting: Value =
+            serde_json::from_str(greeting.strip_prefix("INFO ").context("no greeting")?)?;
+        let mut words =
+            json!({ "verbose": false, "pedantic": false, "lang": "lab", "version": "1" });
         if let Some(seed) = seed {
             let seed = fs::read_to_string(seed).context("failed to read the seed")?;
             let key = nkeys::KeyPair::from_seed(seed.trim())?;
-            let nonce = greeting["nonce"].as_str().context("the broker asks for no key")?;
+            let nonce = greeting["nonce"]
+                .as_str()
+                .context("the broker asks for no key")?;
             words["nkey"] = key.public_key().into();
             words["sig"] = base64(&key.sign(nonce.as_bytes())?).into();
             client.inbox = format!("_INBOX.{}", key.public_key());
         }
         let subscribed = format!("CONNECT {words}\r\nSUB {}.> 1\r\n", client.inbox);
-        client.reader.get_mut().write_all(subscribed.as_bytes()).context("failed to write to the broker")?;
+        client
+            .reader
+            .get_mut()
+            .write_all(subscribed.as_bytes())
+            .context("failed to write to the broker")?;
         Ok(client)
     }
 
     fn line(&mut self) -> Result<String> {
         let mut line = String::new();
-        if self.reader.read_line(&mut line).context("failed to read from the broker")? == 0 {
+        if self
+            .reader
+            .read_line(&mut line)
+            .context("failed to read from the broker")?
+            == 0
+        {
             bail!("the broker has ended the connection");
         }
         Ok(line.trim_end().to_owned())
@@ -195,21 +235,34 @@ impl Client {
     /// Asks JetStream for something.
     fn ask(&mut self, what: &str, words: &Value) -> Result<Value> {
         self.requests += 1;
-        let (inbox, words) = (format!("{}.{}", self.inbox, self.requests), words.to_string());
+        let (inbox, words) = (
+            format!("{}.{}", self.inbox, self.requests),
+            words.to_string(),
+        );
         let request = format!("PUB $JS.API.{what} {inbox} {}\r\n{words}\r\n", words.len());
-        self.reader.get_mut().write_all(request.as_bytes()).context("failed to write to the broker")?;
+        self.reader
+            .get_mut()
+            .write_all(request.as_bytes())
+            .context("failed to write to the broker")?;
         loop {
             let line = self.line()?;
             if line == "PING" {
-                self.reader.get_mut().write_all(b"PONG\r\n").context("failed to write to the broker")?;
+                self.reader
+                    .get_mut()
+                    .write_all(b"PONG\r\n")
+                    .context("failed to write to the broker")?;
             }
             if let Some(error) = line.strip_prefix("-ERR ") {
                 bail!("the broker says {error}");
             }
-            let Some(message) = line.strip_prefix("MSG ") else { continue };
+            let Some(message) = line.strip_prefix("MSG ") else {
+                continue;
+            };
             let bytes: usize = message.rsplit(' ').next().unwrap_or_default().parse()?;
             let mut body = vec![0; bytes + 2];
-            self.reader.read_exact(&mut body).context("failed to read from the broker")?;
+            self.reader
+                .read_exact(&mut body)
+                .context("failed to read from the broker")?;
             if message.starts_with(&inbox) {
                 return Ok(serde_json::from_slice(&body)?);
             }
@@ -219,7 +272,10 @@ impl Client {
     fn queues(&mut self) -> Result<Vec<String>> {
         let answer = self.ask("STREAM.NAMES", &json!({ "offset": 0 }))?;
         let names = answer["streams"].as_array().cloned().unwrap_or_default();
-        let names = names.iter().filter_map(Value::as_str).filter(|name| *name != ENDS);
+        let names = names
+            .iter()
+            .filter_map(Value::as_str)
+            .filter(|name| *name != ENDS);
         Ok(names.map(str::to_owned).collect())
     }
 
@@ -239,8 +295,10 @@ impl Client {
 
     fn lose_messages(&mut self, queue: &str, one_in: u64, dice: &mut Dice) -> Result<u64> {
         let state = self.ask(&format!("STREAM.INFO.{queue}"), &json!({}))?["state"].take();
-        let (first, last) =
-            (state["first_seq"].as_u64().unwrap_or(1), state["last_seq"].as_u64().unwrap_or(0));
+        let (first, last) = (
+            state["first_seq"].as_u64().unwrap_or(1),
+            state["last_seq"].as_u64().unwrap_or(0),
+        );
         let mut lost = 0;
         for number in first..=last.min(first + MESSAGES_MAX) {
             if dice.one_in(one_in) {
@@ -254,7 +312,12 @@ impl Client {
 
     fn lose_consumers(&mut self, queue: &str) -> Result<()> {
         let names = self.ask(&format!("CONSUMER.NAMES.{queue}"), &json!({ "offset": 0 }))?;
-        for name in names["consumers"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        for name in names["consumers"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+        {
             self.ask(&format!("CONSUMER.DELETE.{queue}.{name}"), &json!({}))?;
         }
         Ok(())
@@ -266,7 +329,10 @@ fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut text = String::new();
     for three in bytes.chunks(3) {
-        let all = three.iter().fold(0, |all, byte| all << 8 | usize::from(*byte)) << (8 * (3 - three.len()));
+        let all = three
+            .iter()
+            .fold(0, |all, byte| all << 8 | usize::from(*byte))
+            << (8 * (3 - three.len()));
         let digits = (0..=three.len()).map(|place| DIGITS[all >> (18 - 6 * place) & 63]);
         text.extend(digits.map(char::from));
     }

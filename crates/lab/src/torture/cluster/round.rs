@@ -20,7 +20,9 @@ use crate::torture::dice::Dice;
 use crate::torture::metadata::Kind;
 use crate::torture::programs::{CLIENT_HOME, Running, append};
 use crate::torture::same;
-use crate::torture::shared_target::{Draws, JOB_PREFIX, Row, SharedTarget, is_mark, look_for_panics};
+use crate::torture::shared_target::{
+    Draws, JOB_PREFIX, Row, SharedTarget, is_mark, look_for_panics,
+};
 use crate::torture::tally::FailureKind;
 use crate::torture::watch::Watch;
 
@@ -65,14 +67,39 @@ pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (ClusterTally, St
 impl Round {
     fn set_up(zmove: &str, directory: &Path, seed: u64) -> Result<(Self, BrokerOf)> {
         let mut dice = Dice::new(seed);
-        let draws = Draws { command: &COMMAND, large_one_in: 2, large_bytes_max: LARGE_BYTES_MAX };
+        let draws = Draws {
+            command: &COMMAND,
+            large_one_in: 2,
+            large_bytes_max: LARGE_BYTES_MAX,
+        };
         let (at, serve) = SharedTarget::draw(directory, &draws, &mut dice)?;
-        let crowd = Crowd { receivers: 2 + dice.index(RECEIVERS_MAX - 1), nodes: 1 + dice.index(NODES_MAX) };
-        let broker_of = if dice.one_in(2) { BrokerOf::Head } else { BrokerOf::Lab };
+        let crowd = Crowd {
+            receivers: 2 + dice.index(RECEIVERS_MAX - 1),
+            nodes: 1 + dice.index(NODES_MAX),
+        };
+        let broker_of = if dice.one_in(2) {
+            BrokerOf::Head
+        } else {
+            BrokerOf::Lab
+        };
         let host = (host_of(seed), &mut dice);
-        let stand = Stand::set_up((zmove, directory, &at.shared), (crowd, broker_of), &serve, host)?;
+        let stand = Stand::set_up(
+            (zmove, directory, &at.shared),
+            (crowd, broker_of),
+            &serve,
+            host,
+        )?;
         let (asleep, tally) = (Vec::new(), ClusterTally::default());
-        Ok((Self { stand, at, asleep, dice, tally }, broker_of))
+        Ok((
+            Self {
+                stand,
+                at,
+                asleep,
+                dice,
+                tally,
+            },
+            broker_of,
+        ))
     }
 
     fn run(&mut self) -> Result<()> {
@@ -85,7 +112,11 @@ impl Round {
                 self.at.change_source()?;
                 self.at.inspector().expect_one_commit();
             }
-            let acts = acts::draw(&mut self.dice, self.stand.crowd(), std::mem::take(&mut later));
+            let acts = acts::draw(
+                &mut self.dice,
+                self.stand.crowd(),
+                std::mem::take(&mut later),
+            );
             later = acts.later;
             if self.attempt(acts.since, &acts.now)? == Ending::Done && self.asleep.is_empty() {
                 self.compare(&format!("after try {number}"))?;
@@ -121,14 +152,21 @@ impl Round {
             }
             self.tally.common.calm_failed += 1;
         }
-        self.tally.common.fail(FailureKind::Unfinished, format!("{CALM_MAX} tries that nothing disturbed"));
+        self.tally.common.fail(
+            FailureKind::Unfinished,
+            format!("{CALM_MAX} tries that nothing disturbed"),
+        );
         Ok(false)
     }
 
     /// Runs the command once.
     fn attempt(&mut self, since: Since, acts: &[Timed]) -> Result<Ending> {
         self.tally.common.tries += 1;
-        let said = self.stand.place.directory.join(format!("head-{}.json", self.tally.common.tries));
+        let said = self
+            .stand
+            .place
+            .directory
+            .join(format!("head-{}.json", self.tally.common.tries));
         let mut head = self.start_head(&said)?;
         if since == Since::JobBegun {
             self.wait_until_begun(&head)?;
@@ -136,13 +174,18 @@ impl Round {
         let began = Instant::now();
         let (mut is_over, mut is_stopped) = (false, false);
         for Timed { after, act } in acts {
-            is_over = is_over || head.ends((began + *after).saturating_duration_since(Instant::now()))?;
+            is_over =
+                is_over || head.ends((began + *after).saturating_duration_since(Instant::now()))?;
             if is_over && !act.restores() {
                 continue;
             }
             if is_over {
                 // of one that comes back after the end of the push
-                sleep((began + *after).saturating_duration_since(Instant::now()).min(AFTER_END_MAX));
+                sleep(
+                    (began + *after)
+                        .saturating_duration_since(Instant::now())
+                        .min(AFTER_END_MAX),
+                );
             }
             match act {
                 Act::Stop(Who::Head) => is_stopped = true,
@@ -158,7 +201,10 @@ impl Round {
         }
         let was_killed = acts.iter().any(|timed| timed.act == Act::Kill(Who::Head));
         let Some(status) = head.wait(PUSH_PATIENCE)? else {
-            self.tally.common.fail(FailureKind::Hung, format!("the push does not end after {acts:?}"));
+            self.tally.common.fail(
+                FailureKind::Hung,
+                format!("the push does not end after {acts:?}"),
+            );
             head.kill()?;
             return Ok(Ending::Failed);
         };
@@ -170,7 +216,10 @@ impl Round {
             return Ok(Ending::Done);
         }
         if !is_sane(status, was_killed, acts) {
-            self.tally.common.fail(FailureKind::Odd, format!("the push ended with {status} after {acts:?}"));
+            self.tally.common.fail(
+                FailureKind::Odd,
+                format!("the push ended with {status} after {acts:?}"),
+            );
         }
         Ok(Ending::Failed)
     }
@@ -179,19 +228,36 @@ impl Round {
     fn wait_until_begun(&self, head: &Running) -> Result<()> {
         let deadline = Instant::now() + BEGIN_MAX;
         let is_under_way = || -> Result<bool> {
-            let hidden = if self.at.target.exists() { names(&self.at.target)? } else { Default::default() };
-            let mut jobs = hidden.iter().filter(|name| name.to_string_lossy().starts_with(JOB_PREFIX));
+            let hidden = if self.at.target.exists() {
+                names(&self.at.target)?
+            } else {
+                Default::default()
+            };
+            let mut jobs = hidden
+                .iter()
+                .filter(|name| name.to_string_lossy().starts_with(JOB_PREFIX));
             Ok(jobs.any(|name| !is_mark(&self.at.target.join(name))))
         };
-        while Instant::now() < deadline && !is_under_way()? && !head.ends(Duration::from_millis(1))? {}
+        while Instant::now() < deadline
+            && !is_under_way()?
+            && !head.ends(Duration::from_millis(1))?
+        {}
         Ok(())
     }
 
     fn start_head(&self, said: &Path) -> Result<Running> {
         let mut command = self.stand.place.command(CLIENT_HOME);
-        command.args(["push", "--cluster", CLUSTER, "--json", "--timeout", "5s"]).args(&self.at.options);
-        command.arg(self.at.tree.root().join("")).arg(&self.at.target);
-        Running::start(command.stdout(append(said)?).stderr(append(&self.client_log())?))
+        command
+            .args(["push", "--cluster", CLUSTER, "--json", "--timeout", "5s"])
+            .args(&self.at.options);
+        command
+            .arg(self.at.tree.root().join(""))
+            .arg(&self.at.target);
+        Running::start(
+            command
+                .stdout(append(said)?)
+                .stderr(append(&self.client_log())?),
+        )
     }
 
     fn perform(&mut self, act: Act, head: &Running) -> Result<()> {
@@ -200,7 +266,10 @@ impl Round {
             Act::Kill(Who::Head) => head.signal(Signal::KILL),
             Act::Stop(Who::Head) => head.signal(Signal::STOP),
             Act::Wake(Who::Head) if self.asleep.is_empty() => head.signal(Signal::CONT),
-            Act::Wake(Who::Head) => self.asleep.iter().for_each(|head| head.signal(Signal::CONT)),
+            Act::Wake(Who::Head) => self
+                .asleep
+                .iter()
+                .for_each(|head| head.signal(Signal::CONT)),
             Act::Kill(who) => self.stand.kill(who)?,
             Act::Start(who) => self.stand.start(who)?,
             Act::Stop(who) => self.stand.signal(who, Signal::STOP)?,
@@ -218,7 +287,9 @@ impl Round {
         for mut head in std::mem::take(&mut self.asleep) {
             head.signal(Signal::CONT);
             if head.wait(PUSH_PATIENCE)?.is_none() {
-                self.tally.common.fail(FailureKind::Hung, "a push that was stopped does not end");
+                self.tally
+                    .common
+                    .fail(FailureKind::Hung, "a push that was stopped does not end");
                 head.kill()?;
             }
         }
@@ -230,7 +301,9 @@ impl Round {
     /// All that there is has come, or was there: each file once.
     fn look_at_summary(&mut self, said: &Path, acts: &[Timed]) -> Result<()> {
         let text = fs::read_to_string(said).context("failed to read what the head has said")?;
-        let mut objects = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut objects = text
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let summary = objects.rfind(|object| object["skipped"].is_u64());
         let summary = summary.context("the head has said no summary")?;
         let count = |what: &str| summary[what].as_u64().unwrap_or_default();
@@ -250,14 +323,18 @@ impl Round {
         let mut inspector = self.at.inspector();
         inspector.pass();
         let doubled = inspector.take_doubled();
-        doubled.into_iter().for_each(|what| self.tally.common.fail(FailureKind::Doubled, what));
+        doubled
+            .into_iter()
+            .for_each(|what| self.tally.common.fail(FailureKind::Doubled, what));
         Ok(())
     }
 
     /// The queue of a job goes with the job, also where its head was killed and another has ended the job.
     fn look_at_queues(&mut self) -> Result<()> {
         for queue in self.stand.queues()? {
-            self.tally.common.fail(FailureKind::Left, format!("{queue} at the broker"));
+            self.tally
+                .common
+                .fail(FailureKind::Left, format!("{queue} at the broker"));
         }
         Ok(())
     }
@@ -303,8 +380,15 @@ fn host_of(seed: u64) -> Ipv4Addr {
 /// What the command is given beside.
 const COMMAND: [Row; 4] = [
     // nothing is drawn that these do not keep
-    &[(2, &["--strict-metadata"]), (1, &["-a", "--numeric-ids", "--strict-metadata"])],
-    &[(3, &[]), (1, &["--transport", "quic"]), (1, &["--streams=2"])],
+    &[
+        (2, &["--strict-metadata"]),
+        (1, &["-a", "--numeric-ids", "--strict-metadata"]),
+    ],
+    &[
+        (3, &[]),
+        (1, &["--transport", "quic"]),
+        (1, &["--streams=2"]),
+    ],
     &[(3, &[]), (1, &["--io-engine=uring"])],
     &[(2, &[]), (1, &["--limit=400Mbit"])],
 ];

@@ -10,7 +10,9 @@ use super::acts::{Crowd, Loss, Who};
 use super::broker::Broker;
 use crate::torture::attempt::PATIENCE;
 use crate::torture::dice::Dice;
-use crate::torture::programs::{CLIENT_HOME, DAEMON_HOME, Daemon, Place, Running, append, free_address_of};
+use crate::torture::programs::{
+    CLIENT_HOME, DAEMON_HOME, Daemon, Place, Running, append, free_address_of,
+};
 
 /// All programs of a round but the heads.
 #[derive(Debug)]
@@ -52,7 +54,10 @@ impl Stand {
         (host, dice): (Ipv4Addr, &mut Dice),
     ) -> Result<Self> {
         let place = Place::prepare(zmove, directory, shared, &GRANTS)?;
-        let (homes, nodes) = (&RECEIVER_HOMES[..crowd.receivers], &NODE_HOMES[..crowd.nodes]);
+        let (homes, nodes) = (
+            &RECEIVER_HOMES[..crowd.receivers],
+            &NODE_HOMES[..crowd.nodes],
+        );
         for home in &homes[1..] {
             place.prepare_another(home, shared, &GRANTS)?;
         }
@@ -63,19 +68,34 @@ impl Stand {
         for home in homes {
             let address = free_address_of(host, dice)?;
             let daemon = place.serve_from(home, address, serve, log_of(directory, home))?;
-            receivers.push(Receiver { daemon, is_away: false });
+            receivers.push(Receiver {
+                daemon,
+                is_away: false,
+            });
         }
         let address = free_address_of(host, dice)?;
-        let cluster = directory.join(CLIENT_HOME).join("clusters").join(CLUSTER).with_extension("toml");
+        let cluster = directory
+            .join(CLIENT_HOME)
+            .join("clusters")
+            .join(CLUSTER)
+            .with_extension("toml");
         let broker = match broker_of {
             BrokerOf::Lab => Broker::of_lab(address, &directory.join("broker"))?,
             BrokerOf::Head => Broker::of_head(address, &cluster),
         };
         broker.start()?;
-        let mut stand = Self { place, receivers, nodes: Vec::new(), broker };
+        let mut stand = Self {
+            place,
+            receivers,
+            nodes: Vec::new(),
+            broker,
+        };
         stand.make_cluster(address, broker_of)?;
         for home in nodes {
-            let mut node = Node { home, running: None };
+            let mut node = Node {
+                home,
+                running: None,
+            };
             stand.start_node(&mut node)?;
             stand.nodes.push(node);
         }
@@ -83,8 +103,14 @@ impl Stand {
     }
 
     fn make_cluster(&self, address: SocketAddr, broker_of: BrokerOf) -> Result<()> {
-        let mut words: Vec<String> = ["cluster", "init", "--accept-new", CLUSTER].map(str::to_owned).into();
-        words.extend(self.receivers.iter().map(|receiver| receiver.daemon.address().to_string()));
+        let mut words: Vec<String> = ["cluster", "init", "--accept-new", CLUSTER]
+            .map(str::to_owned)
+            .into();
+        words.extend(
+            self.receivers
+                .iter()
+                .map(|receiver| receiver.daemon.address().to_string()),
+        );
         words.extend(match broker_of {
             BrokerOf::Head => ["--listen".to_owned(), address.to_string()],
             BrokerOf::Lab => ["--broker".to_owned(), format!("nats://{address}")],
@@ -93,9 +119,18 @@ impl Stand {
     }
 
     fn run(&self, words: &[String]) -> Result<()> {
-        let output = self.place.command(CLIENT_HOME).args(words).output().context("failed to start zmove")?;
+        let output = self
+            .place
+            .command(CLIENT_HOME)
+            .args(words)
+            .output()
+            .context("failed to start zmove")?;
         if !output.status.success() {
-            bail!("zmove {} failed: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+            bail!(
+                "zmove {} failed: {}",
+                words.join(" "),
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
         }
         Ok(())
     }
@@ -103,18 +138,27 @@ impl Stand {
     fn start_node(&self, node: &mut Node) -> Result<()> {
         let invitation = self.place.directory.join(node.home).with_extension("toml");
         if !invitation.exists() {
-            let output = invitation.to_str().context("the lab's directory is not UTF-8")?;
+            let output = invitation
+                .to_str()
+                .context("the lab's directory is not UTF-8")?;
             self.run(&["cluster", "invite", CLUSTER, "-o", output].map(str::to_owned))?;
         }
         let mut command = self.place.command(node.home);
         let log = append(&log_of(&self.place.directory, node.home))?;
-        command.args(["cluster", "join"]).arg(&invitation).stdout(log.try_clone()?).stderr(log);
+        command
+            .args(["cluster", "join"])
+            .arg(&invitation)
+            .stdout(log.try_clone()?)
+            .stderr(log);
         node.running = Some(Running::start(&mut command)?);
         Ok(())
     }
 
     pub(super) fn crowd(&self) -> Crowd {
-        Crowd { receivers: self.receivers.len(), nodes: self.nodes.len() }
+        Crowd {
+            receivers: self.receivers.len(),
+            nodes: self.nodes.len(),
+        }
     }
 
     pub(super) fn kill(&mut self, who: Who) -> Result<()> {
@@ -146,7 +190,10 @@ impl Stand {
                 }
             }
             Who::Node(which) if self.nodes[which].running.is_none() => {
-                let mut node = Node { home: self.nodes[which].home, running: None };
+                let mut node = Node {
+                    home: self.nodes[which].home,
+                    running: None,
+                };
                 self.start_node(&mut node)?;
                 self.nodes[which] = node;
             }
@@ -173,7 +220,10 @@ impl Stand {
     /// Wakes all who are stopped, and starts all who are away.
     pub(super) fn restore(&mut self) -> Result<()> {
         let Crowd { receivers, nodes } = self.crowd();
-        let all = (0..receivers).map(Who::Receiver).chain((0..nodes).map(Who::Node)).chain([Who::Broker]);
+        let all = (0..receivers)
+            .map(Who::Receiver)
+            .chain((0..nodes).map(Who::Node))
+            .chain([Who::Broker]);
         for who in all.collect::<Vec<_>>() {
             self.signal(who, Signal::CONT)?;
             self.start(who)?;
@@ -188,13 +238,21 @@ impl Stand {
 
     /// The queues that the broker has, if it runs.
     pub(super) fn queues(&self) -> Result<Vec<String>> {
-        if self.broker.start()? { self.broker.queues() } else { Ok(Vec::new()) }
+        if self.broker.start()? {
+            self.broker.queues()
+        } else {
+            Ok(Vec::new())
+        }
     }
 
     /// The one that has ended by itself, in words, and is started again: nobody should.
     pub(super) fn dead(&mut self) -> Result<Vec<String>> {
         let mut dead = Vec::new();
-        for receiver in self.receivers.iter_mut().filter(|receiver| !receiver.is_away) {
+        for receiver in self
+            .receivers
+            .iter_mut()
+            .filter(|receiver| !receiver.is_away)
+        {
             if let Some(status) = receiver.daemon.running().ended()? {
                 dead.push(format!("a receiver ended by itself with {status}"));
                 self.place.serve_again(&mut receiver.daemon)?;
@@ -203,7 +261,10 @@ impl Stand {
         for which in 0..self.nodes.len() {
             let running = self.nodes[which].running.as_mut();
             if let Some(status) = running.map(Running::ended).transpose()?.flatten() {
-                dead.push(format!("{} ended by itself with {status}", self.nodes[which].home));
+                dead.push(format!(
+                    "{} ended by itself with {status}",
+                    self.nodes[which].home
+                ));
                 self.nodes[which].running = None;
                 self.start(Who::Node(which))?;
             }
@@ -215,7 +276,9 @@ impl Stand {
     pub(super) fn end(&mut self) -> Result<Vec<String>> {
         let mut bad = Vec::new();
         for node in &mut self.nodes {
-            let Some(mut running) = node.running.take() else { continue };
+            let Some(mut running) = node.running.take() else {
+                continue;
+            };
             running.signal(Signal::TERM);
             match running.wait(PATIENCE)? {
                 Some(status) if status.code() == Some(INTERRUPTED) => {}
@@ -237,12 +300,17 @@ impl Stand {
     /// The logs of all programs but the heads.
     pub(super) fn logs(&self) -> Vec<PathBuf> {
         let homes = RECEIVER_HOMES.iter().chain(&NODE_HOMES);
-        homes.map(|home| log_of(&self.place.directory, home)).collect()
+        homes
+            .map(|home| log_of(&self.place.directory, home))
+            .collect()
     }
 
     /// The homes of all programs.
     pub(super) fn homes(&self) -> Vec<PathBuf> {
-        let homes = [CLIENT_HOME].into_iter().chain(RECEIVER_HOMES).chain(NODE_HOMES);
+        let homes = [CLIENT_HOME]
+            .into_iter()
+            .chain(RECEIVER_HOMES)
+            .chain(NODE_HOMES);
         homes.map(|home| self.place.directory.join(home)).collect()
     }
 }

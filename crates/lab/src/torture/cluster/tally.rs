@@ -36,7 +36,15 @@ impl Struck {
         } += 1;
     }
 
-    fn add(&mut self, Self { heads, receivers, nodes, brokers }: &Self) {
+    fn add(
+        &mut self,
+        Self {
+            heads,
+            receivers,
+            nodes,
+            brokers,
+        }: &Self,
+    ) {
         self.heads += heads;
         self.receivers += receivers;
         self.nodes += nodes;
@@ -46,8 +54,16 @@ impl Struck {
 
 impl fmt::Display for Struck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { heads, receivers, nodes, brokers } = self;
-        write!(f, "{heads} heads, {receivers} receivers, {nodes} nodes, {brokers} brokers")
+        let Self {
+            heads,
+            receivers,
+            nodes,
+            brokers,
+        } = self;
+        write!(
+            f,
+            "{heads} heads, {receivers} receivers, {nodes} nodes, {brokers} brokers"
+        )
     }
 }
 
@@ -73,9 +89,26 @@ impl ClusterTally {
 
 impl fmt::Display for ClusterTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { common, killed, stopped, losses, messages_lost } = self;
-        let Tally { rounds, tries, looks, calm_failed, marks, .. } = common;
-        let doubled = common.failures.iter().filter(|found| found.kind == FailureKind::Doubled).count();
+        let Self {
+            common,
+            killed,
+            stopped,
+            losses,
+            messages_lost,
+        } = self;
+        let Tally {
+            rounds,
+            tries,
+            looks,
+            calm_failed,
+            marks,
+            ..
+        } = common;
+        let doubled = common
+            .failures
+            .iter()
+            .filter(|found| found.kind == FailureKind::Doubled)
+            .count();
         write!(
             f,
             "{rounds} rounds, {tries} tries; killed: {killed}; stopped: {stopped}; {losses} losses of the broker, \

@@ -42,7 +42,10 @@ pub(super) struct Acts {
 
 /// Draws the acts of a try, which begins with some that the one before has left.
 pub(super) fn draw(dice: &mut Dice, daemons: usize, before: Vec<Timed>) -> Acts {
-    let mut acts = Acts { now: before, later: Vec::new() };
+    let mut acts = Acts {
+        now: before,
+        later: Vec::new(),
+    };
     let mut after = Duration::ZERO;
     for _ in 0..=dice.weighted([3, 4, 3, 2].into_iter()) {
         after += moment(dice, BETWEEN_MICROS_MAX);
@@ -56,14 +59,23 @@ pub(super) fn draw(dice: &mut Dice, daemons: usize, before: Vec<Timed>) -> Acts 
         let Some(back) = back else { continue };
         let away = moment(dice, AWAY_MICROS_MAX);
         if dice.one_in(3) {
-            acts.later.push(Timed { after: away, act: back });
+            acts.later.push(Timed {
+                after: away,
+                act: back,
+            });
             if matches!(act, Act::Stop(_)) && !dice.one_in(NOTICED_ONE_IN) {
                 // it would take a minute until the push gives up somebody who is silent
                 let after = after + moment(dice, BETWEEN_MICROS_MAX);
-                acts.now.push(Timed { after, act: Act::KillPush });
+                acts.now.push(Timed {
+                    after,
+                    act: Act::KillPush,
+                });
             }
         } else {
-            acts.now.push(Timed { after: after + away, act: back });
+            acts.now.push(Timed {
+                after: after + away,
+                act: back,
+            });
         }
     }
     for acts in [&mut acts.now, &mut acts.later] {

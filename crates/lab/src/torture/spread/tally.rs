@@ -36,8 +36,20 @@ impl SpreadTally {
 
 impl fmt::Display for SpreadTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { common, pushes_killed, daemons_killed, daemons_stopped } = self;
-        let Tally { rounds, tries, looks, calm_failed, marks, .. } = common;
+        let Self {
+            common,
+            pushes_killed,
+            daemons_killed,
+            daemons_stopped,
+        } = self;
+        let Tally {
+            rounds,
+            tries,
+            looks,
+            calm_failed,
+            marks,
+            ..
+        } = common;
         write!(
             f,
             "{rounds} rounds, {tries} tries; killed: {pushes_killed} pushes, {daemons_killed} daemons; stopped: \

@@ -46,7 +46,9 @@ mod tests {
         assert_eq!(names.len(), 5000);
         let fits = |name: &OsString| {
             let bytes = name.as_encoded_bytes();
-            (1..=NAME_BYTES_MAX).contains(&bytes.len()) && !bytes.contains(&b'/') && !bytes.contains(&0)
+            (1..=NAME_BYTES_MAX).contains(&bytes.len())
+                && !bytes.contains(&b'/')
+                && !bytes.contains(&0)
         };
         assert!(names.iter().all(fits));
     }

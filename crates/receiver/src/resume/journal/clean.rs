@@ -93,7 +93,9 @@ pub fn clean(directory: &Path, rule: &CleanRule) -> Result<Vec<Cleaned>, Journal
     // A journal dated in the future counts as new.
     let age = |modified: SystemTime| now.duration_since(modified).unwrap_or_default();
     let old = orphans::aged(directory)?.into_iter();
-    let old: Vec<_> = old.filter(|(_, modified)| age(*modified) >= rule.older_than).collect();
+    let old: Vec<_> = old
+        .filter(|(_, modified)| age(*modified) >= rule.older_than)
+        .collect();
     if old.is_empty() {
         return Ok(Vec::new());
     }
@@ -106,8 +108,12 @@ pub fn clean(directory: &Path, rule: &CleanRule) -> Result<Vec<Cleaned>, Journal
 /// The inode and time of birth of each part file of a running transfer.
 fn parts_in_use(journals: Vec<FoundJournal>) -> HashSet<(u64, Timestamp)> {
     let in_use = journals.into_iter().filter(|listed| listed.in_use);
-    let files = in_use.filter_map(|listed| listed.contents.ok()).flat_map(|unfinished| unfinished.files);
-    files.map(|file| (file.part.inode, file.part.born)).collect()
+    let files = in_use
+        .filter_map(|listed| listed.contents.ok())
+        .flat_map(|unfinished| unfinished.files);
+    files
+        .map(|file| (file.part.inode, file.part.born))
+        .collect()
 }
 
 fn clean_one(
@@ -119,12 +125,24 @@ fn clean_one(
     let orphan = match Orphan::take(&path) {
         Ok(orphan) => orphan?,
         Err(error) => {
-            let removed = if rule.mode == CleanMode::Remove { discard(&path) } else { Ok(true) };
-            return Some(Cleaned { path, modified, contents: Err(error), parts: Vec::new(), removed });
+            let removed = if rule.mode == CleanMode::Remove {
+                discard(&path)
+            } else {
+                Ok(true)
+            };
+            return Some(Cleaned {
+                path,
+                modified,
+                contents: Err(error),
+                parts: Vec::new(),
+                removed,
+            });
         }
     };
     let parts = clean_parts(orphan.unfinished(), rule.mode, in_use);
-    let missed = parts.iter().any(|fate| matches!(fate, PartFate::Failed(_) | PartFate::Elsewhere));
+    let missed = parts
+        .iter()
+        .any(|fate| matches!(fate, PartFate::Failed(_) | PartFate::Elsewhere));
     let keep = missed && rule.unreachable == Unreachable::Keep;
     let contents = Ok(orphan.unfinished().clone());
     let removed = match rule.mode {
@@ -132,7 +150,13 @@ fn clean_one(
         CleanMode::DryRun => Ok(true),
         CleanMode::Remove => orphan.remove().map(|()| true),
     };
-    Some(Cleaned { path, modified, contents, parts, removed })
+    Some(Cleaned {
+        path,
+        modified,
+        contents,
+        parts,
+        removed,
+    })
 }
 
 fn clean_parts(
@@ -156,7 +180,12 @@ fn open_target(unfinished: &Unfinished) -> io::Result<Option<Tree>> {
     let begin = &unfinished.begin;
     let tree = Tree::open(Path::new(OsStr::from_bytes(&begin.target)))?;
     let stat = rustix::fs::fstat(tree.fd())?;
-    let births = || unfinished.files.iter().all(|file| file.part.born != Timestamp::default());
+    let births = || {
+        unfinished
+            .files
+            .iter()
+            .all(|file| file.part.born != Timestamp::default())
+    };
     let same_device = stat.st_dev == begin.device || (!unfinished.same_boot && births());
     Ok((same_device && stat.st_ino == begin.inode).then_some(tree))
 }
@@ -195,9 +224,14 @@ pub fn birth_of(file: impl AsFd) -> Timestamp {
 }
 
 fn birth(stat: &Statx) -> Timestamp {
-    Timestamp { seconds: stat.stx_btime.tv_sec, nanos: stat.stx_btime.tv_nsec }
+    Timestamp {
+        seconds: stat.stx_btime.tv_sec,
+        nanos: stat.stx_btime.tv_nsec,
+    }
 }
 
 fn again(error: &io::Error) -> io::Error {
-    error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
+    error
+        .raw_os_error()
+        .map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
 }

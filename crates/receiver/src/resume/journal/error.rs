@@ -27,7 +27,9 @@ pub enum JournalError {
     #[error("it is no journal, or its beginning is damaged")]
     Damaged,
     /// Another release wrote the journal.
-    #[error("it has format version {found}, and this zmove reads {VERSION}: use the release that wrote it")]
+    #[error(
+        "it has format version {found}, and this zmove reads {VERSION}: use the release that wrote it"
+    )]
     OtherVersion {
         /// The version of the journal.
         found: u32,
@@ -67,7 +69,11 @@ pub enum JournalError {
 impl JournalError {
     /// Adds the operation and the path to an error of the system.
     pub(super) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { operation, path: path.to_owned(), source }
+        move |source| Self::Io {
+            operation,
+            path: path.to_owned(),
+            source,
+        }
     }
 
     /// The system's error, or the one that comes nearest.

@@ -20,7 +20,9 @@ pub fn journal(bytes: &[u8]) {
     let replayed = replay(bytes).expect("memory can be read");
     let replayed = match replayed {
         Ok(replayed) => replayed,
-        Err(error) => return assert!(begun.is_err() || matches!(error, JournalError::TooManyFiles { .. })),
+        Err(error) => {
+            return assert!(begun.is_err() || matches!(error, JournalError::TooManyFiles { .. }));
+        }
     };
     assert!(replayed.end <= bytes.len() as u64);
     let unfinished = replayed.unfinished(BOOT);
@@ -29,8 +31,16 @@ pub fn journal(bytes: &[u8]) {
         assert!(file.bytes_flushed() <= file.bytes_written());
         assert!(file.bytes_written() <= file.part.source.bytes);
     }
-    let anew = replay(&written(&unfinished)[..]).expect("memory can be read").expect("it was just written");
-    assert_eq!(anew.unfinished(BOOT), Unfinished { same_boot: true, ..unfinished });
+    let anew = replay(&written(&unfinished)[..])
+        .expect("memory can be read")
+        .expect("it was just written");
+    assert_eq!(
+        anew.unfinished(BOOT),
+        Unfinished {
+            same_boot: true,
+            ..unfinished
+        }
+    );
 }
 
 /// Reads a journal of any records, each given by its type, the length of its body (u16) and its body. Frames and
@@ -55,7 +65,9 @@ pub fn job_journal(bytes: &[u8]) {
         Ok(())
     };
     read_on(&journal[..], &mut position, take).expect("memory can be read");
-    assert!(position <= journal.len() as u64 && whole.last().is_none_or(|(_, end)| *end == position));
+    assert!(
+        position <= journal.len() as u64 && whole.last().is_none_or(|(_, end)| *end == position)
+    );
     let (mut grown, mut read) = (Vec::new(), 0);
     let step = journal.len() / 7 + 1;
     for length in (0..journal.len()).step_by(step).chain([journal.len()]) {
@@ -76,13 +88,19 @@ pub fn journal_files(bytes: &[u8]) {
     let directory = directory();
     let path = directory.join(format!("{:032x}{SUFFIX}", std::process::id()));
     fs::write(&path, framed(bytes)).expect("there is room for a small file");
-    let listed = list(directory).expect("the directory can be read").remove(0);
-    let taken = orphans(directory).expect("the directory can be read").remove(0);
+    let listed = list(directory)
+        .expect("the directory can be read")
+        .remove(0);
+    let taken = orphans(directory)
+        .expect("the directory can be read")
+        .remove(0);
     match (listed.contents, taken) {
         (Ok(said), Ok(mut orphan)) => {
             assert_eq!(&said, orphan.unfinished());
             let files: Vec<_> = said.files.iter().map(|file| file.file).collect();
-            files.iter().for_each(|file| orphan.ended(*file).expect("a record can be added"));
+            files
+                .iter()
+                .for_each(|file| orphan.ended(*file).expect("a record can be added"));
             orphan.remove().expect("it is there");
         }
         (Err(said), Err((_, error))) => assert_eq!(said.to_string(), error.to_string()),
@@ -109,7 +127,9 @@ pub fn framed(mut steps: &[u8]) -> Vec<u8> {
         let mut head = [0, 0, 0, 0, kind];
         head[..HEAD_BYTES - 1].copy_from_slice(&length.to_le_bytes());
         let checksum = checksum(&head, body).to_le_bytes();
-        [&head[..], body, &checksum].iter().for_each(|part| journal.extend_from_slice(part));
+        [&head[..], body, &checksum]
+            .iter()
+            .for_each(|part| journal.extend_from_slice(part));
         steps = rest;
     }
     journal
@@ -122,5 +142,8 @@ fn written(unfinished: &Unfinished) -> Vec<u8> {
         records.push(Record::Part(file.file, file.part.clone()));
         records.extend(runs(file.file, file));
     }
-    records.iter().flat_map(|record| record.encode().expect("it was decoded within the limits")).collect()
+    records
+        .iter()
+        .flat_map(|record| record.encode().expect("it was decoded within the limits"))
+        .collect()
 }

@@ -32,7 +32,8 @@ impl LockedFile {
             if let Some(left_behind) = Self::take(path)? {
                 left_behind.remove()?;
             }
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let flags =
+                OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let mode = Mode::RUSR | Mode::WUSR;
             let file = match rustix::fs::open(path, flags, mode) {
                 Ok(file) => File::from(file),
@@ -40,7 +41,10 @@ impl LockedFile {
             };
             // Until it is locked, the new file looks like one that was left behind.
             if lock(&file).map_err(JournalError::io("lock", path))? {
-                return Ok(Self { file, path: path.to_owned() });
+                return Ok(Self {
+                    file,
+                    path: path.to_owned(),
+                });
             }
         }
         Err(JournalError::io("create", path)(Errno::EXIST.into()))
@@ -51,9 +55,14 @@ impl LockedFile {
     /// # Errors
     /// The system's error.
     pub(crate) fn take(path: &Path) -> Result<Option<Self>, JournalError> {
-        let Some(file) = open(path)? else { return Ok(None) };
+        let Some(file) = open(path)? else {
+            return Ok(None);
+        };
         let held = lock(&file).map_err(JournalError::io("lock", path))?;
-        Ok(held.then(|| Self { file, path: path.to_owned() }))
+        Ok(held.then(|| Self {
+            file,
+            path: path.to_owned(),
+        }))
     }
 
     /// Removes the file.
@@ -73,7 +82,8 @@ pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
         Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR) => return Ok(None),
         Err(error) => return Err(JournalError::io("open", path)(error.into())),
     };
-    let stat = rustix::fs::fstat(&file).map_err(|error| JournalError::io("look at", path)(error.into()))?;
+    let stat = rustix::fs::fstat(&file)
+        .map_err(|error| JournalError::io("look at", path)(error.into()))?;
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     Ok(regular.then(|| File::from(file)))
 }
@@ -81,7 +91,9 @@ pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
 /// Whether somebody holds a file to write or to take it over.
 pub(super) fn is_in_use(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => rustix::fs::flock(file, FlockOperation::Unlock).map(|()| false).map_err(io::Error::from),
+        Ok(()) => rustix::fs::flock(file, FlockOperation::Unlock)
+            .map(|()| false)
+            .map_err(io::Error::from),
         Err(Errno::WOULDBLOCK) => Ok(true),
         Err(error) => Err(error.into()),
     }
@@ -89,13 +101,18 @@ pub(super) fn is_in_use(file: &File) -> io::Result<bool> {
 
 /// Makes the directory if it is not there, for its owner only.
 pub(crate) fn ensure_directory(path: &Path) -> Result<(), JournalError> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path);
     made.map_err(JournalError::io("make directory", path))
 }
 
 /// Puts a directory's names on stable storage.
 pub(super) fn sync_directory(path: &Path) -> Result<(), JournalError> {
-    File::open(path).and_then(|directory| directory.sync_all()).map_err(JournalError::io("flush", path))
+    File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(JournalError::io("flush", path))
 }
 
 /// Locks a file that still has a name; `false` when somebody else holds it, or has removed it meanwhile.

@@ -41,7 +41,10 @@ pub(super) struct Tags {
 
 impl Tags {
     pub(super) fn of(begin: &Begin) -> Self {
-        let place = blake3::Hasher::new().update(&begin.inode.to_le_bytes()).update(&begin.owner).finalize();
+        let place = blake3::Hasher::new()
+            .update(&begin.inode.to_le_bytes())
+            .update(&begin.owner)
+            .finalize();
         let [owner, place] =
             [blake3::hash(&begin.owner), place].map(|hash| hash.to_hex()[..TAG_DIGITS].to_owned());
         Self { owner, place }
@@ -66,9 +69,13 @@ impl Named {
         let is_tag = |tag| is_hex(tag, TAG_DIGITS);
         let (transfer, tags) = match stem.split('-').collect::<Vec<_>>()[..] {
             [transfer] => (transfer, None),
-            [transfer, owner, place] if is_tag(owner) && is_tag(place) => {
-                (transfer, Some(Tags { owner: owner.to_owned(), place: place.to_owned() }))
-            }
+            [transfer, owner, place] if is_tag(owner) && is_tag(place) => (
+                transfer,
+                Some(Tags {
+                    owner: owner.to_owned(),
+                    place: place.to_owned(),
+                }),
+            ),
             _ => return None,
         };
         is_hex(transfer, TRANSFER_DIGITS).then_some(Self { path, tags, is_new })
@@ -76,7 +83,10 @@ impl Named {
 }
 
 fn is_hex(text: &str, digits: usize) -> bool {
-    text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    text.len() == digits
+        && text
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// All journals in `directory`, in the order of their paths, with those that are being created or rewritten.
@@ -87,21 +97,31 @@ pub(super) fn entries(directory: &Path) -> Result<Vec<Named>, JournalError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(cannot(error)),
     };
-    let paths = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>();
-    let mut named: Vec<_> = paths.map_err(cannot)?.into_iter().filter_map(Named::parse).collect();
+    let paths = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<io::Result<Vec<_>>>();
+    let mut named: Vec<_> = paths
+        .map_err(cannot)?
+        .into_iter()
+        .filter_map(Named::parse)
+        .collect();
     named.sort_by(|one, other| one.path.cmp(&other.path));
     Ok(named)
 }
 
 /// The journals in `directory`, without those that are being created or rewritten.
 pub(super) fn journals(directory: &Path) -> Result<impl Iterator<Item = Named>, JournalError> {
-    Ok(entries(directory)?.into_iter().filter(|named| !named.is_new))
+    Ok(entries(directory)?
+        .into_iter()
+        .filter(|named| !named.is_new))
 }
 
 /// Renames a journal of an earlier release that nobody holds to the name that is searched for now. One that cannot be
 /// read keeps its name, by which `zmove journal` finds it.
 pub(super) fn rename_old(path: &Path) -> Result<Option<(PathBuf, Tags)>, JournalError> {
-    let Some(held) = LockedFile::take(path)? else { return Ok(None) };
+    let Some(held) = LockedFile::take(path)? else {
+        return Ok(None);
+    };
     let begin = reader::begin(&held.file).map_err(JournalError::io("read", path))?;
     let Ok(begin) = begin else { return Ok(None) };
     let renamed = path_of(path.parent().unwrap_or(path), &begin);

@@ -46,11 +46,18 @@ impl Orphan {
     /// # Errors
     /// [`JournalError`]; the file is then left as it is.
     pub fn take(path: &Path) -> Result<Option<Self>, JournalError> {
-        let Some(held) = LockedFile::take(path)? else { return Ok(None) };
+        let Some(held) = LockedFile::take(path)? else {
+            return Ok(None);
+        };
         let modified = modified(&held.file, path)?;
         let replay = replay(&held.file).map_err(JournalError::io("read", path))??;
         let (end, unfinished) = (replay.end, replay.unfinished(BootId::current()));
-        Ok(Some(Self { held, unfinished, modified, end }))
+        Ok(Some(Self {
+            held,
+            unfinished,
+            modified,
+            end,
+        }))
     }
 
     /// Records that a file has been taken over, or is of no use, so that it is not found again. A torn record is cut
@@ -62,12 +69,16 @@ impl Orphan {
         let record = Record::Ended { file }.encode()?;
         let journal = &self.held.file;
         // Keep the time of the last write: since then nobody should have written to the journal's parts.
-        let written = journal.set_len(self.end).and_then(|()| journal.write_all_at(&record, self.end));
+        let written = journal
+            .set_len(self.end)
+            .and_then(|()| journal.write_all_at(&record, self.end));
         written
             .and_then(|()| journal.set_modified(self.modified))
             .map_err(JournalError::io("write", &self.held.path))?;
         self.end += record.len() as u64;
-        self.unfinished.files.retain(|unfinished| unfinished.file != file);
+        self.unfinished
+            .files
+            .retain(|unfinished| unfinished.file != file);
         Ok(())
     }
 
@@ -142,7 +153,9 @@ fn take_all(paths: impl Iterator<Item = PathBuf>, wanted: impl Fn(&Begin) -> boo
 /// # Errors
 /// [`JournalError`] when the directory cannot be read; one that does not exist holds none.
 pub fn list(directory: &Path) -> Result<Vec<FoundJournal>, JournalError> {
-    journals(directory)?.filter_map(|named| look_at(named.path).transpose()).collect()
+    journals(directory)?
+        .filter_map(|named| look_at(named.path).transpose())
+        .collect()
 }
 
 /// Removes a journal without reading it; `false` when somebody holds it, or it has gone.
@@ -158,7 +171,9 @@ pub(super) fn aged(directory: &Path) -> Result<Vec<(PathBuf, SystemTime)>, Journ
     let mut aged = Vec::new();
     for Named { path, .. } in journals(directory)? {
         if let Some(metadata) = metadata(&path)? {
-            let modified = metadata.modified().map_err(JournalError::io("look at", &path))?;
+            let modified = metadata
+                .modified()
+                .map_err(JournalError::io("look at", &path))?;
             aged.push((path, modified));
         }
     }
@@ -166,7 +181,9 @@ pub(super) fn aged(directory: &Path) -> Result<Vec<(PathBuf, SystemTime)>, Journ
 }
 
 fn take_if(path: &Path, wanted: &impl Fn(&Begin) -> bool) -> Result<Option<Orphan>, JournalError> {
-    let Some(file) = locked_file::open(path)? else { return Ok(None) };
+    let Some(file) = locked_file::open(path)? else {
+        return Ok(None);
+    };
     match reader::begin(&file).map_err(JournalError::io("read", path))? {
         Ok(begin) if wanted(&begin) => Orphan::take(path),
         Ok(_of_no_interest) => Ok(None),
@@ -184,8 +201,12 @@ fn sweep(directory: &Path) -> Result<Vec<Named>, JournalError> {
 }
 
 fn look_at(path: PathBuf) -> Result<Option<FoundJournal>, JournalError> {
-    let Some(metadata) = metadata(&path)? else { return Ok(None) };
-    let modified = metadata.modified().map_err(JournalError::io("look at", &path))?;
+    let Some(metadata) = metadata(&path)? else {
+        return Ok(None);
+    };
+    let modified = metadata
+        .modified()
+        .map_err(JournalError::io("look at", &path))?;
     let opened = locked_file::open(&path).and_then(|file| {
         let Some(file) = file else { return Ok(None) };
         let in_use = locked_file::is_in_use(&file).map_err(JournalError::io("lock", &path))?;
@@ -196,7 +217,13 @@ fn look_at(path: PathBuf) -> Result<Option<FoundJournal>, JournalError> {
         Ok(None) => return Ok(None),
         Err(error) => (false, Err(error)),
     };
-    Ok(Some(FoundJournal { path, in_use, bytes: metadata.len(), modified, contents }))
+    Ok(Some(FoundJournal {
+        path,
+        in_use,
+        bytes: metadata.len(),
+        modified,
+        contents,
+    }))
 }
 
 /// A regular file's metadata; `None` where there is none.
@@ -209,7 +236,9 @@ fn metadata(path: &Path) -> Result<Option<fs::Metadata>, JournalError> {
 }
 
 fn modified(file: &File, path: &Path) -> Result<SystemTime, JournalError> {
-    file.metadata().and_then(|metadata| metadata.modified()).map_err(JournalError::io("look at", path))
+    file.metadata()
+        .and_then(|metadata| metadata.modified())
+        .map_err(JournalError::io("look at", path))
 }
 
 fn read(file: &File, path: &Path) -> Result<Unfinished, JournalError> {

@@ -34,11 +34,18 @@ struct ReplayedFile {
 /// # Errors
 /// The outer result has the system's error, the inner one the reason why the journal cannot be used.
 pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalError>> {
-    let mut records = Records { source: BufReader::new(source), position: 0 };
+    let mut records = Records {
+        source: BufReader::new(source),
+        position: 0,
+    };
     let mut replay = match records.begin()? {
-        Ok((begin, boot)) => {
-            Replay { begin, boot, files: BTreeMap::new(), flushed: 0, end: records.position }
-        }
+        Ok((begin, boot)) => Replay {
+            begin,
+            boot,
+            files: BTreeMap::new(),
+            flushed: 0,
+            end: records.position,
+        },
         Err(error) => return Ok(Err(error)),
     };
     loop {
@@ -66,7 +73,10 @@ pub(crate) fn read_on(
     position: &mut u64,
     mut take: impl FnMut(Record, u64) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut records = Records { source: BufReader::new(unread), position: *position };
+    let mut records = Records {
+        source: BufReader::new(unread),
+        position: *position,
+    };
     if *position == 0 {
         if records.begin()?.is_err() {
             return Ok(());
@@ -75,9 +85,15 @@ pub(crate) fn read_on(
     }
     while let Some(record) = records.next()? {
         let is_expected = match &record {
-            Record::Part(..) | Record::Groups { .. } | Record::WorkEnded(_) | Record::Directories(_) => true,
+            Record::Part(..)
+            | Record::Groups { .. }
+            | Record::WorkEnded(_)
+            | Record::Directories(_) => true,
             Record::Flushed { upto } => upto <= position,
-            Record::Begin(..) | Record::Kept { .. } | Record::Ended { .. } | Record::Left { .. } => false,
+            Record::Begin(..)
+            | Record::Kept { .. }
+            | Record::Ended { .. }
+            | Record::Left { .. } => false,
         };
         if !is_expected {
             break;
@@ -93,7 +109,10 @@ pub(crate) fn read_on(
 /// # Errors
 /// As [`replay`].
 pub(super) fn begin(source: impl Read) -> io::Result<Result<Begin, JournalError>> {
-    let mut records = Records { source: BufReader::new(source), position: 0 };
+    let mut records = Records {
+        source: BufReader::new(source),
+        position: 0,
+    };
     Ok(records.begin()?.map(|(begin, _boot)| begin))
 }
 
@@ -103,11 +122,22 @@ impl Replay {
         let upto = self.flushed;
         let files = self.files.into_iter().map(|(file, replayed)| {
             let groups = replayed.groups.into_iter();
-            let groups = groups.map(|(index, (cv, end))| (index, (cv, end <= upto))).collect();
-            UnfinishedFile { file, part: replayed.part, groups, left: replayed.left }
+            let groups = groups
+                .map(|(index, (cv, end))| (index, (cv, end <= upto)))
+                .collect();
+            UnfinishedFile {
+                file,
+                part: replayed.part,
+                groups,
+                left: replayed.left,
+            }
         });
         let same_boot = self.boot == now && now != BootId::default();
-        Unfinished { begin: self.begin, same_boot, files: files.collect() }
+        Unfinished {
+            begin: self.begin,
+            same_boot,
+            files: files.collect(),
+        }
     }
 
     /// Applies the record from `start` to `end`; `false` for one that no writer puts there.
@@ -116,7 +146,14 @@ impl Replay {
             // Work items and directories stand in the journals of shared jobs alone.
             Record::Begin(..) | Record::WorkEnded(_) | Record::Directories(_) => return false,
             Record::Part(file, part) => {
-                self.files.insert(file, ReplayedFile { part, groups: BTreeMap::new(), left: None });
+                self.files.insert(
+                    file,
+                    ReplayedFile {
+                        part,
+                        groups: BTreeMap::new(),
+                        left: None,
+                    },
+                );
             }
             Record::Groups { file, first, cvs } => self.add_groups(file, first, &cvs, end),
             Record::Kept { file, first, cvs } => self.add_groups(file, first, &cvs, 0),
@@ -137,7 +174,9 @@ impl Replay {
     /// Adds the values of groups. Those of a file that has ended meanwhile are ignored, and so are those
     /// beyond the end of the file.
     fn add_groups(&mut self, file: u64, first: u32, cvs: &[Cv], end: u64) {
-        let Some(file) = self.files.get_mut(&file) else { return };
+        let Some(file) = self.files.get_mut(&file) else {
+            return;
+        };
         let bytes = file.part.source.bytes;
         file.left = None;
         for (index, &cv) in (first..=u32::MAX).zip(cvs) {
@@ -161,16 +200,24 @@ struct Records<R> {
 impl<R: Read> Records<R> {
     /// The first record.
     fn begin(&mut self) -> io::Result<Result<(Begin, BootId), JournalError>> {
-        let Some((kind, body)) = self.frame()? else { return Ok(Err(JournalError::Damaged)) };
-        Ok(match (record::version(kind, &body), Record::decode(kind, &body)) {
-            (Some(record::VERSION), Some(Record::Begin(begin, boot))) => Ok((begin, boot)),
-            (Some(found), _) if found != record::VERSION => Err(JournalError::OtherVersion { found }),
-            _ => Err(JournalError::Damaged),
-        })
+        let Some((kind, body)) = self.frame()? else {
+            return Ok(Err(JournalError::Damaged));
+        };
+        Ok(
+            match (record::version(kind, &body), Record::decode(kind, &body)) {
+                (Some(record::VERSION), Some(Record::Begin(begin, boot))) => Ok((begin, boot)),
+                (Some(found), _) if found != record::VERSION => {
+                    Err(JournalError::OtherVersion { found })
+                }
+                _ => Err(JournalError::Damaged),
+            },
+        )
     }
 
     fn next(&mut self) -> io::Result<Option<Record>> {
-        Ok(self.frame()?.and_then(|(kind, body)| Record::decode(kind, &body)))
+        Ok(self
+            .frame()?
+            .and_then(|(kind, body)| Record::decode(kind, &body)))
     }
 
     /// A record's type and body, or `None` where none that is whole begins.

@@ -102,11 +102,22 @@ impl Record {
             PART => Self::Part(fields.u64()?, fields.part()?),
             GROUPS | KEPT => {
                 let (file, first, cvs) = (fields.u64()?, fields.u32()?, fields.cvs()?);
-                if kind == KEPT { Self::Kept { file, first, cvs } } else { Self::Groups { file, first, cvs } }
+                if kind == KEPT {
+                    Self::Kept { file, first, cvs }
+                } else {
+                    Self::Groups { file, first, cvs }
+                }
             }
-            FLUSHED => Self::Flushed { upto: fields.u64()? },
-            ENDED => Self::Ended { file: fields.u64()? },
-            LEFT => Self::Left { file: fields.u64()?, ctime: fields.time()? },
+            FLUSHED => Self::Flushed {
+                upto: fields.u64()?,
+            },
+            ENDED => Self::Ended {
+                file: fields.u64()?,
+            },
+            LEFT => Self::Left {
+                file: fields.u64()?,
+                ctime: fields.time()?,
+            },
             WORK_ENDED => Self::WorkEnded(fields.work_end()?),
             DIRECTORIES => Self::Directories(std::mem::take(&mut fields.0).to_vec()),
             _ => return None,
@@ -119,7 +130,9 @@ impl Record {
 pub(super) fn version(kind: u8, body: &[u8]) -> Option<u32> {
     let mut fields = Fields(body);
     let magic = fields.array::<8>()?;
-    (kind == BEGIN && magic == MAGIC).then(|| fields.u32()).flatten()
+    (kind == BEGIN && magic == MAGIC)
+        .then(|| fields.u32())
+        .flatten()
 }
 
 /// The checksum over a record's head and body.
@@ -159,8 +172,18 @@ fn encode_part(file: u64, part: &Part) -> Result<Vec<u8>, JournalError> {
     body.extend_from_slice(&part.inode.to_le_bytes());
     put_time(&mut body, part.born);
     put_source(&mut body, &part.source);
-    put_text(&mut body, "the path", part.path.as_bytes(), RelPath::BYTES_MAX)?;
-    put_text(&mut body, "the part's name", part.part.as_bytes(), Name::BYTES_MAX)?;
+    put_text(
+        &mut body,
+        "the path",
+        part.path.as_bytes(),
+        RelPath::BYTES_MAX,
+    )?;
+    put_text(
+        &mut body,
+        "the part's name",
+        part.part.as_bytes(),
+        Name::BYTES_MAX,
+    )?;
     frame(PART, &body)
 }
 
@@ -181,7 +204,14 @@ fn encode_left(file: u64, ctime: Timestamp) -> Result<Vec<u8>, JournalError> {
 fn encode_work_end(end: &WorkEnd) -> Result<Vec<u8>, JournalError> {
     let mut body = [end.work.0, end.parent.0, end.children_sum.to_le_bytes()].concat();
     body.extend_from_slice(&end.pass.to_le_bytes());
-    for number in [end.children, end.files, end.bytes, end.failed, end.skipped, end.skipped_bytes] {
+    for number in [
+        end.children,
+        end.files,
+        end.bytes,
+        end.failed,
+        end.skipped,
+        end.skipped_bytes,
+    ] {
         body.extend_from_slice(&number.to_le_bytes());
     }
     frame(WORK_ENDED, &body)
@@ -200,7 +230,12 @@ fn put_time(body: &mut Vec<u8>, time: Timestamp) {
     body.extend_from_slice(&time.nanos.min(NANOS_MAX).to_le_bytes());
 }
 
-fn put_text(body: &mut Vec<u8>, what: &'static str, text: &[u8], limit: usize) -> Result<(), JournalError> {
+fn put_text(
+    body: &mut Vec<u8>,
+    what: &'static str,
+    text: &[u8],
+    limit: usize,
+) -> Result<(), JournalError> {
     fits(what, text.len(), limit)?;
     let length = u16::try_from(text.len()).expect("every limit is below 64 KiB");
     body.extend_from_slice(&length.to_le_bytes());
@@ -209,7 +244,11 @@ fn put_text(body: &mut Vec<u8>, what: &'static str, text: &[u8], limit: usize) -
 }
 
 fn fits(what: &'static str, bytes: usize, limit: usize) -> Result<(), JournalError> {
-    if bytes > limit { Err(JournalError::TooLong { what, bytes, limit }) } else { Ok(()) }
+    if bytes > limit {
+        Err(JournalError::TooLong { what, bytes, limit })
+    } else {
+        Ok(())
+    }
 }
 
 /// Takes fields off the front of a body.
@@ -248,8 +287,21 @@ impl<'a> Fields<'a> {
         let (_magic, _version) = (self.array::<8>()?, self.u32()?);
         let (boot, transfer) = (BootId(self.array()?), TransferId(self.array()?));
         let (device, inode, begun) = (self.u64()?, self.u64()?, self.u64()?);
-        let (owner, target) = (self.text(OWNER_BYTES_MAX)?.to_vec(), self.text(TARGET_BYTES_MAX)?.to_vec());
-        Some(Record::Begin(Begin { transfer, owner, target, device, inode, begun }, boot))
+        let (owner, target) = (
+            self.text(OWNER_BYTES_MAX)?.to_vec(),
+            self.text(TARGET_BYTES_MAX)?.to_vec(),
+        );
+        Some(Record::Begin(
+            Begin {
+                transfer,
+                owner,
+                target,
+                device,
+                inode,
+                begun,
+            },
+            boot,
+        ))
     }
 
     fn part(&mut self) -> Option<Part> {
@@ -257,12 +309,23 @@ impl<'a> Fields<'a> {
         let source = self.source()?;
         let path = RelPath::from_bytes(self.text(RelPath::BYTES_MAX)?).ok()?;
         let part = Name::from_bytes(self.text(Name::BYTES_MAX)?).ok()?;
-        Some(Part { path, part, source, inode, born })
+        Some(Part {
+            path,
+            part,
+            source,
+            inode,
+            born,
+        })
     }
 
     fn source(&mut self) -> Option<SourceVersion> {
         let (bytes, mtime, ctime) = (self.u64()?, self.time()?, self.time()?);
-        Some(SourceVersion { bytes, mtime, ctime, inode: self.u64()? })
+        Some(SourceVersion {
+            bytes,
+            mtime,
+            ctime,
+            inode: self.u64()?,
+        })
     }
 
     fn work_end(&mut self) -> Option<WorkEnd> {

@@ -25,13 +25,24 @@ fn begin(transfer: u8) -> Begin {
 /// A part of a file of `groups` groups, the last of them short.
 fn part(name: &str, groups: u64) -> Part {
     let bytes = groups * zmove_types::GROUP_BYTES - 1;
-    let mtime = Timestamp { seconds: 1_600_000_000, nanos: 5 };
+    let mtime = Timestamp {
+        seconds: 1_600_000_000,
+        nanos: 5,
+    };
     Part {
         path: RelPath::from_bytes(format!("sub/{name}").as_bytes()).unwrap(),
         part: Name::from_bytes(format!(".zmove-{name}").as_bytes()).unwrap(),
-        source: SourceVersion { bytes, mtime, ctime: mtime, inode: 77 },
+        source: SourceVersion {
+            bytes,
+            mtime,
+            ctime: mtime,
+            inode: 77,
+        },
         inode: 99,
-        born: Timestamp { seconds: 1_600_000_001, nanos: 6 },
+        born: Timestamp {
+            seconds: 1_600_000_001,
+            nanos: 6,
+        },
     }
 }
 
@@ -52,7 +63,9 @@ fn the_only(directory: &Path) -> Orphan {
 }
 
 fn read(bytes: &[u8]) -> Result<Unfinished, JournalError> {
-    replay(bytes).unwrap().map(|replay| replay.unfinished(BootId::current()))
+    replay(bytes)
+        .unwrap()
+        .map(|replay| replay.unfinished(BootId::current()))
 }
 
 /// A journal with every type of record, and the offset at which each record ends.
@@ -60,20 +73,46 @@ fn sample() -> (Vec<u8>, Vec<usize>) {
     let records = [
         Record::Begin(begin(1), BootId::current()),
         Record::Part(1, part("one", 9)),
-        Record::Groups { file: 1, first: 0, cvs: cvs(1, 2) },
-        Record::Kept { file: 1, first: 7, cvs: cvs(8, 1) },
+        Record::Groups {
+            file: 1,
+            first: 0,
+            cvs: cvs(1, 2),
+        },
+        Record::Kept {
+            file: 1,
+            first: 7,
+            cvs: cvs(8, 1),
+        },
         Record::Part(2, part("two", 4)),
-        Record::Groups { file: 2, first: 3, cvs: cvs(20, 1) },
+        Record::Groups {
+            file: 2,
+            first: 3,
+            cvs: cvs(20, 1),
+        },
         Record::Flushed { upto: 0 },
-        Record::Groups { file: 1, first: 3, cvs: cvs(4, 3) },
+        Record::Groups {
+            file: 1,
+            first: 3,
+            cvs: cvs(4, 3),
+        },
         Record::Ended { file: 2 },
         Record::Flushed { upto: 0 },
-        Record::Left { file: 1, ctime: Timestamp { seconds: 1_600_000_002, nanos: 7 } },
+        Record::Left {
+            file: 1,
+            ctime: Timestamp {
+                seconds: 1_600_000_002,
+                nanos: 7,
+            },
+        },
     ];
     let (mut bytes, mut ends) = (Vec::new(), Vec::new());
     for record in records {
         let upto = bytes.len() as u64;
-        let record = if let Record::Flushed { .. } = record { Record::Flushed { upto } } else { record };
+        let record = if let Record::Flushed { .. } = record {
+            Record::Flushed { upto }
+        } else {
+            record
+        };
         bytes.extend(record.encode().unwrap());
         ends.push(bytes.len());
     }
@@ -90,10 +129,24 @@ fn a_journal_torn_anywhere_says_what_its_whole_records_say() {
             None => assert!(matches!(torn, Err(JournalError::Damaged)), "{len}"),
         }
     }
-    let counts = |end: &usize| read(&bytes[..*end]).unwrap().files.iter().map(|file| file.groups.len()).sum();
+    let counts = |end: &usize| {
+        read(&bytes[..*end])
+            .unwrap()
+            .files
+            .iter()
+            .map(|file| file.groups.len())
+            .sum()
+    };
     let grown: Vec<usize> = ends.iter().map(counts).collect();
-    assert_eq!(grown, [0, 0, 2, 3, 3, 4, 4, 7, 6, 6, 6], "each record counts");
-    let left = Some(Timestamp { seconds: 1_600_000_002, nanos: 7 });
+    assert_eq!(
+        grown,
+        [0, 0, 2, 3, 3, 4, 4, 7, 6, 6, 6],
+        "each record counts"
+    );
+    let left = Some(Timestamp {
+        seconds: 1_600_000_002,
+        nanos: 7,
+    });
     assert_eq!(read(&bytes).unwrap().files[0].left, left);
 }
 
@@ -103,14 +156,28 @@ fn a_journal_damaged_anywhere_says_what_stands_before() {
     for position in 0..bytes.len() {
         let before = ends.iter().rev().find(|&&end| end <= position).copied();
         let expected = before.map(|end| read(&bytes[..end]).unwrap());
-        for flipped in [0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xff, bytes[position]] {
+        for flipped in [
+            0x01,
+            0x02,
+            0x04,
+            0x08,
+            0x10,
+            0x20,
+            0x40,
+            0x80,
+            0xff,
+            bytes[position],
+        ] {
             bytes[position] ^= flipped;
             match (&expected, read(&bytes)) {
                 (Some(expected), found) if flipped != 0 => {
                     assert_eq!(&found.unwrap(), expected, "{position}")
                 }
                 (None, found) if flipped != 0 => {
-                    assert!(matches!(found, Err(JournalError::Damaged)), "{position} {found:?}");
+                    assert!(
+                        matches!(found, Err(JournalError::Damaged)),
+                        "{position} {found:?}"
+                    );
                 }
                 (_, unchanged) => assert!(unchanged.is_ok()),
             }
@@ -132,7 +199,11 @@ fn a_flush_speaks_only_of_what_was_told_before_its_mark() {
     journal.groups(4, 1, &cvs(9, 1)).unwrap();
     drop(journal);
     let orphan = the_only(&directory);
-    let groups: Vec<_> = orphan.unfinished().files[0].groups.iter().map(|(i, group)| (*i, *group)).collect();
+    let groups: Vec<_> = orphan.unfinished().files[0]
+        .groups
+        .iter()
+        .map(|(i, group)| (*i, *group))
+        .collect();
     let expected = [
         (0, (Cv([1; 32]), true)), // the same again
         (1, (Cv([9; 32]), false)),
@@ -147,9 +218,21 @@ fn groups_that_a_file_cannot_have_are_left_out() {
     let bytes: Vec<u8> = [
         Record::Begin(begin(1), BootId::current()),
         Record::Part(1, part("x", 3)),
-        Record::Groups { file: 1, first: 2, cvs: cvs(1, 2) },
-        Record::Groups { file: 1, first: u32::MAX, cvs: cvs(1, 2) },
-        Record::Groups { file: 9, first: 0, cvs: cvs(1, 2) },
+        Record::Groups {
+            file: 1,
+            first: 2,
+            cvs: cvs(1, 2),
+        },
+        Record::Groups {
+            file: 1,
+            first: u32::MAX,
+            cvs: cvs(1, 2),
+        },
+        Record::Groups {
+            file: 9,
+            first: 0,
+            cvs: cvs(1, 2),
+        },
         Record::Ended { file: 9 },
     ]
     .iter()
@@ -157,25 +240,37 @@ fn groups_that_a_file_cannot_have_are_left_out() {
     .collect();
     let unfinished = read(&bytes).unwrap();
     assert_eq!(unfinished.files.len(), 1);
-    assert_eq!(unfinished.files[0].groups, BTreeMap::from([(2, (Cv([1; 32]), false))]));
+    assert_eq!(
+        unfinished.files[0].groups,
+        BTreeMap::from([(2, (Cv([1; 32]), false))])
+    );
 }
 
 #[test]
 fn what_no_writer_says_is_not_believed() {
     let (bytes, ends) = sample();
     let expected = read(&bytes).unwrap();
-    let of_the_future = Record::Flushed { upto: *ends.last().unwrap() as u64 + 1 };
+    let of_the_future = Record::Flushed {
+        upto: *ends.last().unwrap() as u64 + 1,
+    };
     for wrong in [of_the_future, Record::Begin(begin(2), BootId::current())] {
         let then = Record::Part(9, part("after", 2));
         let tail = [wrong.encode().unwrap(), then.encode().unwrap()].concat();
-        assert_eq!(read(&[&bytes[..], &tail].concat()).unwrap(), expected, "{wrong:?}");
+        assert_eq!(
+            read(&[&bytes[..], &tail].concat()).unwrap(),
+            expected,
+            "{wrong:?}"
+        );
     }
 }
 
 #[test]
 fn another_boot_and_an_unknown_one_are_not_this_one() {
-    for (then, now, same) in [([1; 16], [1; 16], true), ([1; 16], [2; 16], false), ([0; 16], [0; 16], false)]
-    {
+    for (then, now, same) in [
+        ([1; 16], [1; 16], true),
+        ([1; 16], [2; 16], false),
+        ([0; 16], [0; 16], false),
+    ] {
         let bytes = Record::Begin(begin(1), BootId(then)).encode().unwrap();
         let unfinished = replay(&bytes[..]).unwrap().unwrap().unfinished(BootId(now));
         assert_eq!(unfinished.same_boot, same);
@@ -194,11 +289,16 @@ fn a_journal_of_another_version_is_told_and_left_alone() {
     bytes[body..].copy_from_slice(&checksum);
     fs::write(&path, &bytes).unwrap();
     let taken = orphans(&directory).unwrap();
-    let [Err((told, JournalError::OtherVersion { found: 2 }))] = &taken[..] else { panic!("{taken:?}") };
+    let [Err((told, JournalError::OtherVersion { found: 2 }))] = &taken[..] else {
+        panic!("{taken:?}")
+    };
     assert_eq!(told, &path);
     let listed = list(&directory).unwrap();
     let text = listed[0].contents.as_ref().unwrap_err().to_string();
-    assert_eq!(text, "it has format version 2, and this zmove reads 1: use the release that wrote it");
+    assert_eq!(
+        text,
+        "it has format version 2, and this zmove reads 1: use the release that wrote it"
+    );
     assert_eq!(fs::read(&path).unwrap(), bytes);
 }
 
@@ -207,7 +307,9 @@ fn a_journal_has_one_holder() {
     let (_home, directory) = home();
     let journal = Journal::create(&directory, &begin(1)).unwrap();
     let again = Journal::create(&directory, &begin(1)).unwrap_err();
-    let JournalError::Io { source, .. } = again else { panic!("{again:?}") };
+    let JournalError::Io { source, .. } = again else {
+        panic!("{again:?}")
+    };
     assert_eq!(source.kind(), std::io::ErrorKind::AlreadyExists);
     assert!(orphans(&directory).unwrap().is_empty());
     assert!(list(&directory).unwrap()[0].in_use);
@@ -239,7 +341,11 @@ fn only_what_is_wanted_is_taken() {
     let wanted = |begin: &Begin| begin.transfer == TransferId([2; 16]);
     let taken = orphans_like(&directory, &begin(1), wanted).unwrap();
     assert_eq!(taken.len(), 1);
-    let free: Vec<_> = list(&directory).unwrap().iter().map(|listed| !listed.in_use).collect();
+    let free: Vec<_> = list(&directory)
+        .unwrap()
+        .iter()
+        .map(|listed| !listed.in_use)
+        .collect();
     assert_eq!(free, [true, false]);
 }
 
@@ -248,7 +354,16 @@ fn only_what_is_wanted_is_taken() {
 fn journals_of_others_and_of_other_places_are_not_opened() {
     let (_home, directory) = home();
     drop(Journal::create(&directory, &begin(1)).unwrap());
-    let others = [Begin { owner: b"SHA256:y".to_vec(), ..begin(2) }, Begin { inode: 7, ..begin(3) }];
+    let others = [
+        Begin {
+            owner: b"SHA256:y".to_vec(),
+            ..begin(2)
+        },
+        Begin {
+            inode: 7,
+            ..begin(3)
+        },
+    ];
     for other in &others {
         fs::write(path_of(&directory, other), "damaged").unwrap();
     }
@@ -257,7 +372,14 @@ fn journals_of_others_and_of_other_places_are_not_opened() {
     assert!(taken[0].is_ok());
     drop(taken);
     assert_eq!(list(&directory).unwrap().len(), 3);
-    assert_eq!(orphans(&directory).unwrap().iter().filter(|taken| taken.is_err()).count(), 2);
+    assert_eq!(
+        orphans(&directory)
+            .unwrap()
+            .iter()
+            .filter(|taken| taken.is_err())
+            .count(),
+        2
+    );
 }
 
 #[test]
@@ -272,33 +394,54 @@ fn a_journal_of_an_earlier_release_gets_its_name_and_is_found() {
     let in_use = LockedFile::take(&old(2)).unwrap().unwrap();
     let taken = orphans_like(&directory, &begin(4), |_| true).unwrap();
     assert_eq!(taken.len(), 1, "{taken:?}");
-    assert_eq!(taken[0].as_ref().unwrap().path(), path_of(&directory, &begin(1)));
+    assert_eq!(
+        taken[0].as_ref().unwrap().path(),
+        path_of(&directory, &begin(1))
+    );
     assert!(!old(1).exists() && old(2).exists() && old(3).exists());
     drop((taken, in_use));
-    assert_eq!(orphans_like(&directory, &begin(4), |_| true).unwrap().len(), 2);
+    assert_eq!(
+        orphans_like(&directory, &begin(4), |_| true).unwrap().len(),
+        2
+    );
 }
 
 #[test]
 fn an_owner_has_no_more_journals_than_there_is_room_for() {
     let (_home, directory) = home();
-    let room = Room { journals: 2, bytes: 4000 };
+    let room = Room {
+        journals: 2,
+        bytes: 4000,
+    };
     let create = |begin: &Begin| Journal::create_within(&directory, begin, room);
-    let stranger = |transfer| Begin { owner: b"SHA256:y".to_vec(), ..begin(transfer) };
+    let stranger = |transfer| Begin {
+        owner: b"SHA256:y".to_vec(),
+        ..begin(transfer)
+    };
     let first = create(&begin(1)).unwrap();
     drop(create(&begin(2)).unwrap());
-    assert!(matches!(create(&begin(3)), Err(JournalError::NoRoom { limit: 2, .. })));
+    assert!(matches!(
+        create(&begin(3)),
+        Err(JournalError::NoRoom { limit: 2, .. })
+    ));
     drop(create(&stranger(3)).unwrap());
     first.part(1, &part("a", 500)).unwrap();
     let mut told = 0;
     while first.groups(1, told, &cvs(0, 1)).is_ok() {
         told += 1;
     }
-    assert!((10..25).contains(&told), "{told} groups in a quarter of 4000 bytes");
+    assert!(
+        (10..25).contains(&told),
+        "{told} groups in a quarter of 4000 bytes"
+    );
     first.ended(1).unwrap();
     assert!(create(&stranger(4)).is_ok());
     first.remove().unwrap();
     fs::write(path_of(&directory, &begin(2)), [0; 4000]).unwrap();
-    assert!(matches!(create(&begin(3)), Err(JournalError::NoRoom { limit: 4000, .. })));
+    assert!(matches!(
+        create(&begin(3)),
+        Err(JournalError::NoRoom { limit: 4000, .. })
+    ));
 }
 
 #[test]
@@ -307,7 +450,10 @@ fn only_the_owner_may_read_a_journal() {
     let _journal = Journal::create(&directory, &begin(1)).unwrap();
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&directory), 0o700);
-    let names: Vec<_> = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let names: Vec<_> = fs::read_dir(&directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     assert_eq!(names, [path_of(&directory, &begin(1))]);
     assert_eq!(mode(&names[0]), 0o600);
 }
@@ -332,16 +478,36 @@ fn what_a_writer_left_half_made_is_swept_and_other_files_are_not() {
 fn what_is_adopted_keeps_what_was_flushed() {
     let (_home, directory) = home();
     let groups = BTreeMap::from_iter((0..9).map(|index| (index, (Cv([7; 32]), index % 3 != 1))));
-    let left = Some(Timestamp { seconds: 1, nanos: 2 });
-    let old = UnfinishedFile { file: 3, part: part("x", 9), groups, left };
+    let left = Some(Timestamp {
+        seconds: 1,
+        nanos: 2,
+    });
+    let old = UnfinishedFile {
+        file: 3,
+        part: part("x", 9),
+        groups,
+        left,
+    };
     let journal = Journal::create(&directory, &begin(2)).unwrap();
     journal.part(5, &part("other", 2)).unwrap();
     journal.groups(5, 0, &cvs(1, 1)).unwrap();
     journal.adopt(8, &old).unwrap();
     drop(journal);
     let files = the_only(&directory).unfinished().files.clone();
-    assert_eq!(files[1], UnfinishedFile { file: 8, left: None, ..old }, "it is written to again");
-    assert_eq!(files[0].groups, BTreeMap::from([(0, (Cv([1; 32]), false))]), "no flush was told");
+    assert_eq!(
+        files[1],
+        UnfinishedFile {
+            file: 8,
+            left: None,
+            ..old
+        },
+        "it is written to again"
+    );
+    assert_eq!(
+        files[0].groups,
+        BTreeMap::from([(0, (Cv([1; 32]), false))]),
+        "no flush was told"
+    );
 }
 
 /// Somebody else may have written to the part in between.
@@ -349,7 +515,10 @@ fn what_is_adopted_keeps_what_was_flushed() {
 fn what_is_told_of_a_part_after_it_was_left_counts_more() {
     let (_home, directory) = home();
     let journal = Journal::create(&directory, &begin(1)).unwrap();
-    let ctime = Timestamp { seconds: 3, nanos: 4 };
+    let ctime = Timestamp {
+        seconds: 3,
+        nanos: 4,
+    };
     for file in [1, 2] {
         journal.part(file, &part("x", 9)).unwrap();
         journal.left(file, ctime).unwrap();
@@ -358,7 +527,12 @@ fn what_is_told_of_a_part_after_it_was_left_counts_more() {
     journal.write_anew();
     journal.groups(2, 0, &cvs(1, 1)).unwrap();
     drop(journal);
-    let left: Vec<_> = the_only(&directory).unfinished().files.iter().map(|file| file.left).collect();
+    let left: Vec<_> = the_only(&directory)
+        .unfinished()
+        .files
+        .iter()
+        .map(|file| file.left)
+        .collect();
     assert_eq!(left, [Some(ctime), None]);
 }
 
@@ -383,7 +557,10 @@ fn what_an_orphan_was_relieved_of_is_not_told_again() {
     assert_eq!(files.iter().map(|file| file.file).collect::<Vec<_>>(), [2]);
     drop(orphan);
     let orphan = the_only(&directory);
-    assert_eq!((&orphan.unfinished().files, orphan.modified()), (&files, written));
+    assert_eq!(
+        (&orphan.unfinished().files, orphan.modified()),
+        (&files, written)
+    );
 }
 
 #[test]
@@ -410,7 +587,16 @@ fn nothing_follows_a_record_that_could_not_be_taken_back() {
     journal.part(1, &part("x", 9)).unwrap();
     journal.make_read_only();
     let first = journal.groups(1, 0, &cvs(1, 1)).unwrap_err();
-    assert!(matches!(first, JournalError::Io { operation: "write", .. }), "{first:?}");
+    assert!(
+        matches!(
+            first,
+            JournalError::Io {
+                operation: "write",
+                ..
+            }
+        ),
+        "{first:?}"
+    );
     let then = journal.groups(1, 1, &cvs(2, 1)).unwrap_err();
     assert!(matches!(then, JournalError::Broken), "{then:?}");
 }
@@ -422,7 +608,10 @@ fn more_files_than_a_journal_holds_are_refused() {
     let files = u64::try_from(FILES_MAX).unwrap();
     (0..files).for_each(|file| journal.part(file, &part("x", 2)).unwrap());
     let refused = journal.part(files, &part("x", 2)).unwrap_err();
-    assert!(matches!(refused, JournalError::TooManyFiles { .. }), "{refused:?}");
+    assert!(
+        matches!(refused, JournalError::TooManyFiles { .. }),
+        "{refused:?}"
+    );
     journal.ended(0).unwrap();
     journal.part(files, &part("x", 2)).unwrap();
     drop(journal);
@@ -450,6 +639,14 @@ fn a_journal_does_not_grow_with_the_files_that_have_ended() {
     drop(journal);
     let files = the_only(&directory).unfinished().files.clone();
     let groups = BTreeMap::from([(1, (Cv([1; 32]), true)), (2, (Cv([2; 32]), false))]);
-    assert_eq!(files, [UnfinishedFile { file: 0, part: part("stays", 3), groups, left: None }]);
+    assert_eq!(
+        files,
+        [UnfinishedFile {
+            file: 0,
+            part: part("stays", 3),
+            groups,
+            left: None
+        }]
+    );
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
 }

@@ -100,14 +100,25 @@ impl Journal {
     /// [`JournalError::TooLong`] for an owner or target that is too long; [`JournalError::Io`] with the system's error,
     /// `AlreadyExists` when the transfer has a journal.
     pub fn create(directory: &Path, begin: &Begin) -> Result<Self, JournalError> {
-        Self::create_within(directory, begin, Room { journals: usize::MAX, bytes: u64::MAX })
+        Self::create_within(
+            directory,
+            begin,
+            Room {
+                journals: usize::MAX,
+                bytes: u64::MAX,
+            },
+        )
     }
 
     /// Like [`create`](Self::create), if the owner has room for one more.
     ///
     /// # Errors
     /// Like [`create`](Self::create), and [`JournalError::NoRoom`].
-    pub fn create_within(directory: &Path, begin: &Begin, room: Room) -> Result<Self, JournalError> {
+    pub fn create_within(
+        directory: &Path,
+        begin: &Begin,
+        room: Room,
+    ) -> Result<Self, JournalError> {
         locked_file::ensure_directory(directory)?;
         check_room(directory, begin, room)?;
         let first = Record::Begin(begin.clone(), BootId::current()).encode()?;
@@ -121,7 +132,12 @@ impl Journal {
         let removed = fs::remove_file(&new).map_err(JournalError::io("remove", &new));
         begun.and(removed)?;
         let bytes_max = room.bytes / SHARES;
-        Ok(Self { place: Place::Own(directory.to_owned()), path, state: Lock::new(state), bytes_max })
+        Ok(Self {
+            place: Place::Own(directory.to_owned()),
+            path,
+            state: Lock::new(state),
+            bytes_max,
+        })
     }
 
     /// Begins the journal of a session in the directory of a job, under a name that no other session has.
@@ -135,16 +151,29 @@ impl Journal {
         bytes_max: u64,
     ) -> Result<Self, JournalError> {
         let path = PathBuf::from(name.as_os_str());
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR);
         let file = made.map_err(|error| JournalError::io("create", &path)(error.into()))?;
-        let mut state = State { compact_at: u64::MAX, room_until: 0, ..State::new(file.into()) };
-        let begun = state.append(&Record::Begin(begin.clone(), BootId::current()).encode()?, &path);
+        let mut state = State {
+            compact_at: u64::MAX,
+            room_until: 0,
+            ..State::new(file.into())
+        };
+        let begun = state.append(
+            &Record::Begin(begin.clone(), BootId::current()).encode()?,
+            &path,
+        );
         if begun.is_err() {
             let _best_effort = rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::empty());
         }
         begun?;
-        Ok(Self { place: Place::Job(Arc::clone(directory)), path, state: Lock::new(state), bytes_max })
+        Ok(Self {
+            place: Place::Job(Arc::clone(directory)),
+            path,
+            state: Lock::new(state),
+            bytes_max,
+        })
     }
 
     /// Records that a work item of a job has ended, and flushes the journal.
@@ -180,7 +209,10 @@ impl Journal {
 
     fn check_room(&self, state: &State) -> Result<(), JournalError> {
         if state.end >= self.bytes_max {
-            return Err(JournalError::NoRoom { what: "bytes", limit: self.bytes_max });
+            return Err(JournalError::NoRoom {
+                what: "bytes",
+                limit: self.bytes_max,
+            });
         }
         Ok(())
     }
@@ -196,7 +228,11 @@ impl Journal {
             return Err(JournalError::TooManyFiles { limit: FILES_MAX });
         }
         self.check_room(&state)?;
-        state.tell(file, &Record::Part(file, part.clone()).encode()?, &self.path)
+        state.tell(
+            file,
+            &Record::Part(file, part.clone()).encode()?,
+            &self.path,
+        )
     }
 
     /// Records that the groups of `file` from `first` on have been written, to the kernel. Groups of a file that has
@@ -210,8 +246,20 @@ impl Journal {
             return Ok(());
         }
         self.check_room(&state)?;
-        for (first, cvs) in (first..=u32::MAX).step_by(GROUPS_MAX).zip(cvs.chunks(GROUPS_MAX)) {
-            state.tell(file, &Record::Groups { file, first, cvs: cvs.to_vec() }.encode()?, &self.path)?;
+        for (first, cvs) in (first..=u32::MAX)
+            .step_by(GROUPS_MAX)
+            .zip(cvs.chunks(GROUPS_MAX))
+        {
+            state.tell(
+                file,
+                &Record::Groups {
+                    file,
+                    first,
+                    cvs: cvs.to_vec(),
+                }
+                .encode()?,
+                &self.path,
+            )?;
         }
         Ok(())
     }
@@ -220,7 +268,10 @@ impl Journal {
     #[must_use]
     pub fn mark(&self) -> Mark {
         let state = self.state.lock();
-        Mark { generation: state.generation, position: state.told }
+        Mark {
+            generation: state.generation,
+            position: state.told,
+        }
     }
 
     /// Records that everything before `upto` is on stable storage, and flushes the journal.
@@ -233,7 +284,13 @@ impl Journal {
         if upto.generation != state.generation || upto.position <= state.flushed {
             return Ok(());
         }
-        state.append(&Record::Flushed { upto: upto.position }.encode()?, &self.path)?;
+        state.append(
+            &Record::Flushed {
+                upto: upto.position,
+            }
+            .encode()?,
+            &self.path,
+        )?;
         state.flushed = upto.position;
         self.sync(state)
     }
@@ -300,14 +357,16 @@ impl Journal {
     fn sync(&self, state: MutexGuard<'_, State>) -> Result<(), JournalError> {
         let (file, generation, named) = (Arc::clone(&state.file), state.generation, state.named);
         drop(state);
-        file.sync_data().map_err(JournalError::io("flush", &self.path))?;
+        file.sync_data()
+            .map_err(JournalError::io("flush", &self.path))?;
         if !named {
             match &self.place {
                 Place::Own(directory) => locked_file::sync_directory(directory)?,
                 Place::Job(directory) => {
                     let synced = rustix::fs::fsync(directory);
-                    synced
-                        .map_err(|error| JournalError::io("flush directory of", &self.path)(error.into()))?;
+                    synced.map_err(|error| {
+                        JournalError::io("flush directory of", &self.path)(error.into())
+                    })?;
                 }
             }
             let mut state = self.state.lock();
@@ -335,14 +394,28 @@ impl Journal {
             file.rewind()?;
             replay(file)
         };
-        let unfinished = read().map_err(JournalError::io("read", &self.path))??.unfinished(BootId::current());
-        if !unfinished.files.iter().map(|file| &file.file).eq(state.files.keys()) {
+        let unfinished = read()
+            .map_err(JournalError::io("read", &self.path))??
+            .unfinished(BootId::current());
+        if !unfinished
+            .files
+            .iter()
+            .map(|file| &file.file)
+            .eq(state.files.keys())
+        {
             return Ok(None);
         }
-        let Place::Own(directory) = &self.place else { return Ok(None) };
+        let Place::Own(directory) = &self.place else {
+            return Ok(None);
+        };
         let path = path_with(directory, &unfinished.begin, SUFFIX_NEW);
         let held = LockedFile::create(&path)?;
-        let written = write_anew(held, unfinished.begin, &unfinished.files, state.generation + 1);
+        let written = write_anew(
+            held,
+            unfinished.begin,
+            &unfinished.files,
+            state.generation + 1,
+        );
         let renamed = written.and_then(|anew| {
             fs::rename(&path, &self.path).map_err(JournalError::io("rename", &path))?;
             Ok(anew)
@@ -418,13 +491,22 @@ fn check_room(directory: &Path, begin: &Begin, room: Room) -> Result<(), Journal
     let own: Vec<_> = journals(directory)?.filter(is_own).collect();
     let (count, most) = (own.len() as u64, room.journals as u64);
     if count >= most {
-        return Err(JournalError::NoRoom { what: "journals", limit: most });
+        return Err(JournalError::NoRoom {
+            what: "journals",
+            limit: most,
+        });
     }
     // A journal that has been removed meanwhile has no length.
-    let bytes: u64 =
-        own.iter().filter_map(|named| fs::symlink_metadata(&named.path).ok()).map(|found| found.len()).sum();
+    let bytes: u64 = own
+        .iter()
+        .filter_map(|named| fs::symlink_metadata(&named.path).ok())
+        .map(|found| found.len())
+        .sum();
     if bytes >= room.bytes {
-        return Err(JournalError::NoRoom { what: "bytes of journals", limit: room.bytes });
+        return Err(JournalError::NoRoom {
+            what: "bytes of journals",
+            limit: room.bytes,
+        });
     }
     Ok(())
 }
@@ -436,15 +518,32 @@ fn write_anew(
     files: &[UnfinishedFile],
     generation: u64,
 ) -> Result<State, JournalError> {
-    let mut state = State { generation, ..State::new(held.file) };
-    state.append(&Record::Begin(begin, BootId::current()).encode()?, &held.path)?;
+    let mut state = State {
+        generation,
+        ..State::new(held.file)
+    };
+    state.append(
+        &Record::Begin(begin, BootId::current()).encode()?,
+        &held.path,
+    )?;
     for file in files {
-        state.tell(file.file, &Record::Part(file.file, file.part.clone()).encode()?, &held.path)?;
+        state.tell(
+            file.file,
+            &Record::Part(file.file, file.part.clone()).encode()?,
+            &held.path,
+        )?;
         for run in runs(file.file, file) {
             state.tell(file.file, &run.encode()?, &held.path)?;
         }
         if let Some(ctime) = file.left {
-            state.append(&Record::Left { file: file.file, ctime }.encode()?, &held.path)?;
+            state.append(
+                &Record::Left {
+                    file: file.file,
+                    ctime,
+                }
+                .encode()?,
+                &held.path,
+            )?;
         }
     }
     let synced: io::Result<()> = state.file.sync_data();
@@ -454,8 +553,16 @@ fn write_anew(
 
 /// The groups of a file as records of groups that follow each other: first those that were flushed, then the others.
 pub(super) fn runs(file: u64, unfinished: &UnfinishedFile) -> Vec<Record> {
-    let mut runs = run_of(unfinished, true, |first, cvs| Record::Kept { file, first, cvs });
-    runs.extend(run_of(unfinished, false, |first, cvs| Record::Groups { file, first, cvs }));
+    let mut runs = run_of(unfinished, true, |first, cvs| Record::Kept {
+        file,
+        first,
+        cvs,
+    });
+    runs.extend(run_of(unfinished, false, |first, cvs| Record::Groups {
+        file,
+        first,
+        cvs,
+    }));
     runs
 }
 
@@ -464,10 +571,16 @@ fn run_of(
     flushed: bool,
     record: impl Fn(u32, Vec<Cv>) -> Record,
 ) -> Vec<Record> {
-    let groups: Vec<_> = unfinished.groups.iter().filter(|(_, group)| group.1 == flushed).collect();
+    let groups: Vec<_> = unfinished
+        .groups
+        .iter()
+        .filter(|(_, group)| group.1 == flushed)
+        .collect();
     let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(**next));
     let records = runs.flat_map(|run| run.chunks(GROUPS_MAX));
-    records.map(|run| record(*run[0].0, run.iter().map(|(_, (cv, _))| *cv).collect())).collect()
+    records
+        .map(|run| record(*run[0].0, run.iter().map(|(_, (cv, _))| *cv).collect()))
+        .collect()
 }
 
 #[cfg(test)]

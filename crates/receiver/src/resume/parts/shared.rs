@@ -45,8 +45,16 @@ pub(super) struct SharedPart {
 
 impl Parts {
     /// The parts of a session in a job, with its journal.
-    pub(crate) fn in_job(epoch: Arc<EpochSession>, journal: Journal, begin: Begin, quota: &Quota) -> Self {
-        let state = State { journal: Some(Arc::new(journal)), ..State::default() };
+    pub(crate) fn in_job(
+        epoch: Arc<EpochSession>,
+        journal: Journal,
+        begin: Begin,
+        quota: &Quota,
+    ) -> Self {
+        let state = State {
+            journal: Some(Arc::new(journal)),
+            ..State::default()
+        };
         Self {
             journals: None,
             begin,
@@ -74,7 +82,13 @@ impl Parts {
             self.unflushed.store(true, Ordering::Relaxed);
         }
         let inode = FileIdentity::of(staged.file())?.inode;
-        let part = Part { path: path.clone(), part: name, source, inode, born: birth_of(staged.file()) };
+        let part = Part {
+            path: path.clone(),
+            part: name,
+            source,
+            inode,
+            born: birth_of(staged.file()),
+        };
         self.record_work(|journal| journal.part(id.0, &part))?;
         shared.begin(id, part.part, staged.file(), source.mtime)?;
         Ok(staged)
@@ -104,7 +118,13 @@ impl SharedParts {
 
     fn begin(&self, id: FileId, name: Name, file: &File, mtime: Timestamp) -> io::Result<()> {
         let file = Arc::new(file.try_clone()?);
-        let part = SharedPart { name, file, mtime, is_dirty: false, is_closing: false };
+        let part = SharedPart {
+            name,
+            file,
+            mtime,
+            is_dirty: false,
+            is_closing: false,
+        };
         self.written.lock().insert(id, part);
         self.are_new.store(true, Ordering::Relaxed);
         Ok(())
@@ -131,7 +151,9 @@ impl SharedParts {
     }
 
     fn flush_part(&self, part: &SharedPart) -> io::Result<()> {
-        part.file.sync_data().inspect_err(|_told_once| self.flush_failed())?;
+        part.file
+            .sync_data()
+            .inspect_err(|_told_once| self.flush_failed())?;
         self.keep_time(part)
     }
 
@@ -150,9 +172,15 @@ impl SharedParts {
         dirty.iter().try_for_each(|part| self.flush_part(part))?;
         // A part whose name is lost in a crash would be made once more, and have what is recorded of the first.
         if self.are_new.swap(false, Ordering::Relaxed) {
-            self.epoch.flush_part_names().inspect_err(|_told_once| self.flush_failed())?;
+            self.epoch
+                .flush_part_names()
+                .inspect_err(|_told_once| self.flush_failed())?;
         }
-        if self.flush_failed.load(Ordering::Relaxed) { Err(Errno::IO.into()) } else { Ok(()) }
+        if self.flush_failed.load(Ordering::Relaxed) {
+            Err(Errno::IO.into())
+        } else {
+            Ok(())
+        }
     }
 
     /// Whether another receiver has given a part its name, or has given it up: nothing is to be written to it.
@@ -160,7 +188,9 @@ impl SharedParts {
     /// # Errors
     /// A newer epoch has begun.
     pub(crate) fn is_gone(&self, staged: &Staged) -> io::Result<bool> {
-        let Some(name) = staged.hidden_name() else { return Ok(false) };
+        let Some(name) = staged.hidden_name() else {
+            return Ok(false);
+        };
         Ok(!self.epoch.has_part(name, staged.file())?)
     }
 
@@ -186,9 +216,19 @@ impl SharedParts {
 
 /// The name of a part among those of its epoch, the same for all receivers.
 pub(crate) fn shared_name(path: &RelPath, source: &SourceVersion) -> Name {
-    let SourceVersion { bytes, mtime, ctime, inode } = source;
+    let SourceVersion {
+        bytes,
+        mtime,
+        ctime,
+        inode,
+    } = source;
     let mut hasher = blake3::Hasher::new();
-    for number in [*bytes, *inode, u64::from(mtime.nanos), u64::from(ctime.nanos)] {
+    for number in [
+        *bytes,
+        *inode,
+        u64::from(mtime.nanos),
+        u64::from(ctime.nanos),
+    ] {
         hasher.update(&number.to_le_bytes());
     }
     for seconds in [mtime.seconds, ctime.seconds] {

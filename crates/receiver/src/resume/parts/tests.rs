@@ -27,27 +27,56 @@ impl World {
         std::fs::create_dir(home.path().join("target")).unwrap();
         let tree = Tree::open(&home.path().join("target")).unwrap();
         let path = RelPath::from_bytes(b"large").unwrap();
-        let metadata = Metadata::new(0o600, Timestamp { seconds: 5, nanos: 6 });
+        let metadata = Metadata::new(
+            0o600,
+            Timestamp {
+                seconds: 5,
+                nanos: 6,
+            },
+        );
         let ctime = Timestamp::default();
-        let head = FileHead { path, metadata, bytes: BYTES, ctime, inode: 7, data: None };
+        let head = FileHead {
+            path,
+            metadata,
+            bytes: BYTES,
+            ctime,
+            inode: 7,
+            data: None,
+        };
         let place = home.path().join("target");
-        Self { home, place, tree, head }
+        Self {
+            home,
+            place,
+            tree,
+            head,
+        }
     }
 
     fn parts(&self, transfer: u8) -> Parts {
         let journals = Some(self.home.path().join("journal"));
-        Parts::new(journals, TransferId([transfer; 16]), "owner".to_owned(), &self.tree)
+        Parts::new(
+            journals,
+            TransferId([transfer; 16]),
+            "owner".to_owned(),
+            &self.tree,
+        )
     }
 
     fn journal_of(&self, transfer: u8) -> PathBuf {
         let transfer = TransferId([transfer; 16]).to_string();
-        let mut journals = std::fs::read_dir(self.home.path().join("journal")).unwrap().map(Result::unwrap);
-        let found = journals.find(|journal| journal.file_name().to_string_lossy().starts_with(&transfer));
+        let mut journals = std::fs::read_dir(self.home.path().join("journal"))
+            .unwrap()
+            .map(Result::unwrap);
+        let found =
+            journals.find(|journal| journal.file_name().to_string_lossy().starts_with(&transfer));
         found.unwrap().path()
     }
 
     fn directory(&self) -> Arc<OwnedFd> {
-        Tree::open(&self.place).unwrap().open_directory(&RelPath::root()).unwrap()
+        Tree::open(&self.place)
+            .unwrap()
+            .open_directory(&RelPath::root())
+            .unwrap()
     }
 
     /// A transfer that breaks after these groups, of which the first `flushed` were flushed.
@@ -59,7 +88,9 @@ impl World {
         let parts = self.parts(transfer);
         let path = &self.head.path;
         let names = LastingNames::new("t");
-        let mut part = parts.create(FileId(3), (path, &self.head), &self.directory(), &names).unwrap();
+        let mut part = parts
+            .create(FileId(3), (path, &self.head), &self.directory(), &names)
+            .unwrap();
         part.reserve(BYTES, None, Direct::Off).unwrap();
         for (number, &index) in groups.iter().enumerate() {
             if number == flushed {
@@ -67,7 +98,9 @@ impl World {
             }
             let (span, bytes) = group(index);
             part.file().write_all_at(&bytes, span.offset()).unwrap();
-            parts.written(FileId(3), index, group_cv(index, &bytes)).unwrap();
+            parts
+                .written(FileId(3), index, group_cv(index, &bytes))
+                .unwrap();
         }
         if flushed >= groups.len() {
             parts.flushed(parts.mark().unwrap());
@@ -95,8 +128,13 @@ impl World {
             let stat = path.metadata().unwrap();
             (stat.ctime(), stat.ctime_nsec())
         };
-        let entries = std::fs::read_dir(&self.place).unwrap().map(|entry| entry.unwrap().path());
-        let parts = entries.filter(|path| !path.ends_with("large")).map(changed).max();
+        let entries = std::fs::read_dir(&self.place)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let parts = entries
+            .filter(|path| !path.ends_with("large"))
+            .map(changed)
+            .max();
         loop {
             std::fs::write(self.place.join("large"), "new").unwrap();
             if Some(changed(self.place.join("large"))) > parts {
@@ -109,7 +147,8 @@ impl World {
     fn claim(&self, parts: &Parts, source: &SourceVersion) -> Vec<u32> {
         let path = &self.head.path;
         let held = parts.claim(path, &self.directory(), source, Direct::Off, || || false);
-        held.iter().for_each(|(index, cv)| assert_eq!(*cv, group_cv(*index, &group(*index).1)));
+        held.iter()
+            .for_each(|(index, cv)| assert_eq!(*cv, group_cv(*index, &group(*index).1)));
         held.into_keys().collect()
     }
 
@@ -120,7 +159,10 @@ impl World {
 
 fn group(index: u32) -> (GroupSpan, Vec<u8>) {
     let span = GroupSpan::of(BYTES, index).unwrap();
-    (span, vec![u8::try_from(index).unwrap() + 1; span.len as usize])
+    (
+        span,
+        vec![u8::try_from(index).unwrap() + 1; span.len as usize],
+    )
 }
 
 /// A part may have begun as a copy of an old version that has data there.
@@ -133,10 +175,17 @@ fn what_a_part_holds_where_the_file_has_holes_becomes_zeros() {
     assert_eq!(world.claim(&parts, &world.source()), [0, 4]);
     let ranges = [0..GROUP_BYTES, 2 * GROUP_BYTES..BYTES];
     let data = zmove_types::DataRanges::new(BYTES, ranges.to_vec()).map(Arc::new);
-    let head = FileHead { data, ..world.head.clone() };
+    let head = FileHead {
+        data,
+        ..world.head.clone()
+    };
     let prior = parts.take_up(FileId(8), &world.head.path, &head).unwrap();
     let mut bytes = group(1).1;
-    prior.staged.file().read_exact_at(&mut bytes, GROUP_BYTES).unwrap();
+    prior
+        .staged
+        .file()
+        .read_exact_at(&mut bytes, GROUP_BYTES)
+        .unwrap();
     assert!(bytes.iter().all(|byte| *byte == 0));
 }
 
@@ -147,18 +196,33 @@ fn what_was_written_is_held_and_goes_on() {
     let parts = world.parts(2);
     assert!(parts.has_earlier());
     assert_eq!(world.claim(&parts, &world.source()), [0, 4, 5]);
-    let prior = parts.take_up(FileId(8), &world.head.path, &world.head).unwrap();
-    assert_eq!(prior.groups.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0, 4, 5]);
+    let prior = parts
+        .take_up(FileId(8), &world.head.path, &world.head)
+        .unwrap();
+    assert_eq!(
+        prior
+            .groups
+            .iter()
+            .map(|(index, _)| *index)
+            .collect::<Vec<_>>(),
+        [0, 4, 5]
+    );
     drop((prior, parts));
     let again = world.parts(3);
-    assert_eq!(world.claim(&again, &world.source()), [0, 4, 5], "the next one has taken it over");
+    assert_eq!(
+        world.claim(&again, &world.source()),
+        [0, 4, 5],
+        "the next one has taken it over"
+    );
 }
 
 impl World {
     /// The groups that count as held without being read.
     fn trusted(&self, parts: &Parts) -> Vec<u32> {
         let path = &self.head.path;
-        let held = parts.claim(path, &self.directory(), &self.source(), Direct::Off, || || true);
+        let held = parts.claim(path, &self.directory(), &self.source(), Direct::Off, || {
+            || true
+        });
         held.into_keys().collect()
     }
 }
@@ -185,7 +249,11 @@ fn what_a_killed_receiver_has_left_is_read_again() {
     world.break_off(&[0, 1], 2);
     let parts = world.parts(2);
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
-    drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
+    drop(
+        parts
+            .take_up(FileId(8), &world.head.path, &world.head)
+            .unwrap(),
+    );
     // The receiver is killed here: nothing records how it leaves the part.
     drop(parts);
     assert_eq!(world.trusted(&world.parts(3)), [] as [u32; 0]);
@@ -195,7 +263,10 @@ fn what_a_killed_receiver_has_left_is_read_again() {
 fn at_least_one_group_comes_again() {
     let world = World::new();
     world.break_off(&[0, 1, 2, 3, 4, 5], 9);
-    assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2, 3, 4]);
+    assert_eq!(
+        world.claim(&world.parts(2), &world.source()),
+        [0, 1, 2, 3, 4]
+    );
 }
 
 #[test]
@@ -209,8 +280,13 @@ fn after_a_reboot_what_was_not_flushed_is_read_again() {
 
 #[test]
 fn what_lies_on_another_file_system_is_not_flushed_with_the_target() {
-    let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return eprintln!("skipped: no /dev/shm") };
-    let world = World { place: place.path().to_owned(), ..World::new() };
+    let Ok(place) = tempfile::tempdir_in("/dev/shm") else {
+        return eprintln!("skipped: no /dev/shm");
+    };
+    let world = World {
+        place: place.path().to_owned(),
+        ..World::new()
+    };
     let device = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_dev;
     if device(&world.directory()) == device(&world.tree.open_directory(&RelPath::root()).unwrap()) {
         return eprintln!("skipped: one file system");
@@ -218,7 +294,11 @@ fn what_lies_on_another_file_system_is_not_flushed_with_the_target() {
     world.break_off(&[0, 1], 9);
     let parts = world.parts(2);
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
-    drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
+    drop(
+        parts
+            .take_up(FileId(8), &world.head.path, &world.head)
+            .unwrap(),
+    );
     parts.flushed(parts.mark().unwrap());
     drop(parts);
     world.damage(1);
@@ -232,10 +312,15 @@ fn after_a_flush_that_failed_nothing_more_counts_as_flushed() {
     world.break_off(&[0, 1], 1);
     let parts = world.parts(2);
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
-    let prior = parts.take_up(FileId(8), &world.head.path, &world.head).unwrap();
+    let prior = parts
+        .take_up(FileId(8), &world.head.path, &world.head)
+        .unwrap();
     parts.flush_failed();
     // The kernel reports the error once, and then flushes what is left.
-    parts.mark().into_iter().for_each(|mark| parts.flushed(mark));
+    parts
+        .mark()
+        .into_iter()
+        .for_each(|mark| parts.flushed(mark));
     // What the failed flush has lost changes no time.
     world.damage(1);
     parts.left(FileId(8), &FileIdentity::of(prior.staged.file()).unwrap());
@@ -258,9 +343,21 @@ fn a_part_that_was_never_given_its_size_goes() {
     let world = World::new();
     let parts = world.parts(1);
     let names = LastingNames::new("t");
-    drop(parts.create(FileId(3), (&world.head.path, &world.head), &world.directory(), &names).unwrap());
+    drop(
+        parts
+            .create(
+                FileId(3),
+                (&world.head.path, &world.head),
+                &world.directory(),
+                &names,
+            )
+            .unwrap(),
+    );
     drop(parts);
-    assert_eq!(world.claim(&world.parts(2), &world.source()), [] as [u32; 0]);
+    assert_eq!(
+        world.claim(&world.parts(2), &world.source()),
+        [] as [u32; 0]
+    );
     assert_eq!(std::fs::read_dir(&world.place).unwrap().count(), 0);
 }
 
@@ -273,33 +370,66 @@ fn of_two_journals_with_the_same_part_the_later_one_tells() {
     let left = std::fs::read(&journal).unwrap();
     let parts = world.parts(0);
     assert_eq!(world.claim(&parts, &world.source()), [0]);
-    let prior = parts.take_up(FileId(8), &world.head.path, &world.head).unwrap();
+    let prior = parts
+        .take_up(FileId(8), &world.head.path, &world.head)
+        .unwrap();
     let (span, bytes) = group(1);
-    prior.staged.file().write_all_at(&bytes, span.offset()).unwrap();
+    prior
+        .staged
+        .file()
+        .write_all_at(&bytes, span.offset())
+        .unwrap();
     parts.written(FileId(8), 1, group_cv(1, &bytes)).unwrap();
     let later = SystemTime::now() + Duration::from_millis(500);
     drop((prior, parts));
     std::fs::write(&journal, left).unwrap();
     let newest = world.journal_of(0);
-    File::options().write(true).open(newest).unwrap().set_modified(later).unwrap();
+    File::options()
+        .write(true)
+        .open(newest)
+        .unwrap()
+        .set_modified(later)
+        .unwrap();
     let parts = world.parts(3);
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
-    drop(parts.take_up(FileId(9), &world.head.path, &world.head).unwrap());
+    drop(
+        parts
+            .take_up(FileId(9), &world.head.path, &world.head)
+            .unwrap(),
+    );
     parts.ended(FileId(9));
     parts.finish();
-    assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(world.home.path().join("journal"))
+            .unwrap()
+            .count(),
+        0
+    );
 }
 
 #[test]
 fn another_source_is_not_held_and_its_part_goes() {
     let world = World::new();
     world.break_off(&[0, 1], 0);
-    let other = SourceVersion { inode: 8, ..world.source() };
+    let other = SourceVersion {
+        inode: 8,
+        ..world.source()
+    };
     let parts = world.parts(2);
     assert_eq!(world.claim(&parts, &other), [] as [u32; 0]);
-    assert_eq!(std::fs::read_dir(world.home.path().join("target")).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(world.home.path().join("target"))
+            .unwrap()
+            .count(),
+        0
+    );
     parts.finish();
-    assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(world.home.path().join("journal"))
+            .unwrap()
+            .count(),
+        0
+    );
 }
 
 /// A file system may have become read-only, and a part that no journal lists would stay for ever.
@@ -309,8 +439,14 @@ fn a_part_that_cannot_be_removed_stays_in_the_journal() {
         let world = World::new();
         let parts = world.parts(1);
         let names = LastingNames::new("t");
-        let part =
-            parts.create(FileId(1), (&world.head.path, &world.head), &world.directory(), &names).unwrap();
+        let part = parts
+            .create(
+                FileId(1),
+                (&world.head.path, &world.head),
+                &world.directory(),
+                &names,
+            )
+            .unwrap();
         let hidden = world.place.join(part.hidden_name().unwrap().as_os_str());
         if !can_be_removed {
             std::fs::rename(&hidden, world.place.join("aside")).unwrap();
@@ -365,17 +501,33 @@ fn of_two_parts_of_a_file_neither_stays() {
     parts.drop_overtaken(&world.tree);
     parts.finish();
     assert_eq!(std::fs::read_dir(target).unwrap().count(), 1);
-    assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(world.home.path().join("journal"))
+            .unwrap()
+            .count(),
+        0
+    );
 }
 
 #[test]
 fn small_ones_are_not_journalled() {
     let world = World::new();
-    let head = FileHead { bytes: JOURNALLED_BYTES_MIN - 1, ..world.head.clone() };
+    let head = FileHead {
+        bytes: JOURNALLED_BYTES_MIN - 1,
+        ..world.head.clone()
+    };
     let names = LastingNames::new("t");
     let parts = world.parts(1);
-    drop(parts.create(FileId(1), (&head.path, &head), &world.directory(), &names).unwrap());
-    assert_eq!(std::fs::read_dir(world.home.path()).unwrap().count(), 1, "only the target");
+    drop(
+        parts
+            .create(FileId(1), (&head.path, &head), &world.directory(), &names)
+            .unwrap(),
+    );
+    assert_eq!(
+        std::fs::read_dir(world.home.path()).unwrap().count(),
+        1,
+        "only the target"
+    );
 }
 
 /// Otherwise a kill in between would leave it for ever: no journal would list it, and its name does not show who made
@@ -390,13 +542,25 @@ fn a_part_gets_the_name_that_lasts_after_its_journal_tells_of_it() {
     let journals = inotify::add_watch(&watch, world.home.path().join("journal"), wanted).unwrap();
     let target = inotify::add_watch(&watch, &world.place, wanted).unwrap();
     let names = LastingNames::new("t");
-    let _part = parts.create(FileId(3), (&world.head.path, &world.head), &world.directory(), &names).unwrap();
+    let _part = parts
+        .create(
+            FileId(3),
+            (&world.head.path, &world.head),
+            &world.directory(),
+            &names,
+        )
+        .unwrap();
     let mut room = [std::mem::MaybeUninit::uninit(); 4096];
     let mut reader = inotify::Reader::new(&watch, &mut room);
     let events: Vec<_> =
-        std::iter::from_fn(|| reader.next().ok().map(|event| (event.wd(), event.events()))).collect();
+        std::iter::from_fn(|| reader.next().ok().map(|event| (event.wd(), event.events())))
+            .collect();
     assert_eq!(
         events,
-        [(target, ReadFlags::CREATE), (journals, ReadFlags::MODIFY), (target, ReadFlags::MOVED_TO)]
+        [
+            (target, ReadFlags::CREATE),
+            (journals, ReadFlags::MODIFY),
+            (target, ReadFlags::MOVED_TO)
+        ]
     );
 }

@@ -42,10 +42,15 @@ impl LeaseFiles {
 
     /// Whether a session to this target is ending; `false` where the directory cannot be read.
     pub(super) fn contain(&self, target: &[u8]) -> bool {
-        let Ok(entries) = std::fs::read_dir(&self.directory) else { return false };
+        let Ok(entries) = std::fs::read_dir(&self.directory) else {
+            return false;
+        };
         let prefix = prefix(target);
         let concerns = |name: &OsStr| name.as_bytes().starts_with(prefix.as_bytes());
-        entries.flatten().filter(|entry| concerns(&entry.file_name())).any(|entry| is_leased(&entry))
+        entries
+            .flatten()
+            .filter(|entry| concerns(&entry.file_name()))
+            .any(|entry| is_leased(&entry))
     }
 }
 
@@ -62,7 +67,9 @@ fn is_leased(entry: &DirEntry) -> bool {
 /// The prefix of the names of all lease files of a target on this host; several hosts may share a home.
 fn prefix(target: &[u8]) -> String {
     let mut place = blake3::Hasher::new();
-    place.update(rustix::system::uname().nodename().to_bytes_with_nul()).update(target);
+    place
+        .update(rustix::system::uname().nodename().to_bytes_with_nul())
+        .update(target);
     format!("{}-", place.finalize().to_hex())
 }
 

@@ -17,21 +17,43 @@ use crate::quota::Quota;
 /// # Panics
 /// When something counts as verified that was not sent.
 pub fn sealed_frame(bytes: &[u8]) {
-    let Some((header, rest)) = bytes.split_first_chunk() else { return };
-    let Some((file_bytes, rest)) = rest.split_first_chunk() else { return };
-    let Some((head_bytes, rest)) = rest.split_first_chunk() else { return };
-    let Ok(header) = FrameHeader::decode(header) else { return };
+    let Some((header, rest)) = bytes.split_first_chunk() else {
+        return;
+    };
+    let Some((file_bytes, rest)) = rest.split_first_chunk() else {
+        return;
+    };
+    let Some((head_bytes, rest)) = rest.split_first_chunk() else {
+        return;
+    };
+    let Ok(header) = FrameHeader::decode(header) else {
+        return;
+    };
     let (head, data) = rest.split_at(usize::from(u16::from_le_bytes(*head_bytes)).min(rest.len()));
     let length = |part: &[u8]| u32::try_from(part.len()).expect("inputs are short");
-    let header = FrameHeader { head_bytes: length(head), data_bytes: length(data), ..header };
+    let header = FrameHeader {
+        head_bytes: length(head),
+        data_bytes: length(data),
+        ..header
+    };
     let content = match header.kind {
         FrameKind::Chunk if !data.is_empty() => group_cv(header.group, data).0,
         FrameKind::Chunk | FrameKind::Same => TOLD.0,
         FrameKind::Batch | FrameKind::Guess | FrameKind::Declare => *blake3::hash(head).as_bytes(),
         FrameKind::Filler => *blake3::hash(data).as_bytes(),
     };
-    let header = FrameHeader { digest: seal(&header.prefix(), &content), ..header };
-    check(Frame { header, head: head.to_vec(), data: Buffer::copied(data) }, u64::from_le_bytes(*file_bytes));
+    let header = FrameHeader {
+        digest: seal(&header.prefix(), &content),
+        ..header
+    };
+    check(
+        Frame {
+            header,
+            head: head.to_vec(),
+            data: Buffer::copied(data),
+        },
+        u64::from_le_bytes(*file_bytes),
+    );
 }
 
 fn check(frame: Frame, file_bytes: u64) {
@@ -49,18 +71,32 @@ fn check(frame: Frame, file_bytes: u64) {
             assert!(!matches!(declared, Ok(None)), "it is sealed");
         }
         FrameKind::Chunk => {
-            let (metadata, ctime, path) = (Metadata::default(), Timestamp::default(), RelPath::root());
-            let head = FileHead { path, metadata, bytes: file_bytes, ctime, inode: 0, data: None };
+            let (metadata, ctime, path) =
+                (Metadata::default(), Timestamp::default(), RelPath::root());
+            let head = FileHead {
+                path,
+                metadata,
+                bytes: file_bytes,
+                ctime,
+                inode: 0,
+                data: None,
+            };
             if let Ok(chunk) = VerifiedChunk::check(frame, &head, &turn) {
                 let (item, span, cv, data) = chunk.into_parts();
-                assert_eq!((item, span.index, span.len as usize), (header.item, header.group, data.len()));
+                assert_eq!(
+                    (item, span.index, span.len as usize),
+                    (header.item, header.group, data.len())
+                );
                 assert_eq!(cv, group_cv(span.index, &data));
             }
         }
         FrameKind::Filler => assert!(is_filler(&frame), "it is sealed"),
         FrameKind::Same => {
             let named = NamedGroup::check(&header, file_bytes, |_| Some(TOLD));
-            assert_eq!(named.is_ok(), GroupSpan::of(file_bytes, header.group).is_some());
+            assert_eq!(
+                named.is_ok(),
+                GroupSpan::of(file_bytes, header.group).is_some()
+            );
             assert!(NamedGroup::check(&header, file_bytes, |_| Some(Cv([0; 32]))).is_err());
         }
     }

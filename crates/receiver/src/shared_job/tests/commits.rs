@@ -6,13 +6,19 @@ use super::*;
 
 /// The part of a file of two groups, all of which has been written to it.
 fn write_part(transfer: &Transfer, head: &FileHead, contents: &[u8]) -> Arc<Staged> {
-    transfer.files.declare(FileId(1), head.clone(), |_| None, |_| None).unwrap();
+    transfer
+        .files
+        .declare(FileId(1), head.clone(), |_| None, |_| None)
+        .unwrap();
     let file = transfer.files.find(FileId(1)).unwrap().unwrap();
     let part = open_staged(transfer, &mut Placer::new(transfer), &file).unwrap();
     part.file().write_all_at(contents, 0).unwrap();
     let (first, last) = contents.split_at(contents.len() - 1);
     for (group, data) in [(0, first), (1, last)] {
-        transfer.parts.written(FileId(1), group, group_cv(group, data)).unwrap();
+        transfer
+            .parts
+            .written(FileId(1), group, group_cv(group, data))
+            .unwrap();
     }
     part
 }
@@ -27,14 +33,25 @@ fn whoever_puts_the_mark_gives_the_file_its_time() {
     let head = head("large", &contents);
     let part = write_part(&transfer, &head, &contents);
     let name = part.hidden_name().unwrap();
-    let hidden = job_directory(home.path()).join(".zmove-epoch-1").join(name.as_os_str());
+    let hidden = job_directory(home.path())
+        .join(".zmove-epoch-1")
+        .join(name.as_os_str());
     let there = home.path().join("large");
     std::fs::hard_link(&hidden, &there).unwrap();
-    transfer.parts.shared.as_ref().unwrap().has_written(FileId(1)).unwrap();
+    transfer
+        .parts
+        .shared
+        .as_ref()
+        .unwrap()
+        .has_written(FileId(1))
+        .unwrap();
     assert_ne!(there.metadata().unwrap().mtime(), 77);
     let session = transfer.target.shared_job.as_ref().unwrap();
     let inode = there.metadata().unwrap().ino();
-    assert_eq!(session.commit(&transfer, &head, None).unwrap(), SharedJobResult::Committed { inode });
+    assert_eq!(
+        session.commit(&transfer, &head, None).unwrap(),
+        SharedJobResult::Committed { inode }
+    );
     assert!(hidden.is_symlink(), "the mark");
     let found = there.metadata().unwrap();
     assert_eq!((found.ino(), found.mtime()), (inode, 77));
@@ -52,8 +69,15 @@ fn the_groups_of_a_file_that_has_its_name_are_forgotten() {
     let inode = part.file().metadata().unwrap().ino();
     let key = (part.hidden_name().unwrap().clone(), inode);
     session.flush_parts(&transfer).unwrap();
-    session.groups.lock().read_on(session.directory.fd(), &session.epoch).unwrap();
+    session
+        .groups
+        .lock()
+        .read_on(session.directory.fd(), &session.epoch)
+        .unwrap();
     assert!(session.groups.lock().of(&key).is_some());
-    assert_eq!(session.commit(&transfer, &head, None).unwrap(), SharedJobResult::Committed { inode });
+    assert_eq!(
+        session.commit(&transfer, &head, None).unwrap(),
+        SharedJobResult::Committed { inode }
+    );
     assert!(session.groups.lock().of(&key).is_none());
 }

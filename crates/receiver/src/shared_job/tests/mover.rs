@@ -36,11 +36,21 @@ impl Mover {
         let (lane, source) = memory_lane();
         lanes_in.try_send(source).unwrap();
         let access = WriteAccess::Beneath(vec![root.to_owned()]);
-        let config = ReceiverConfig { owning: Owning::Allowed, ..ReceiverConfig::default() };
+        let config = ReceiverConfig {
+            owning: Owning::Allowed,
+            ..ReceiverConfig::default()
+        };
         let session = Session::new(TransferId(open.run), Version::NEWEST, control, lanes);
-        let session = Session { access, config, ..session };
+        let session = Session {
+            access,
+            config,
+            ..session
+        };
         let session = tokio::spawn(run_session(session, std::future::pending()));
-        writer.send(&encode_message(&open.into_message(Version::NEWEST))).await.unwrap();
+        writer
+            .send(&encode_message(&open.into_message(Version::NEWEST)))
+            .await
+            .unwrap();
         reader.greeting().await.unwrap();
         let mut inbox = reader.into_inbox(decode_message::<ToSender>, 64);
         loop {
@@ -74,42 +84,72 @@ impl Mover {
     }
 
     pub(super) fn batch(&mut self, directory: &str, entries: Vec<BatchEntry>, data: &[u8]) {
-        let groups = vec![DirectoryGroup { directory: path(directory), entries }];
+        let groups = vec![DirectoryGroup {
+            directory: path(directory),
+            entries,
+        }];
         let head = Batch { groups }.encode();
         let content = *blake3::hash(&head).as_bytes();
-        let header = FrameHeader { kind: FrameKind::Batch, item: self.item(), ..FrameHeader::default() };
+        let header = FrameHeader {
+            kind: FrameKind::Batch,
+            item: self.item(),
+            ..FrameHeader::default()
+        };
         self.send(frame(header, head, &content, data));
     }
 
     pub(super) fn declare(&mut self, file: u64, head: &FileHead) {
         let head = head.encode();
         let content = *blake3::hash(&head).as_bytes();
-        let header = FrameHeader { kind: FrameKind::Declare, file: FileId(file), ..FrameHeader::default() };
+        let header = FrameHeader {
+            kind: FrameKind::Declare,
+            file: FileId(file),
+            ..FrameHeader::default()
+        };
         self.send(frame(header, head, &content, &[]));
     }
 
     pub(super) fn chunk(&mut self, file: u64, group: u32, contents: &[u8]) {
         let at = usize::try_from(GROUP_BYTES).unwrap() * group as usize;
-        let data = &contents[at..contents.len().min(at + usize::try_from(GROUP_BYTES).unwrap())];
+        let data = &contents[at..contents
+            .len()
+            .min(at + usize::try_from(GROUP_BYTES).unwrap())];
         let item = self.item();
-        let header =
-            FrameHeader { kind: FrameKind::Chunk, file: FileId(file), group, item, ..FrameHeader::default() };
+        let header = FrameHeader {
+            kind: FrameKind::Chunk,
+            file: FileId(file),
+            group,
+            item,
+            ..FrameHeader::default()
+        };
         self.send(frame(header, Vec::new(), &group_cv(group, data).0, data));
     }
 
     /// Takes what the receiver says next; false when it says nothing more.
     async fn hear(&mut self, stored: &mut usize) -> bool {
-        let Some(Ok(message)) = self.inbox.recv().await else { return false };
+        let Some(Ok(message)) = self.inbox.recv().await else {
+            return false;
+        };
         match message {
             ToSender::Stored(told) => {
                 *stored += told.items.len();
                 let files = told.files.iter().filter_map(|file| file.fault);
                 self.faults.extend(files.map(|(_, code)| code));
-                self.faults.extend(told.items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
+                self.faults.extend(
+                    told.items
+                        .iter()
+                        .flat_map(|item| &item.faults)
+                        .map(|fault| fault.code),
+                );
             }
             ToSender::Published { items } => {
                 self.published += items.len();
-                self.faults.extend(items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
+                self.faults.extend(
+                    items
+                        .iter()
+                        .flat_map(|item| &item.faults)
+                        .map(|fault| fault.code),
+                );
             }
             ToSender::Fault(fault) => self.faults.push(fault.code),
             ToSender::SharedJob(SharedJobAnswer { number, result }) => {
@@ -130,8 +170,14 @@ impl Mover {
 
     async fn say(&mut self, order: SharedJobOrder) -> u64 {
         self.orders += 1;
-        let request = SharedJobRequest { number: self.orders, order };
-        self.writer.send(&encode_message(&ToReceiver::SharedJob(request))).await.unwrap();
+        let request = SharedJobRequest {
+            number: self.orders,
+            order,
+        };
+        self.writer
+            .send(&encode_message(&ToReceiver::SharedJob(request)))
+            .await
+            .unwrap();
         self.orders
     }
 
@@ -157,7 +203,9 @@ impl Mover {
             parent: id(parent),
             pass: 1,
             children: children.into(),
-            children_sum: (work + 1..=work + children).map(|child| id(child).number()).sum(),
+            children_sum: (work + 1..=work + children)
+                .map(|child| id(child).number())
+                .sum(),
             files: 1,
             bytes: 10,
             ..WorkEnd::default()
@@ -167,7 +215,11 @@ impl Mover {
 
     pub(super) async fn commit(&mut self, head: &FileHead, contents: &[u8]) -> SharedJobResult {
         let root = Some(file_root(contents).0);
-        self.order(SharedJobOrder::Commit { head: head.encode(), root }).await
+        self.order(SharedJobOrder::Commit {
+            head: head.encode(),
+            root,
+        })
+        .await
     }
 
     pub(super) async fn count(&mut self) -> SharedJobCount {
@@ -179,7 +231,10 @@ impl Mover {
 
     /// Ends the session well.
     pub(super) async fn finish(mut self) {
-        let announce = ToReceiver::Announce { items: self.items, mismatches: 0 };
+        let announce = ToReceiver::Announce {
+            items: self.items,
+            mismatches: 0,
+        };
         self.writer.send(&encode_message(&announce)).await.unwrap();
         while self.hear(&mut 0).await {}
         drop((self.writer, self.inbox, self.lane));

@@ -11,15 +11,33 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
     let home = tempfile::tempdir().unwrap();
     let target = home.path().join("a/t");
     let resolve = |beginning| {
-        let part = SharedJobOpening { beginning, ..part(2) };
-        let open = Open { target: target.to_str().unwrap().into(), ..open(Some(part)) };
+        let part = SharedJobOpening {
+            beginning,
+            ..part(2)
+        };
+        let open = Open {
+            target: target.to_str().unwrap().into(),
+            ..open(Some(part))
+        };
         Target::resolve(&open, &WriteAccess::Anywhere).map_err(|refusal| refusal.code)
     };
     let of_one = || WriteAccess::Beneath(vec![home.path().to_path_buf()]);
-    let part = SharedJobOpening { beginning: Beginning::UnderWay, ..part(2) };
-    let relative = Open { target: b"a/t".to_vec(), ..open(Some(part)) };
-    assert_eq!(resolve(Beginning::UnderWay).err(), Some(RefusalCode::NotUnderWay));
-    assert_eq!(Target::resolve(&relative, &of_one()).unwrap_err().code, RefusalCode::NotUnderWay);
+    let part = SharedJobOpening {
+        beginning: Beginning::UnderWay,
+        ..part(2)
+    };
+    let relative = Open {
+        target: b"a/t".to_vec(),
+        ..open(Some(part))
+    };
+    assert_eq!(
+        resolve(Beginning::UnderWay).err(),
+        Some(RefusalCode::NotUnderWay)
+    );
+    assert_eq!(
+        Target::resolve(&relative, &of_one()).unwrap_err().code,
+        RefusalCode::NotUnderWay
+    );
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     resolve(Beginning::Allowed).unwrap();
     std::fs::set_permissions(&target, std::fs::Permissions::from_mode(0o555)).unwrap();
@@ -27,7 +45,14 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
     resolve(Beginning::UnderWay).unwrap();
     Target::resolve(&relative, &of_one()).unwrap();
     assert_eq!(mode(), 0o555);
-    Target::resolve(&Open { shared_job: None, ..relative }, &of_one()).unwrap();
+    Target::resolve(
+        &Open {
+            shared_job: None,
+            ..relative
+        },
+        &of_one(),
+    )
+    .unwrap();
     assert_eq!(mode(), 0o755, "another transfer sets it at its end");
 }
 
@@ -39,7 +64,10 @@ fn answers(before: impl Fn(&Arc<OwnedFd>)) -> [Option<RefusalCode>; 2] {
         before(&root);
         let tree = Tree::at(root);
         let begin = begin(TransferId([7; 16]), String::new(), &tree);
-        let opening = SharedJobOpening { beginning, ..part(2) };
+        let opening = SharedJobOpening {
+            beginning,
+            ..part(2)
+        };
         let opened = SharedJobSession::begin(&tree, &opening, &begin, &Quota::default());
         opened.err().map(|refusal| refusal.code)
     })
@@ -47,12 +75,21 @@ fn answers(before: impl Fn(&Arc<OwnedFd>)) -> [Option<RefusalCode>; 2] {
 
 #[test]
 fn the_answer_to_an_opening_depends_on_what_there_is_of_the_job_and_on_whether_it_may_begin() {
-    let in_epoch = |epoch| move |root: &Arc<OwnedFd>| drop(job(root).begin(epoch, "a", PATIENCE).unwrap());
+    let in_epoch =
+        |epoch| move |root: &Arc<OwnedFd>| drop(job(root).begin(epoch, "a", PATIENCE).unwrap());
     let ended = |root: &Arc<OwnedFd>| job(root).close(2, PATIENCE).unwrap();
-    let [absent, fenced, over] =
-        [RefusalCode::NotUnderWay, RefusalCode::Denied, RefusalCode::Ended].map(Some);
+    let [absent, fenced, over] = [
+        RefusalCode::NotUnderWay,
+        RefusalCode::Denied,
+        RefusalCode::Ended,
+    ]
+    .map(Some);
     assert_eq!(answers(|_| ()), [None, absent]);
-    assert_eq!(answers(|root| drop(job(root))), [None, None], "its directory, which has just been made");
+    assert_eq!(
+        answers(|root| drop(job(root))),
+        [None, None],
+        "its directory, which has just been made"
+    );
     assert_eq!(answers(in_epoch(1)), [None, None], "an older epoch");
     assert_eq!(answers(in_epoch(2)), [None, None], "this epoch");
     assert_eq!(answers(in_epoch(3)), [fenced, fenced], "a newer epoch");
@@ -68,7 +105,11 @@ fn the_answer_to_an_opening_depends_on_what_there_is_of_the_job_and_on_whether_i
         let flags = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY;
         rustix::fs::openat(root, name, flags, rustix::fs::Mode::RUSR).unwrap();
     };
-    assert_eq!(answers(is_no_directory), [may_have_begun, cannot], "what is left there");
+    assert_eq!(
+        answers(is_no_directory),
+        [may_have_begun, cannot],
+        "what is left there"
+    );
 }
 
 #[test]
@@ -77,13 +118,24 @@ fn a_session_that_records_nothing_leaves_no_journal() {
     let tree = Tree::at(root(home.path()));
     let journals = || {
         let entries = std::fs::read_dir(home.path().join(format!(".zmove-job-{JOB}"))).unwrap();
-        let is_journal = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with("journal-");
-        entries.map(|entry| entry.unwrap().path()).filter(is_journal).collect::<Vec<_>>()
+        let is_journal = |path: &PathBuf| {
+            path.file_name()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .starts_with("journal-")
+        };
+        entries
+            .map(|entry| entry.unwrap().path())
+            .filter(is_journal)
+            .collect::<Vec<_>>()
     };
     for (records, left) in [("", 0), ("x", 1)] {
         let begin = begin(TransferId([7; 16]), String::new(), &tree);
         let session = SharedJobSession::begin(&tree, &part(2), &begin, &Quota::default()).unwrap();
-        let [path] = &journals()[..] else { panic!("{:?}", journals()) };
+        let [path] = &journals()[..] else {
+            panic!("{:?}", journals())
+        };
         let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
         file.write_all(records.as_bytes()).unwrap();
         drop(session);

@@ -15,12 +15,19 @@ async fn of_a_torn_journal_a_beginning_counts() {
         mover.chunk(1, group, &contents);
         mover.stored(1).await;
         let work = u8::try_from(group).unwrap();
-        assert_eq!(mover.end(work, 0, if work == 0 { 3 } else { 0 }).await, SharedJobResult::Done);
+        assert_eq!(
+            mover.end(work, 0, if work == 0 { 3 } else { 0 }).await,
+            SharedJobResult::Done
+        );
     }
-    let [journal] = &journals_of(home.path())[..] else { panic!("one session, one journal") };
+    let [journal] = &journals_of(home.path())[..] else {
+        panic!("one session, one journal")
+    };
     let whole = std::fs::read(journal).unwrap();
     let name = shared_name(&head.path, &source_of(&head));
-    let part = job_directory(home.path()).join(".zmove-epoch-1").join(name.as_os_str());
+    let part = job_directory(home.path())
+        .join(".zmove-epoch-1")
+        .join(name.as_os_str());
     let part = (name, part.metadata().unwrap().ino());
     let torn = tempfile::tempdir().unwrap();
     let copy = torn.path().join(journal.file_name().unwrap());
@@ -30,12 +37,21 @@ async fn of_a_torn_journal_a_beginning_counts() {
     for length in 0..=whole.len() {
         std::fs::write(&copy, &whole[..length]).unwrap();
         let count = ReadEnds::new(&Quota::default()).count(&directory).unwrap();
-        assert_eq!(read_on.count(&directory).unwrap(), count, "{length}: as it grows");
+        assert_eq!(
+            read_on.count(&directory).unwrap(),
+            count,
+            "{length}: as it grows"
+        );
         let (ended, counted) = (count.work_ended, flushed_groups(torn.path(), part.clone()));
-        assert!(counted.len() as u64 >= ended, "{length}: work ends after its groups count");
+        assert!(
+            counted.len() as u64 >= ended,
+            "{length}: work ends after its groups count"
+        );
         for (index, cv) in &counted {
             let at = *index as usize * usize::try_from(GROUP_BYTES).unwrap();
-            let end = contents.len().min(at + usize::try_from(GROUP_BYTES).unwrap());
+            let end = contents
+                .len()
+                .min(at + usize::try_from(GROUP_BYTES).unwrap());
             assert_eq!(*cv, Cv(group_cv(*index, &contents[at..end]).0), "{length}");
         }
         assert!((ended, counted.len()) >= last, "{length}");

@@ -41,10 +41,15 @@ impl Candidate<'_> {
     /// of its files.
     pub(crate) fn tell(self, transfer: &Transfer, last: bool) {
         // Without memory for the values none are found, and the file is sent whole.
-        let path = self.directory.join(self.name).expect("it was put together when the file was looked at");
+        let path = self
+            .directory
+            .join(self.name)
+            .expect("it was put together when the file was looked at");
         let mut held = transfer.quota.book_memory(path.as_bytes().len()).ok();
         let old = held.as_mut().zip(transfer.target.open_old_at(&path).ok());
-        let cvs = old.map(|(held, old)| self.hash(transfer, old, held)).unwrap_or_default();
+        let cvs = old
+            .map(|(held, old)| self.hash(transfer, old, held))
+            .unwrap_or_default();
         let mut pieces = runs(&cvs).peekable();
         let Self { offer, file, .. } = self;
         if held.is_some() {
@@ -54,7 +59,16 @@ impl Candidate<'_> {
         loop {
             let (first, cvs) = pieces.next().unwrap_or_default();
             let end = pieces.peek().is_none();
-            transfer.reports.tell(Outcome::Held(Held { offer, file, first, cvs, end }, last && end));
+            transfer.reports.tell(Outcome::Held(
+                Held {
+                    offer,
+                    file,
+                    first,
+                    cvs,
+                    end,
+                },
+                last && end,
+            ));
             if end {
                 return;
             }
@@ -76,7 +90,9 @@ impl Candidate<'_> {
                 break;
             }
             // A shorter version has no more groups, and one that cannot be read has none.
-            let Some(cv) = transfer.bases.hash_group(&old, span) else { break };
+            let Some(cv) = transfer.bases.hash_group(&old, span) else {
+                break;
+            };
             cvs.insert(span.index, cv);
         }
         cvs
@@ -84,10 +100,14 @@ impl Candidate<'_> {
 }
 
 /// Runs of consecutive groups, each with its first number, in pieces that fit into messages.
-pub(crate) fn runs(groups: &BTreeMap<u32, Cv>) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> + use<> {
+pub(crate) fn runs(
+    groups: &BTreeMap<u32, Cv>,
+) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> + use<> {
     let groups: Vec<_> = groups.iter().map(|(index, cv)| (*index, cv.0)).collect();
     let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(*next));
     let pieces = runs.flat_map(|run| run.chunks(HELD_GROUPS_MAX));
-    let pieces: Vec<_> = pieces.map(|run| (run[0].0, run.iter().map(|(_, cv)| *cv).collect())).collect();
+    let pieces: Vec<_> = pieces
+        .map(|run| (run[0].0, run.iter().map(|(_, cv)| *cv).collect()))
+        .collect();
     pieces.into_iter()
 }

@@ -19,7 +19,10 @@ pub(crate) struct Came {
 impl Came {
     /// Nothing yet, whose memory is booked on `quota`.
     pub(crate) fn new(quota: &Quota) -> Self {
-        Self { values: HashMap::new(), held: quota.book_nothing() }
+        Self {
+            values: HashMap::new(),
+            held: quota.book_nothing(),
+        }
     }
 
     /// Notes the value of a group.
@@ -48,8 +51,10 @@ impl Came {
         }
         let mut merger = RootMerger::default();
         for index in 0..groups {
-            let zeros =
-                || GroupSpan::of(bytes, index).map(|span| sparse_group_cv(span, std::iter::empty(), &[]));
+            let zeros = || {
+                GroupSpan::of(bytes, index)
+                    .map(|span| sparse_group_cv(span, std::iter::empty(), &[]))
+            };
             merger.push(self.values.get(&index).copied().or_else(zeros)?);
         }
         Some(merger.finish())
@@ -76,8 +81,15 @@ mod tests {
         let mut came = Came::new(&Quota::default());
         for index in [2, 0] {
             let from = index as usize * group;
-            came.note(index, group_cv(index, &file[from..file.len().min(from + group)])).unwrap();
+            came.note(
+                index,
+                group_cv(index, &file[from..file.len().min(from + group)]),
+            )
+            .unwrap();
         }
-        assert_eq!(came.root(file.len() as u64), Some(zmove_chunk::file_root(&file)));
+        assert_eq!(
+            came.root(file.len() as u64),
+            Some(zmove_chunk::file_root(&file))
+        );
     }
 }

@@ -61,7 +61,12 @@ struct Sources {
 
 impl Bases {
     pub(crate) fn new(writers: usize, (file_io, direct): (Arc<dyn FileIo>, Direct)) -> Self {
-        Self { known: Lock::default(), file_io, direct, buffers: BufferPool::new(BUFFER_BYTES, writers) }
+        Self {
+            known: Lock::default(),
+            file_io,
+            direct,
+            buffers: BufferPool::new(BUFFER_BYTES, writers),
+        }
     }
 
     /// The old version of a file that has been declared.
@@ -71,7 +76,11 @@ impl Bases {
 
     /// Adds the old version whose values the sender is about to have.
     pub(crate) fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Booking>) {
-        let base = Base { cvs, _held: held, sources: OnceLock::new() };
+        let base = Base {
+            cvs,
+            _held: held,
+            sources: OnceLock::new(),
+        };
         self.known.lock().insert(path, base);
     }
 
@@ -98,21 +107,28 @@ impl Base {
         direct: Direct,
     ) -> io::Result<()> {
         let old = open_old(directory.as_fd(), name).ok();
-        let in_place = old.as_ref().map_or(Ok(false), |old| new.clone_contents(old, head.bytes, direct))?;
+        let in_place = old
+            .as_ref()
+            .map_or(Ok(false), |old| new.clone_contents(old, head.bytes, direct))?;
         match &head.data {
             data if !in_place => new.reserve(head.bytes, data.as_deref(), direct)?,
             Some(data) => new.make_holes(data)?,
             None => {}
         }
         // Where the new file is a copy, it is read itself: its bytes are those that will count.
-        let old = old.filter(|_| !in_place).and_then(|old| for_reading(old, direct));
+        let old = old
+            .filter(|_| !in_place)
+            .and_then(|old| for_reading(old, direct));
         let _first = self.sources.set(Sources { in_place, old });
         Ok(())
     }
 
     /// Notes that the new file is the old version, changed in its place.
     pub(crate) fn is_the_file_itself(&self, file: &Staged) {
-        let _first = self.sources.set(Sources { in_place: is_read_from_storage(file), old: None });
+        let _first = self.sources.set(Sources {
+            in_place: is_read_from_storage(file),
+            old: None,
+        });
     }
 
     /// Puts a group of the old version into the new file, if it can be found and still has that value. `open_old` is
@@ -127,7 +143,9 @@ impl Base {
         (head, new): (&FileHead, &Staged),
         (span, cv): (GroupSpan, Cv),
     ) -> io::Result<bool> {
-        let Some(mut buffer) = bases.buffers.take() else { return Ok(false) };
+        let Some(mut buffer) = bases.buffers.take() else {
+            return Ok(false);
+        };
         let file_io = bases.file_io.as_ref();
         let of_part = || Sources::of_part(open_old().ok(), new, bases.direct);
         let Sources { in_place, old } = self.sources.get_or_init(of_part);
@@ -156,7 +174,10 @@ impl Base {
 impl Sources {
     /// The sources for a file that resumes from a part: how the part began is not known.
     fn of_part(old: Option<File>, part: &Staged, direct: Direct) -> Self {
-        Self { in_place: is_read_from_storage(part), old: old.and_then(|old| for_reading(old, direct)) }
+        Self {
+            in_place: is_read_from_storage(part),
+            old: old.and_then(|old| for_reading(old, direct)),
+        }
     }
 }
 

@@ -65,17 +65,37 @@ impl<'d> Runs<'d> {
         let mut numbers = 0..;
         let last = groups.len().saturating_sub(1);
         let mut group = |(number, group): (usize, DirectoryGroup)| {
-            let count = group.entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
-            let files = Files { count, may_go_on: number == last };
+            let count = group
+                .entries
+                .iter()
+                .filter(|entry| matches!(entry, BatchEntry::File(_)))
+                .count();
+            let files = Files {
+                count,
+                may_go_on: number == last,
+            };
             let entries: Vec<_> = numbers
                 .by_ref()
                 .zip(group.entries)
-                .map(|(number, entry)| Entry { number, bytes: take_data(&entry, &mut rest), entry })
+                .map(|(number, entry)| Entry {
+                    number,
+                    bytes: take_data(&entry, &mut rest),
+                    entry,
+                })
                 .collect();
             let (path, entries) = (Arc::new(group.directory), entries.into_iter());
-            Group { path, files, entries, threads: 0, side_directories: Arc::default(), opened: None }
+            Group {
+                path,
+                files,
+                entries,
+                threads: 0,
+                side_directories: Arc::default(),
+                opened: None,
+            }
         };
-        Self(Lock::new(groups.into_iter().enumerate().map(&mut group).collect()))
+        Self(Lock::new(
+            groups.into_iter().enumerate().map(&mut group).collect(),
+        ))
     }
 
     /// The next entries for a thread that has placed those of `done`.
@@ -83,19 +103,32 @@ impl<'d> Runs<'d> {
         let last = done.as_ref().map(|done| done.group);
         self.leave(done);
         let mut groups = self.0.lock();
-        let waiting = groups.iter().enumerate().filter(|(_, group)| group.entries.len() > 0);
-        let (number, _) = waiting.min_by_key(|(number, group)| (group.threads, Some(*number) != last))?;
+        let waiting = groups
+            .iter()
+            .enumerate()
+            .filter(|(_, group)| group.entries.len() > 0);
+        let (number, _) =
+            waiting.min_by_key(|(number, group)| (group.threads, Some(*number) != last))?;
         let group = &mut groups[number];
         group.threads += 1;
         let entries = group.entries.by_ref().take(ENTRIES_PER_RUN).collect();
         let (path, opened) = (Arc::clone(&group.path), group.opened.clone());
         let side_directories = Arc::clone(&group.side_directories);
-        Some(Run { group: number, path, files: group.files, entries, side_directories, opened })
+        Some(Run {
+            group: number,
+            path,
+            files: group.files,
+            entries,
+            side_directories,
+            opened,
+        })
     }
 
     /// Notes that a thread has placed these entries.
     pub(super) fn leave(&self, done: Option<Run<'_>>) {
-        let Some(Run { group, .. }) = done else { return };
+        let Some(Run { group, .. }) = done else {
+            return;
+        };
         let group = &mut self.0.lock()[group];
         group.threads -= 1;
         if group.threads == 0 {
@@ -110,7 +143,9 @@ impl<'d> Runs<'d> {
 }
 
 fn take_data<'d>(entry: &BatchEntry, data: &mut &'d [u8]) -> &'d [u8] {
-    let BatchEntry::File(file) = entry else { return &[] };
+    let BatchEntry::File(file) = entry else {
+        return &[];
+    };
     let (bytes, rest) = data.split_at(file.data_bytes());
     *data = rest;
     bytes

@@ -38,19 +38,34 @@ pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) ->
 }
 
 /// A transfer of a key of which one thread is at work at a time.
-pub(crate) fn transfer_with_one_place(number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
+pub(crate) fn transfer_with_one_place(
+    number: u8,
+    home: &Path,
+    journals: Option<PathBuf>,
+) -> Transfer {
     transfer_of_key(&Quota::with_one_place(), number, home, journals)
 }
 
 /// A transfer of the key that has this quota.
-pub(crate) fn transfer_of_key(quota: &Quota, number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
-    let config = ReceiverConfig { quota: quota.clone(), ..ReceiverConfig::default() };
+pub(crate) fn transfer_of_key(
+    quota: &Quota,
+    number: u8,
+    home: &Path,
+    journals: Option<PathBuf>,
+) -> Transfer {
+    let config = ReceiverConfig {
+        quota: quota.clone(),
+        ..ReceiverConfig::default()
+    };
     transfer_by(&config, number, home, journals)
 }
 
 /// What `work` returns, unless a thread waits with a place for another that needs one.
 #[track_caller]
-pub(crate) fn without_a_standstill<T: Send>(transfer: &Transfer, work: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn without_a_standstill<T: Send>(
+    transfer: &Transfer,
+    work: impl FnOnce() -> T + Send,
+) -> T {
     std::thread::scope(|scope| {
         let (done_in, done) = crossbeam_channel::bounded(1);
         scope.spawn(move || done_in.send(work()));
@@ -61,13 +76,24 @@ pub(crate) fn without_a_standstill<T: Send>(transfer: &Transfer, work: impl FnOn
     })
 }
 
-fn transfer_by(config: &ReceiverConfig, number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
+fn transfer_by(
+    config: &ReceiverConfig,
+    number: u8,
+    home: &Path,
+    journals: Option<PathBuf>,
+) -> Transfer {
     let open = open_at(home);
     let target = Target::resolve(&open, &WriteAccess::Anywhere).unwrap();
     let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
     let id = zmove_types::TransferId([number; 16]);
     let parts = crate::resume::parts::Parts::new(journals, id, String::new(), &target.tree);
-    Transfer::new((id, zmove_wire::Version::V4), &open, (target, parts), config, outcomes)
+    Transfer::new(
+        (id, zmove_wire::Version::V4),
+        &open,
+        (target, parts),
+        config,
+        outcomes,
+    )
 }
 
 fn name(text: &str) -> Name {
@@ -79,7 +105,13 @@ fn path(text: &str) -> RelPath {
 }
 
 fn metadata(mode: u32) -> Metadata {
-    Metadata::new(mode, Timestamp { seconds: 9, nanos: 0 })
+    Metadata::new(
+        mode,
+        Timestamp {
+            seconds: 9,
+            nanos: 0,
+        },
+    )
 }
 
 /// Files of one byte each, with these names and numbers.
@@ -94,7 +126,10 @@ pub(crate) fn files(directory: &str, prefix: &str, count: u32) -> DirectoryGroup
             data: None,
         })
     };
-    DirectoryGroup { directory: path(directory), entries: (0..count).map(file).collect() }
+    DirectoryGroup {
+        directory: path(directory),
+        entries: (0..count).map(file).collect(),
+    }
 }
 
 /// Places a group and publishes it.
@@ -107,26 +142,38 @@ fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
 /// Places a group as far as possible before anything is published.
 pub(crate) fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<PendingBatch> {
     let batch = PendingBatch::new(ItemId(1), Known::Needed, None);
-    placer.place_groups(vec![group], &batch, &[b'x'; 64], &placer.transfer.turn(Task::Write));
+    placer.place_groups(
+        vec![group],
+        &batch,
+        &[b'x'; 64],
+        &placer.transfer.turn(Task::Write),
+    );
     batch
 }
 
 /// The names that are not hidden.
 fn visible(directory: &Path) -> Vec<String> {
-    names(directory).into_iter().filter(|name| !name.starts_with(".zmove-")).collect()
+    names(directory)
+        .into_iter()
+        .filter(|name| !name.starts_with(".zmove-"))
+        .collect()
 }
 
 fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap();
-    let mut names =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>();
+    let mut names = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect::<Vec<_>>();
     names.sort();
     names
 }
 
 fn directory_entry(directory: &str, text: &str) -> DirectoryGroup {
     let entries = vec![BatchEntry::Directory(name(text), metadata(0o755))];
-    DirectoryGroup { directory: path(directory), entries }
+    DirectoryGroup {
+        directory: path(directory),
+        entries,
+    }
 }
 
 #[test]
@@ -139,7 +186,10 @@ fn two_transfers_that_fill_one_new_directory_both_succeed() {
     assert_eq!(place(&mut guest, directory_entry("", "d")), []);
     assert_eq!(place(&mut maker, files("d", "f", 8)), []);
     assert_eq!(place(&mut guest, files("d", "g", 9)), []);
-    assert_eq!(std::fs::read_dir(home.path().join("d")).unwrap().count(), 17);
+    assert_eq!(
+        std::fs::read_dir(home.path().join("d")).unwrap().count(),
+        17
+    );
 }
 
 #[test]
@@ -194,10 +244,17 @@ fn a_directory_opened_while_it_is_made_is_not_replaced_under_the_hands_of_who_op
                 other.directory(&path(&directory)).unwrap();
             });
             start.wait();
-            assert_eq!(place(&mut Placer::new(&transfer), files(&directory, "f", 8)), []);
+            assert_eq!(
+                place(&mut Placer::new(&transfer), files(&directory, "f", 8)),
+                []
+            );
             opener.join().unwrap();
         });
-        assert_eq!(place(&mut other, files(&directory, "g", 1)), [], "round {round}");
+        assert_eq!(
+            place(&mut other, files(&directory, "g", 1)),
+            [],
+            "round {round}"
+        );
     }
 }
 
@@ -208,9 +265,17 @@ fn batches_of_one_new_directory_get_their_names_together() {
     let (mut first, mut second) = (Placer::new(&transfer), Placer::new(&transfer));
     let one = begin(&mut first, files("d", "f", 8));
     let other = begin(&mut second, files("d", "g", 1));
-    assert_eq!(names(&home.path().join("d")), [""; 0], "nothing has its name");
+    assert_eq!(
+        names(&home.path().join("d")),
+        [""; 0],
+        "nothing has its name"
+    );
     // Each of the files holds its batch.
-    assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (9, 2), "nothing is settled");
+    assert_eq!(
+        (Arc::strong_count(&one), Arc::strong_count(&other)),
+        (9, 2),
+        "nothing is settled"
+    );
     publish_all(&transfer);
     assert_eq!(names(&home.path().join("d")).len(), 9);
     assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (1, 1));
@@ -225,11 +290,17 @@ fn files_in_a_directory_that_was_there_have_hidden_names_until_they_are_publishe
     let transfer = transfer(home.path());
     let batch = begin(&mut Placer::new(&transfer), files("d", "f", 8));
     let directory = home.path().join("d");
-    assert_eq!((visible(&directory), names(&directory).len()), (vec!["f3".to_owned()], 9));
+    assert_eq!(
+        (visible(&directory), names(&directory).len()),
+        (vec!["f3".to_owned()], 9)
+    );
     assert_eq!(std::fs::read(directory.join("f3")).unwrap(), b"old");
     publish_all(&transfer);
     assert_eq!((visible(&directory).len(), names(&directory).len()), (8, 8));
-    assert_eq!((std::fs::read(directory.join("f3")).unwrap(), batch.faults()), (b"x".to_vec(), vec![]));
+    assert_eq!(
+        (std::fs::read(directory.join("f3")).unwrap(), batch.faults()),
+        (b"x".to_vec(), vec![])
+    );
 }
 
 #[test]
@@ -239,7 +310,10 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
     std::fs::create_dir(&directory).unwrap();
     let opened = Arc::new(OwnedFd::from(File::open(&directory).unwrap()));
     let transfer = transfer(home.path());
-    let own = Staged::create(&opened, 0o600).unwrap().into_hidden_name().unwrap();
+    let own = Staged::create(&opened, 0o600)
+        .unwrap()
+        .into_hidden_name()
+        .unwrap();
     let own = own.as_os_str().to_str().unwrap();
     // Its name is changed to that of another process, which had this one's number.
     let mut parts: Vec<_> = own.split('-').collect();
@@ -263,10 +337,20 @@ fn what_is_below_a_staging_directory_appears_with_it() {
     assert_eq!(names(&home.path().join("d")), [""; 0]);
     publish_all(&transfer);
     let count = |directory: &str| names(&home.path().join(directory)).len();
-    assert_eq!(["d", "d/few", "d/many", "d/many/deep/est"].map(count), [10, 2, 10, 3]);
+    assert_eq!(
+        ["d", "d/few", "d/many", "d/many/deep/est"].map(count),
+        [10, 2, 10, 3]
+    );
     assert!(batches.iter().all(|batch| batch.faults().is_empty()));
-    assert_eq!(place(&mut other, files("d/few", "h", 1)), [], "the same directory as before");
-    assert_eq!((count("d/few"), names(home.path())), (3, vec!["d".to_owned()]));
+    assert_eq!(
+        place(&mut other, files("d/few", "h", 1)),
+        [],
+        "the same directory as before"
+    );
+    assert_eq!(
+        (count("d/few"), names(home.path())),
+        (3, vec!["d".to_owned()])
+    );
 }
 
 #[test]
@@ -278,7 +362,10 @@ fn what_comes_while_a_directory_gets_its_name_is_published_later() {
     let later = begin(&mut placer, files("d", "g", 8));
     assert_eq!(visible(&home.path().join("d")).len(), 8);
     publish_all(&transfer);
-    assert_eq!((visible(&home.path().join("d")).len(), later.faults()), (16, vec![]));
+    assert_eq!(
+        (visible(&home.path().join("d")).len(), later.faults()),
+        (16, vec![])
+    );
 }
 
 #[test]
@@ -298,7 +385,13 @@ fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() 
     publish_all(&transfer);
     assert!(batches.iter().all(|batch| batch.faults().is_empty()));
     assert_eq!(names(home.path()), ["a", "b"]);
-    assert_eq!((names(&home.path().join("a/x")).len(), names(&home.path().join("b")).len()), (2, 9));
+    assert_eq!(
+        (
+            names(&home.path().join("a/x")).len(),
+            names(&home.path().join("b")).len()
+        ),
+        (2, 9)
+    );
 }
 
 /// The thread that makes a directory may report that only when another has put a file into it, or far below it.
@@ -320,7 +413,10 @@ fn a_directory_that_is_used_is_not_fresh() {
         let many = ["d", "e"].map(|directory| begin(&mut placer, files(directory, "g", 9)));
         publish_all(&transfer);
         let all = [few.unwrap(), made, later].into_iter().chain(many);
-        assert!(all.into_iter().all(|batch| batch.faults().is_empty()), "{below}");
+        assert!(
+            all.into_iter().all(|batch| batch.faults().is_empty()),
+            "{below}"
+        );
     }
 }
 
@@ -329,17 +425,31 @@ fn files_whose_directory_was_filled_meanwhile_go_there_one_by_one() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
-    let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d", "g", 2))];
+    let batches = [
+        begin(&mut placer, files("d", "f", 8)),
+        begin(&mut placer, files("d", "g", 2)),
+    ];
     let filled = home.path().join("d");
     std::fs::write(filled.join("f3"), "of somebody else").unwrap();
     std::fs::create_dir(filled.join("g1")).unwrap();
     publish_all(&transfer);
-    assert_eq!(std::fs::read(filled.join("f3")).unwrap(), b"x", "replaced, as any file");
+    assert_eq!(
+        std::fs::read(filled.join("f3")).unwrap(),
+        b"x",
+        "replaced, as any file"
+    );
     assert_eq!(names(&filled).len(), 10);
     assert_eq!(names(home.path()), ["d"]);
     let (operation, code) = (Operation::Rename, FaultCode::DirectoryInTheWay);
     assert_eq!(batches[0].faults(), []);
-    assert_eq!(batches[1].faults(), [EntryFault { entry: 1, operation, code }]);
+    assert_eq!(
+        batches[1].faults(),
+        [EntryFault {
+            entry: 1,
+            operation,
+            code
+        }]
+    );
 }
 
 #[test]
@@ -354,14 +464,26 @@ fn a_guessed_file_that_is_there_by_now_stays() {
         let transfer = transfer(home.path());
         let mut placer = Placer::new(&transfer);
         let batch = PendingBatch::new(ItemId(1), Known::PerhapsThere, None);
-        placer.place_groups(vec![files("d", "f", 8)], &batch, &[b'x'; 8], &placer.transfer.turn(Task::Write));
+        placer.place_groups(
+            vec![files("d", "f", 8)],
+            &batch,
+            &[b'x'; 8],
+            &placer.transfer.turn(Task::Write),
+        );
         let there = directory.join("f3");
         std::fs::write(&there, "y").unwrap();
         set_new_file_metadata(File::open(&there).unwrap(), &metadata(0o644)).unwrap();
         publish_all(&transfer);
         assert_eq!(std::fs::read(&there).unwrap(), b"y");
         let (operation, code) = ALREADY_THERE;
-        assert_eq!(batch.faults(), [EntryFault { entry: 3, operation, code }]);
+        assert_eq!(
+            batch.faults(),
+            [EntryFault {
+                entry: 3,
+                operation,
+                code
+            }]
+        );
         assert_eq!(names(&directory).len(), 8);
     }
 }
@@ -376,19 +498,38 @@ fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs
         transfer.target.rules.kinds = Kinds::ALL;
         transfer.target.rules.owning = Owning::Allowed;
         let mut group = files("", "f", 1);
-        let BatchEntry::File(file) = &mut group.entries[0] else { unreachable!() };
+        let BatchEntry::File(file) = &mut group.entries[0] else {
+            unreachable!()
+        };
         let (owner, group_id) = (rustix::process::geteuid(), rustix::process::getegid());
-        let account = |id| Some(Account { id, name: "".into() });
+        let account = |id| {
+            Some(Account {
+                id,
+                name: "".into(),
+            })
+        };
         let (owner, group_id) = (account(owner.as_raw()), account(group_id.as_raw()));
-        file.metadata.extra = Some(Arc::new(Extra { owner, group: group_id, ..Extra::default() }));
+        file.metadata.extra = Some(Arc::new(Extra {
+            owner,
+            group: group_id,
+            ..Extra::default()
+        }));
         file.metadata.mode = 0o4755;
         let mut placer = Placer::new(&transfer);
         let batch = PendingBatch::new(ItemId(1), Known::PerhapsThere, None);
-        placer.place_groups(vec![group], &batch, b"x", &placer.transfer.turn(Task::Write));
+        placer.place_groups(
+            vec![group],
+            &batch,
+            b"x",
+            &placer.transfer.turn(Task::Write),
+        );
         std::fs::write(&there, "y").unwrap();
         set_new_file_metadata(File::open(&there).unwrap(), &metadata(mode)).unwrap();
         publish_all(&transfer);
-        let now = (std::fs::read(&there).unwrap(), there.metadata().unwrap().permissions().mode() & 0o7777);
+        let now = (
+            std::fs::read(&there).unwrap(),
+            there.metadata().unwrap().permissions().mode() & 0o7777,
+        );
         assert_eq!(now, (stays.to_vec(), 0o4755), "{mode:o}");
         assert_eq!(names(home.path()), ["f0"]);
     }
@@ -407,7 +548,14 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
         publish_all(&transfer);
         assert_eq!(std::fs::read(home.path().join("d/f1")).unwrap(), b"y");
         let (operation, code) = ALREADY_THERE;
-        assert_eq!(batch.faults(), [EntryFault { entry: 1, operation, code }]);
+        assert_eq!(
+            batch.faults(),
+            [EntryFault {
+                entry: 1,
+                operation,
+                code
+            }]
+        );
         assert_eq!(names(&home.path().join("d")), ["f0", "f1"]);
     }
 }
@@ -449,10 +597,16 @@ fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
             let mut placer = Placer::new(&transfer);
             while publishing.load(Ordering::Relaxed) {
                 let number = links.load(Ordering::Relaxed);
-                let link =
-                    BatchEntry::Symlink(name(&format!("l{number}")), metadata(0o777), Box::from(*b"x"));
+                let link = BatchEntry::Symlink(
+                    name(&format!("l{number}")),
+                    metadata(0o777),
+                    Box::from(*b"x"),
+                );
                 let below = BatchEntry::Directory(name(&format!("e{number}")), metadata(0o755));
-                let group = DirectoryGroup { directory: path("d"), entries: vec![link, below] };
+                let group = DirectoryGroup {
+                    directory: path("d"),
+                    entries: vec![link, below],
+                };
                 assert_eq!(begin(&mut placer, group).faults(), []);
                 links.store(number + 1, Ordering::Relaxed);
             }
@@ -465,7 +619,11 @@ fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
     });
     assert_eq!(first.faults(), []);
     let there = names(&home.path().join("d"));
-    assert_eq!(there.len(), 8 + 1 + 2 * links.into_inner() as usize, "{there:?}");
+    assert_eq!(
+        there.len(),
+        8 + 1 + 2 * links.into_inner() as usize,
+        "{there:?}"
+    );
     assert_eq!(names(home.path()), ["d"]);
 }
 
@@ -477,7 +635,10 @@ fn a_staging_directory_below_one_that_is_merged_gets_its_name_too() {
     let mut placer = Placer::new(&transfer);
     let above = begin(&mut placer, files("d", "f", 8));
     let first = transfer.publisher.take();
-    let batches = [begin(&mut placer, files("d/x", "g", 8)), begin(&mut placer, files("d/x/y", "h", 3))];
+    let batches = [
+        begin(&mut placer, files("d/x", "g", 8)),
+        begin(&mut placer, files("d/x/y", "h", 3)),
+    ];
     std::fs::write(home.path().join("d/foreign"), "of somebody else").unwrap();
     first
         .publish(&transfer, None)
@@ -496,8 +657,14 @@ fn what_is_below_a_staging_directory_that_somebody_has_moved_has_failed() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
-    let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d/x", "g", 2))];
-    let hidden = names(home.path()).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
+    let batches = [
+        begin(&mut placer, files("d", "f", 8)),
+        begin(&mut placer, files("d/x", "g", 2)),
+    ];
+    let hidden = names(home.path())
+        .into_iter()
+        .find(|name| name.starts_with(".zmove-"))
+        .unwrap();
     std::fs::rename(home.path().join(hidden), home.path().join("elsewhere")).unwrap();
     publish_all(&transfer);
     assert_eq!(batches.map(|batch| batch.faults().len()), [8, 2]);
@@ -510,7 +677,10 @@ fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
         let mut transfer = transfer(home.path());
         transfer.target.rules.overwrite = overwrite;
         let mut placer = Placer::new(&transfer);
-        let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d/few", "g", 2))];
+        let batches = [
+            begin(&mut placer, files("d", "f", 8)),
+            begin(&mut placer, files("d/few", "g", 2)),
+        ];
         std::fs::create_dir(home.path().join("d/few")).unwrap();
         // The existing file is newer than the one that comes.
         std::fs::write(home.path().join("d/few/g1"), "y").unwrap();
@@ -518,7 +688,14 @@ fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
         assert_eq!(std::fs::read(home.path().join("d/few/g1")).unwrap(), b"y");
         let (operation, code) = ALREADY_THERE;
         assert_eq!(batches[0].faults(), []);
-        assert_eq!(batches[1].faults(), [EntryFault { entry: 1, operation, code }]);
+        assert_eq!(
+            batches[1].faults(),
+            [EntryFault {
+                entry: 1,
+                operation,
+                code
+            }]
+        );
         assert_eq!(names(&home.path().join("d/few")), ["g0", "g1"]);
     }
 }
@@ -542,11 +719,15 @@ fn a_new_directory_is_not_staged_when_large_files_need_the_descriptors() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
-    let _held: Vec<_> = std::iter::from_fn(|| transfer.quota.book_spare_staging(&path("d"))).collect();
+    let _held: Vec<_> =
+        std::iter::from_fn(|| transfer.quota.book_spare_staging(&path("d"))).collect();
     let batch = begin(&mut placer, files("d", "f", 8));
     assert_eq!(names(home.path()), ["d"]);
     publish_all(&transfer);
-    assert_eq!((batch.faults(), names(&home.path().join("d")).len()), (Vec::new(), 8));
+    assert_eq!(
+        (batch.faults(), names(&home.path().join("d")).len()),
+        (Vec::new(), 8)
+    );
 }
 
 #[test]
@@ -576,12 +757,20 @@ fn of_one_name_in_two_batches_the_last_stays() {
     let mut placer = Placer::new(&transfer);
     let first = begin(&mut placer, files("d", "f", 8));
     let second = PendingBatch::new(ItemId(2), Known::Needed, None);
-    placer.place_groups(vec![files("d", "f", 9)], &second, &[b'y'; 9], &placer.transfer.turn(Task::Write));
+    placer.place_groups(
+        vec![files("d", "f", 9)],
+        &second,
+        &[b'y'; 9],
+        &placer.transfer.turn(Task::Write),
+    );
     publish_all(&transfer);
     assert_eq!((first.faults(), second.faults()), (Vec::new(), Vec::new()));
     let all = names(&home.path().join("d"));
     assert_eq!(all.len(), 9);
-    assert!(all.iter().all(|name| std::fs::read(home.path().join("d").join(name)).unwrap() == b"y"));
+    assert!(
+        all.iter()
+            .all(|name| std::fs::read(home.path().join("d").join(name)).unwrap() == b"y")
+    );
 }
 
 #[test]
@@ -590,7 +779,10 @@ fn files_are_placed_when_somebody_has_removed_their_staging_directory() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let lost = begin(&mut placer, files("d", "f", 8));
-    let hidden = names(home.path()).into_iter().find(|name| name != "d").unwrap();
+    let hidden = names(home.path())
+        .into_iter()
+        .find(|name| name != "d")
+        .unwrap();
     std::fs::remove_dir_all(home.path().join(hidden)).unwrap();
     publish_all(&transfer);
     assert_eq!(lost.faults().len(), 8, "a fault for each that is gone");
@@ -616,7 +808,12 @@ fn few_files_of_a_new_directory_are_staged_where_others_are_likely_to_follow() {
 /// Has the transfer find that its storage answers late.
 fn write_late(transfer: &Transfer) {
     let left = AtomicU32::new(500);
-    let take = || left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+    let take = || {
+        left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+            left.checked_sub(1)
+        })
+        .is_ok()
+    };
     transfer.side_by_side((Task::Write, "late"), |turn| {
         while !turn.is_over() && take() {
             std::thread::sleep(Duration::from_millis(5));
@@ -641,7 +838,11 @@ fn on_late_storage_files_that_are_flushed_by_themselves_get_their_names_at_once(
     let transfer = late_transfer(home.path(), Durability::File);
     let batch = begin(&mut Placer::new(&transfer), files("d", "f", 40));
     let directory = home.path().join("d");
-    assert_eq!((visible(&directory).len(), names(&directory).len()), (40, 40), "and no side directory stays");
+    assert_eq!(
+        (visible(&directory).len(), names(&directory).len()),
+        (40, 40),
+        "and no side directory stays"
+    );
     assert_eq!(std::fs::read(directory.join("f7")).unwrap(), b"x");
     publish_all(&transfer);
     assert_eq!((names(&directory).len(), batch.faults()), (40, vec![]));
@@ -654,25 +855,42 @@ fn on_late_storage_no_file_has_its_name_before_the_flush_of_all() {
     let batch = begin(&mut Placer::new(&transfer), files("d", "f", 40));
     assert_eq!(visible(&home.path().join("d")), [""; 0]);
     publish_all(&transfer);
-    assert_eq!((visible(&home.path().join("d")).len(), batch.faults()), (40, vec![]));
+    assert_eq!(
+        (visible(&home.path().join("d")).len(), batch.faults()),
+        (40, vec![])
+    );
 }
 
 #[test]
 fn on_late_storage_files_that_are_there_are_replaced_or_stay_as_always() {
-    for (overwrite, found) in [(Overwrite::Differing, b"x".to_vec()), (Overwrite::Nothing, b"old".to_vec())] {
+    for (overwrite, found) in [
+        (Overwrite::Differing, b"x".to_vec()),
+        (Overwrite::Nothing, b"old".to_vec()),
+    ] {
         let home = tempfile::tempdir().unwrap();
         let mut transfer = late_transfer(home.path(), Durability::File);
         transfer.target.rules.overwrite = overwrite;
         let directory = home.path().join("d");
         std::fs::write(directory.join("f3"), "old").unwrap();
         let batch = begin(&mut Placer::new(&transfer), files("d", "f", 40));
-        assert_eq!(std::fs::read(directory.join("f3")).unwrap(), b"old", "until it is published");
+        assert_eq!(
+            std::fs::read(directory.join("f3")).unwrap(),
+            b"old",
+            "until it is published"
+        );
         publish_all(&transfer);
         assert_eq!(std::fs::read(directory.join("f3")).unwrap(), found);
         assert_eq!(names(&directory).len(), 40);
-        let stays = EntryFault { entry: 3, operation: Operation::Create, code: FaultCode::AlreadyThere };
+        let stays = EntryFault {
+            entry: 3,
+            operation: Operation::Create,
+            code: FaultCode::AlreadyThere,
+        };
         assert!(batch.faults().iter().all(|fault| *fault == stays));
-        assert_eq!(batch.faults().len(), usize::from(overwrite == Overwrite::Nothing));
+        assert_eq!(
+            batch.faults().len(),
+            usize::from(overwrite == Overwrite::Nothing)
+        );
     }
 }
 
@@ -683,7 +901,17 @@ fn what_a_writer_that_panics_was_filling_gets_no_name() {
     let mut placer = Placer::new(&transfer);
     let whole = begin(&mut placer, files("d", "f", 8));
     // The guard is dropped without `leave`, as when its writer panics.
-    drop(placer.staging(&path("d"), Files { count: 1, may_go_on: false }).unwrap());
+    drop(
+        placer
+            .staging(
+                &path("d"),
+                Files {
+                    count: 1,
+                    may_go_on: false,
+                },
+            )
+            .unwrap(),
+    );
     publish_all(&transfer);
     assert_eq!(names(&home.path().join("d")), [""; 0]);
     assert_eq!(whole.faults().len(), 8);
@@ -700,7 +928,10 @@ fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
     let batches = ["there", "new"].map(|directory| begin(&mut placer, files(directory, "f", 8)));
     let hidden = |directory: &str| {
         let directory = home.path().join(directory);
-        let name = names(&directory).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
+        let name = names(&directory)
+            .into_iter()
+            .find(|name| name.starts_with(".zmove-"))
+            .unwrap();
         directory.join(name)
     };
     // The data is changed as if it had not reached the storage.
@@ -710,7 +941,11 @@ fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
     publish_all(&transfer);
     for (batch, directory) in batches.iter().zip(["there", "new"]) {
         let faults = batch.faults();
-        assert_eq!((faults.len(), faults[0].operation), (1, Operation::Flush), "{directory}");
+        assert_eq!(
+            (faults.len(), faults[0].operation),
+            (1, Operation::Flush),
+            "{directory}"
+        );
         assert_eq!(names(&home.path().join(directory)).len(), 7);
     }
 }
@@ -730,7 +965,9 @@ fn a_file_that_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the
     drop(transfer.publisher.take());
     let hidden = names(&home.path().join("there")).remove(0);
     std::fs::write(home.path().join("there").join(hidden), "0").unwrap();
-    written.into_iter().for_each(|file| transfer.publisher.add_file(file, failed_flushes));
+    written
+        .into_iter()
+        .for_each(|file| transfer.publisher.add_file(file, failed_flushes));
     publish_all(&transfer);
     let faults = batch.faults();
     assert_eq!((faults.len(), faults[0].operation), (1, Operation::Flush));
@@ -746,12 +983,18 @@ fn while_a_flush_is_late_files_are_flushed_one_by_one() {
     transfer.target.file_systems = file_systems;
     let mut placer = Placer::new(&transfer);
     let batches = ["there", "new"].map(|directory| begin(&mut placer, files(directory, "f", 8)));
-    let hidden = names(home.path()).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
+    let hidden = names(home.path())
+        .into_iter()
+        .find(|name| name.starts_with(".zmove-"))
+        .unwrap();
     // The data is changed as if it had not reached the storage.
     std::fs::write(home.path().join(hidden).join("f5"), "0").unwrap();
     publish_all(&transfer);
     assert_eq!(batches.map(|batch| batch.faults().len()), [0, 1]);
-    assert_eq!(["there", "new"].map(|directory| names(&home.path().join(directory)).len()), [8, 7]);
+    assert_eq!(
+        ["there", "new"].map(|directory| names(&home.path().join(directory)).len()),
+        [8, 7]
+    );
 }
 
 /// A file that `--checksum` has hashed may be another one by the time that the sender reports it as equal.
@@ -766,21 +1009,44 @@ fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
         set_new_file_metadata(File::open(at(name)).unwrap(), &metadata(0o644)).unwrap();
     }
     std::fs::hard_link(at("same"), at("linked")).unwrap();
-    let directory = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
+    let directory = transfer
+        .target
+        .tree
+        .open_directory(&RelPath::root())
+        .unwrap();
     for text in ["same", "changed", "linked"] {
         let there = FileIdentity::at(&directory, &name(text)).unwrap();
         // A file that has changed within the last tick of a clock is not remembered.
-        while !transfer.target.compared.remember(&directory, &name(text), &there) {
+        while !transfer
+            .target
+            .compared
+            .remember(&directory, &name(text), &there)
+        {
             std::thread::yield_now();
         }
     }
     std::fs::write(at("changed"), "other!").unwrap();
-    let entries = ["same", "changed", "linked"].map(|text| BatchEntry::Retouch(name(text), metadata(0o604)));
-    let group = DirectoryGroup { directory: RelPath::root(), entries: entries.into() };
+    let entries =
+        ["same", "changed", "linked"].map(|text| BatchEntry::Retouch(name(text), metadata(0o604)));
+    let group = DirectoryGroup {
+        directory: RelPath::root(),
+        entries: entries.into(),
+    };
     let faults = place(&mut Placer::new(&transfer), group);
-    let changed = EntryFault { entry: 1, operation: Operation::Verify, code: FaultCode::Changed };
+    let changed = EntryFault {
+        entry: 1,
+        operation: Operation::Verify,
+        code: FaultCode::Changed,
+    };
     assert_eq!(faults, [changed]);
-    let is_set =
-        |name: &str| FileIdentity::of(File::open(at(name)).unwrap()).unwrap().metadata() == metadata(0o604);
-    assert_eq!(["same", "changed", "linked"].map(is_set), [true, false, true]);
+    let is_set = |name: &str| {
+        FileIdentity::of(File::open(at(name)).unwrap())
+            .unwrap()
+            .metadata()
+            == metadata(0o604)
+    };
+    assert_eq!(
+        ["same", "changed", "linked"].map(is_set),
+        [true, false, true]
+    );
 }

@@ -32,9 +32,12 @@ impl Below {
     pub(crate) fn insert(&mut self, path: &RelPath, fault: (Operation, FaultCode)) {
         let (directory, name) = split(path.as_bytes());
         if !self.0.contains_key(directory) {
-            self.0.insert(path.parent().unwrap_or_else(RelPath::root), HashMap::new());
+            self.0
+                .insert(path.parent().unwrap_or_else(RelPath::root), HashMap::new());
         }
-        self.0.get_mut(directory).map(|lost| lost.insert(name.into(), fault));
+        self.0
+            .get_mut(directory)
+            .map(|lost| lost.insert(name.into(), fault));
     }
 
     fn get(&self, path: &[u8]) -> Option<(Operation, FaultCode)> {
@@ -67,33 +70,48 @@ impl Lost {
 
     /// What is lost in one directory.
     pub(crate) fn in_directory(&mut self, directory: &RelPath) -> LostIn<'_> {
-        LostIn { with_directory: self.with(directory), around: self.around(directory) }
+        LostIn {
+            with_directory: self.with(directory),
+            around: self.around(directory),
+        }
     }
 
     /// Why a directory is not where it should be, and so nothing in it.
     fn with(&mut self, directory: &RelPath) -> Option<(Operation, FaultCode)> {
-        let why = |(rest, lost): (RelPath, &mut Below)| rest.lineage().find_map(|above| lost.get(above));
+        let why =
+            |(rest, lost): (RelPath, &mut Below)| rest.lineage().find_map(|above| lost.get(above));
         self.around(directory).into_iter().find_map(why)
     }
 
     /// The losses of the staging directories that cover a path, each with the rest of the path below it.
     fn around(&mut self, path: &RelPath) -> Vec<(RelPath, &mut Below)> {
         let covering = self.0.iter_mut().filter(|(staged, _)| covers(staged, path));
-        covering.map(|(staged, lost)| (below(path, staged), lost)).collect()
+        covering
+            .map(|(staged, lost)| (below(path, staged), lost))
+            .collect()
     }
 
     /// The faults that are left: those of directories and links.
     pub(crate) fn rest(self) -> impl Iterator<Item = Fault> {
         let directories = self.0.into_iter().flat_map(|(staged, Below(lost))| {
-            lost.into_iter().map(move |(directory, lost)| (beneath(&staged, &directory), lost))
+            lost.into_iter()
+                .map(move |(directory, lost)| (beneath(&staged, &directory), lost))
         });
         directories.flat_map(|(above, lost)| {
-            let lost = lost.into_iter().filter(|(_, (_, code))| *code != FaultCode::AlreadyThere);
+            let lost = lost
+                .into_iter()
+                .filter(|(_, (_, code))| *code != FaultCode::AlreadyThere);
             lost.map(move |(name, (operation, code))| {
                 // the staging directory itself has none
                 let name = Name::from_bytes(&name).ok();
-                let path = name.and_then(|name| above.join(&name).ok()).unwrap_or_else(|| above.clone());
-                Fault { path, operation, code }
+                let path = name
+                    .and_then(|name| above.join(&name).ok())
+                    .unwrap_or_else(|| above.clone());
+                Fault {
+                    path,
+                    operation,
+                    code,
+                }
             })
         })
     }
@@ -104,15 +122,23 @@ impl LostIn<'_> {
     /// moved into its directory may have one more for what stood there, which could not be moved with the directory
     /// above.
     pub(crate) fn take(&mut self, name: &Name) -> Option<(Operation, FaultCode)> {
-        let each = self.around.iter_mut().filter_map(|(rest, lost)| lost.remove(&rest.join(name).ok()?));
-        each.max_by_key(|(_, code)| *code != FaultCode::AlreadyThere).or(self.with_directory)
+        let each = self
+            .around
+            .iter_mut()
+            .filter_map(|(rest, lost)| lost.remove(&rest.join(name).ok()?));
+        each.max_by_key(|(_, code)| *code != FaultCode::AlreadyThere)
+            .or(self.with_directory)
     }
 }
 
 fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
     let whole = [path.as_bytes(), below.as_bytes()].join(&b'/');
     // An entry whose path would be too long is lost with the whole directory.
-    if below.is_root() { path.clone() } else { RelPath::from_bytes(&whole).unwrap_or_else(|_| path.clone()) }
+    if below.is_root() {
+        path.clone()
+    } else {
+        RelPath::from_bytes(&whole).unwrap_or_else(|_| path.clone())
+    }
 }
 
 #[cfg(test)]
@@ -122,8 +148,10 @@ mod tests {
     #[test]
     fn what_is_lost_in_one_directory_has_the_path_of_that_once() {
         let deep = RelPath::from_bytes(&["d"; 30_000].join("/").into_bytes()).unwrap();
-        let path =
-            |number: usize| deep.join(&Name::from_bytes(number.to_string().as_bytes()).unwrap()).unwrap();
+        let path = |number: usize| {
+            deep.join(&Name::from_bytes(number.to_string().as_bytes()).unwrap())
+                .unwrap()
+        };
         let fault = (Operation::Rename, FaultCode::Incomplete);
         let mut lost = Below::default();
         (0..1000).for_each(|number| lost.insert(&path(number), fault));
@@ -131,8 +159,14 @@ mod tests {
             directory.as_bytes().len() + names.keys().map(|name| name.len()).sum::<usize>()
         });
         assert!(kept.sum::<usize>() < deep.as_bytes().len() + 3000);
-        assert_eq!((lost.get(deep.as_bytes()), lost.get(path(7).as_bytes())), (None, Some(fault)));
-        assert_eq!((lost.remove(&path(7)), lost.remove(&path(7))), (Some(fault), None));
+        assert_eq!(
+            (lost.get(deep.as_bytes()), lost.get(path(7).as_bytes())),
+            (None, Some(fault))
+        );
+        assert_eq!(
+            (lost.remove(&path(7)), lost.remove(&path(7))),
+            (Some(fault), None)
+        );
         lost.insert(&RelPath::root(), fault);
         assert_eq!((lost.get(b""), lost.get(b"d")), (Some(fault), None));
     }
@@ -149,7 +183,11 @@ mod tests {
             lost.of(&path("a")).insert(&path("b/link"), fault);
             assert_eq!(lost.take(&path("a/b/f")), Some(fault));
             assert_eq!(lost.take(&path("a/b/f")), None);
-            let rest = Fault { path: path("a/b/link"), operation: fault.0, code: fault.1 };
+            let rest = Fault {
+                path: path("a/b/link"),
+                operation: fault.0,
+                code: fault.1,
+            };
             assert_eq!(lost.rest().collect::<Vec<_>>(), [rest]);
         }
     }

@@ -202,8 +202,9 @@ pub(crate) const WAIT_LATE_MAX: Duration = Duration::from_secs(5);
 /// adds to these.
 pub(crate) const UNPUBLISHED_BYTES: usize = 3 * ELEMENT_BYTES + ALLOCATION_BYTES;
 const HIDDEN_NAME_BYTES: usize = 80;
-const _: () =
-    assert!(2 * size_of::<HiddenFile>() + HIDDEN_NAME_BYTES + 2 * ALLOCATION_BYTES <= UNPUBLISHED_BYTES);
+const _: () = assert!(
+    2 * size_of::<HiddenFile>() + HIDDEN_NAME_BYTES + 2 * ALLOCATION_BYTES <= UNPUBLISHED_BYTES
+);
 /// How long files wait for their names when nothing else comes.
 const IDLE_MAX: Duration = Duration::from_millis(200);
 /// The most staging directories of one generation, of which two may be under way.
@@ -229,13 +230,20 @@ impl SmallFile {
     /// A file that has got its metadata: of those only the time is looked at again.
     pub(crate) fn new(batch: &Arc<PendingBatch>, entry: u32, mut file: FileEntry) -> Self {
         file.metadata.extra = None;
-        Self { batch: Arc::clone(batch), entry, file }
+        Self {
+            batch: Arc::clone(batch),
+            entry,
+            file,
+        }
     }
 }
 
 impl Publisher {
     pub(crate) fn new(promptly: bool) -> Self {
-        Self { promptly, ..Self::default() }
+        Self {
+            promptly,
+            ..Self::default()
+        }
     }
 
     /// The staging directory that covers `path`, and the rest of the path below it.
@@ -263,7 +271,12 @@ impl Publisher {
         filling.writers += 1;
         let staging = Arc::clone(&filling.staging);
         drop(state);
-        Some(FillingGuard { publisher: self, path: path.clone(), staging, left: false })
+        Some(FillingGuard {
+            publisher: self,
+            path: path.clone(),
+            staging,
+            left: false,
+        })
     }
 
     /// Begins a staging directory for `path` with `begin`, which also returns what is booked for it; `None` where there
@@ -279,11 +292,15 @@ impl Publisher {
             self.changed.notify_all();
             return None;
         }
-        if state.closing || state.staged.contains_key(path) || !state.beginning.insert(path.clone()) {
+        if state.closing || state.staged.contains_key(path) || !state.beginning.insert(path.clone())
+        {
             return None;
         }
         drop(state);
-        let begun = Beginning { publisher: self, path };
+        let begun = Beginning {
+            publisher: self,
+            path,
+        };
         let (staging, held) = begin()?;
         let staging = Arc::new(staging);
         let mut state = self.state.lock();
@@ -300,12 +317,21 @@ impl Publisher {
         state.current.touch();
         drop(state);
         drop(begun);
-        Some(FillingGuard { publisher: self, path: path.clone(), staging, left: false })
+        Some(FillingGuard {
+            publisher: self,
+            path: path.clone(),
+            staging,
+            left: false,
+        })
     }
 
     /// Has `make` make a directory; `false` when it is there already. It counts as fresh unless somebody has
     /// [used](Self::is_used) it before this returns.
-    pub(crate) fn make(&self, path: &RelPath, make: impl FnOnce() -> io::Result<bool>) -> io::Result<bool> {
+    pub(crate) fn make(
+        &self,
+        path: &RelPath,
+        make: impl FnOnce() -> io::Result<bool>,
+    ) -> io::Result<bool> {
         if path.as_bytes().len() > PATH_BYTES_MAX {
             return make();
         }
@@ -445,15 +471,18 @@ impl Publisher {
     /// Whether unpublished files have waited for long enough.
     pub(crate) fn is_due(&self, wait_max: Duration) -> bool {
         let state = self.state.lock();
-        let longer = |since: Option<Instant>, time| since.is_some_and(|since| since.elapsed() >= time);
+        let longer =
+            |since: Option<Instant>, time| since.is_some_and(|since| since.elapsed() >= time);
         let current = &state.current;
         current.began.is_some()
-            && (self.promptly || longer(current.began, wait_max) || longer(current.touched, IDLE_MAX))
+            && (self.promptly
+                || longer(current.began, wait_max)
+                || longer(current.touched, IDLE_MAX))
     }
 
     fn request_if_full(&self, state: &mut State) {
-        let full =
-            state.current.is_over(ENTRIES_EARLY, ITEMS_EARLY) || state.current.large.len() >= LARGE_MAX;
+        let full = state.current.is_over(ENTRIES_EARLY, ITEMS_EARLY)
+            || state.current.large.len() >= LARGE_MAX;
         if full && !state.requested {
             state.requested = true;
             self.changed.notify_all();
@@ -471,7 +500,12 @@ impl Publisher {
     pub(crate) fn take(&self) -> Generation {
         let mut state = self.state.lock();
         state.closing = true;
-        while state.current.staging.values().any(|filling| filling.writers > 0) || !state.beginning.is_empty()
+        while state
+            .current
+            .staging
+            .values()
+            .any(|filling| filling.writers > 0)
+            || !state.beginning.is_empty()
         {
             state = self.wait(state);
         }
@@ -500,7 +534,9 @@ impl Publisher {
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+        self.changed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -569,7 +605,11 @@ impl Drop for FillingGuard<'_> {
 
 impl State {
     fn is_new_to_clean_up(&mut self, path: &RelPath) -> bool {
-        if self.swept.len() < SWEPT_MAX { self.swept.insert(path) } else { !self.swept.contains(path) }
+        if self.swept.len() < SWEPT_MAX {
+            self.swept.insert(path)
+        } else {
+            !self.swept.contains(path)
+        }
     }
 }
 
@@ -594,13 +634,22 @@ impl SmallFile {
 
 impl PendingBatch {
     pub(crate) fn new(item: ItemId, known: Known, held: Option<Booking>) -> Arc<Self> {
-        Arc::new(Self { item, known, faults: Lock::default(), _held: held })
+        Arc::new(Self {
+            item,
+            known,
+            faults: Lock::default(),
+            _held: held,
+        })
     }
 
     /// Notes that one of its entries cannot be placed, or cannot be published.
     pub(crate) fn fault(&self, entry: u32, (operation, code): (Operation, FaultCode)) {
         let mut faults = self.faults.lock();
-        faults.push(EntryFault { entry, operation, code });
+        faults.push(EntryFault {
+            entry,
+            operation,
+            code,
+        });
     }
 
     /// The outcome to report, if nobody else holds the batch any more.
@@ -627,12 +676,15 @@ fn remembered_of(path: &RelPath) -> Option<RelPath> {
     if bytes.len() <= PATH_BYTES_MAX {
         return Some(path.clone());
     }
-    let end = bytes[..=PATH_BYTES_MAX].iter().rposition(|&byte| byte == b'/')?;
+    let end = bytes[..=PATH_BYTES_MAX]
+        .iter()
+        .rposition(|&byte| byte == b'/')?;
     RelPath::from_bytes(&bytes[..end]).ok()
 }
 
 /// The part of `path` below `above`, with which it begins.
 pub(crate) fn below(path: &RelPath, above: &RelPath) -> RelPath {
     let rest = &path.as_bytes()[above.as_bytes().len()..];
-    RelPath::from_bytes(rest.strip_prefix(b"/").unwrap_or(rest)).expect("the end of a path is a path")
+    RelPath::from_bytes(rest.strip_prefix(b"/").unwrap_or(rest))
+        .expect("the end of a path is a path")
 }

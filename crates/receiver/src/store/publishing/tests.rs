@@ -28,14 +28,23 @@ fn with_held_flushes(home: &Path, journals: &Path) -> (Transfer, HeldFlush) {
     transfer.target.rules.durability = Durability::End;
     transfer.target.file_systems = FileSystems::flushed_by(move || {
         // A test that has failed holds no flush.
-        if begins.send(()).is_ok() { ended.recv().unwrap_or(Ok(())) } else { Ok(()) }
+        if begins.send(()).is_ok() {
+            ended.recv().unwrap_or(Ok(()))
+        } else {
+            Ok(())
+        }
     });
     (transfer, HeldFlush { began, ends })
 }
 
 impl HeldFlush {
     /// Publishes, and does `meanwhile` while the flush for that is under way, which then ends with `result`.
-    fn publish<T>(&self, transfer: &Transfer, result: Result<(), Errno>, meanwhile: impl FnOnce() -> T) -> T {
+    fn publish<T>(
+        &self,
+        transfer: &Transfer,
+        result: Result<(), Errno>,
+        meanwhile: impl FnOnce() -> T,
+    ) -> T {
         thread::scope(|scope| {
             scope.spawn(|| publish_all(transfer));
             self.began.recv().unwrap();
@@ -54,8 +63,15 @@ fn what_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the_storag
     std::fs::create_dir(&there).unwrap();
     let (transfer, flush) = with_held_flushes(home.path(), journals.path());
     let mut placer = Placer::new(&transfer);
-    let batch = flush.publish(&transfer, Err(Errno::IO), || begin(&mut placer, files("there", "f", 1)));
-    let hidden = std::fs::read_dir(&there).unwrap().next().unwrap().unwrap().path();
+    let batch = flush.publish(&transfer, Err(Errno::IO), || {
+        begin(&mut placer, files("there", "f", 1))
+    });
+    let hidden = std::fs::read_dir(&there)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
     // The data is changed as if it had not reached the storage.
     std::fs::write(hidden, "0").unwrap();
     flush.publish(&transfer, Ok(()), || ());
@@ -67,17 +83,46 @@ fn what_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the_storag
 fn a_group_that_was_written_during_a_flush_does_not_count_as_flushed() {
     let (home, journals) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (transfer, flush) = with_held_flushes(home.path(), journals.path());
-    let metadata = Metadata::new(0o600, Timestamp { seconds: 5, nanos: 6 });
+    let metadata = Metadata::new(
+        0o600,
+        Timestamp {
+            seconds: 5,
+            nanos: 6,
+        },
+    );
     let path = RelPath::from_bytes(b"large").unwrap();
     let (bytes, ctime) = (5 * GROUP_BYTES, Timestamp::default());
-    let head = FileHead { path, metadata, bytes, ctime, inode: 7, data: None };
-    let directory = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
+    let head = FileHead {
+        path,
+        metadata,
+        bytes,
+        ctime,
+        inode: 7,
+        data: None,
+    };
+    let directory = transfer
+        .target
+        .tree
+        .open_directory(&RelPath::root())
+        .unwrap();
     let names = LastingNames::new("t");
-    let _part = transfer.parts.create(FileId(3), (&head.path, &head), &directory, &names).unwrap();
-    let written = |index| transfer.parts.written(FileId(3), index, Cv([7; 32])).unwrap();
+    let _part = transfer
+        .parts
+        .create(FileId(3), (&head.path, &head), &directory, &names)
+        .unwrap();
+    let written = |index| {
+        transfer
+            .parts
+            .written(FileId(3), index, Cv([7; 32]))
+            .unwrap()
+    };
     let flushed = || {
         let found = list(journals.path()).unwrap().remove(0).contents.unwrap();
-        found.files[0].groups.values().map(|(_, flushed)| *flushed).collect::<Vec<_>>()
+        found.files[0]
+            .groups
+            .values()
+            .map(|(_, flushed)| *flushed)
+            .collect::<Vec<_>>()
     };
     written(0);
     flush.publish(&transfer, Ok(()), || written(1));

@@ -42,13 +42,21 @@ const FILE_BYTES: usize = 2 * size_of::<(FileNumber, Look)>();
 
 impl ComparedFiles {
     pub(crate) fn new(quota: &Quota) -> Self {
-        let state = State { looks: HashMap::new(), held: quota.book_nothing() };
-        Self { state: Mutex::new(state), hashes: RandomState::new() }
+        let state = State {
+            looks: HashMap::new(),
+            held: quota.book_nothing(),
+        };
+        Self {
+            state: Mutex::new(state),
+            hashes: RandomState::new(),
+        }
     }
 
     /// Remembers what a compared file looks like; `false` where that fails, and the file must not count as equal.
     pub(crate) fn remember(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
-        let Ok(number) = number_at(directory, name.as_os_str()) else { return false };
+        let Ok(number) = number_at(directory, name.as_os_str()) else {
+            return false;
+        };
         if is_just_changed(look) {
             return false;
         }
@@ -64,7 +72,12 @@ impl ComparedFiles {
 
     /// Whether a file still looks as it did when it was compared. One that was not compared is as the sender reports
     /// it.
-    pub(crate) fn is_as_compared(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
+    pub(crate) fn is_as_compared(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        look: &FileIdentity,
+    ) -> bool {
         let number = number_at(directory, name.as_os_str());
         let compared = number.map(|number| self.lock().looks.get(&number).copied());
         compared.is_ok_and(|compared| {
@@ -83,9 +96,25 @@ impl ComparedFiles {
     }
 
     fn hash(&self, look: &FileIdentity, is_shared: bool) -> u64 {
-        let FileIdentity { bytes, mtime, inode, mode, .. } = *look;
-        let ctime = if is_shared { Timestamp::default() } else { look.ctime };
-        self.hashes.hash_one((bytes, (mtime.seconds, mtime.nanos), (ctime.seconds, ctime.nanos), inode, mode))
+        let FileIdentity {
+            bytes,
+            mtime,
+            inode,
+            mode,
+            ..
+        } = *look;
+        let ctime = if is_shared {
+            Timestamp::default()
+        } else {
+            look.ctime
+        };
+        self.hashes.hash_one((
+            bytes,
+            (mtime.seconds, mtime.nanos),
+            (ctime.seconds, ctime.nanos),
+            inode,
+            mode,
+        ))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -118,9 +147,16 @@ mod tests {
         let compared = ComparedFiles::new(&Quota::default());
         // The clock may have been set back since, and the change be as late as any.
         for (seconds, is_remembered) in [(-3600, true), (3600, false)] {
-            let ctime = Timestamp { seconds: look.ctime.seconds + seconds, ..look.ctime };
+            let ctime = Timestamp {
+                seconds: look.ctime.seconds + seconds,
+                ..look.ctime
+            };
             let look = FileIdentity { ctime, ..look };
-            assert_eq!(compared.remember(&directory, &name, &look), is_remembered, "{seconds}");
+            assert_eq!(
+                compared.remember(&directory, &name, &look),
+                is_remembered,
+                "{seconds}"
+            );
         }
     }
 }

@@ -59,7 +59,9 @@ impl Directories {
             last_extra: None,
             held: quota.book_nothing(),
         };
-        Self { state: Lock::new(state) }
+        Self {
+            state: Lock::new(state),
+        }
     }
 
     /// Remembers the directory at `path`, or the one of that name in it.
@@ -74,9 +76,18 @@ impl Directories {
     ) -> Result<(), WireError> {
         let name_bytes = name.map_or(0, |name| name.as_bytes().len());
         let mut state = self.state.lock();
-        let State { directories, paths, last_extra, held } = &mut *state;
+        let State {
+            directories,
+            paths,
+            last_extra,
+            held,
+        } = &mut *state;
         let address = Arc::as_ptr(path).addr();
-        let path_bytes = if paths.contains(&address) { 0 } else { ADDRESS_BYTES + path.as_bytes().len() };
+        let path_bytes = if paths.contains(&address) {
+            0
+        } else {
+            ADDRESS_BYTES + path.as_bytes().len()
+        };
         let is_shared = last_extra
             .as_ref()
             .zip(metadata.extra.as_ref())
@@ -88,10 +99,20 @@ impl Directories {
             last_extra.clone_from(&metadata.extra);
         }
         // a path of thousands of components may be named thousands of times
-        let same = directories.last().filter(|last| Arc::ptr_eq(&last.path, path));
-        let above = same.map_or_else(|| path.depth(), |last| last.depth - usize::from(last.name.is_some()));
+        let same = directories
+            .last()
+            .filter(|last| Arc::ptr_eq(&last.path, path));
+        let above = same.map_or_else(
+            || path.depth(),
+            |last| last.depth - usize::from(last.name.is_some()),
+        );
         let depth = above + usize::from(name.is_some());
-        directories.push(Remembered { path: Arc::clone(path), name: name.cloned(), depth, metadata });
+        directories.push(Remembered {
+            path: Arc::clone(path),
+            name: name.cloned(),
+            depth,
+            metadata,
+        });
         Ok(())
     }
 
@@ -137,21 +158,28 @@ mod tests {
 
     #[test]
     fn a_path_that_is_named_a_thousand_times_is_kept_once() {
-        let limits =
-            crate::Limits { memory_per_identity: zmove_types::ByteCount(1 << 20), ..Default::default() };
+        let limits = crate::Limits {
+            memory_per_identity: zmove_types::ByteCount(1 << 20),
+            ..Default::default()
+        };
         let quotas = crate::quota::Quotas::default();
         let quota = quotas.of(zmove_transport::Fingerprint([1; 32]), &limits);
         let directories = Directories::new(&quota);
         let path = Arc::new(RelPath::from_bytes(&["a"; 30_000].join("/").into_bytes()).unwrap());
         for _ in 0..2048 {
-            directories.remember(&path, None, Metadata::default()).unwrap();
+            directories
+                .remember(&path, None, Metadata::default())
+                .unwrap();
         }
         let mut more = 0;
         loop {
             let its_own = Arc::new(RelPath::clone(&path));
             // as its batch and a run of that have it
             let _others = [Arc::clone(&its_own), Arc::clone(&its_own)];
-            if directories.remember(&its_own, None, Metadata::default()).is_err() {
+            if directories
+                .remember(&its_own, None, Metadata::default())
+                .is_err()
+            {
                 break;
             }
             more += 1;
@@ -163,23 +191,43 @@ mod tests {
 
     #[test]
     fn attributes_of_directories_are_booked_once() {
-        let limits =
-            crate::Limits { memory_per_identity: zmove_types::ByteCount(1 << 20), ..Default::default() };
-        let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let limits = crate::Limits {
+            memory_per_identity: zmove_types::ByteCount(1 << 20),
+            ..Default::default()
+        };
+        let quota =
+            crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
         let directories = Directories::new(&quota);
         let path = Arc::new(RelPath::from_bytes(b"d").unwrap());
-        let xattr = zmove_types::Xattr { name: b"user.a"[..].into(), value: [7; 60_000].into() };
+        let xattr = zmove_types::Xattr {
+            name: b"user.a"[..].into(),
+            value: [7; 60_000].into(),
+        };
         let with_attributes = || {
-            let extra = Extra { xattrs: vec![xattr.clone(); 5], ..Extra::default() };
-            Metadata { extra: Some(Arc::new(extra)), ..Metadata::default() }
+            let extra = Extra {
+                xattrs: vec![xattr.clone(); 5],
+                ..Extra::default()
+            };
+            Metadata {
+                extra: Some(Arc::new(extra)),
+                ..Metadata::default()
+            }
         };
         let shared = with_attributes();
         for _ in 0..9 {
             directories.remember(&path, None, shared.clone()).unwrap();
         }
-        directories.remember(&path, None, with_attributes()).unwrap();
-        directories.remember(&path, None, with_attributes()).unwrap();
-        assert!(directories.remember(&path, None, with_attributes()).is_err());
+        directories
+            .remember(&path, None, with_attributes())
+            .unwrap();
+        directories
+            .remember(&path, None, with_attributes())
+            .unwrap();
+        assert!(
+            directories
+                .remember(&path, None, with_attributes())
+                .is_err()
+        );
     }
 
     #[test]
@@ -187,11 +235,20 @@ mod tests {
         let directories = Directories::new(&Quota::default());
         let path = |text: &str| Arc::new(RelPath::from_bytes(text.as_bytes()).unwrap());
         let name = Name::from_bytes(b"c").unwrap();
-        directories.remember(&path("a"), None, Metadata::default()).unwrap();
-        directories.remember(&path("a/b"), Some(&name), Metadata::default()).unwrap();
-        directories.remember(&path("a/b"), None, Metadata::default()).unwrap();
-        let paths: Vec<_> =
-            directories.take_bottom_up().iter().map(|directory| directory.path().to_string()).collect();
+        directories
+            .remember(&path("a"), None, Metadata::default())
+            .unwrap();
+        directories
+            .remember(&path("a/b"), Some(&name), Metadata::default())
+            .unwrap();
+        directories
+            .remember(&path("a/b"), None, Metadata::default())
+            .unwrap();
+        let paths: Vec<_> = directories
+            .take_bottom_up()
+            .iter()
+            .map(|directory| directory.path().to_string())
+            .collect();
         assert_eq!(paths, ["a/b/c", "a/b", "a"]);
     }
 }

@@ -60,7 +60,9 @@ enum Writable {
 
 impl Writable {
     fn now(directory: impl AsFd) -> Result<Self, Errno> {
-        let read_only = rustix::fs::fstatvfs(directory)?.f_flag.contains(StatVfsMountFlags::RDONLY);
+        let read_only = rustix::fs::fstatvfs(directory)?
+            .f_flag
+            .contains(StatVfsMountFlags::RDONLY);
         Ok(if read_only { Self::No } else { Self::Yes })
     }
 }
@@ -79,7 +81,11 @@ impl Flush {
     /// The system's error.
     pub(crate) fn of(file: impl AsFd) -> io::Result<Self> {
         let kind = rustix::fs::fstatfs(file)?.f_type;
-        Ok(if EACH.contains(&kind) { Self::Each } else { Self::Whole })
+        Ok(if EACH.contains(&kind) {
+            Self::Each
+        } else {
+            Self::Whole
+        })
     }
 }
 
@@ -87,8 +93,16 @@ impl Flush {
 /// system, overlayfs and eCryptfs: `syncfs` flushes what is below, and an error of that is reported to `fsync` of the
 /// file alone; and of those whose `syncfs` does not ask the disk or the server to empty its cache: FAT, exFAT, SMB (1
 /// and 2), 9p.
-const EACH: [i64; 8] =
-    [0x6573_5546, 0x794c_7630, 0xf15f, 0x4d44, 0x2011_bab0, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997];
+const EACH: [i64; 8] = [
+    0x6573_5546,
+    0x794c_7630,
+    0xf15f,
+    0x4d44,
+    0x2011_bab0,
+    0xff53_4d42,
+    0xfe53_4d42,
+    0x0102_1997,
+];
 
 /// A flush under way on a thread of its own.
 #[derive(Clone, Debug, Default)]
@@ -115,14 +129,22 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Default for FileSystems {
     fn default() -> Self {
-        Self { known: Lock::default(), patience: PATIENCE, late: Lock::default(), flusher: OnceLock::new() }
+        Self {
+            known: Lock::default(),
+            patience: PATIENCE,
+            late: Lock::default(),
+            flusher: OnceLock::new(),
+        }
     }
 }
 
 fn start_flusher() -> Option<Sender<Work>> {
     let (flusher, work) = unbounded();
     let flush = move || work.into_iter().for_each(flush_all);
-    thread::Builder::new().name("zmove-flush".to_owned()).spawn(flush).ok()?;
+    thread::Builder::new()
+        .name("zmove-flush".to_owned())
+        .spawn(flush)
+        .ok()?;
     Some(flusher)
 }
 
@@ -133,11 +155,19 @@ fn flush_all((file_systems, flushing): Work) {
 }
 
 fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
-    let FileSystem { directory, first_seen, .. } = file_system;
+    let FileSystem {
+        directory,
+        first_seen,
+        ..
+    } = file_system;
     rustix::fs::syncfs(directory)?;
     // A file system that has been read-only all the time holds nothing of ours.
     let stayed_read_only = *first_seen == Writable::No && Writable::now(directory)? == Writable::No;
-    if stayed_read_only { Ok(()) } else { take_change(directory) }
+    if stayed_read_only {
+        Ok(())
+    } else {
+        take_change(directory)
+    }
 }
 
 /// Makes a change, to learn whether the file system still takes any. One that has given up its journal reports success
@@ -147,24 +177,47 @@ fn take_change(directory: &OwnedFd) -> Result<(), Errno> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let made = rustix::fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR).map(drop);
     // The fallback where there are no files without a name, or none may be made in this directory.
-    let changed =
-        made.or_else(|error| if has_given_up(error) { Err(error) } else { change_times(directory) });
+    let changed = made.or_else(|error| {
+        if has_given_up(error) {
+            Err(error)
+        } else {
+            change_times(directory)
+        }
+    });
     // A directory of somebody else's takes no change from us, which shows nothing about its file system.
-    changed.or_else(|error| if has_given_up(error) { Err(error) } else { Ok(()) })
+    changed.or_else(|error| {
+        if has_given_up(error) {
+            Err(error)
+        } else {
+            Ok(())
+        }
+    })
 }
 
 /// Sets a directory's times to what they are and flushes it: a change that leaves no trace.
 fn change_times(directory: &OwnedFd) -> Result<(), Errno> {
     let stat = rustix::fs::fstat(directory)?;
-    let time = |tv_sec, nanoseconds: u64| Timespec { tv_sec, tv_nsec: nanoseconds.try_into().unwrap_or(0) };
+    let time = |tv_sec, nanoseconds: u64| Timespec {
+        tv_sec,
+        tv_nsec: nanoseconds.try_into().unwrap_or(0),
+    };
     let last_access = time(stat.st_atime, stat.st_atime_nsec);
     let last_modification = time(stat.st_mtime, stat.st_mtime_nsec);
-    rustix::fs::futimens(directory, &Timestamps { last_access, last_modification })?;
+    rustix::fs::futimens(
+        directory,
+        &Timestamps {
+            last_access,
+            last_modification,
+        },
+    )?;
     rustix::fs::fsync(directory)
 }
 
 const fn has_given_up(error: Errno) -> bool {
-    matches!(error, Errno::ROFS | Errno::IO | Errno::UCLEAN | Errno::SHUTDOWN)
+    matches!(
+        error,
+        Errno::ROFS | Errno::IO | Errno::UCLEAN | Errno::SHUTDOWN
+    )
 }
 
 impl Flushing {
@@ -240,8 +293,15 @@ impl FileSystems {
     /// The system's error.
     pub(crate) fn flush_to_the_end(&self) -> Result<(), Errno> {
         let mut late = self.late.lock();
-        for flushing in late.take().into_iter().chain(std::iter::once_with(|| self.begin_flush())) {
-            while flushing.wait(self.patience).map_or(Ok(true), |ended| ended.map(|()| false))? {}
+        for flushing in late
+            .take()
+            .into_iter()
+            .chain(std::iter::once_with(|| self.begin_flush()))
+        {
+            while flushing
+                .wait(self.patience)
+                .map_or(Ok(true), |ended| ended.map(|()| false))?
+            {}
         }
         self.known(Flush::Each).iter().try_for_each(flush_one)
     }
@@ -258,12 +318,20 @@ impl FileSystems {
 
     /// The file systems that are flushed in this way.
     fn known(&self, flush: Flush) -> Vec<FileSystem> {
-        self.known.lock().values().filter(|known| known.flush == flush).cloned().collect()
+        self.known
+            .lock()
+            .values()
+            .filter(|known| known.flush == flush)
+            .cloned()
+            .collect()
     }
 
     /// Whether some are flushed file by file.
     pub(crate) fn any_each(&self) -> bool {
-        self.known.lock().values().any(|known| known.flush == Flush::Each)
+        self.known
+            .lock()
+            .values()
+            .any(|known| known.flush == Flush::Each)
     }
 }
 
@@ -276,15 +344,26 @@ impl FileSystems {
 
     /// File systems with a flush that never ends, and no patience.
     pub(crate) fn that_are_late() -> Self {
-        Self { patience: Duration::ZERO, late: Lock::new(Some(Flushing::default())), ..Self::default() }
+        Self {
+            patience: Duration::ZERO,
+            late: Lock::new(Some(Flushing::default())),
+            ..Self::default()
+        }
     }
 
     /// File systems whose flushes are calls of `flush`, on a thread of its own.
     pub(crate) fn flushed_by(flush: impl Fn() -> Result<(), Errno> + Send + 'static) -> Self {
         let (flusher, work) = unbounded::<Work>();
-        thread::spawn(move || work.into_iter().for_each(|(_, flushing)| flushing.end(flush())));
+        thread::spawn(move || {
+            work.into_iter()
+                .for_each(|(_, flushing)| flushing.end(flush()))
+        });
         let patience = Duration::from_secs(600);
-        Self { patience, flusher: OnceLock::from(Some(flusher)), ..Self::default() }
+        Self {
+            patience,
+            flusher: OnceLock::from(Some(flusher)),
+            ..Self::default()
+        }
     }
 }
 
@@ -302,14 +381,21 @@ mod tests {
         let script = "mount -t tmpfs none /mnt && mkdir /mnt/d && echo ready && read -r _ &&
             mount -o remount,ro /mnt && echo ready && read -r _";
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private", "sh", "-c", script]).stderr(Stdio::null());
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok();
+        command
+            .args(["--mount", "--propagation", "private", "sh", "-c", script])
+            .stderr(Stdio::null());
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .ok();
         let mut said = None;
         let mut is_ready = |child: &mut Child| {
             let said = said.get_or_insert_with(|| BufReader::new(child.stdout.take().unwrap()));
             said.read_line(&mut String::new()).unwrap() > 0
         };
-        let Some(mut child) = child.and_then(|mut child| is_ready(&mut child).then_some(child)) else {
+        let Some(mut child) = child.and_then(|mut child| is_ready(&mut child).then_some(child))
+        else {
             assert!(
                 std::env::var_os("ZMOVE_REQUIRE_LAB").is_none(),
                 "ZMOVE_REQUIRE_LAB=1, but nothing mounts"

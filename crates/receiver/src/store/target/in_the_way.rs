@@ -13,7 +13,9 @@ pub(super) fn beneath(tree: &Tree, path: &RelPath, shown: &Path) -> Option<Strin
     let upwards = successors(Some(path.clone()), RelPath::parent);
     for (path, shown_so_far) in upwards.zip(shown.ancestors()) {
         let (parent, name) = (path.parent()?, path.file_name()?);
-        let Ok(parent) = tree.open_directory(&parent) else { continue };
+        let Ok(parent) = tree.open_directory(&parent) else {
+            continue;
+        };
         let stat = rustix::fs::statat(&parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let what = match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => return None,
@@ -29,7 +31,9 @@ pub(super) fn beneath(tree: &Tree, path: &RelPath, shown: &Path) -> Option<Strin
 /// The same for a user's own `shown`, on whose way links are followed.
 pub(super) fn of_own(shown: &Path) -> Option<String> {
     for path in shown.ancestors() {
-        let Ok(found) = path.symlink_metadata() else { continue };
+        let Ok(found) = path.symlink_metadata() else {
+            continue;
+        };
         let what = match path.metadata() {
             Ok(metadata) if metadata.is_dir() => return None,
             Ok(metadata) if metadata.is_file() => FILE,
@@ -50,7 +54,10 @@ fn said(target: &Path, blocker: &Path, what: &str) -> String {
     if blocker == target {
         return format!("target '{target_text}' {what}");
     }
-    format!("target '{target_text}': '{}' {what}", Escaped::path(&blocker))
+    format!(
+        "target '{target_text}': '{}' {what}",
+        Escaped::path(&blocker)
+    )
 }
 
 #[cfg(test)]
@@ -64,15 +71,30 @@ mod tests {
         std::fs::write(home.path().join("d/f"), "").unwrap();
         std::os::unix::fs::symlink("nowhere", home.path().join("d/link")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
-        let said =
-            |path: &str| beneath(&tree, &RelPath::from_bytes(path.as_bytes()).unwrap(), Path::new(path));
-        assert_eq!(said("d/f/a/b").as_deref(), Some("target 'd/f/a/b': 'd/f' is a file and not a directory"));
-        assert_eq!(said("d/f").as_deref(), Some("target 'd/f' is a file and not a directory"));
+        let said = |path: &str| {
+            beneath(
+                &tree,
+                &RelPath::from_bytes(path.as_bytes()).unwrap(),
+                Path::new(path),
+            )
+        };
+        assert_eq!(
+            said("d/f/a/b").as_deref(),
+            Some("target 'd/f/a/b': 'd/f' is a file and not a directory")
+        );
+        assert_eq!(
+            said("d/f").as_deref(),
+            Some("target 'd/f' is a file and not a directory")
+        );
         let link = "target 'd/link/x': 'd/link' is a symbolic link, which is not followed";
         assert_eq!(said("d/link/x").as_deref(), Some(link));
         assert_eq!([said("d"), said("d/new/x")], [None, None]);
         let own = |path: &str| of_own(&home.path().join(path)).unwrap_or_default();
-        assert!(own("d/f/a/b").ends_with("/d/f' is a file and not a directory"), "{}", own("d/f/a/b"));
+        assert!(
+            own("d/f/a/b").ends_with("/d/f' is a file and not a directory"),
+            "{}",
+            own("d/f/a/b")
+        );
         assert!(own("d/link/x").ends_with("/d/link' is a symbolic link that leads nowhere"));
         assert_eq!(own("d/new/x"), "");
     }

@@ -50,16 +50,21 @@ impl Keeper {
         mtime: Option<Timestamp>,
     ) -> Wanted<'a> {
         let extra = metadata.extra.as_deref();
-        let owner =
-            extra.and_then(|extra| extra.owner.as_ref()).filter(|_| rules.kinds.has_any(Kinds::OWNER));
-        let group =
-            extra.and_then(|extra| extra.group.as_ref()).filter(|_| rules.kinds.has_any(Kinds::GROUP));
+        let owner = extra
+            .and_then(|extra| extra.owner.as_ref())
+            .filter(|_| rules.kinds.has_any(Kinds::OWNER));
+        let group = extra
+            .and_then(|extra| extra.group.as_ref())
+            .filter(|_| rules.kinds.has_any(Kinds::GROUP));
         Wanted {
             mode: metadata.mode,
             mtime,
-            atime: extra.and_then(|extra| extra.atime).filter(|_| rules.kinds.has_any(Kinds::ATIME)),
+            atime: extra
+                .and_then(|extra| extra.atime)
+                .filter(|_| rules.kinds.has_any(Kinds::ATIME)),
             owner: owner.map(|user| number(&self.users, user, |name| self.accounts.user_id(name))),
-            group: group.map(|group| number(&self.groups, group, |name| self.accounts.group_id(name))),
+            group: group
+                .map(|group| number(&self.groups, group, |name| self.accounts.group_id(name))),
             xattrs: metadata.xattrs(),
             kinds: rules.xattr_kinds(),
             may_own: rules.owning == Owning::Allowed,
@@ -70,11 +75,18 @@ impl Keeper {
     /// Counts what an entry of a directory, or the directory itself, did not get.
     pub(crate) fn note(&self, rules: &Rules, wanted: &Wanted<'_>, misses: &[Miss], at: At<'_>) {
         let denied = rules.owning == Owning::Denied;
-        let mut lacks: Vec<_> = misses.iter().map(|miss| (miss.kind, lack(rules, miss))).collect();
+        let mut lacks: Vec<_> = misses
+            .iter()
+            .map(|miss| (miss.kind, lack(rules, miss)))
+            .collect();
         let kind = |xattr: &zmove_types::Xattr| Kinds::of_xattr(&xattr.name);
         if denied
             && rules.kinds.has_any(Kinds::PRIVILEGED)
-            && wanted.xattrs.iter().filter_map(kind).any(|kind| kind == Kinds::PRIVILEGED)
+            && wanted
+                .xattrs
+                .iter()
+                .filter_map(kind)
+                .any(|kind| kind == Kinds::PRIVILEGED)
         {
             lacks.push((Kinds::PRIVILEGED, Lack::NotGranted));
         }
@@ -83,14 +95,23 @@ impl Keeper {
         }
         self.count(&lacks);
         if let Some(reports) = &self.named {
-            let lacks = lacks.into_iter().map(|(kind, why)| NotKept::new(kind, why, 1)).collect();
-            reports.tell(Outcome::Missed(Missed { path: at.path(), lacks }));
+            let lacks = lacks
+                .into_iter()
+                .map(|(kind, why)| NotKept::new(kind, why, 1))
+                .collect();
+            reports.tell(Outcome::Missed(Missed {
+                path: at.path(),
+                lacks,
+            }));
         }
     }
 
     /// Counts what an entry would not get.
     pub(crate) fn foresee(&self, rules: &Rules, misses: &[Miss]) {
-        let lacks: Vec<_> = misses.iter().map(|miss| (miss.kind, lack(rules, miss))).collect();
+        let lacks: Vec<_> = misses
+            .iter()
+            .map(|miss| (miss.kind, lack(rules, miss)))
+            .collect();
         self.count(&lacks);
     }
 
@@ -152,7 +173,8 @@ pub(crate) struct At<'a>(pub(crate) &'a RelPath, pub(crate) Option<&'a Name>);
 impl At<'_> {
     fn path(self) -> RelPath {
         let Self(directory, name) = self;
-        name.and_then(|name| directory.join(name).ok()).unwrap_or_else(|| directory.clone())
+        name.and_then(|name| directory.join(name).ok())
+            .unwrap_or_else(|| directory.clone())
     }
 }
 
@@ -181,14 +203,36 @@ mod tests {
     }
 
     fn rules(kinds: Kinds, owning: Owning) -> Rules {
-        let keeping = Some(Keeping { kinds, ..Keeping::default() });
-        Rules::of(&Open { keeping, ..Open::new(Vec::new(), [0; 16]) }, SetIds::Dropped, owning)
+        let keeping = Some(Keeping {
+            kinds,
+            ..Keeping::default()
+        });
+        Rules::of(
+            &Open {
+                keeping,
+                ..Open::new(Vec::new(), [0; 16])
+            },
+            SetIds::Dropped,
+            owning,
+        )
     }
 
     fn owned(owner: &str, group: &str) -> Metadata {
-        let account = |name: &str, id| Some(Account { id, name: name.into() });
-        let extra = Extra { owner: account(owner, 1000), group: account(group, 100), ..Extra::default() };
-        Metadata { extra: Some(Arc::new(extra)), ..Metadata::new(0o4755, Timestamp::default()) }
+        let account = |name: &str, id| {
+            Some(Account {
+                id,
+                name: name.into(),
+            })
+        };
+        let extra = Extra {
+            owner: account(owner, 1000),
+            group: account(group, 100),
+            ..Extra::default()
+        };
+        Metadata {
+            extra: Some(Arc::new(extra)),
+            ..Metadata::new(0o4755, Timestamp::default())
+        }
     }
 
     fn keeper() -> Keeper {
@@ -217,25 +261,55 @@ mod tests {
         let keeper = keeper();
         let usual = rules(Kinds::USUAL, Owning::Allowed);
         let wanted = keeper.wanted(&usual, &metadata, None);
-        assert_eq!((wanted.owner, wanted.group, wanted.kinds), (None, None, Kinds::XATTRS.and(Kinds::ACLS)));
-        assert_eq!(usual.of_file(&metadata).mode, 0o755, "no owner, no rights of one");
-        assert_eq!(rules(Kinds::ALL, Owning::Denied).of_file(&metadata).mode, 0o755);
-        assert_eq!(rules(Kinds::ALL, Owning::Allowed).of_file(&metadata).mode, 0o4755);
+        assert_eq!(
+            (wanted.owner, wanted.group, wanted.kinds),
+            (None, None, Kinds::XATTRS.and(Kinds::ACLS))
+        );
+        assert_eq!(
+            usual.of_file(&metadata).mode,
+            0o755,
+            "no owner, no rights of one"
+        );
+        assert_eq!(
+            rules(Kinds::ALL, Owning::Denied).of_file(&metadata).mode,
+            0o755
+        );
+        assert_eq!(
+            rules(Kinds::ALL, Owning::Allowed).of_file(&metadata).mode,
+            0o4755
+        );
     }
 
     /// Without its group a program would lend the rights of the receiver's own.
     #[test]
     fn each_of_setuid_and_setgid_needs_what_it_lends_to_be_kept() {
-        let metadata = Metadata { mode: 0o6755, ..owned("ann", "staff") };
+        let metadata = Metadata {
+            mode: 0o6755,
+            ..owned("ann", "staff")
+        };
         let mode = |kinds| rules(kinds, Owning::Allowed).of_file(&metadata).mode;
         assert_eq!(mode(Kinds::USUAL.and(Kinds::OWNER)), 0o4755);
         assert_eq!(mode(Kinds::USUAL.and(Kinds::GROUP)), 0o2755);
         assert_eq!(mode(Kinds::ALL), 0o6755);
         let owner = metadata.extra.as_ref().unwrap().owner.clone();
-        let extra = Some(Arc::new(Extra { owner, ..Extra::default() }));
-        let of_nobodys_group = Metadata { extra, ..metadata.clone() };
-        assert_eq!(rules(Kinds::ALL, Owning::Allowed).of_file(&of_nobodys_group).mode, 0o4755);
-        let carried = Rules { set_ids: SetIds::Carried, ..rules(Kinds::USUAL, Owning::Denied) };
+        let extra = Some(Arc::new(Extra {
+            owner,
+            ..Extra::default()
+        }));
+        let of_nobodys_group = Metadata {
+            extra,
+            ..metadata.clone()
+        };
+        assert_eq!(
+            rules(Kinds::ALL, Owning::Allowed)
+                .of_file(&of_nobodys_group)
+                .mode,
+            0o4755
+        );
+        let carried = Rules {
+            set_ids: SetIds::Carried,
+            ..rules(Kinds::USUAL, Owning::Denied)
+        };
         assert_eq!(carried.of_file(&metadata).mode, 0o6755);
     }
 

@@ -34,16 +34,26 @@ const FILE_BYTES: usize = 2 * size_of::<FileNumber>() + 2;
 
 impl Claims {
     pub(crate) fn new(quota: &Quota) -> Self {
-        Self(Lock::new(State { files: HashSet::new(), held: quota.book_nothing() }))
+        Self(Lock::new(State {
+            files: HashSet::new(),
+            held: quota.book_nothing(),
+        }))
     }
 
     /// Whether a name leads to a file that another name has claimed; if not, it is this one's from now on. Where there
     /// is no room to remember it, it counts as another's.
-    pub(crate) fn is_of_another(&self, directory: &OwnedFd, name: &Name, there: &FileIdentity) -> bool {
+    pub(crate) fn is_of_another(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        there: &FileIdentity,
+    ) -> bool {
         if there.names < 2 {
             return false;
         }
-        let Ok(number) = number_at(directory, name.as_os_str()) else { return true };
+        let Ok(number) = number_at(directory, name.as_os_str()) else {
+            return true;
+        };
         let mut state = self.0.lock();
         if state.files.contains(&number) || state.held.grow(FILE_BYTES).is_err() {
             return true;

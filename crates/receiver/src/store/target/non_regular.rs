@@ -10,8 +10,8 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, GroupOfNew, Linked, Miss, Named, NonRegular, Replace, Wanted, hold_new,
-    place_link_to_non_regular, place_special, place_symlink,
+    Descriptor, FileIdentity, GroupOfNew, Linked, Miss, Named, NonRegular, Replace, Wanted,
+    hold_new, place_link_to_non_regular, place_special, place_symlink,
 };
 use zmove_types::{Kinds, Metadata, Name, Special};
 use zmove_wire::Operation;
@@ -30,8 +30,10 @@ impl TargetTree {
         first: Option<io::Result<(Arc<OwnedFd>, Name)>>,
         at: At<'_>,
     ) -> Result<(), Failure> {
-        let may_make = !matches!(entry, NonRegular::Special(special) if !self.rules.may_make(special));
-        let Some(first) = first.filter(|_| may_make && self.rules.kinds.has_any(Kinds::LINKS)) else {
+        let may_make =
+            !matches!(entry, NonRegular::Special(special) if !self.rules.may_make(special));
+        let Some(first) = first.filter(|_| may_make && self.rules.kinds.has_any(Kinds::LINKS))
+        else {
             if !self.stays(place, (entry, metadata), at) {
                 self.have_non_regular(place, (entry, metadata), at)?;
             }
@@ -47,13 +49,18 @@ impl TargetTree {
                 }),
             }
         });
-        let error = match linked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
+        let error = match linked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        {
             Ok(_) | Err(Errno::EXIST) => return Ok(()),
             Err(error) => error,
         };
         if self.have_non_regular(place, (entry, metadata), at)? {
-            let misses = [Miss { kind: Kinds::LINKS, error }];
-            self.keeper.note(&self.rules, &Wanted::default(), &misses, at);
+            let misses = [Miss {
+                kind: Kinds::LINKS,
+                error,
+            }];
+            self.keeper
+                .note(&self.rules, &Wanted::default(), &misses, at);
         }
         Ok(())
     }
@@ -65,8 +72,13 @@ impl TargetTree {
         (entry, metadata): (NonRegular<'_>, &Metadata),
         at: At<'_>,
     ) -> bool {
-        let Ok(there) = FileIdentity::at(directory, name) else { return false };
-        if there.names < 2 || !entry.is_at(directory, name) || self.is_of_another(directory, name, &there) {
+        let Ok(there) = FileIdentity::at(directory, name) else {
+            return false;
+        };
+        if there.names < 2
+            || !entry.is_at(directory, name)
+            || self.is_of_another(directory, name, &there)
+        {
             return false;
         }
         let metadata = self.rules.of_file(metadata);
@@ -86,7 +98,8 @@ impl TargetTree {
                 self.rules.xattr_kinds().common(kinds),
             );
         if stays && !is_owned {
-            self.keeper.note(&self.rules, &wanted, &wanted.missing_owners(there.ids), at);
+            self.keeper
+                .note(&self.rules, &wanted, &wanted.missing_owners(there.ids), at);
         }
         stays
     }
@@ -98,11 +111,17 @@ impl TargetTree {
         entry: (NonRegular<'_>, &Metadata),
         at: At<'_>,
     ) -> Result<bool, Failure> {
-        let Some(epoch) = self.staging_place.epoch() else { return self.make_non_regular(place, entry, at) };
+        let Some(epoch) = self.staging_place.epoch() else {
+            return self.make_non_regular(place, entry, at);
+        };
         let mut failed = Operation::Rename;
         let wanted = self.keeper.wanted(&self.rules, entry.1, None);
         let has_own = wanted.may_own && wanted.group.is_some();
-        let group = if has_own { GroupOfNew::Own } else { GroupOfNew::OfDirectory };
+        let group = if has_own {
+            GroupOfNew::Own
+        } else {
+            GroupOfNew::OfDirectory
+        };
         let placed = epoch.place(place, (self.rules.replaces(), group), |fresh| {
             let made = self.make_non_regular(fresh, entry, at);
             made.map_err(|(operation, error)| {
@@ -131,13 +150,14 @@ impl TargetTree {
                 let is_ours = place_symlink(place.0.as_fd(), place.1, to, self.rules.replaces())
                     .map_err(failed_to(Operation::Symlink))?;
                 if is_ours {
-                    self.own_link(place, metadata, at).map_err(failed_to(Operation::SetMetadata))?;
+                    self.own_link(place, metadata, at)
+                        .map_err(failed_to(Operation::SetMetadata))?;
                 }
                 Ok(true)
             }
-            NonRegular::Special(special) => {
-                self.make_special(place, (special, metadata), at).map_err(failed_to(Operation::Create))
-            }
+            NonRegular::Special(special) => self
+                .make_special(place, (special, metadata), at)
+                .map_err(failed_to(Operation::Create)),
         }
     }
 
@@ -148,11 +168,16 @@ impl TargetTree {
         at: At<'_>,
     ) -> io::Result<bool> {
         let metadata = self.rules.of_file(metadata);
-        let wanted = self.keeper.wanted(&self.rules, &metadata, Some(metadata.mtime));
+        let wanted = self
+            .keeper
+            .wanted(&self.rules, &metadata, Some(metadata.mtime));
         let misses = if self.rules.may_make(special) {
             place_special(directory, name, (special, &wanted), self.rules.replaces())?
         } else {
-            vec![Miss { kind: special.kind(), error: Errno::PERM }]
+            vec![Miss {
+                kind: special.kind(),
+                error: Errno::PERM,
+            }]
         };
         self.keeper.note(&self.rules, &wanted, &misses, at);
         Ok(!misses.iter().any(|miss| miss.kind == special.kind()))
@@ -166,9 +191,16 @@ impl TargetTree {
         at: At<'_>,
     ) -> io::Result<()> {
         // its time is set already
-        let mtime = metadata.extra.as_ref().and_then(|extra| extra.atime).map(|_| metadata.mtime);
+        let mtime = metadata
+            .extra
+            .as_ref()
+            .and_then(|extra| extra.atime)
+            .map(|_| metadata.mtime);
         let wanted = self.keeper.wanted(&self.rules, metadata, mtime);
-        let wanted = Wanted { kinds: wanted.kinds.common(Kinds::PRIVILEGED), ..wanted };
+        let wanted = Wanted {
+            kinds: wanted.kinds.common(Kinds::PRIVILEGED),
+            ..wanted
+        };
         if metadata.extra.is_none() && wanted.kinds.is_empty() {
             return Ok(());
         }

@@ -43,7 +43,10 @@ const OPENED_MAX: usize = 64;
 
 impl<'a> OpenDirectories<'a> {
     pub(crate) fn new(transfer: &'a Transfer) -> Self {
-        Self { transfer, open: HashMap::new() }
+        Self {
+            transfer,
+            open: HashMap::new(),
+        }
     }
 
     /// The directory at `path`, if it is open here.
@@ -71,17 +74,27 @@ impl<'a> OpenDirectories<'a> {
             return self.as_it_is(path);
         };
         let parent = self.as_it_is(&parent)?;
-        let name = RelPath::root().join(&name).map_err(|_too_long| Errno::NAMETOOLONG)?;
+        let name = RelPath::root()
+            .join(&name)
+            .map_err(|_too_long| Errno::NAMETOOLONG)?;
         Tree::at(parent).ensure_directory(&name)
     }
 
     /// Keeps a directory open, as far as the key may have the memory that its path takes.
-    pub(crate) fn remember(&mut self, path: &RelPath, directory: Arc<OwnedFd>) -> io::Result<Opened> {
+    pub(crate) fn remember(
+        &mut self,
+        path: &RelPath,
+        directory: Arc<OwnedFd>,
+    ) -> io::Result<Opened> {
         if let Some(epoch) = self.transfer.target.staging_place.epoch() {
             epoch.check_device(&directory)?;
         }
         let flush = self.transfer.target.file_systems.note(&directory)?;
-        let opened = Opened { directory, flush, new_files: Arc::default() };
+        let opened = Opened {
+            directory,
+            flush,
+            new_files: Arc::default(),
+        };
         self.keep(path, opened.clone());
         Ok(opened)
     }
@@ -98,7 +111,13 @@ impl<'a> OpenDirectories<'a> {
             self.open.clear();
         }
         if let Ok(held) = self.transfer.quota.book_memory(path.as_bytes().len()) {
-            self.open.insert(path.clone(), Kept { opened, _path: held });
+            self.open.insert(
+                path.clone(),
+                Kept {
+                    opened,
+                    _path: held,
+                },
+            );
         }
     }
 
@@ -123,8 +142,12 @@ impl<'a> OpenDirectories<'a> {
     /// Closes a directory if its path now leads to another, or to none; returns whether it may: what is not kept open
     /// here cannot be compared.
     pub(crate) fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
-        let Some(Kept { opened, .. }) = self.open.get(path) else { return true };
-        let same = self.open(path).is_ok_and(|there| is_same_file(there, &opened.directory));
+        let Some(Kept { opened, .. }) = self.open.get(path) else {
+            return true;
+        };
+        let same = self
+            .open(path)
+            .is_ok_and(|there| is_same_file(there, &opened.directory));
         if !same {
             self.open.remove(path);
         }
@@ -141,19 +164,36 @@ mod tests {
     #[test]
     fn paths_are_booked_and_a_directory_for_which_there_is_no_memory_is_not_kept() {
         let home = tempfile::tempdir().unwrap();
-        let limits = crate::Limits { memory_per_identity: ByteCount(100_000), ..Default::default() };
-        let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let limits = crate::Limits {
+            memory_per_identity: ByteCount(100_000),
+            ..Default::default()
+        };
+        let quota =
+            crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
         let transfer = transfer_of_key(&quota, 1, home.path(), None);
         let mut directories = OpenDirectories::new(&transfer);
         let deep = RelPath::from_bytes(&["d"; 5_000].join("/").into_bytes()).unwrap();
-        let path =
-            |number: usize| deep.join(&Name::from_bytes(number.to_string().as_bytes()).unwrap()).unwrap();
-        let root = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
+        let path = |number: usize| {
+            deep.join(&Name::from_bytes(number.to_string().as_bytes()).unwrap())
+                .unwrap()
+        };
+        let root = transfer
+            .target
+            .tree
+            .open_directory(&RelPath::root())
+            .unwrap();
         for number in 0..40 {
-            directories.remember(&path(number), Arc::clone(&root)).unwrap();
+            directories
+                .remember(&path(number), Arc::clone(&root))
+                .unwrap();
         }
-        let kept = (0..40).filter(|number| directories.get(&path(*number)).is_some()).count();
-        assert_eq!((kept, quota.memory_held()), (9, 9 * deep.as_bytes().len() + 9 * 2));
+        let kept = (0..40)
+            .filter(|number| directories.get(&path(*number)).is_some())
+            .count();
+        assert_eq!(
+            (kept, quota.memory_held()),
+            (9, 9 * deep.as_bytes().len() + 9 * 2)
+        );
         assert!(directories.let_go_if_replaced(&path(30)), "nobody knows");
         directories.let_go_below(&path(3));
         assert_eq!(quota.memory_held(), 8 * (deep.as_bytes().len() + 2));

@@ -14,9 +14,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
-    Descriptor, Fence, FileIdentity, FoundXattrs, GroupOfNew, HasXattrs, KeptTimes, LastingNames, Linked,
-    Named, NewFiles, Replace, StagingPlace, Tree, Wanted, data_begins, is_beyond_range, is_held_everywhere,
-    is_kept_by_other_names, number_at, open_beneath, place_link, retouch,
+    Descriptor, Fence, FileIdentity, FoundXattrs, GroupOfNew, HasXattrs, KeptTimes, LastingNames,
+    Linked, Named, NewFiles, Replace, StagingPlace, Tree, Wanted, data_begins, is_beyond_range,
+    is_held_everywhere, is_kept_by_other_names, number_at, open_beneath, place_link, retouch,
 };
 use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
 use zmove_wire::{FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
@@ -71,7 +71,13 @@ impl TargetTree {
         quota: &Quota,
         writers: usize,
     ) -> Self {
-        let Target { tree, rename, state, is_closed, shared_job } = target;
+        let Target {
+            tree,
+            rename,
+            state,
+            is_closed,
+            shared_job,
+        } = target;
         let tag = &transfer.to_string()[..LastingNames::TAG_DIGITS];
         let tree = match &shared_job {
             Some(job) => tree.fenced_by(Arc::clone(job.epoch()) as Arc<dyn Fence>),
@@ -92,7 +98,10 @@ impl TargetTree {
             file_systems: FileSystems::default(),
             directories: Directories::new(quota),
             directories_each: quota.directories_each(writers),
-            staging_place: shared_job.as_ref().map(SharedJobSession::staging_place).unwrap_or_default(),
+            staging_place: shared_job
+                .as_ref()
+                .map(SharedJobSession::staging_place)
+                .unwrap_or_default(),
             shared_job,
         }
     }
@@ -105,8 +114,12 @@ impl TargetTree {
     /// The final path of a large file.
     pub(crate) fn final_path(&self, head: &FileHead) -> RelPath {
         let parent = head.path.parent().unwrap_or_else(RelPath::root);
-        let Some(name) = head.path.file_name() else { return head.path.clone() };
-        parent.join(self.name(&parent, &name)).unwrap_or_else(|_| head.path.clone())
+        let Some(name) = head.path.file_name() else {
+            return head.path.clone();
+        };
+        parent
+            .join(self.name(&parent, &name))
+            .unwrap_or_else(|_| head.path.clone())
     }
 
     /// Opens what has the final path of a file to come, as [`open_old`] does.
@@ -121,8 +134,14 @@ impl TargetTree {
     }
 
     /// Gives a file its metadata: before it gets its name, or when it has been changed in its place.
-    pub(crate) fn set_metadata(&self, file: &File, metadata: &Metadata, at: At<'_>) -> Result<(), Failure> {
-        self.set_whole(file, metadata, at).map_err(failed_to(Operation::SetMetadata))?;
+    pub(crate) fn set_metadata(
+        &self,
+        file: &File,
+        metadata: &Metadata,
+        at: At<'_>,
+    ) -> Result<(), Failure> {
+        self.set_whole(file, metadata, at)
+            .map_err(failed_to(Operation::SetMetadata))?;
         self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
@@ -136,7 +155,8 @@ impl TargetTree {
     ) -> Result<(), Failure> {
         let cannot = failed_to(Operation::SetMetadata);
         let is_elsewhere = self.staging_place.epoch().is_some();
-        let was_given = is_elsewhere && new_files.give_to(file, directory.as_fd()).map_err(cannot)?;
+        let was_given =
+            is_elsewhere && new_files.give_to(file, directory.as_fd()).map_err(cannot)?;
         if metadata.extra.is_some() || was_given || self.gives_acl(new_files, directory) {
             return self.set_metadata(file, metadata, at);
         }
@@ -153,7 +173,11 @@ impl TargetTree {
         (new_files, directory): (&NewFiles, &OwnedFd),
     ) -> u32 {
         let is_alone = metadata.extra.is_some() || self.gives_acl(new_files, directory);
-        if is_alone { metadata.mode & 0o700 } else { metadata.mode }
+        if is_alone {
+            metadata.mode & 0o700
+        } else {
+            metadata.mode
+        }
     }
 
     /// Whether new files of a directory get an access control list from it, and are not to have it.
@@ -162,8 +186,15 @@ impl TargetTree {
     }
 
     /// Sets all metadata of a file or directory; what it does not get is counted.
-    pub(crate) fn set_whole(&self, entry: impl AsFd, metadata: &Metadata, at: At<'_>) -> io::Result<()> {
-        let wanted = self.keeper.wanted(&self.rules, metadata, Some(metadata.mtime));
+    pub(crate) fn set_whole(
+        &self,
+        entry: impl AsFd,
+        metadata: &Metadata,
+        at: At<'_>,
+    ) -> io::Result<()> {
+        let wanted = self
+            .keeper
+            .wanted(&self.rules, metadata, Some(metadata.mtime));
         let misses = wanted.set(Descriptor::Open(entry.as_fd()))?;
         self.keeper.note(&self.rules, &wanted, &misses, at);
         Ok(())
@@ -181,7 +212,9 @@ impl TargetTree {
         let there = FileIdentity::at(directory, name).map_err(cannot)?;
         let is_as_compared = self.compared.is_as_compared(directory, name, &there);
         let set = if is_as_compared {
-            let wanted = self.keeper.wanted(&self.rules, metadata, Some(metadata.mtime));
+            let wanted = self
+                .keeper
+                .wanted(&self.rules, metadata, Some(metadata.mtime));
             self.touch((directory, name), &there, &wanted, at)
         } else {
             Err(Errno::BUSY.into())
@@ -210,7 +243,12 @@ impl TargetTree {
         self.keeper.note(&self.rules, wanted, &misses, at);
         if self.flushes_each(directory)? {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            flush(rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?)?;
+            flush(rustix::fs::openat(
+                directory,
+                name.as_os_str(),
+                flags,
+                Mode::empty(),
+            )?)?;
         }
         Ok(())
     }
@@ -218,7 +256,11 @@ impl TargetTree {
     /// Flushes a file or directory that was changed under its final name, where the end of the transfer flushes nothing
     /// as a whole.
     pub(crate) fn flush_if_each(&self, changed: impl AsFd) -> io::Result<()> {
-        if self.flushes_each(&changed)? { flush(changed) } else { Ok(()) }
+        if self.flushes_each(&changed)? {
+            flush(changed)
+        } else {
+            Ok(())
+        }
     }
 
     fn flushes_each(&self, changed: impl AsFd) -> io::Result<bool> {
@@ -248,12 +290,21 @@ impl TargetTree {
         (elsewhere, whole): (&OwnedFd, &Name),
     ) -> bool {
         let look = |directory: &OwnedFd, name| {
-            let there = FileIdentity::at(directory, name).ok().filter(|there| there.regular)?;
+            let there = FileIdentity::at(directory, name)
+                .ok()
+                .filter(|there| there.regular)?;
             let kinds = self.rules.kinds.common(Kinds::ANY_XATTR);
-            Some((there, Named(directory.as_fd(), name).xattrs(kinds).ok()?.list))
+            Some((
+                there,
+                Named(directory.as_fd(), name).xattrs(kinds).ok()?.list,
+            ))
         };
-        let Some((there, xattrs)) = look(directory, name) else { return false };
-        let Some((whole, wanted_xattrs)) = look(elsewhere, whole) else { return false };
+        let Some((there, xattrs)) = look(directory, name) else {
+            return false;
+        };
+        let Some((whole, wanted_xattrs)) = look(elsewhere, whole) else {
+            return false;
+        };
         let is_alike = there.bytes == whole.bytes
             && there.mtime == whole.mtime
             && there.mode == whole.mode
@@ -279,12 +330,14 @@ impl TargetTree {
             return Found::Differs;
         }
         let mut wanted = self.keeper.wanted(&self.rules, metadata, None);
-        let same_xattrs = xattrs.are_those_of(Named(directory.as_fd(), name), metadata, self.rules.kinds);
+        let same_xattrs =
+            xattrs.are_those_of(Named(directory.as_fd(), name), metadata, self.rules.kinds);
         // Where the file gets another owner the kernel takes its capability, which is then to be set once more.
         let stay = same_xattrs && !wanted.gives_away(there.ids);
         if stay {
             wanted.kinds = Kinds::NONE;
-        } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.staging_place.epoch().is_none() {
+        } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.staging_place.epoch().is_none()
+        {
             // only the sender knows what they are
             return Found::DiffersBeside;
         }
@@ -302,15 +355,27 @@ impl TargetTree {
     }
 
     /// Whether an existing entry may not be replaced by a file with that time at the source.
-    pub(crate) fn spares(&self, directory: &OwnedFd, there: &FileIdentity, mtime: Timestamp) -> bool {
-        self.rules.spare(there, || self.times.kept(directory, mtime))
+    pub(crate) fn spares(
+        &self,
+        directory: &OwnedFd,
+        there: &FileIdentity,
+        mtime: Timestamp,
+    ) -> bool {
+        self.rules
+            .spare(there, || self.times.kept(directory, mtime))
     }
 
     /// Whether there is an entry that `--update` or `--ignore-existing` keeps. It may have come since the sender was
     /// answered.
-    pub(crate) fn may_not_be_replaced(&self, directory: &OwnedFd, name: &Name, mtime: Timestamp) -> bool {
+    pub(crate) fn may_not_be_replaced(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        mtime: Timestamp,
+    ) -> bool {
         self.rules.overwrite != Overwrite::Differing
-            && FileIdentity::at(directory, name).is_ok_and(|there| self.spares(directory, &there, mtime))
+            && FileIdentity::at(directory, name)
+                .is_ok_and(|there| self.spares(directory, &there, mtime))
     }
 
     /// Counts a file whose time its file system cannot store. To be called when the file has got its time.
@@ -319,14 +384,21 @@ impl TargetTree {
         wanted: Timestamp,
         there: impl FnOnce() -> io::Result<FileIdentity>,
     ) {
-        if !is_held_everywhere(wanted) && there().is_ok_and(|there| is_beyond_range(there.mtime, wanted)) {
+        if !is_held_everywhere(wanted)
+            && there().is_ok_and(|there| is_beyond_range(there.mtime, wanted))
+        {
             self.times_beyond_range.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Whether another name that the sender has offered leads to the same file as this one. To be asked once for each
     /// name, when all else is as it should be.
-    pub(crate) fn is_of_another(&self, directory: &OwnedFd, name: &Name, there: &FileIdentity) -> bool {
+    pub(crate) fn is_of_another(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        there: &FileIdentity,
+    ) -> bool {
         self.rules.kinds.has_any(Kinds::LINKS) && self.claims.is_of_another(directory, name, there)
     }
 
@@ -335,7 +407,9 @@ impl TargetTree {
         &self,
         (from, first): (&OwnedFd, &Name),
         place: (&OwnedFd, &Name),
-        LinkEntry { metadata, bytes, .. }: &LinkEntry,
+        LinkEntry {
+            metadata, bytes, ..
+        }: &LinkEntry,
     ) -> Result<Linked, Failure> {
         let is_it = |there: &FileIdentity| {
             there.bytes == *bytes && self.times.is_kept(from, there.mtime, metadata.mtime)
@@ -349,7 +423,8 @@ impl TargetTree {
             }),
         };
         let linked = linked.map_err(failed_to(Operation::Link))?;
-        self.flush_if_each(place.0).map_err(failed_to(Operation::Flush))?;
+        self.flush_if_each(place.0)
+            .map_err(failed_to(Operation::Flush))?;
         Ok(linked)
     }
 }
@@ -371,12 +446,19 @@ pub(crate) enum Xattrs<'a> {
 
 impl Xattrs<'_> {
     /// Whether an entry has the same.
-    pub(crate) fn are_those_of(self, entry: impl HasXattrs, metadata: &Metadata, kinds: Kinds) -> bool {
+    pub(crate) fn are_those_of(
+        self,
+        entry: impl HasXattrs,
+        metadata: &Metadata,
+        kinds: Kinds,
+    ) -> bool {
         let kinds = kinds.common(Kinds::ANY_XATTR);
         if kinds.is_empty() {
             return true;
         }
-        let Ok(FoundXattrs { list, .. }) = entry.xattrs(kinds) else { return false };
+        let Ok(FoundXattrs { list, .. }) = entry.xattrs(kinds) else {
+            return false;
+        };
         match self {
             Self::Known => list == metadata.xattrs(),
             Self::Digest(None) => list.is_empty(),
@@ -413,7 +495,9 @@ pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
 /// # Errors
 /// The system's error, `ELOOP` for a symbolic link.
 pub(crate) fn open_old(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
-    let path = RelPath::root().join(name).map_err(|error| io::Error::other(error.to_string()))?;
+    let path = RelPath::root()
+        .join(name)
+        .map_err(|error| io::Error::other(error.to_string()))?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     Ok(open_beneath(directory, &path, flags)?.into())
 }
@@ -428,7 +512,10 @@ pub(crate) fn contents_root(
 ) -> Option<[u8; 32]> {
     let file = open_old(directory, name).ok()?;
     let may_have_holes = bytes > GROUP_BYTES && kinds.has_any(Kinds::HOLES);
-    let root =
-        if may_have_holes { contents_digest(&file, data_begins, stop) } else { read_root(&file, stop) };
+    let root = if may_have_holes {
+        contents_digest(&file, data_begins, stop)
+    } else {
+        read_root(&file, stop)
+    };
     Some(root.ok()??.0)
 }

@@ -19,7 +19,10 @@ impl Class {
             Some(rest) => (true, rest),
             None => (false, text),
         };
-        let mut class = Self { negated, named: [false; 128] };
+        let mut class = Self {
+            negated,
+            named: [false; 128],
+        };
         let mut before = None;
         // A `]` in the first place stands for itself.
         let mut first = true;
@@ -39,13 +42,17 @@ impl Class {
         before: Option<u8>,
     ) -> Result<(Option<u8>, &'a str), PatternError> {
         if let Some((members, after)) = rest.strip_prefix("[:").and_then(split_name) {
-            let is_member = named_class(members).ok_or_else(|| PatternError::Named(members.to_owned()))?;
-            (0..128).filter(is_member).for_each(|byte| self.named[usize::from(byte)] = true);
+            let is_member =
+                named_class(members).ok_or_else(|| PatternError::Named(members.to_owned()))?;
+            (0..128)
+                .filter(is_member)
+                .for_each(|byte| self.named[usize::from(byte)] = true);
             return Ok((None, after));
         }
-        if let (Some(from), Some(end)) =
-            (before, rest.strip_prefix('-').filter(|rest| !rest.starts_with(']')))
-        {
+        if let (Some(from), Some(end)) = (
+            before,
+            rest.strip_prefix('-').filter(|rest| !rest.starts_with(']')),
+        ) {
             let (to, after) = read_character(end)?;
             if to < from {
                 return Err(PatternError::Range(from.into(), to.into()));
@@ -61,7 +68,9 @@ impl Class {
     /// Writes the expression for `globset`: alternatives, or a negated class in which no character has a special place.
     pub(super) fn write(mut self, glob: &mut String) -> Result<(), PatternError> {
         self.named[usize::from(b'/')] = self.negated;
-        let members = (0_u8..128).filter(|&byte| self.named[usize::from(byte)]).map(char::from);
+        let members = (0_u8..128)
+            .filter(|&byte| self.named[usize::from(byte)])
+            .map(char::from);
         if self.negated {
             let first = members.clone().filter(|&member| member == ']');
             let last = members.clone().filter(|&member| member == '-');

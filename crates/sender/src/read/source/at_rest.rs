@@ -25,7 +25,11 @@ pub(super) fn look(file: &File) -> io::Result<FileIdentity> {
         if !identity.regular || is_distant(identity.ctime, now) {
             return Ok(identity);
         }
-        let patience = if has_seconds_only(identity.ctime) { PATIENCE_SECONDS } else { PATIENCE };
+        let patience = if has_seconds_only(identity.ctime) {
+            PATIENCE_SECONDS
+        } else {
+            PATIENCE
+        };
         if tells_what_comes(identity.ctime, now) || started.elapsed() > patience {
             wait_for_write(file, identity.bytes)?;
             return Ok(identity);
@@ -43,7 +47,12 @@ fn is_distant(changed: Timestamp, now: Timestamp) -> bool {
 fn tells_what_comes(seen: Timestamp, now: Timestamp) -> bool {
     // The clock was ahead when the file was changed.
     let is_ahead = seen.seconds > now.seconds + 1;
-    is_ahead || if has_seconds_only(seen) { seen.seconds != now.seconds } else { seen < now }
+    is_ahead
+        || if has_seconds_only(seen) {
+            seen.seconds != now.seconds
+        } else {
+            seen < now
+        }
 }
 
 /// Whether a time has whole seconds only, as on some file systems.
@@ -61,7 +70,10 @@ fn wait_for_write(file: &File, bytes: u64) -> io::Result<()> {
 
 fn now() -> Timestamp {
     let now = clock_gettime(ClockId::RealtimeCoarse);
-    Timestamp { seconds: now.tv_sec, nanos: u32::try_from(now.tv_nsec).unwrap_or(0) }
+    Timestamp {
+        seconds: now.tv_sec,
+        nanos: u32::try_from(now.tv_nsec).unwrap_or(0),
+    }
 }
 
 /// The longest time that one write takes, of at most 2 GiB.
@@ -86,14 +98,28 @@ mod tests {
     #[test]
     fn a_change_in_the_same_tick_is_not_seen() {
         let tells = |seen| tells_what_comes(seen, at(7, 500));
-        let seen = [at(7, 499), at(7, 500), at(7, 600), at(9, 1), at(6, 0), at(7, 0), at(8, 0)];
-        assert_eq!(seen.map(tells), [true, false, false, true, true, false, true]);
+        let seen = [
+            at(7, 499),
+            at(7, 500),
+            at(7, 600),
+            at(9, 1),
+            at(6, 0),
+            at(7, 0),
+            at(8, 0),
+        ];
+        assert_eq!(
+            seen.map(tells),
+            [true, false, false, true, true, false, true]
+        );
     }
 
     #[test]
     fn what_was_changed_long_ago_is_at_rest() {
         let distant = |seconds| is_distant(at(seconds, 0), at(10_000, 0));
-        assert_eq!([6_399, 6_400, 10_000, 20_000].map(distant), [true, false, false, false]);
+        assert_eq!(
+            [6_399, 6_400, 10_000, 20_000].map(distant),
+            [true, false, false, false]
+        );
     }
 
     /// The last byte is written last.
@@ -103,8 +129,10 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("f");
         std::fs::write(&path, vec![b'A'; BYTES]).unwrap();
-        let (writing, reading) =
-            (File::options().write(true).open(&path).unwrap(), File::open(&path).unwrap());
+        let (writing, reading) = (
+            File::options().write(true).open(&path).unwrap(),
+            File::open(&path).unwrap(),
+        );
         writing.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let new = vec![b'B'; BYTES];
         thread::scope(|scope| {

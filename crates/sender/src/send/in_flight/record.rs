@@ -92,7 +92,14 @@ impl<W> Record<W> {
         tries: u8,
         last_word: LastWord,
     ) -> ItemId {
-        let item = Item { work, group, lanes: Vec::new(), first: None, repeated: false, lost: false };
+        let item = Item {
+            work,
+            group,
+            lanes: Vec::new(),
+            first: None,
+            repeated: false,
+            lost: false,
+        };
         self.transfer.issue(item, tries, last_word)
     }
 
@@ -111,31 +118,53 @@ impl<W> Record<W> {
         if item.repeated {
             self.twice.insert(lane);
         } else if item.group.is_some() {
-            item.first = Some(FirstCopy { lane, taken: now, handed_on: false });
+            item.first = Some(FirstCopy {
+                lane,
+                taken: now,
+                handed_on: false,
+            });
         }
         true
     }
 
     /// Notes that a lane has passed a chunk on to its kernel, which may still hold it.
     pub(super) fn handed_on(&mut self, item: ItemId, lane: usize) {
-        let first = self.transfer.outstanding_mut(item).and_then(|item| item.first.as_mut());
+        let first = self
+            .transfer
+            .outstanding_mut(item)
+            .and_then(|item| item.first.as_mut());
         if let Some(first) = first.filter(|first| first.lane == lane) {
             first.handed_on = true;
         }
     }
 
     /// Books an item that the receiver has stored.
-    pub(super) fn stored(&mut self, item: ItemId, now: Instant) -> Result<Receipt<'_, Item<W>>, WireError> {
+    pub(super) fn stored(
+        &mut self,
+        item: ItemId,
+        now: Instant,
+    ) -> Result<Receipt<'_, Item<W>>, WireError> {
         self.settle(item, now);
         self.transfer.stored(item)
     }
 
     /// Books an item that the receiver found damaged, or reports as lost with its lane, as the sender reported it.
-    pub(super) fn mismatch(&mut self, item: ItemId, now: Instant) -> Result<Mismatch<W>, WireError> {
+    pub(super) fn mismatch(
+        &mut self,
+        item: ItemId,
+        now: Instant,
+    ) -> Result<Mismatch<W>, WireError> {
         let lost = self.settle(item, now);
-        let resend = if lost { self.transfer.lost(item)? } else { self.transfer.mismatch(item)? };
+        let resend = if lost {
+            self.transfer.lost(item)?
+        } else {
+            self.transfer.mismatch(item)?
+        };
         let resend = match resend {
-            Resend::Again { work: item, tries } => Resend::Again { work: item.work, tries },
+            Resend::Again { work: item, tries } => Resend::Again {
+                work: item.work,
+                tries,
+            },
             Resend::GiveUp(item) => Resend::GiveUp(item.work),
         };
         Ok(Mismatch { lost, resend })
@@ -144,7 +173,9 @@ impl<W> Record<W> {
     /// Books that the receiver has reported on an item; returns whether that was lost with its lane.
     fn settle(&mut self, item: ItemId, now: Instant) -> bool {
         self.last = Some(now);
-        let Some(item) = self.transfer.outstanding_mut(item) else { return false };
+        let Some(item) = self.transfer.outstanding_mut(item) else {
+            return false;
+        };
         self.on_lanes -= usize::from(!item.lanes.is_empty());
         item.lanes.clear();
         if let Some(first) = item.first.take() {
@@ -168,7 +199,10 @@ impl<W> Record<W> {
         if now.saturating_duration_since(self.last?) < DOUBT_AFTER {
             return None;
         }
-        let on_lanes = self.transfer.outstanding_items().filter(|(_, item)| !item.lanes.is_empty());
+        let on_lanes = self
+            .transfer
+            .outstanding_items()
+            .filter(|(_, item)| !item.lanes.is_empty());
         let (_, oldest) = on_lanes.min_by_key(|(number, _)| *number)?;
         let lane = oldest.lanes.first().copied()?;
         self.last = Some(now);
@@ -194,9 +228,14 @@ impl<W> Record<W> {
 
     /// The chunks that are late and have not been sent again for that, the latest first.
     pub(super) fn late(&self, now: Instant) -> Vec<(ItemId, FirstCopy)> {
-        let Some(usual) = self.usual_time() else { return Vec::new() };
+        let Some(usual) = self.usual_time() else {
+            return Vec::new();
+        };
         let is_late = |first: &FirstCopy| now - first.taken > usual.mul_f64(LATE_RATIO) + LATE_MIN;
-        let once = self.transfer.outstanding_items().filter(|(_, item)| !item.repeated);
+        let once = self
+            .transfer
+            .outstanding_items()
+            .filter(|(_, item)| !item.repeated);
         let chunks = once.filter_map(|(number, item)| Some((number, item.first?)));
         let mut late: Vec<_> = chunks.filter(|(_, first)| is_late(first)).collect();
         late.sort_unstable_by_key(|(_, first)| first.taken);
@@ -260,13 +299,19 @@ mod tests {
         let mut record = Record::default();
         for index in 0..count {
             let chunk = Some(group(index));
-            assert_eq!(record.issue(group(index), chunk, 0, LastWord::Stored), ItemId(u64::from(index)));
+            assert_eq!(
+                record.issue(group(index), chunk, 0, LastWord::Stored),
+                ItemId(u64::from(index))
+            );
         }
         record
     }
 
     fn group(index: u32) -> GroupId {
-        GroupId { file: FileId(1), index }
+        GroupId {
+            file: FileId(1),
+            index,
+        }
     }
 
     fn settle(record: &mut Record<GroupId>, item: u64, now: Instant) {
@@ -290,15 +335,23 @@ mod tests {
     /// Repeats one late chunk and returns its lane; a chunk that its lane has passed on is late only where lanes are
     /// `stuck`.
     fn late(record: &mut Record<GroupId>, now: Instant, stuck: bool) -> Vec<usize> {
-        let late = record.late(now).into_iter().filter(|(_, first)| !first.handed_on || stuck).take(1);
-        late.filter_map(|(item, first)| record.repeat(item).map(|_| first.lane)).collect()
+        let late = record
+            .late(now)
+            .into_iter()
+            .filter(|(_, first)| !first.handed_on || stuck)
+            .take(1);
+        late.filter_map(|(item, first)| record.repeat(item).map(|_| first.lane))
+            .collect()
     }
 
     #[test]
     fn what_is_late_goes_again_once_and_under_its_item() {
         let start = Instant::now();
         let mut record = stragglers(start);
-        assert!(late(&mut record, start + Duration::from_millis(1500), true).is_empty(), "not late");
+        assert!(
+            late(&mut record, start + Duration::from_millis(1500), true).is_empty(),
+            "not late"
+        );
         let now = start + Duration::from_secs(3);
         assert!(late(&mut record, now, false).is_empty(), "it has arrived");
         assert_eq!(late(&mut record, now, true), [1]);
@@ -314,7 +367,10 @@ mod tests {
         let mut record = stragglers(start);
         record.taken(ItemId(10), 1, start);
         record.handed_on(ItemId(10), 0);
-        assert_eq!(late(&mut record, start + Duration::from_secs(3), false), [1]);
+        assert_eq!(
+            late(&mut record, start + Duration::from_secs(3), false),
+            [1]
+        );
     }
 
     #[test]
@@ -324,7 +380,11 @@ mod tests {
         let now = start + Duration::from_secs(3);
         assert_eq!(late(&mut record, now, true), [1]);
         assert!(record.taken(ItemId(9), 0, now));
-        assert_eq!(record.lanes_with_copies(), HashSet::from([0, 1]), "either may be the slow one");
+        assert_eq!(
+            record.lanes_with_copies(),
+            HashSet::from([0, 1]),
+            "either may be the slow one"
+        );
         settle(&mut record, 9, start + Duration::from_secs(10));
         settle(&mut record, 9, start + Duration::from_secs(11));
         let again = record.taken(ItemId(9), 0, now);
@@ -341,7 +401,10 @@ mod tests {
             settle(&mut record, number, taken + Duration::from_secs(1));
         }
         for item in [9, 10] {
-            assert_eq!(record.issue(group(9), Some(group(9)), 0, LastWord::Stored), ItemId(item));
+            assert_eq!(
+                record.issue(group(9), Some(group(9)), 0, LastWord::Stored),
+                ItemId(item)
+            );
             record.taken(ItemId(item), 1, start);
         }
         let now = start + Duration::from_secs(3);
@@ -349,7 +412,10 @@ mod tests {
         assert_eq!(planned, [1, 1]);
         let mut items: Vec<_> = (0..2).filter_map(|_| record.item_again(group(9))).collect();
         items.sort_unstable();
-        assert_eq!((items, record.item_again(group(9))), (vec![ItemId(9), ItemId(10)], None));
+        assert_eq!(
+            (items, record.item_again(group(9))),
+            (vec![ItemId(9), ItemId(10)], None)
+        );
     }
 
     #[test]

@@ -41,7 +41,10 @@ pub(crate) struct OneAddress {
 
 impl OneAddress {
     pub(crate) fn of(host: Host) -> Self {
-        Self { host, chosen: Arc::default() }
+        Self {
+            host,
+            chosen: Arc::default(),
+        }
     }
 
     /// The host as it was given.
@@ -50,7 +53,10 @@ impl OneAddress {
     }
 
     /// The result of `start` at the chosen address or, while there is none, at the one that answers first.
-    pub(crate) async fn connect<T, F>(&self, start: impl Fn(SocketAddr) -> F) -> Result<T, DialError>
+    pub(crate) async fn connect<T, F>(
+        &self,
+        start: impl Fn(SocketAddr) -> F,
+    ) -> Result<T, DialError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, DialError>> + Send + 'static,
@@ -61,7 +67,11 @@ impl OneAddress {
         let (address, connected) = first(&self.host, &start).await?;
         let chosen = *self.chosen.get_or_init(|| address);
         // Another connection of this run may have been quicker, at another address.
-        if chosen == address { Ok(connected) } else { start(chosen).await }
+        if chosen == address {
+            Ok(connected)
+        } else {
+            start(chosen).await
+        }
     }
 }
 
@@ -69,7 +79,8 @@ impl OneAddress {
 pub(super) fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let mut addresses = addresses.peekable();
     let preferred = addresses.peek().is_some_and(SocketAddr::is_ipv6);
-    let (first, second): (Vec<_>, Vec<_>) = addresses.partition(|address| address.is_ipv6() == preferred);
+    let (first, second): (Vec<_>, Vec<_>) =
+        addresses.partition(|address| address.is_ipv6() == preferred);
     let mut mixed = Vec::with_capacity(first.len() + second.len());
     let (mut first, mut second) = (first.into_iter(), second.into_iter());
     while mixed.len() < mixed.capacity() {
@@ -80,7 +91,10 @@ pub(super) fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<Soc
 }
 
 /// The first success of one attempt for each address, with the address; otherwise the most informative failure.
-async fn first<T, F>(host: &Host, start: impl Fn(SocketAddr) -> F) -> Result<(SocketAddr, T), DialError>
+async fn first<T, F>(
+    host: &Host,
+    start: impl Fn(SocketAddr) -> F,
+) -> Result<(SocketAddr, T), DialError>
 where
     T: Send + 'static,
     F: Future<Output = Result<T, DialError>> + Send + 'static,
@@ -94,16 +108,23 @@ where
                 let attempt = start(address);
                 running.spawn(async move { attempt.await.map(|connected| (address, connected)) });
             }
-            None if running.is_empty() => return Err(failure.expect("there is an address, and it failed")),
+            None if running.is_empty() => {
+                return Err(failure.expect("there is an address, and it failed"));
+            }
             None => {}
         }
-        let Some(outcome) = outcome(&mut running, waiting.len()).await else { continue };
+        let Some(outcome) = outcome(&mut running, waiting.len()).await else {
+            continue;
+        };
         let failed = match outcome {
             Ok(Ok(connected)) => return Ok(connected),
             Ok(Err(error)) => error,
             Err(error) => {
                 let source = cancelled(error).into();
-                DialError::Socket { host: host.endpoint.clone(), source }
+                DialError::Socket {
+                    host: host.endpoint.clone(),
+                    source,
+                }
             }
         };
         failure = Some(failed.or_more_telling(failure));
@@ -111,7 +132,10 @@ where
 }
 
 /// The next outcome, or `None` when the head start is over and there are `others` to start.
-async fn outcome<T: 'static>(running: &mut JoinSet<T>, others: usize) -> Option<Result<T, JoinError>> {
+async fn outcome<T: 'static>(
+    running: &mut JoinSet<T>,
+    others: usize,
+) -> Option<Result<T, JoinError>> {
     match others {
         0 => running.join_next().await,
         _ => timeout(HEAD_START, running.join_next()).await.ok()?,
@@ -141,12 +165,20 @@ pub(super) async fn attempt(
     match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok(socket) => {
             let rtt = round_trip(&socket, started.elapsed());
-            Ok(Connected { socket, rtt, address })
+            Ok(Connected {
+                socket,
+                rtt,
+                address,
+            })
         }
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             Err(DialError::Refused { host, address })
         }
-        Err(source) => Err(DialError::Connect { host, address, source }),
+        Err(source) => Err(DialError::Connect {
+            host,
+            address,
+            source,
+        }),
     }
 }
 
@@ -156,7 +188,9 @@ pub(super) async fn attempt(
 fn round_trip(socket: &TcpStream, took: Duration) -> Duration {
     let measured = tcp_info(socket).ok().and_then(|info| info.round_trip);
     // The kernel may have none where the first packet had to be sent again.
-    measured.filter(|round_trip| !round_trip.is_zero()).map_or(took, |round_trip| round_trip.min(took))
+    measured
+        .filter(|round_trip| !round_trip.is_zero())
+        .map_or(took, |round_trip| round_trip.min(took))
 }
 
 #[cfg(test)]
@@ -170,14 +204,21 @@ mod tests {
     }
 
     async fn connect(addresses: &[SocketAddr]) -> Result<Connected, DialError> {
-        let host = Host { endpoint: Endpoint::new("a", 1), addresses: addresses.into() };
+        let host = Host {
+            endpoint: Endpoint::new("a", 1),
+            addresses: addresses.into(),
+        };
         let start = |address| attempt(Endpoint::new("a", 1), address, SocketConfig::default());
         OneAddress::of(host).connect(start).await
     }
 
     /// An address of this host where nobody listens.
     async fn refusing() -> SocketAddr {
-        TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+        TcpListener::bind("127.0.0.1:0")
+            .await
+            .unwrap()
+            .local_addr()
+            .unwrap()
     }
 
     #[test]
@@ -185,7 +226,10 @@ mod tests {
         let found = addresses(&["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1"]);
         let expected = addresses(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "[::3]:1"]);
         assert_eq!(interleave(found.into_iter()), expected);
-        assert_eq!(interleave(addresses(&["1.1.1.1:1", "[::1]:1"]).into_iter()).len(), 2);
+        assert_eq!(
+            interleave(addresses(&["1.1.1.1:1", "[::1]:1"]).into_iter()).len(),
+            2
+        );
         assert_eq!(interleave(std::iter::empty()), []);
     }
 
@@ -216,7 +260,9 @@ mod tests {
     #[tokio::test]
     async fn a_round_trip_does_not_last_until_a_busy_process_looks() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         let looked_after = Duration::from_secs(3600);
         assert!(round_trip(&socket, looked_after) < looked_after);
         let at_once = Duration::from_nanos(1);

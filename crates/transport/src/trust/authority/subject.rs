@@ -13,7 +13,8 @@ impl<'a> Named<'a> {
     /// Reads a certificate; `None` where it is malformed or longer than [`CERTIFICATE_BYTES_MAX`].
     pub(in crate::trust) fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
         let fits = certificate.len() <= CERTIFICATE_BYTES_MAX;
-        fits.then(|| EndEntityCert::try_from(certificate).ok().map(Self)).flatten()
+        fits.then(|| EndEntityCert::try_from(certificate).ok().map(Self))
+            .flatten()
     }
 
     /// The common name in its subject, if there is exactly one and it is text.
@@ -44,7 +45,9 @@ fn only_common_name(mut subject: &[u8]) -> Option<String> {
                 continue;
             }
             let (tag, value) = next(&mut pair)?;
-            let text = std::str::from_utf8(value).ok().filter(|_| TEXT_TAGS.contains(&tag))?;
+            let text = std::str::from_utf8(value)
+                .ok()
+                .filter(|_| TEXT_TAGS.contains(&tag))?;
             if found.replace(text.to_owned()).is_some() {
                 return None;
             }
@@ -54,7 +57,9 @@ fn only_common_name(mut subject: &[u8]) -> Option<String> {
 }
 
 fn expect<'a>(bytes: &mut &'a [u8], expected: u8) -> Option<&'a [u8]> {
-    next(bytes).filter(|(tag, _)| *tag == expected).map(|(_, value)| value)
+    next(bytes)
+        .filter(|(tag, _)| *tag == expected)
+        .map(|(_, value)| value)
 }
 
 /// Takes one value of DER off `bytes`: its tag and its contents.
@@ -62,7 +67,9 @@ fn next<'a>(bytes: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     let (&[tag, length], rest) = bytes.split_first_chunk()?;
     let (length, rest) = match length {
         0..=0x7f => (usize::from(length), rest),
-        0x81 => rest.split_first().map(|(length, rest)| (usize::from(*length), rest))?,
+        0x81 => rest
+            .split_first()
+            .map(|(length, rest)| (usize::from(*length), rest))?,
         0x82 => {
             let ([high, low], rest) = rest.split_first_chunk()?;
             (usize::from(*high) << 8 | usize::from(*low), rest)
@@ -99,22 +106,42 @@ mod tests {
     }
 
     fn part(kind: u8, tag: u8, value: &[u8]) -> Vec<u8> {
-        der(SET, &der(SEQUENCE, &[der(OBJECT_IDENTIFIER, &[0x55, 4, kind]), der(tag, value)].concat()))
+        der(
+            SET,
+            &der(
+                SEQUENCE,
+                &[der(OBJECT_IDENTIFIER, &[0x55, 4, kind]), der(tag, value)].concat(),
+            ),
+        )
     }
 
     #[test]
     fn the_common_name_is_found_among_others() {
-        let subject =
-            [part(10, 0x0c, b"Site"), part(3, 0x0c, "zoë".as_bytes()), part(11, 0x13, b"Unit")].concat();
+        let subject = [
+            part(10, 0x0c, b"Site"),
+            part(3, 0x0c, "zoë".as_bytes()),
+            part(11, 0x13, b"Unit"),
+        ]
+        .concat();
         assert_eq!(only_common_name(&subject).as_deref(), Some("zoë"));
     }
 
     #[test]
     fn what_could_be_read_in_two_ways_is_no_name() {
         let alice = part(3, 0x0c, b"alice");
-        let (both, none) = ([alice.clone(), part(3, 0x0c, b"bob")].concat(), part(10, 0x0c, b"Site"));
+        let (both, none) = (
+            [alice.clone(), part(3, 0x0c, b"bob")].concat(),
+            part(10, 0x0c, b"Site"),
+        );
         let (raw, bytes) = (part(3, 0x1e, b"alice"), part(3, 0x0c, b"\xff"));
-        for subject in [&both[..], &none, &raw, &bytes, &alice[..alice.len() - 1], b""] {
+        for subject in [
+            &both[..],
+            &none,
+            &raw,
+            &bytes,
+            &alice[..alice.len() - 1],
+            b"",
+        ] {
             assert_eq!(only_common_name(subject), None, "{subject:?}");
         }
     }

@@ -10,9 +10,14 @@ use super::{line, parse_lines, render};
 /// # Panics When they do not.
 pub fn authorized_keys(bytes: &[u8]) {
     let path = Path::new("authorized_keys");
-    let Ok(lines) = parse_lines(path, bytes) else { return };
+    let Ok(lines) = parse_lines(path, bytes) else {
+        return;
+    };
     let kept = render(&lines);
-    assert_eq!(kept.strip_suffix(b"\n").unwrap_or(&kept), bytes.strip_suffix(b"\n").unwrap_or(bytes));
+    assert_eq!(
+        kept.strip_suffix(b"\n").unwrap_or(&kept),
+        bytes.strip_suffix(b"\n").unwrap_or(bytes)
+    );
     for line in lines {
         let Some(grant) = line.grant else { continue };
         assert_eq!(line::check(&grant), Ok(()));

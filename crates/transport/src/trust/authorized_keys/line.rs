@@ -87,7 +87,12 @@ pub(super) fn render(grant: &Grant) -> String {
     fields.extend(grant.roots.iter().map(|root| encoded("root", root)));
     fields.extend(grant.access.writes().then(|| "write".to_owned()));
     fields.extend((grant.access == Access::ReadWrite).then(|| "read".to_owned()));
-    fields.extend(grant.read_roots.iter().map(|root| encoded("read-root", root)));
+    fields.extend(
+        grant
+            .read_roots
+            .iter()
+            .map(|root| encoded("read-root", root)),
+    );
     fields.extend(grant.to.iter().map(|to| encoded("to", to)));
     fields.extend(grant.set_ids.then(|| "set-ids".to_owned()));
     fields.extend(grant.set_owner.then(|| "set-owner".to_owned()));
@@ -97,7 +102,14 @@ pub(super) fn render(grant: &Grant) -> String {
 }
 
 fn render_holder(holder: &Holder) -> Vec<String> {
-    let Holder::Certified { authority, revoked, subject } = holder else { return vec![holder.to_string()] };
+    let Holder::Certified {
+        authority,
+        revoked,
+        subject,
+    } = holder
+    else {
+        return vec![holder.to_string()];
+    };
     let mut fields = vec![encoded("ca", authority)];
     fields.extend(revoked.as_ref().map(|revoked| encoded("crl", revoked)));
     fields.push(match subject {
@@ -115,17 +127,28 @@ pub(super) fn check(grant: &Grant) -> Result<(), GrantFault> {
     if grant.roots.is_empty() && grant.read_roots.is_empty() {
         return Err(GrantFault::NoRoot);
     }
-    if let Some(to) = grant.to.iter().find(|to| to.is_empty() || to.chars().any(char::is_control)) {
+    if let Some(to) = grant
+        .to
+        .iter()
+        .find(|to| to.is_empty() || to.chars().any(char::is_control))
+    {
         return Err(GrantFault::Destination(to.clone()));
     }
-    match grant.roots.iter().chain(&grant.read_roots).find(|root| !is_safe_root(root)) {
+    match grant
+        .roots
+        .iter()
+        .chain(&grant.read_roots)
+        .find(|root| !is_safe_root(root))
+    {
         Some(root) => Err(GrantFault::Root(root.clone())),
         None => Ok(()),
     }
 }
 
 fn is_safe_root(root: &Path) -> bool {
-    let climbs = root.components().any(|component| component == Component::ParentDir);
+    let climbs = root
+        .components()
+        .any(|component| component == Component::ParentDir);
     root.is_absolute() && !climbs && !root.as_os_str().as_bytes().contains(&0)
 }
 
@@ -140,7 +163,13 @@ impl First {
         if let Some(value) = field.strip_prefix("ca=") {
             return Ok(Self::Authority(path(field, value)?));
         }
-        field.parse().map(Self::Key).map_err(|fault| GrantFault::Fingerprint { field: field.into(), fault })
+        field
+            .parse()
+            .map(Self::Key)
+            .map_err(|fault| GrantFault::Fingerprint {
+                field: field.into(),
+                fault,
+            })
     }
 }
 
@@ -164,15 +193,20 @@ struct Draft {
 impl Draft {
     fn add(&mut self, field: &str, first: &First) -> Result<(), GrantFault> {
         let is_certified = matches!(first, First::Authority(_));
-        match field.split_once('=').map_or((field, None), |(name, value)| (name, Some(value))) {
+        match field
+            .split_once('=')
+            .map_or((field, None), |(name, value)| (name, Some(value)))
+        {
             ("root", Some(value)) => self.roots.push(path(field, value)?),
             ("name", Some(value)) => {
-                let name = String::from_utf8(decode(field, value)?).map_err(|_| GrantFault::Name)?;
+                let name =
+                    String::from_utf8(decode(field, value)?).map_err(|_| GrantFault::Name)?;
                 once(&mut self.name, name, field)?;
             }
             ("read-root", Some(value)) => self.read_roots.push(path(field, value)?),
             ("to", Some(value)) => {
-                self.to.push(text(field, value).map_err(|_| GrantFault::Destination(field.into()))?);
+                self.to
+                    .push(text(field, value).map_err(|_| GrantFault::Destination(field.into()))?);
             }
             ("read", None) => once(&mut self.reads, (), field)?,
             ("write", None) => once(&mut self.writes, (), field)?,
@@ -183,21 +217,31 @@ impl Draft {
                 once(&mut self.max_rate, rate, field)?;
             }
             ("expires", Some(value)) => {
-                let expires = value.parse().map_err(|_| GrantFault::Expiry(field.into()))?;
+                let expires = value
+                    .parse()
+                    .map_err(|_| GrantFault::Expiry(field.into()))?;
                 once(&mut self.expires, expires, field)?;
             }
-            ("crl", Some(value)) if is_certified => once(&mut self.revoked, path(field, value)?, field)?,
+            ("crl", Some(value)) if is_certified => {
+                once(&mut self.revoked, path(field, value)?, field)?
+            }
             ("cn", Some(value)) if is_certified => {
                 self.set_subject(Subject::CommonName(text(field, value)?))?;
             }
-            ("san", Some(value)) if is_certified => self.set_subject(Subject::Host(text(field, value)?))?,
+            ("san", Some(value)) if is_certified => {
+                self.set_subject(Subject::Host(text(field, value)?))?
+            }
             _ => return Err(GrantFault::UnknownField(field.into())),
         }
         Ok(())
     }
 
     fn set_subject(&mut self, subject: Subject) -> Result<(), GrantFault> {
-        if self.subject.replace(subject).is_some() { Err(GrantFault::Subject) } else { Ok(()) }
+        if self.subject.replace(subject).is_some() {
+            Err(GrantFault::Subject)
+        } else {
+            Ok(())
+        }
     }
 
     fn finish(self, first: First) -> Result<Grant, GrantFault> {
@@ -205,7 +249,11 @@ impl Draft {
             First::Key(key) => Holder::Key(key),
             First::Authority(authority) => {
                 let subject = self.subject.ok_or(GrantFault::Subject)?;
-                Holder::Certified { authority, revoked: self.revoked, subject }
+                Holder::Certified {
+                    authority,
+                    revoked: self.revoked,
+                    subject,
+                }
             }
         };
         let grant = Grant {
@@ -246,7 +294,11 @@ fn path(field: &str, value: &str) -> Result<PathBuf, GrantFault> {
 fn text(field: &str, value: &str) -> Result<String, GrantFault> {
     let text = String::from_utf8(decode(field, value)?).map_err(|_| GrantFault::Subject)?;
     let printable = !text.is_empty() && !text.chars().any(char::is_control);
-    if printable { Ok(text) } else { Err(GrantFault::Subject) }
+    if printable {
+        Ok(text)
+    } else {
+        Err(GrantFault::Subject)
+    }
 }
 
 /// A field with its value: text as it is, other bytes as `%` and two hex digits.
@@ -291,7 +343,9 @@ fn decode_value(value: &str) -> Option<Vec<u8>> {
 }
 
 fn hex_digit(digit: u8) -> Option<u8> {
-    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
+    char::from(digit)
+        .to_digit(16)
+        .and_then(|value| u8::try_from(value).ok())
 }
 
 #[cfg(test)]
@@ -310,13 +364,19 @@ mod tests {
 
     #[test]
     fn reads_the_documented_form() {
-        let grant = parse(&format!("{ONE}  root=/data/a%20b\twrite name=alice%25 root=/scratch ")).unwrap();
+        let grant = parse(&format!(
+            "{ONE}  root=/data/a%20b\twrite name=alice%25 root=/scratch "
+        ))
+        .unwrap();
         let roots = vec!["/data/a b".into(), "/scratch".into()];
         let expected = Grant::new(ONE, "alice%", roots, Access::WriteOnly);
         assert_eq!(grant, expected);
         let line = format!("{ONE} name=a root=/ max-rate=10Gbit expires=2027-01-31");
         let limited = parse(&line).unwrap();
-        assert_eq!(limited.max_rate.map(RateLimit::bytes_per_second), Some(1_250_000_000));
+        assert_eq!(
+            limited.max_rate.map(RateLimit::bytes_per_second),
+            Some(1_250_000_000)
+        );
         assert_eq!(render(&limited), format!("{line}T00:00:00Z"));
         let line = format!("{ONE} name=a root=/ to=dtn.example.org to=[::1]:5871");
         let sending = parse(&line).unwrap();
@@ -330,7 +390,14 @@ mod tests {
         let grant = parse(line).unwrap();
         let subject = Subject::CommonName("Alice A.".into());
         let (authority, revoked) = ("site-ca.pem".into(), Some("/etc/a b.crl".into()));
-        assert_eq!(grant.holder, Holder::Certified { authority, revoked, subject });
+        assert_eq!(
+            grant.holder,
+            Holder::Certified {
+                authority,
+                revoked,
+                subject
+            }
+        );
         assert_eq!(render(&grant), line);
         let line = "ca=/ca.pem san=dtn.example.org name=dtn root=/";
         assert_eq!(render(&parse(line).unwrap()), line);
@@ -339,18 +406,30 @@ mod tests {
             ("ca=/ca.pem cn= name=a root=/", GrantFault::Subject),
             ("ca=/ca.pem cn=a san=b name=a root=/", GrantFault::Subject),
             ("ca=/ca.pem cn=%00 name=a root=/", GrantFault::Subject),
-            ("ca=/ca.pem cn=a crl=b crl=b name=a root=/", GrantFault::RepeatedField("crl=b".into())),
-            ("ca=/ca.pem cn=a ca=b name=a root=/", GrantFault::UnknownField("ca=b".into())),
+            (
+                "ca=/ca.pem cn=a crl=b crl=b name=a root=/",
+                GrantFault::RepeatedField("crl=b".into()),
+            ),
+            (
+                "ca=/ca.pem cn=a ca=b name=a root=/",
+                GrantFault::UnknownField("ca=b".into()),
+            ),
         ] {
             assert_eq!(parse(line), Err(fault), "{line}");
         }
-        assert_eq!(fault_of("cn=a name=a root=/"), GrantFault::UnknownField("cn=a".into()));
+        assert_eq!(
+            fault_of("cn=a name=a root=/"),
+            GrantFault::UnknownField("cn=a".into())
+        );
     }
 
     #[test]
     fn readable_text_stays_readable() {
         assert_eq!(encoded("root", "/données/#1=x"), "root=/données/#1=x");
-        assert_eq!(encoded("root", OsStr::from_bytes(b"/a b\n%\xff\x7f\xc3")), "root=/a%20b%0A%25%FF%7F%C3");
+        assert_eq!(
+            encoded("root", OsStr::from_bytes(b"/a b\n%\xff\x7f\xc3")),
+            "root=/a%20b%0A%25%FF%7F%C3"
+        );
         assert_eq!(encoded("root", "\u{a0}\u{2028}"), "root=%C2%A0%E2%80%A8");
     }
 
@@ -380,14 +459,29 @@ mod tests {
             ("name= root=/", GrantFault::Name),
             ("name=%0a root=/", GrantFault::Name),
             ("name=%ff root=/", GrantFault::Name),
-            ("name=a root=/ max-rate=10", GrantFault::Rate("max-rate=10".into())),
-            ("name=a root=/ max-rate=1MB max-rate=2MB", repeated("max-rate=2MB")),
-            ("name=a root=/ expires=soon", GrantFault::Expiry("expires=soon".into())),
-            ("name=a root=/ expires=2027-01-31 expires=2027-01-31", repeated("expires=2027-01-31")),
+            (
+                "name=a root=/ max-rate=10",
+                GrantFault::Rate("max-rate=10".into()),
+            ),
+            (
+                "name=a root=/ max-rate=1MB max-rate=2MB",
+                repeated("max-rate=2MB"),
+            ),
+            (
+                "name=a root=/ expires=soon",
+                GrantFault::Expiry("expires=soon".into()),
+            ),
+            (
+                "name=a root=/ expires=2027-01-31 expires=2027-01-31",
+                repeated("expires=2027-01-31"),
+            ),
         ] {
             assert_eq!(fault_of(fields), fault, "{fields}");
         }
-        let fault = GrantFault::Fingerprint { field: "name=a".into(), fault: ParseFingerprintError };
+        let fault = GrantFault::Fingerprint {
+            field: "name=a".into(),
+            fault: ParseFingerprintError,
+        };
         assert_eq!(parse("name=a root=/"), Err(fault));
     }
 
@@ -399,25 +493,42 @@ mod tests {
 
     fn any_grant() -> impl Strategy<Value = Grant> {
         let name = "[^\\p{Cc}]{1,20}";
-        let access = prop_oneof![Just(Access::ReadOnly), Just(Access::WriteOnly), Just(Access::ReadWrite)];
-        let rate =
-            proptest::option::of((1000_u64..1 << 40).prop_map(|bytes| format!("{bytes}B").parse().unwrap()));
+        let access = prop_oneof![
+            Just(Access::ReadOnly),
+            Just(Access::WriteOnly),
+            Just(Access::ReadWrite)
+        ];
+        let rate = proptest::option::of(
+            (1000_u64..1 << 40).prop_map(|bytes| format!("{bytes}B").parse().unwrap()),
+        );
         let days = proptest::option::of(0_u64..2_000_000);
         let access = (access, any::<bool>(), any::<bool>());
-        (any::<[u8; 32]>(), name, proptest::collection::vec(any_root(), 1..4), access, rate, days).prop_map(
-            |(key, name, roots, (access, set_ids, set_owner), max_rate, days)| {
-                let moment =
-                    |days| Expiry::after(UNIX_EPOCH, Duration::from_secs(days * 86_400 + days % 86_400));
-                let expires = days.and_then(moment);
-                Grant {
-                    set_ids,
-                    set_owner,
-                    max_rate,
-                    expires,
-                    ..Grant::new(Fingerprint(key), &name, roots, access)
-                }
-            },
+        (
+            any::<[u8; 32]>(),
+            name,
+            proptest::collection::vec(any_root(), 1..4),
+            access,
+            rate,
+            days,
         )
+            .prop_map(
+                |(key, name, roots, (access, set_ids, set_owner), max_rate, days)| {
+                    let moment = |days| {
+                        Expiry::after(
+                            UNIX_EPOCH,
+                            Duration::from_secs(days * 86_400 + days % 86_400),
+                        )
+                    };
+                    let expires = days.and_then(moment);
+                    Grant {
+                        set_ids,
+                        set_owner,
+                        max_rate,
+                        expires,
+                        ..Grant::new(Fingerprint(key), &name, roots, access)
+                    }
+                },
+            )
     }
 
     proptest! {

@@ -52,26 +52,50 @@ impl Vouchers {
         let mut vouchers = Self::default();
         let mut known = HashMap::new();
         for (number, grant) in grants.iter().enumerate() {
-            let Holder::Certified { authority, revoked, subject } = &grant.holder else { continue };
+            let Holder::Certified {
+                authority,
+                revoked,
+                subject,
+            } = &grant.holder
+            else {
+                continue;
+            };
             let authority = *known.entry((authority, revoked)).or_insert_with(|| {
                 let revoked = revoked.as_ref().map(|path| home.join(path));
                 let certificates = home.join(authority);
-                vouchers.authorities.push(Voucher { certificates, revoked, read: FileCache::default() });
+                vouchers.authorities.push(Voucher {
+                    certificates,
+                    revoked,
+                    read: FileCache::default(),
+                });
                 vouchers.authorities.len() - 1
             });
-            vouchers.add(subject, Line { grant: number, authority });
+            vouchers.add(
+                subject,
+                Line {
+                    grant: number,
+                    authority,
+                },
+            );
         }
         vouchers
     }
 
     fn add(&mut self, subject: &Subject, line: Line) {
         match subject {
-            Subject::CommonName(name) => self.common_names.entry(name.clone()).or_default().push(line),
+            Subject::CommonName(name) => self
+                .common_names
+                .entry(name.clone())
+                .or_default()
+                .push(line),
             Subject::Host(name) if name.parse::<IpAddr>().is_ok() => self.addresses.push(line),
             Subject::Host(name) => {
                 let name = name.to_ascii_lowercase();
                 if let Some((_, domain)) = name.split_once('.') {
-                    self.domains.entry(domain.to_owned()).or_default().push(line);
+                    self.domains
+                        .entry(domain.to_owned())
+                        .or_default()
+                        .push(line);
                 }
                 self.hosts.entry(name).or_default().push(line);
             }
@@ -98,9 +122,17 @@ impl Vouchers {
                 Ok(Ok(())) => return Ok(grant),
                 Ok(Err(fault)) => {
                     let (name, fault) = (grant.name.clone(), CertificateFault::clone(fault));
-                    denial = Denial::Certificate { key: *key, name, fault };
+                    denial = Denial::Certificate {
+                        key: *key,
+                        name,
+                        fault,
+                    };
                 }
-                Err(source) => denial = Denial::Authority { source: Arc::clone(source) },
+                Err(source) => {
+                    denial = Denial::Authority {
+                        source: Arc::clone(source),
+                    }
+                }
             }
         }
         Err(denial)
@@ -108,10 +140,16 @@ impl Vouchers {
 
     /// The lines for a name in the first of these certificates, by whatever issuer, in the order of the list.
     fn lines_for(&self, grants: &[Grant], claim: &Claim) -> Vec<Line> {
-        let Some(named) = claim.chain.first().and_then(Named::read) else { return Vec::new() };
+        let Some(named) = claim.chain.first().and_then(Named::read) else {
+            return Vec::new();
+        };
         let common_name = named.common_name();
-        let mut lines: Vec<Line> =
-            common_name.iter().filter_map(|name| self.common_names.get(name)).flatten().copied().collect();
+        let mut lines: Vec<Line> = common_name
+            .iter()
+            .filter_map(|name| self.common_names.get(name))
+            .flatten()
+            .copied()
+            .collect();
         for host in named.hosts() {
             let host = host.to_ascii_lowercase();
             let found = match host.strip_prefix("*.") {
@@ -124,7 +162,10 @@ impl Vouchers {
         lines.sort_unstable();
         lines.dedup();
         let is_for = |line: &Line| match &grants[line.grant].holder {
-            Holder::Certified { subject: Subject::Host(name), .. } => named.is_for_host(name),
+            Holder::Certified {
+                subject: Subject::Host(name),
+                ..
+            } => named.is_for_host(name),
             _ => true,
         };
         lines.into_iter().filter(is_for).take(LINES_MAX).collect()
@@ -133,10 +174,21 @@ impl Vouchers {
 
 impl Voucher {
     fn read(&self) -> Result<Arc<ClientAuthority>, Arc<AuthorityError>> {
-        let Self { certificates, revoked, read } = self;
-        let files: Vec<_> =
-            [Some(certificates), revoked.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
+        let Self {
+            certificates,
+            revoked,
+            read,
+        } = self;
+        let files: Vec<_> = [Some(certificates), revoked.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::as_path)
+            .collect();
         let in_the_file = |error: &_| matches!(error, AuthorityError::Damaged { .. });
-        read.get_strict(&files, || ClientAuthority::load(certificates, revoked.as_deref()), in_the_file)
+        read.get_strict(
+            &files,
+            || ClientAuthority::load(certificates, revoked.as_deref()),
+            in_the_file,
+        )
     }
 }

@@ -6,7 +6,10 @@ use super::{Identity, file, generate};
 
 /// Reads any bytes as a file: the result is a key, or an error that can be printed.
 pub fn identity(bytes: &[u8]) {
-    let contents = file::Contents { bytes: bytes.to_vec(), mode: 0o600 };
+    let contents = file::Contents {
+        bytes: bytes.to_vec(),
+        mode: 0o600,
+    };
     match Identity::parse(Path::new("key.pem"), &contents) {
         Ok(identity) => drop(identity.fingerprint().to_string()),
         Err(error) => drop(error.to_string()),
@@ -20,5 +23,7 @@ pub fn identity(bytes: &[u8]) {
 #[must_use]
 pub fn new_identity() -> Vec<u8> {
     let (key, certificate) = generate().expect("a key can be made");
-    [key.serialize_pem(), certificate.pem()].concat().into_bytes()
+    [key.serialize_pem(), certificate.pem()]
+        .concat()
+        .into_bytes()
 }

@@ -22,8 +22,18 @@ impl Identity {
     pub fn sign_job_grant(&self, grant: JobGrant) -> Result<SignedJobGrant, rustls::Error> {
         let text = grant.encode();
         let signature = self.signature_of(&[CONTEXT, &text].concat())?;
-        let certificates = self.certified.cert.iter().map(|certificate| certificate.to_vec()).collect();
-        Ok(SignedJobGrant { grant, text, certificates, signature })
+        let certificates = self
+            .certified
+            .cert
+            .iter()
+            .map(|certificate| certificate.to_vec())
+            .collect();
+        Ok(SignedJobGrant {
+            grant,
+            text,
+            certificates,
+            signature,
+        })
     }
 
     /// The same key, which shows this grant with its certificates.
@@ -32,7 +42,10 @@ impl Identity {
         let mut chain = self.certified.cert.clone();
         chain.push(CertificateDer::from(grant.encode()));
         let certified = Arc::new(CertifiedKey::new(chain, Arc::clone(&self.certified.key)));
-        Self { certified, ..self.clone() }
+        Self {
+            certified,
+            ..self.clone()
+        }
     }
 }
 
@@ -72,9 +85,18 @@ mod tests {
             flipped.text[bit / 8] ^= 1 << (bit % 8);
             assert!(job_grant_signer(&flipped).is_none(), "{bit}");
         }
-        let other = Identity::for_once().unwrap().sign_job_grant(grant()).unwrap();
+        let other = Identity::for_once()
+            .unwrap()
+            .sign_job_grant(grant())
+            .unwrap();
         for certificates in [other.certificates, Vec::new()] {
-            assert!(job_grant_signer(&SignedJobGrant { certificates, ..signed.clone() }).is_none());
+            assert!(
+                job_grant_signer(&SignedJobGrant {
+                    certificates,
+                    ..signed.clone()
+                })
+                .is_none()
+            );
         }
     }
 
@@ -82,10 +104,30 @@ mod tests {
     fn another_text_that_was_signed_is_no_grant() {
         let head = Identity::for_once().unwrap();
         let text = grant().encode();
-        let Signed { certificate, signature } = head.sign(&text).unwrap();
-        let signed = SignedJobGrant { grant: grant(), text, certificates: vec![certificate], signature };
+        let Signed {
+            certificate,
+            signature,
+        } = head.sign(&text).unwrap();
+        let signed = SignedJobGrant {
+            grant: grant(),
+            text,
+            certificates: vec![certificate],
+            signature,
+        };
         assert!(job_grant_signer(&signed).is_none());
-        let SignedJobGrant { text, mut certificates, signature, .. } = head.sign_job_grant(grant()).unwrap();
-        assert_eq!(Signed { certificate: certificates.remove(0), signature }.signer_of(&text), None);
+        let SignedJobGrant {
+            text,
+            mut certificates,
+            signature,
+            ..
+        } = head.sign_job_grant(grant()).unwrap();
+        assert_eq!(
+            Signed {
+                certificate: certificates.remove(0),
+                signature
+            }
+            .signer_of(&text),
+            None
+        );
     }
 }

@@ -8,8 +8,8 @@ use zmove_engine::fresh_transfer;
 use zmove_transport::{Channel, ControlError, ControlReader, ControlWriter, control_pair};
 use zmove_types::TransferId;
 use zmove_wire::{
-    Greeting, Open, Overwrite, Purpose, Refusal, RefusalCode, Role, ToReceiver, ToSender, Version, Waiting,
-    decode_message, encode_message,
+    Greeting, Open, Overwrite, Purpose, Refusal, RefusalCode, Role, ToReceiver, ToSender, Version,
+    Waiting, decode_message, encode_message,
 };
 
 use crate::value::version::protocols;
@@ -49,7 +49,9 @@ async fn converse(
 ) -> anyhow::Result<Admission> {
     let transfer = fresh_transfer().context("draw a transfer id")?;
     let mut question = Greeting::new(Role::Control, transfer).encode().to_vec();
-    question.extend(encode_message(&preview_of_nothing(transfer).into_message(version)));
+    question.extend(encode_message(
+        &preview_of_nothing(transfer).into_message(version),
+    ));
     // A receiver that refuses need not have read the question.
     let _refused_early = writer.send(&question).await;
     let greeting = reader.greeting().await.context("greet")?;
@@ -60,18 +62,29 @@ async fn converse(
         ToSender::Opened(opened) => opened,
         ToSender::Refused(refusal) => return Ok(Admission::Refused(refusal)),
         ToSender::Waiting(Waiting { text, .. }) => {
-            return Ok(Admission::Refused(Refusal { code: RefusalCode::Full, text }));
+            return Ok(Admission::Refused(Refusal {
+                code: RefusalCode::Full,
+                text,
+            }));
         }
         _ => anyhow::bail!("its first answer makes no sense"),
     };
-    writer.send(&encode_message(&ToReceiver::Announce { items: 0, mismatches: 0 })).await?;
+    writer
+        .send(&encode_message(&ToReceiver::Announce {
+            items: 0,
+            mismatches: 0,
+        }))
+        .await?;
     match next(&mut reader).await? {
         ToSender::Finished(_) => {}
         ToSender::Refused(refusal) => return Ok(Admission::Refused(refusal)),
         _ => anyhow::bail!("its last answer makes no sense"),
     }
     writer.finish().await?;
-    Ok(Admission::Taken { versions: protocols(&greeting), lanes_max: opened.lanes_max })
+    Ok(Admission::Taken {
+        versions: protocols(&greeting),
+        lanes_max: opened.lanes_max,
+    })
 }
 
 async fn next(reader: &mut ControlReader) -> anyhow::Result<ToSender> {
@@ -80,7 +93,11 @@ async fn next(reader: &mut ControlReader) -> anyhow::Result<ToSender> {
 }
 
 fn preview_of_nothing(TransferId(run): TransferId) -> Open {
-    Open { purpose: Purpose::Preview, overwrite: Overwrite::Nothing, ..Open::new(Vec::new(), run) }
+    Open {
+        purpose: Purpose::Preview,
+        overwrite: Overwrite::Nothing,
+        ..Open::new(Vec::new(), run)
+    }
 }
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);

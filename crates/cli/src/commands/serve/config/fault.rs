@@ -16,30 +16,43 @@ pub(crate) struct ConfigFault {
 
 impl ConfigFault {
     pub(super) fn unread(path: &Path, error: &std::io::Error) -> Self {
-        Self { line: None, text: format!("{}: {error}", path.display()) }
+        Self {
+            line: None,
+            text: format!("{}: {error}", path.display()),
+        }
     }
 
     fn new(path: &Path, text: &str, error: &toml::de::Error) -> Self {
         let path = path.display();
         let said = error.message().replace('\n', ", ");
         match error.span().map(|span| locate(text, span.start)) {
-            Some((line, key)) => {
-                Self { line: Some(line), text: format!("{path}: line {line}: {key}: {said}") }
-            }
-            None => Self { line: None, text: format!("{path}: {said}") },
+            Some((line, key)) => Self {
+                line: Some(line),
+                text: format!("{path}: line {line}: {key}: {said}"),
+            },
+            None => Self {
+                line: None,
+                text: format!("{path}: {said}"),
+            },
         }
     }
 }
 
 /// All faults of a file that is read as a `T`, of which `error` is the first: the line of each is blanked, and the rest
 /// is read again.
-pub(super) fn all<T: DeserializeOwned>(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFault> {
+pub(super) fn all<T: DeserializeOwned>(
+    path: &Path,
+    text: &str,
+    error: toml::de::Error,
+) -> Vec<ConfigFault> {
     let mut rest = text.to_owned();
     let mut next = Some(error);
     let mut faults = Vec::new();
     while let Some(error) = next {
         faults.push(ConfigFault::new(path, &rest, &error));
-        let Some(span) = error.span().filter(|_| is_toml(&rest)) else { break };
+        let Some(span) = error.span().filter(|_| is_toml(&rest)) else {
+            break;
+        };
         let line = line_around(&rest, span.start);
         if rest[line.clone()].trim().is_empty() {
             break;
@@ -58,8 +71,12 @@ fn is_toml(text: &str) -> bool {
 
 fn line_around(text: &str, position: usize) -> Range<usize> {
     let position = position.min(text.len());
-    let start = text[..position].rfind('\n').map_or(0, |newline| newline + 1);
-    let end = text[position..].find('\n').map_or(text.len(), |length| position + length);
+    let start = text[..position]
+        .rfind('\n')
+        .map_or(0, |newline| newline + 1);
+    let end = text[position..]
+        .find('\n')
+        .map_or(text.len(), |length| position + length);
     start..end
 }
 
@@ -67,7 +84,11 @@ fn line_around(text: &str, position: usize) -> Range<usize> {
 fn locate(text: &str, position: usize) -> (usize, String) {
     let around = line_around(text, position);
     let line = text[..around.start].matches('\n').count() + 1;
-    let key = text[around.clone()].split('=').next().unwrap_or_default().trim();
+    let key = text[around.clone()]
+        .split('=')
+        .next()
+        .unwrap_or_default()
+        .trim();
     let header = |line: &str| Some(line.trim().strip_prefix('[')?.split(']').next()?.to_owned());
     let key = match text[..around.start].lines().rev().find_map(header) {
         Some(table) if !key.starts_with('[') => format!("{table}.{key}"),

@@ -9,7 +9,9 @@ use super::Config;
 /// # Panics
 /// When a file that is refused has no fault, or a fault names a line that does not exist.
 pub fn config(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
     match Config::parse(Path::new("zmove.toml"), text) {
         Ok(config) => assert!((8..=64).contains(&config.limits.lanes_per_transfer)),
         Err(faults) => {

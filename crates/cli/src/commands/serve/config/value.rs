@@ -14,15 +14,22 @@ use zmove_types::{ByteCount, parse_size};
 use crate::value::age::Age;
 
 /// A value that is written as a string, in the form of the command line.
-pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
     let text = string(from, "a text in quotes")?;
-    text.parse().map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))
+    text.parse()
+        .map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))
 }
 
 /// One of the words that the command line takes.
 pub(super) fn word<'de, T: ValueEnum, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
-    let words = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-    let words: Vec<_> = words.map(|word| format!("\"{}\"", word.get_name())).collect();
+    let words = T::value_variants()
+        .iter()
+        .filter_map(ValueEnum::to_possible_value);
+    let words: Vec<_> = words
+        .map(|word| format!("\"{}\"", word.get_name()))
+        .collect();
     let wanted = format!("one of {}", words.join(", "));
     let text = string(from, &wanted)?;
     T::from_str(&text, false).map_err(|_| unexpected(&Value::String(text), &wanted))
@@ -33,7 +40,9 @@ pub(super) fn count<'de, T: TryFrom<i64>, D: Deserializer<'de>, const MIN: i64, 
     from: D,
 ) -> Result<T, D::Error> {
     let found = Value::deserialize(from)?;
-    let fitting = found.as_integer().filter(|number| (MIN..=MAX).contains(number));
+    let fitting = found
+        .as_integer()
+        .filter(|number| (MIN..=MAX).contains(number));
     let number = fitting.and_then(|number| T::try_from(number).ok());
     number.ok_or_else(|| unexpected(&found, &format!("a number from {MIN} to {MAX}")))
 }
@@ -44,15 +53,23 @@ pub(super) fn seconds<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>
 ) -> Result<Duration, D::Error> {
     let wanted = format!("a time from \"{MIN}s\" to \"{MAX}s\"");
     let text = string(from, &wanted)?;
-    let time = text.parse().ok().filter(|Age(time)| (MIN..=MAX).contains(&time.as_secs()));
-    time.map(|Age(time)| time).ok_or_else(|| unexpected(&Value::String(text), &wanted))
+    let time = text
+        .parse()
+        .ok()
+        .filter(|Age(time)| (MIN..=MAX).contains(&time.as_secs()));
+    time.map(|Age(time)| time)
+        .ok_or_else(|| unexpected(&Value::String(text), &wanted))
 }
 
 /// A size in memory, of at least `MIN_MIB`.
-pub(super) fn memory<'de, D: Deserializer<'de>, const MIN_MIB: u64>(from: D) -> Result<ByteCount, D::Error> {
+pub(super) fn memory<'de, D: Deserializer<'de>, const MIN_MIB: u64>(
+    from: D,
+) -> Result<ByteCount, D::Error> {
     let wanted = format!("a number of bytes such as \"10GiB\", {MIN_MIB}MiB or more");
     let text = string(from, &wanted)?;
-    let size = parse_size(&text).ok().filter(|size| size.0 >= MIN_MIB << 20);
+    let size = parse_size(&text)
+        .ok()
+        .filter(|size| size.0 >= MIN_MIB << 20);
     size.ok_or_else(|| unexpected(&Value::String(text), &wanted))
 }
 

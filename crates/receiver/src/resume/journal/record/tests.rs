@@ -9,14 +9,35 @@ fn time(seconds: i64, nanos: u32) -> Timestamp {
 
 fn begin() -> Begin {
     let (owner, target) = (b"SHA256:abc".to_vec(), b"/data".to_vec());
-    Begin { transfer: TransferId([0x11; 16]), owner, target, device: 2, inode: 3, begun: 0x6000_0000 }
+    Begin {
+        transfer: TransferId([0x11; 16]),
+        owner,
+        target,
+        device: 2,
+        inode: 3,
+        begun: 0x6000_0000,
+    }
 }
 
 fn part() -> Part {
     let (mtime, ctime) = (time(-1, 1), time(5, 6));
-    let source = SourceVersion { bytes: 9 << 20, mtime, ctime, inode: 7 };
-    let (path, part) = (RelPath::from_bytes(b"a/b").unwrap(), Name::from_bytes(b".p").unwrap());
-    Part { path, part, source, inode: 4, born: time(9, 10) }
+    let source = SourceVersion {
+        bytes: 9 << 20,
+        mtime,
+        ctime,
+        inode: 7,
+    };
+    let (path, part) = (
+        RelPath::from_bytes(b"a/b").unwrap(),
+        Name::from_bytes(b".p").unwrap(),
+    );
+    Part {
+        path,
+        part,
+        source,
+        inode: 4,
+        born: time(9, 10),
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -105,7 +126,10 @@ fn the_bytes_of_the_end_of_a_work_item_are_pinned() {
 
 #[test]
 fn the_bytes_of_directories_are_pinned() {
-    assert_bytes(&Record::Directories(b"head".to_vec()), &["04000000", "09", "68656164", "8212473a"]);
+    assert_bytes(
+        &Record::Directories(b"head".to_vec()),
+        &["04000000", "09", "68656164", "8212473a"],
+    );
 }
 
 #[test]
@@ -113,32 +137,73 @@ fn the_bytes_of_groups_are_pinned() {
     let cvs = vec![Cv([0xaa; 32]), Cv([0xbb; 32])];
     let (aa, bb) = ("aa".repeat(32), "bb".repeat(32));
     let fields = ["0500000000000000", "06000000", &aa, &bb];
-    let groups = Record::Groups { file: 5, first: 6, cvs: cvs.clone() };
-    assert_bytes(&groups, &[&["4c000000", "03"], &fields[..], &["88c1095a"]].concat());
-    let kept = Record::Kept { file: 5, first: 6, cvs };
-    assert_bytes(&kept, &[&["4c000000", "06"], &fields[..], &["2ad0d802"]].concat());
+    let groups = Record::Groups {
+        file: 5,
+        first: 6,
+        cvs: cvs.clone(),
+    };
+    assert_bytes(
+        &groups,
+        &[&["4c000000", "03"], &fields[..], &["88c1095a"]].concat(),
+    );
+    let kept = Record::Kept {
+        file: 5,
+        first: 6,
+        cvs,
+    };
+    assert_bytes(
+        &kept,
+        &[&["4c000000", "06"], &fields[..], &["2ad0d802"]].concat(),
+    );
 }
 
 #[test]
 fn the_bytes_of_a_flush_and_an_end_are_pinned() {
     let number = 0x0102_0304_0506_0708;
-    assert_bytes(&Record::Flushed { upto: number }, &["08000000", "04", "0807060504030201", "9862384b"]);
-    assert_bytes(&Record::Ended { file: number }, &["08000000", "05", "0807060504030201", "d0b406bf"]);
+    assert_bytes(
+        &Record::Flushed { upto: number },
+        &["08000000", "04", "0807060504030201", "9862384b"],
+    );
+    assert_bytes(
+        &Record::Ended { file: number },
+        &["08000000", "05", "0807060504030201", "d0b406bf"],
+    );
 }
 
 #[test]
 fn the_bytes_of_what_was_left_are_pinned() {
-    let left = Record::Left { file: 5, ctime: time(-1, 6) };
-    assert_bytes(&left, &["14000000", "07", "0500000000000000", "ffffffffffffffff06000000", "a98880e7"]);
+    let left = Record::Left {
+        file: 5,
+        ctime: time(-1, 6),
+    };
+    assert_bytes(
+        &left,
+        &[
+            "14000000",
+            "07",
+            "0500000000000000",
+            "ffffffffffffffff06000000",
+            "a98880e7",
+        ],
+    );
 }
 
 #[test]
 fn what_is_too_long_is_refused() {
-    let owner = Begin { owner: vec![b'x'; OWNER_BYTES_MAX + 1], ..begin() };
-    let target = Begin { target: vec![b'x'; TARGET_BYTES_MAX + 1], ..begin() };
+    let owner = Begin {
+        owner: vec![b'x'; OWNER_BYTES_MAX + 1],
+        ..begin()
+    };
+    let target = Begin {
+        target: vec![b'x'; TARGET_BYTES_MAX + 1],
+        ..begin()
+    };
     for begin in [owner, target] {
         let refused = Record::Begin(begin, BootId::default()).encode();
-        assert!(matches!(refused, Err(JournalError::TooLong { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(JournalError::TooLong { .. })),
+            "{refused:?}"
+        );
     }
 }
 

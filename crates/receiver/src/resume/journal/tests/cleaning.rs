@@ -4,8 +4,11 @@ use super::*;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::time::{Duration, SystemTime};
 
-const ALL: CleanRule =
-    CleanRule { older_than: Duration::ZERO, unreachable: Unreachable::Keep, mode: CleanMode::Remove };
+const ALL: CleanRule = CleanRule {
+    older_than: Duration::ZERO,
+    unreachable: Unreachable::Keep,
+    mode: CleanMode::Remove,
+};
 
 /// A target with one part file, and the directory of the journal that lists it.
 struct Scene {
@@ -14,7 +17,9 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let scene = Self { home: tempfile::tempdir().unwrap() };
+        let scene = Self {
+            home: tempfile::tempdir().unwrap(),
+        };
         fs::create_dir_all(scene.target().join("sub")).unwrap();
         fs::write(scene.part_file(), "half").unwrap();
         scene
@@ -35,14 +40,23 @@ impl Scene {
     fn begin(&self, transfer: u8) -> Begin {
         let stat = self.target().metadata().unwrap();
         let target = self.target().into_os_string().into_encoded_bytes();
-        Begin { target, device: stat.dev(), inode: stat.ino(), ..begin(transfer) }
+        Begin {
+            target,
+            device: stat.dev(),
+            inode: stat.ino(),
+            ..begin(transfer)
+        }
     }
 
     /// The part as it is now.
     fn part(&self) -> Part {
         let stat = self.part_file().metadata().unwrap();
         let born = birth_of(fs::File::open(self.part_file()).unwrap());
-        Part { inode: stat.ino(), born, ..part("x", 9) }
+        Part {
+            inode: stat.ino(),
+            born,
+            ..part("x", 9)
+        }
     }
 
     /// Writes a journal that lists `part` alone.
@@ -69,11 +83,26 @@ fn a_part_goes_with_its_journal_and_nothing_else_does() {
     let scene = Scene::new();
     drop(scene.journal(&scene.part()));
     fs::write(scene.target().join("sub/x"), "old").unwrap();
-    let cleaned = scene.clean(&CleanRule { mode: CleanMode::DryRun, ..ALL });
-    assert!(matches!((&cleaned.parts[..], &cleaned.removed), ([PartFate::Removed], Ok(true))), "{cleaned:?}");
+    let cleaned = scene.clean(&CleanRule {
+        mode: CleanMode::DryRun,
+        ..ALL
+    });
+    assert!(
+        matches!(
+            (&cleaned.parts[..], &cleaned.removed),
+            ([PartFate::Removed], Ok(true))
+        ),
+        "{cleaned:?}"
+    );
     assert!(scene.part_file().exists() && scene.journals_left() == 1);
     let cleaned = scene.clean(&ALL);
-    assert!(matches!((&cleaned.parts[..], &cleaned.removed), ([PartFate::Removed], Ok(true))), "{cleaned:?}");
+    assert!(
+        matches!(
+            (&cleaned.parts[..], &cleaned.removed),
+            ([PartFate::Removed], Ok(true))
+        ),
+        "{cleaned:?}"
+    );
     assert!(!scene.part_file().exists() && scene.target().join("sub/x").exists());
     assert_eq!(scene.journals_left(), 0);
 }
@@ -84,7 +113,13 @@ fn a_part_that_is_gone_keeps_no_journal() {
     drop(scene.journal(&scene.part()));
     fs::remove_dir_all(scene.target().join("sub")).unwrap();
     let cleaned = scene.clean(&ALL);
-    assert!(matches!((&cleaned.parts[..], &cleaned.removed), ([PartFate::Gone], Ok(true))), "{cleaned:?}");
+    assert!(
+        matches!(
+            (&cleaned.parts[..], &cleaned.removed),
+            ([PartFate::Gone], Ok(true))
+        ),
+        "{cleaned:?}"
+    );
 }
 
 #[test]
@@ -92,19 +127,41 @@ fn another_file_of_that_name_is_left() {
     let scene = Scene::new();
     let part = scene.part();
     symlink(".zmove-x", scene.target().join("sub/link")).unwrap();
-    let link = scene.target().join("sub/link").symlink_metadata().unwrap().ino();
+    let link = scene
+        .target()
+        .join("sub/link")
+        .symlink_metadata()
+        .unwrap()
+        .ino();
     let name = Name::from_bytes(b"link").unwrap();
     let replaced = [
-        Part { part: name.clone(), inode: link, born: Timestamp::default(), ..part.clone() },
-        Part { inode: part.inode + 1, ..part.clone() },
-        Part { born: Timestamp { seconds: 1, nanos: 1 }, ..part.clone() },
+        Part {
+            part: name.clone(),
+            inode: link,
+            born: Timestamp::default(),
+            ..part.clone()
+        },
+        Part {
+            inode: part.inode + 1,
+            ..part.clone()
+        },
+        Part {
+            born: Timestamp {
+                seconds: 1,
+                nanos: 1,
+            },
+            ..part.clone()
+        },
         Part { part: name, ..part },
     ];
     for part in replaced {
         drop(scene.journal(&part));
         let cleaned = scene.clean(&ALL);
         let fate = (&cleaned.parts[..], &cleaned.removed);
-        assert!(matches!(fate, ([PartFate::Replaced], Ok(true))), "{cleaned:?}");
+        assert!(
+            matches!(fate, ([PartFate::Replaced], Ok(true))),
+            "{cleaned:?}"
+        );
         assert!(scene.part_file().exists());
     }
 }
@@ -117,7 +174,10 @@ fn a_link_on_the_way_is_not_followed() {
     fs::rename(scene.target().join("sub"), &moved).unwrap();
     symlink(&moved, scene.target().join("sub")).unwrap();
     let cleaned = scene.clean(&ALL);
-    assert!(!matches!(cleaned.parts[..], [PartFate::Removed]), "{cleaned:?}");
+    assert!(
+        !matches!(cleaned.parts[..], [PartFate::Removed]),
+        "{cleaned:?}"
+    );
     assert!(moved.join(".zmove-x").exists());
 }
 
@@ -132,10 +192,19 @@ fn the_journal_of_a_target_that_is_not_there_now_is_kept_unless_it_is_to_go() {
             fs::create_dir(scene.target()).unwrap();
         }
         let cleaned = scene.clean(&ALL);
-        let unreachable = matches!(cleaned.parts[..], [PartFate::Failed(_) | PartFate::Elsewhere]);
-        assert!(unreachable && matches!(cleaned.removed, Ok(false)), "{cleaned:?}");
+        let unreachable = matches!(
+            cleaned.parts[..],
+            [PartFate::Failed(_) | PartFate::Elsewhere]
+        );
+        assert!(
+            unreachable && matches!(cleaned.removed, Ok(false)),
+            "{cleaned:?}"
+        );
         assert_eq!(scene.journals_left(), 1);
-        let cleaned = scene.clean(&CleanRule { unreachable: Unreachable::Remove, ..ALL });
+        let cleaned = scene.clean(&CleanRule {
+            unreachable: Unreachable::Remove,
+            ..ALL
+        });
         assert!(matches!(cleaned.removed, Ok(true)), "{cleaned:?}");
         assert!(scene.journals_left() == 0 && away.join("sub/.zmove-x").exists());
     }
@@ -147,15 +216,31 @@ fn what_is_young_or_in_use_is_not_touched() {
     let journal = scene.journal(&scene.part());
     assert!(clean(&scene.journals(), &ALL).unwrap().is_empty());
     drop(journal);
-    let hour = CleanRule { older_than: Duration::from_secs(3600), ..ALL };
+    let hour = CleanRule {
+        older_than: Duration::from_secs(3600),
+        ..ALL
+    };
     assert!(clean(&scene.journals(), &hour).unwrap().is_empty());
     let path = list(&scene.journals()).unwrap().remove(0).path;
-    let at = |time| fs::File::options().append(true).open(&path).unwrap().set_modified(time).unwrap();
+    let at = |time| {
+        fs::File::options()
+            .append(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(time)
+            .unwrap()
+    };
     // A journal dated in the future, by a clock that was wrong.
     at(SystemTime::now() + Duration::from_secs(7200));
     assert!(clean(&scene.journals(), &hour).unwrap().is_empty());
-    let dry_run = CleanRule { mode: CleanMode::DryRun, ..ALL };
-    assert!(matches!(scene.clean(&dry_run).removed, Ok(true)), "of any age");
+    let dry_run = CleanRule {
+        mode: CleanMode::DryRun,
+        ..ALL
+    };
+    assert!(
+        matches!(scene.clean(&dry_run).removed, Ok(true)),
+        "of any age"
+    );
     at(SystemTime::now() - Duration::from_secs(7200));
     assert!(matches!(scene.clean(&hour).removed, Ok(true)));
 }
@@ -168,7 +253,13 @@ fn a_part_that_a_running_transfer_has_taken_over_is_left() {
     let running = Journal::create(&scene.journals(), &scene.begin(2)).unwrap();
     running.part(7, &part).unwrap();
     let cleaned = scene.clean(&ALL);
-    assert!(matches!((&cleaned.parts[..], &cleaned.removed), ([PartFate::InUse], Ok(true))), "{cleaned:?}");
+    assert!(
+        matches!(
+            (&cleaned.parts[..], &cleaned.removed),
+            ([PartFate::InUse], Ok(true))
+        ),
+        "{cleaned:?}"
+    );
     assert!(scene.part_file().exists());
     running.remove().unwrap();
 }
@@ -179,11 +270,23 @@ fn a_damaged_journal_goes_alone() {
     drop(scene.journal(&scene.part()));
     let path = list(&scene.journals()).unwrap().remove(0).path;
     fs::write(&path, "nonsense").unwrap();
-    let dry = scene.clean(&CleanRule { mode: CleanMode::DryRun, ..ALL });
-    assert!(matches!((&dry.contents, &dry.removed), (Err(JournalError::Damaged), Ok(true))), "{dry:?}");
+    let dry = scene.clean(&CleanRule {
+        mode: CleanMode::DryRun,
+        ..ALL
+    });
+    assert!(
+        matches!(
+            (&dry.contents, &dry.removed),
+            (Err(JournalError::Damaged), Ok(true))
+        ),
+        "{dry:?}"
+    );
     assert!(path.exists());
     let cleaned = scene.clean(&ALL);
-    assert!(cleaned.parts.is_empty() && matches!(cleaned.removed, Ok(true)), "{cleaned:?}");
+    assert!(
+        cleaned.parts.is_empty() && matches!(cleaned.removed, Ok(true)),
+        "{cleaned:?}"
+    );
     assert!(!path.exists() && scene.part_file().exists());
 }
 
@@ -193,7 +296,11 @@ fn after_a_reboot_a_part_is_known_by_its_birth() {
     let scene = Scene::new();
     fs::create_dir(scene.journals()).unwrap();
     let path = path_of(&scene.journals(), &scene.begin(1));
-    for (renumbered, born, removed) in [(true, false, false), (true, true, true), (false, false, true)] {
+    for (renumbered, born, removed) in [
+        (true, false, false),
+        (true, true, true),
+        (false, false, true),
+    ] {
         fs::write(scene.part_file(), "half").unwrap();
         let mut begin = scene.begin(1);
         begin.device += u64::from(renumbered);
@@ -204,7 +311,11 @@ fn after_a_reboot_a_part_is_known_by_its_birth() {
             continue; // this file system does not tell
         }
         let records = [Record::Begin(begin, BootId([1; 16])), Record::Part(1, part)];
-        fs::write(&path, records.map(|record| record.encode().unwrap()).concat()).unwrap();
+        fs::write(
+            &path,
+            records.map(|record| record.encode().unwrap()).concat(),
+        )
+        .unwrap();
         let cleaned = scene.clean(&ALL);
         assert_eq!(!scene.part_file().exists(), removed, "{cleaned:?}");
         assert_eq!(!path.exists(), removed, "{cleaned:?}");

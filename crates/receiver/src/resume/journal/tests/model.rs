@@ -26,10 +26,13 @@ impl Model {
     fn on(&mut self, number: usize, event: &Event) {
         match *event {
             Event::Part(file, groups) => {
-                self.files.insert(file, (part("x", u64::from(groups)), BTreeMap::new()));
+                self.files
+                    .insert(file, (part("x", u64::from(groups)), BTreeMap::new()));
             }
             Event::Groups(file, first, from, count) => {
-                let Some((part, groups)) = self.files.get_mut(&file) else { return };
+                let Some((part, groups)) = self.files.get_mut(&file) else {
+                    return;
+                };
                 let all = part.source.bytes.div_ceil(zmove_types::GROUP_BYTES);
                 for (index, cv) in (first..).zip(cvs(from, count)) {
                     let same = groups.get(&index).is_some_and(|(there, _)| *there == cv);
@@ -41,8 +44,13 @@ impl Model {
             Event::Mark => self.marked = Some(number),
             Event::Flushed => {
                 let Some(marked) = self.marked else { return };
-                let groups = self.files.values_mut().flat_map(|(_, groups)| groups.values_mut());
-                groups.filter(|(_, told)| *told < marked).for_each(|(_, told)| *told = 0);
+                let groups = self
+                    .files
+                    .values_mut()
+                    .flat_map(|(_, groups)| groups.values_mut());
+                groups
+                    .filter(|(_, told)| *told < marked)
+                    .for_each(|(_, told)| *told = 0);
             }
             Event::Ended(file) => {
                 self.files.remove(&file);
@@ -51,11 +59,20 @@ impl Model {
     }
 
     fn unfinished(self) -> Vec<UnfinishedFile> {
-        let flat =
-            |groups: Groups| groups.into_iter().map(|(index, (cv, told))| (index, (cv, told == 0))).collect();
+        let flat = |groups: Groups| {
+            groups
+                .into_iter()
+                .map(|(index, (cv, told))| (index, (cv, told == 0)))
+                .collect()
+        };
         let files = self.files.into_iter();
         files
-            .map(|(file, (part, groups))| UnfinishedFile { file, part, groups: flat(groups), left: None })
+            .map(|(file, (part, groups))| UnfinishedFile {
+                file,
+                part,
+                groups: flat(groups),
+                left: None,
+            })
             .collect()
     }
 }
@@ -84,7 +101,9 @@ fn told(events: &[Event], anew: impl Fn(&Journal)) -> Vec<UnfinishedFile> {
                 journal.groups(file, first, &cvs(from, count)).unwrap();
             }
             Event::Mark => mark = Some(journal.mark()),
-            Event::Flushed => mark.into_iter().for_each(|mark| journal.flushed(mark).unwrap()),
+            Event::Flushed => mark
+                .into_iter()
+                .for_each(|mark| journal.flushed(mark).unwrap()),
             Event::Ended(file) => journal.ended(file).unwrap(),
         }
     }

@@ -29,8 +29,16 @@ impl World {
     fn new() -> Self {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("target")).unwrap();
-        let mtime = Timestamp { seconds: 5, nanos: 6 };
-        let source = SourceVersion { bytes: BYTES, mtime, ctime: mtime, inode: 7 };
+        let mtime = Timestamp {
+            seconds: 5,
+            nanos: 6,
+        };
+        let source = SourceVersion {
+            bytes: BYTES,
+            mtime,
+            ctime: mtime,
+            inode: 7,
+        };
         let world = Self { home, source };
         world.write_old(&[1, 2, 3, 4]);
         world
@@ -56,27 +64,58 @@ impl World {
     /// Runs a transfer that breaks when these groups have come. What was written besides is not journalled.
     fn break_off(&self, groups: &[(u32, u8)], besides: &[(u32, u8)]) {
         let transfer = self.transfer(1);
-        let directory = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
+        let directory = transfer
+            .target
+            .tree
+            .open_directory(&RelPath::root())
+            .unwrap();
         let (path, head) = (path(), self.head());
-        let part = transfer.parts.create(FileId(3), (&path, &head), &directory, &transfer.target.part_names);
+        let part = transfer.parts.create(
+            FileId(3),
+            (&path, &head),
+            &directory,
+            &transfer.target.part_names,
+        );
         let mut part = part.unwrap();
         part.reserve(BYTES, None, Direct::Off).unwrap();
         for (index, byte) in groups.iter().chain(besides) {
-            part.file().write_all_at(&block(*byte), span(*index).offset()).unwrap();
+            part.file()
+                .write_all_at(&block(*byte), span(*index).offset())
+                .unwrap();
         }
         for (index, byte) in groups {
-            transfer.parts.written(FileId(3), *index, cv(*index, *byte)).unwrap();
+            transfer
+                .parts
+                .written(FileId(3), *index, cv(*index, *byte))
+                .unwrap();
         }
     }
 
     fn head(&self) -> FileHead {
-        let SourceVersion { bytes, mtime, ctime, inode } = self.source;
+        let SourceVersion {
+            bytes,
+            mtime,
+            ctime,
+            inode,
+        } = self.source;
         let metadata = Metadata::new(0o600, mtime);
-        FileHead { path: path(), metadata, bytes, ctime, inode, data: None }
+        FileHead {
+            path: path(),
+            metadata,
+            bytes,
+            ctime,
+            inode,
+            data: None,
+        }
     }
 
     fn offer(&self) -> Offer {
-        let SourceVersion { bytes, mtime, ctime, inode } = self.source;
+        let SourceVersion {
+            bytes,
+            mtime,
+            ctime,
+            inode,
+        } = self.source;
         let file = OfferedFile {
             name: path().file_name().unwrap(),
             bytes,
@@ -84,7 +123,13 @@ impl World {
             xattrs: None,
             source: Some(SourceMark { inode, ctime }),
         };
-        Offer { offer: 9, groups: vec![OfferedGroup { directory: RelPath::root(), files: vec![file] }] }
+        Offer {
+            offer: 9,
+            groups: vec![OfferedGroup {
+                directory: RelPath::root(),
+                files: vec![file],
+            }],
+        }
     }
 
     /// Offers the file and declares it; returns it with the groups that are held.
@@ -92,12 +137,21 @@ impl World {
         let offer = self.offer();
         let comparison = compare_all(transfer, &offer);
         assert_eq!(comparison.verdicts, [Verdict::Delta]);
-        let groups = comparison.held.iter().flat_map(|held| (held.first..).zip(&held.cvs));
+        let groups = comparison
+            .held
+            .iter()
+            .flat_map(|held| (held.first..).zip(&held.cvs));
         let held = groups.map(|(index, _)| index).collect();
-        comparison.changed.into_iter().for_each(|candidate| candidate.tell(transfer, true));
+        comparison
+            .changed
+            .into_iter()
+            .for_each(|candidate| candidate.tell(transfer, true));
         let base = |_: &FileHead| transfer.bases.take(&path());
         let prior = |head: &FileHead| transfer.parts.take_up(FileId(8), &path(), head);
-        transfer.files.declare(FileId(8), self.head(), base, prior).unwrap();
+        transfer
+            .files
+            .declare(FileId(8), self.head(), base, prior)
+            .unwrap();
         (transfer.files.find(FileId(8)).unwrap().unwrap(), held)
     }
 }
@@ -108,13 +162,23 @@ fn keep(transfer: &Transfer, file: &LargeFile, index: u32) -> Option<bool> {
     let cv = base.cv(index)?;
     let part = file.staged(|| Err("begun anew")).unwrap();
     let open_old = || transfer.target.open_old_at(&path());
-    Some(base.keep(&transfer.bases, open_old, (&file.head, &part), (span(index), cv)).unwrap())
+    Some(
+        base.keep(
+            &transfer.bases,
+            open_old,
+            (&file.head, &part),
+            (span(index), cv),
+        )
+        .unwrap(),
+    )
 }
 
 fn group_of_part(file: &LargeFile, index: u32) -> Vec<u8> {
     let mut bytes = block(0);
     let part = file.staged(|| Err("begun anew")).unwrap();
-    part.file().read_exact_at(&mut bytes, span(index).offset()).unwrap();
+    part.file()
+        .read_exact_at(&mut bytes, span(index).offset())
+        .unwrap();
     bytes
 }
 
@@ -147,7 +211,10 @@ fn what_the_part_does_not_have_is_looked_for_in_the_old_version() {
         [0, 1, 2, 3].map(|index| keep(&transfer, &file, index)),
         [Some(true), None, Some(true), Some(true)]
     );
-    assert_eq!([0, 1, 2, 3].map(|index| group_of_part(&file, index)), [1, 12, 3, 4].map(block));
+    assert_eq!(
+        [0, 1, 2, 3].map(|index| group_of_part(&file, index)),
+        [1, 12, 3, 4].map(block)
+    );
 }
 
 #[test]
@@ -192,14 +259,20 @@ fn a_part_alone_goes_on_as_what_it_is() {
     std::fs::remove_file(world.old()).unwrap();
     let (offer, transfer) = (world.offer(), world.transfer(2));
     let comparison = compare_all(&transfer, &offer);
-    assert_eq!((comparison.verdicts, comparison.changed.len()), (vec![Verdict::Resume], 0));
+    assert_eq!(
+        (comparison.verdicts, comparison.changed.len()),
+        (vec![Verdict::Resume], 0)
+    );
     world.write_old(&[1, 2, 3, 4]);
     // the next one takes its journals
     drop(transfer);
     let mut never = world.transfer(3);
     never.target.rules.delta = false;
     let comparison = compare_all(&never, &offer);
-    assert_eq!((comparison.verdicts, comparison.changed.len()), (vec![Verdict::Resume], 0));
+    assert_eq!(
+        (comparison.verdicts, comparison.changed.len()),
+        (vec![Verdict::Resume], 0)
+    );
 }
 
 #[test]
@@ -209,7 +282,11 @@ fn groups_that_are_holes_in_the_old_version_are_not_looked_at() {
     for offset in [5, 1 << 20, 2 * GROUP_BYTES + 8192, 3 * GROUP_BYTES - 1] {
         old.write_all_at(&[1; 2], offset).unwrap();
     }
-    let groups = |bytes| groups_with_data(&old, bytes).map(|span| (span.index, span.len)).collect::<Vec<_>>();
+    let groups = |bytes| {
+        groups_with_data(&old, bytes)
+            .map(|span| (span.index, span.len))
+            .collect::<Vec<_>>()
+    };
     let whole = u32::try_from(GROUP_BYTES).unwrap();
     assert_eq!(groups(BYTES), [(0, whole), (2, whole), (3, whole)]);
     assert_eq!(groups(2 * GROUP_BYTES + 7), [(0, whole), (2, 7)]);
@@ -228,8 +305,18 @@ fn an_offer_of_four_thousand_million_groups_costs_what_is_there() {
     offer.groups[0].files[0].bytes = u64::from(u32::MAX) * GROUP_BYTES;
     let comparison = compare_all(&transfer, &offer);
     let began = cpu_time();
-    comparison.changed.into_iter().for_each(|candidate| candidate.tell(&transfer, true));
-    assert!(cpu_time() - began < Duration::from_secs(1), "{:?}", cpu_time() - began);
+    comparison
+        .changed
+        .into_iter()
+        .for_each(|candidate| candidate.tell(&transfer, true));
+    assert!(
+        cpu_time() - began < Duration::from_secs(1),
+        "{:?}",
+        cpu_time() - began
+    );
     let base = transfer.bases.take(&path()).unwrap();
-    assert_eq!([0, 1, 2].map(|index| base.cv(index)), [Some(cv(0, 1)), None, None]);
+    assert_eq!(
+        [0, 1, 2].map(|index| base.cv(index)),
+        [Some(cv(0, 1)), None, None]
+    );
 }
