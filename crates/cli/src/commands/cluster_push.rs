@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use zmove_cluster::jetstream::{
-    BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered, Role,
-    Settings, SharedBroker, SourceNotice, TELL_EVERY,
+    BrokerState, Heard, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered,
+    Role, Settings, SharedBroker, SourceNotice, TELL_EVERY,
 };
 use zmove_cluster::{Head, JobError, Node, Receiver, SharedJob, WorkError};
 use zmove_engine::DialSettings;
@@ -194,19 +194,8 @@ impl Leading<'_> {
             Arc::clone(&self.observer),
         ));
         let mut telling = Box::pin(participants.tell(Arc::clone(&queue), Vec::new));
-        notices.tell(&Notice::Job(self.notice.clone())).await?;
-        let (id, count) = (job.id, receivers.len());
-        let node = Node {
-            told: participants.told(),
-            ..Node::new(job, queue, receivers, count, self.patience)
-        };
-        let (begins_at, others) = (self.begins_at, participants.others());
-        let head = Head {
-            begins_at,
-            others,
-            others_come_within: OTHERS_COME_WITHIN,
-            ..Head::new(node)
-        };
+        self.tell_nodes(&notices).await?;
+        let head = self.head(job, queue, receivers, &participants);
         let mut begun = head.begun.subscribe();
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         let leading = head.run(observer, Arc::new(shared_job::SessionWarnings), stop);
@@ -221,32 +210,19 @@ impl Leading<'_> {
                 _ = ticks.tick() => {
                     self.look_at_mounts(&mut looking);
                     self.notice.moved = participants.moved_here();
-                    notices.tell(&Notice::Job(self.notice.clone())).await?;
+                    self.tell_nodes(&notices).await?;
                 }
                 Some(looked) = looking.join_next() => {
                     if self.take_mounts(looked?) {
-                        notices.tell(&Notice::Job(self.notice.clone())).await?;
+                        self.tell_nodes(&notices).await?;
                     }
                 }
                 changed = begun.changed(), if !self.notice.begun => {
                     changed?;
                     self.notice.begun = true;
-                    notices.tell(&Notice::Job(self.notice.clone())).await?;
+                    self.tell_nodes(&notices).await?;
                 }
-                heard = notices.hear() => {
-                    let heard = heard?;
-                    match self.granting.answer(&heard)? {
-                        Answer::Refusal(refusal) => {
-                            notices.tell(&refusal).await?;
-                            continue;
-                        }
-                        Answer::Grant(grant) => notices.tell(&grant).await?,
-                        Answer::Nothing => {}
-                    }
-                    if self.take(heard.notice, &participants) {
-                        notices.tell(&Notice::Job(self.notice.clone())).await?;
-                    }
-                }
+                heard = notices.hear() => self.answer(heard?, &notices, &participants).await?,
                 message = broker.changed() => self.observer.on(&Event::Warned { message }),
             }
         };
@@ -258,11 +234,55 @@ impl Leading<'_> {
             head.node.served.has_lost_sessions() || participants.others().borrow().unfinished > 0;
         let served = participants.served(head.node.served.items() > 0);
         Ok(Led {
-            id,
+            id: head.node.job.id,
             ended,
             served,
             has_lost_sessions,
         })
+    }
+
+    /// The head of the job, which has done nothing yet.
+    fn head(
+        &self,
+        job: SharedJob,
+        queue: Arc<JetStream>,
+        receivers: Vec<Receiver>,
+        participants: &Participants,
+    ) -> Head<JetStream> {
+        let movers = receivers.len();
+        let node = Node {
+            told: participants.told(),
+            ..Node::new(job, queue, receivers, movers, self.patience)
+        };
+        Head {
+            begins_at: self.begins_at,
+            others: participants.others(),
+            others_come_within: OTHERS_COME_WITHIN,
+            ..Head::new(node)
+        }
+    }
+
+    /// Sends all nodes the notice of the job as it is now.
+    async fn tell_nodes(&self, notices: &Notices) -> Result<()> {
+        Ok(notices.tell(&Notice::Job(self.notice.clone())).await?)
+    }
+
+    /// Takes a notice and answers it with a grant or a refusal where one is due.
+    async fn answer(
+        &mut self,
+        heard: Heard,
+        notices: &Notices,
+        participants: &Participants,
+    ) -> Result<()> {
+        match self.granting.answer(&heard)? {
+            Answer::Refusal(refusal) => return Ok(notices.tell(&refusal).await?),
+            Answer::Grant(grant) => notices.tell(&grant).await?,
+            Answer::Nothing => {}
+        }
+        if self.take(heard.notice, participants) {
+            self.tell_nodes(notices).await?;
+        }
+        Ok(())
     }
 
     /// Connects to the broker, where the queues that pushes have left end before that of this job begins; of which

@@ -1,12 +1,13 @@
 //! `zmove pull`: from the arguments to a summary.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
 use zmove_disk::StorageMemory;
 use zmove_engine::{Connector, PullReceiver, PullRun, Pulled, RemotePull};
-use zmove_receiver::TargetLeases;
+use zmove_receiver::{ListedFiles, TargetLeases};
 
 use crate::args::PushArgs;
 use crate::ceiling::Shares;
@@ -17,7 +18,7 @@ use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage, Ending, Sessions, proofs};
 use crate::display::terminal;
 use crate::display::trace::Trace;
-use crate::settings::{self, PullSettings, Role};
+use crate::settings::{self, PullSettings, Role, Storage};
 use crate::value::account::SystemAccounts;
 use crate::value::exit::{Exit, in_transfer};
 
@@ -56,15 +57,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
             fetch: settings.fetch.clone(),
             list: settings.list.clone(),
             sources: settings.sources.clone(),
-            receiver: PullReceiver {
-                file_io: Arc::clone(&storage.file_io),
-                direct: storage.direct,
-                storage: StorageMemory::in_home(&home),
-                journals: Some(settings::journals(&home)),
-                accounts: Arc::new(SystemAccounts),
-                target_leases: TargetLeases::shared_in(settings::target_leases(&home)),
-                listed: args.listed.clone(),
-            },
+            receiver: receiver(storage, &home, args.listed.clone()),
             timeout: settings.timeout(),
             busy_timeout: args.busy_timeout(),
             observer: display.observer(),
@@ -100,4 +93,17 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
         },
     );
     Ok(exit)
+}
+
+/// The receiving role of this user.
+fn receiver(storage: Storage, home: &Path, listed: Option<Arc<ListedFiles>>) -> PullReceiver {
+    PullReceiver {
+        file_io: storage.file_io,
+        direct: storage.direct,
+        storage: StorageMemory::in_home(home),
+        journals: Some(settings::journals(home)),
+        accounts: Arc::new(SystemAccounts),
+        target_leases: TargetLeases::shared_in(settings::target_leases(home)),
+        listed,
+    }
 }

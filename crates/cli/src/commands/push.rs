@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use zmove_cluster::Receiver;
 use zmove_disk::{StorageMemory, StorageWork};
 use zmove_engine::{
-    Connector, LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig,
-    Sources, Summary, push_locally,
+    Connector, LocalReceiver, Location, Push, Remote, RemotePush, Run, SenderConfig, Sources,
+    Summary, push_locally,
 };
 use zmove_receiver::ListedFiles;
 use zmove_scan::{PathKind, ScanConfig};
@@ -46,15 +46,11 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     if !settings.also.is_empty() {
         return spread::push(settings, started);
     }
-    let host = match &settings.location {
-        Location::Local(_) => own_name(),
-        Location::Remote(remote) => remote.host.clone(),
+    let host = host_of(&settings.location);
+    let trace = match &args.trace {
+        Some(path) => Some(Trace::create(path, &own_name(), &host)?),
+        None => None,
     };
-    let trace = args
-        .trace
-        .as_deref()
-        .map(|path| Trace::create(path, &own_name(), &host))
-        .transpose()?;
     let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
     let display = Display::new(args, trace);
     let sources = settings.look_at_sources(&display)?;
@@ -62,42 +58,23 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     end_jobs_of_several(settings, &sources, &display)?;
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
-    let memory = storage_memory();
     let config = SenderConfig {
-        file_io: Arc::clone(&storage.file_io),
-        direct: storage.direct,
-        scan: scan_config(settings.scan(), &sources, &memory),
-        storage: memory,
         sample_interval,
-        owners: settings.owners(),
-        zeros: settings.zeros(),
-        instead: settings.instead(),
-        rate_max: args.limit(),
-        pack_sizes: match &settings.location {
-            Location::Local(_) => PackSizes::Within,
-            Location::Remote(_) => PackSizes::ForLanes,
-        },
-        ..SenderConfig::default()
+        ..sender_config(settings, &sources, &storage)
     };
     let push = Push::start(settings.job(&sources)?, config.clone(), &mut run, started);
     let pushed = settings::block_on(2, async {
         match &settings.location {
             Location::Local(_) => {
                 let listed = args.listed.clone();
-                Ok((
-                    push_here(push, &mut run, &display, (storage, listed)).await?,
-                    None,
-                ))
+                let summary = push_here(push, &mut run, &display, storage, listed).await?;
+                Ok((summary, None))
             }
             Location::Remote(remote) => {
                 let pushed =
                     push_there(remote, settings, &sources, config, push, &mut run, &display);
-                let pushed = Box::pin(pushed).await?;
-                let carriage = Carriage {
-                    transport: pushed.transport,
-                    resumption: pushed.resumption,
-                };
-                Ok((pushed.summary, Some(carriage)))
+                let (summary, carriage) = Box::pin(pushed).await?;
+                Ok((summary, Some(carriage)))
             }
         }
     });
@@ -107,9 +84,9 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         Ok((summary, carriage))
     });
     let transfer = display.transfer();
-    pushed
-        .iter()
-        .for_each(|(summary, _)| display.close_trace(&summary::bottleneck(summary)));
+    if let Ok((summary, _)) = &pushed {
+        display.close_trace(&summary::bottleneck(summary));
+    }
     display.end();
     let ended_early = |error| in_transfer(resumable(error, args), transfer.clone());
     let (mut summary, carriage) = pushed.map_err(ended_early)?;
@@ -131,6 +108,32 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         },
     );
     Ok(exit)
+}
+
+fn host_of(location: &Location) -> String {
+    match location {
+        Location::Local(_) => own_name(),
+        Location::Remote(remote) => remote.host.clone(),
+    }
+}
+
+fn sender_config(settings: &PushSettings, sources: &Sources, storage: &Storage) -> SenderConfig {
+    let memory = storage_memory();
+    SenderConfig {
+        file_io: Arc::clone(&storage.file_io),
+        direct: storage.direct,
+        scan: scan_config(settings.scan(), sources, &memory),
+        storage: memory,
+        owners: settings.owners(),
+        zeros: settings.zeros(),
+        instead: settings.instead(),
+        rate_max: settings.args.limit(),
+        pack_sizes: match &settings.location {
+            Location::Local(_) => PackSizes::Within,
+            Location::Remote(_) => PackSizes::ForLanes,
+        },
+        ..SenderConfig::default()
+    }
 }
 
 /// Adds to the end of a verification against a manifest what that lists and was not found.
@@ -193,7 +196,7 @@ async fn push_there(
     push: Push,
     run: &mut Run,
     display: &Display,
-) -> Result<Pushed> {
+) -> Result<(Summary, Carriage)> {
     let home = settings::home(Role::Client)?;
     let dial = settings.dial.clone().unwrap_or_default();
     let pushing = RemotePush {
@@ -213,7 +216,12 @@ async fn push_there(
         quota: None,
         observer: display.observer(),
     };
-    Ok(pushing.push(push, run, interrupted()).await?)
+    let pushed = pushing.push(push, run, interrupted()).await?;
+    let carriage = Carriage {
+        transport: pushed.transport,
+        resumption: pushed.resumption,
+    };
+    Ok((pushed.summary, carriage))
 }
 
 /// Runs both roles in this process.
@@ -221,7 +229,8 @@ async fn push_here(
     push: Push,
     run: &mut Run,
     display: &Display,
-    (storage, listed): (Storage, Option<Arc<ListedFiles>>),
+    storage: Storage,
+    listed: Option<Arc<ListedFiles>>,
 ) -> Result<Summary> {
     display.start();
     let journals = settings::home(Role::Client)

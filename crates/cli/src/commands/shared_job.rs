@@ -206,8 +206,8 @@ impl EndOfKilled<'_> {
         let Self {
             open, receivers, ..
         } = *self;
-        let (is_at_target, has_all_receivers) =
-            (unended.is_at(receivers), unended.has_no_others(receivers));
+        let is_at_target = unended.is_at(receivers);
+        let has_all_receivers = unended.has_no_others(receivers);
         // one file may go to the very place of a directory that is there no more
         let is_directory = matches!(open.shape, TargetShape::Directory { .. });
         let shape = if is_at_target {
@@ -231,23 +231,7 @@ impl EndOfKilled<'_> {
         };
         // its head may have been in the epoch in which it alone has sessions
         let old = SharedJob::new(names, Vec::new(), old_open, config).last_epoch();
-        let end = async |beginning, observer: &Arc<dyn Observer>| {
-            let began = Instant::now();
-            loop {
-                if beginning == Beginning::Allowed {
-                    unended.renew()?;
-                }
-                let listener = Arc::new(SessionWarnings);
-                match end_abandoned(&old, beginning, receivers, Arc::clone(observer), listener)
-                    .await
-                {
-                    Err(error) if error.is_busy() && began.elapsed() < self.patience => {
-                        tokio::time::sleep(ASKED_AGAIN_AFTER).await;
-                    }
-                    ended => break anyhow::Ok(ended),
-                }
-            }
-        };
+        let end = |beginning, observer| self.end_when_not_busy(unended, &old, beginning, observer);
         // this push makes the directory in any case, and gives it its mode
         let may_begin = is_at_target && is_directory && has_all_receivers;
         let ended = match end(Beginning::UnderWay, &self.observer).await? {
@@ -265,30 +249,57 @@ impl EndOfKilled<'_> {
         match ended {
             Ok(Abandoned::Absent) if !has_all_receivers || is_at_target => Ok(Abandoned::Unknown),
             Ok(ended) => Ok(ended),
-            Err(error) => {
-                let path = String::from_utf8_lossy(unended.path());
-                let note = unended.file().display();
-                let what =
-                    format!("what a push that was killed has left at '{path}' cannot be ended");
-                let remedy = format!("where nothing of it goes on any more, remove '{note}'");
-                // one that is away or busy may do so later
-                let what = if error.is_away() || error.is_busy() {
-                    what
-                } else {
-                    format!("{what} ({remedy})")
-                };
-                // this push does not depend on what may be done elsewhere
-                if !is_at_target && (is_not_opened(&error) || !unended.meets(receivers)) {
-                    terminal::warn(format_args!("{error}; {what}"));
-                    return Ok(Abandoned::Unknown);
+            Err(error) => self.take_failure(unended, error),
+        }
+    }
+
+    /// Ends the job `old`, and asks again for as long as its receivers are busy and the user waits.
+    async fn end_when_not_busy(
+        &self,
+        unended: &Unended,
+        old: &SharedJob,
+        beginning: Beginning,
+        observer: &Arc<dyn Observer>,
+    ) -> Result<Result<Abandoned, Box<SessionEnd>>> {
+        let began = Instant::now();
+        loop {
+            if beginning == Beginning::Allowed {
+                unended.renew()?;
+            }
+            let observer = Arc::clone(observer);
+            let listener = Arc::new(SessionWarnings);
+            match end_abandoned(old, beginning, self.receivers, observer, listener).await {
+                Err(error) if error.is_busy() && began.elapsed() < self.patience => {
+                    tokio::time::sleep(ASKED_AGAIN_AFTER).await;
                 }
-                Err(as_failure(JobError::PerhapsBegun {
-                    error,
-                    absent_at: None,
-                })
-                .context(what))
+                ended => return Ok(ended),
             }
         }
+    }
+
+    /// Fails this push with the error that has kept the job from being ended, unless that leaves this push alone.
+    fn take_failure(&self, unended: &Unended, error: Box<SessionEnd>) -> Result<Abandoned> {
+        let path = String::from_utf8_lossy(unended.path());
+        let note = unended.file().display();
+        let what = format!("what a push that was killed has left at '{path}' cannot be ended");
+        let remedy = format!("where nothing of it goes on any more, remove '{note}'");
+        // one that is away or busy may do so later
+        let what = if error.is_away() || error.is_busy() {
+            what
+        } else {
+            format!("{what} ({remedy})")
+        };
+        // this push does not depend on what may be done elsewhere
+        let is_elsewhere = !unended.is_at(self.receivers);
+        if is_elsewhere && (is_not_opened(&error) || !unended.meets(self.receivers)) {
+            terminal::warn(format_args!("{error}; {what}"));
+            return Ok(Abandoned::Unknown);
+        }
+        let failed = JobError::PerhapsBegun {
+            error,
+            absent_at: None,
+        };
+        Err(as_failure(failed).context(what))
     }
 }
 

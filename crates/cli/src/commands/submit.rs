@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use zmove_engine::Location;
+use zmove_engine::{Location, Remote};
 use zmove_jobs::{
     Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work, shown,
     variable,
@@ -129,46 +129,34 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         ..
     } = args;
     refuse_unknown_channels(&tell)?;
-    if let Some(at) = at.filter(|at| *at < Moment::now()) {
-        terminal::warn(format_args!(
-            "--at {} is past: it begins at once",
-            shown(at)
-        ));
+    if let Some(at) = at {
+        tell_if_past(at);
     }
     let directory = std::env::current_dir().context("find the working directory")?;
     let (target, sources) = copy.push.paths.split_last().expect("two are demanded");
     let source = described(&sources[0], &directory, sources.len());
-    let described_target = match &copy.push.cluster {
+    let target = match &copy.push.cluster {
         Some(cluster) => format!("{cluster}:{}", Escaped::path(target)),
         None => described(target, &directory, 1),
     };
-    if label
-        .as_ref()
-        .is_some_and(|label| label.len() > LABEL_BYTES_MAX)
-    {
-        return Err(usage_error(format!(
-            "--label: {LABEL_BYTES_MAX} bytes at most"
-        )));
-    }
-    let label = label.unwrap_or_else(|| name_of(&sources[0]));
+    let label = match label {
+        Some(label) => checked_label(label)?,
+        None => name_of(&sources[0]),
+    };
     let environment = environment(mount::of_target(&copy.push)?);
     // the file of a cluster has the keys of its receivers
     let are_known = copy.push.dial.accept_new || copy.push.cluster.is_some();
     let strict = copy.push.dial.strict;
-    let hosts = match Copy::new(copy, Arc::new(Prompt))? {
-        Copy::Push(settings) => {
-            // what is to begin later may still come
-            if after.is_empty() && at.is_none() && every.is_none() {
-                tell_missing(&settings.args);
-            }
-            match settings.location {
-                Location::Local(_) => Vec::new(),
-                Location::Remote(remote) => std::iter::once(remote).chain(settings.also).collect(),
-            }
-        }
-        Copy::Pull(settings) => vec![settings.remote],
-        Copy::Between(settings) => vec![settings.target, settings.source],
-    };
+    let copy = Copy::new(copy, Arc::new(Prompt))?;
+    if let Copy::Push(settings) = &copy
+        // what is to begin later may still come
+        && after.is_empty()
+        && at.is_none()
+        && every.is_none()
+    {
+        tell_missing(&settings.args);
+    }
+    let hosts = hosts(copy);
     if !are_known {
         hosts
             .iter()
@@ -186,7 +174,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
             environment,
         },
         source,
-        target: described_target,
+        target,
         host: hosts.first().map(ToString::to_string).unwrap_or_default(),
         priority,
         not_before: first_time.or(at),
@@ -195,6 +183,36 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         deadline: deadline.0,
         tell,
     })
+}
+
+fn tell_if_past(at: Moment) {
+    if at < Moment::now() {
+        terminal::warn(format_args!(
+            "--at {} is past: it begins at once",
+            shown(at)
+        ));
+    }
+}
+
+/// The other hosts of a copy, that of the target first.
+fn hosts(copy: Copy) -> Vec<Remote> {
+    match copy {
+        Copy::Push(settings) => match settings.location {
+            Location::Local(_) => Vec::new(),
+            Location::Remote(remote) => std::iter::once(remote).chain(settings.also).collect(),
+        },
+        Copy::Pull(settings) => vec![settings.remote],
+        Copy::Between(settings) => vec![settings.target, settings.source],
+    }
+}
+
+fn checked_label(label: String) -> Result<String> {
+    if label.len() > LABEL_BYTES_MAX {
+        return Err(usage_error(format!(
+            "--label: {LABEL_BYTES_MAX} bytes at most"
+        )));
+    }
+    Ok(label)
 }
 
 /// The longest label: as the name of a file.
