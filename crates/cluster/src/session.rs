@@ -491,22 +491,7 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
             never = events.warn_of_no_opening() => match never {},
             done = work(feeder) => match done {
                 Ok(done) => end(session, break_off, events).await.map(|()| done),
-                Err(stop) => {
-                    // whoever waits for the session may hear that it is over before it says why
-                    let why = match &stop {
-                        Stop::Session(_) => timeout(SAYS_WHY_WITHIN, &mut session).await.ok(),
-                        _ => None,
-                    };
-                    match why {
-                        Some(Err(error)) => Err(error.into()),
-                        Some(Ok(_)) => Err(stop.into()),
-                        None => {
-                            drop(break_off);
-                            let _interrupted = session.await;
-                            Err(stop.into())
-                        }
-                    }
-                }
+                Err(stop) => Err(cut_short(session, break_off, stop).await),
             },
         }
     };
@@ -589,6 +574,28 @@ impl Drop for Up<'_> {
         drop(up_at);
         if !*has_ended {
             session.events.served.lose_session();
+        }
+    }
+}
+
+/// Breaks off a session whose work has stopped. Returns why: the reason that the session itself says, if it says one.
+async fn cut_short<S>(
+    mut session: impl Future<Output = Result<S, SessionError>> + Unpin,
+    break_off: oneshot::Sender<()>,
+    stop: Stop,
+) -> SessionEnd {
+    // whoever waits for the session may hear that it is over before it says why
+    let why = match &stop {
+        Stop::Session(_) => timeout(SAYS_WHY_WITHIN, &mut session).await.ok(),
+        _ => None,
+    };
+    match why {
+        Some(Err(error)) => error.into(),
+        Some(Ok(_)) => stop.into(),
+        None => {
+            drop(break_off);
+            let _interrupted = session.await;
+            stop.into()
         }
     }
 }

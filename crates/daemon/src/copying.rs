@@ -92,11 +92,7 @@ pub(crate) async fn copy(
         Arc::clone(&session.meter),
     );
     let Some((running, entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
-        let refusal = Refusal {
-            code: RefusalCode::Busy,
-            text: "this copy runs already".to_owned(),
-        };
-        return Err(refuse(session.control, refusal).await);
+        return Err(refuse(session.control, runs_already()).await);
     };
     let listening = tokio::spawn(follow(session.control, words));
     let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
@@ -136,6 +132,13 @@ fn no_copies() -> Refusal {
     Refusal {
         code: RefusalCode::Denied,
         text,
+    }
+}
+
+fn runs_already() -> Refusal {
+    Refusal {
+        code: RefusalCode::Busy,
+        text: "this copy runs already".to_owned(),
     }
 }
 

@@ -174,6 +174,13 @@ impl Rejection {
 }
 
 impl Moved {
+    /// Writes how much it is, and whose key it was.
+    fn write_amount(&self, f: &mut fmt::Formatter<'_>, who: &Who) -> fmt::Result {
+        let files = Files(self.files);
+        let bytes = self.bytes;
+        write!(f, "; {files}, {bytes} bytes; key {}", who.key)
+    }
+
     /// Writes what has failed, by operation and cause, each with one path.
     fn write_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Failures {
@@ -201,6 +208,18 @@ impl fmt::Display for Files {
     }
 }
 
+/// The cipher of a transfer where that is worth a word.
+struct InClear(Cipher);
+
+impl fmt::Display for InClear {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Cipher::None => f.write_str(", in clear"),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for DaemonEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -214,132 +233,53 @@ impl fmt::Display for DaemonEvent {
                 cipher,
                 moved,
                 report,
-            } => {
-                let target = Escaped(&moved.target);
-                let (seconds, faults) = (moved.elapsed.as_secs_f64(), report.faults);
-                if let Some(looked) = report.looked {
-                    let (done, at) = match looked {
-                        Looked::Preview => ("previewed", "into"),
-                        Looked::Verification => ("verified", "against"),
-                    };
-                    return write!(
-                        f,
-                        "{done} by {who} {at} '{target}' in {seconds:.2} s; key {}",
-                        who.key
-                    );
-                }
-                let clear = if *cipher == Cipher::None {
-                    ", in clear"
-                } else {
-                    ""
-                };
-                write!(
-                    f,
-                    "received from {who} into '{target}' in {seconds:.2} s, {faults} faults{clear}"
-                )?;
-                write!(
-                    f,
-                    "; {}, {} bytes; key {}",
-                    Files(moved.files),
-                    moved.bytes,
-                    who.key
-                )?;
-                moved.write_failures(f)?;
-                let trouble = report.journal_trouble.as_ref();
-                trouble.map_or(Ok(()), |trouble| {
-                    write!(f, "; without a journal: {trouble}")
-                })
-            }
+            } => write_received(f, who, InClear(*cipher), moved, report),
             Self::Probed { who, moved } => {
-                let (seconds, bytes) = (moved.elapsed.as_secs_f64(), moved.probed.unwrap_or(0));
+                let seconds = moved.elapsed.as_secs_f64();
+                let bytes = moved.probed.unwrap_or(0);
                 write!(
                     f,
                     "probed by {who} for {seconds:.2} s; {bytes} bytes of filler; key {}",
                     who.key
                 )
             }
-            Self::Broken {
-                who,
-                moved:
-                    Moved {
-                        probed: Some(bytes),
-                        elapsed,
-                        ..
-                    },
-                error,
-            } => {
-                let seconds = elapsed.as_secs_f64();
-                write!(f, "probe broken off by {who} after {seconds:.2} s: {error}")?;
-                write!(f, "; {bytes} bytes of filler; key {}", who.key)
-            }
-            Self::Broken { who, moved, error } => {
-                let target = Escaped(&moved.target);
-                let (seconds, Moved { files, bytes, .. }) = (moved.elapsed.as_secs_f64(), moved);
-                write!(
-                    f,
-                    "broken off by {who} into '{target}' after {seconds:.2} s: {error}"
-                )?;
-                write!(f, "; {}, {bytes} bytes; key {}", Files(*files), who.key)?;
-                moved.write_failures(f)
-            }
+            Self::Broken { who, moved, error } => write_broken(f, who, moved, error),
             Self::Sent {
                 who,
                 cipher,
                 moved,
                 failed,
             } => {
-                let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());
-                let clear = if *cipher == Cipher::None {
-                    ", in clear"
-                } else {
-                    ""
-                };
+                let sources = Escaped(&moved.target);
+                let seconds = moved.elapsed.as_secs_f64();
+                let clear = InClear(*cipher);
                 write!(
                     f,
                     "sent to {who} from '{sources}' in {seconds:.2} s, {failed} faults{clear}"
                 )?;
-                write!(
-                    f,
-                    "; {}, {} bytes; key {}",
-                    Files(moved.files),
-                    moved.bytes,
-                    who.key
-                )
+                moved.write_amount(f, who)
             }
             Self::Copied {
                 who,
-                to: Place { host, port },
+                to,
                 moved,
                 failed,
-            } => {
-                let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());
-                let host = Escaped(host.as_bytes());
-                write!(
-                    f,
-                    "copied for {who} from '{sources}' to {host}:{port} in {seconds:.2} s, {failed} faults"
-                )?;
-                write!(
-                    f,
-                    "; {}, {} bytes; key {}",
-                    Files(moved.files),
-                    moved.bytes,
-                    who.key
-                )
-            }
+            } => write_copied(f, who, to, moved, *failed),
             Self::Granted {
                 who,
                 source,
                 target,
             } => {
                 let target = Escaped(target);
+                let key = who.key;
                 write!(
                     f,
-                    "granted to {who}: a copy by {source} into '{target}'; key {}",
-                    who.key
+                    "granted to {who}: a copy by {source} into '{target}'; key {key}"
                 )
             }
             Self::SendingBroken { who, moved, error } => {
-                let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());
+                let sources = Escaped(&moved.target);
+                let seconds = moved.elapsed.as_secs_f64();
                 write!(
                     f,
                     "sending from '{sources}' to {who} broken off after {seconds:.2} s: {error}"
@@ -349,4 +289,75 @@ impl fmt::Display for DaemonEvent {
             Self::Accept { error } => write!(f, "accept a connection: {error}"),
         }
     }
+}
+
+fn write_received(
+    f: &mut fmt::Formatter<'_>,
+    who: &Who,
+    clear: InClear,
+    moved: &Moved,
+    report: &SessionReport,
+) -> fmt::Result {
+    let target = Escaped(&moved.target);
+    let seconds = moved.elapsed.as_secs_f64();
+    let faults = report.faults;
+    if let Some(looked) = report.looked {
+        let (done, at) = match looked {
+            Looked::Preview => ("previewed", "into"),
+            Looked::Verification => ("verified", "against"),
+        };
+        return write!(
+            f,
+            "{done} by {who} {at} '{target}' in {seconds:.2} s; key {}",
+            who.key
+        );
+    }
+    write!(
+        f,
+        "received from {who} into '{target}' in {seconds:.2} s, {faults} faults{clear}"
+    )?;
+    moved.write_amount(f, who)?;
+    moved.write_failures(f)?;
+    match &report.journal_trouble {
+        Some(trouble) => write!(f, "; without a journal: {trouble}"),
+        None => Ok(()),
+    }
+}
+
+fn write_copied(
+    f: &mut fmt::Formatter<'_>,
+    who: &Who,
+    to: &Place,
+    moved: &Moved,
+    failed: u64,
+) -> fmt::Result {
+    let sources = Escaped(&moved.target);
+    let seconds = moved.elapsed.as_secs_f64();
+    let host = Escaped(to.host.as_bytes());
+    let port = to.port;
+    write!(
+        f,
+        "copied for {who} from '{sources}' to {host}:{port} in {seconds:.2} s, {failed} faults"
+    )?;
+    moved.write_amount(f, who)
+}
+
+fn write_broken(
+    f: &mut fmt::Formatter<'_>,
+    who: &Who,
+    moved: &Moved,
+    error: &SessionError,
+) -> fmt::Result {
+    let seconds = moved.elapsed.as_secs_f64();
+    if let Some(bytes) = moved.probed {
+        write!(f, "probe broken off by {who} after {seconds:.2} s: {error}")?;
+        return write!(f, "; {bytes} bytes of filler; key {}", who.key);
+    }
+    let target = Escaped(&moved.target);
+    write!(
+        f,
+        "broken off by {who} into '{target}' after {seconds:.2} s: {error}"
+    )?;
+    moved.write_amount(f, who)?;
+    moved.write_failures(f)
 }

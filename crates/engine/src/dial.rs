@@ -345,6 +345,27 @@ struct Recalled {
     window: Option<Window>,
 }
 
+impl Recalled {
+    /// The path of a control connection that has come up.
+    fn route(
+        self,
+        settings: &DialSettings,
+        transport: Transport,
+        round_trip: Duration,
+        ends: Option<PathEnds>,
+    ) -> Route {
+        Route {
+            paths: self.paths,
+            round_trip,
+            transport,
+            ends,
+            known: self.known,
+            quic_first: self.quic_first.is_some(),
+            limited: settings.limit.is_some(),
+        }
+    }
+}
+
 impl fmt::Debug for Connector<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

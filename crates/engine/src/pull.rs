@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use zmove_disk::{Direct, FileIo, RemovalBudget, StorageMemory};
 use zmove_receiver::{
     ListedFiles, NamedFiles, Owning, ReceiverConfig, Session, SessionError as ReceiverError,
@@ -39,7 +40,7 @@ use crate::error::{PullError, PushError};
 use crate::notice::Notice;
 use crate::retrying::{Retrying, Sessions, moment};
 use asking::{Asked, ask};
-use conversation::Conversation;
+use conversation::{Conversation, Ended};
 use relayed::{Heard, Relayed};
 
 pub use sources::RemoteSources;
@@ -265,11 +266,7 @@ impl RemotePull<'_> {
         // A host that was busy has closed some of the lanes, and asks for as many again.
         let dialled = usize::from(supply.asked) * if asked.has_waited { 2 } else { 1 };
         let (reader, writer) = leave_to_receive(asked)?;
-        run.was_up = true;
-        run.begun += 1;
-        run.fate = SessionFate::InVain {
-            answered: Duration::ZERO,
-        };
+        run.begin_session();
         let relayed = Arc::new(Relayed::new(
             Arc::clone(&self.observer),
             (run.manifest.take(), supply.more.clone()),
@@ -280,60 +277,32 @@ impl RemotePull<'_> {
             sources: self.sources.clone(),
             relayed: Arc::clone(&relayed),
         };
-        let (reader, mut conversing) = conversation.between(reader);
+        let (reader, conversing) = conversation.between(reader);
         let Forwarded {
             lanes,
             failed_lanes,
             no_lane,
         } = forward(lanes, dialled);
         let meter = Arc::<TransferMeter>::default();
-        let named = self
-            .fetch
-            .manifest
-            .then(|| Arc::clone(&relayed) as Arc<dyn NamedFiles>);
         let session = Session {
             failed_lanes: Some(failed_lanes),
             pulse,
-            config: ReceiverConfig {
-                named,
-                ..self.receiver_config(run, &meter)
-            },
+            config: self.receiver_config(run, &meter, &relayed),
             ..Session::new(transfer, version, (reader, writer.greeted()), lanes)
         };
-        let (mut interrupted, mut lane_error) = (false, None);
-        let ends = async {
-            tokio::select! {
-                () = &mut stop => interrupted = true,
-                Ok(error) = no_lane => lane_error = Some(error),
-            }
-            ReceiverError::Stopping
+        let receiving = Receiving {
+            session,
+            conversing,
+            no_lane,
+            supply,
         };
-        let received = run_session(session, ends).await;
-        drop(supply);
-        let patience = if received.is_ok() {
-            ACCOUNT_TIMEOUT
-        } else {
-            LAST_WORDS_TIMEOUT
-        };
-        let heard = tokio::select! {
-            heard = &mut conversing => heard.unwrap_or_default(),
-            () = tokio::time::sleep(patience) => None,
-            () = &mut stop, if !interrupted => {
-                interrupted = true;
-                None
-            }
-        };
-        conversing.abort();
-        let (manifest, heard) = relayed.end(heard);
+        let received = receiving.run(stop).await;
+        let (manifest, heard) = relayed.end(received.last_words.clone());
         run.manifest = manifest;
         let files = meter.files().max(heard.progress.stored_files);
-        let ended = match (received, heard.account.clone(), interrupted, lane_error) {
-            (_, _, true, _) => Err(PullError::Interrupted),
-            (Ok(_), Some(account), ..) => Ok(Summary::from(account)),
-            (_, _, _, Some(error)) => Err(PullError::Lane(error)),
-            (received, ..) => Err(why(received.err(), &heard)),
-        };
-        let summary = ended.inspect_err(|_| run.add(files, &heard))?;
+        let summary = received
+            .account(&heard)
+            .inspect_err(|_| run.add(files, &heard))?;
         self.finish(run, summary, &heard, session_started)
     }
 
@@ -352,7 +321,12 @@ impl RemotePull<'_> {
         (fetch, own_open)
     }
 
-    fn receiver_config(&self, run: &mut PullRun, meter: &Arc<TransferMeter>) -> ReceiverConfig {
+    fn receiver_config(
+        &self,
+        run: &mut PullRun,
+        meter: &Arc<TransferMeter>,
+        relayed: &Arc<Relayed>,
+    ) -> ReceiverConfig {
         let PullReceiver {
             file_io,
             direct,
@@ -372,7 +346,12 @@ impl RemotePull<'_> {
             .removals
             .get_or_insert_with(|| Arc::new(RemovalBudget::new(most)));
         run.removals_left = removals.left();
+        let named = self
+            .fetch
+            .manifest
+            .then(|| Arc::clone(relayed) as Arc<dyn NamedFiles>);
         ReceiverConfig {
+            named,
             file_io,
             direct,
             storage,
@@ -436,6 +415,15 @@ impl RemotePull<'_> {
 }
 
 impl PullRun {
+    /// Notes that a session has begun, which has come to nothing yet.
+    fn begin_session(&mut self) {
+        self.was_up = true;
+        self.begun += 1;
+        self.fate = SessionFate::InVain {
+            answered: Duration::ZERO,
+        };
+    }
+
     /// Adds a session that broke off. It has come further if a file, or a group of a large one, was stored here that
     /// none before has brought, if something was removed, or if it has found more bytes here than each of these.
     fn add(&mut self, files: u64, heard: &Heard) {
@@ -460,6 +448,81 @@ impl PullRun {
         self.earlier.first_byte = self.earlier.first_byte.or(heard.first_byte);
         self.earlier.lanes = self.earlier.lanes.max(heard.lanes);
         self.manifest.iter_mut().for_each(Manifest::may_repeat);
+    }
+}
+
+/// A session that receives, and the task that hears the host.
+struct Receiving {
+    session: Session,
+    conversing: JoinHandle<Ended>,
+    no_lane: oneshot::Receiver<LaneError>,
+    /// More lanes are dialled for as long as this is kept.
+    supply: LaneSupply,
+}
+
+impl Receiving {
+    /// Receives until all is done, no lane comes up or `stop` resolves, and then hears the host out.
+    async fn run(self, mut stop: Pin<&mut impl Future<Output = ()>>) -> Received {
+        let Self {
+            session,
+            mut conversing,
+            no_lane,
+            supply,
+        } = self;
+        let mut interrupted = false;
+        let mut lane_error = None;
+        let ends = async {
+            tokio::select! {
+                () = &mut stop => interrupted = true,
+                Ok(error) = no_lane => lane_error = Some(error),
+            }
+            ReceiverError::Stopping
+        };
+        let received = run_session(session, ends).await;
+        drop(supply);
+        let patience = if received.is_ok() {
+            ACCOUNT_TIMEOUT
+        } else {
+            LAST_WORDS_TIMEOUT
+        };
+        let last_words = tokio::select! {
+            ended = &mut conversing => ended.unwrap_or_default(),
+            () = tokio::time::sleep(patience) => None,
+            () = &mut stop, if !interrupted => {
+                interrupted = true;
+                None
+            }
+        };
+        conversing.abort();
+        Received {
+            failure: received.err(),
+            lane_error,
+            interrupted,
+            last_words,
+        }
+    }
+}
+
+/// The end of a session that has received.
+struct Received {
+    failure: Option<ReceiverError>,
+    /// The error where none of the first lanes has come up.
+    lane_error: Option<LaneError>,
+    interrupted: bool,
+    last_words: Ended,
+}
+
+impl Received {
+    /// The host's account of the session, or the reason why there is none.
+    fn account(self, heard: &Heard) -> Result<Summary, PullError> {
+        if self.interrupted {
+            return Err(PullError::Interrupted);
+        }
+        match (self.failure, &heard.account, self.lane_error) {
+            (None, Some(account), _) => Ok(Summary::from(account.clone())),
+            (_, _, Some(error)) => Err(PullError::Lane(error)),
+            (failure, ..) => Err(why(failure, heard)),
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use zmove_wire::{Cipher, Greeting, Role, Version};
 
 use super::machine::{lanes_for, quic_lanes};
 use super::plan::LanePlan;
-use super::{Connected, Recalled, Route};
+use super::{Connected, Recalled};
 use crate::error::ConnectError;
 use crate::random::fresh_transfer;
 use crate::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
@@ -32,17 +32,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
 ) -> Result<Connected<L>, ConnectError> {
     let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
     let cipher = settings.cipher;
-    let lane = |number| {
-        let greeting = Greeting {
-            cipher,
-            ..Greeting::new(Role::Lane(LaneId(number)), transfer)
-        };
-        Lane {
-            number,
-            greeting,
-            one_of: None,
-        }
-    };
+    let lane = |number| Lane::new(number, transfer, cipher);
     let (lanes_in, lanes) = mpsc::channel(usize::from(LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
     let spawn = |numbers: std::ops::Range<u16>| {
@@ -74,68 +64,39 @@ pub(super) async fn dial_all<L: LaneEnd>(
         .map_err(ConnectError::Control)?;
     // Over QUIC nothing is tuned: its congestion control bears loss, and its windows are shared out over the first
     // lanes.
-    let tuned = plan.fixed.is_none()
-        && few.is_none()
-        && settings.limit.is_none()
-        && transport == Transport::Tcp;
-    let (number, congestion) = if tuned {
-        (LaneNumber::Tuned { least }, plan.answer(round_trip))
-    } else {
+    let is_fixed = plan.fixed.or(few).is_some() || settings.limit.is_some();
+    let (number, congestion) = if is_fixed || transport == Transport::Quic {
         (LaneNumber::Fixed, LossAnswer::default())
+    } else {
+        (LaneNumber::Tuned { least }, plan.answer(round_trip))
     };
-    let (more, wanted) = mpsc::unbounded_channel();
     let first = match settings.more {
-        MoreLanes::Others => Lane {
-            one_of: Some(count),
-            ..lane(count)
-        },
+        MoreLanes::Others => lane(count).after(count),
         MoreLanes::Sets => lane(0),
     };
-    tokio::spawn(dial_more(
-        dialler.clone(),
-        settings.more,
-        first,
-        lanes_in,
-        wanted,
-    ));
-    let supply = LaneSupply {
-        more,
-        asked: count,
-        again: 0,
-        number,
-        congestion,
-    };
-    let (version, pulse) = (channel.version(), channel.pulse());
+    let (more, wanted) = mpsc::unbounded_channel();
+    let later = dial_more(dialler.clone(), settings.more, first, lanes_in, wanted);
+    tokio::spawn(later);
     let dialled = Dialled {
         transfer,
         cipher,
-        version,
+        version: channel.version(),
+        pulse: channel.pulse(),
         control: control_pair(channel),
-        pulse,
         lanes,
-        supply,
-    };
-    let Recalled {
-        paths,
-        known,
-        quic_first,
-        ..
-    } = recalled;
-    let (quic_first, limited) = (quic_first.is_some(), settings.limit.is_some());
-    let route = Route {
-        paths,
-        round_trip,
-        transport,
-        ends,
-        known,
-        quic_first,
-        limited,
+        supply: LaneSupply {
+            more,
+            asked: count,
+            again: 0,
+            number,
+            congestion,
+        },
     };
     Ok(Connected {
         dialled,
         transport,
         dialler,
-        route,
+        route: recalled.route(settings, transport, round_trip, ends),
         ssh: None,
     })
 }
@@ -217,6 +178,27 @@ struct Lane {
 }
 
 impl Lane {
+    /// A lane of the first ones.
+    fn new(number: u16, transfer: TransferId, cipher: Cipher) -> Self {
+        let greeting = Greeting {
+            cipher,
+            ..Greeting::new(Role::Lane(LaneId(number)), transfer)
+        };
+        Self {
+            number,
+            greeting,
+            one_of: None,
+        }
+    }
+
+    /// The lane as one that is dialled after so many others.
+    fn after(self, others: u16) -> Self {
+        Self {
+            one_of: Some(others),
+            ..self
+        }
+    }
+
     /// The lane after this one.
     fn following(self) -> Self {
         let number = self.number.wrapping_add(1);
