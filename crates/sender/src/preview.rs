@@ -13,26 +13,30 @@ mod survey;
 mod verification;
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use zmove_transport::{Inbox, blocking};
+use zmove_transport::{Inbox, LaneError, LaneSink, blocking};
 use zmove_types::Observer;
-use zmove_wire::Open;
+use zmove_wire::{Finished, Open};
 
 use crate::account::Account;
 use crate::account::receipts::Receipts;
 use crate::account::summary::{Preview, Summary};
+use crate::account::totals::Totals;
 use crate::control::link::Link;
 use crate::control::relay::{Heard, RelayParts};
-use crate::control::{self, Permission};
+use crate::control::replies::Replies;
+use crate::control::{self, Permission, Unsayable};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview::hashing::Hashing;
 use crate::push::job::Push;
 use crate::push::run::Run;
-use crate::push::threads::Threads;
+use crate::push::session::Session;
+use crate::push::threads::{Broken, Threads};
 use crate::read::extras::Extras;
 use crate::send::lane_set::end_unused;
 
@@ -52,7 +56,7 @@ pub(crate) async fn run(
     let Link {
         version,
         control: (reader, writer),
-        mut lanes,
+        lanes,
         supply: _none_needed,
         relay,
         quota,
@@ -69,10 +73,8 @@ pub(crate) async fn run(
     let (mut receipts, replies, outgoing) =
         Receipts::begin(observer, (version, extras), push.started, quota.clone());
     let session = Arc::clone(&receipts.session);
-    let started = push.started;
-    let (mut writer, mut unsayable) = control::write_all(writer, outgoing, beside);
-    let scan = push.scan.clone();
-    let (broken_in, mut broken) = mpsc::unbounded_channel();
+    let (mut writer, unsayable) = control::write_all(writer, outgoing, beside);
+    let (broken_in, broken) = mpsc::unbounded_channel();
     let mut threads = Threads::new(broken_in);
     let conversation = async {
         let greeted = control::greeted(reader, version, dialled_by, quota);
@@ -81,32 +83,13 @@ pub(crate) async fn run(
         session.account.not_kept(&session.extras.learn(said.kinds));
         session.account.files().single_name = opened.single_name.map(|name| name.0);
         session.account.totals.scan_errors.set(push.sources_missing);
-        let task = Task::of(&push.open, push.mirror, None);
-        let surveyed = Arc::clone(&session);
-        let hashing = push
-            .open
-            .verify
-            .then(|| Hashing::start(&session, &push.config, &mut threads));
-        let hashing = hashing.transpose().map_err(SessionError::Thread)?;
-        let survey = move || survey::run(&surveyed, &push.scan, &replies, &task, hashing);
-        threads
-            .spawn("zmove-plan".into(), survey)
-            .map_err(SessionError::Thread)?;
-        loop {
-            tokio::select! {
-                // A lane that did not come up does not matter, since nothing was to go over it.
-                Some(lane) = lanes.recv() => lane.into_iter().for_each(end_unused),
-                Some(broken) = broken.recv() => return Err(broken.error.into()),
-                Some(error) = unsayable.recv() => {
-                    return control::explained(receipts.take_rest(&mut inbox), error.into()).await;
-                }
-                message = control::receive(&mut inbox) => {
-                    if let Some(finished) = receipts.take(message?)? {
-                        return Ok(finished);
-                    }
-                }
-            }
-        }
+        start_survey(&push, &session, replies, &mut threads).map_err(SessionError::Thread)?;
+        let conversation = Conversation {
+            lanes,
+            broken,
+            unsayable,
+        };
+        conversation.take_answers(&mut receipts, &mut inbox).await
     };
     let ended = tokio::select! {
         ended = conversation => ended,
@@ -116,7 +99,7 @@ pub(crate) async fn run(
     if let Err(error) = &ended {
         control::break_off(last.take(), error, &mut writer).await;
     }
-    let elapsed = started.elapsed();
+    let elapsed = push.started.elapsed();
     // From here on the planner waits for no more replies.
     drop(receipts);
     blocking(move || threads.join()).await;
@@ -125,16 +108,71 @@ pub(crate) async fn run(
     let summary = Summary {
         elapsed,
         receiver_cpu: Duration::from_micros(finished.cpu_us),
-        preview: Some(Preview {
-            added: totals.added.get(),
-            changed: totals.changed.get(),
-        }),
-        left_out: scan.left_out(),
+        preview: Some(preview_of(totals)),
+        left_out: push.scan.left_out(),
         ..totals.summary()
     };
     drop(session);
     control::tell_end(last, Ok(&summary), &mut writer).await;
     Ok(summary)
+}
+
+fn preview_of(totals: &Totals) -> Preview {
+    Preview {
+        added: totals.added.get(),
+        changed: totals.changed.get(),
+    }
+}
+
+/// Starts the thread that asks about what the scan finds, and those that hash for a verification.
+fn start_survey(
+    push: &Push,
+    session: &Arc<Session>,
+    replies: Replies,
+    threads: &mut Threads,
+) -> io::Result<()> {
+    let task = Task::of(&push.open, push.mirror.clone(), None);
+    let hashing = if push.open.verify {
+        Some(Hashing::start(session, &push.config, threads)?)
+    } else {
+        None
+    };
+    let session = Arc::clone(session);
+    let scan = push.scan.clone();
+    let survey = move || survey::run(&session, &scan, &replies, &task, hashing);
+    threads.spawn("zmove-plan".into(), survey)
+}
+
+/// All that happens while the receiver answers.
+struct Conversation {
+    lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
+    broken: mpsc::UnboundedReceiver<Broken>,
+    unsayable: Unsayable,
+}
+
+impl Conversation {
+    /// Takes answers until the receiver has given the last one.
+    async fn take_answers(
+        mut self,
+        receipts: &mut Receipts,
+        inbox: &mut Inbox<Heard>,
+    ) -> Result<Finished, SessionError> {
+        loop {
+            tokio::select! {
+                // A lane that did not come up does not matter, since nothing was to go over it.
+                Some(lane) = self.lanes.recv() => lane.into_iter().for_each(end_unused),
+                Some(broken) = self.broken.recv() => return Err(broken.error.into()),
+                Some(error) = self.unsayable.recv() => {
+                    return control::explained(receipts.take_rest(inbox), error.into()).await;
+                }
+                message = control::receive(inbox) => {
+                    if let Some(finished) = receipts.take(message?)? {
+                        return Ok(finished);
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Waits for `Opened`, and reports each wait.

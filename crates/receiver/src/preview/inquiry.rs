@@ -174,14 +174,14 @@ impl Previewer {
             Err(error) => return Finding::Fails(Operation::Read, FaultCode::os(&error)),
         };
         let InquiredMetadata(wanted, digest) = &entry.metadata;
+        let of_file = || InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
+        let differs = |wanted: &InquiredMetadata| {
+            let entry = Named(directory.as_fd(), name);
+            changed(self.metadata_differs(directory, &there, wanted, entry))
+        };
         let in_the_way = |operation| Finding::Fails(operation, FaultCode::DirectoryInTheWay);
         match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
-            (InquiredKind::Directory, FileType::Directory) => changed(self.metadata_differs(
-                directory,
-                &there,
-                &entry.metadata,
-                Named(directory.as_fd(), name),
-            )),
+            (InquiredKind::Directory, FileType::Directory) => differs(&entry.metadata),
             (InquiredKind::Directory, _) if self.rules.overwrite == Overwrite::Nothing => {
                 Finding::Fails(
                     Operation::MakeDirectory,
@@ -201,27 +201,16 @@ impl Previewer {
             (InquiredKind::Special(special), _)
                 if is_special_at(directory.as_fd(), name, *special) =>
             {
-                let wanted =
-                    InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
-                changed(self.metadata_differs(
-                    directory,
-                    &there,
-                    &wanted,
-                    Named(directory.as_fd(), name),
-                ))
+                differs(&of_file())
             }
             (InquiredKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
             (InquiredKind::File { bytes }, FileType::RegularFile) => {
-                let wanted =
-                    InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
-                self.look_at_file(turn, directory, name, &there, *bytes, &wanted)
+                self.look_at_file(turn, directory, name, &there, *bytes, &of_file())
             }
             (InquiredKind::Link { bytes, first }, FileType::RegularFile) => {
-                let wanted =
-                    InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
                 if self.is_one((directory, name), first) {
                     let alone = FileIdentity { names: 1, ..there };
-                    self.look_at_file(turn, directory, name, &alone, *bytes, &wanted)
+                    self.look_at_file(turn, directory, name, &alone, *bytes, &of_file())
                 } else {
                     Finding::Differs(Differences::LINKS)
                 }

@@ -26,6 +26,16 @@ pub(crate) struct Filling {
 }
 
 impl Filling {
+    pub(super) fn new(buffer: Buffer) -> Self {
+        Self {
+            batch: Batch::default(),
+            buffer,
+            filled: 0,
+            files: Vec::new(),
+            lacks: Vec::new(),
+        }
+    }
+
     /// Begins the group of another directory.
     pub(super) fn begin_group(&mut self, directory: &SourceDirectory) {
         let directory = directory.target_path().clone();

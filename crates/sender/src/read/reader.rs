@@ -19,7 +19,7 @@ use zmove_types::{
     Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Kinds, Stopwatch,
 };
 use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
-use zmove_wire::{Batch, FrameHeader, FrameKind};
+use zmove_wire::{FrameHeader, FrameKind};
 
 use crate::account::failure::FileError;
 use crate::account::manifest::Known;
@@ -180,13 +180,7 @@ impl Reader<'_> {
             lists_what_stays,
         };
         let mut read = entries.read_all(&groups, buffer.room()).into_iter();
-        let mut filling = Filling {
-            batch: Batch::default(),
-            buffer,
-            filled: 0,
-            files: Vec::new(),
-            lacks: Vec::new(),
-        };
+        let mut filling = Filling::new(buffer);
         let mut sent = Pack {
             groups: Vec::with_capacity(groups.len()),
             unread: None,
@@ -396,31 +390,11 @@ impl Reader<'_> {
         span: GroupSpan,
         again: Option<ItemId>,
     ) -> Result<(), FileError> {
-        let Session {
-            account,
-            extras,
-            in_flight,
-            ..
-        } = self.session;
         let OpenedSource {
             file: opened,
             identity,
-            holes,
-        } = file.open(
-            self.context.direct,
-            extras.holes(),
-            || in_flight.is_stopping(),
-            |opened, identity| {
-                let (metadata, lacks) = extras.of_file(opened, identity, &file.entry);
-                account.lacking(extras, &file.target, &lacks);
-                metadata
-            },
-        )?;
-        account.found_holes(holes.bytes - holes.held_bytes);
-        account.not_resumed(holes.held_bytes);
-        if let Some(why) = holes.lack {
-            account.lacking(extras, &file.target, &[(Kinds::HOLES, why)]);
-        }
+            ..
+        } = self.open(file)?;
         if let Some(next) = file.skips_to(span) {
             self.session.queue.skip_groups(file, next);
             return Ok(());
@@ -478,6 +452,33 @@ impl Reader<'_> {
             .into_iter()
             .for_each(|piece| piece.has_read(u64::from(span.len)));
         Ok(())
+    }
+
+    /// Opens a large file, and accounts for its holes and what it lacks.
+    fn open(&self, file: &LargeSource) -> Result<OpenedSource, FileError> {
+        let Session {
+            account,
+            extras,
+            in_flight,
+            ..
+        } = self.session;
+        let source = file.open(
+            self.context.direct,
+            extras.holes(),
+            || in_flight.is_stopping(),
+            |opened, identity| {
+                let (metadata, lacks) = extras.of_file(opened, identity, &file.entry);
+                account.lacking(extras, &file.target, &lacks);
+                metadata
+            },
+        )?;
+        let holes = &source.holes;
+        account.found_holes(holes.bytes - holes.held_bytes);
+        account.not_resumed(holes.held_bytes);
+        if let Some(why) = holes.lack {
+            account.lacking(extras, &file.target, &[(Kinds::HOLES, why)]);
+        }
+        Ok(source)
     }
 
     /// Reads the data of a group, piece after piece, into a buffer; returns the group's value, holes being zeros.
