@@ -13,7 +13,7 @@ use std::env;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, UdpSocket};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,61 +98,86 @@ impl Drop for Server {
     }
 }
 
-fn take_turns() {
-    // as criterion's benches: one turn, to see that it works
-    let smoke = env::args().any(|word| word == "--test");
-    let (mib, runs) = (
-        setting("ZMOVE_BENCH_MIB", 1024),
-        if smoke {
-            1
-        } else {
-            setting("ZMOVE_BENCH_RUNS", 5)
-        },
-    );
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    let lanes = setting("ZMOVE_BENCH_LANES", (2 * cores).clamp(4, 8) as u64);
-    let parent = env::var_os("ZMOVE_BENCH_DIR").map_or_else(env::temp_dir, Into::into);
-    let top = tempfile::tempdir_in(parent).expect("a directory");
-    let (home, other_home) = (top.path().join("near"), top.path().join("far"));
-    let (source, target) = (top.path().join("source"), top.path().join("target"));
-    fs::create_dir(&target).expect("a directory");
-    build(&source, mib);
-    let ((near, _), (far, address)) = (host("ZMOVE_LAB_SRC"), host("ZMOVE_LAB_DST"));
-    let zmove = env!("CARGO_BIN_EXE_zmove");
-    let key = command(&[], zmove, &home)
-        .args(["key", "show"])
-        .output()
-        .expect("a key");
-    let key = String::from_utf8(key.stdout).expect("a fingerprint");
-    let mut allow = command(&[], zmove, &other_home);
-    allow
-        .args(["allow", key.trim(), "--name", "bench", "--write", "--root"])
-        .arg(&target);
-    assert!(
+/// The two programs under comparison, with their files and hosts.
+struct Bench {
+    zmove: &'static str,
+    own: PathBuf,
+    near: Vec<String>,
+    far: Vec<String>,
+    address: &'static str,
+    home: PathBuf,
+    other_home: PathBuf,
+    source: PathBuf,
+    target: PathBuf,
+    certificate: PathBuf,
+    mib: u64,
+    lanes: u64,
+}
+
+impl Bench {
+    fn new(top: &Path) -> Self {
+        let (near, _) = host("ZMOVE_LAB_SRC");
+        let (far, address) = host("ZMOVE_LAB_DST");
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        Self {
+            zmove: env!("CARGO_BIN_EXE_zmove"),
+            own: env::current_exe().expect("this program"),
+            near,
+            far,
+            address,
+            home: top.join("near"),
+            other_home: top.join("far"),
+            source: top.join("source"),
+            target: top.join("target"),
+            certificate: top.join("certificate"),
+            mib: setting("ZMOVE_BENCH_MIB", 1024),
+            lanes: setting("ZMOVE_BENCH_LANES", (2 * cores).clamp(4, 8) as u64),
+        }
+    }
+
+    /// Lets the near user write to the target of the far host.
+    fn allow_pushes(&self) {
+        let key = command(&[], self.zmove, &self.home)
+            .args(["key", "show"])
+            .output()
+            .expect("a key");
+        let key = String::from_utf8(key.stdout).expect("a fingerprint");
+        let mut allow = command(&[], self.zmove, &self.other_home);
         allow
-            .stdout(Stdio::null())
-            .status()
-            .expect("it runs")
-            .success()
-    );
-    let mut serve = command(&far, zmove, &other_home);
-    serve.args([
-        "serve",
-        "--listen",
-        &format!("{address}:5870"),
-        "--transport",
-        "quic",
-    ]);
-    let _daemon = Server::start(serve);
-    let own = env::current_exe().expect("this program");
-    let certificate = top.path().join("certificate");
-    let mut drain = command(&far, &own, &other_home);
-    drain
-        .args(["drain", &format!("{address}:5871")])
-        .arg(&certificate);
-    let _drain = Server::start(drain);
-    let zmove_run = || {
-        let mut push = command(&near, zmove, &home);
+            .args(["allow", key.trim(), "--name", "bench", "--write", "--root"])
+            .arg(&self.target);
+        assert!(
+            allow
+                .stdout(Stdio::null())
+                .status()
+                .expect("it runs")
+                .success()
+        );
+    }
+
+    fn start_daemon(&self) -> Server {
+        let mut serve = command(&self.far, self.zmove, &self.other_home);
+        serve.args([
+            "serve",
+            "--listen",
+            &format!("{}:5870", self.address),
+            "--transport",
+            "quic",
+        ]);
+        Server::start(serve)
+    }
+
+    fn start_drain(&self) -> Server {
+        let mut drain = command(&self.far, &self.own, &self.other_home);
+        drain
+            .args(["drain", &format!("{}:5871", self.address)])
+            .arg(&self.certificate);
+        Server::start(drain)
+    }
+
+    /// The seconds that zmove takes.
+    fn time_zmove(&self) -> f64 {
+        let mut push = command(&self.near, self.zmove, &self.home);
         push.args([
             "push",
             "--quiet",
@@ -160,31 +185,53 @@ fn take_turns() {
             "--transport",
             "quic",
             "--streams",
-            &lanes.to_string(),
+            &self.lanes.to_string(),
         ]);
-        push.arg(&source)
-            .arg(format!("{address}:{}/", target.display()))
+        push.arg(&self.source)
+            .arg(format!("{}:{}/", self.address, self.target.display()))
             .stderr(Stdio::null());
         let seconds = timed(push);
-        fs::remove_file(target.join("source")).expect("it has arrived");
+        fs::remove_file(self.target.join("source")).expect("it has arrived");
         seconds
+    }
+
+    /// The seconds that bare quinn takes.
+    fn time_quinn(&self) -> f64 {
+        let mut pour = command(&self.near, &self.own, &self.home);
+        pour.args(["pour", &format!("{}:5871", self.address)])
+            .arg(&self.certificate)
+            .args([self.mib.to_string(), self.lanes.to_string()]);
+        timed(pour)
+    }
+}
+
+fn take_turns() {
+    // as criterion's benches: one turn, to see that it works
+    let smoke = env::args().any(|word| word == "--test");
+    let runs = if smoke {
+        1
+    } else {
+        setting("ZMOVE_BENCH_RUNS", 5)
     };
-    let quinn_run = || {
-        let mut pour = command(&near, &own, &home);
-        pour.args(["pour", &format!("{address}:5871")])
-            .arg(&certificate);
-        timed({
-            pour.args([mib.to_string(), lanes.to_string()]);
-            pour
-        })
-    };
-    let (_warm_up, _warm_up_too) = (zmove_run(), quinn_run());
-    let turns: Vec<_> = (0..runs).map(|_| (zmove_run(), quinn_run())).collect();
-    let (mut ours, mut bare): (Vec<_>, Vec<_>) = turns.into_iter().unzip();
-    let (ours, bare) = (
-        report("zmove", mib, &mut ours),
-        report("quinn", mib, &mut bare),
-    );
+    let parent = env::var_os("ZMOVE_BENCH_DIR").map_or_else(env::temp_dir, Into::into);
+    let top = tempfile::tempdir_in(parent).expect("a directory");
+    let bench = Bench::new(top.path());
+    fs::create_dir(&bench.target).expect("a directory");
+    build(&bench.source, bench.mib);
+    bench.allow_pushes();
+    let _daemon = bench.start_daemon();
+    let _drain = bench.start_drain();
+    // to warm up
+    bench.time_zmove();
+    bench.time_quinn();
+    let mut ours = Vec::new();
+    let mut bare = Vec::new();
+    for _ in 0..runs {
+        ours.push(bench.time_zmove());
+        bare.push(bench.time_quinn());
+    }
+    let ours = report("zmove", bench.mib, &mut ours);
+    let bare = report("quinn", bench.mib, &mut bare);
     println!("zmove / quinn: {:.2}", bare / ours);
 }
 

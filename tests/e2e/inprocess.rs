@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use zmove_receiver::{ReceiverConfig, Session, run_session};
 use zmove_scan::ScanRoot;
@@ -49,6 +50,15 @@ pub(crate) struct Pushed {
 struct Witness {
     events: Mutex<Vec<Event>>,
     on_event: Box<dyn Fn(&Event) + Send + Sync>,
+}
+
+impl Witness {
+    fn new(on_event: Box<dyn Fn(&Event) + Send + Sync>) -> Self {
+        Self {
+            events: Mutex::default(),
+            on_event,
+        }
+    }
 }
 
 impl Default for InProcess {
@@ -105,19 +115,11 @@ impl InProcess {
             on_event,
             ..
         } = self;
-        let witness = Arc::new(Witness {
-            events: Mutex::default(),
-            on_event,
-        });
+        let witness = Arc::new(Witness::new(on_event));
         let started = Instant::now();
         let mut run = Run::begin(None, started);
         let push = Push::start(job, config, &mut run, started);
-        let observer = Arc::clone(&witness) as Arc<dyn Observer>;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build();
-        let ended = runtime.unwrap().block_on(async {
+        let ended = runtime().block_on(async {
             let (near, mut far) = memory_control();
             let (sinks_in, sinks) = mpsc::channel(LANES_MAX);
             let (sources_in, sources) = mpsc::channel(LANES_MAX);
@@ -127,15 +129,7 @@ impl InProcess {
                 sources_in.try_send(wrap_source(source)).unwrap();
             }
             let (more_in, mut wanted) = mpsc::unbounded_channel::<u16>();
-            let asked = u16::try_from(lanes).unwrap();
-            let (congestion, number) = (LossAnswer::default(), LaneNumber::Tuned { least: asked });
-            let supply = more.then_some(LaneSupply {
-                more: more_in,
-                asked,
-                again: 0,
-                number,
-                congestion,
-            });
+            let supply = more.then(|| supply(more_in, lanes));
             let dialling = async move {
                 while let Some(more) = wanted.recv().await {
                     for number in 0..more {
@@ -161,26 +155,47 @@ impl InProcess {
                 };
                 run_session(session, std::future::pending()).await
             });
-            let (cipher, version) = (Cipher::Tls, Version::NEWEST);
-            let (relay, quota) = (None, None);
             let link = Link {
                 transfer,
-                cipher,
-                version,
+                cipher: Cipher::Tls,
+                version: Version::NEWEST,
                 control: near,
                 lanes: sinks,
                 supply,
-                relay,
-                quota,
+                relay: None,
+                quota: None,
             };
+            let observer = Arc::clone(&witness) as Arc<dyn Observer>;
             let pushing = push.run(&mut run, link, observer, std::future::pending());
             let (ended, ()) = tokio::join!(pushing, dialling);
             let received = receiving.await.unwrap();
             assert_eq!(received.is_ok(), ended.is_ok(), "{received:?}");
             ended
         });
-        let events = std::mem::take(&mut *witness.events.lock().unwrap());
-        Pushed { ended, events }
+        Pushed {
+            ended,
+            events: std::mem::take(&mut *witness.events.lock().unwrap()),
+        }
+    }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// The supply of further lanes, as many as there are first.
+fn supply(more: mpsc::UnboundedSender<u16>, lanes: usize) -> LaneSupply {
+    let asked = u16::try_from(lanes).unwrap();
+    LaneSupply {
+        more,
+        asked,
+        again: 0,
+        number: LaneNumber::Tuned { least: asked },
+        congestion: LossAnswer::default(),
     }
 }
 

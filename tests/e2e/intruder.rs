@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use zmove_receiver::{Session, SessionError, SessionReport, WriteAccess, run_session};
-use zmove_transport::{Frame, memory_control, memory_lane};
+use zmove_transport::{Frame, Inbox, memory_control, memory_lane};
 use zmove_types::{
     Buffer, BufferPool, ItemId, Metadata, Name, RelPath, StageClock, Timestamp, TransferId,
 };
@@ -83,7 +83,8 @@ impl Intruder {
             .await
             .unwrap();
         let mut inbox = reader.into_inbox(decode_message::<ToSender>, 64);
-        let (mut answers, mut items) = (Vec::new(), 0);
+        let mut answers = Vec::new();
+        let mut items = 0;
         let clock = Arc::new(StageClock::default());
         for deed in deeds {
             match deed {
@@ -102,27 +103,14 @@ impl Intruder {
                 // the same
                 Deed::Message(bytes) => drop(writer.send(&bytes).await),
                 Deed::Wait => {
-                    let about_names = |answer: &&ToSender| {
-                        matches!(
-                            answer,
-                            ToSender::ExtraneousNames(_) | ToSender::Removed { .. }
-                        )
-                    };
-                    let before = answers.iter().filter(about_names).count();
-                    while answers.iter().filter(about_names).count() == before {
-                        let Some(Ok(answer)) = inbox.recv().await else {
-                            break;
-                        };
-                        answers.push(answer);
-                    }
+                    let before = about_names(&answers);
+                    hear_until(&mut inbox, &mut answers, |heard| {
+                        about_names(heard) > before
+                    })
+                    .await;
                 }
                 Deed::Meanwhile(wanted, happens) => {
-                    while settled(&answers) < wanted {
-                        let Some(Ok(answer)) = inbox.recv().await else {
-                            break;
-                        };
-                        answers.push(answer);
-                    }
+                    hear_until(&mut inbox, &mut answers, |heard| settled(heard) >= wanted).await;
                     happens();
                 }
             }
@@ -143,6 +131,31 @@ impl Intruder {
         );
         Intruded { ended, answers }
     }
+}
+
+/// Takes answers until they are enough, or there are no more.
+async fn hear_until(
+    inbox: &mut Inbox<ToSender>,
+    answers: &mut Vec<ToSender>,
+    are_enough: impl Fn(&[ToSender]) -> bool,
+) {
+    while !are_enough(answers) {
+        let Some(Ok(answer)) = inbox.recv().await else {
+            return;
+        };
+        answers.push(answer);
+    }
+}
+
+/// The number of answers about names that stay or go.
+fn about_names(answers: &[ToSender]) -> usize {
+    let about_names = |answer: &&ToSender| {
+        matches!(
+            answer,
+            ToSender::ExtraneousNames(_) | ToSender::Removed { .. }
+        )
+    };
+    answers.iter().filter(about_names).count()
 }
 
 fn settled(answers: &[ToSender]) -> usize {

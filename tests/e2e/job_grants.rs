@@ -263,15 +263,8 @@ fn free_address() -> SocketAddr {
         .unwrap()
 }
 
-/// The second node takes one command, and nobody types its key anywhere. It waits for its grant before the head takes
-/// work for the second receiver, so both have moved something.
-#[test]
-fn two_nodes_of_which_only_the_head_is_allowed_move_data_to_both_receivers() {
-    if !has_program("nats-server") {
-        return skip("there is no nats-server");
-    }
-    let lab = Lab::new(2);
-    lab.paint();
+/// The head says which of its keys the receivers are to allow.
+fn init_cluster_of_two(lab: &Lab) {
     let broker = free_address().to_string();
     let hosts: Vec<_> = lab
         .receivers
@@ -294,6 +287,18 @@ fn two_nodes_of_which_only_the_head_is_allowed_move_data_to_both_receivers() {
         told.contains(&format!("zmove allow {}", key.trim())),
         "{told}"
     );
+}
+
+/// The second node takes one command, and nobody types its key anywhere. It waits for its grant before the head takes
+/// work for the second receiver, so both have moved something.
+#[test]
+fn two_nodes_of_which_only_the_head_is_allowed_move_data_to_both_receivers() {
+    if !has_program("nats-server") {
+        return skip("there is no nats-server");
+    }
+    let lab = Lab::new(2);
+    lab.paint();
+    init_cluster_of_two(&lab);
     let invitation = lab.site.path("lab.toml");
     let invite = [
         "cluster",

@@ -165,14 +165,12 @@ pub(crate) fn matrix(arguments: &MatrixArgs) -> Result<ExitCode> {
             matrix.runs.extend(cell.race(tools, arguments.runs));
         }
     }
-    println!(
-        "{}",
-        if arguments.json {
-            matrix.json()?
-        } else {
-            matrix.text()
-        }
-    );
+    let shown = if arguments.json {
+        matrix.json()?
+    } else {
+        matrix.text()
+    };
+    println!("{shown}");
     Ok(if matrix.all_right() {
         ExitCode::SUCCESS
     } else {

@@ -466,69 +466,77 @@ mod tests {
         }
     }
 
+    fn offer(directory: &str, file: &str) -> ToReceiver {
+        let file = OfferedFile {
+            name: name(file),
+            bytes: 0,
+            metadata: Metadata::default(),
+            source: None,
+            xattrs: None,
+        };
+        let groups = vec![OfferedGroup {
+            directory: path(directory),
+            files: vec![file],
+        }];
+        ToReceiver::Offer(Offer { offer: 0, groups })
+    }
+
+    fn keep(directory: &str) -> ToReceiver {
+        let range = KeptRange {
+            directory: path(directory),
+            after: None,
+            names: Vec::new(),
+            open: true,
+        };
+        ToReceiver::Keep(Keep {
+            keep: 0,
+            ranges: vec![range],
+        })
+    }
+
+    fn remove(directory: &str, gone: &str) -> ToReceiver {
+        let groups = vec![RemoveGroup {
+            directory: path(directory),
+            names: vec![ListedName(name(gone))],
+        }];
+        ToReceiver::Remove(Remove { remove: 0, groups })
+    }
+
+    fn inquire(kind: InquiredKind, text: &str) -> ToReceiver {
+        let metadata = InquiredMetadata(Metadata::default(), None);
+        let entries = vec![InquiredEntry {
+            name: name(text),
+            kind,
+            metadata,
+        }];
+        let groups = vec![InquiredGroup {
+            directory: path(""),
+            itself: None,
+            entries,
+        }];
+        ToReceiver::Inquire(Inquiry { inquiry: 0, groups })
+    }
+
+    fn another(first: &str) -> InquiredKind {
+        InquiredKind::Link {
+            bytes: 0,
+            first: path(first),
+        }
+    }
+
+    fn hash(text: &str) -> ToReceiver {
+        ToReceiver::Hash(HashOrder {
+            order: 0,
+            path: path(text),
+            first: 0,
+            groups: 1,
+        })
+    }
+
     #[test]
     fn what_was_not_asked_for_is_refused_in_every_message() {
         let asked = TopNames::only(|name| name == b"asked");
         let any = TopNames::default();
-        let offer = |directory: &str, file: &str| {
-            let file = OfferedFile {
-                name: name(file),
-                bytes: 0,
-                metadata: Metadata::default(),
-                source: None,
-                xattrs: None,
-            };
-            let groups = vec![OfferedGroup {
-                directory: path(directory),
-                files: vec![file],
-            }];
-            ToReceiver::Offer(Offer { offer: 0, groups })
-        };
-        let keep = |directory: &str| {
-            let range = KeptRange {
-                directory: path(directory),
-                after: None,
-                names: Vec::new(),
-                open: true,
-            };
-            ToReceiver::Keep(Keep {
-                keep: 0,
-                ranges: vec![range],
-            })
-        };
-        let remove = |directory: &str, gone: &str| {
-            let groups = vec![RemoveGroup {
-                directory: path(directory),
-                names: vec![ListedName(name(gone))],
-            }];
-            ToReceiver::Remove(Remove { remove: 0, groups })
-        };
-        let inquire = |kind: InquiredKind, text: &str| {
-            let metadata = InquiredMetadata(Metadata::default(), None);
-            let entries = vec![InquiredEntry {
-                name: name(text),
-                kind,
-                metadata,
-            }];
-            let groups = vec![InquiredGroup {
-                directory: path(""),
-                itself: None,
-                entries,
-            }];
-            ToReceiver::Inquire(Inquiry { inquiry: 0, groups })
-        };
-        let another = |first: &str| InquiredKind::Link {
-            bytes: 0,
-            first: path(first),
-        };
-        let hash = |text: &str| {
-            ToReceiver::Hash(HashOrder {
-                order: 0,
-                path: path(text),
-                first: 0,
-                groups: 1,
-            })
-        };
         let messages = [
             (inquire(InquiredKind::Directory, "asked"), true),
             (inquire(another("asked/x"), "asked"), true),

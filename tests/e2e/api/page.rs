@@ -168,6 +168,21 @@ fn names_with_markup_are_text() {
     );
 }
 
+fn three_receivers() -> Value {
+    let node = |name: &str, state: &str, percent: u64| {
+        json!({
+            "name": name, "state": state, "files": 1230, "bytes": percent << 30,
+            "bytes_per_second": percent * 1_250_000, "percent_of_others": percent,
+        })
+    };
+    let nodes = [
+        node("dtn3.beamline.example.org", "slow", 31),
+        node("dtn1", "works", 100),
+        node("dtn2", "works", 98),
+    ];
+    json!({ "kind": "receiver", "count": 3, "items_waiting": 12, "nodes": nodes })
+}
+
 /// The process says no more, and what several nodes would have said stands in its place.
 #[test]
 fn the_nodes_of_a_job_are_seen_on_the_page_in_the_api_and_in_a_terminal() {
@@ -180,18 +195,7 @@ fn the_nodes_of_a_job_are_seen_on_the_page_in_the_api_and_in_a_terminal() {
         panic!("one process")
     };
     kill_process(pid, Signal::STOP).unwrap();
-    let node = |name: &str, state: &str, percent: u64| {
-        json!({
-            "name": name, "state": state, "files": 1230, "bytes": percent << 30,
-            "bytes_per_second": percent * 1_250_000, "percent_of_others": percent,
-        })
-    };
-    let nodes = [
-        node("dtn3.beamline.example.org", "slow", 31),
-        node("dtn1", "works", 100),
-        node("dtn2", "works", 98),
-    ];
-    let nodes = json!({ "kind": "receiver", "count": 3, "items_waiting": 12, "nodes": nodes });
+    let nodes = three_receivers();
     let path = served.yard.place().join(format!("{id}/events-1"));
     let told = std::fs::read_to_string(&path).unwrap();
     let last = told

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
-use zmove_types::{Kinds, RelPath, Special};
+use zmove_types::{Kinds, Metadata, RelPath, Special};
 use zmove_wire::{BatchEntry, Keeping, Lack, NotKept, ToSender};
 
 use super::{hard_link, push};
@@ -237,49 +237,51 @@ fn names_on_another_file_system_are_counted() {
     );
 }
 
+fn with_first(text: &str) -> Metadata {
+    metadata(0o640).with_first_name(path(text))
+}
+
+/// Symbolic links and pipes in turn, one for each first name and another for each but the first of these.
+fn later_names(firsts: &[&str]) -> Vec<BatchEntry> {
+    let entry = |(number, text): (usize, &&str)| {
+        let own = name(&format!("l{number}"));
+        match number % 2 {
+            0 => BatchEntry::Symlink(own, with_first(text), b"nowhere".as_slice().into()),
+            _ => BatchEntry::Special(own, with_first(text), Special::Fifo),
+        }
+    };
+    let all = firsts.iter().chain(&firsts[1..]);
+    all.enumerate().map(entry).collect()
+}
+
+fn not_kept(answers: Vec<ToSender>) -> Vec<NotKept> {
+    let counts = answers.into_iter().filter_map(|answer| match answer {
+        ToSender::NotKept { counts } => Some(counts),
+        _ => None,
+    });
+    counts.flatten().collect()
+}
+
 /// A first name that is not what it is said to be: each name becomes one by itself, and is counted.
 #[test]
 fn a_first_name_that_leads_to_anything_else_gets_no_other() {
     let home = tempfile::tempdir().unwrap();
-    let (root, outside) = (home.path().join("root"), home.path().join("outside"));
+    let root = home.path().join("root");
+    let outside = home.path().join("outside");
     std::fs::create_dir_all(root.join("directory")).unwrap();
     std::fs::create_dir(&outside).unwrap();
-    for place in [root.join("other"), outside.join("link")] {
-        symlink(
-            if place.ends_with("link") {
-                "nowhere"
-            } else {
-                "elsewhere"
-            },
-            place,
-        )
-        .unwrap();
-    }
+    symlink("elsewhere", root.join("other")).unwrap();
+    symlink("nowhere", outside.join("link")).unwrap();
     symlink(&outside, root.join("out")).unwrap();
     std::fs::write(root.join("file"), "nowhere").unwrap();
-    let firsts = [
+    let mut entries = later_names(&[
         "never sent",
         "no/where",
         "other",
         "directory",
         "out/link",
         "file",
-    ];
-    let first = |text: &str| metadata(0o640).with_first_name(path(text));
-    let entry = |number: usize, text: &str| match number % 2 {
-        0 => BatchEntry::Symlink(
-            name(&format!("l{number}")),
-            first(text),
-            b"nowhere".as_slice().into(),
-        ),
-        _ => BatchEntry::Special(name(&format!("l{number}")), first(text), Special::Fifo),
-    };
-    let entries = firsts
-        .iter()
-        .chain(&firsts[1..])
-        .enumerate()
-        .map(|(number, text)| entry(number, text));
-    let mut entries: Vec<_> = entries.collect();
+    ]);
     // A device that the key may not make gets no name either, though it is there.
     let device = is_root().then(|| {
         mknodat(
@@ -291,7 +293,7 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
         )
         .unwrap();
         let special = Special::Character(rustix::fs::makedev(1, 3));
-        BatchEntry::Special(name("device"), first("null"), special)
+        BatchEntry::Special(name("device"), with_first("null"), special)
     });
     let has_device = device.is_some();
     entries.extend(device);
@@ -307,15 +309,7 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
         "{:?}",
         intruded.ended
     );
-    let counts: Vec<_> = intruded
-        .answers
-        .into_iter()
-        .filter_map(|answer| match answer {
-            ToSender::NotKept { counts } => Some(counts),
-            _ => None,
-        })
-        .flatten()
-        .collect();
+    let counts = not_kept(intruded.answers);
     let links: u64 = counts
         .iter()
         .filter(|count| count.kind() == Kinds::LINKS)

@@ -23,20 +23,18 @@ fn nkey(directory: &Path, name: &str) -> (PathBuf, String) {
     (path, public_key)
 }
 
+fn user(public_key: &str, role: Role) -> User {
+    User {
+        public_key: public_key.to_owned(),
+        role,
+    }
+}
+
 #[tokio::test]
 async fn each_node_may_do_what_its_role_needs() {
     let keys = TempDir::new().unwrap();
     let [head, mover, stranger] = ["head", "mover", "stranger"].map(|name| nkey(keys.path(), name));
-    let users = vec![
-        User {
-            public_key: head.1.clone(),
-            role: Role::Head,
-        },
-        User {
-            public_key: mover.1.clone(),
-            role: Role::Mover,
-        },
-    ];
+    let users = vec![user(&head.1, Role::Head), user(&mover.1, Role::Mover)];
     let Some(lab) = Lab::start_with(|config| config.users = users).await else {
         return;
     };
@@ -105,16 +103,7 @@ async fn each_node_may_do_what_its_role_needs() {
 async fn a_notice_comes_with_the_nkey_of_its_node_and_of_no_other() {
     let keys = TempDir::new().unwrap();
     let [head, mover] = ["head", "mover"].map(|name| nkey(keys.path(), name));
-    let users = vec![
-        User {
-            public_key: head.1.clone(),
-            role: Role::Head,
-        },
-        User {
-            public_key: mover.1.clone(),
-            role: Role::Mover,
-        },
-    ];
+    let users = vec![user(&head.1, Role::Head), user(&mover.1, Role::Mover)];
     let Some(lab) = Lab::start_with(|config| config.users = users).await else {
         return;
     };

@@ -536,18 +536,18 @@ fn kept() -> KeptRange {
 }
 
 fn replies() -> Vec<ToSender> {
-    let single_name = Some(TopName(name("f")));
-    let fault = Fault {
-        path: path("d/f"),
-        operation: Operation::Write,
-        code: FaultCode::Os(28),
-    };
-    let stage = StageReport {
-        busy_us: 1,
-        starved_us: 300,
-        blocked_us: 70_000,
-    };
-    let mut replies = vec![
+    [
+        replies_to_orders(),
+        replies_to_openings(),
+        replies_in_transfers(),
+        replies_beside_transfers(),
+        job_answers(),
+    ]
+    .concat()
+}
+
+fn replies_to_orders() -> Vec<ToSender> {
+    vec![
         ToSender::Fetching(Fetching { lanes_max: 300 }),
         ToSender::Granted(Granted {
             token: [1; 32],
@@ -570,6 +570,12 @@ fn replies() -> Vec<ToSender> {
             }),
             receipt: Some(receipt()),
         }))),
+    ]
+}
+
+fn replies_to_openings() -> Vec<ToSender> {
+    let single_name = Some(TopName(name("f")));
+    vec![
         ToSender::Opened(Opened {
             state: TargetState::Populated,
             lanes_max: 64,
@@ -600,6 +606,21 @@ fn replies() -> Vec<ToSender> {
             code: RefusalCode::Ended,
             text: "it has ended".into(),
         }),
+    ]
+}
+
+fn replies_in_transfers() -> Vec<ToSender> {
+    let fault = Fault {
+        path: path("d/f"),
+        operation: Operation::Write,
+        code: FaultCode::Os(28),
+    };
+    let stage = StageReport {
+        busy_us: 1,
+        starved_us: 300,
+        blocked_us: 70_000,
+    };
+    vec![
         ToSender::Answer(Answer {
             offer: 1,
             verdicts: vec![
@@ -630,6 +651,12 @@ fn replies() -> Vec<ToSender> {
             cvs: vec![[8; 32]; 2],
             end: true,
         }),
+    ]
+}
+
+/// Those of previews, mirrors, probes and sweeps among them.
+fn replies_beside_transfers() -> Vec<ToSender> {
+    vec![
         ToSender::Findings(findings()),
         ToSender::ExtraneousNames(ExtraneousNames {
             keep: 1,
@@ -671,9 +698,7 @@ fn replies() -> Vec<ToSender> {
             complete: true,
             fault: Some((Operation::Write, FaultCode::Os(28))),
         }),
-    ];
-    replies.extend(job_answers());
-    replies
+    ]
 }
 
 fn stored() -> Stored {

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -39,28 +39,7 @@ pub(super) fn watch(zmove: &str, arguments: &WatchArgs) -> Result<ExitCode> {
     wait_until(PATIENCE, || !yard.processes().is_empty());
     std::thread::sleep(Duration::from_secs(1));
     let (closed, is_closed) = channel();
-    let generator = std::thread::spawn(move || -> Result<()> {
-        let begun = Instant::now();
-        for number in 0..count {
-            let due = Duration::from_secs_f64(seconds * number as f64 / count as f64);
-            std::thread::sleep(due.saturating_sub(begun.elapsed()));
-            let name = PathBuf::from(format!(
-                "d{}/f{number}",
-                number * DIRECTORIES / count.max(1)
-            ));
-            let path = source.join(&name);
-            fs::create_dir_all(path.parent().context("a directory")?)
-                .context("failed to make a directory")?;
-            let bytes = 1000 + number % 50_000;
-            fs::write(&path, vec![b'x'; bytes]).context("failed to write")?;
-            let _looked_at = closed.send(Closed {
-                name,
-                bytes: bytes as u64,
-                at: Instant::now(),
-            });
-        }
-        Ok(())
-    });
+    let generator = std::thread::spawn(move || generate(&source, count, seconds, &closed));
     let begun = Instant::now();
     let mut killed = 0;
     let (mut pending, mut times) = (VecDeque::new(), Vec::new());
@@ -106,6 +85,30 @@ pub(super) fn watch(zmove: &str, arguments: &WatchArgs) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Writes files at even intervals, and tells of each.
+fn generate(source: &Path, count: usize, seconds: f64, closed: &Sender<Closed>) -> Result<()> {
+    let begun = Instant::now();
+    for number in 0..count {
+        let due = Duration::from_secs_f64(seconds * number as f64 / count as f64);
+        std::thread::sleep(due.saturating_sub(begun.elapsed()));
+        let name = PathBuf::from(format!(
+            "d{}/f{number}",
+            number * DIRECTORIES / count.max(1)
+        ));
+        let path = source.join(&name);
+        fs::create_dir_all(path.parent().context("a directory")?)
+            .context("failed to make a directory")?;
+        let bytes = 1000 + number % 50_000;
+        fs::write(&path, vec![b'x'; bytes]).context("failed to write")?;
+        let _looked_at = closed.send(Closed {
+            name,
+            bytes: bytes as u64,
+            at: Instant::now(),
+        });
+    }
+    Ok(())
 }
 
 /// Takes what has been closed since; returns whether the generator has ended.

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_chunk::{file_root, group_cv, seal};
-use zmove_disk::{Direct, Replace, SharedJobDirectory, Tree};
+use zmove_disk::{Direct, EpochSession, Replace, SharedJobDirectory, Staged, Tree};
 use zmove_transport::{
     ControlWriter, Fingerprint, Frame, Inbox, LaneSink, memory_control, memory_lane,
 };
@@ -243,10 +243,8 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         lost.stored(4).await;
         assert_eq!(lost.end(1, 1, 1).await, SharedJobResult::Done);
         lost.die().await;
-        let (mut one, mut other) = (
-            Mover::open(home.path(), 2).await,
-            Mover::open(home.path(), 2).await,
-        );
+        let mut one = Mover::open(home.path(), 2).await;
+        let mut other = Mover::open(home.path(), 2).await;
         assert_eq!(
             one.commit(&head, &contents).await,
             SharedJobResult::Missing(vec![GroupRange::new(0, 7)]),
@@ -297,39 +295,41 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
             "{counted:?}"
         );
         one.finish().await;
-        assert_eq!(
-            other.order(SharedJobOrder::Close).await,
-            SharedJobResult::Done
-        );
-        let fenced = |operation| SharedJobResult::Failed(operation, FaultCode::Fenced);
-        assert_eq!(
-            other.order(SharedJobOrder::Close).await,
-            SharedJobResult::Done,
-            "again"
-        );
-        assert_eq!(
-            other.order(SharedJobOrder::Count).await,
-            fenced(Operation::Read),
-            "of no journals"
-        );
-        other.finish().await;
-        let left = std::fs::read_dir(job_directory(home.path()))
-            .unwrap()
-            .count();
-        assert_eq!(
-            (left, tree(home.path()).len()),
-            (1, 3),
-            "the mark of its end, and the file with its directories"
-        );
-        let late = Mover::try_open(home.path(), open(Some(part(3))))
-            .await
-            .err()
-            .unwrap();
-        assert_eq!(
-            (late.code, &*late.text),
-            (RefusalCode::Ended, "the job has ended")
-        );
+        assert_is_over_once_closed(home.path(), other).await;
     }
+}
+
+/// Closes the job by its last session: nothing of it is left then but the mark of its end, and no session is opened.
+async fn assert_is_over_once_closed(home: &Path, mut last: Mover) {
+    assert_eq!(
+        last.order(SharedJobOrder::Close).await,
+        SharedJobResult::Done
+    );
+    assert_eq!(
+        last.order(SharedJobOrder::Close).await,
+        SharedJobResult::Done,
+        "again"
+    );
+    assert_eq!(
+        last.order(SharedJobOrder::Count).await,
+        SharedJobResult::Failed(Operation::Read, FaultCode::Fenced),
+        "of no journals"
+    );
+    last.finish().await;
+    let left = std::fs::read_dir(job_directory(home)).unwrap().count();
+    assert_eq!(
+        (left, tree(home).len()),
+        (1, 3),
+        "the mark of its end, and the file with its directories"
+    );
+    let late = Mover::try_open(home, open(Some(part(3))))
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(
+        (late.code, &*late.text),
+        (RefusalCode::Ended, "the job has ended")
+    );
 }
 
 /// A node that loses its power may have told of groups that it has not flushed.
@@ -875,6 +875,36 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
     assert_eq!(groups, BTreeMap::from([(0, Cv([1; 32]))]));
 }
 
+/// A part with so many flushed groups, as the journal has it.
+fn flushed_part(
+    epoch: &EpochSession,
+    journal: &Journal,
+    number: u64,
+    groups: usize,
+) -> (Staged, PartKey) {
+    let part = name(&format!("part-{number}"));
+    let bytes = groups as u64 * GROUP_BYTES;
+    let staged = epoch.open_part(&part, bytes, Direct::Off).unwrap();
+    let inode = staged.file().metadata().unwrap().ino();
+    let source = SourceVersion {
+        bytes,
+        ..SourceVersion::default()
+    };
+    let told = Part {
+        path: path("f"),
+        part: part.clone(),
+        source,
+        inode,
+        born: Timestamp::default(),
+    };
+    journal.part(number, &told).unwrap();
+    journal
+        .groups(number, 0, &vec![Cv([1; 32]); groups])
+        .unwrap();
+    journal.flushed(journal.mark()).unwrap();
+    (staged, (part, inode))
+}
+
 /// Another receiver has given a file its name, or has given it up: nobody asks this one for its commit.
 #[test]
 fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() {
@@ -895,28 +925,7 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
         u64::MAX,
     )
     .unwrap();
-    let write = |number: u64| {
-        let (part, bytes) = (name(&format!("part-{number}")), GROUPS as u64 * GROUP_BYTES);
-        let staged = epoch.open_part(&part, bytes, Direct::Off).unwrap();
-        let inode = staged.file().metadata().unwrap().ino();
-        let source = SourceVersion {
-            bytes,
-            ..SourceVersion::default()
-        };
-        let told = Part {
-            path: path("f"),
-            part: part.clone(),
-            source,
-            inode,
-            born: Timestamp::default(),
-        };
-        journal.part(number, &told).unwrap();
-        journal
-            .groups(number, 0, &vec![Cv([1; 32]); GROUPS])
-            .unwrap();
-        journal.flushed(journal.mark()).unwrap();
-        (staged, (part, inode))
-    };
+    let write = |number| flushed_part(&epoch, &journal, number, GROUPS);
     let limits = Limits {
         memory_per_identity: ByteCount(10_000),
         ..Limits::default()
@@ -974,6 +983,56 @@ fn a_directory_that_goes_before_its_files_are_named_is_made_again() {
     }
 }
 
+/// Makes a directory that gives a group and an access control list to what is made in it, if there are such lists.
+fn make_heritable(directory: &Path) -> rustix::io::Result<()> {
+    std::fs::create_dir(directory).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(directory, None, Some(4711)).unwrap();
+    }
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o2775)).unwrap();
+    let entries = [(1, 7), (2, 6), (4, 5), (0x10, 7), (0x20, 0)];
+    let entry = |(tag, may): (u16, u16)| {
+        let user: u32 = if tag == 2 { 65_534 } else { u32::MAX };
+        [
+            &tag.to_le_bytes()[..],
+            &may.to_le_bytes(),
+            &user.to_le_bytes(),
+        ]
+        .concat()
+    };
+    let acl = [2_u32.to_le_bytes().to_vec(), entries.map(entry).concat()].concat();
+    rustix::fs::setxattr(
+        directory,
+        "system.posix_acl_default",
+        &acl,
+        rustix::fs::XattrFlags::empty(),
+    )
+}
+
+/// Files, and symbolic links of which one has a group of its own.
+fn small_entries() -> Vec<BatchEntry> {
+    let target = || b"to".as_slice().into();
+    let group = Account {
+        id: 4712,
+        name: "".into(),
+    };
+    let extra = Extra {
+        group: Some(group),
+        ..Extra::default()
+    };
+    let own_group = Metadata {
+        extra: Some(Arc::new(extra)),
+        ..Metadata::default()
+    };
+    vec![
+        file("a", 0o640, b"1"),
+        file("b", 0o777, b"2"),
+        file("c", 0o2604, b"3"),
+        BatchEntry::Symlink(name("link"), Metadata::default(), target()),
+        BatchEntry::Symlink(name("own group"), own_group, target()),
+    ]
+}
+
 /// The directory of a job gives nothing to what is made in it; the target's own give a group and a list.
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_have_what_an_ordinary_push_would_give_them() {
@@ -986,30 +1045,7 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
     for keeping in [None, keeping(Kinds::USUAL), keeping(Kinds::ALL)] {
         let [plain, jobs] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         for home in [&plain, &jobs] {
-            let directory = home.path().join("d");
-            std::fs::create_dir(&directory).unwrap();
-            if rustix::process::geteuid().is_root() {
-                std::os::unix::fs::chown(&directory, None, Some(4711)).unwrap();
-            }
-            std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o2775)).unwrap();
-            let entries = [(1, 7), (2, 6), (4, 5), (0x10, 7), (0x20, 0)];
-            let entry = |(tag, may): (u16, u16)| {
-                let user: u32 = if tag == 2 { 65_534 } else { u32::MAX };
-                [
-                    &tag.to_le_bytes()[..],
-                    &may.to_le_bytes(),
-                    &user.to_le_bytes(),
-                ]
-                .concat()
-            };
-            let acl = [2_u32.to_le_bytes().to_vec(), entries.map(entry).concat()].concat();
-            let set = rustix::fs::setxattr(
-                &directory,
-                "system.posix_acl_default",
-                &acl,
-                rustix::fs::XattrFlags::empty(),
-            );
-            if set.is_err() {
+            if make_heritable(&home.path().join("d")).is_err() {
                 return eprintln!(
                     "skipped: no access control lists at {}",
                     home.path().display()
@@ -1038,27 +1074,7 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
             )
             .await
             .unwrap();
-            let link =
-                BatchEntry::Symlink(name("link"), Metadata::default(), b"to".as_slice().into());
-            let account = Account {
-                id: 4712,
-                name: "".into(),
-            };
-            let extra = Extra {
-                group: Some(account),
-                ..Extra::default()
-            };
-            let metadata = Metadata {
-                extra: Some(Arc::new(extra)),
-                ..Metadata::default()
-            };
-            let own = BatchEntry::Symlink(name("own group"), metadata, b"to".as_slice().into());
-            let files = [
-                file("a", 0o640, b"1"),
-                file("b", 0o777, b"2"),
-                file("c", 0o2604, b"3"),
-            ];
-            mover.batch("d", files.into_iter().chain([link, own]).collect(), b"123");
+            mover.batch("d", small_entries(), b"123");
             mover.declare(1, &head);
             (0..2).for_each(|group| mover.chunk(1, group, &contents));
             mover.stored(3).await;
