@@ -20,7 +20,8 @@ pub(super) fn config(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
         }
         // One of them that cannot be read is no reason to believe none.
         None => {
-            drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs))
+            let system = rustls_native_certs::load_native_certs().certs;
+            let (_added, _ignored) = roots.add_parsable_certificates(system);
         }
     }
     if roots.is_empty() {
