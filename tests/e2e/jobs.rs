@@ -565,18 +565,18 @@ fn what_needs_a_user_is_refused() {
 }
 
 #[test]
-fn a_database_that_is_damaged_or_newer_is_told() {
+fn a_database_that_is_damaged_or_of_another_version_is_told() {
     let yard = Yard::local();
     let database = yard.place().join("jobs.db");
     yard.run(&["jobs"]).done();
     // the version of the schema, as SQLite's format has it
     let kept = std::fs::read(&database).unwrap();
-    let newer = [&kept[..60], &[0, 0, 0, 99], &kept[64..]].concat();
-    std::fs::write(&database, newer).unwrap();
+    let other = [&kept[..60], &[0, 0, 0, 99], &kept[64..]].concat();
+    std::fs::write(&database, other).unwrap();
     for words in [&["jobs"][..], &["submit", "source", "target"], &["runner"]] {
         yard.run(words)
             .expect(11)
-            .says(&["was written by a newer zmove (schema 99"])
+            .says(&["jobs.db' has schema version 99, and this zmove reads version 1"])
             .lines(1);
     }
     std::fs::write(&database, "nonsense ".repeat(1000)).unwrap();

@@ -48,17 +48,17 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
     },
-    /// A newer release has written the database.
+    /// The database has a schema of another version.
     #[error(
-        "'{}' was written by a newer zmove (schema {found}, and this one knows {known}): use that one",
+        "'{}' has schema version {found}, and this zmove reads version {known}: use the zmove that wrote it, or move it away",
         path.display()
     )]
-    Newer {
-        /// The database.
+    OtherVersion {
+        /// The path of the database.
         path: PathBuf,
-        /// The database's version.
+        /// The version of its schema.
         found: u32,
-        /// The version that is known here.
+        /// The version that this program reads.
         known: u32,
     },
     /// The file is no database, or one that is broken.

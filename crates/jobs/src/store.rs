@@ -38,10 +38,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store of a place, which is made if it is not there, and brings one of an older release up to date.
+    /// Opens the store of a place, which is made if it is not there.
     ///
     /// # Errors
-    /// It cannot be read or written, is damaged, or is of a newer release.
+    /// It cannot be read or written, is damaged, or has a schema of another version.
     pub fn open(place: &Place) -> Result<Self, StoreError> {
         let begun = Instant::now();
         loop {
@@ -69,37 +69,29 @@ impl Store {
         create.map_err(StoreError::io("open", &path))?;
         let connection = open(&path).map_err(|error| StoreError::database(&path, error))?;
         let mut store = Self { connection, path };
-        store.migrate(&MIGRATIONS)?;
-        Ok(store)
+        match store.read(schema_version)? {
+            VERSION => Ok(store),
+            NO_SCHEMA => {
+                store.create_schema()?;
+                Ok(store)
+            }
+            found => Err(StoreError::OtherVersion {
+                path: store.path,
+                found,
+                known: VERSION,
+            }),
+        }
     }
 
-    /// Brings the schema to the newest version, each step in a transaction with its number.
-    fn migrate(&mut self, migrations: &[&str]) -> Result<(), StoreError> {
-        let known = u32::try_from(migrations.len()).unwrap_or(u32::MAX);
-        let found = self.version()?;
-        if found > known {
-            return Err(StoreError::Newer {
-                path: self.path.clone(),
-                found,
-                known,
-            });
-        }
-        if found == known {
-            return Ok(());
-        }
+    fn create_schema(&mut self) -> Result<(), StoreError> {
         self.transact(|transaction| {
             // another process may have been first
-            let found: u32 = transaction.query_row("PRAGMA user_version", (), |row| row.get(0))?;
-            for (from, statements) in (0..).zip(migrations).skip_while(|(from, _)| *from < found) {
-                transaction.execute_batch(statements)?;
-                transaction.pragma_update(None, "user_version", from + 1)?;
+            if schema_version(transaction)? == NO_SCHEMA {
+                transaction.execute_batch(include_str!("store/schema.sql"))?;
+                transaction.pragma_update(None, "user_version", VERSION)?;
             }
             Ok(Ok(()))
         })
-    }
-
-    fn version(&self) -> Result<u32, StoreError> {
-        self.read(|connection| connection.query_row("PRAGMA user_version", (), |row| row.get(0)))
     }
 
     /// Reads all of the database, and looks whether it hangs together.
@@ -179,16 +171,17 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
+fn schema_version(connection: &Connection) -> rusqlite::Result<u32> {
+    connection.query_row("PRAGMA user_version", (), |row| row.get(0))
+}
+
+/// The version of the schema.
+const VERSION: u32 = 1;
+/// The version of a database that SQLite has just made.
+const NO_SCHEMA: u32 = 0;
+
 /// How long a process waits for another's transaction, which takes milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The statements that bring the schema from each version to the next.
-const MIGRATIONS: [&str; 4] = [
-    include_str!("store/schema.sql"),
-    include_str!("store/schema-2.sql"),
-    include_str!("store/schema-3.sql"),
-    include_str!("store/schema-4.sql"),
-];
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -32,13 +32,34 @@ CREATE TABLE jobs (
     events_read INTEGER NOT NULL DEFAULT 0,
     exit INTEGER,
     message TEXT,
+    -- the sum of all attempts
     files INTEGER,
     bytes INTEGER,
     seconds REAL,
     limited_by TEXT,
-    previous INTEGER
+    previous INTEGER,
+    -- the names of the channels that were chosen for the job, a line each; NULL: those that are told of any job
+    tell TEXT,
+    -- the id of a copy between two other hosts that may go on without a process of the job
+    copy TEXT
 ) STRICT;
 CREATE INDEX jobs_by_state ON jobs (state, priority DESC, id);
+CREATE INDEX jobs_by_previous ON jobs (previous) WHERE previous IS NOT NULL;
+CREATE INDEX jobs_by_copy ON jobs (state) WHERE copy IS NOT NULL;
+-- ends of attempts: the job's own row has the last alone
+CREATE TABLE attempts (
+    job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    ended INTEGER NOT NULL,
+    -- what the job was then
+    state TEXT NOT NULL,
+    exit INTEGER,
+    message TEXT,
+    files INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    PRIMARY KEY (job, number)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE dependencies (
     job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
     needs INTEGER NOT NULL REFERENCES jobs (id),
@@ -60,3 +81,19 @@ CREATE TABLE outbox (
     job INTEGER NOT NULL,
     kind TEXT NOT NULL
 ) STRICT;
+-- what is in the outbox, once it is known who is to be told
+CREATE TABLE deliveries (
+    number INTEGER NOT NULL REFERENCES events (number) ON DELETE CASCADE,
+    channel TEXT NOT NULL,
+    dealt INTEGER NOT NULL,
+    due INTEGER NOT NULL,
+    tries INTEGER NOT NULL DEFAULT 0,
+    state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'delivered', 'given_up')),
+    -- why the last try has failed
+    error TEXT,
+    PRIMARY KEY (number, channel)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX deliveries_waiting ON deliveries (channel, due) WHERE state = 'waiting';
+-- who hears of events of several stores knows them apart
+CREATE TABLE store (id TEXT NOT NULL) STRICT;
+INSERT INTO store VALUES (lower(hex(randomblob(8))));

@@ -546,114 +546,20 @@ fn a_store_is_for_its_user_alone() {
 }
 
 #[test]
-fn a_store_of_a_newer_release_is_refused() {
+fn a_store_of_another_version_is_refused_by_path_and_version() {
     let site = site();
     site.store
         .connection
-        .pragma_update(None, "user_version", 99)
+        .pragma_update(None, "user_version", 2)
         .unwrap();
     let error = Store::open(&site.place).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            StoreError::Newer {
-                found: 99,
-                known: KNOWN,
-                ..
-            }
-        ),
-        "{error}"
-    );
-    assert!(
-        error.to_string().contains("was written by a newer zmove"),
-        "{error}"
-    );
-}
-
-const KNOWN: u32 = 4;
-
-/// The migrations and one more.
-fn and_then(statements: &'static str) -> Vec<&'static str> {
-    MIGRATIONS.into_iter().chain([statements]).collect()
-}
-
-#[test]
-fn a_store_of_the_first_schema_is_brought_forward() {
-    let directory = tempfile::tempdir().unwrap();
-    let place = Place::open(directory.path()).unwrap();
-    let connection = Connection::open(place.database()).unwrap();
-    connection.execute_batch(MIGRATIONS[0]).unwrap();
-    connection
-        .execute_batch(
-            "INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority,
-                 submitted, ended, deadline)
-             VALUES ('x', 'done', x'', x'', x'', '', '', '', 0, 0, 0, 0);
-             INSERT INTO events (job, time, kind, attempt) VALUES (1, 0, 'done', 1);
-             INSERT INTO outbox VALUES (1, 1, 'done');
-             PRAGMA user_version = 1",
-        )
-        .unwrap();
-    drop(connection);
-    let store = Store::open(&place).unwrap();
-    assert_eq!(store.job(JobId(1)).unwrap().state, State::Done);
-    // nobody could be told when it ended
-    assert_eq!(store.outbox().unwrap(), []);
-    assert_eq!(store.id().unwrap().len(), 16);
-}
-
-#[test]
-fn what_a_job_has_moved_becomes_the_sum_of_its_attempts() {
-    let directory = tempfile::tempdir().unwrap();
-    let place = Place::open(directory.path()).unwrap();
-    let connection = Connection::open(place.database()).unwrap();
-    MIGRATIONS[..3]
-        .iter()
-        .for_each(|statements| connection.execute_batch(statements).unwrap());
-    connection
-        .execute_batch(
-            "INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority,
-                 submitted, ended, deadline, files, bytes, seconds)
-             VALUES ('x', 'done', x'', x'', x'', '', '', '', 0, 0, 0, 0, 4, 40, 1.5);
-             INSERT INTO attempts VALUES
-                 (1, 1, 0, 'waiting', 10, NULL, 3, 30, 1.5), (1, 2, 0, 'done', 0, NULL, 4, 40, 1.5);
-             PRAGMA user_version = 3",
-        )
-        .unwrap();
-    drop(connection);
-    let all = Moved {
-        files: 7,
-        bytes: 70,
-        seconds: 3.0,
-        limited_by: None,
-    };
+    let path = site.place.database();
     assert_eq!(
-        Store::open(&place).unwrap().job(JobId(1)).unwrap().moved,
-        Some(all)
-    );
-}
-
-#[test]
-fn a_store_of_an_older_release_is_brought_forward() {
-    let mut site = site();
-    let id = site.submit(&job("x"));
-    let migrations = and_then("ALTER TABLE jobs ADD COLUMN extra TEXT");
-    site.store.migrate(&migrations).unwrap();
-    site.store.migrate(&migrations).unwrap();
-    assert_eq!(site.store.version().unwrap(), KNOWN + 1);
-    assert_eq!(site.state(id), State::Queued);
-}
-
-#[test]
-fn a_migration_that_fails_leaves_the_store_as_it_was() {
-    let mut site = site();
-    let migrations = and_then("ALTER TABLE jobs ADD COLUMN extra TEXT; nonsense");
-    site.store.migrate(&migrations).unwrap_err();
-    assert_eq!(site.store.version().unwrap(), KNOWN);
-    assert!(
-        site.store
-            .connection
-            .execute("SELECT extra FROM jobs", ())
-            .is_err()
+        error.to_string(),
+        format!(
+            "'{}' has schema version 2, and this zmove reads version 1: use the zmove that wrote it, or move it away",
+            path.display()
+        )
     );
 }
 
