@@ -27,14 +27,14 @@ impl Journals<'_> {
         self.site.path(self.home).join("journal")
     }
 
-    /// Where the journal of a transfer is, or would be by the name of earlier releases.
+    /// The path of a transfer's journal. One that does not exist has another owner and another target.
     fn file(&self, transfer: u8) -> PathBuf {
         let transfer = TransferId([transfer; 16]).to_string();
         let found = names(&self.directory())
             .into_iter()
             .find(|name| name.starts_with(&transfer));
         self.directory()
-            .join(found.unwrap_or(format!("{transfer}.journal")))
+            .join(found.unwrap_or(format!("{transfer}-{OTHER}-{OTHER}.journal")))
     }
 
     fn part_file(&self, transfer: u8) -> PathBuf {
@@ -107,6 +107,9 @@ impl Journals<'_> {
             .collect()
     }
 }
+
+/// A hash in the name of a journal.
+const OTHER: &str = "0123456789abcdef";
 
 const LEFT: (bool, bool) = (true, true);
 const GONE: (bool, bool) = (false, false);

@@ -1,15 +1,13 @@
 //! The names of journals, by transfer, owner and target directory, so that a search for those of one owner opens no
 //! others.
 //!
-//! A name is `TRANSFER-OWNER-PLACE.journal`: the transfer's id and two hashes, in hexadecimal digits. Journals of
-//! earlier releases are called `TRANSFER.journal`; a search for journals renames them ([`rename_old`]).
+//! A name is `TRANSFER-OWNER-PLACE.journal`: the transfer's id and two hashes, in hexadecimal digits.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::locked_file::LockedFile;
-use super::{Begin, JournalError, reader};
+use super::{Begin, JournalError};
 
 /// The end of a journal's name.
 pub(super) const SUFFIX: &str = ".journal";
@@ -55,8 +53,7 @@ impl Tags {
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) path: PathBuf,
-    /// `None` in the names of earlier releases.
-    pub(super) tags: Option<Tags>,
+    pub(super) tags: Tags,
     /// Whether the journal is being created or rewritten.
     pub(super) is_new: bool,
 }
@@ -66,19 +63,20 @@ impl Named {
         let name = path.file_name()?.to_str()?;
         let is_new = name.ends_with(SUFFIX_NEW);
         let stem = name.strip_suffix(if is_new { SUFFIX_NEW } else { SUFFIX })?;
-        let is_tag = |tag| is_hex(tag, TAG_DIGITS);
-        let (transfer, tags) = match stem.split('-').collect::<Vec<_>>()[..] {
-            [transfer] => (transfer, None),
-            [transfer, owner, place] if is_tag(owner) && is_tag(place) => (
-                transfer,
-                Some(Tags {
-                    owner: owner.to_owned(),
-                    place: place.to_owned(),
-                }),
-            ),
-            _ => return None,
+        let [transfer, owner, place] = stem.split('-').collect::<Vec<_>>()[..] else {
+            return None;
         };
-        is_hex(transfer, TRANSFER_DIGITS).then_some(Self { path, tags, is_new })
+        if !is_hex(transfer, TRANSFER_DIGITS)
+            || !is_hex(owner, TAG_DIGITS)
+            || !is_hex(place, TAG_DIGITS)
+        {
+            return None;
+        }
+        let tags = Tags {
+            owner: owner.to_owned(),
+            place: place.to_owned(),
+        };
+        Some(Self { path, tags, is_new })
     }
 }
 
@@ -114,17 +112,4 @@ pub(super) fn journals(directory: &Path) -> Result<impl Iterator<Item = Named>, 
     Ok(entries(directory)?
         .into_iter()
         .filter(|named| !named.is_new))
-}
-
-/// Renames a journal of an earlier release that nobody holds to the name that is searched for now. One that cannot be
-/// read keeps its name, by which `zmove journal` finds it.
-pub(super) fn rename_old(path: &Path) -> Result<Option<(PathBuf, Tags)>, JournalError> {
-    let Some(held) = LockedFile::take(path)? else {
-        return Ok(None);
-    };
-    let begin = reader::begin(&held.file).map_err(JournalError::io("read", path))?;
-    let Ok(begin) = begin else { return Ok(None) };
-    let renamed = path_of(path.parent().unwrap_or(path), &begin);
-    fs::rename(path, &renamed).map_err(JournalError::io("rename", path))?;
-    Ok(Some((renamed, Tags::of(&begin))))
 }

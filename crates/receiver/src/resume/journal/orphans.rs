@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::locked_file::{self, LockedFile};
-use super::naming::{Named, Tags, entries, journals, rename_old};
+use super::naming::{Named, Tags, entries, journals};
 use super::reader::{self, replay};
 use super::record::{BootId, Record};
 use super::{Begin, JournalError, Unfinished};
@@ -129,15 +129,11 @@ pub fn orphans_like(
     begin: &Begin,
     wanted: impl Fn(&Begin) -> bool,
 ) -> Result<Vec<Taken>, JournalError> {
-    let (tags, mut paths) = (Tags::of(begin), Vec::new());
-    for named in sweep(directory)? {
-        let found = match named.tags {
-            Some(tags) => Some((named.path, tags)),
-            None => rename_old(&named.path)?,
-        };
-        paths.extend(found.filter(|(_, its)| *its == tags).map(|(path, _)| path));
-    }
-    Ok(take_all(paths.into_iter(), wanted))
+    let tags = Tags::of(begin);
+    let alike = sweep(directory)?
+        .into_iter()
+        .filter(|named| named.tags == tags);
+    Ok(take_all(alike.map(|named| named.path), wanted))
 }
 
 fn take_all(paths: impl Iterator<Item = PathBuf>, wanted: impl Fn(&Begin) -> bool) -> Vec<Taken> {

@@ -383,30 +383,6 @@ fn journals_of_others_and_of_other_places_are_not_opened() {
 }
 
 #[test]
-fn a_journal_of_an_earlier_release_gets_its_name_and_is_found() {
-    let (_home, directory) = home();
-    let old = |transfer| directory.join(format!("{}.journal", TransferId([transfer; 16])));
-    for transfer in [1, 2] {
-        drop(Journal::create(&directory, &begin(transfer)).unwrap());
-        fs::rename(path_of(&directory, &begin(transfer)), old(transfer)).unwrap();
-    }
-    fs::write(old(3), "damaged").unwrap();
-    let in_use = LockedFile::take(&old(2)).unwrap().unwrap();
-    let taken = orphans_like(&directory, &begin(4), |_| true).unwrap();
-    assert_eq!(taken.len(), 1, "{taken:?}");
-    assert_eq!(
-        taken[0].as_ref().unwrap().path(),
-        path_of(&directory, &begin(1))
-    );
-    assert!(!old(1).exists() && old(2).exists() && old(3).exists());
-    drop((taken, in_use));
-    assert_eq!(
-        orphans_like(&directory, &begin(4), |_| true).unwrap().len(),
-        2
-    );
-}
-
-#[test]
 fn an_owner_has_no_more_journals_than_there_is_room_for() {
     let (_home, directory) = home();
     let room = Room {
@@ -462,11 +438,15 @@ fn only_the_owner_may_read_a_journal() {
 fn what_a_writer_left_half_made_is_swept_and_other_files_are_not() {
     let (_home, directory) = home();
     fs::create_dir(&directory).unwrap();
-    let left = directory.join("01010101010101010101010101010101.journal.new");
+    let named = |transfer, end| {
+        let path = path_of(&directory, &begin(transfer));
+        path.with_extension(end)
+    };
+    let left = named(1, "journal.new");
     fs::write(&left, "").unwrap();
     fs::write(directory.join("notes.journal"), "").unwrap();
-    fs::create_dir(directory.join("02020202020202020202020202020202.journal")).unwrap();
-    let being_made = directory.join("03030303030303030303030303030303.journal.new");
+    fs::create_dir(named(2, "journal")).unwrap();
+    let being_made = named(3, "journal.new");
     let _held = LockedFile::create(&being_made).unwrap();
     assert!(orphans(&directory).unwrap().is_empty() && list(&directory).unwrap().is_empty());
     assert!(!left.exists() && being_made.exists() && directory.join("notes.journal").exists());

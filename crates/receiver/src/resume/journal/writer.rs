@@ -487,7 +487,7 @@ fn check_room(directory: &Path, begin: &Begin, room: Room) -> Result<(), Journal
         return Ok(());
     }
     let owner = Tags::of(begin).owner;
-    let is_own = |named: &Named| named.tags.as_ref().is_some_and(|tags| tags.owner == owner);
+    let is_own = |named: &Named| named.tags.owner == owner;
     let own: Vec<_> = journals(directory)?.filter(is_own).collect();
     let (count, most) = (own.len() as u64, room.journals as u64);
     if count >= most {
