@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use zmove_types::Escaped;
+
 use crate::replace_file::replace_file;
 
 /// A file that holds a value of this kind for each of its keys.
@@ -69,9 +71,24 @@ impl<V: FromStr + Display> Remembered<V> {
         match fs::read_to_string(&self.file) {
             Ok(text) => self
                 .parse(&text)
-                .ok_or_else(|| io::ErrorKind::InvalidData.into()),
+                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, self.fault(&text))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(error),
+        }
+    }
+
+    /// The reason why a text cannot be parsed.
+    fn fault(&self, text: &str) -> String {
+        let versioned = self.header.rsplit_once(' ').and_then(|(name, known)| {
+            let found = text.lines().next()?.strip_prefix(name)?.trim();
+            (found != known).then_some((found, known))
+        });
+        match versioned {
+            Some((found, known)) => format!(
+                "it has format version {}, and this zmove reads {known}",
+                Escaped(found.as_bytes())
+            ),
+            None => "it is damaged".to_owned(),
         }
     }
 
@@ -158,14 +175,16 @@ mod tests {
     fn a_file_that_is_no_such_file_is_written_anew() {
         let home = tempfile::tempdir().unwrap();
         let remembered = Remembered::<u64>::new(home.path().join("numbers"), "# numbers 1", 3);
-        for text in [
-            "x",
-            "# numbers 2\none 1\n",
-            "# numbers 1\none\n",
-            "# numbers 1\none 1\ntwo x\n",
+        let of_another_version = "it has format version 2, and this zmove reads 1";
+        for (text, fault) in [
+            ("x", "it is damaged"),
+            ("# numbers 2\none 1\n", of_another_version),
+            ("# numbers 1\none\n", "it is damaged"),
+            ("# numbers 1\none 1\ntwo x\n", "it is damaged"),
         ] {
             fs::write(remembered.file(), text).unwrap();
-            assert!(remembered.recall("one").is_err(), "{text}");
+            let error = remembered.recall("one").unwrap_err();
+            assert_eq!(error.to_string(), fault, "{text}");
         }
         remembered.keep("two", Some(2)).unwrap();
         assert_eq!(

@@ -397,7 +397,9 @@ pub(crate) fn paths() -> Vec<Vec<u8>> {
     texts(&[
         "",
         "# zmove paths 1\nfd99::2:5870 lanes=32 congestion=loss-tolerant rtt_us=90123 \
-        bytes_per_second=118000000 day=20778\none:5870 lanes=8 congestion=usual rtt_us=1 bytes_per_second=1 day=1\n",
+        bytes_per_second=118000000 day=20778 tcp=118000000 quic=- window=10000000 window_rtt_us=90123 \
+        here=192.0.2.1 there=192.0.2.9 at=1795225600\none:5870 lanes=8 congestion=usual rtt_us=1 bytes_per_second=1 \
+        day=1 tcp=- quic=-\n",
     ])
 }
 

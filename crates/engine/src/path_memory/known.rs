@@ -1,8 +1,8 @@
 //! What is known of one path, as the line of a file.
 //!
 //! `lanes=32 congestion=usual rtt_us=90123 bytes_per_second=118000000 day=20778 tcp=118000000 quic=-
-//! window=10000000 window_rtt_us=90123 here=192.0.2.1 there=192.0.2.9 at=1795225600`; what follows the day may be
-//! absent, as it was in earlier versions, and so may what follows the rate over QUIC.
+//! window=10000000 window_rtt_us=90123 here=192.0.2.1 there=192.0.2.9 at=1795225600`. A path without a window has no
+//! words after the rate over QUIC.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -260,9 +260,6 @@ impl<'a> Words<'a> {
     }
 
     fn rates(&mut self) -> Result<Rates, ()> {
-        if self.is_over() {
-            return Ok(Rates::default());
-        }
         let mut rate = |name: &str| match self.word(name)? {
             NONE => Ok(None),
             number => number.parse().map(Some).map_err(|_| ()),
@@ -369,18 +366,6 @@ mod tests {
                 tcp: Some(100_000_000),
                 quic: Some(50_000_000)
             }
-        );
-    }
-
-    #[test]
-    fn a_line_of_an_earlier_version_has_no_window() {
-        let line = "lanes=12 congestion=usual rtt_us=90000 bytes_per_second=118000000 day=20778";
-        assert_eq!(
-            line.parse(),
-            Ok(Known {
-                day: 20_778,
-                ..bare()
-            })
         );
     }
 
