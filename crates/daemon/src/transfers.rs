@@ -107,7 +107,6 @@ pub struct TransferStatus {
     /// The fingerprint of its key.
     pub key: String,
     /// The fingerprint of the key of the head of a job, by whose grant its peer is a node.
-    #[serde(default)]
     pub by_head: Option<String>,
     /// The address of the peer.
     pub from: String,

@@ -28,23 +28,18 @@ pub struct Progress {
     /// Whether all has been found.
     pub scan_ended: bool,
     /// Bytes that the attempt has moved: the rest of `bytes_done` was there.
-    #[serde(default)]
     pub bytes_moved: u64,
     /// Files that the attempt has moved.
-    #[serde(default)]
     pub files_moved: u64,
     /// The present rate of what moves.
     pub bytes_per_second: f64,
     /// Connections that carry data.
-    #[serde(default)]
     pub lanes: u32,
     /// What limits it.
     pub limited_by: String,
     /// How it watches its source, if it does.
-    #[serde(default)]
     pub watch: Option<Watching>,
     /// The nodes that take part, where there are several.
-    #[serde(default)]
     pub nodes: Option<Nodes>,
 }
 
@@ -52,7 +47,6 @@ pub struct Progress {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Nodes {
     /// What they are: `node`s of a cluster, or `receiver`s.
-    #[serde(default)]
     pub kind: String,
     /// How many there are.
     pub count: u64,
