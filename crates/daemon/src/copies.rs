@@ -80,11 +80,11 @@ pub(crate) fn now() -> u64 {
 }
 
 impl Copies {
-    /// What `directory` holds of copies, for a daemon with this key whose memory of paths is in `home`. Files that
-    /// cannot be understood are left alone; without a directory nothing is kept beyond the end of this process.
+    /// What `directory` holds of copies, for a daemon with this key whose memory of paths is in `home`. Damaged files
+    /// are left alone; without a directory nothing is kept beyond the end of this process.
     ///
     /// # Errors
-    /// The directory cannot be read.
+    /// The directory cannot be read, or a file in it has another format version.
     pub fn open(
         home: &Path,
         directory: Option<&Path>,

@@ -1,6 +1,6 @@
 //! What nobody can do by a copy: not the client beyond its rights, nor either daemon beyond the grant.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ use crate::tree::{names, paint};
 
 static NEXT_TRANSFER: AtomicU64 = AtomicU64::new(1);
 
-pub(super) fn key_of(home: &std::path::Path) -> Fingerprint {
+pub(super) fn key_of(home: &Path) -> Fingerprint {
     Identity::load_or_create(home).unwrap().fingerprint()
 }
 
@@ -42,7 +42,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// Says these messages to a daemon, each after the answer to the one before, and returns all that it says.
-pub(super) fn say(home: &std::path::Path, daemon: &Daemon, messages: &[ToSource]) -> Vec<Vec<u8>> {
+pub(super) fn say(home: &Path, daemon: &Daemon, messages: &[ToSource]) -> Vec<Vec<u8>> {
     let identity = Identity::load_or_create(home).unwrap();
     let talk = async {
         let (policy, socket) = (
@@ -257,9 +257,7 @@ fn a_grant_is_marked_as_used_on_disk_before_its_opening_is_answered() {
     let directory = site.path("server/copies/grants");
     let run = || {
         let path = directory.join(&names(&directory)[0]);
-        decode_message::<Kept>(&std::fs::read(path).unwrap())
-            .unwrap()
-            .run
+        kept::<Kept>(&path).run
     };
     assert_eq!(run(), None);
     let identity = Identity::load_or_create(&site.path("third")).unwrap();
@@ -386,14 +384,28 @@ struct Kept {
     receipt: Option<SignedReceipt>,
 }
 
+/// The first line of what a daemon keeps of copies.
+const HEADER: &[u8] = b"zmove copy 1\n";
+
+/// What a daemon keeps in a file.
+fn kept<T: serde::de::DeserializeOwned>(path: &Path) -> T {
+    let bytes = std::fs::read(path).unwrap();
+    decode_message(bytes.strip_prefix(HEADER).unwrap()).unwrap()
+}
+
+fn keep(path: &Path, contents: &impl serde::Serialize) {
+    let bytes = [HEADER, &encode_message(contents)[4..]].concat();
+    std::fs::write(path, bytes).unwrap();
+}
+
 /// Changes the only grant on disk, while its daemon does not run.
 fn change(world: &mut World, change: impl FnOnce(&mut Kept)) {
     world.receiver.kill();
     let directory = world.site.path("server/copies/grants");
     let path = directory.join(&names(&directory)[0]);
-    let mut kept: Kept = decode_message(&std::fs::read(&path).unwrap()).unwrap();
-    change(&mut kept);
-    std::fs::write(&path, &encode_message(&kept)[4..]).unwrap();
+    let mut grant: Kept = kept(&path);
+    change(&mut grant);
+    keep(&path, &grant);
     world.receiver = again("server", world, &world.receiver);
 }
 
@@ -763,9 +775,9 @@ fn a_sender_s_word_without_the_receiver_s_signature_is_not_believed() {
     world.sender.kill();
     let directory = world.site.path("sender/copies/results");
     let path = directory.join(&names(&directory)[0]);
-    let kept = std::fs::read(&path).unwrap();
+    let mut result: KeptResult = kept(&path);
     // the last byte is one of the signature
-    let mut forged = kept.clone();
+    let mut forged = std::fs::read(&path).unwrap();
     *forged.last_mut().unwrap() ^= 1;
     std::fs::write(&path, forged).unwrap();
     world.sender = again("sender", &world, &world.sender);
@@ -777,14 +789,13 @@ fn a_sender_s_word_without_the_receiver_s_signature_is_not_believed() {
         .lines(1);
     // signed well, by another key
     world.sender.kill();
-    let mut result: KeptResult = decode_message(&kept).unwrap();
     let receipt = result.result.receipt.as_mut().unwrap();
     let signed = Identity::load_or_create(&world.site.path("thief"))
         .unwrap()
         .sign(&receipt.receipt)
         .unwrap();
     (receipt.certificate, receipt.signature) = (signed.certificate, signed.signature);
-    std::fs::write(&path, &encode_message(&result)[4..]).unwrap();
+    keep(&path, &result);
     world.sender = again("sender", &world, &world.sender);
     world
         .result(&[], &id, &world.sender)

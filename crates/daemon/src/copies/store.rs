@@ -1,5 +1,7 @@
 //! A directory of small files, each of which is written whole and flushed, or not at all. Without a directory nothing
 //! is kept beyond the end of the process.
+//!
+//! A file is a line with the version of its format, and a message.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -8,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use zmove_types::Lock;
+use zmove_types::{Escaped, Lock};
 use zmove_wire::limits::MESSAGE_BYTES_MAX;
 use zmove_wire::{decode_message, encode_message};
 
@@ -20,6 +22,10 @@ pub(super) struct Store {
     writing: Lock<()>,
 }
 
+const NAME: &[u8] = b"zmove copy ";
+const VERSION: &[u8] = b"1";
+/// The first line of a file.
+const HEADER: &[u8] = b"zmove copy 1\n";
 /// How the names of files begin that are being written.
 const UNFINISHED: &str = ".new-";
 
@@ -32,7 +38,10 @@ impl Store {
         }
     }
 
-    /// All that is there and can be understood.
+    /// The contents of all files. A file that is damaged is left out.
+    ///
+    /// # Errors
+    /// A file cannot be read, or has another format version.
     pub(super) fn read<T: DeserializeOwned>(&self) -> io::Result<Vec<T>> {
         let mut read = Vec::new();
         let Some(directory) = &self.directory else {
@@ -56,7 +65,11 @@ impl Store {
             File::open(entry.path())?
                 .take(MESSAGE_BYTES_MAX as u64)
                 .read_to_end(&mut bytes)?;
-            read.extend(decode_message(&bytes));
+            if let Some(contents) =
+                contents(&bytes).map_err(|found| other(&entry.path(), &found))?
+            {
+                read.extend(decode_message(contents));
+            }
         }
         Ok(read)
     }
@@ -84,6 +97,32 @@ impl Store {
     }
 }
 
+/// The contents of a file; `None` if it is damaged.
+///
+/// # Errors
+/// The file's version, where it has another one.
+fn contents(bytes: &[u8]) -> Result<Option<&[u8]>, String> {
+    let line = bytes
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .map(|end| &bytes[..end]);
+    let Some(version) = line.and_then(|line| line.strip_prefix(NAME)) else {
+        return Ok(None);
+    };
+    if version != VERSION {
+        return Err(Escaped(version).to_string());
+    }
+    Ok(Some(&bytes[HEADER.len()..]))
+}
+
+fn other(path: &Path, found: &str) -> io::Error {
+    let path = Escaped::path(path);
+    let known = Escaped(VERSION);
+    io::Error::other(format!(
+        "'{path}' has format version {found}, and this zmove reads {known}"
+    ))
+}
+
 fn write(directory: &Path, name: &str, contents: &impl Serialize) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -96,9 +135,35 @@ fn write(directory: &Path, name: &str, contents: &impl Serialize) -> io::Result<
         .truncate(true)
         .mode(0o600)
         .open(&new)?;
+    file.write_all(HEADER)?;
     // a length before it would only repeat the file's
     file.write_all(&encode_message(contents)[4..])?;
     file.sync_all()?;
     fs::rename(&new, directory.join(name))?;
     File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_another_version_is_an_error_that_names_it_and_a_damaged_one_is_left_out() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::new(Some(home.path().to_owned()));
+        store.update("one", || Some(7_u64)).unwrap();
+        let path = home.path().join("other");
+        for damaged in ["", "x", "zmove copy 1", "zmove copy 1\n"] {
+            fs::write(&path, damaged).unwrap();
+            assert_eq!(store.read::<u64>().unwrap(), [7], "{damaged:?}");
+        }
+        fs::write(&path, "zmove copy 2\n\x08").unwrap();
+        assert_eq!(
+            store.read::<u64>().unwrap_err().to_string(),
+            format!(
+                "'{}' has format version 2, and this zmove reads 1",
+                path.display()
+            )
+        );
+    }
 }
