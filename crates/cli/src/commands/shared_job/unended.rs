@@ -33,6 +33,8 @@ pub(crate) struct Unended {
 /// What is noted of a job.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
+    /// The version of the format: [`VERSION`].
+    version: u32,
     job: [u8; 16],
     epoch: u64,
     /// Host and port of each receiver.
@@ -40,7 +42,6 @@ struct Note {
     /// The path of the target there.
     path: Vec<u8>,
     /// The cluster at whose broker it has a queue: the address of that may change, or be another cluster's too.
-    #[serde(default)]
     cluster: Option<String>,
 }
 
@@ -54,6 +55,7 @@ impl Note {
             .map(|receiver| receiver.remote.path.clone())
             .unwrap_or_default();
         Self {
+            version: VERSION,
             job: job.0,
             epoch,
             hosts: hosts.collect(),
@@ -243,6 +245,13 @@ impl Unended {
         let path = [path.with_extension(""), path].into_iter().find(is_named)?;
         let mut text = Vec::new();
         (&file).take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
+        if let Some(found) = other_version(&text) {
+            let path = path.display();
+            terminal::warn(format_args!(
+                "'{path}' has format version {found}, and this zmove reads {VERSION}: what a push has left is not ended"
+            ));
+            return None;
+        }
         match serde_json::from_slice(&text) {
             Ok(note) => Some(Self {
                 path,
@@ -342,6 +351,16 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
     File::open(to.parent().expect("a file is in a directory"))?.sync_all()
 }
 
+/// The version of a note of another format.
+fn other_version(text: &[u8]) -> Option<u32> {
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let Head { version } = serde_json::from_slice(text).ok()?;
+    (version != VERSION).then_some(version)
+}
+
 /// Whether the name of a file is that of a note.
 fn is_name_of_note(path: &Path) -> bool {
     let name = path.file_name().map_or(&[][..], |name| name.as_bytes());
@@ -375,6 +394,7 @@ const QUEUE_ALONE: &str = ".queue";
 /// What the name of a note ends with that is being written.
 const NEW: &str = ".new";
 const NOTE_BYTES_MAX: u64 = 1 << 20;
+const VERSION: u32 = 1;
 
 #[cfg(test)]
 mod tests {
@@ -495,6 +515,23 @@ mod tests {
         }
         look().pop().unwrap().ended(Some("one")).unwrap();
         assert!(found().is_empty());
+    }
+
+    #[test]
+    fn a_note_of_another_version_stays_and_is_not_ended() {
+        let home = tempfile::tempdir().unwrap();
+        let job = (SharedJobId([7; 16]), 3);
+        let path = {
+            let leads = Unended::note(home.path(), job, &receivers(&["a"], "t")).unwrap();
+            leads.file().to_owned()
+        };
+        let text = fs::read_to_string(&path).unwrap();
+        let other = text.replace("\"version\":1", "\"version\":2");
+        fs::write(&path, &other).unwrap();
+        assert!(Unended::all(home.path()).unwrap().is_empty());
+        assert_eq!(fs::read_to_string(&path).unwrap(), other);
+        fs::write(&path, text).unwrap();
+        assert_eq!(Unended::all(home.path()).unwrap().len(), 1);
     }
 
     #[test]
