@@ -654,7 +654,7 @@ fn replies_in_transfers() -> Vec<ToSender> {
     ]
 }
 
-/// Those of previews, mirrors, probes and sweeps among them.
+/// Replies of previews, mirrors, probes and sweeps, among others.
 fn replies_beside_transfers() -> Vec<ToSender> {
     vec![
         ToSender::Findings(findings()),
