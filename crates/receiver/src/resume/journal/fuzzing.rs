@@ -86,7 +86,8 @@ pub fn job_journal(bytes: &[u8]) {
 /// # Panics When it is not.
 pub fn journal_files(bytes: &[u8]) {
     let directory = directory();
-    let path = directory.join(format!("{:032x}{SUFFIX}", std::process::id()));
+    let transfer = std::process::id();
+    let path = directory.join(format!("{transfer:032x}-{:016x}-{:016x}{SUFFIX}", 1, 2));
     fs::write(&path, framed(bytes)).expect("there is room for a small file");
     let listed = list(directory)
         .expect("the directory can be read")
