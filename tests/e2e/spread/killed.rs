@@ -370,7 +370,9 @@ fn note_a_job(spread: &Spread) -> String {
         .iter()
         .map(|daemon| (daemon.address.ip(), daemon.address.port()));
     let (job, hosts) = ([7_u8; 16], hosts.collect::<Vec<_>>());
-    let note = serde_json::json!({ "job": job, "epoch": 1, "hosts": hosts, "path": b"t" });
+    let note = serde_json::json!({
+        "version": 1, "job": job, "epoch": 1, "hosts": hosts, "path": b"t", "cluster": null,
+    });
     let notes = spread.home().join("shared-jobs");
     std::fs::create_dir_all(&notes).unwrap();
     let id = "07".repeat(16);
