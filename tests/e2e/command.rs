@@ -1,15 +1,18 @@
 //! One run of zmove: as whom and where, and what came of it.
 
 use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::harness::PATIENCE;
 use crate::namespace::Namespace;
+use crate::quiet_machine::share_machine;
 
 /// The program under test.
 pub(crate) const ZMOVE: &str = env!("CARGO_BIN_EXE_zmove");
@@ -49,12 +52,59 @@ impl Zmove {
 
     /// Starts it; its output is read at the end.
     pub(crate) fn start(mut self) -> Child {
+        share_machine();
         let piped = self
             .0
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         piped.spawn().unwrap()
+    }
+}
+
+/// The lines that a running command prints on its standard output.
+pub(crate) struct LinesOf {
+    lines: mpsc::Receiver<String>,
+}
+
+impl LinesOf {
+    /// Takes the standard output of a command, of which [`finish`] then reads nothing.
+    pub(crate) fn new(child: &mut Child) -> Self {
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (lines_in, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            // a case that has seen enough no longer listens, and the command must not wait for that
+            for line in output.lines().map_while(Result::ok) {
+                let _no_listener = lines_in.send(line);
+            }
+        });
+        Self { lines }
+    }
+
+    /// Waits for a line of which this holds, and returns it.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, holds: impl Fn(&str) -> bool) -> String {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let patience = until.saturating_duration_since(Instant::now());
+            let line = self.lines.recv_timeout(patience).expect("such a line");
+            if holds(&line) {
+                return line;
+            }
+        }
+    }
+}
+
+/// Waits for a process to end, and returns its exit code.
+#[track_caller]
+pub(crate) fn wait_within_patience(child: &mut Child) -> Option<i32> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        assert!(Instant::now() < until, "a process does not end");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -81,6 +131,7 @@ pub(crate) fn finish(child: Child) -> Outcome {
 impl Runner {
     /// A command of whoever has its keys in `home`.
     pub(crate) fn zmove(&self, home: &Path) -> Zmove {
+        share_machine();
         let program = self.program.as_deref().unwrap_or(Path::new(ZMOVE));
         let mut words: Vec<OsString> = Vec::new();
         if let Some(namespace) = &self.namespace {

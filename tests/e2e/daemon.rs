@@ -5,13 +5,15 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use zmove_transport::Fingerprint;
 
-use crate::command::Runner;
+use crate::command::{Runner, wait_within_patience};
 use crate::harness::PATIENCE;
+use crate::quiet_machine::share_machine;
 
 /// A running `zmove serve`.
 pub(crate) struct Daemon {
@@ -19,6 +21,8 @@ pub(crate) struct Daemon {
     pub(crate) address: SocketAddr,
     pub(crate) fingerprint: Fingerprint,
     log: Arc<Log>,
+    /// Reads the log until the daemon has ended.
+    reading: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -40,6 +44,7 @@ impl Daemon {
 
     /// The same by a command that has been prepared.
     pub(crate) fn run(mut command: Command, options: &[&str]) -> Self {
+        share_machine();
         command.arg("serve").args(options);
         let mut child = command
             .stdout(Stdio::piped())
@@ -62,7 +67,7 @@ impl Daemon {
             BufReader::new(child.stderr.take().unwrap()),
             Arc::clone(&log),
         );
-        std::thread::spawn(move || {
+        let reading = std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
                 log_in.lines.lock().unwrap().push(line);
                 log_in.grown.notify_all();
@@ -73,6 +78,7 @@ impl Daemon {
             address,
             fingerprint,
             log,
+            reading: Some(reading),
         }
     }
 
@@ -146,10 +152,19 @@ impl Daemon {
     }
 
     /// Asks it to end; returns its exit code.
-    pub(crate) fn terminate(mut self) -> Option<i32> {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
-        kill_process(pid, Signal::TERM).unwrap();
-        self.child.wait().unwrap().code()
+    #[track_caller]
+    pub(crate) fn terminate(self) -> Option<i32> {
+        self.ask_to_end();
+        self.wait()
+    }
+
+    /// Asks it to end; returns all lines of its log.
+    #[track_caller]
+    pub(crate) fn end_and_read_log(mut self) -> Vec<String> {
+        self.ask_to_end();
+        assert_eq!(wait_within_patience(&mut self.child), Some(0));
+        self.reading.take().unwrap().join().unwrap();
+        std::mem::take(&mut *self.log.lines.lock().unwrap())
     }
 
     /// Asks it to end, and does not wait.
@@ -168,8 +183,9 @@ impl Daemon {
     }
 
     /// Waits for its end; returns its exit code.
+    #[track_caller]
     pub(crate) fn wait(mut self) -> Option<i32> {
-        self.child.wait().unwrap().code()
+        wait_within_patience(&mut self.child)
     }
 
     /// The memory that it has resident, in KiB.

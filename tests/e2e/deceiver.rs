@@ -20,6 +20,7 @@ use zmove_wire::{
 
 use crate::harness::PATIENCE;
 use crate::inprocess::job;
+use crate::quiet_machine::share_machine;
 
 /// What the sender has done.
 pub(crate) enum Heard {
@@ -81,6 +82,7 @@ impl Deceiver {
     /// Has the contents of `source` pushed to it. A sender that does not end by itself is stopped, and has
     /// failed the test.
     pub(crate) fn deceive(self, source: &Path) -> Deceived {
+        share_machine();
         let failures = Arc::new(Failures::default());
         let observer = Arc::clone(&failures) as Arc<dyn Observer>;
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -4,6 +4,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +16,13 @@ use zmove_transport::{Access, AuthorizedKeys, Fingerprint, Grant, Identity, Know
 use crate::command::{NOBODY, Outcome, Runner, User, ZMOVE, Zmove};
 use crate::daemon::Daemon;
 use crate::namespace::{Image, Namespace};
+use crate::quiet_machine::share_machine;
 
 /// How long an event may take before it counts as not coming, on a machine that has much else to do.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+/// Maximum duration of an end that waits for nothing, on a machine that has much else to do. Each timeout that such an
+/// end must not wait for is longer.
+pub(crate) const PROMPT: Duration = Duration::from_secs(20);
 
 /// Runs each case of a theme locally and against a daemon.
 macro_rules! both_ways {
@@ -151,6 +156,14 @@ impl Site {
         self.runner.program = Some(program);
     }
 
+    /// Has a shell script with these lines stand for zmove.
+    pub(crate) fn run_by_script(&mut self, lines: &str) {
+        let script = self.path("script");
+        std::fs::write(&script, format!("#!/bin/sh\n{lines}\n")).unwrap();
+        std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
+        self.run_by(script);
+    }
+
     /// A site whose target is a small file system of its own.
     pub(crate) fn within(namespace: impl FnOnce(&Path) -> Option<Namespace>) -> Option<Self> {
         let mut site = Self::local();
@@ -169,6 +182,7 @@ impl Site {
     }
 
     fn bare(runner: Runner) -> Self {
+        share_machine();
         let site = Self {
             directory: tempfile::tempdir().unwrap(),
             runner,

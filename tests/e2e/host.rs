@@ -10,6 +10,7 @@ use zmove_transport::{Channel, Fingerprint, Identity, Listener, SocketConfig, Tr
 use zmove_wire::Greeting;
 
 use crate::harness::PATIENCE;
+use crate::quiet_machine::share_machine;
 
 /// Listens with the key in `home`; `take` has each connection, when that has greeted. A lane that is not needed says
 /// nothing, and is closed.
@@ -20,6 +21,7 @@ pub(crate) fn host<Taking>(
 where
     Taking: Future<Output = ()> + Send + 'static,
 {
+    share_machine();
     let identity = Identity::load_or_create(home).unwrap();
     let key = identity.fingerprint();
     let (address_in, address) = mpsc::channel();

@@ -16,6 +16,8 @@ use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_la
 use zmove_types::{Event, Observer, RelPath, TransferId};
 use zmove_wire::{Cipher, Open, Overwrite, Version};
 
+use crate::quiet_machine::share_machine;
+
 /// More than any case has.
 const LANES_MAX: usize = 64;
 
@@ -63,6 +65,7 @@ impl Witness {
 
 impl Default for InProcess {
     fn default() -> Self {
+        share_machine();
         Self {
             config: SenderConfig::default(),
             receiver: ReceiverConfig::default(),

@@ -15,6 +15,8 @@ use zmove_wire::{
     ToReceiver, ToSender, Version, decode_message, encode_message,
 };
 
+use crate::quiet_machine::share_machine;
+
 /// Some file systems take long for very deep trees.
 const PATIENCE_AT_MOST: Duration = Duration::from_secs(180);
 
@@ -55,6 +57,7 @@ impl Intruder {
 
     /// Does all of it and then announces the end. A receiver that does not end by itself has failed the test.
     pub(crate) fn does(self, deeds: Vec<Deed>) -> Intruded {
+        share_machine();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()

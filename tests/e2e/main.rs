@@ -1,7 +1,8 @@
 //! zmove as its users run it: whole programs and whole pipelines, one file per theme.
 //!
 //! Every case that can runs twice, against a daemon over TCP and TLS and against a local directory through
-//! the memory transport. What a machine cannot show is skipped with its reason on stderr, unless
+//! the memory transport. Cases run concurrently; a case that measures takes the machine for itself
+//! ([`quiet_machine`]). What a machine cannot show is skipped with its reason on stderr, unless
 //! `ZMOVE_REQUIRE_LAB=1` forbids that.
 
 #![expect(
@@ -19,6 +20,7 @@ mod inprocess;
 mod intruder;
 mod namespace;
 mod proxy;
+mod quiet_machine;
 mod rsync;
 mod tree;
 

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 use crate::harness::{has_program, is_root, skip};
+use crate::quiet_machine::share_machine;
 
 /// The namespace; gone when dropped.
 pub(crate) struct Namespace {
@@ -130,6 +131,7 @@ impl Namespace {
     }
 
     fn start(script: &str, words: &[&OsStr], image: Option<TempDir>) -> Option<Self> {
+        share_machine();
         let mut command = Command::new("unshare");
         command
             .args([
