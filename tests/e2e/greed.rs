@@ -8,7 +8,6 @@ mod lost;
 mod paths;
 mod turns;
 
-use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -29,8 +28,9 @@ use zmove_wire::{
 };
 
 use crate::command::ZMOVE;
-use crate::harness::{PATIENCE, Site};
+use crate::harness::{PATIENCE, PROMPT, Site, skip};
 use crate::intruder::{frame, metadata, name, path};
+use crate::quiet_machine::quiet_machine;
 use crate::tree::{assert_same, paint};
 
 /// Somebody whose key is let in, into a directory of their own.
@@ -186,11 +186,10 @@ impl<'a> Greedy<'a> {
                 .await
                 .unwrap();
             let mut asked = 0;
-            let has_stopped = Duration::from_secs(1);
             while asked < most
-                && let Ok(Ok(())) =
-                    tokio::time::timeout(has_stopped, writer.send(&encode_message(&ask(asked))))
-                        .await
+                && self
+                    .send_unless_stopped(&mut writer, &encode_message(&ask(asked)))
+                    .await
             {
                 asked += 1;
             }
@@ -201,10 +200,26 @@ impl<'a> Greedy<'a> {
     /// Says the same until the daemon takes no more.
     fn say_without_end(&self, Deaf(_, writer): &mut Deaf, message: &ToReceiver) {
         let bytes = encode_message(message);
-        let has_stopped = Duration::from_secs(1);
-        self.runtime.block_on(async {
-            while let Ok(Ok(())) = tokio::time::timeout(has_stopped, writer.send(&bytes)).await {}
-        });
+        self.runtime
+            .block_on(async { while self.send_unless_stopped(writer, &bytes).await {} });
+    }
+
+    /// Sends this; `false` if the daemon takes no more of it. A daemon that still wants to read, and only waits for a
+    /// core, is not at rest.
+    async fn send_unless_stopped(&self, writer: &mut ControlWriter, bytes: &[u8]) -> bool {
+        let mut sending = std::pin::pin!(writer.send(bytes));
+        let mut at_rest = 0;
+        while at_rest < LOOKS_AT_REST {
+            if let Ok(sent) = tokio::time::timeout(BETWEEN_LOOKS, &mut sending).await {
+                return sent.is_ok();
+            }
+            at_rest = if is_at_rest(self.site) {
+                at_rest + 1
+            } else {
+                0
+            };
+        }
+        false
     }
 
     fn say(&self, transfer: &mut Transfer, message: &ToReceiver) {
@@ -390,17 +405,19 @@ fn configured(limits: &str) -> Site {
     site
 }
 
-/// The other key's push ends well, and about as soon as it should; the daemon has never had more memory than it may.
+/// The push of another key ends before anything of the greedy key is over, which takes longer.
+#[track_caller]
+fn assert_well_and_soon(site: &Site, resting_kib: u64) {
+    let started = Instant::now();
+    assert_well(site, resting_kib);
+    assert!(started.elapsed() < PROMPT, "{:?}", started.elapsed());
+}
+
+/// The push of another key ends well. The daemon has never had more memory than it may.
 #[track_caller]
 fn assert_well(site: &Site, resting_kib: u64) {
-    let started = Instant::now();
     site.push(&["--timeout", "0"], site.contents(), "").done();
     assert_same(&site.source(), &site.target());
-    assert!(
-        started.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        started.elapsed()
-    );
     let peak = site.the_daemon().peak_memory_kib();
     assert!(
         peak < resting_kib + GROWTH_KIB_MAX,
@@ -493,7 +510,7 @@ fn answers_that_nobody_reads_are_bounded() {
         assert!(asked >= 8, "{asked}");
         deaf.push(connection);
     }
-    assert_well(&site, resting);
+    assert_well_and_soon(&site, resting);
 }
 
 /// Answers of 4 MiB each: two are read, so that those behind them are about to be sent, and then no more.
@@ -523,17 +540,28 @@ fn answers_of_which_only_the_first_are_read_stay_booked() {
         wait_until_idle(&site);
         deaf.push(Deaf(reader, writer));
     }
-    assert_well(&site, resting);
+    assert_well_and_soon(&site, resting);
+}
+
+/// Number of looks in a row at which a daemon that has nothing to do is at rest.
+const LOOKS_AT_REST: u32 = 4;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+
+/// Whether all threads of the daemon sleep: one that waits for a core or for a disk does not.
+fn is_at_rest(site: &Site) -> bool {
+    let threads = site.the_daemon().threads();
+    threads.iter().all(|status| status.contains("State:\tS"))
 }
 
 /// Waits until the daemon has nothing to do.
 #[track_caller]
 fn wait_until_idle(site: &Site) {
-    let (started, mut before) = (Instant::now(), Duration::MAX);
-    while before != site.the_daemon().cpu_time() {
+    let started = Instant::now();
+    let mut at_rest = 0;
+    while at_rest < LOOKS_AT_REST {
         assert!(started.elapsed() < PATIENCE, "it goes on");
-        before = site.the_daemon().cpu_time();
-        std::thread::sleep(Duration::from_millis(200));
+        at_rest = if is_at_rest(site) { at_rest + 1 } else { 0 };
+        std::thread::sleep(BETWEEN_LOOKS);
     }
 }
 
@@ -547,7 +575,7 @@ fn wait_for_threads(site: &Site, wanted: usize) {
             "{} threads",
             site.the_daemon().threads().len()
         );
-        std::thread::yield_now();
+        std::thread::sleep(BETWEEN_LOOKS);
     }
 }
 
@@ -557,7 +585,7 @@ fn wait_for_few_threads(site: &Site) {
     let (started, threads) = (Instant::now(), || site.the_daemon().threads().len());
     while threads() > 100 {
         assert!(started.elapsed() < PATIENCE, "{} threads go on", threads());
-        std::thread::yield_now();
+        std::thread::sleep(BETWEEN_LOOKS);
     }
 }
 
@@ -604,6 +632,7 @@ fn offer_of(file: &str, offer: u64) -> ToReceiver {
 /// of other keys.
 #[test]
 fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
+    let _quiet = quiet_machine();
     let site = site();
     let mut greedy = Greedy::new(&site);
     sparse(&greedy.root().join("huge"));
@@ -620,7 +649,7 @@ fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
         transfers.push(transfer);
     }
     wait_for_threads(&site, 200);
-    assert_well(&site, resting);
+    assert_well_and_soon(&site, resting);
     let threads = || site.the_daemon().threads().len();
     assert!(threads() < 600, "{} threads", threads());
     drop(transfers);
@@ -631,6 +660,7 @@ fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
 /// entries to look at, none of which is reported.
 #[test]
 fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
+    let _quiet = quiet_machine();
     let site = site();
     let mut greedy = Greedy::new(&site);
     let ranges = (0..20).map(|number| {
@@ -681,20 +711,15 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
         );
     }
     let _transfers = ask(Purpose::Move);
-    assert_well(&site, resting);
+    assert_well_and_soon(&site, resting);
 }
 
 /// A site whose daemon may have 1,024 descriptors.
 fn of_few_descriptors() -> Site {
     let mut site = Site::local();
-    let few = site.path("few");
-    let script = format!("#!/bin/sh\nulimit -Sn 1024; ulimit -Hn 1024\nexec {ZMOVE} \"$@\"\n");
-    std::fs::File::create(&few)
-        .unwrap()
-        .write_all(script.as_bytes())
-        .unwrap();
-    std::fs::set_permissions(&few, PermissionsExt::from_mode(0o755)).unwrap();
-    site.run_by(few);
+    site.run_by_script(&format!(
+        "ulimit -Sn 1024; ulimit -Hn 1024\nexec {ZMOVE} \"$@\""
+    ));
     site.start_daemon();
     paint(site.source().join("f"), 100_000);
     paint(site.source().join("large"), 3 * GROUP_BYTES);
@@ -723,7 +748,7 @@ fn lanes_take_no_more_descriptors_than_their_key_may_have() {
     assert!(transfers.len() > 4, "{} transfers", transfers.len());
     let open = site.the_daemon().open_files();
     assert!(open < 512, "{open} descriptors");
-    assert_well(&site, resting);
+    assert_well_and_soon(&site, resting);
 }
 
 /// Large files of which a byte has come, each of which stays open.
@@ -751,7 +776,18 @@ fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have()
 /// A transfer is broken off while the client's bytes are in a program of root's.
 #[test]
 fn a_program_that_is_changed_in_its_place_loses_its_owners_rights_before_its_first_byte() {
-    let site = site();
+    if !crate::faults::can_inject() {
+        return skip("strace cannot run here: nothing shows the order of system calls");
+    }
+    let mut site = Site::local();
+    let log = site.path("strace.log");
+    site.run_by_script(&format!(
+        "exec strace -D -f -qq -o '{}' -P '{}' -e trace=fchmod,write,pwrite64,pwritev,pwritev2 {ZMOVE} \"$@\"",
+        log.display(),
+        site.path("theirs/tool").display()
+    ));
+    site.start_daemon_with(&["--io-engine", "threads"]);
+    paint(site.source().join("f"), 100_000);
     let mut greedy = Greedy::new(&site);
     let tool = greedy.root().join("tool");
     std::fs::write(&tool, "of root").unwrap();
@@ -769,6 +805,10 @@ fn a_program_that_is_changed_in_its_place_loses_its_owners_rights_before_its_fir
     drop(transfer);
     site.the_daemon().wait_for_log("broken off by greedy");
     assert_eq!(mode(), 0o744, "and when that has broken off");
+    let log = std::fs::read_to_string(log).unwrap();
+    let first = |call: &str| log.lines().position(|line| line.contains(call));
+    let calls = [first(" fchmod("), first(" pwrite")];
+    assert!(calls[0].is_some() && calls[0] < calls[1], "{log}");
     let resting = site.the_daemon().memory_kib();
     assert_well(&site, resting);
 }
@@ -804,9 +844,8 @@ fn what_broken_transfers_leave_is_bounded_by_key() {
         let expected = (number + 1).min(3);
         assert_eq!(journals(), expected);
         drop(transfer);
-        while site.the_daemon().count_logged("broken off by greedy") <= number {
-            std::thread::yield_now();
-        }
+        site.the_daemon()
+            .wait_for_logs("broken off by greedy", number + 1);
     }
     assert_eq!(journals(), 3);
     let hidden = |number: usize| {
@@ -874,7 +913,7 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
     deaf.iter_mut()
         .for_each(|deaf| greedy.say_without_end(deaf, &keep));
     site.the_daemon().wait_for_log("limits.memory_per_identity");
-    assert_well(&site, resting);
+    assert_well_and_soon(&site, resting);
 }
 
 /// Openings of protocol 4 with as many names as there may be, 12 MB each in memory, which wait for sessions
@@ -913,7 +952,7 @@ fn openings_are_booked_and_said_once() {
     for deaf in &mut deaf {
         greedy.say_without_end(deaf, &again);
     }
-    assert_well(&site, resting);
+    assert_well_and_soon(&site, resting);
     greedy.say(&mut transfer, &again);
     assert!(transfer.wait_for_end().contains("a second opening"));
 }
@@ -970,7 +1009,7 @@ fn answers_of_previews_that_nobody_reads_are_booked() {
             }
         }
     }
-    assert_well(&site, resting);
+    assert_well_and_soon(&site, resting);
 }
 
 /// The same large directory removed by as many messages as may be under way: 12 MB of names, if each keeps all.

@@ -13,6 +13,7 @@ use zmove_wire::{Greeting, Role};
 use crate::command::finish;
 use crate::daemon::Daemon;
 use crate::harness::Site;
+use crate::quiet_machine::quiet_machine;
 use crate::tree::{assert_same, paint};
 
 /// What a daemon may take more than at rest, in KiB: less than a push of large files takes by its own settings.
@@ -96,6 +97,7 @@ pub(crate) fn time_for_strangers(daemon: &Daemon, stranger: &Identity, count: u3
 /// Thousands of keys, which were gone through for each connection, each compared with all before it.
 #[test]
 fn a_stranger_costs_nothing_for_the_length_of_the_list() {
+    let _quiet = quiet_machine();
     let site = site();
     let path = site.path("server/authorized_keys");
     let mut list = std::fs::read_to_string(&path).unwrap();
@@ -125,6 +127,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 #[test]
 fn two_thousand_connections_that_say_nothing() {
+    let _quiet = quiet_machine();
     let site = site();
     let resting = site.the_daemon().memory_kib();
     let silent: Vec<_> = (0..2000)
@@ -138,6 +141,7 @@ fn two_thousand_connections_that_say_nothing() {
 /// Words that are no TLS from everywhere: few lines, and the one of a push among them.
 #[test]
 fn strangers_do_not_fill_the_log() {
+    let _quiet = quiet_machine();
     let site = site();
     let knock = || {
         let mut stream = TcpStream::connect(site.the_daemon().address).unwrap();
@@ -156,6 +160,7 @@ fn strangers_do_not_fill_the_log() {
 /// The head of a record, a byte at a time, over and over.
 #[test]
 fn clients_that_take_their_time() {
+    let _quiet = quiet_machine();
     let site = site();
     let resting = site.the_daemon().memory_kib();
     let address = site.the_daemon().address;
@@ -175,6 +180,7 @@ fn clients_that_take_their_time() {
 /// A record of the most that TLS has room for, which never comes.
 #[test]
 fn clients_that_promise_much() {
+    let _quiet = quiet_machine();
     let site = site();
     let resting = site.the_daemon().memory_kib();
     let address = site.the_daemon().address;
@@ -247,6 +253,7 @@ fn a_key_with_connections_for_no_transfer() {
 /// Each kept a descriptor for ten seconds and was counted nowhere.
 #[test]
 fn a_key_whose_connections_are_refused_and_stay() {
+    let _quiet = quiet_machine();
     let mut site = Site::local();
     configure(&site, "[limits]\nwaiting_per_identity = 64\n");
     site.start_daemon();
@@ -299,6 +306,7 @@ fn a_push_that_begins_with_more_lanes_than_it_may_have() {
         site.push(&["--streams", "12", "--checksum"], site.contents(), "")
             .done();
     }
+    site.the_daemon().wait_for_logs("received from tester", 5);
     assert!(!site.the_daemon().has_logged("more lanes"));
 }
 

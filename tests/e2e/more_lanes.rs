@@ -12,6 +12,7 @@ use zmove_types::{Doing, GROUP_BYTES, Stopwatch};
 
 use crate::harness::{PATIENCE, Site};
 use crate::inprocess::InProcess;
+use crate::quiet_machine::quiet_machine;
 use crate::tree::{assert_same, paint};
 
 const LANES: usize = 2;
@@ -21,6 +22,7 @@ const SLOW: Duration = Duration::from_millis(150);
 
 #[test]
 fn a_lossy_path_gets_more_lanes() {
+    let _quiet = quiet_machine();
     let site = Site::local();
     std::fs::File::create(site.source().join("large"))
         .unwrap()

@@ -14,6 +14,7 @@ use crate::copy::World;
 use crate::daemon::Daemon;
 use crate::harness::Site;
 use crate::proxy::Proxy;
+use crate::quiet_machine::quiet_machine;
 use crate::reconnect::{HalfWay, half_way};
 use crate::tree::{assert_same, names, paint};
 
@@ -75,7 +76,7 @@ fn a_push_that_sends_the_same_file_again_and_again_ends() {
     site.pin(&relay.address, site.the_daemon().fingerprint);
     let push = site.push_by(
         &relay.address,
-        &[&["--timeout", "2s"], &SLOWLY[..]].concat(),
+        &[&["--timeout", "5s"], &SLOWLY[..]].concat(),
     );
     assert_given_up(with_a_file_that_changes(&site, push), &relay);
     assert!(names(&site.target()).contains(&"log".to_owned()));
@@ -92,7 +93,7 @@ fn pull_by(site: &Site, relay: &Proxy, options: &[&str]) -> Zmove {
 fn a_pull_that_brings_the_same_file_again_and_again_ends() {
     let site = with_a_large_file(Site::reading(&[], &[]));
     let relay = Proxy::cutting_down(site.the_daemon().address, LITTLE);
-    let pull = pull_by(&site, &relay, &[&["--timeout", "2s"], &SLOWLY[..]].concat());
+    let pull = pull_by(&site, &relay, &[&["--timeout", "5s"], &SLOWLY[..]].concat());
     assert_given_up(with_a_file_that_changes(&site, pull), &relay);
     assert!(names(&site.target()).contains(&"log".to_owned()));
 }
@@ -104,7 +105,7 @@ fn a_pull_that_comes_further_is_lost_as_often_as_it_takes() {
     paint(site.source().join("large"), 24 * GROUP_BYTES);
     let relay = Proxy::cutting_down(site.the_daemon().address, 13 << 20);
     // so slow that what has passed is stored when the rest is cut off
-    let outcome = pull_by(&site, &relay, &["--timeout", "2s", "--limit", "30MB"])
+    let outcome = pull_by(&site, &relay, &["--timeout", "5s", "--limit", "15MB"])
         .outcome()
         .expect(0);
     assert!(
@@ -136,13 +137,14 @@ fn copy_by(world: &World, [source, target]: [&SocketAddr; 2]) -> Zmove {
     site.pin(source, sender.fingerprint);
     site.pin(target, receiver.fingerprint);
     paint(site.source().join("large"), 12 * GROUP_BYTES);
-    let mut copy = site.zmove(&["copy", "--timeout", "3s"]);
+    let mut copy = site.zmove(&["copy", "--timeout", "6s"]);
     copy.0.arg(format!("{source}:")).arg(format!("{target}:"));
     copy
 }
 
 #[test]
 fn a_copy_whose_client_is_cut_off_again_and_again_ends_when_it_comes_no_further() {
+    let _quiet = quiet_machine();
     let world = World::new();
     let target = Proxy::start(world.receiver.address, 10 << 20);
     let source = Proxy::start(world.sender.address, u64::MAX);
@@ -178,7 +180,7 @@ fn a_push_that_was_stopped_for_longer_than_its_timeout_dials_again() {
     let mut daemon = site.take_daemon();
     daemon.kill();
     proxy.reset(daemon.address);
-    proxy.wait_for_refused(5);
+    proxy.wait_for_refused(1);
     let pid = Pid::from_child(&client);
     kill_process(pid, Signal::STOP).unwrap();
     std::thread::sleep(Duration::from_secs(7));

@@ -14,6 +14,7 @@ use zmove_types::{Buffer, BufferPool, Event, GROUP_BYTES, Stopwatch};
 use crate::harness::{PATIENCE, Site};
 use crate::hooks::{HookedDisk, HookedSink};
 use crate::inprocess::{InProcess, Pushed};
+use crate::quiet_machine::quiet_machine;
 use crate::tree::{assert_same, paint};
 
 const GROUPS: u64 = 12;
@@ -48,6 +49,7 @@ fn bytes_stored(pushed: &Pushed) -> u64 {
 
 #[test]
 fn what_a_lane_that_stands_still_has_taken_goes_over_another() {
+    let _quiet = quiet_machine();
     let site = Site::local();
     let pushed = push(&site, |number, inner| match number {
         0 => Box::new(StrangledSink {

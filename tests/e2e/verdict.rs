@@ -18,6 +18,7 @@ use crate::command::{ZMOVE, Zmove};
 use crate::harness::{Site, has_program, skip};
 use crate::hooks::{HookedDisk, HookedSink};
 use crate::inprocess::InProcess;
+use crate::quiet_machine::quiet_machine;
 use crate::tree::{assert_same, paint};
 
 /// Groups of the one large file; two threads of a stage, or two lanes, have half of them each.
@@ -99,6 +100,7 @@ impl Fault {
 
 #[test]
 fn each_slow_stage_is_named() {
+    let _quiet = quiet_machine();
     for fault in FAULTS {
         assert_eq!(fault.wrong(), None, "{}", fault.name);
     }
@@ -109,6 +111,7 @@ fn each_slow_stage_is_named() {
 #[test]
 #[ignore = "a measurement: takes a minute"]
 fn each_slow_stage_is_named_every_time() {
+    let _quiet = quiet_machine();
     let runs: usize = std::env::var("ZMOVE_VERDICT_RUNS").map_or(10, |runs| runs.parse().unwrap());
     let mut wrong = 0;
     let mut tell = |name: &str, said: &mut dyn FnMut() -> Option<String>| {
@@ -181,6 +184,7 @@ fn slow_receiver() -> InProcess {
 
 #[test]
 fn a_target_that_creates_slowly() {
+    let _quiet = quiet_machine();
     if !can_delay() {
         return skip("strace cannot run here: nothing delays a system call");
     }

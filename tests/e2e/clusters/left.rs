@@ -6,6 +6,7 @@ use rustix::process::Signal;
 
 use super::{HEAD, Lab, finish, paint, signal};
 use crate::jobs::wait_for;
+use crate::quiet_machine::quiet_machine;
 
 /// The queues of jobs at the broker, and the jobs that the head has noted.
 fn queues_and_notes(lab: &Lab) -> [usize; 2] {
@@ -71,6 +72,7 @@ fn a_queue_is_ended_also_where_a_push_without_the_cluster_has_ended_the_job() {
 /// A broker without queues, that is: one that answers no question about them.
 #[test]
 fn a_push_that_ends_the_queue_of_a_killed_one_is_interrupted_at_once() {
+    let _quiet = quiet_machine();
     let Some(lab) = Lab::new(1) else { return };
     let broker = lab.start_broker();
     lab.init(&["--broker", &lab.broker()]).done();
