@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::command::{Outcome, Runner, finish};
 use crate::daemon::Daemon;
-use crate::harness::{PATIENCE, Site};
+use crate::harness::{PATIENCE, Site, skip};
 use crate::namespace::Namespace;
 use crate::proxy::Proxy;
 use crate::tree::{assert_part_of, assert_same, names, paint, picture, set_mode};
@@ -142,7 +142,7 @@ fn ignores_hangups() -> bool {
 fn a_client_that_is_interrupted() {
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         if signal == Signal::HUP && ignores_hangups() {
-            eprintln!("skipped: SIGHUP is ignored here, as below nohup");
+            skip("SIGHUP is ignored here, as below nohup");
             continue;
         }
         let HalfWay {

@@ -10,7 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, inotify};
 use serde_json::Value;
 use zmove_types::GROUP_BYTES;
 
-use crate::command::{Runner, finish};
+use crate::command::{Runner, finish, wait_within_patience};
 use crate::daemon::Daemon;
 use crate::dry_run::snapshot;
 use crate::harness::{PATIENCE, Site, every_way, is_root, skip};
@@ -301,7 +301,7 @@ impl HalfWay {
         let mut daemon = self.site.take_daemon();
         daemon.kill();
         self.client.kill().unwrap();
-        self.client.wait().unwrap();
+        wait_within_patience(&mut self.client);
         self.assert_looks_unfinished();
         let again = Daemon::start(&self.site.path("server"), "127.0.0.1:0", &Runner::default());
         self.proxy.reset(again.address);
@@ -380,7 +380,7 @@ fn a_lost_connection_does_not_make_a_file_newer() {
     let mut half_way = HalfWay::start(&["--update"], UNIX_EPOCH);
     half_way.proxy.reset(half_way.site.the_daemon().address);
     assert_eq!(
-        half_way.client.wait().unwrap().code(),
+        wait_within_patience(&mut half_way.client),
         Some(12),
         "it is not begun again"
     );
@@ -482,7 +482,7 @@ fn a_part_of_before_gives_way_to_the_file_that_is_there() {
     let mut client = site.push_by(&proxy.address, &["--json"]).start();
     proxy.wait_for_stall();
     client.kill().unwrap();
-    client.wait().unwrap();
+    wait_within_patience(&mut client);
     proxy.reset(site.the_daemon().address);
     site.the_daemon().wait_for_log("broken off by tester");
     push(&site, &[]);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::command::{Outcome, ZMOVE, Zmove, finish};
+use crate::command::{LinesOf, Outcome, ZMOVE, Zmove, finish};
 use crate::harness::{PATIENCE, Site};
 use crate::tree::{assert_same, paint};
 
@@ -318,10 +318,10 @@ fn a_refused_push_is_one_line_of_the_log() {
     operator(&site, &["allow", "remove", "tester"]).done();
     site.push(&["--streams", "12"], site.contents(), "")
         .expect(5);
-    // What was held back would be told a second later; the next kind is told after that.
-    std::thread::sleep(Duration::from_millis(2500));
-    assert_eq!(site.the_daemon().count_logged("rejected "), 1);
-    site.take_daemon().kill();
+    // a daemon that ends tells what it has held back
+    let log = site.take_daemon().end_and_read_log();
+    let rejected = log.iter().filter(|line| line.contains("rejected "));
+    assert_eq!(rejected.count(), 1, "{log:?}");
 }
 
 /// A user who does not want to wait is told at once; one who waits sees since when and why.
@@ -337,7 +337,7 @@ fn who_waits_in_line_sees_why_and_may_say_no() {
         .expect(13);
     at_once.says(&["limits.transfers = 1"]).lines(1);
     let waits = site
-        .push(&["--json", "--timeout", "3s"], site.contents(), "other")
+        .push(&["--json", "--timeout", "6s"], site.contents(), "other")
         .expect(13);
     let events = waits
         .stdout
@@ -372,38 +372,30 @@ fn who_waits_in_line_sees_the_place_move_up() {
         .push_command(&[], &[site.contents().as_ref()], "first")
         .start();
     let before = wait_for(&site, |shown| shown["waits"] == true);
-    let options = ["--json", "--timeout", "8s"];
-    let second = site
-        .push_command(&options, &[site.contents().as_ref()], "second")
+    let mut second = site
+        .push_command(&["--json"], &[site.contents().as_ref()], "second")
         .start();
+    let told = LinesOf::new(&mut second);
+    let message = |line: &str| {
+        let event: Value = serde_json::from_str(line).unwrap();
+        event["waiting"]["message"].as_str().map(str::to_owned)
+    };
+    let is_behind = |text: &str| text.contains("of the same key");
     let has = |shown: &Value, words: &str| {
         shown["reason"]
             .as_str()
             .is_some_and(|reason| reason.contains(words))
     };
     let behind = wait_for(&site, |shown| has(shown, "1 of the same key"));
-    // Long enough for the second to have said that it is behind the first.
-    std::thread::sleep(Duration::from_millis(2500));
+    told.wait_for(|line| message(line).is_some_and(|text| text.contains("1 of the same key")));
     operator(&site, &["stop", before["id"].as_str().unwrap()]).done();
     finish(first).expect(3);
     wait_for(&site, |shown| {
         shown["id"] == behind["id"] && !has(shown, "of the same key")
     });
-    let second = finish(second).expect(13);
-    let events = second
-        .stdout
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let told = events.filter_map(|event| event["waiting"]["message"].as_str().map(str::to_owned));
-    let told: Vec<_> = told.collect();
-    assert!(
-        told.iter().any(|text| text.contains("1 of the same key")),
-        "{told:?}"
-    );
-    assert!(
-        !told.last().unwrap().contains("of the same key"),
-        "{told:?}"
-    );
+    told.wait_for(|line| message(line).is_some_and(|text| !is_behind(&text)));
+    operator(&site, &["stop", behind["id"].as_str().unwrap()]).done();
+    finish(second).expect(3);
     long.kill().unwrap();
     long.wait().unwrap();
 }

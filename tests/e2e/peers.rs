@@ -131,23 +131,6 @@ fn a_peer_that_breaks_the_protocol() {
 }
 
 #[test]
-fn a_closed_port() {
-    let site = site();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
-    let outcome = push_to(&site, &format!("{address}:x")).expect(10);
-    outcome
-        .says(&[
-            "zmove: connect to",
-            &address.to_string(),
-            "refused",
-            "is `zmove serve` running",
-        ])
-        .lines(1);
-}
-
-#[test]
 fn a_name_without_an_address() {
     let outcome = push_to(&site(), "no-such-host.invalid:x").expect(10);
     outcome

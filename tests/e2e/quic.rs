@@ -156,7 +156,12 @@ fn a_port_that_is_closed_to_both_is_one_cause() {
     site.pin(&address, identity.fingerprint());
     let outcome = push(&site, &[], address).expect(10);
     let stderr = outcome
-        .says(&["zmove: connect to", "refused"])
+        .says(&[
+            "zmove: connect to",
+            &address.to_string(),
+            "refused",
+            "is `zmove serve` running",
+        ])
         .lines(1)
         .stderr;
     assert!(!stderr.contains("QUIC"), "{stderr}");
@@ -259,6 +264,7 @@ fn a_push_whose_sender_is_there_goes_on_beside_another() {
     let client = endless(&site);
     std::fs::write(site.path("other"), "x").unwrap();
     site.push(&[], site.path("other"), "").done();
+    site.the_daemon().wait_for_log("received from tester");
     assert!(!site.the_daemon().has_logged("broken off"));
     interrupt(client).expect(20);
     site.the_daemon().wait_for_log("broken off by tester");

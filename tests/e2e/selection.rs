@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::command::Outcome;
+use crate::command::{Outcome, wait_within_patience};
 use crate::harness::{Site, both_ways, has_program, skip};
 use crate::namespace::Namespace;
 use crate::tree::{assert_pictures, paint, picture, set_own_mtime};
@@ -229,7 +229,7 @@ fn a_list_may_come_from_stdin_with_nul_bytes(site: &Site) {
         .unwrap()
         .write_all(b"d/caf\xe9\nx\0")
         .unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(wait_within_patience(&mut child), Some(0));
     std::fs::remove_file(site.source().join("d/other")).unwrap();
     let names: Vec<_> = std::fs::read_dir(site.target().join("d"))
         .unwrap()

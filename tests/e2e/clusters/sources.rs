@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
@@ -128,6 +128,7 @@ fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
     lab.paint_many();
     let node = lab.join("other", &["sh", "-c", "umask 077; exec \"$@\"", "sh"]);
     node.wait_for("waiting for it");
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let outcome = lab.push(&["--no-perms", "--no-times"]).outcome().expect(0);
     assert!(
         outcome.stdout.contains(", by 2 nodes\n"),
@@ -135,17 +136,24 @@ fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
         outcome.stdout
     );
     let mut seen = BTreeSet::new();
-    for directory in
-        (0..DIRECTORIES).map(|number| lab.site.path("shared/t").join(format!("d{number}")))
-    {
-        for entry in std::fs::read_dir(directory).unwrap() {
+    let target = lab.site.path("shared/t");
+    let directories =
+        (0..DIRECTORIES).flat_map(|number| [format!("d{number}"), format!("d{number}/below")]);
+    for directory in directories {
+        for entry in std::fs::read_dir(target.join(directory)).unwrap() {
             let found = entry.unwrap().metadata().unwrap();
             if found.is_file() {
-                seen.insert((found.mode(), found.mtime(), found.mtime_nsec()));
+                seen.insert((found.mode() & 0o7777, found.mtime(), found.mtime_nsec()));
             }
         }
     }
     assert_eq!(seen.len(), 1, "{seen:?}");
+    let (mode, seconds, _) = seen.pop_first().unwrap();
+    // what this process creates has the mode that its umask leaves
+    let own = lab.site.path("own");
+    std::fs::write(&own, "").unwrap();
+    assert_eq!(mode, own.metadata().unwrap().mode() & 0o7777);
+    assert!(u64::try_from(seconds).unwrap() >= started.as_secs());
 }
 
 #[test]

@@ -55,7 +55,11 @@ impl Between {
                 .sum::<u64>()
         };
         let before = there();
-        std::thread::sleep(Duration::from_secs(1));
+        // after that nobody has the target open
+        let mut status = self.yard.site.zmove(&["status", "--json"]);
+        status.0.env("ZMOVE_HOME", self.yard.site.path("server"));
+        let status: Value = serde_json::from_str(&status.outcome().done().stdout).unwrap();
+        assert_eq!(status["transfers"], serde_json::json!([]));
         assert_eq!(there(), before, "more has come");
         assert_eq!(self.sender.count_logged("copied for tester"), 0);
     }
@@ -81,11 +85,10 @@ fn a_copy_is_held_and_goes_on_from_what_is_at_the_target() {
     yard.assert_done(&id, 2);
     let bytes = yard.job(&id)["ends"][1]["bytes"].as_u64().unwrap();
     assert!(bytes < LARGE_BYTES, "all of it was sent again");
-    assert_eq!(sender.count_logged("copied for tester"), 1);
-    assert_eq!(
-        receiver.count_logged("received from the grant of tester"),
-        1
-    );
+    // they log it after the command has ended
+    assert_eq!(sender.wait_for_logs("copied for tester", 1).len(), 1);
+    let received = receiver.wait_for_logs("received from the grant of tester", 1);
+    assert_eq!(received.len(), 1);
 }
 
 #[test]
@@ -115,11 +118,10 @@ fn a_copy_whose_process_is_killed_goes_on_and_is_found_again() {
     let id = between.under_way();
     yard.kill_process();
     yard.assert_done(&id, 2);
-    assert_eq!(sender.count_logged("copied for tester"), 1);
-    assert_eq!(
-        receiver.count_logged("received from the grant of tester"),
-        1
-    );
+    // they log it after the command has ended
+    assert_eq!(sender.wait_for_logs("copied for tester", 1).len(), 1);
+    let received = receiver.wait_for_logs("received from the grant of tester", 1);
+    assert_eq!(received.len(), 1);
     assert_eq!(receiver.count_logged("broken off"), 0);
 }
 

@@ -40,11 +40,33 @@ fn a_job_that_comes_while_a_runner_leaves_is_done() {
     flock(&leaves, FlockOperation::LockExclusive).unwrap();
     let submit = yard.site.zmove(&["submit", "source/", "target"]);
     submit.outcome().done();
-    // A runner that gives up at once is gone long before this.
-    std::thread::sleep(Duration::from_secs(1));
+    // a runner that gives up leaves the file to nobody
+    wait_for("a runner that wants the lock", || {
+        holders(&yard.place().join("runner.lock")) > 0
+    });
     drop(leaves);
     // no command that would start another one
     wait_for("the file", || yard.site.target().join("f").is_file());
+}
+
+/// Number of other processes that have a file open.
+fn holders(file: &Path) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let has_open = |process: &std::fs::DirEntry| {
+        let descriptors = std::fs::read_dir(process.path().join("fd"));
+        let mut descriptors = descriptors.into_iter().flatten().flatten();
+        descriptors.any(|entry| std::fs::read_link(entry.path()).is_ok_and(|open| open == file))
+    };
+    let own = std::process::id().to_string();
+    processes
+        .filter(|process| process.file_name().to_str() != Some(&own) && has_open(process))
+        .filter(|process| {
+            process
+                .file_name()
+                .to_str()
+                .is_some_and(|name| name.parse::<u32>().is_ok())
+        })
+        .count()
 }
 
 fn zombies_of(parent: u32) -> usize {

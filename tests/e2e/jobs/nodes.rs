@@ -1,12 +1,12 @@
-//! Jobs that all nodes of a cluster do: the process of the job is the head.
+//! Jobs of a cluster: the process of the job is the head.
 
 use super::*;
-use crate::clusters::LeftBroker;
-use crate::harness::{has_program, skip};
+use crate::clusters::{LeftBroker, has_nats_server};
+use crate::harness::skip;
 
 /// A cluster of one receiver, of which this host is the only node.
 fn yard() -> Option<(Yard, LeftBroker)> {
-    if !has_program("nats-server") {
+    if !has_nats_server() {
         skip("there is no nats-server");
         return None;
     }
@@ -61,7 +61,7 @@ impl Yard {
 }
 
 #[test]
-fn a_job_of_many_nodes_is_done_and_shown_with_its_cluster() {
+fn a_job_of_a_cluster_is_done_and_shown_with_it() {
     let Some((yard, _broker)) = yard() else {
         return;
     };
@@ -77,7 +77,7 @@ fn a_job_of_many_nodes_is_done_and_shown_with_its_cluster() {
 
 /// The next attempt ends the job of the one before at the receivers, and goes on from what is there.
 #[test]
-fn a_job_of_many_nodes_goes_on_when_its_process_and_its_runner_are_killed() {
+fn a_job_of_a_cluster_goes_on_when_its_process_and_its_runner_are_killed() {
     let Some((yard, _broker)) = yard() else {
         return;
     };

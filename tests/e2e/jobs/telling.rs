@@ -128,7 +128,7 @@ fn a_channel_that_fails_or_hangs_holds_up_nothing_and_is_told_of() {
 
 #[test]
 fn a_job_that_moves_nothing_is_told_while_it_runs() {
-    let yard = Yard::daemon().with_channels("stalled_after_seconds = 1", &[("script", ADDS)]);
+    let yard = Yard::daemon().with_channels("stalled_after_seconds = 5", &[("script", ADDS)]);
     let id = yard.submit_slow();
     yard.wait_until_moving(&id);
     let [pid] = yard.processes()[..] else {

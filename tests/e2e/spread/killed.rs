@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::command::Outcome;
+use crate::proxy::Proxy;
 
 /// Expects that a push was done without a word, but that it looked for the job of another first: a busy host may tell
 /// that, since it takes seconds.
@@ -218,9 +219,7 @@ fn the_job_of_a_push_that_has_not_begun_does_not_begin_after_the_next() {
         .iter()
         .for_each(|daemon| daemon.signal(Signal::STOP));
     let mut child = spread.push(&[], "source").start();
-    while spread.noted() == 0 {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    crate::jobs::wait_for("note of the job", || spread.noted() > 0);
     child.kill().unwrap();
     child.wait().unwrap();
     spread
@@ -236,14 +235,26 @@ fn the_job_of_a_push_that_has_not_begun_does_not_begin_after_the_next() {
 fn a_push_that_ends_the_job_of_a_killed_one_is_interrupted_at_once() {
     let spread = Spread::new(2);
     spread.paint();
-    spread.kill_a_push();
+    let relays: Vec<_> = spread
+        .daemons
+        .iter()
+        .map(|daemon| Proxy::start(daemon.address, u64::MAX))
+        .collect();
+    let push = || spread.push_to(spread.target_by(&relays), &[], "source");
+    let mut killed = push().start();
+    spread.daemons[1].wait_for_log("begun by sender");
+    killed.kill().unwrap();
+    killed.wait().unwrap();
     spread
         .daemons
         .iter()
         .for_each(|daemon| daemon.signal(Signal::STOP));
-    let child = spread.push(&[], "source").start();
-    std::thread::sleep(Duration::from_millis(500));
+    let connections = || relays.iter().map(Proxy::connections).sum::<usize>();
+    let before = connections();
+    let child = push().start();
+    crate::jobs::wait_for("connection of the next push", || connections() > before);
     crate::breakage::interrupt(child).expect(20);
+    assert_eq!(spread.noted(), 1, "the job of the killed one has not ended");
     spread
         .daemons
         .iter()

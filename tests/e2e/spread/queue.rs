@@ -439,7 +439,7 @@ fn the_work_of_a_receiver_that_says_nothing_more_is_done_by_others() {
         spread.receiver(0, spread.daemons[0].address),
     ];
     let mut job = spread.job();
-    job.config.silence_max = Duration::from_secs(3);
+    job.config.silence_max = Duration::from_secs(8);
     let end = Spread::lead_job(
         job,
         &Arc::new(LocalQueue::new(JOB)),
