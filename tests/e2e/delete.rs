@@ -18,7 +18,6 @@ use crate::tree::{assert_pictures, assert_same, names, paint, picture, set_mode,
 
 both_ways!(
     what_is_at_the_target_alone_goes,
-    without_the_option_it_stays,
     links_go_and_what_they_point_to_stays,
     only_what_is_pushed_is_mirrored,
     several_sources_are_mirrored_together,
@@ -103,13 +102,6 @@ fn what_is_at_the_target_alone_goes(site: &Site) {
     paint(site.target().join("alone"), 3);
     let text = site.push(&["--delete"], site.contents(), "").done().stdout;
     assert!(text.contains("1 removed"), "{text}");
-}
-
-fn without_the_option_it_stays(site: &Site) {
-    grow(site);
-    paint(site.target().join("alone"), 10);
-    assert_eq!(site.push_contents()["removed"], 0);
-    assert!(site.target().join("alone").exists());
 }
 
 fn links_go_and_what_they_point_to_stays(site: &Site) {

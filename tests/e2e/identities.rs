@@ -112,27 +112,13 @@ fn the_id_of_another_users_transfer_opens_a_transfer_of_ones_own() {
 }
 
 #[test]
-fn an_id_that_runs_already_is_refused_to_its_own_key() {
-    for transport in TRANSPORTS {
-        let (site, tester, _eve) = site();
-        Runtime::new().unwrap().block_on(async {
-            let _control = open(&site, &tester, transport).await;
-            let second = greet(&site, &tester, transport, Role::Control).await;
-            assert_eq!(ended(second).await, b"");
-        });
-        site.the_daemon()
-            .wait_for_log("a transfer of that id is running already");
-    }
-}
-
-#[test]
 fn an_unknown_key_is_refused_on_every_connection_and_transport() {
     for transport in TRANSPORTS {
         let (site, tester, _eve) = site();
         let stranger = Identity::load_or_create(&site.path("stranger")).unwrap();
         Runtime::new().unwrap().block_on(async {
             let _control = open(&site, &tester, transport).await;
-            for role in [Role::Control, Role::Lane(LaneId(0))] {
+            for role in [Role::Control, Role::Lane(LaneId(0)), Role::Fetch] {
                 let said = ended(greet(&site, &stranger, transport, role).await).await;
                 let greeting = Greeting::decode(said.first_chunk().unwrap()).unwrap();
                 assert_eq!(greeting.transfer, TransferId([0; 16]));

@@ -877,30 +877,3 @@ fn devices_are_not_made_where_they_would_do_nothing() {
     );
     assert_eq!(summary["not_kept"][0]["why"], "not supported there");
 }
-
-/// What they may keep is kept, and nothing fails.
-#[test]
-fn an_ordinary_user_keeps_what_they_may() {
-    let Some(site) = Site::unprivileged() else {
-        return;
-    };
-    if !is_root() || !can_compare(&site) {
-        return skip("only root can give files away");
-    }
-    dress(&site.source());
-    for name in ["attribute", "list", "both", "large", "closed"] {
-        set_mode(site.source().join(name), 0o644);
-    }
-    give_away(&site.source());
-    set_mode(site.source().join("f3"), 0o755);
-    let outcome = site.push(&["-a", "--json"], site.contents(), "");
-    let summary = outcome.done().summary();
-    assert_eq!(summary["failed"], 0);
-    let comment = xattr(&site.target().join("attribute"), "user.comment");
-    assert_eq!(comment, Some(b"one".to_vec()));
-    let owners = summary["not_kept"].as_array().unwrap();
-    assert!(
-        owners.iter().any(|lack| lack["what"] == "owner"),
-        "{owners:?}"
-    );
-}

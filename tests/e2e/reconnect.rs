@@ -202,7 +202,7 @@ fn a_path_that_breaks_more_than_once() {
     }
     proxy.reset(site.the_daemon().address);
     let outcome = finish(client).expect(0);
-    assert!((1..=4).contains(&outcome.summary()["reconnects"].as_u64().unwrap()));
+    assert!((2..=4).contains(&outcome.summary()["reconnects"].as_u64().unwrap()));
     assert_all_was_moved_once(&outcome.summary());
     assert_same(&site.source(), &site.target());
 }
@@ -271,7 +271,7 @@ fn what_was_there_before_counts_as_skipped() {
     let site = Site::daemon();
     for number in 0..50 {
         paint(
-            site.source().join(format!("small/{number}")),
+            site.source().join(format!("there/{number}")),
             1_000 + number,
         );
     }
@@ -284,8 +284,7 @@ fn what_was_there_before_counts_as_skipped() {
     proxy.reset(site.the_daemon().address);
     let summary = assert_went_on(&site, &proxy, finish(client));
     let files = [&summary["skipped"], &summary["files"]].map(|count| count.as_u64().unwrap());
-    // painting again made those of the first run new, unless it gave them the same time
-    assert_eq!(files[0] + files[1], SMALL + LARGE);
+    assert_eq!(files, [50, SMALL + LARGE]);
 }
 
 #[test]
@@ -368,7 +367,7 @@ fn sessions_that_begin_and_are_lost_end_the_push() {
     let proxy = Proxy::cutting(site.the_daemon().address, 1 << 20);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let outcome = site
-        .push_by(&proxy.address, &["--timeout", "3s"])
+        .push_by(&proxy.address, &["--timeout", "6s"])
         .outcome()
         .expect(12);
     let address = proxy.address.to_string();
@@ -403,24 +402,6 @@ fn sessions_that_come_further_are_lost_as_often_as_it_takes() {
         outcome.stdout
     );
     assert_same(&site.source(), &site.target());
-}
-
-#[test]
-fn who_does_not_want_to_wait_is_told_at_once() {
-    let HalfWay {
-        site,
-        proxy,
-        client,
-    } = half_way(Site::daemon(), &["--timeout", "0"]);
-    proxy.reset(site.the_daemon().address);
-    let outcome = finish(client);
-    assert!(
-        matches!(outcome.code, Some(10 | 12)),
-        "{:?}: {}",
-        outcome.code,
-        outcome.stderr
-    );
-    outcome.says(&["zmove: ", "connection"]).lines(1);
 }
 
 #[test]

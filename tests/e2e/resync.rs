@@ -202,7 +202,7 @@ fn a_directory_in_the_way_of_a_file_stays(site: &Site) {
 fn what_is_only_at_the_target_stays(site: &Site) {
     grow(site);
     paint(site.target().join("d/extra"), 4);
-    site.push_contents();
+    assert_eq!(site.push_contents()["removed"], 0);
     let mut found = picture(&site.target());
     assert!(found.remove(&b"d/extra"[..]).is_some());
     crate::tree::assert_pictures(&picture(&site.source()), &found);

@@ -198,20 +198,3 @@ fn an_end_without_a_summary_has_its_exit_code_too() {
         "{failed}"
     );
 }
-
-#[test]
-fn a_status_is_as_its_schema_says() {
-    let site = Site::daemon();
-    let mut zmove = std::process::Command::new(crate::command::ZMOVE);
-    zmove
-        .env("ZMOVE_HOME", site.path("server"))
-        .args(["status", "--json"]);
-    let status = crate::command::Zmove(zmove).outcome().done().stdout;
-    assert_eq!(
-        fault(
-            &schema("status.json"),
-            &serde_json::from_str(&status).unwrap()
-        ),
-        None
-    );
-}

@@ -131,25 +131,6 @@ fn a_changed_host_key_is_refused_even_with_accept_new() {
 }
 
 #[test]
-fn a_key_that_may_only_read() {
-    let (site, daemon) = strangers();
-    site.authorize(Access::ReadOnly);
-    site.pin(&daemon.address, daemon.fingerprint);
-    for transport in TRANSPORTS {
-        let outcome = push(
-            &site,
-            &["--transport", transport],
-            &format!("{}:x", daemon.address),
-        )
-        .expect(3);
-        outcome
-            .says(&["zmove: receiver: this key may not write"])
-            .lines(1);
-    }
-    assert!(names(&site.target()).is_empty());
-}
-
-#[test]
 fn targets_outside_the_roots() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
