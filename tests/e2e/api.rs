@@ -275,6 +275,23 @@ fn history_comes_in_pieces() {
 
 #[test]
 fn transfers_of_the_daemon_are_seen_where_its_socket_is_open() {
+    let served = Served::daemon();
+    // the runner asks the daemon of its own home
+    std::os::unix::fs::symlink(
+        served.yard.site.path("server/control.sock"),
+        served.yard.site.path("client/control.sock"),
+    )
+    .unwrap();
+    let id = served.yard.submit_slow();
+    let status = || served.client.get("/api/v1/daemon").ok()["status"].take();
+    let is_seen = |status: &Value| status["transfers"][0]["bytes"].as_u64() > Some(0);
+    wait_for("a transfer of the daemon", || is_seen(&status()));
+    assert_eq!(status()["transfers"][0]["name"], "tester");
+    served.yard.run(&["job", &id, "cancel"]).done();
+}
+
+#[test]
+fn without_a_daemon_the_api_says_why() {
     let served = Served::local();
     let daemon = served.client.get("/api/v1/daemon").ok();
     assert!(

@@ -14,7 +14,8 @@ both_ways!(
     a_directory_that_only_takes_new_names,
 );
 
-/// What is new comes; what would be replaced stays, and no hidden copy of it is left, which could not go either.
+/// New directories come with what is in them. New files do not, since a hidden name could not be given up. What would
+/// be replaced stays, and no hidden copy of it is left.
 fn a_directory_that_only_takes_new_names(site: &Site) {
     let target = site.target().join("in");
     for name in ["small", "large"] {
@@ -41,6 +42,7 @@ fn a_directory_that_only_takes_new_names(site: &Site) {
     }
     let pushes = [(); 2].map(|()| site.push(&[], site.contents(), "in"));
     let left = names(&target);
+    let within = names(&target.join("directory")).len();
     assert!(chattr("-a"));
     for outcome in pushes {
         let outcome = outcome.expect(23);
@@ -56,6 +58,7 @@ fn a_directory_that_only_takes_new_names(site: &Site) {
     }
     // under a hidden name a new file could not get another either
     assert_eq!(left, ["directory", "large", "link", "small"]);
+    assert_eq!(within, 20, "what is in a new directory comes");
     assert_eq!(std::fs::read(target.join("small")).unwrap(), b"old");
     site.push(&[], site.contents(), "in").done();
     assert_same(&site.source(), &target);

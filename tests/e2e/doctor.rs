@@ -315,6 +315,8 @@ fn what_answers_is_not_zmove() {
     });
     let findings = examine(&site, &address, 4);
     assert_eq!(findings.bad(), ["TCP"]);
+    let text = findings.0.to_string();
+    assert!(text.contains("what answers there is not zmove"), "{text}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! What users type from habit with rsync and scp: it works, or says what to type instead, and nothing lands where it
 //! was not meant to.
 
+use std::time::{Duration, Instant};
+
 use zmove_transport::KnownHosts;
 
 use crate::harness::{Site, both_ways};
@@ -33,8 +35,19 @@ fn options_of_rsync_are_taken(site: &Site) {
 #[test]
 fn a_rate_of_rsync_holds() {
     let site = Site::daemon();
-    paint(site.source().join("f"), 10);
-    site.push(&["--bwlimit=10M"], site.contents(), "").done();
+    paint(site.source().join("f"), 4 << 20);
+    let started = Instant::now();
+    let summary = site
+        .push(&["--bwlimit=2M", "--json"], site.contents(), "")
+        .done()
+        .summary();
+    // what passes before the pace is set takes no time
+    assert!(
+        started.elapsed() > Duration::from_millis(1500),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(summary["limited_by"], "own_rate", "{summary}");
     site.push(&["--bwlimit", "10Mbit"], site.contents(), "")
         .expect(1)
         .says(&["'10Mbit'", "--bwlimit"]);

@@ -9,8 +9,8 @@ use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::limits::{EXTRANEOUS_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::{
     Answer, Batch, BatchEntry, EntryFault, ExtraneousName, ExtraneousNames, Fault, FaultCode,
-    FileDone, Findings, Finished, FrameKind, Held, ListedName, Open, Operation, PublishedItem,
-    Purpose, Stored, StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict, Version,
+    FileDone, Finished, FrameKind, Held, ListedName, Open, Operation, PublishedItem, Purpose,
+    Stored, StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict, Version,
     encode_message,
 };
 
@@ -407,39 +407,7 @@ fn a_daemon_that_sends_huge_lists_is_broken_off() {
     }
 }
 
-/// What nobody takes would only fill the sender's memory.
-#[test]
-fn a_daemon_that_answers_without_end_what_nobody_asked_fills_no_memory() {
-    for message in [
-        ToSender::Findings(Findings {
-            inquiry: 0,
-            findings: Vec::new(),
-        }),
-        ToSender::Removed {
-            remove: 0,
-            entries: 1,
-        },
-    ] {
-        let said = move |heard: &Heard| match heard {
-            Heard::Message(ToReceiver::OpenWith(..)) => {
-                let flood = std::iter::repeat_n(encode_message(&message), 1000);
-                Some(
-                    std::iter::once(encode_message(&opened(TargetState::Empty)))
-                        .chain(flood)
-                        .collect(),
-                )
-            }
-            _ => None,
-        };
-        let deceived = Deceiver::new(TargetState::Empty, said).deceive(&site().source());
-        // when all is planned nobody listens, and it is dropped
-        if deceived.ended.is_err() {
-            deceived.is_broken_off("nobody asked for");
-        }
-    }
-}
-
-/// Nor the user's terminal, whatever is told of what was never sent.
+/// It fills neither the sender's memory nor the user's terminal, whatever is told of what was never sent.
 #[test]
 fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
     let path = RelPath::from_bytes("long/".repeat(600).trim_end_matches('/').as_bytes()).unwrap();

@@ -244,7 +244,7 @@ fn confinable() -> Option<Site> {
 }
 
 #[test]
-fn a_confined_daemon_does_all_that_others_do() {
+fn a_confined_daemon_takes_pushes_of_every_kind() {
     for engine in ENGINES {
         let Some(site) = confinable() else { return };
         let daemon = start(

@@ -1,6 +1,7 @@
 //! `zmove probe`: figures of a real path to a real daemon, nothing left there, and who may not.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use zmove_transport::Access;
@@ -103,7 +104,7 @@ fn both_storages_are_swept_and_a_tree_has_its_prediction() {
     paint(site.source().join("large"), 2 << 20);
     let options = [
         "--time",
-        "1s",
+        "3s",
         "--streams",
         "2",
         "--for",
@@ -227,6 +228,8 @@ fn a_receiver_that_is_not_known_is_not_asked() {
         .expect(5)
         .lines(1);
     assert!(!site.path("client/known_hosts").exists());
+    let log = daemon.end_and_read_log();
+    assert!(!log.iter().any(|line| line.contains("begun")), "{log:?}");
 }
 
 /// The receiver reads no faster than the grant says, and so counts no more.
@@ -249,10 +252,17 @@ fn an_interrupted_probe_ends_at_once_and_leaves_nothing() {
     zmove.0.arg(site.address("in"));
     let running = zmove.start();
     site.the_daemon().wait_for_log("begun by tester");
+    let since = Instant::now();
     interrupt(running)
         .expect(20)
         .says(&["interrupted"])
         .lines(1);
+    // its first round alone takes twice as long
+    assert!(
+        since.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        since.elapsed()
+    );
     assert!(
         site.the_daemon()
             .wait_for_log("broken off by tester")

@@ -220,7 +220,7 @@ fn shipped(name: &str) -> std::path::PathBuf {
 
 /// Without the boot id nobody could tell at once that what left a hidden name has ended.
 #[test]
-fn the_unit_lets_the_boot_id_be_read() {
+fn the_unit_hides_nothing_of_proc() {
     let text = std::fs::read_to_string(shipped("zmove.service")).unwrap();
     assert!(!text.lines().any(|line| line.starts_with("ProcSubset=")));
 }

@@ -1,7 +1,7 @@
 //! Where no daemon runs: a stock OpenSSH server starts the receiver, as the user.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -374,9 +374,19 @@ fn a_broken_push_never_has_the_last_word() {
 #[test]
 fn nonsense_instead_of_an_order() {
     let site = Site::local();
-    let outcome = site.zmove(&["receive"]).outcome();
-    assert_eq!(outcome.code, Some(11), "{}", outcome.stderr);
-    outcome
-        .says(&["zmove: read what is to be done from standard input"])
-        .lines(1);
+    for bytes in [&b""[..], b"nonsense\n", &[0xFF; 4096]] {
+        let mut receive = site.zmove(&["receive"]).0;
+        let mut child = receive
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // it may have ended before all is written
+        drop(child.stdin.take().unwrap().write_all(bytes));
+        finish(child)
+            .expect(11)
+            .says(&["zmove: read what is to be done from standard input"])
+            .lines(1);
+    }
 }

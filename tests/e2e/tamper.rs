@@ -240,7 +240,10 @@ fn declaration_of_a_large_file() {
         );
         let summary = pushed.summary();
         assert_eq!((summary.files, summary.failed), (1, 0));
-        assert!(summary.resent > 0 || lanes > 1);
+        // over other lanes there may be chunks already when the declaration comes again
+        if lanes == 1 {
+            assert!(summary.resent > 0);
+        }
         assert!(
             pushed.resent().iter().all(|what| what.contains("big'")),
             "{:?}",

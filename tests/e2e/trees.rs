@@ -174,7 +174,6 @@ fn times_are_kept_to_the_nanosecond(site: &Site) {
     assert_same(&source, &site.target());
 }
 
-/// So many of one depth that several threads finish them.
 /// The directories above it get no mode from the source, and neither does it where only what is in it is sent.
 fn a_new_target_is_as_open_as_the_source_or_as_usual(site: &Site) {
     paint(site.source().join("f"), 10);
@@ -200,6 +199,7 @@ fn a_new_target_is_as_open_as_the_source_or_as_usual(site: &Site) {
     }
 }
 
+/// So many of one depth that several threads finish them.
 fn many_directories_keep_modes_and_times(site: &Site) {
     let source = site.source();
     for (number, mode) in (0..600).zip([0o755, 0o700, 0o711, 0o750].into_iter().cycle()) {

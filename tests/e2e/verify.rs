@@ -18,7 +18,6 @@ both_ways!(
     what_is_the_same_is_found_the_same_and_not_touched,
     each_difference_is_named_and_of_large_files_its_bytes,
     a_single_file_is_compared_with_the_one_it_became,
-    what_cannot_be_read_is_a_failure_and_the_rest_is_compared,
 );
 
 const LARGE: u64 = 5 * GROUP_BYTES + 7;
@@ -177,20 +176,39 @@ fn a_single_file_is_compared_with_the_one_it_became(site: &Site) {
 
 fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared(site: &Site) {
     grow(site);
+    paint(site.source().join("closed/within"), 1000);
+    site.give_away();
     site.push_contents();
-    // a file that is read while it grows
-    let listed = site.source().join("a");
     std::fs::write(site.target().join("extra"), "").unwrap();
     std::fs::remove_file(site.source().join("d/c")).unwrap();
-    std::fs::create_dir(site.source().join("closed")).unwrap();
-    drop(listed);
     symlink("nowhere", site.source().join("d/c")).unwrap();
-    let outcome = verify(site, &[]).expect(6);
+    site.give_away();
+    set_mode(site.source().join("a"), 0);
+    set_mode(site.source().join("closed"), 0);
+    let outcome = verify(site, &[])
+        .expect(23)
+        .says(&["source/a'", "Permission denied"])
+        .says(&["source/closed'", "Permission denied"]);
     let shown = list(&outcome);
     assert!(
         shown.contains(&"- extra") && shown.contains(&"~ d/c -> nowhere (type)"),
         "{shown:?}"
     );
+}
+
+#[test]
+fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared_locally() {
+    if let Some(site) = Site::unprivileged() {
+        what_cannot_be_read_is_a_failure_and_the_rest_is_compared(&site);
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared_at_a_daemon() {
+    if let Some(mut site) = Site::unprivileged() {
+        site.start_daemon();
+        what_cannot_be_read_is_a_failure_and_the_rest_is_compared(&site);
+    }
 }
 
 /// A file system on a disk that a bit is flipped on.

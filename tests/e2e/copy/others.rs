@@ -53,10 +53,9 @@ async fn answer(channel: Channel, greeting: Greeting, words: Vec<ToSender>) {
     while !words.is_empty() && matches!(reader.receive().await, Ok(Some(_))) {}
 }
 
-/// The runtime of a daemon serves all keys. While sources are looked for again, which may take as long as directories
-/// are large, its other tasks go on, though it had one thread alone.
+/// Sources are looked for again for a later session, which may take as long as directories are large.
 #[test]
-fn a_later_session_s_sources_are_looked_for_beside_the_runtime() {
+fn a_push_is_interrupted_while_its_sources_are_looked_for_again() {
     let site = Site::local();
     paint(site.source().join("f"), 10);
     let (address, key) = brief_receiver(&site.path("server"), Vec::new());

@@ -10,6 +10,7 @@ use crate::breakage::end_by;
 use crate::command::{Outcome, ZMOVE, Zmove};
 use crate::daemon::Daemon;
 use crate::harness::Site;
+use crate::jobs::wait_for;
 use crate::pull::grow;
 use crate::ssh::Sshd;
 use crate::tree::{assert_same, paint};
@@ -121,11 +122,32 @@ fn it_ends_with_its_command_and_the_same_command_goes_on() {
     ];
     let client = copy(&site, &sshd, &super::SLOWLY, ends.clone()).start();
     crate::resume::wait_for_journal_in(&site.path("server/journal"));
-    let ended = end_by(client, Signal::INT);
+    assert!(receivers(&site) > 0);
+    let ended = end_by(client, Signal::INT).expect(20);
+    wait_for("the end of both receivers", || receivers(&site) == 0);
     assert!(!ended.stderr.contains("zmove result"), "{}", ended.stderr);
     let went_on = copy(&site, &sshd, &[], ends).outcome().expect(0).summary();
     assert_same(&site.source(), &site.target());
     assert!(went_on["bytes_resumed"].as_u64() > Some(0), "{went_on}");
+}
+
+/// Number of processes that ssh has started for the site: each has its directory in its environment.
+fn receivers(site: &Site) -> usize {
+    let directory = site.path("");
+    let directory = directory.as_os_str().as_encoded_bytes();
+    let is_receiver = |process: &Path| {
+        let read = |name| std::fs::read(process.join(name)).unwrap_or_default();
+        read("cmdline")
+            .split(|&byte| byte == 0)
+            .any(|word| word == b"receive")
+            && read("environ")
+                .windows(directory.len())
+                .any(|bytes| bytes == directory)
+    };
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter(|process| is_receiver(&process.path()))
+        .count()
 }
 
 /// How a daemon is written beside a host behind ssh.

@@ -413,10 +413,7 @@ fn change(world: &mut World, change: impl FnOnce(&mut Kept)) {
 fn a_grant_that_has_not_begun_in_ten_minutes_is_over() {
     let mut granted = Granted::new();
     change(&mut granted.world, |kept| {
-        let now = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap()
-            .as_secs();
+        let now = now();
         assert!(
             (now + 570..=now + 600).contains(&kept.begin_by),
             "{now} {}",
@@ -449,15 +446,28 @@ fn a_grant_that_has_not_begun_in_ten_minutes_is_over() {
 
 #[test]
 fn a_grant_is_over_at_its_end_time_and_ten_minutes_after_its_run() {
-    for over in [
-        |kept: &mut Kept| kept.end_by = 1,
-        |kept: &mut Kept| kept.ended = Some(1),
-    ] {
+    let changes: [(fn(&mut Kept), bool); 4] = [
+        (|kept| kept.end_by = now() - 1, false),
+        (|kept| kept.end_by = now() + 60, true),
+        (|kept| kept.ended = Some(now() - 610), false),
+        (|kept| kept.ended = Some(now() - 500), true),
+    ];
+    for (change_to, is_let_in) in changes {
         let mut granted = Granted::new();
-        change(&mut granted.world, over);
+        change(&mut granted.world, change_to);
         let ended = granted.send();
-        granted.refused(ended, "this key is not known here");
+        if is_let_in {
+            assert_eq!(ended, Ok(()));
+        } else {
+            granted.refused(ended, "this key is not known here");
+        }
     }
+}
+
+/// The time in seconds since 1970.
+fn now() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.unwrap().as_secs()
 }
 
 #[test]
@@ -586,8 +596,15 @@ fn a_client_that_may_not_write_gets_no_grant() {
 fn a_client_copies_only_what_it_may_read() {
     let world = World::new();
     paint(world.site.path("secret/f"), 10);
-    for source in ["../secret/f", "/etc/passwd"] {
-        world.copy(&[], &[source], "").expect(3).lines(1);
+    for (source, why) in [
+        ("../secret/f", "'.' or '..' in a path"),
+        (
+            "/etc/passwd",
+            "lies in none of the roots that this key may read",
+        ),
+    ] {
+        let refused = world.copy(&[], &[source], "").expect(3);
+        refused.says(&[why]).lines(1);
     }
     let list = world.site.path("sender/authorized_keys");
     let line = std::fs::read_to_string(&list).unwrap();

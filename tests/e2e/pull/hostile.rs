@@ -425,9 +425,10 @@ fn an_order_of_nonsense_is_refused() {
         &[1, 0, 0, 0, 9],
         &[3, 0, 0, 0, 1, 1, b'x'],
     ] {
-        say(&site, nonsense);
+        let said = say(&site, nonsense);
+        assert!(said.len() > Greeting::BYTES, "{said:?}");
     }
-    site.the_daemon().wait_for_logs("refused: ", 2);
+    site.the_daemon().wait_for_logs("refused: ", 3);
     paint(site.source().join("f"), 10);
     site.pull(&[], &["f"], "").expect(0);
 }
