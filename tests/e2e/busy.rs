@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
 
-use crate::command::{Outcome, ZMOVE, Zmove, finish};
+use crate::command::{Outcome, Zmove, finish};
 use crate::harness::{PATIENCE, Site};
 use crate::quiet_machine::quiet_machine;
 use crate::tree::{assert_same, paint};
@@ -340,61 +339,4 @@ fn who_waits_is_told_that_the_daemon_stops() {
     finish(waiting).expect(13).says(&["being stopped"]);
     drop(long.0.kill());
     long.0.wait().unwrap();
-}
-
-/// A sender of before version 4 knows of no line, and waits without a word, as long as it waits for an answer.
-#[test]
-fn an_older_sender_waits_in_silence() {
-    let Some(old) = crate::versions::old_binary() else {
-        return;
-    };
-    let mut site = site("transfers = 1");
-    let long = Long::begin(&site);
-    site.run_by(old);
-    let waiting = push_into(&site, "a").start();
-    site.the_daemon().wait_for_log("queued: tester");
-    long.end();
-    finish(waiting).done();
-}
-
-#[test]
-fn an_older_sender_does_not_wait_for_ever() {
-    let Some(old) = crate::versions::old_binary() else {
-        return;
-    };
-    let mut site = site("transfers = 1");
-    let long = Long::begin(&site);
-    site.run_by(old);
-    site.push(&[], site.contents(), "b")
-        .expect(10)
-        .says(&["limits.transfers = 1", "try again later"])
-        .lines(1);
-    long.end();
-}
-
-/// The older sender was refused for ten seconds, and held the slot that came meanwhile for as long.
-#[test]
-fn an_older_sender_that_has_waited_too_long_and_stays_keeps_no_slot() {
-    let Some(old) = crate::versions::old_binary() else {
-        return;
-    };
-    let mut site = site("transfers = 1");
-    let long = Long::begin(&site);
-    site.run_by(old);
-    let mut waiting = push_into(&site, "a").start();
-    site.the_daemon().wait_for_log("queued: tester");
-    let stopped = Pid::from_child(&waiting);
-    kill_process(stopped, Signal::STOP).unwrap();
-    site.the_daemon().wait_for_log("try again later");
-    long.end();
-    let began = Instant::now();
-    site.run_by(ZMOVE.into());
-    finish(push_into(&site, "b").start()).done();
-    assert!(
-        began.elapsed() < Duration::from_secs(5),
-        "{:?}",
-        began.elapsed()
-    );
-    waiting.kill().unwrap();
-    waiting.wait().unwrap();
 }

@@ -14,8 +14,7 @@ use zmove_transport::{Frame, LaneSource, control_pair, memory_lane};
 use zmove_types::{BufferPool, Event, GROUP_BYTES, Observer, StageClock, TransferId};
 use zmove_wire::{
     Batch, BatchEntry, Cipher, FileHead, Finished, FrameKind, Greeting, Opened, PublishedItem,
-    Role, Stored, StoredItem, TargetState, ToReceiver, ToSender, Version, decode_message,
-    encode_message,
+    Role, Stored, StoredItem, TargetState, ToReceiver, ToSender, decode_message, encode_message,
 };
 
 use crate::harness::PATIENCE;
@@ -36,8 +35,6 @@ pub(crate) type Answer = Box<dyn FnMut(&Heard) -> Option<Vec<Vec<u8>>> + Send>;
 pub(crate) struct Deceiver {
     pub(crate) state: TargetState,
     pub(crate) job: fn(PushJob) -> PushJob,
-    /// What it speaks.
-    pub(crate) version: Version,
     pub(crate) answers: Answer,
     /// How often the sender can write to control before that fails.
     pub(crate) writes_max: usize,
@@ -73,7 +70,6 @@ impl Deceiver {
         Self {
             state,
             job: |job| job,
-            version: Version::NEWEST,
             answers: Box::new(answers),
             writes_max: usize::MAX,
         }
@@ -134,12 +130,11 @@ impl Deceiver {
         let hearing = std::thread::spawn(move || listen(lane, &frames));
         let speaking = tokio::spawn(speak(self.state, far, (heard_in, heard), self.answers));
         let transfer = TransferId([9; 16]);
-        let (cipher, version) = (Cipher::Tls, self.version);
+        let cipher = Cipher::Tls;
         let (supply, relay, quota) = (None, None, None);
         let link = Link {
             transfer,
             cipher,
-            version,
             control: near,
             lanes: sinks,
             supply,
@@ -262,9 +257,7 @@ impl Honest {
     fn answer(&mut self, heard: &Heard) -> Vec<Vec<u8>> {
         let mut said = Vec::new();
         match heard {
-            Heard::Message(ToReceiver::Open(_) | ToReceiver::OpenWith(..)) => {
-                said.push(opened(self.state))
-            }
+            Heard::Message(ToReceiver::Open(_)) => said.push(opened(self.state)),
             Heard::Message(ToReceiver::Announce { items, .. }) => self.announced = Some(*items),
             Heard::Frame(frame) if frame.header.kind != FrameKind::Declare => {
                 self.stored += 1;
@@ -287,6 +280,7 @@ pub(crate) fn opened(state: TargetState) -> ToSender {
         state,
         lanes_max: 8,
         single_name: None,
+        free_bytes: None,
     })
 }
 

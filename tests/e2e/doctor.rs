@@ -157,7 +157,7 @@ fn a_receiver_that_lets_us_in() {
         findings.the("our key")["text"]
             .as_str()
             .unwrap()
-            .contains("protocol versions 1 to 4")
+            .contains("protocol version 1")
     );
     assert!(
         findings.the("lanes")["details"]

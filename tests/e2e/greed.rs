@@ -22,8 +22,8 @@ use zmove_transport::{
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
     Batch, BatchEntry, Cipher, Compare, DirectoryGroup, Durability, Extraneous, FileEntry,
-    FileHead, FrameHeader, FrameKind, Greeting, Keep, KeptRange, ListedName, Offer, OfferedFile,
-    OfferedGroup, Open, Purpose, Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender,
+    FileHead, FrameHeader, FrameKind, Greeting, Intent, Keep, KeptRange, ListedName, Offer,
+    OfferedFile, OfferedGroup, Open, Remove, RemoveGroup, Role, TargetShape, ToReceiver, ToSender,
     TopName, decode_message, encode_message,
 };
 
@@ -678,10 +678,10 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
     });
     let ranges: Vec<_> = ranges.collect();
     let resting = site.the_daemon().memory_kib();
-    let mut ask = |purpose| {
+    let mut ask = |intent| {
         let open = Open {
             extraneous: Extraneous::Goes,
-            purpose,
+            intent,
             ..open()
         };
         let mut transfers: Vec<_> = (0..30).map(|_| greedy.open(&open)).collect();
@@ -699,8 +699,8 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
         wait_for_threads(&site, 150);
         transfers
     };
-    for purpose in [Purpose::Move, Purpose::Preview] {
-        let transfers = ask(purpose);
+    for intent in [Intent::Write, Intent::Inspect] {
+        let transfers = ask(intent);
         let before = site.the_daemon().cpu_time();
         drop(transfers);
         wait_for_few_threads(&site);
@@ -710,7 +710,7 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
             "{taken:?} when nobody asks any more"
         );
     }
-    let _transfers = ask(Purpose::Move);
+    let _transfers = ask(Intent::Write);
     assert_well_and_soon(&site, resting);
 }
 
@@ -948,7 +948,7 @@ fn openings_are_booked_and_said_once() {
         shape: TargetShape::Directory { tops },
         ..open()
     };
-    let again = ToReceiver::OpenWith(again, zmove_wire::Extensions::default());
+    let again = ToReceiver::Open(again);
     for deaf in &mut deaf {
         greedy.say_without_end(deaf, &again);
     }
@@ -993,7 +993,7 @@ fn answers_of_previews_that_nobody_reads_are_booked() {
     let resting = site.the_daemon().memory_kib();
     let keep = |number| keep_nothing("", number);
     let open = Open {
-        purpose: Purpose::Preview,
+        intent: Intent::Inspect,
         ..open()
     };
     let _deaf: Vec<_> = (0..8)

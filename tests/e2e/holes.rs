@@ -17,12 +17,10 @@ use serde_json::{Value, json};
 use zmove_disk::find_data;
 use zmove_types::GROUP_BYTES;
 
-use crate::command::ZMOVE;
 use crate::harness::{Site, every_way, has_program, skip};
 use crate::namespace::{Image, Namespace};
 use crate::resume::{break_off_after, journals_of};
 use crate::tree::{names, painted, set_mtime};
-use crate::versions::old_binary;
 
 every_way!(
     holes_of_all_kinds_are_kept,
@@ -413,28 +411,4 @@ fn a_manifest_is_what_other_programs_make_of_the_file() {
         std::fs::read_to_string(manifest).unwrap().lines().count(),
         3
     );
-}
-
-/// A receiver without extensions gets zeros, and the summary counts the file.
-#[test]
-fn an_older_receiver_gets_zeros() {
-    let Some(old) = old_binary() else { return };
-    let mut site = Site::local();
-    site.run_by(old);
-    site.start_daemon();
-    site.run_by(ZMOVE.into());
-    make(&site.source().join("f"), 9 * GROUP + 5, VERSIONS[0], 0);
-    make(&site.source().join("small"), 65_536, &[0..4096], 0);
-    let summary = site
-        .push(&["--json", "--strict-metadata"], site.contents(), "")
-        .expect(23)
-        .summary();
-    crate::tree::assert_same(&site.source(), &site.target());
-    assert_eq!(number(&summary, "bytes"), 9 * GROUP + 5 + 65_536);
-    let why = "the receiver is of an older release";
-    assert_eq!(
-        summary["not_kept"],
-        json!([{ "what": "holes", "why": why, "entries": 2 }])
-    );
-    assert!(site.target().join("f").metadata().unwrap().blocks() * 512 >= 9 * GROUP);
 }

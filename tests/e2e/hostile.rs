@@ -9,8 +9,8 @@ use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::limits::{EXTRANEOUS_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::{
     Answer, Batch, BatchEntry, EntryFault, ExtraneousName, ExtraneousNames, Fault, FaultCode,
-    FileDone, Finished, FrameKind, Held, ListedName, Open, Operation, PublishedItem, Purpose,
-    Stored, StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict, Version,
+    FileDone, Finished, FrameKind, Held, Intent, ListedName, Open, Operation, PublishedItem,
+    Stored, StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict,
     encode_message,
 };
 
@@ -35,7 +35,7 @@ fn says(messages: &[ToSender]) -> Option<Vec<Vec<u8>>> {
 /// Says `message` in the place of leave, or right after it.
 fn after_leave(message: ToSender) -> Deceived {
     let said = move |heard: &Heard| match heard {
-        Heard::Message(ToReceiver::OpenWith(..)) => {
+        Heard::Message(ToReceiver::Open(_)) => {
             says(&[opened(TargetState::Populated), message.clone()])
         }
         _ => Some(Vec::new()),
@@ -251,7 +251,7 @@ fn a_push_that_can_say_no_more_ends() {
         |job| job,
         |job| PushJob {
             open: Open {
-                purpose: Purpose::Preview,
+                intent: Intent::Inspect,
                 ..job.open
             },
             ..job
@@ -300,19 +300,6 @@ fn a_daemon_that_stores_and_publishes_nothing_has_moved_nothing() {
     let receipts = |frame: &Frame| vec![stored(frame.header.item.0)];
     let deceived = Deceiver::new(TargetState::Empty, settling(receipts)).deceive(&site().source());
     deceived.is_broken_off("the end before everything");
-}
-
-/// An older daemon never sends more than that.
-#[test]
-fn what_an_older_daemon_has_stored_has_its_name() {
-    let receipts = |frame: &Frame| vec![stored(frame.header.item.0)];
-    let older = Deceiver::new(TargetState::Empty, settling(receipts));
-    let deceived = Deceiver {
-        version: Version::V3,
-        ..older
-    }
-    .deceive(&site().source());
-    assert_eq!(deceived.ended.unwrap().files, 2);
 }
 
 /// The failure is reported once, also where both messages name the file.
@@ -445,7 +432,7 @@ fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
     ] {
         let shown = format!("{message:?}");
         let said = move |heard: &Heard| match heard {
-            Heard::Message(ToReceiver::OpenWith(..)) => {
+            Heard::Message(ToReceiver::Open(_)) => {
                 let flood = std::iter::repeat_n(encode_message(&message), 20_000);
                 Some(
                     std::iter::once(encode_message(&opened(TargetState::Populated)))
@@ -490,7 +477,7 @@ fn a_daemon_that_names_another_path_is_broken_off() {
     for climbing in [b"..", b"/x", b"x\0"] {
         let name = name.clone();
         let said = move |heard: &Heard| match heard {
-            Heard::Message(ToReceiver::OpenWith(..)) => {
+            Heard::Message(ToReceiver::Open(_)) => {
                 let ToSender::Opened(leave) = opened(TargetState::Empty) else {
                     unreachable!()
                 };
@@ -522,7 +509,7 @@ fn a_daemon_that_blames_other_paths_leaves_no_success() {
         code: FaultCode::Os(1),
     };
     let said = move |heard: &Heard| match heard {
-        Heard::Message(ToReceiver::OpenWith(..)) => {
+        Heard::Message(ToReceiver::Open(_)) => {
             says(&[opened(TargetState::Empty), ToSender::Fault(fault.clone())])
         }
         _ => None,

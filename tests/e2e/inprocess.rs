@@ -14,7 +14,7 @@ use zmove_sender::{
 };
 use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_lane};
 use zmove_types::{Event, Observer, RelPath, TransferId};
-use zmove_wire::{Cipher, Open, Overwrite, Version};
+use zmove_wire::{Cipher, Open, Overwrite};
 
 use crate::quiet_machine::share_machine;
 
@@ -151,17 +151,16 @@ impl InProcess {
             };
             let transfer = TransferId([7; 16]);
             let receiving = tokio::spawn(async move {
-                let version = far.0.greeting().await.unwrap().agree().unwrap();
+                far.0.greeting().await.unwrap();
                 let session = Session {
                     config: receiver,
-                    ..Session::new(transfer, version, far, sources)
+                    ..Session::new(transfer, far, sources)
                 };
                 run_session(session, std::future::pending()).await
             });
             let link = Link {
                 transfer,
                 cipher: Cipher::Tls,
-                version: Version::NEWEST,
                 control: near,
                 lanes: sinks,
                 supply,

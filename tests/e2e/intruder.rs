@@ -12,7 +12,7 @@ use zmove_types::{
 };
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, Extraneous, FileEntry, FrameHeader, FrameKind, Open,
-    ToReceiver, ToSender, Version, decode_message, encode_message,
+    ToReceiver, ToSender, decode_message, encode_message,
 };
 
 use crate::quiet_machine::share_machine;
@@ -73,7 +73,7 @@ impl Intruder {
         let session = Session {
             owner: "intruder".to_owned(),
             access: WriteAccess::Beneath(self.roots),
-            ..Session::new(TransferId([5; 16]), Version::NEWEST, far, lanes)
+            ..Session::new(TransferId([5; 16]), far, lanes)
         };
         let stop = async {
             tokio::time::sleep(PATIENCE_AT_MOST).await;
@@ -82,7 +82,7 @@ impl Intruder {
         let receiving = tokio::spawn(run_session(session, stop));
         reader.greeting().await.unwrap();
         writer
-            .send(&encode_message(&self.open.into_message(Version::NEWEST)))
+            .send(&encode_message(&ToReceiver::Open(self.open)))
             .await
             .unwrap();
         let mut inbox = reader.into_inbox(decode_message::<ToSender>, 64);

@@ -26,7 +26,6 @@ use crate::intruder::{Deed, Intruded, Intruder, batch, file, metadata, name, pat
 use crate::namespace::Namespace;
 use crate::resume::break_off_after;
 use crate::tree::{assert_same, names, paint, painted, picture, set_mode, set_mtime, set_old};
-use crate::versions::old_binary;
 
 /// The groups of names that lead to one file, of regular files.
 fn groups(root: &Path) -> Vec<Vec<String>> {
@@ -602,34 +601,6 @@ fn an_ordinary_user_keeps_them() {
     assert_eq!(groups(&site.source()), groups(&site.target()));
 }
 
-/// What is kept anyway is counted, and what was asked for is refused.
-#[test]
-fn an_older_receiver_gets_files() {
-    let Some(old) = old_binary() else { return };
-    let mut site = Site::local();
-    site.run_by(old);
-    site.start_daemon();
-    site.run_by(ZMOVE.into());
-    tie(&site.source());
-    let summary = push(&site, &[]);
-    assert_same(&site.source(), &site.target());
-    let counts = summary["not_kept"].as_array().unwrap();
-    let links = counts
-        .iter()
-        .find(|lack| lack["what"] == "hard link")
-        .unwrap();
-    assert_eq!(
-        (&links["why"], &links["entries"]),
-        (&"the receiver is of an older release".into(), &8.into())
-    );
-    let refused = site.push(&["-H"], site.contents(), "");
-    assert!(
-        refused.code != Some(0) && refused.stderr.contains("older"),
-        "{}",
-        refused.stderr
-    );
-}
-
 fn link(text: &str, first: &str) -> BatchEntry {
     let name = name(text);
     BatchEntry::Link(LinkEntry {
@@ -643,7 +614,7 @@ fn link(text: &str, first: &str) -> BatchEntry {
 fn intruder(root: &Path) -> Intruder {
     let mut intruder = Intruder::new(root);
     intruder.open.target = root.as_os_str().as_encoded_bytes().to_vec();
-    intruder.open.keeping = Some(Keeping::default());
+    intruder.open.keeping = Keeping::default();
     intruder
 }
 

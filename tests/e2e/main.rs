@@ -94,4 +94,3 @@ mod trees;
 mod trust;
 mod verdict;
 mod verify;
-mod versions;

@@ -13,7 +13,7 @@ use zmove_transport::{
 };
 use zmove_types::{BufferPool, LaneId, Stopwatch, TransferId};
 use zmove_wire::limits::LANES_MAX;
-use zmove_wire::{Greeting, Open, Role, ToReceiver, Version, encode_message};
+use zmove_wire::{Greeting, Open, Role, ToReceiver, encode_message};
 
 use crate::harness::{PATIENCE, Site};
 
@@ -41,7 +41,7 @@ fn nothing_is_kept_of_a_lane_that_has_ended() {
         let ((reader, mut writer), far) = memory_control();
         writer.send(&opening(&site)).await.unwrap();
         let (sources, lanes) = mpsc::channel(1);
-        let session = Session::new(TRANSFER, Version::NEWEST, far, lanes);
+        let session = Session::new(TRANSFER, far, lanes);
         let session = tokio::spawn(run_session(session, std::future::pending()));
         for number in 0..2 * LANES_MAX {
             sources.send(ended_lane(&gone_in)).await.unwrap();

@@ -15,8 +15,7 @@ use crate::command::{Outcome, ZMOVE};
 use crate::faults::can_inject;
 use crate::harness::{PATIENCE, Site, skip};
 use crate::namespace::Image;
-use crate::tree::{assert_same, names, paint};
-use crate::versions::old_binary;
+use crate::tree::{assert_same, paint};
 
 /// A file system on a disk that a bit is flipped on.
 const EXT4: Image = Image {
@@ -187,23 +186,6 @@ fn a_bit_that_flips_on_the_disk_is_found_by_a_receiver_that_ssh_has_started() {
     let outcome = push();
     striking.join().unwrap();
     assert_found(&site, outcome, push);
-}
-
-/// A receiver that cannot read back is no receiver for who asks for that.
-#[test]
-fn an_older_daemon_is_not_taken_to_have_read_back() {
-    let Some(old) = old_binary() else { return };
-    let mut site = Site::local();
-    site.run_by(old);
-    site.start_daemon();
-    site.run_by(ZMOVE.into());
-    grow(&site.source());
-    let outcome = push(&site, &[])
-        .expect(2)
-        .says(&["an older release", "--verify media"])
-        .lines(1);
-    assert!(!outcome.stdout.contains("verified"), "{}", outcome.stdout);
-    assert_eq!(names(&site.target()), [""; 0]);
 }
 
 /// Each file is flushed before it gets its name, holes are holes, and what is the same is not sent.

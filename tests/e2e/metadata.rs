@@ -507,10 +507,10 @@ fn claimed(mode: u32, xattrs: &[(&str, &[u8])]) -> Metadata {
 
 fn intrude(root: &Path, entries: Vec<BatchEntry>) -> Vec<NotKept> {
     let mut intruder = Intruder::new(root);
-    intruder.open.keeping = Some(Keeping {
+    intruder.open.keeping = Keeping {
         kinds: Kinds::ALL,
         ..Keeping::default()
-    });
+    };
     let intruded = intruder.does(vec![batch(0, "", entries)]);
     assert!(
         intruded.ended.is_ok() && intruded.faults() == 0,

@@ -17,7 +17,6 @@ use crate::harness::Site;
 use crate::resume::{journals_in, wait_for_journal_in};
 use crate::ssh::Sshd;
 use crate::tree::{assert_same, names, paint, paint_interesting_sizes};
-use crate::versions::old_binary;
 
 const LARGE_BYTES: u64 = 12 * GROUP_BYTES + 5;
 
@@ -415,19 +414,6 @@ fn a_copy_is_a_push_or_a_pull() {
     copy.0.arg(site.path("copy"));
     copy.outcome().expect(0);
     assert_same(&site.source(), &site.path("copy"));
-}
-
-#[test]
-fn a_daemon_of_an_older_release_is_called_too_old() {
-    let Some(old) = old_binary() else { return };
-    let mut site = Site::local();
-    site.run_by(old);
-    site.start_daemon();
-    site.run_by(ZMOVE.into());
-    site.pull(&[], &["x"], "")
-        .expect(2)
-        .says(&["too old to be pulled from"])
-        .lines(1);
 }
 
 #[test]

@@ -23,7 +23,7 @@ use zmove_wire::{
     Batch, BatchEntry, Cipher, DirectoryGroup, Durability, FaultCode, FileEntry, FileHead,
     FrameHeader, FrameKind, Greeting, NodeName, Open, Operation, Role, SharedJobAnswer,
     SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, ToReceiver, ToSender,
-    Version, WorkEnd, decode_message, encode_message,
+    WorkEnd, decode_message, encode_message,
 };
 
 use crate::command::Runner;
@@ -140,7 +140,7 @@ impl Cluster {
                 control_pair(self.greet(node, transfer, Role::Control).await);
             reader.greeting().await.unwrap();
             writer
-                .send(&encode_message(&open.into_message(Version::NEWEST)))
+                .send(&encode_message(&ToReceiver::Open(open)))
                 .await
                 .unwrap();
             let mut inbox = reader.into_inbox(decode_message::<ToSender>, 16);
@@ -152,7 +152,7 @@ impl Cluster {
                     .unwrap()
                 {
                     ToSender::RateMax { .. } | ToSender::Waiting(_) => {}
-                    ToSender::Opened(_) | ToSender::OpenedWith(..) => break,
+                    ToSender::Opened(_) => break,
                     other => return Err(other),
                 }
             }

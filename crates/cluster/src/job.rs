@@ -11,8 +11,7 @@ use zmove_scan::{Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root};
 use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
 use zmove_wire::{
-    JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName,
-    Version,
+    JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, TopName,
 };
 
 use crate::error::Stop;
@@ -130,15 +129,11 @@ impl SharedJob {
                 shape: TargetShape::Directory { tops },
                 ..self.opening(Beginning::UnderWay)
             };
-            let ToReceiver::OpenWith(open, extensions) = open.into_message(Version::V4) else {
-                unreachable!("this version has extensions")
-            };
             let (receivers, Range { start, end }) = (receivers.clone(), valid.clone());
             JobGrant {
                 node,
                 receivers,
                 open,
-                extensions,
                 not_before: start,
                 not_after: end,
             }

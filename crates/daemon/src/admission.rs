@@ -72,13 +72,6 @@ pub(crate) enum Turn {
     MovedUp(usize),
 }
 
-/// Whether who waits is told how many are before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MovingUp {
-    Told,
-    Untold,
-}
-
 /// A booking of what was admitted; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
@@ -270,13 +263,13 @@ impl Queued {
         self.slot.try_recv().ok()
     }
 
-    /// Waits for the slot, or until fewer of the same key are before this one, where that `matters`.
-    pub(crate) async fn turn(&mut self, matters: MovingUp) -> Option<Turn> {
+    /// Waits for the slot, or until fewer of the same key are before this one.
+    pub(crate) async fn turn(&mut self) -> Option<Turn> {
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         loop {
             tokio::select! {
                 slot = &mut self.slot => return slot.ok().map(Turn::Seated),
-                _ = looks.tick(), if matters == MovingUp::Told => {
+                _ = looks.tick() => {
                     let ahead = self.admissions.0.book.lock().queue.ahead_of(self.key, self.number);
                     if let Some(ahead) = ahead.filter(|ahead| *ahead < self.ahead) {
                         self.ahead = ahead;

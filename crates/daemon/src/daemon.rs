@@ -29,12 +29,9 @@ use zmove_transport::{
 };
 use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{
-    Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, Waiting,
-    encode_message,
-};
+use zmove_wire::{Cipher, Greeting, Refusal, RefusalCode, Role, ToSender, Waiting, encode_message};
 
-use crate::admission::{Admissions, MovingUp, Queued, Slot, Turn};
+use crate::admission::{Admissions, Queued, Slot, Turn};
 use crate::answering;
 use crate::authorizer::{Authorized, Authorizer};
 use crate::authorizer_threads::AuthorizerThreads;
@@ -62,8 +59,6 @@ use zmove_receiver::{Session, run_session};
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an early lane waits for its control connection.
 const EARLY_LANE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a transfer waits in the queue whose sender knows no [`Waiting`]; less than its lanes wait for control.
-const SILENT_WAIT_MAX: Duration = Duration::from_secs(8);
 /// How often it is checked whether the sender of a queued transfer is still connected.
 const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 const RUNNING_ALREADY: &str = "a transfer of that id is running already";
@@ -110,7 +105,6 @@ enum Waited {
     MovedUp(usize),
     /// The sender has closed its connection.
     Gone,
-    TooLong,
     CutOff(Cut),
 }
 
@@ -342,11 +336,11 @@ impl Shared {
             Ok(Err(error)) => return self.reject(Rejection::Greeting, address, error),
             Err(_) => return self.reject(Rejection::Greeting, address, "no greeting in time"),
         }
-        let (greeting, version) = match agreed(&greeting, stream.version()) {
-            Ok(agreed) => agreed,
+        let greeting = match Greeting::decode(&greeting) {
+            Ok(greeting) => greeting,
             Err(error) => {
                 self.reject(Rejection::Greeting, address, error);
-                // Our own greeting tells the peer which versions we speak.
+                // Our own greeting tells the peer which version we speak.
                 let ours = Greeting::new(Role::Control, TransferId([0; 16]));
                 return say_and_close(&self.admissions, stream, &ours.encode()).await;
             }
@@ -364,8 +358,7 @@ impl Shared {
             }
             Role::Control | Role::Fetch => {
                 drop(waiting);
-                self.run_control(stream, authorized, greeting, version)
-                    .await;
+                self.run_control(stream, authorized, greeting).await;
             }
             Role::Lane(_) => {
                 self.hand_over_lane(stream, address, authorized, greeting)
@@ -383,13 +376,7 @@ impl Shared {
             .unwrap_or(peer)
     }
 
-    async fn run_control(
-        &self,
-        mut stream: Channel,
-        authorized: Authorized,
-        greeting: Greeting,
-        version: Version,
-    ) {
+    async fn run_control(&self, mut stream: Channel, authorized: Authorized, greeting: Greeting) {
         let (address, key) = (stream.address(), stream.peer());
         if *self.draining.borrow() {
             let reason = "this receiver is being stopped";
@@ -412,12 +399,12 @@ impl Shared {
         let (slot, told) = match place.at_once() {
             Some(slot) => (slot, None),
             None => match self
-                .wait_in_line(stream, place, (who.clone(), live), (greeting, version))
+                .wait_in_line(stream, place, (who.clone(), live), greeting)
                 .await
             {
                 Some((channel, slot, told)) => {
                     stream = channel;
-                    (slot, told)
+                    (slot, Some(told))
                 }
                 None => return,
             },
@@ -448,7 +435,7 @@ impl Shared {
                     (lanes, rate),
                     &slot,
                     authorized,
-                    (greeting, version),
+                    greeting,
                 )
                 .await;
             }
@@ -460,22 +447,21 @@ impl Shared {
                     lanes,
                     (&slot, has_waited),
                     authorized,
-                    (greeting, version),
+                    greeting,
                 )
                 .await;
             }
         }
     }
 
-    /// Waits in the queue for a slot, and notifies a sender that knows [`Waiting`]. Returns the slot, and the registry
-    /// entry if the sender has been notified and with that greeted.
+    /// Waits in the queue for a slot, and notifies the sender. Returns the slot and the registry entry.
     async fn wait_in_line(
         &self,
         mut stream: Channel,
         mut place: Queued,
         (who, live): (Who, &Live),
-        (greeting, version): (Greeting, Version),
-    ) -> Option<(Channel, Slot, Option<Registered>)> {
+        greeting: Greeting,
+    ) -> Option<(Channel, Slot, Registered)> {
         let (address, key) = (who.address, who.key);
         let reason = place
             .full
@@ -485,24 +471,19 @@ impl Shared {
             who,
             reason: reason.clone(),
         });
-        let mut told = None;
-        if version >= Version::V4 {
-            let Some(registered) = self.registry.enter(key, greeting.transfer, None) else {
-                self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
-                return None;
-            };
-            let mut words = Greeting::new(Role::Control, greeting.transfer)
-                .encode()
-                .to_vec();
-            words.extend(waiting(place.ahead, &reason));
-            if !say(&mut stream, &words).await {
-                return None;
-            }
-            told = Some(registered);
+        let Some(registered) = self.registry.enter(key, greeting.transfer, None) else {
+            self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
+            return None;
+        };
+        let mut words = Greeting::new(Role::Control, greeting.transfer)
+            .encode()
+            .to_vec();
+        words.extend(waiting(place.ahead, &reason));
+        if !say(&mut stream, &words).await {
+            return None;
         }
-        let patience = told.is_none().then_some(SILENT_WAIT_MAX);
         let waited = loop {
-            match self.turn(&mut stream, &mut place, live, patience).await {
+            match self.turn(&mut stream, &mut place, live).await {
                 Waited::MovedUp(ahead) => {
                     live.waits(&reason, ahead);
                     if !say(&mut stream, &waiting(ahead, &reason)).await {
@@ -515,26 +496,18 @@ impl Shared {
         // Drop the place first: a slot that comes too late goes to others while this transfer is refused.
         drop(place);
         match waited {
-            Waited::Slot(slot) => return Some((stream, slot, told)),
+            Waited::Slot(slot) => return Some((stream, slot, registered)),
             Waited::Gone | Waited::MovedUp(_) => {}
-            Waited::TooLong => self.refuse_full(stream, reason).await,
-            Waited::CutOff(cut) if told.is_some() => {
+            Waited::CutOff(cut) => {
                 let refusal = ToSender::Refused(cut.refusal());
                 say_and_close(&self.admissions, stream, &encode_message(&refusal)).await;
             }
-            Waited::CutOff(cut) => refuse_peer(&self.admissions, stream, cut.refusal()).await,
         }
         None
     }
 
-    /// Waits for the slot of a transfer as long as its sender stays connected, and no longer than `patience`.
-    async fn turn(
-        &self,
-        stream: &mut Channel,
-        place: &mut Queued,
-        live: &Live,
-        patience: Option<Duration>,
-    ) -> Waited {
+    /// Waits for the slot of a transfer as long as its sender stays connected.
+    async fn turn(&self, stream: &mut Channel, place: &mut Queued, live: &Live) -> Waited {
         let mut draining = self.draining.subscribe();
         let gone = async {
             let mut looks = tokio::time::interval(PRESENCE_INTERVAL);
@@ -542,25 +515,13 @@ impl Shared {
                 looks.tick().await;
             }
         };
-        let moving_up = if patience.is_none() {
-            MovingUp::Told
-        } else {
-            MovingUp::Untold
-        };
-        let too_long = async {
-            match patience {
-                Some(patience) => tokio::time::sleep(patience).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
-            turn = place.turn(moving_up) => match turn {
+            turn = place.turn() => match turn {
                 Some(Turn::Seated(slot)) => Waited::Slot(slot),
                 Some(Turn::MovedUp(ahead)) => Waited::MovedUp(ahead),
                 None => Waited::Gone,
             },
             () = gone => Waited::Gone,
-            () = too_long => Waited::TooLong,
             () = async { drop(draining.wait_for(|draining| *draining).await) } => Waited::CutOff(Cut::Stopping),
             cut = self.cut_off(live) => Waited::CutOff(cut),
         }
@@ -592,12 +553,9 @@ impl Shared {
             node,
             ..
         }: Authorized,
-        (
-            Greeting {
-                transfer, cipher, ..
-            },
-            version,
-        ): (Greeting, Version),
+        Greeting {
+            transfer, cipher, ..
+        }: Greeting,
     ) {
         let key = who.key;
         // When it stops, the daemon waits until all receivers of this channel have been dropped: until transfers that
@@ -628,7 +586,7 @@ impl Shared {
             access,
             run_leases,
             config,
-            ..Session::new(transfer, version, control, lanes)
+            ..Session::new(transfer, control, lanes)
         };
         let stop = async {
             tokio::select! {
@@ -685,12 +643,9 @@ impl Shared {
         lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
         (slot, has_waited): (&Slot, bool),
         authorized: Authorized,
-        (
-            Greeting {
-                transfer, cipher, ..
-            },
-            version,
-        ): (Greeting, Version),
+        Greeting {
+            transfer, cipher, ..
+        }: Greeting,
     ) {
         let (key, name, rate_max) = (who.key, who.name.clone(), authorized.max_rate);
         let _until_it_has_ended = self.stopping.subscribe();
@@ -699,7 +654,6 @@ impl Shared {
         let limits = self.admissions.limits();
         let session = SendingSession {
             transfer,
-            version,
             cipher,
             control,
             lanes,
@@ -760,13 +714,8 @@ impl Shared {
 
     async fn refuse_full(&self, stream: Channel, full: impl fmt::Display) {
         let text = format!("{full}; try again later");
-        let code = if stream.version() >= Version::V4 {
-            RefusalCode::Full
-        } else {
-            RefusalCode::Busy
-        };
         let refusal = Refusal {
-            code,
+            code: RefusalCode::Full,
             text: text.clone(),
         };
         self.turn_away(Rejection::Limit, stream, text, refusal)
@@ -853,16 +802,6 @@ fn lanes_for(role: Role, granted: u16) -> (LanesIn, Lanes) {
             )
         }
     }
-}
-
-/// Decodes the greeting, and agrees on a version within the one that TLS has negotiated.
-fn agreed(
-    bytes: &[u8; Greeting::BYTES],
-    named: Version,
-) -> Result<(Greeting, Version), GreetingError> {
-    let greeting = Greeting::decode(bytes)?;
-    let version = greeting.agree_within(named)?;
-    Ok((greeting, version))
 }
 
 fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {

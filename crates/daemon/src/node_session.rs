@@ -112,10 +112,7 @@ mod tests {
     use zmove_receiver::Limits;
     use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KeyList};
     use zmove_types::{Beginning, Name, SharedJobId};
-    use zmove_wire::{
-        Extensions, JobGrant, NodeName, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver,
-        TopName, Version,
-    };
+    use zmove_wire::{JobGrant, NodeName, SharedJobOpening, SignedJobGrant, TargetShape, TopName};
 
     const NODE: Fingerprint = Fingerprint([1; 32]);
     const RECEIVER: Fingerprint = Fingerprint([2; 32]);
@@ -142,15 +139,11 @@ mod tests {
     }
 
     fn granted(open: Open) -> JobGrant {
-        let ToReceiver::OpenWith(open, extensions) = open.into_message(Version::V4) else {
-            panic!("older")
-        };
         let (not_before, not_after) = (now() - 5, now() + 3600);
         JobGrant {
             node: NODE.0,
             receivers: vec![[9; 32], RECEIVER.0],
             open,
-            extensions,
             not_before,
             not_after,
         }
@@ -397,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_for_no_job_or_for_what_is_not_known_does_not_count() {
+    fn a_grant_for_no_job_does_not_count() {
         let site = Site::new(Access::ReadWrite);
         let plain = granted(Open {
             shared_job: None,
@@ -407,19 +400,6 @@ mod tests {
         let mut begins = opening("t", 7, 3);
         begins.shared_job.as_mut().unwrap().beginning = Beginning::Allowed;
         assert!(site.fault_of(granted(begins)).contains("not for a job"));
-        let unknown = zmove_wire::Extension {
-            number: 999,
-            critical: true,
-            bytes: Box::default(),
-        };
-        let extensions = Extensions::default().with(unknown);
-        assert!(
-            site.fault_of(JobGrant {
-                extensions,
-                ..usual()
-            })
-            .contains("does not know")
-        );
     }
 
     #[test]

@@ -33,9 +33,8 @@ use zmove_wire::limits::{
     FETCH_BYTES_MAX, FETCH_LIST_BYTES_MAX, FETCH_LIST_PART_BYTES_MAX, FETCH_RULE_BYTES_MAX, within,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Cipher, Fetch, Fetching, Open, OwnerOrder, Place, Purpose, Refusal,
-    RefusalCode, SourcePath, ToSender, ToSource, Version, WireError, decode_message_within,
-    encode_message,
+    AccountOrder, AccountsFrom, Cipher, Fetch, Fetching, Intent, Open, OwnerOrder, Place, Refusal,
+    RefusalCode, SourcePath, ToSender, ToSource, WireError, decode_message_within, encode_message,
 };
 
 use crate::authorizer::{Authorized, Authorizer};
@@ -47,7 +46,6 @@ use crate::transfers::Cut;
 /// One transfer about to be sent; its greeting has been read.
 pub(crate) struct SendingSession {
     pub(crate) transfer: TransferId,
-    pub(crate) version: Version,
     pub(crate) cipher: Cipher,
     pub(crate) control: (ControlReader, ControlWriter),
     pub(crate) lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
@@ -368,8 +366,6 @@ pub(crate) struct Prepared {
     pub(crate) fetch: Fetch,
     pub(crate) list: Option<Arc<[u8]>>,
     pub(crate) missing: Vec<String>,
-    /// The files whose hashes are told, where they are.
-    pub(crate) extent: Extent,
     pub(crate) held: Held,
 }
 
@@ -418,15 +414,8 @@ pub(crate) async fn prepare(
         code: RefusalCode::Protocol,
         text: error.to_string(),
     };
-    let extensions = std::mem::take(&mut fetch.extensions);
-    let extent = if extensions.get(Fetch::LIST_ALL).is_some() {
-        Extent::All
-    } else {
-        Extent::Sent
-    };
-    fetch.open = fetch.open.with(extensions).map_err(protocol)?;
     fetch.open.grant = None;
-    if fetch.open.purpose == Purpose::Probe {
+    if fetch.open.intent == Intent::Measure {
         return Err(protocol(WireError::OutOfOrder { what: "a probe" }));
     }
     if list.is_some() && fetch.sources.len() != 1 {
@@ -466,7 +455,6 @@ pub(crate) async fn prepare(
             fetch,
             list,
             missing,
-            extent,
             held,
         })
     });
@@ -710,13 +698,11 @@ impl Prepared {
             config,
             fetch,
             missing,
-            extent,
             held: _until_the_end,
             ..
         } = self;
         let SendingSession {
             transfer,
-            version,
             cipher,
             control,
             lanes,
@@ -747,7 +733,7 @@ impl Prepared {
         }
         let manifest = fetch.manifest.then(|| {
             let relaying = Arc::clone(&relaying);
-            Manifest::told(extent, move |path, root, known| {
+            Manifest::told(Extent::All, move |path, root, known| {
                 relaying.hash(path, root, known)
             })
         });
@@ -766,7 +752,6 @@ impl Prepared {
         let link = Link {
             transfer,
             cipher,
-            version,
             control: (reader, writer),
             lanes,
             supply: Some(supply(&fetch, portion.lanes, has_waited, &relaying)),

@@ -21,8 +21,8 @@ use zmove_transport::{
 };
 use zmove_types::{Hex, NoObserver, Observer};
 use zmove_wire::{
-    Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, Granted, Purpose, Receipt,
-    Refusal, RefusalCode, SignedReceipt, SourcePath, ToSender, ToSource, WireError, decode_message,
+    Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, Granted, Intent, Receipt, Refusal,
+    RefusalCode, SignedReceipt, SourcePath, ToSender, ToSource, WireError, decode_message,
     encode_message,
 };
 
@@ -287,7 +287,6 @@ impl RemoteCopy<'_> {
             id: *id,
             source: source.0,
             open: fetch.open.clone(),
-            extensions: fetch.extensions.clone(),
             sources,
             bytes_max: self.bytes_max,
             entries_max: self.entries_max,
@@ -376,7 +375,7 @@ impl RemoteCopy<'_> {
                 None => zmove_transport::ControlError::Closed.into(),
             });
         };
-        let moves = self.order.fetch.open.purpose == Purpose::Move;
+        let moves = self.order.fetch.open.intent == Intent::Write;
         let receipt = match receipt {
             Some(signed) => {
                 let target = self.order.fetch.open.target.as_slice();
@@ -584,7 +583,7 @@ impl Sessions for CopySessions<'_, '_> {
     }
 
     fn may_follow(&self) -> bool {
-        self.of.order.fetch.open.purpose == Purpose::Move
+        self.of.order.fetch.open.intent == Intent::Write
     }
 
     fn take_fate(&mut self) -> SessionFate {

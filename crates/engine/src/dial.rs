@@ -80,7 +80,6 @@ impl From<Connected<Box<dyn LaneSink>>> for Reached {
         let Dialled {
             transfer,
             cipher,
-            version,
             control,
             lanes,
             supply,
@@ -90,7 +89,6 @@ impl From<Connected<Box<dyn LaneSink>>> for Reached {
         let link = Link {
             transfer,
             cipher,
-            version,
             control,
             lanes,
             supply,

@@ -336,11 +336,6 @@ pub enum PullError {
     /// The host may send, and does not have what it would.
     #[error("sender: {}", .0.text)]
     Sources(Refusal),
-    /// The host is of a release that cannot be pulled from.
-    #[error(
-        "the zmove on that host is too old to be pulled from: install this release there, or push from there"
-    )]
-    TooOld,
     /// A copy between other hosts has come to no good end.
     #[error("copy: {}", .0.text)]
     Ended(Refusal),
@@ -426,7 +421,6 @@ impl PullError {
             Self::Silent => true,
             Self::Sources(_)
             | Self::Target(_)
-            | Self::TooOld
             | Self::Ended(_)
             | Self::Receipt
             | Self::StillInLine { .. }

@@ -12,7 +12,7 @@ use zmove_receiver::{ListedFiles, Owning, ReceiverConfig, Session, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
 use zmove_types::{Accounts, NoAccounts, Observer};
-use zmove_wire::{Cipher, Version};
+use zmove_wire::Cipher;
 
 use crate::error::LocalError;
 use crate::random::fresh_transfer;
@@ -75,7 +75,7 @@ pub async fn push_locally(
     }
     drop((sinks_in, sources_in));
     let receiving = tokio::spawn(async move {
-        let version = far_reader.greeting().await?.agree()?;
+        far_reader.greeting().await?;
         let LocalReceiver {
             file_io,
             direct,
@@ -99,14 +99,13 @@ pub async fn push_locally(
         let control = (far_reader, far_writer);
         let session = Session {
             config,
-            ..Session::new(transfer, version, control, sources)
+            ..Session::new(transfer, control, sources)
         };
         run_session(session, pending()).await
     });
     let link = Link {
         transfer,
         cipher: Cipher::default(),
-        version: Version::NEWEST,
         control: near,
         lanes: sinks,
         supply: None,

@@ -31,7 +31,7 @@ use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resum
 use zmove_types::{Accounts, Brought, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
-    Compare, Fetch, LaneOrder, Open, Purpose, ToSender, ToSource, Version, WireError,
+    Compare, Fetch, Intent, LaneOrder, Open, Proof, TargetState, ToSender, ToSource, WireError,
 };
 
 use crate::backoff::Timeout;
@@ -235,14 +235,10 @@ impl RemotePull<'_> {
         dialled: Dialled<Box<dyn LaneSource>>,
         mut stop: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<Summary, PullError> {
-        if dialled.version < Version::V4 {
-            return Err(PullError::TooOld);
-        }
         let session_started = Instant::now();
         let Dialled {
             transfer,
             cipher,
-            version,
             control,
             pulse,
             lanes,
@@ -288,7 +284,7 @@ impl RemotePull<'_> {
             failed_lanes: Some(failed_lanes),
             pulse,
             config: self.receiver_config(run, &meter, &relayed),
-            ..Session::new(transfer, version, (reader, writer.greeted()), lanes)
+            ..Session::new(transfer, (reader, writer.greeted()), lanes)
         };
         let receiving = Receiving {
             session,
@@ -315,9 +311,9 @@ impl RemotePull<'_> {
         fetch.open.run = run;
         let own_open = fetch.open.clone();
         fetch.open.target = Vec::new();
-        if nothing_is_at(&own_open).await {
-            fetch.extensions = fetch.extensions.with(Open::nothing_is_there());
-        }
+        // What is received here is read back here.
+        fetch.open.proof = Proof::Wire;
+        fetch.open.known_state = nothing_is_at(&own_open).await.then_some(TargetState::Empty);
         (fetch, own_open)
     }
 
@@ -553,7 +549,7 @@ async fn nothing_is_at(open: &Open) -> bool {
         Ok(mut entries) => entries.next().is_none(),
         Err(error) => error.kind() == io::ErrorKind::NotFound,
     };
-    open.purpose == Purpose::Move && tokio::task::spawn_blocking(look).await.unwrap_or(false)
+    open.intent == Intent::Write && tokio::task::spawn_blocking(look).await.unwrap_or(false)
 }
 
 /// The connection of a host that does as it was asked.
@@ -644,7 +640,7 @@ impl Sessions for PullSessions<'_, '_> {
     }
 
     fn may_follow(&self) -> bool {
-        self.of.fetch.open.purpose == Purpose::Move
+        self.of.fetch.open.intent == Intent::Write
     }
 
     fn take_fate(&mut self) -> SessionFate {

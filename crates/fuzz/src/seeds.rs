@@ -10,8 +10,8 @@ use zmove_types::{
     Timestamp, TransferId, Xattr,
 };
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader,
-    FrameKind, Greeting, LinkEntry, Role,
+    Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead, FrameHeader, FrameKind, Greeting,
+    LinkEntry, Role,
 };
 
 pub(crate) use messages::{control, job_grant, to_receiver, to_sender, to_source};
@@ -125,16 +125,10 @@ fn sample_file() -> FileHead {
     }
 }
 
-/// A block that is passed over and one that is not.
-fn sample_extensions() -> Extensions {
-    let extension = |number, critical| Extension {
-        number,
-        critical,
-        bytes: b"zz".as_slice().into(),
-    };
-    Extensions::default()
-        .with(extension(1, false))
-        .with(extension(300, true))
+/// This message with a block of extensions that a peer passes over.
+fn with_extensions(mut message: Vec<u8>) -> Vec<u8> {
+    message.extend([9, 0, 0, 0, 200, 1, 0, 2, 0, 0, 0, b'z', b'z']);
+    message
 }
 
 /// Metadata with something of each kind.

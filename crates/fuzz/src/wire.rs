@@ -13,7 +13,6 @@ pub(crate) fn greeting(bytes: &[u8]) {
     match Greeting::decode(bytes) {
         Ok(greeting) => {
             assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
-            drop(greeting.agree().map_err(|error| error.to_string()));
         }
         Err(error) => drop(error.to_string()),
     }
@@ -65,14 +64,7 @@ pub(crate) fn to_sender(bytes: &[u8]) {
 }
 
 pub(crate) fn to_source(bytes: &[u8]) {
-    if let Some(ToSource::Fetch(fetch)) = message(bytes) {
-        drop(
-            fetch
-                .open
-                .with(fetch.extensions)
-                .map_err(|error| error.to_string()),
-        );
-    }
+    drop(message::<ToSource>(bytes));
 }
 
 pub(crate) fn job_grant(bytes: &[u8]) {
@@ -83,13 +75,6 @@ pub(crate) fn job_grant(bytes: &[u8]) {
                 Ok(&signed)
             );
             assert!(signed.grant.encode().len() <= signed.text.len());
-            drop(
-                signed
-                    .grant
-                    .open
-                    .with(signed.grant.extensions)
-                    .map_err(|error| error.to_string()),
-            );
         }
         Err(error) => drop(error.to_string()),
     }

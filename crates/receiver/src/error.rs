@@ -5,7 +5,7 @@ use std::io;
 use thiserror::Error;
 use zmove_transport::{ControlError, LaneError};
 use zmove_wire::limits::{PROBE_BYTES_MAX, PROBE_SECONDS_MAX};
-use zmove_wire::{GreetingError, Refusal, WireError};
+use zmove_wire::{Refusal, WireError};
 
 /// Why a session ended before its transfer was complete.
 #[derive(Debug, Error)]
@@ -23,9 +23,6 @@ pub enum SessionError {
     /// The peer broke the protocol.
     #[error("the sender broke the protocol: {0}")]
     PeerMisbehaved(#[from] WireError),
-    /// The peer speaks another version.
-    #[error("{0}")]
-    PeerIncompatible(#[from] GreetingError),
     /// The control connection ended.
     #[error("{0}")]
     Control(#[from] ControlError),
@@ -75,7 +72,6 @@ impl SessionError {
             Self::CutOff(_) => "cut_off",
             Self::Superseded => "superseded",
             Self::PeerMisbehaved(_) => "protocol",
-            Self::PeerIncompatible(_) => "version",
             Self::Control(_) => "control",
             Self::Lane(_) => "lane",
             Self::Refused(_) => "refused",

@@ -17,14 +17,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
-use zmove_types::Kinds;
 use zmove_wire::limits::{
     HASH_ORDERS_OUTSTANDING_MAX, INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX,
     KEEPS_OUTSTANDING_MAX, within,
 };
 use zmove_wire::{
-    ExtraneousNames, FaultCode, Finished, HashOrder, InquireWith, Inquiry, Keep, Open, Opened,
-    ReceiverSays, TargetState, ToReceiver, ToSender, TopName, WireError,
+    ExtraneousNames, FaultCode, Finished, HashOrder, Inquiry, Keep, Open, Opened, TargetState,
+    ToReceiver, ToSender, TopName, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -69,7 +68,7 @@ pub(crate) async fn run(
     config: &ReceiverConfig,
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
-    let (target, keeping) = (open.target.clone(), open.keeping);
+    let target = open.target.clone();
     let looked = Some(if open.verify {
         Looked::Verification
     } else {
@@ -99,14 +98,9 @@ pub(crate) async fn run(
         state,
         lanes_max: config.lanes_max,
         single_name,
+        free_bytes: None,
     };
-    let said = ReceiverSays {
-        kinds: Kinds::ALL,
-        ..ReceiverSays::default()
-    };
-    connections
-        .send(&opened.into_message(keeping, said))
-        .await?;
+    connections.send(&ToSender::Opened(opened)).await?;
     let previewer = Arc::new(Previewer {
         seen,
         rules,
@@ -148,9 +142,7 @@ impl Preview {
                     let BookedMessage { message, held } = message.ok_or(ControlError::Closed)??;
                     self.names.check_message(&message)?;
                     match message {
-                        ToReceiver::Inquire(inquiry) | ToReceiver::InquireWith(InquireWith(inquiry)) if !announced => {
-                            self.take(inquiry, held)?
-                        }
+                        ToReceiver::Inquire(inquiry) if !announced => self.take(inquiry, held)?,
                         ToReceiver::Keep(keep) if !announced => self.list(keep, held)?,
                         ToReceiver::Hash(order) if !announced => self.hash(order, held)?,
                         ToReceiver::Announce { items: 0, mismatches: 0 } => announced = true,

@@ -53,6 +53,7 @@ pub(crate) async fn run(
         state: TargetState::Empty,
         lanes_max,
         single_name: None,
+        free_bytes: None,
     };
     connections.send(&ToSender::Opened(opened)).await?;
     let (told, news) = mpsc::channel(usize::from(lanes_max));

@@ -22,17 +22,16 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, Pulse, blocking};
-use zmove_types::{FileId, Kinds, StageTimes, TransferId};
+use zmove_types::{FileId, StageTimes, TransferId};
 use zmove_wire::limits::{
     ITEMS_OUTSTANDING_MAX, JOB_ORDERS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX,
     OFFERS_OUTSTANDING_MAX, within,
 };
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, EntryFault, FaultCode, Finished, Greeting, Offer, OfferWith, Open, Opened, Operation,
-    Purpose, ReceiverSays, Role, SharedJobAnswer, SharedJobOrder, SharedJobRequest,
-    SharedJobResult, SignedReceipt, StageReport, StoredItem, TargetState, ToReceiver, ToSender,
-    TopName, Version, WireError,
+    Answer, EntryFault, FaultCode, Finished, Greeting, Intent, Offer, Open, Opened, Operation,
+    Role, SharedJobAnswer, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt,
+    StageReport, StoredItem, TargetState, ToReceiver, ToSender, TopName, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -47,9 +46,7 @@ use crate::quota::messages::{BookedMessage, CurrentQuota, messages};
 use crate::session::connections::{Connections, SessionReport, cpu_time, micros};
 use crate::session::lanes::run_lane;
 use crate::session::lost_lanes::LostLanes;
-use crate::session::opening::{
-    Opening, Resolved, by_grant, opening, refuse_opening, resolve, take_up,
-};
+use crate::session::opening::{Resolved, by_grant, opening, refuse_opening, resolve, take_up};
 use crate::session::run_leases::{RunLease, RunLeases};
 use crate::session::target_leases::{TargetLease, TargetLeases};
 use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
@@ -66,8 +63,6 @@ use crate::store::writer::{Job, write_all};
 pub struct Session {
     /// The transfer.
     pub transfer: TransferId,
-    /// The version agreed on by the greetings.
-    pub version: Version,
     /// The control connection.
     pub control: (ControlReader, ControlWriter),
     /// The lanes, as they arrive.
@@ -91,13 +86,11 @@ impl Session {
     #[must_use]
     pub fn new(
         transfer: TransferId,
-        version: Version,
         control: (ControlReader, ControlWriter),
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     ) -> Self {
         Self {
             transfer,
-            version,
             control,
             lanes,
             failed_lanes: None,
@@ -120,7 +113,6 @@ pub async fn run_session(
 ) -> Result<SessionReport, SessionError> {
     let Session {
         transfer,
-        version,
         control: (reader, mut writer),
         lanes,
         mut owner,
@@ -146,7 +138,7 @@ pub async fn run_session(
         failed_lanes,
     };
     // what the opening takes counts until it is done with
-    let (Opening { open, keeps_rate }, held) = match opening(&mut connections.inbox).await {
+    let (open, held) = match opening(&mut connections.inbox).await {
         Ok(opening) => opening,
         Err(error) => return Err(refuse_opening(connections, error).await),
     };
@@ -163,19 +155,19 @@ pub async fn run_session(
         Err(refusal) => return connections.refuse(refusal).await,
     }
     config.top_names = config.top_names.of_shape(&open.shape);
-    if let Some(limit) = config.rate_max.filter(|_| keeps_rate) {
+    if let Some(limit) = config.rate_max {
         connections
             .send(&ToSender::RateMax {
                 bytes_per_second: limit.bytes_per_second(),
             })
             .await?;
     }
-    if open.shared_job.is_some() && open.purpose != Purpose::Move {
+    if open.shared_job.is_some() && open.intent != Intent::Write {
         return connections
             .refuse(not_in_a_job("a preview or a probe"))
             .await;
     }
-    if open.purpose == Purpose::Probe {
+    if open.intent == Intent::Measure {
         let stop = first_of(stop, &lease);
         return probe::run(connections, open, access, &config, stop).await;
     }
@@ -188,13 +180,12 @@ pub async fn run_session(
     {
         return connections.refuse(refusal).await;
     }
-    if open.purpose == Purpose::Preview {
+    if open.intent == Intent::Inspect {
         let stop = first_of(stop, &lease);
         return preview::run(connections, open, access, &config, stop).await;
     }
     let asked = Asked {
         transfer,
-        version,
         open,
         held,
         access,
@@ -206,7 +197,6 @@ pub async fn run_session(
 /// An opening by which files are to be stored, and the right to do so.
 struct Asked {
     transfer: TransferId,
-    version: Version,
     open: Open,
     /// What is booked for the opening.
     held: Booking,
@@ -219,7 +209,6 @@ async fn receive(
     mut connections: Connections,
     Asked {
         transfer,
-        version,
         open,
         held,
         access,
@@ -253,18 +242,12 @@ async fn receive(
         state,
         lanes_max: config.lanes_max,
         single_name,
-    };
-    let said = ReceiverSays {
-        kinds: Kinds::ALL,
-        hears_found: true,
         free_bytes,
     };
-    connections
-        .send(&opened.into_message(open.keeping, said))
-        .await?;
+    connections.send(&ToSender::Opened(opened)).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Arc::new(Transfer::new(
-        (transfer, version),
+        transfer,
         &open,
         (target, parts),
         &config,
@@ -274,7 +257,6 @@ async fn receive(
     let started = cpu_time();
     let is_granted = open.grant.is_some();
     let mut running = Running {
-        version,
         connections,
         outcomes,
         threads,
@@ -417,7 +399,6 @@ impl SessionThreads {
 
 /// A session whose transfer is under way.
 struct Running {
-    version: Version,
     connections: Connections,
     outcomes: mpsc::Receiver<Told>,
     threads: SessionThreads,
@@ -499,16 +480,14 @@ impl Running {
         // first messages have been.
         self.transfer.top_names.check_message(&message)?;
         match message {
-            ToReceiver::Open(_) | ToReceiver::OpenWith(..) => Err(WireError::OutOfOrder {
+            ToReceiver::Open(_) => Err(WireError::OutOfOrder {
                 what: "a second opening",
             }
             .into()),
-            ToReceiver::Offer(offer) | ToReceiver::OfferWith(OfferWith(offer)) => {
-                self.take_offer(offer, held)
-            }
+            ToReceiver::Offer(offer) => self.take_offer(offer, held),
             ToReceiver::Keep(keep) => self.mirror.keep(&self.transfer, (keep, held)),
             ToReceiver::Remove(remove) => self.mirror.remove(&self.transfer, (remove, held)),
-            ToReceiver::Inquire(_) | ToReceiver::InquireWith(_) | ToReceiver::Hash(_) => {
+            ToReceiver::Inquire(_) | ToReceiver::Hash(_) => {
                 Err(WireError::OutOfOrder { what: "an inquiry" }.into())
             }
             ToReceiver::Relay(_) => Err(WireError::OutOfOrder {
@@ -663,44 +642,31 @@ impl Running {
                 self.transfer.settle(Coming::Item(item.item), fate);
                 self.take_settled(item)?;
             }
-            Outcome::Stored(item, faults) if self.version >= Version::V4 => {
+            Outcome::Stored(item, faults) => {
                 self.take_settled(StoredItem {
                     item: item.0,
                     mismatch: false,
                     faults,
                 })?;
             }
-            Outcome::Stored(..) => {}
             // With the faults that were reported when it was stored: the sender counts each once.
-            Outcome::Published(item, faults) if self.version >= Version::V4 => {
+            Outcome::Published(item, faults) => {
                 self.transfer
                     .settle(Coming::Item(item.0), Fate::StoredBut(&faults));
                 self.count(failures_of(&faults));
-                self.ledger
-                    .published(item.0, known_to(self.version, faults));
+                self.ledger.published(item.0, faults);
             }
-            Outcome::Published(item, faults) => {
-                self.take_settled(StoredItem {
-                    item: item.0,
-                    mismatch: false,
-                    faults,
-                })?;
-            }
-            Outcome::File(mut file) => {
+            Outcome::File(file) => {
                 let fate = if file.fault.is_none() {
                     Fate::Stored
                 } else {
                     Fate::Dropped
                 };
                 self.transfer.settle(Coming::File(file.file), fate);
-                file.fault = file
-                    .fault
-                    .map(|(operation, code)| (operation, code.known_to(self.version)));
                 self.count(file.fault.into_iter().filter(is_failure));
                 self.ledger.file_done(file);
             }
-            Outcome::Fault(mut fault) => {
-                fault.code = fault.code.known_to(self.version);
+            Outcome::Fault(fault) => {
                 self.transfer
                     .meter
                     .failed_at((fault.operation, fault.code), || Some(fault.path.clone()));
@@ -748,13 +714,8 @@ impl Running {
     }
 
     fn take_settled(&mut self, item: StoredItem) -> Result<(), SessionError> {
-        let version = self.version;
-        let item = StoredItem {
-            faults: known_to(version, item.faults),
-            ..item
-        };
         // The faults of a batch that will be published are counted at that time.
-        let counts = version < Version::V4 || item.mismatch;
+        let counts = item.mismatch;
         let faults: Vec<_> = failures_of(&item.faults).filter(|_| counts).collect();
         if self.ledger.settled(item)? {
             self.report.items += 1;
@@ -826,7 +787,7 @@ impl Running {
             cpu_us: micros(cpu_time().saturating_sub(cpu_started)),
         };
         let receive_us = micros(self.transfer.meter.receive.times().paced);
-        if receive_us > 0 && self.version >= Version::V3 {
+        if receive_us > 0 {
             self.connections
                 .send(&ToSender::Paced { receive_us })
                 .await?;
@@ -836,7 +797,7 @@ impl Running {
             .target
             .times_beyond_range
             .load(Ordering::Relaxed);
-        if files > 0 && self.version >= Version::V4 {
+        if files > 0 {
             self.connections
                 .send(&ToSender::TimesBeyondRange { files })
                 .await?;
@@ -929,14 +890,6 @@ impl Running {
             ..self.report
         })
     }
-}
-
-/// The faults with codes that a peer of that version knows.
-fn known_to(version: Version, mut faults: Vec<EntryFault>) -> Vec<EntryFault> {
-    faults
-        .iter_mut()
-        .for_each(|fault| fault.code = fault.code.known_to(version));
-    faults
 }
 
 /// The failures among these faults.

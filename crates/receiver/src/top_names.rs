@@ -14,9 +14,7 @@ use std::sync::Arc;
 
 use zmove_disk::is_shared_job_name;
 use zmove_types::{HashOnlySet, RelPath};
-use zmove_wire::{
-    Batch, BatchEntry, InquireWith, InquiredKind, OfferWith, TargetShape, ToReceiver, WireError,
-};
+use zmove_wire::{Batch, BatchEntry, InquiredKind, TargetShape, ToReceiver, WireError};
 
 /// The names that a sender may bring at the top of the target. Default: any, and the target itself.
 #[derive(Clone, Default)]
@@ -209,34 +207,30 @@ impl TopNames {
     /// Checks what a message names.
     pub(crate) fn check_message(&self, message: &ToReceiver) -> Result<(), WireError> {
         match message {
-            ToReceiver::Offer(offer) | ToReceiver::OfferWith(OfferWith(offer)) => {
-                offer.groups.iter().try_for_each(|group| {
-                    check_reserved(group.directory.components())?;
-                    self.check_in(
-                        &group.directory,
-                        group.files.iter().map(|file| file.name.as_bytes()),
-                    )
-                })
-            }
-            ToReceiver::Inquire(inquiry) | ToReceiver::InquireWith(InquireWith(inquiry)) => {
-                inquiry.groups.iter().try_for_each(|group| {
-                    check_reserved(group.directory.components())?;
-                    if group.itself.is_some() {
-                        self.check_directory(&group.directory)?;
-                    }
-                    group
-                        .entries
-                        .iter()
-                        .try_for_each(|entry| match &entry.kind {
-                            InquiredKind::Link { first, .. } => self.check(first),
-                            _ => Ok(()),
-                        })?;
-                    self.check_in(
-                        &group.directory,
-                        group.entries.iter().map(|entry| entry.name.as_bytes()),
-                    )
-                })
-            }
+            ToReceiver::Offer(offer) => offer.groups.iter().try_for_each(|group| {
+                check_reserved(group.directory.components())?;
+                self.check_in(
+                    &group.directory,
+                    group.files.iter().map(|file| file.name.as_bytes()),
+                )
+            }),
+            ToReceiver::Inquire(inquiry) => inquiry.groups.iter().try_for_each(|group| {
+                check_reserved(group.directory.components())?;
+                if group.itself.is_some() {
+                    self.check_directory(&group.directory)?;
+                }
+                group
+                    .entries
+                    .iter()
+                    .try_for_each(|entry| match &entry.kind {
+                        InquiredKind::Link { first, .. } => self.check(first),
+                        _ => Ok(()),
+                    })?;
+                self.check_in(
+                    &group.directory,
+                    group.entries.iter().map(|entry| entry.name.as_bytes()),
+                )
+            }),
             // to list the target itself is to be told all of its names
             ToReceiver::Keep(keep)
                 if self.wanted.is_some()

@@ -14,34 +14,24 @@ use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox};
 use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
-    Opened, ReceiverSays, Refusal, RefusalCode, ToReceiver, ToSender, Version, Waiting, WireError,
-    encode_message,
+    Opened, Refusal, RefusalCode, ToReceiver, ToSender, Waiting, WireError, encode_message,
 };
 
 use crate::account::summary::Summary;
 use crate::control::relay::{Beside, DialledBy, Heard, Last, PeerQuota, inbox};
 use crate::error::SessionError;
 
-/// Receives the receiver's greeting, unless the receiver has dialled: it has greeted before. `version` is the
-/// receiver's, or the newest that has no name of its own in TLS. What it says is booked on `memory`.
+/// Receives the receiver's greeting, unless the receiver has dialled: it has greeted before. What it says is booked on
+/// `quota`.
 pub(crate) async fn greeted(
     mut reader: ControlReader,
-    version: Version,
     dialled_by: DialledBy,
     quota: Option<Arc<dyn PeerQuota>>,
 ) -> Result<Inbox<Heard>, SessionError> {
     if dialled_by == DialledBy::Sender {
-        reader.greeting().await?.agree_within(version)?;
+        reader.greeting().await?;
     }
     Ok(inbox(reader, quota))
-}
-
-/// The permission to begin a transfer.
-#[derive(Debug)]
-pub(crate) struct Permission {
-    pub(crate) opened: Opened,
-    /// What the receiver says of itself.
-    pub(crate) said: ReceiverSays,
 }
 
 /// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to wait in the queue, it
@@ -51,7 +41,7 @@ pub(crate) async fn permission(
     patience: Duration,
     waits: mpsc::UnboundedSender<Waiting>,
     told_rate: impl Fn(RateLimit),
-) -> Result<(Inbox<Heard>, Permission), SessionError> {
+) -> Result<(Inbox<Heard>, Opened), SessionError> {
     let first = async {
         let mut inbox = greeted.await?;
         let answer = receive(&mut inbox).await?;
@@ -62,19 +52,7 @@ pub(crate) async fn permission(
     let due = Instant::now() + patience;
     loop {
         answer = match answer {
-            ToSender::Opened(opened) => {
-                return Ok((
-                    inbox,
-                    Permission {
-                        opened,
-                        said: ReceiverSays::default(),
-                    },
-                ));
-            }
-            ToSender::OpenedWith(opened, extensions) => {
-                let said = ReceiverSays::of_answer(&extensions)?;
-                return Ok((inbox, Permission { opened, said }));
-            }
+            ToSender::Opened(opened) => return Ok((inbox, opened)),
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {
                 return Err(SessionError::Refused(Refusal {

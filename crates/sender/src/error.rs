@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 use zmove_transport::{ControlError, LaneError};
-use zmove_wire::{GreetingError, Refusal, RefusalCode, WireError};
+use zmove_wire::{Refusal, RefusalCode, WireError};
 
 /// Why a push ended before everything was settled.
 #[derive(Debug, Error)]
@@ -25,15 +25,6 @@ pub enum SessionError {
     /// The peer broke the protocol.
     #[error("the receiver broke the protocol: {0}")]
     PeerMisbehaved(#[from] WireError),
-    /// The peer speaks another version.
-    #[error("{0}")]
-    PeerIncompatible(#[from] GreetingError),
-    /// The receiver is of a release that does not know what was asked to be kept.
-    #[error(
-        "the receiver is of an older release, which keeps only modes and times, and verifies and proves nothing on its \
-         storage: leave that out (-a, --preserve, --verify media, verify), or install this release there"
-    )]
-    OldReceiver,
     /// The control connection ended.
     #[error("{0}")]
     Control(#[from] ControlError),
@@ -81,8 +72,6 @@ impl SessionError {
             Self::NoLane | Self::Silent => true,
             Self::NothingAsked(error) => error.is_lost(),
             Self::PeerMisbehaved(_)
-            | Self::PeerIncompatible(_)
-            | Self::OldReceiver
             | Self::StillInLine { .. }
             | Self::Interrupted
             | Self::Manifest(_)

@@ -41,7 +41,7 @@ use zmove_wire::limits::{
     REMOVE_NAMES_MAX, REMOVES_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    ExtraneousNames, Fault, Keep, KeptRange, ListedName, Operation, Purpose, Remove, RemoveGroup,
+    ExtraneousNames, Fault, Intent, Keep, KeptRange, ListedName, Operation, Remove, RemoveGroup,
     ToReceiver, ToSender,
 };
 
@@ -61,7 +61,7 @@ pub(crate) struct Mirror {
     /// The sources as the first walk found them.
     pub(crate) first_walk: Arc<FirstWalk>,
     pub(crate) removals: Removals,
-    pub(crate) purpose: Purpose,
+    pub(crate) intent: Intent,
 }
 
 /// Which entries that are at the target alone may be removed.
@@ -122,7 +122,7 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
         }
         // Large files get their names after they are settled.
         round.wait_until(|round| {
-            round.mirror.purpose == Purpose::Preview || session.account.totals.are_files_told()
+            round.mirror.intent == Intent::Inspect || session.account.totals.are_files_told()
         });
         if session.in_flight.is_stopping() || stays(&session.account, mirror) {
             return;
@@ -157,7 +157,7 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
                 format!("--max-delete ended the removal at the target: {spared} more {entries}");
             session.account.observer.on(&Event::Warned { message });
         }
-        if !more || spared > 0 || failed_since > failed || mirror.purpose == Purpose::Preview {
+        if !more || spared > 0 || failed_since > failed || mirror.intent == Intent::Inspect {
             return;
         }
         if removed_since == removed {
@@ -456,7 +456,7 @@ impl<'a> Round<'a> {
                         .add(&range.directory, (extra.name, form), whereabouts, room);
             }
         }
-        if self.full && self.mirror.purpose == Purpose::Preview {
+        if self.full && self.mirror.intent == Intent::Inspect {
             return;
         }
         let Some((number, after)) = rest else { return };
@@ -497,7 +497,7 @@ impl<'a> Round<'a> {
 
     /// Has the extraneous entries removed, or reports which would be.
     fn let_go(mut self) {
-        if self.mirror.purpose == Purpose::Preview {
+        if self.mirror.intent == Intent::Inspect {
             return self.list();
         }
         let mut groups = Vec::<RemoveGroup>::new();

@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use zmove_transport::{Inbox, LaneError, LaneSink, blocking};
 use zmove_types::Observer;
-use zmove_wire::{Finished, Open};
+use zmove_wire::{Finished, Open, Opened};
 
 use crate::account::Account;
 use crate::account::receipts::Receipts;
@@ -29,7 +29,7 @@ use crate::account::totals::Totals;
 use crate::control::link::Link;
 use crate::control::relay::{Heard, RelayParts};
 use crate::control::replies::Replies;
-use crate::control::{self, Permission, Unsayable};
+use crate::control::{self, Unsayable};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview::hashing::Hashing;
@@ -54,7 +54,6 @@ pub(crate) async fn run(
     };
     link.ask(open, push.config.silence_max).await?;
     let Link {
-        version,
         control: (reader, writer),
         lanes,
         supply: _none_needed,
@@ -68,19 +67,17 @@ pub(crate) async fn run(
         dialled_by,
     } = relay.into();
     let config = &push.config;
-    let extras = Extras::new(push.open.keeping, config.owners.clone(), version)
+    let extras = Extras::new(push.open.keeping, config.owners.clone())
         .adapting(config.zeros, config.instead);
     let (mut receipts, replies, outgoing) =
-        Receipts::begin(observer, (version, extras), push.started, quota.clone());
+        Receipts::begin(observer, extras, push.started, quota.clone());
     let session = Arc::clone(&receipts.session);
     let (mut writer, unsayable) = control::write_all(writer, outgoing, beside);
     let (broken_in, broken) = mpsc::unbounded_channel();
     let mut threads = Threads::new(broken_in);
     let conversation = async {
-        let greeted = control::greeted(reader, version, dialled_by, quota);
-        let (mut inbox, Permission { opened, said }) =
-            permission(greeted, run.patience, &session.account).await?;
-        session.account.not_kept(&session.extras.learn(said.kinds));
+        let greeted = control::greeted(reader, dialled_by, quota);
+        let (mut inbox, opened) = permission(greeted, run.patience, &session.account).await?;
         session.account.files().single_name = opened.single_name.map(|name| name.0);
         session.account.totals.scan_errors.set(push.sources_missing);
         start_survey(&push, &session, replies, &mut threads).map_err(SessionError::Thread)?;
@@ -180,7 +177,7 @@ async fn permission(
     greeted: impl Future<Output = Result<Inbox<Heard>, SessionError>>,
     patience: Duration,
     account: &Account,
-) -> Result<(Inbox<Heard>, Permission), SessionError> {
+) -> Result<(Inbox<Heard>, Opened), SessionError> {
     let (waits_in, mut waits) = mpsc::unbounded_channel();
     let waiting = async {
         while let Some(waiting) = waits.recv().await {

@@ -7,7 +7,7 @@
 //! of the round, and no lane begins with a window that another has grown. A frame of filler is hashed at both ends and
 //! sealed like a chunk, so it costs the CPU time that a push without storage costs.
 //!
-//! **Invariant:** a receiver whose version does not know probes is sent nothing but a greeting; and when [`probe`]
+//! **Invariant:** when [`probe`]
 //! returns its threads have ended.
 
 use std::future::Future;
@@ -18,13 +18,13 @@ use tokio::time::{sleep_until, timeout};
 use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink, blocking};
 use zmove_wire::limits::SWEEP_MILLIS_MAX;
 use zmove_wire::{
-    Moment, Open, Overwrite, Purpose, Sampled, SweepOrder, Swept, ToReceiver, ToSender, Version,
-    WireError, encode_message,
+    Intent, Moment, Open, Overwrite, Sampled, SweepOrder, Swept, ToReceiver, ToSender, WireError,
+    encode_message,
 };
 
 use crate::control::link::Link;
 use crate::control::relay::{Heard, inbox};
-use crate::control::{GOODBYE_TIMEOUT, Permission, permission, receive};
+use crate::control::{GOODBYE_TIMEOUT, permission, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
 use crate::tune::path::PathReport;
@@ -90,23 +90,18 @@ async fn run(
     writer.send(&greeting).await?;
     let greeted = async {
         let mut reader = reader;
-        // A receiver that knows no probes is not asked for one.
-        let greeting = reader.greeting().await?;
-        greeting.agree_on(Version::V2)?;
-        let version = greeting.agree_within(link.version)?;
+        reader.greeting().await?;
         let open = Open {
-            purpose: Purpose::Probe,
+            intent: Intent::Measure,
             overwrite: Overwrite::Nothing,
             ..Open::new(config.target.clone(), link.transfer.0)
         };
         // A receiver that refuses need not have read the opening: its answer has the reason.
-        let _refused_early = writer
-            .send(&encode_message(&open.into_message(version)))
-            .await;
+        let _refused_early = writer.send(&encode_message(&ToReceiver::Open(open))).await;
         Ok(inbox(reader, None))
     };
     // Do not wait for a turn in the queue: the path would be measured later than the user has asked.
-    let (inbox, Permission { opened, .. }) = permission(
+    let (inbox, opened) = permission(
         greeted,
         Duration::ZERO,
         mpsc::unbounded_channel().0,

@@ -23,8 +23,9 @@ use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, bl
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
-    Cipher, Extraneous, Finished, FoundSoFar, Open, Purpose, Refusal, RefusalCode, SharedJobOrder,
-    SharedJobResult, TargetShape, TargetState, ToReceiver, ToSender, Version, Waiting, WireError,
+    Cipher, Extraneous, Finished, FoundSoFar, Intent, Open, Opened, Refusal, RefusalCode,
+    SharedJobOrder, SharedJobResult, TargetShape, TargetState, ToReceiver, ToSender, Waiting,
+    WireError,
 };
 
 use self::feed::{Asked, Feed};
@@ -40,7 +41,7 @@ use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::{Link, may_begin_job};
 use crate::control::relay::{DialledBy, Heard, Last, PeerQuota, RelayParts};
-use crate::control::{self, GOODBYE_TIMEOUT, Permission, Unsayable};
+use crate::control::{self, GOODBYE_TIMEOUT, Unsayable};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview;
@@ -63,7 +64,7 @@ impl Push {
         observer: Arc<dyn Observer>,
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SessionError> {
-        if self.open.purpose == Purpose::Preview {
+        if self.open.intent == Intent::Inspect {
             return preview::run(self, run, link, observer, stop).await;
         }
         let known_rate = self.feed.as_ref().map(|feed| Arc::clone(&feed.rate));
@@ -90,7 +91,6 @@ impl Push {
         .await?;
         let Link {
             cipher,
-            version,
             control: (reader, writer),
             lanes,
             supply,
@@ -104,10 +104,10 @@ impl Push {
             dialled_by,
         } = relay.into();
         let config = &self.config;
-        let extras = Extras::new(keeping, config.owners.clone(), version)
-            .adapting(config.zeros, config.instead);
+        let extras =
+            Extras::new(keeping, config.owners.clone()).adapting(config.zeros, config.instead);
         let (receipts, replies, outgoing) =
-            Receipts::begin(observer, (version, extras), self.started, quota.clone());
+            Receipts::begin(observer, extras, self.started, quota.clone());
         known_rate
             .iter()
             .for_each(|known| drop(known.set(receipts.session.rate.shared.clone())));
@@ -135,7 +135,6 @@ impl Push {
             lanes_max: LANES_UNASKED_MAX,
             known_state,
             begins_job,
-            version,
             pipeline,
             receipts,
             last,
@@ -171,8 +170,6 @@ struct Running<'a> {
     known_state: Option<TargetState>,
     /// Whether the opening may begin a shared job.
     begins_job: bool,
-    /// The version that the receiver speaks.
-    version: Version,
     pipeline: Pipeline,
     receipts: Receipts,
     /// To be called with the end, where the receiver has dialled.
@@ -191,14 +188,10 @@ impl Running<'_> {
             let _stopping = self.receipts.reply_sender.state.send(state);
         };
         self.known_state.into_iter().for_each(tell_state);
-        let (inbox, Permission { opened, said }) = self.await_permission(reader).await?;
-        let Session {
-            account, extras, ..
-        } = &*self.pipeline.session;
-        account.not_kept(&extras.learn(said.kinds));
+        let (inbox, opened) = self.await_permission(reader).await?;
         // a session that is fed does not know what others send there
-        if let Some(bytes) = said.free_bytes.filter(|_| self.asked.is_none()) {
-            account.target_has_free(bytes);
+        if let Some(bytes) = opened.free_bytes.filter(|_| self.asked.is_none()) {
+            self.pipeline.session.account.target_has_free(bytes);
         }
         self.inbox = Some(inbox);
         self.phase = Phase::Permission;
@@ -227,7 +220,7 @@ impl Running<'_> {
         let mut ping = None;
         let mut before = Reading::default();
         // a receiver that has dialled hears more, beside the transfer
-        let hears_found = said.hears_found && self.dialled_by == DialledBy::Sender;
+        let hears_found = self.dialled_by == DialledBy::Sender;
         let mut tellings = tokio::time::interval(FOUND_INTERVAL);
         let mut found = FoundSoFar::default();
         loop {
@@ -390,11 +383,11 @@ impl Running<'_> {
     async fn await_permission(
         &mut self,
         reader: ControlReader,
-    ) -> Result<(Inbox<Heard>, Permission), SessionError> {
+    ) -> Result<(Inbox<Heard>, Opened), SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let session = Arc::clone(&self.pipeline.session);
         let told_rate = move |limit| session.rate.lower(limit, Limit::AllowedRate);
-        let greeted = control::greeted(reader, self.version, self.dialled_by, self.quota.clone());
+        let greeted = control::greeted(reader, self.dialled_by, self.quota.clone());
         // of a shared job others do the work meanwhile
         let is_shared = self.asked.is_some();
         let within = if is_shared {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustls_pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use zmove_wire::{Cipher, SignedJobGrant, Version};
+use zmove_wire::{Cipher, SignedJobGrant};
 
 use crate::lane::clear::ClearLane;
 use crate::lane::rate_limiter::SharedRate;
@@ -120,15 +120,6 @@ impl Channel {
         match &self.established {
             Established::Tcp(connection) => connection.peer,
             Established::Quic(connection) => connection.peer,
-        }
-    }
-
-    /// The newest version of the protocol that may be spoken, as TLS has negotiated it; the greetings settle on one.
-    #[must_use]
-    pub const fn version(&self) -> Version {
-        match &self.established {
-            Established::Tcp(connection) => connection.version,
-            Established::Quic(connection) => connection.version,
         }
     }
 

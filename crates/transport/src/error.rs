@@ -6,6 +6,8 @@
 
 use std::{fmt, io, net::SocketAddr, time::Duration};
 
+use zmove_wire::GreetingError;
+
 use crate::endpoint::Endpoint;
 use crate::trust::{CertificateFault, Fingerprint};
 
@@ -138,6 +140,14 @@ pub enum DialError {
     NotZmove {
         /// The host that was dialled.
         host: Endpoint,
+    },
+    /// What answers is a zmove that speaks another version of the protocol.
+    #[error("talk to {host}: {fault}")]
+    OtherVersion {
+        /// The host that was dialled.
+        host: Endpoint,
+        /// The error, which names both versions.
+        fault: GreetingError,
     },
 
     // Local: settings and decisions of this side.

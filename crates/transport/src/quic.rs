@@ -31,7 +31,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::mpsc::{UnboundedSender, unbounded_channel},
 };
-use zmove_wire::Version;
+use zmove_wire::PROTOCOL_NAME;
 
 use crate::tcp_tls::canonical;
 use crate::trust::Fingerprint;
@@ -64,8 +64,6 @@ use tolerant::Account;
 pub(crate) struct QuicConnection {
     pub(crate) peer: Fingerprint,
     pub(crate) address: SocketAddr,
-    /// The protocol version, as in [`Connection::version`](crate::Connection).
-    pub(crate) version: Version,
     pub(crate) connection: quinn::Connection,
     receiving: RecvStream,
     /// The sending half of the stream; `None` once it has been handed over.
@@ -89,10 +87,9 @@ impl QuicConnection {
     ) -> (Option<Self>, Linger) {
         let lane_bytes = Arc::<LaneBytes>::default();
         let (linger, left) = unbounded_channel();
-        let whole = peer_of(&connection).map(|(peer, version)| Self {
+        let whole = peer_of(&connection).map(|peer| Self {
             peer,
             address: canonical(connection.remote_address()),
-            version,
             connection: connection.clone(),
             receiving: stream.1,
             sending: Some(stream.0),
@@ -141,18 +138,15 @@ impl QuicConnection {
     }
 }
 
-/// The key that a peer has proved, and the version that it has agreed on; `None` where it does not speak the protocol.
-fn peer_of(connection: &quinn::Connection) -> Option<(Fingerprint, Version)> {
+/// The key that a peer has proved; `None` if it does not speak the protocol.
+fn peer_of(connection: &quinn::Connection) -> Option<Fingerprint> {
     let agreed = connection
         .handshake_data()?
         .downcast::<HandshakeData>()
         .ok()?;
     let chain = chain_of(connection)?;
     let peer = Fingerprint::of_certificate(chain.first()?).ok()?;
-    Some((
-        peer,
-        agreed.protocol.as_deref().and_then(Version::of_protocol)?,
-    ))
+    (agreed.protocol.as_deref() == Some(PROTOCOL_NAME)).then_some(peer)
 }
 
 fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static>>> {

@@ -16,7 +16,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
-use zmove_wire::Version;
+use zmove_wire::PROTOCOL_NAME;
 
 use crate::path::PathProbe;
 use crate::record::TrafficSecrets;
@@ -54,8 +54,6 @@ pub struct Connection {
     pub rtt: Duration,
     /// The peer's address; an IPv4 one never in IPv6 form.
     pub address: SocketAddr,
-    /// The newest version of the protocol that may be spoken, as TLS has negotiated it; see [`Version::of_protocol`].
-    pub version: Version,
     stream: TlsStream<WholeRecords>,
     secrets: Arc<TrafficSecrets>,
 }
@@ -138,12 +136,11 @@ impl Connection {
     ) -> Option<Self> {
         let session = stream.get_ref().1;
         let peer = peer_fingerprint(session).ok()?;
-        let version = session.alpn_protocol().and_then(Version::of_protocol)?;
-        Some(Self {
+        let speaks_zmove = session.alpn_protocol() == Some(PROTOCOL_NAME);
+        speaks_zmove.then_some(Self {
             peer,
             rtt,
             address,
-            version,
             stream,
             secrets,
         })

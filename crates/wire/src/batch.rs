@@ -1,7 +1,6 @@
 //! The head of a batch frame (many small entries, grouped by directory) and of a declare frame (one large file).
 //!
-//! Behind either may stand [`Extensions`], in a form that versions before them refuse; they have what is carried of
-//! an entry beside its form. **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's
+//! Behind either may stand [extensions](crate::extensions), which carry the other properties of an entry. **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's
 //! data, every path is a [`RelPath`], and counts are within the limits.
 
 use std::ops::Range;
@@ -10,8 +9,8 @@ use std::sync::Arc;
 use zmove_types::{DataRanges, GroupSpan, Metadata, Name, RelPath, Root, Special, Timestamp};
 
 use crate::error::WireError;
-use crate::extensions::{Extension, Extensions};
-use crate::extra::{DATA, ExtraReader, ExtraWriter, OF_ENTRIES, OF_LARGE_FILES};
+use crate::extensions::{DATA, Extensions, OF_ENTRIES, OF_LARGE_FILES};
+use crate::extra::{ExtraReader, ExtraWriter};
 use crate::fields::{Reader, put_metadata, put_name, put_path, put_timestamp};
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
 use crate::ranges::{decode_ranges, encode_ranges};
@@ -45,9 +44,9 @@ pub enum BatchEntry {
     File(FileEntry),
     /// A file whose contents are right already: only its metadata is set.
     Retouch(Name, Metadata),
-    /// A FIFO, socket or device; to a receiver that keeps such.
+    /// A FIFO, socket or device.
     Special(Name, Metadata, Special),
-    /// Another name of a file; to a receiver that keeps such.
+    /// Another name of a file.
     Link(LinkEntry),
 }
 
@@ -75,8 +74,8 @@ pub struct FileEntry {
     pub bytes: u32,
     /// The root hash of the contents, holes being zeros.
     pub root: Root,
-    /// Where it has data, if it has holes that are to be kept: for a peer that speaks
-    /// [`Version::V4`](crate::Version) or later. Only the data lies in the frame, range after range.
+    /// The ranges with data, if the file has holes that are to be kept. Only the data lies in the frame, range after
+    /// range.
     pub data: Option<Arc<DataRanges>>,
 }
 
@@ -93,14 +92,12 @@ pub struct FileHead {
     pub ctime: Timestamp,
     /// The inode of the source file.
     pub inode: u64,
-    /// The ranges with data, if the file has holes that are to be kept: for a peer that speaks
-    /// [`Version::V4`](crate::Version) or later.
+    /// The ranges with data, if the file has holes that are to be kept.
     pub data: Option<Arc<DataRanges>>,
 }
 
 impl Batch {
-    /// The head's bytes. What entries have beside mode and time is for a peer that speaks
-    /// [`Version::V4`](crate::Version) or later.
+    /// The head's bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 * self.entry_count() + 64);
@@ -115,7 +112,7 @@ impl Batch {
         }
         let mut extras = ExtraWriter::default();
         for (number, entry) in (0_u32..).zip(self.groups.iter().flat_map(|group| &group.entries)) {
-            let extensions = extras.next(entry.metadata().extra.as_deref(), None);
+            let extensions = extras.next(entry.metadata().extra.as_deref());
             let extensions = with_data(extensions, entry.data());
             if !extensions.is_empty() {
                 out.extend(number.to_le_bytes());
@@ -289,7 +286,7 @@ impl BatchEntry {
     }
 
     fn take_data(&mut self, extensions: &Extensions) -> Result<(), WireError> {
-        match (self, extensions.get(DATA)) {
+        match (self, extensions.get(&DATA)) {
             (_, None) => {}
             (Self::File(file), Some(ranges)) => {
                 file.data = Some(Arc::new(decode_ranges(ranges, u64::from(file.bytes))?));
@@ -475,7 +472,7 @@ impl FileHead {
         out.extend(self.bytes.to_le_bytes());
         put_timestamp(&mut out, self.ctime);
         out.extend(self.inode.to_le_bytes());
-        let extensions = ExtraWriter::default().next(self.metadata.extra.as_deref(), None);
+        let extensions = ExtraWriter::default().next(self.metadata.extra.as_deref());
         let extensions = with_data(extensions, self.data.as_deref());
         if !extensions.is_empty() {
             extensions.put(&mut out);
@@ -496,7 +493,7 @@ impl FileHead {
             let extensions = Extensions::take(&mut reader)?.only(OF_LARGE_FILES, "a large file")?;
             metadata.extra = ExtraReader::default().next(&extensions)?;
             let ranges = extensions
-                .get(DATA)
+                .get(&DATA)
                 .map(|ranges| decode_ranges(ranges, bytes));
             data = ranges.transpose()?.map(Arc::new);
         }
@@ -514,11 +511,7 @@ impl FileHead {
 
 fn with_data(extensions: Extensions, data: Option<&DataRanges>) -> Extensions {
     let Some(data) = data else { return extensions };
-    extensions.with(Extension {
-        number: DATA,
-        critical: true,
-        bytes: encode_ranges(data).into(),
-    })
+    extensions.with(&DATA, encode_ranges(data))
 }
 
 fn count(len: usize) -> u32 {
@@ -597,7 +590,7 @@ mod tests {
             groups: vec![DirectoryGroup { directory, entries }],
         };
         let mut bytes = batch.encode();
-        let block = [1, 0, 0, 0, 23, 0, 0, 0, 16, 0, 1, 16, 0, 0, 0];
+        let block = [1, 0, 0, 0, 23, 0, 0, 0, 5, 0, 1, 16, 0, 0, 0];
         let ranges = [4, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0];
         assert!(bytes.ends_with(&[&block[..], &ranges].concat()));
         assert_eq!(Batch::decode(&bytes, 2), Ok(batch));
@@ -831,7 +824,7 @@ mod tests {
         let mut sparse = expected.clone();
         sparse[plain] = 42;
         sparse.extend([
-            16, 0, 1, 16, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0,
+            5, 0, 1, 16, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0,
         ]);
         assert_eq!(with_holes.encode(), sparse);
         assert_eq!(FileHead::decode(&sparse), Ok(with_holes));

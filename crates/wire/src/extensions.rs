@@ -1,30 +1,94 @@
-//! Numbered extensions: properties that a later release adds to an opening, a large file or an entry, whose own form
-//! stays.
+//! Numbered extensions: the one way in which messages, heads and entries grow.
 //!
-//! A block of them travels behind its own length, and only to a peer that speaks [`Version::V4`](crate::Version) or
-//! later. A receiver ignores an extension whose number it does not know, unless the sender has marked it as critical.
+//! A block of extensions follows the fields of a message, of a large file's head, or of a batch's entries, behind its
+//! own length. Where there is no extension there is no block. A peer skips an extension whose number it does not know,
+//! unless the extension is marked critical: then the peer refuses what it belongs to. [`KNOWN`] lists all extensions.
 //! **Invariant:** the numbers of a block ascend, so each occurs once and a block has one form.
-
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::WireError;
 use crate::fields::Reader;
 use crate::limits::{EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX, within};
 
+/// An extension that this program knows. A number is never used again for something else.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct KnownExtension {
+    /// The number among the extensions of what it belongs to.
+    pub(crate) number: u16,
+    /// What the extension carries.
+    meaning: &'static str,
+    /// Whether a peer that does not know the extension has to refuse what it belongs to.
+    critical: bool,
+    /// Whether the extension changes what the peer may do: a grant, a limit or an intent.
+    changes_permission: bool,
+}
+
+/// Owner and group. An empty value repeats those of the last entry before that had any.
+pub(crate) const OWNERSHIP: KnownExtension = KnownExtension::optional(1, "owner and group");
+/// Extended attributes, access control lists among them.
+pub(crate) const XATTRS: KnownExtension = KnownExtension::optional(2, "extended attributes");
+/// The time of the last access.
+pub(crate) const ATIME: KnownExtension = KnownExtension::optional(3, "access time");
+/// The first name of a symbolic link or special file that has several.
+pub(crate) const FIRST_NAME: KnownExtension = KnownExtension::optional(4, "first name");
+/// The [ranges](crate::ranges) of data of a file with holes. Critical, since frames carry the data alone.
+pub(crate) const DATA: KnownExtension = KnownExtension {
+    critical: true,
+    ..KnownExtension::optional(5, "ranges of data")
+};
+
+/// The extensions of messages; there are none yet.
+pub(crate) const OF_MESSAGES: &[KnownExtension] = &[];
+/// The extensions of entries of batches.
+pub(crate) const OF_ENTRIES: &[KnownExtension] = &[OWNERSHIP, XATTRS, ATIME, FIRST_NAME, DATA];
+/// The extensions of large files.
+pub(crate) const OF_LARGE_FILES: &[KnownExtension] = &[OWNERSHIP, XATTRS, ATIME, DATA];
+
+/// All extensions, by what they belong to.
+const KNOWN: [(&str, &[KnownExtension]); 3] = [
+    ("a message", OF_MESSAGES),
+    ("an entry of a batch", OF_ENTRIES),
+    ("a large file", OF_LARGE_FILES),
+];
+
+/// A peer that ignored a grant, a limit or an intent would do what it may not, so such extensions are critical.
+const _: () = {
+    let mut block = 0;
+    while block < KNOWN.len() {
+        let mut at = 0;
+        while at < KNOWN[block].1.len() {
+            let known = &KNOWN[block].1[at];
+            assert!(
+                known.critical || !known.changes_permission,
+                "it must be critical"
+            );
+            at += 1;
+        }
+        block += 1;
+    }
+};
+
+impl KnownExtension {
+    /// An extension that may be ignored.
+    const fn optional(number: u16, meaning: &'static str) -> Self {
+        Self {
+            number,
+            meaning,
+            critical: false,
+            changes_permission: false,
+        }
+    }
+}
+
 /// One block of extensions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Extensions(Vec<Extension>);
+pub(crate) struct Extensions(Vec<Extension>);
 
 /// One extension.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Extension {
-    /// The extension's number within its kind of block. A number is never used again.
-    pub number: u16,
-    /// Whether a peer that does not know the extension has to refuse what it belongs to.
-    pub critical: bool,
-    /// The extension's value.
-    pub bytes: Box<[u8]>,
+struct Extension {
+    number: u16,
+    critical: bool,
+    bytes: Box<[u8]>,
 }
 
 impl Extensions {
@@ -33,7 +97,15 @@ impl Extensions {
     /// # Panics
     /// When the block would exceed its limits; the caller has to stay within them.
     #[must_use]
-    pub fn with(mut self, extension: Extension) -> Self {
+    pub(crate) fn with(self, known: &KnownExtension, bytes: impl Into<Box<[u8]>>) -> Self {
+        self.insert(Extension {
+            number: known.number,
+            critical: known.critical,
+            bytes: bytes.into(),
+        })
+    }
+
+    fn insert(mut self, extension: Extension) -> Self {
         match self
             .0
             .binary_search_by_key(&extension.number, |other| other.number)
@@ -45,19 +117,17 @@ impl Extensions {
         self
     }
 
-    /// The value of the extension with this number.
-    #[must_use]
-    pub fn get(&self, number: u16) -> Option<&[u8]> {
+    /// The value of an extension.
+    pub(crate) fn get(&self, known: &KnownExtension) -> Option<&[u8]> {
         let at = self
             .0
-            .binary_search_by_key(&number, |extension| extension.number)
+            .binary_search_by_key(&known.number, |extension| extension.number)
             .ok()?;
         Some(&self.0[at].bytes)
     }
 
     /// Whether the block has no extension.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
@@ -65,8 +135,13 @@ impl Extensions {
     ///
     /// # Errors
     /// [`WireError::UnknownExtension`] when one of the others is critical.
-    pub fn only(mut self, known: &[u16], what: &'static str) -> Result<Self, WireError> {
-        let is_known = |extension: &Extension| known.contains(&extension.number);
+    pub(crate) fn only(
+        mut self,
+        known: &[KnownExtension],
+        what: &'static str,
+    ) -> Result<Self, WireError> {
+        let is_known =
+            |extension: &Extension| known.iter().any(|known| known.number == extension.number);
         if let Some(unknown) = self
             .0
             .iter()
@@ -157,27 +232,24 @@ impl Extensions {
 /// The bytes before an extension's value: number, mark and length.
 const EXTENSION_HEAD_BYTES: usize = 7;
 
-/// In messages a block is a byte string.
-impl Serialize for Extensions {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut block = Vec::with_capacity(self.block_bytes());
-        self.put_block(&mut block);
-        serializer.serialize_bytes(&block)
-    }
-}
-
-impl<'de> Deserialize<'de> for Extensions {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Self::of_block(<&[u8]>::deserialize(deserializer)?).map_err(D::Error::custom)
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use proptest::prelude::{Strategy, any, prop_oneof, proptest};
 
-    pub(crate) fn extension(number: u16, critical: bool, bytes: &[u8]) -> Extension {
+    impl Extensions {
+        /// A block of one extension.
+        pub(crate) fn of_one(number: u16, critical: bool, bytes: &[u8]) -> Self {
+            Self::default().insert(extension(number, critical, bytes))
+        }
+    }
+
+    /// An extension with this number.
+    fn numbered(number: u16) -> KnownExtension {
+        KnownExtension::optional(number, "a test")
+    }
+
+    fn extension(number: u16, critical: bool, bytes: &[u8]) -> Extension {
         Extension {
             number,
             critical,
@@ -187,8 +259,8 @@ pub(crate) mod tests {
 
     fn two() -> Extensions {
         Extensions::default()
-            .with(extension(0x0203, true, b"xy"))
-            .with(extension(1, false, b""))
+            .insert(extension(0x0203, true, b"xy"))
+            .insert(extension(1, false, b""))
     }
 
     #[test]
@@ -209,19 +281,38 @@ pub(crate) mod tests {
         assert_eq!(none, [0; 4]);
     }
 
+    /// A peer that ignored a grant, a limit or an intent would do what it may not.
     #[test]
-    fn what_is_not_known_is_passed_over_unless_it_is_critical() {
+    fn extensions_that_change_a_permission_are_critical_and_numbers_are_unique() {
+        for (what, extensions) in KNOWN {
+            let numbers: Vec<_> = extensions.iter().map(|known| known.number).collect();
+            assert!(numbers.is_sorted_by(|one, next| one < next), "{what}");
+            for known in extensions {
+                let meaning = known.meaning;
+                assert!(known.critical || !known.changes_permission, "{meaning}");
+                let block = Extensions::default().with(known, *b"");
+                assert_eq!(block.only(&[], what).is_err(), known.critical, "{meaning}");
+            }
+        }
+        assert_eq!((DATA.critical, OWNERSHIP.critical), (true, false));
+    }
+
+    #[test]
+    fn an_unknown_extension_is_skipped_unless_it_is_critical() {
         let unknown = |number| {
             Err(WireError::UnknownExtension {
                 what: "a test",
                 number,
             })
         };
-        assert_eq!(two().only(&[1, 0x0203], "a test"), Ok(two()));
-        assert_eq!(two().only(&[1], "a test"), unknown(0x0203));
-        let critical = two().only(&[0x0203], "a test").unwrap();
         assert_eq!(
-            (critical.get(0x0203), critical.get(1)),
+            two().only(&[numbered(1), numbered(0x0203)], "a test"),
+            Ok(two())
+        );
+        assert_eq!(two().only(&[numbered(1)], "a test"), unknown(0x0203));
+        let critical = two().only(&[numbered(0x0203)], "a test").unwrap();
+        assert_eq!(
+            (critical.get(&numbered(0x0203)), critical.get(&numbered(1))),
             (Some(&b"xy"[..]), None)
         );
         let error = two().only(&[], "a test").unwrap_err().to_string();
@@ -229,7 +320,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_number_comes_once_and_in_its_place() {
+    fn numbers_ascend() {
         let block = |numbers: &[u8]| -> Vec<u8> {
             numbers
                 .iter()
@@ -247,7 +338,7 @@ pub(crate) mod tests {
             "of another mark"
         );
         assert_eq!(
-            two().with(extension(1, false, b"z")).get(1),
+            two().insert(extension(1, false, b"z")).get(&numbered(1)),
             Some(&b"z"[..])
         );
     }
@@ -276,7 +367,7 @@ pub(crate) mod tests {
         proptest::collection::vec((any::<u16>(), any::<bool>(), bytes), 0..5).prop_map(|list| {
             list.iter()
                 .fold(Extensions::default(), |all, (number, critical, bytes)| {
-                    all.with(extension(*number, *critical, bytes))
+                    all.insert(extension(*number, *critical, bytes))
                 })
         })
     }

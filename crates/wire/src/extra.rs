@@ -1,45 +1,20 @@
-//! What is carried of an entry beside mode and time, as extensions of entries, large files and offered files.
+//! What is carried of an entry beside mode and time, as extensions of entries of batches and of large files.
 //!
-//! | number | of | what it says |
-//! |---|---|---|
-//! | 1 | all three | owner and group; nothing at all: those of the last entry before it that had any |
-//! | 2 | entries, large files | extended attributes, access control lists among them |
-//! | 3 | offered files | a digest of these |
-//! | 4 | entries, large files | when it was last read |
-//! | 5 | symbolic links, special files | the first name of the same one |
-//! | 16 | files of batches, large files | where there is data; what is between reads as zeros |
-//!
-//! Only the last is critical, since frames carry data alone: what the receiver of a transfer keeps of the others is
-//! agreed in its [opening](crate::Open). **Invariant:** the names of attributes ascend, are of a
-//! [kind](Kinds::of_xattr), and what there is of them is within [`Xattr::ENTRY_BYTES_MAX`].
+//! What the receiver of a transfer keeps of it is asked for in the transfer's [opening](crate::Open). **Invariant:** the
+//! names of attributes ascend, are of a [kind](Kinds::of_xattr), and what there is of them is within
+//! [`Xattr::ENTRY_BYTES_MAX`].
 
 use std::sync::Arc;
 
 use zmove_types::{Account, Extra, Kinds, RelPath, Timestamp, Xattr};
 
 use crate::error::WireError;
-use crate::extensions::{Extension, Extensions};
+use crate::extensions::{ATIME, Extensions, FIRST_NAME, OWNERSHIP, XATTRS};
 use crate::fields::{Reader, put_timestamp};
 use crate::limits::within;
 
 /// A digest of extended attributes, by which two files are compared.
 pub type XattrDigest = [u8; 32];
-
-const OWNERSHIP: u16 = 1;
-const XATTRS: u16 = 2;
-const DIGEST: u16 = 3;
-const ATIME: u16 = 4;
-const FIRST_NAME: u16 = 5;
-
-/// The number of the [ranges](crate::ranges) of data of a file.
-pub(crate) const DATA: u16 = 16;
-
-/// The extensions that are known of entries.
-pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS, ATIME, FIRST_NAME, DATA];
-/// The extensions that are known of large files.
-pub(crate) const OF_LARGE_FILES: &[u16] = &[OWNERSHIP, XATTRS, ATIME, DATA];
-/// The extensions that are known of offered files.
-pub(crate) const OF_OFFERED: &[u16] = &[OWNERSHIP, DIGEST];
 
 type Ownership = (Option<Account>, Option<Account>);
 
@@ -50,38 +25,27 @@ pub(crate) struct ExtraWriter {
 }
 
 impl ExtraWriter {
-    /// The extensions of the next entry; none where there is nothing to say.
-    pub(crate) fn next(
-        &mut self,
-        extra: Option<&Extra>,
-        digest: Option<&XattrDigest>,
-    ) -> Extensions {
+    /// The extensions of the next entry; none if it has only mode and time.
+    pub(crate) fn next(&mut self, extra: Option<&Extra>) -> Extensions {
         let mut extensions = Extensions::default();
-        let say = |number, bytes: Vec<u8>| Extension {
-            number,
-            critical: false,
-            bytes: bytes.into(),
+        let Some(extra) = extra else {
+            return extensions;
         };
-        if let Some(extra) = extra {
-            if extra.owner.is_some() || extra.group.is_some() {
-                extensions = extensions.with(say(OWNERSHIP, self.ownership(extra)));
-            }
-            if !extra.xattrs.is_empty() {
-                extensions = extensions.with(say(XATTRS, xattrs(&extra.xattrs)));
-            }
-            if let Some(atime) = extra.atime {
-                let mut bytes = Vec::new();
-                put_timestamp(&mut bytes, atime);
-                extensions = extensions.with(say(ATIME, bytes));
-            }
-            if let Some(path) = &extra.first_name {
-                extensions = extensions.with(say(FIRST_NAME, path.as_bytes().to_vec()));
-            }
+        if extra.owner.is_some() || extra.group.is_some() {
+            extensions = extensions.with(&OWNERSHIP, self.ownership(extra));
         }
-        match digest {
-            Some(digest) => extensions.with(say(DIGEST, digest.to_vec())),
-            None => extensions,
+        if !extra.xattrs.is_empty() {
+            extensions = extensions.with(&XATTRS, xattrs(&extra.xattrs));
         }
+        if let Some(atime) = extra.atime {
+            let mut bytes = Vec::new();
+            put_timestamp(&mut bytes, atime);
+            extensions = extensions.with(&ATIME, bytes);
+        }
+        if let Some(path) = &extra.first_name {
+            extensions = extensions.with(&FIRST_NAME, path.as_bytes());
+        }
+        extensions
     }
 
     fn ownership(&mut self, extra: &Extra) -> Vec<u8> {
@@ -135,16 +99,16 @@ impl ExtraReader {
         extensions: &Extensions,
     ) -> Result<Option<Arc<Extra>>, WireError> {
         let mut extra = Extra::default();
-        if let Some(xattrs) = extensions.get(XATTRS) {
+        if let Some(xattrs) = extensions.get(&XATTRS) {
             extra.xattrs = read_xattrs(&mut Reader::new(xattrs))?;
         }
-        extra.atime = extensions.get(ATIME).map(read_time).transpose()?;
+        extra.atime = extensions.get(&ATIME).map(read_time).transpose()?;
         extra.first_name = extensions
-            .get(FIRST_NAME)
+            .get(&FIRST_NAME)
             .map(read_first_name)
             .transpose()?;
         let alone = extra.is_empty();
-        match extensions.get(OWNERSHIP) {
+        match extensions.get(&OWNERSHIP) {
             None => {}
             Some([]) if alone && self.shared.is_some() => return Ok(self.shared.clone()),
             Some([]) => {
@@ -168,17 +132,6 @@ impl ExtraReader {
         }
         Ok(Some(extra))
     }
-}
-
-/// The digest of an offered file's attributes, as its extensions carry it.
-pub(crate) fn read_digest(extensions: &Extensions) -> Result<Option<Box<XattrDigest>>, WireError> {
-    let read = |bytes: &[u8]| {
-        let mut reader = Reader::new(bytes);
-        let digest = reader.array()?;
-        reader.finish()?;
-        Ok(Box::new(digest))
-    };
-    extensions.get(DIGEST).map(read).transpose()
 }
 
 fn read_time(bytes: &[u8]) -> Result<Timestamp, WireError> {
@@ -266,7 +219,6 @@ fn read_xattrs(reader: &mut Reader<'_>) -> Result<Vec<Xattr>, WireError> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::extensions::tests::extension;
     use proptest::prelude::{Strategy, any, proptest};
 
     fn account(id: u32, name: &str) -> Option<Account> {
@@ -301,23 +253,22 @@ pub(crate) mod tests {
             account(100, ""),
             &[xattr("user.a", b"xy")],
         );
-        let said = writer.next(Some(&first), None);
+        let said = writer.next(Some(&first));
         assert_eq!(
-            said.get(1),
+            said.get(&OWNERSHIP),
             Some(&[3, 0xE8, 3, 0, 0, 3, b'a', b'n', b'n', 100, 0, 0, 0, 0][..])
         );
         assert_eq!(
-            said.get(2),
+            said.get(&XATTRS),
             Some(&[&[6][..], b"user.a", &[2, 0, 0, 0], b"xy"].concat()[..])
         );
         assert_eq!(reader.next(&said), Ok(Some(Arc::new(first.clone()))));
         let second = owned(first.owner.clone(), first.group.clone(), &[]);
-        let said = writer.next(Some(&second), Some(&[7; 32]));
+        let said = writer.next(Some(&second));
         assert_eq!(
-            (said.get(1), said.get(2), said.get(3)),
-            (Some(&[][..]), None, Some(&[7; 32][..]))
+            (said.get(&OWNERSHIP), said.get(&XATTRS)),
+            (Some(&[][..]), None)
         );
-        assert_eq!(read_digest(&said), Ok(Some(Box::new([7; 32]))));
         let one = reader.next(&said).unwrap().unwrap();
         assert_eq!(*one, second);
         assert!(
@@ -325,8 +276,8 @@ pub(crate) mod tests {
             "it is shared"
         );
         let group = owned(None, account(5, "x"), &[]);
-        let said = writer.next(Some(&group), None);
-        assert_eq!(said.get(1), Some(&[2, 5, 0, 0, 0, 1, b'x'][..]));
+        let said = writer.next(Some(&group));
+        assert_eq!(said.get(&OWNERSHIP), Some(&[2, 5, 0, 0, 0, 1, b'x'][..]));
         assert_eq!(reader.next(&said), Ok(Some(Arc::new(group))));
         let read = Extra {
             atime: Some(Timestamp {
@@ -335,24 +286,30 @@ pub(crate) mod tests {
             }),
             ..Extra::default()
         };
-        let said = writer.next(Some(&read), None);
+        let said = writer.next(Some(&read));
         let time = [0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 3, 0, 0, 0];
-        assert_eq!((said.get(1), said.get(4)), (None, Some(&time[..])));
+        assert_eq!(
+            (said.get(&OWNERSHIP), said.get(&ATIME)),
+            (None, Some(&time[..]))
+        );
         assert_eq!(reader.next(&said), Ok(Some(Arc::new(read))));
         let first_name = Some(RelPath::from_bytes(b"a/b").unwrap());
         let other = Extra {
             first_name,
             ..Extra::default()
         };
-        let said = writer.next(Some(&other), None);
-        assert_eq!((said.get(1), said.get(5)), (None, Some(&b"a/b"[..])));
+        let said = writer.next(Some(&other));
+        assert_eq!(
+            (said.get(&OWNERSHIP), said.get(&FIRST_NAME)),
+            (None, Some(&b"a/b"[..]))
+        );
         assert_eq!(reader.next(&said), Ok(Some(Arc::new(other))));
-        assert_eq!(writer.next(None, None), Extensions::default());
+        assert_eq!(writer.next(None), Extensions::default());
         assert_eq!(reader.next(&Extensions::default()), Ok(None));
     }
 
     fn read(number: u16, bytes: &[u8]) -> Result<Option<Arc<Extra>>, WireError> {
-        ExtraReader::default().next(&Extensions::default().with(extension(number, false, bytes)))
+        ExtraReader::default().next(&Extensions::of_one(number, false, bytes))
     }
 
     #[test]
@@ -400,9 +357,8 @@ pub(crate) mod tests {
         ] {
             assert!(read(1, bytes).is_err(), "{bytes:?}");
         }
-        assert!(read_digest(&Extensions::default().with(extension(3, false, &[0; 31]))).is_err());
         for path in ["", "/a", "a/../b", "..", "a//b"] {
-            assert!(read(5, path.as_bytes()).is_err(), "{path:?}");
+            assert!(read(4, path.as_bytes()).is_err(), "{path:?}");
         }
     }
 
@@ -413,7 +369,7 @@ pub(crate) mod tests {
             .map(|number| xattr(&format!("user.{number:04}"), b""))
             .collect();
         let extra = owned(None, None, &xattrs);
-        let sent = ExtraWriter::default().next(Some(&extra), None);
+        let sent = ExtraWriter::default().next(Some(&extra));
         let read = ExtraReader::default().next(&sent).unwrap().unwrap();
         assert_eq!(read.xattrs.capacity(), 5000);
         let chunk = size_of::<Xattr>() + zmove_types::ALLOCATION_BYTES + "user.0000".len();
@@ -461,7 +417,7 @@ pub(crate) mod tests {
         fn entries_survive_the_wire(entries in proptest::collection::vec(any_extra(), 0..9)) {
             let (mut writer, mut reader) = (ExtraWriter::default(), ExtraReader::default());
             for extra in entries {
-                let read = reader.next(&writer.next(extra.as_ref(), None)).unwrap();
+                let read = reader.next(&writer.next(extra.as_ref())).unwrap();
                 assert_eq!(read.as_deref(), extra.as_ref());
             }
         }

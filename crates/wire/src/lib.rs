@@ -17,34 +17,33 @@ mod extensions;
 mod extra;
 mod fields;
 mod frame;
+mod greeting;
 pub mod limits;
 mod message;
 mod ranges;
 pub mod session;
-mod version;
 
 pub use batch::{
     Batch, BatchEntry, DIRECTORY_HEAD_BYTES, DirectoryGroup, FileEntry, FileHead, LinkEntry,
     directory_batches,
 };
 pub use error::WireError;
-pub use extensions::{Extension, Extensions};
 pub use extra::XattrDigest;
 pub use frame::{FrameHeader, FrameKind};
+pub use greeting::{Cipher, Greeting, GreetingError, PROTOCOL_NAME, PROTOCOL_VERSION, Role};
 pub use message::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
     Differences, Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames,
     Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, Finding, Findings, Finished, FoundSoFar,
-    GrantOrder, GrantToken, Granted, GroupRange, HashOrder, Hashed, Held, InquireWith,
-    InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, JobGrant, Keep, Keeping,
+    GrantOrder, GrantToken, Granted, GroupRange, HashOrder, Hashed, Held, InquiredEntry,
+    InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Intent, JobGrant, Keep, Keeping,
     KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer,
-    OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder,
-    PathAccount, Place, Progress, Proof, PublishedItem, Purpose, Receipt, ReceiverSays, Refusal,
-    RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, RuleText, Sampled, SharedJobAnswer,
-    SharedJobCount, SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult,
-    SignedJobGrant, SignedReceipt, SourceMark, SourcePath, StageProgress, StageReport, Stored,
-    StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender,
-    ToSource, Told, ToldChange, ToldForm, ToldKind, TopName, TransferAccount, TransportOrder,
-    Verdict, Waiting, WorkEnd, decode_message, decode_message_within, encode_message,
+    OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place,
+    Progress, Proof, PublishedItem, Receipt, Refusal, RefusalCode, Relay, RemovalOrder, Remove,
+    RemoveGroup, RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening,
+    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark,
+    SourcePath, StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize,
+    TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm,
+    ToldKind, TopName, TransferAccount, TransportOrder, Verdict, Waiting, WorkEnd, decode_message,
+    decode_message_within, encode_message,
 };
-pub use version::{Cipher, Greeting, GreetingError, Role, Version};

@@ -37,9 +37,9 @@ pub const UNPUBLISHED_ITEMS_MAX: u64 = 65_536;
 pub const UNPUBLISHED_ENTRIES_MAX: u64 = 262_144;
 /// The most bytes that a sender keeps of the names of these entries, with what it keeps beside each.
 pub const UNPUBLISHED_NAME_BYTES_MAX: u64 = 128 << 20;
-/// The most extensions of one opening, head or entry.
+/// The most extensions of one message, head or entry.
 pub const EXTENSIONS_MAX: usize = 32;
-/// The most bytes of the extensions of one opening, head or entry, as they travel: the most that one entry's extended
+/// The most bytes of the extensions of one message, head or entry, as they travel: the most that one entry's extended
 /// attributes take ([`Xattr::ENTRY_BYTES_MAX`](zmove_types::Xattr)), and the heads of the extensions.
 pub const EXTENSIONS_BYTES_MAX: usize = (1 << 20) + (256 << 10);
 /// The most entries that one message names as lacking something, and the most kinds and reasons.
@@ -56,8 +56,9 @@ pub const OFFERS_OUTSTANDING_MAX: usize = 32;
 pub const HELD_GROUPS_MAX: usize = 65_536;
 /// The most entries in one inquiry.
 pub const INQUIRED_ENTRIES_MAX: usize = 4096;
-/// The most bytes of paths, names and links in one inquiry; one more entry still fits the longest message.
-pub const INQUIRED_NAME_BYTES_MAX: usize = 4 << 20;
+/// The most bytes of paths, names and links in one inquiry. One more entry still fits the longest message, even if all
+/// names of users and groups are as long as they may be.
+pub const INQUIRED_NAME_BYTES_MAX: usize = 2 << 20;
 /// The most inquiries that wait for an answer.
 pub const INQUIRIES_OUTSTANDING_MAX: usize = 32;
 /// The most groups of one order to hash them: 64 MiB, so that several threads share a file.

@@ -1,7 +1,8 @@
 //! The control messages: postcard behind a 4-byte little-endian length.
 //!
-//! **Invariant:** variants and fields are appended, never edited or reordered; the tests pin their bytes. Paths and
-//! names are parsed while decoding, so a message that exists holds none that is invalid.
+//! A message grows by [extensions](crate::extensions) after its fields. **Invariant:** variants and fields are never
+//! edited or reordered; the tests pin their bytes. Paths and names are parsed while decoding, so a message that exists
+//! holds none that is invalid.
 
 use std::fmt;
 
@@ -9,8 +10,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zmove_types::{Metadata, Name, RelPath, Timestamp};
 
 use crate::error::WireError;
-use crate::extensions::Extensions;
+use crate::extensions::{Extensions, OF_MESSAGES};
 use crate::extra::XattrDigest;
+use crate::fields::Reader;
 use crate::limits::{MESSAGE_BYTES_MAX, within};
 
 mod bytes;
@@ -41,13 +43,13 @@ pub use fetch::{
     RuleText, SourcePath, Time, ToSource,
 };
 pub use job_grant::{JobGrant, SignedJobGrant};
-pub use kept::{InquireWith, Keeping, Lack, Missed, NotKept, OfferWith};
+pub use kept::{Keeping, Lack, Missed, NotKept};
 pub use mirror::{
     Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
 };
 pub use open::{
-    Compare, Durability, FoundSoFar, Open, Opened, Overwrite, Purpose, ReceiverSays, TargetShape,
-    TargetState, TopName,
+    Compare, Durability, FoundSoFar, Intent, Open, Opened, Overwrite, TargetShape, TargetState,
+    TopName,
 };
 pub use preview::{
     Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata,
@@ -108,21 +110,21 @@ pub enum ToReceiver {
     },
     /// An order to measure the target's storage: probes only.
     Sweep(SweepOrder),
-    /// The first message from [`Version::V4`](crate::Version) on: the target, how to write it, and extensions of that.
-    OpenWith(Open, Extensions),
-    /// The same as [`Offer`](Self::Offer), to a receiver that has said what it keeps.
-    OfferWith(OfferWith),
-    /// The same as [`Inquire`](Self::Inquire), to a receiver that has said what it keeps.
-    InquireWith(InquireWith),
     /// An order to hash groups of a file: verifications only.
     Hash(HashOrder),
     /// A word beside the transfer, to a receiver that has dialled.
     Relay(Relay),
-    /// What the scan has found so far, to a receiver that has said that it hears this. The last word counts, and none
-    /// comes after [`Announce`](Self::Announce).
+    /// What the scan has found so far. The last message counts, and none comes after [`Announce`](Self::Announce).
     Found(FoundSoFar),
     /// An order about the job that the session has a part in.
     SharedJob(SharedJobRequest),
+}
+
+impl ToReceiver {
+    /// The first byte of an encoded [`Open`](Self::Open).
+    pub const OPEN_TAG: u8 = 0;
+    /// The first byte of an encoded [`Relay`](Self::Relay).
+    pub const RELAY_TAG: u8 = 11;
 }
 
 /// A message from the receiver to the sender.
@@ -134,8 +136,8 @@ pub enum ToSender {
     Refused(Refusal),
     /// The verdicts on offered files.
     Answer(Answer),
-    /// Receipts for items: the data is verified and written to the kernel, or it failed. Before
-    /// [`Version::V4`](crate::Version) a receipt means that the files have their names, too.
+    /// Receipts for items: the data is verified and written to the kernel, or it failed. Files do not have their names
+    /// yet.
     Stored(Stored),
     /// Something failed that belongs to no item (a directory's metadata, a commit).
     Fault(Fault),
@@ -158,30 +160,27 @@ pub enum ToSender {
     Sampled(Sampled),
     /// The result of measuring the target's storage.
     Swept(Swept),
-    /// A rate limit held the receiving lanes back. Sent before the end. From [`Version::V3`](crate::Version) on.
+    /// A rate limit held the receiving lanes back. Sent before the end.
     Paced {
         /// The time that lanes waited for the limit, in microseconds over all lanes.
         receive_us: u64,
     },
-    /// The files of these batches have their final names, but for those in `faults`, and are flushed as asked. From
-    /// [`Version::V4`](crate::Version) on, once for each batch that was stored.
+    /// The files of these batches have their final names, but for those in `faults`, and are flushed as asked. Sent
+    /// once for each batch that was stored.
     Published {
         /// The batches.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::STORED_ITEMS_MAX }, _, _>")]
         items: Vec<PublishedItem>,
     },
     /// The transfer is in a queue, and begins when its turn comes; lanes are to be dialled after
-    /// [`Opened`](Self::Opened), and those that have come are closed. From [`Version::V4`](crate::Version) on.
+    /// [`Opened`](Self::Opened), and those that have come are closed.
     Waiting(Waiting),
     /// Files have another time than the source's, since the target's file system cannot represent theirs. Sent before
-    /// the end. From [`Version::V4`](crate::Version) on.
+    /// the end.
     TimesBeyondRange {
         /// The number of such files, moved or not.
         files: u64,
     },
-    /// The transfer may begin, and this is what else the receiver says to an opening that had
-    /// [`Keeping`] among its extensions.
-    OpenedWith(Opened, Extensions),
     /// What was not kept, by kind and reason. Told before the end, to a sender that has asked for something
     /// to be kept.
     NotKept {
@@ -196,7 +195,7 @@ pub enum ToSender {
         entries: Vec<Missed>,
     },
     /// The rate that the receiver holds the sender's key to, in bytes per second, so that the sender may keep it by
-    /// itself. Sent before [`Opened`](Self::Opened), to a sender whose opening has [`Open::KEEPS_RATE`](Open).
+    /// itself. Sent before [`Opened`](Self::Opened).
     RateMax {
         /// The limit of all data connections of the key together.
         bytes_per_second: u64,
@@ -269,13 +268,12 @@ pub struct OfferedFile {
     pub name: Name,
     /// The file's size in bytes.
     pub bytes: u64,
-    /// The file's permission bits and modification time.
+    /// The file's permission bits, modification time, owner and group.
     #[serde(with = "metadata")]
     pub metadata: Metadata,
     /// The identity and state of the source file; only for a file of more than one group.
     pub source: Option<SourceMark>,
-    /// A digest of its extended attributes, if it has any; it travels with [`OfferWith`] only.
-    #[serde(skip)]
+    /// A digest of its extended attributes, if it has any.
     pub xattrs: Option<Box<XattrDigest>>,
 }
 
@@ -313,8 +311,7 @@ pub enum Verdict {
     /// Another version of the file exists: [`Held`] will report its groups, and those that are the same need not be
     /// sent. Nor need the groups that [`Held`] has reported before, as with [`Verdict::Resume`].
     Delta,
-    /// The file's contents are right and its metadata are not: only those are to be sent. In answer to
-    /// [`OfferWith`] only.
+    /// The file's contents are right and its metadata are not: only those are to be sent.
     Retouch,
 }
 
@@ -447,21 +444,31 @@ pub fn decode_message_within<M: DeserializeOwned>(
     let message = M::deserialize(&mut decoder);
     match (message, decoder.finalize()) {
         (_, Ok((_, Some(refused)))) => Err(refused),
-        (Ok(message), Ok(([], None))) => Ok(message),
-        (Ok(_), Ok((rest, None))) => Err(WireError::Trailing { left: rest.len() }),
+        (Ok(message), Ok((rest, None))) => {
+            check_extensions(rest)?;
+            Ok(message)
+        }
         (Err(_), _) | (_, Err(_)) => Err(WireError::Message),
     }
+}
+
+/// Checks the extensions after the fields of a message, if there are any.
+fn check_extensions(rest: &[u8]) -> Result<(), WireError> {
+    if rest.is_empty() {
+        return Ok(());
+    }
+    let mut reader = Reader::new(rest);
+    Extensions::take(&mut reader)?.only(OF_MESSAGES, "a message")?;
+    reader.finish()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::extensions::tests::extension;
     use crate::limits::{
         ITEMS_OUTSTANDING_MAX, KEEP_NAMES_MAX, KEEP_RANGES_MAX, MESSAGE_STRINGS_MAX,
         REMOVE_NAMES_MAX, STORED_ITEMS_MAX,
     };
-    use crate::version::Version;
     use proptest::prelude::{any, proptest};
 
     #[test]
@@ -484,56 +491,30 @@ mod tests {
         }
     }
 
+    /// What a newer peer adds to a message: extension 9.
+    fn extended(message: &[u8], critical: bool) -> Vec<u8> {
+        let block = [8, 0, 0, 0, 9, 0, u8::from(critical), 1, 0, 0, 0, b'z'];
+        [message, &block].concat()
+    }
+
     #[test]
-    fn open_bytes_are_pinned() {
-        let open = ToReceiver::Open(Open {
-            target: b"/d".to_vec(),
-            shape: TargetShape::Single {
-                name: Name::from_bytes(b"f").unwrap(),
-            },
-            compare: Compare::Checksum,
-            durability: Durability::End,
-            delta: true,
-            run: [7; 16],
-            overwrite: Overwrite::Older,
-            purpose: Purpose::Preview,
-            extraneous: Extraneous::Goes,
-            inplace: true,
-            keeping: None,
-            verify: false,
-            proof: Proof::Wire,
-            grant: None,
-            removals_max: None,
-            known_state: None,
-            shared_job: None,
-        });
-        let bytes = encode_message(&open);
-        assert_eq!(
-            bytes[..14],
-            [30, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]
-        );
-        assert_eq!(bytes[14..30], [7; 16]);
-        assert_eq!(bytes[30..], [1, 1, 1, 1]);
-        assert_eq!(decode_message(&bytes[4..]), Ok(open.clone()));
-        let ToReceiver::Open(open) = open else {
-            unreachable!()
+    fn extensions_of_a_message_are_skipped_unless_they_are_critical() {
+        let announce = ToReceiver::Announce {
+            items: 300,
+            mismatches: 2,
         };
-        let plain = encode_message(&open.clone().into_message(Version::V4));
-        assert_eq!(plain, [&[31, 0, 0, 0, 10], &bytes[5..], &[0]].concat());
-        let extensions = Extensions::default().with(extension(5, true, b"z"));
-        let extended = ToReceiver::OpenWith(open.clone(), extensions);
-        let expected = [
-            &[39, 0, 0, 0, 10],
-            &bytes[5..],
-            &[8, 5, 0, 1, 1, 0, 0, 0, b'z'],
-        ]
-        .concat();
-        assert_eq!(encode_message(&extended), expected);
-        assert_eq!(decode_message(&expected[4..]), Ok(extended));
-        assert_eq!(
-            open.clone().into_message(Version::V3),
-            ToReceiver::Open(open)
-        );
+        let open = ToReceiver::Open(Open::new(b"/d".to_vec(), [7; 16]));
+        for message in [announce, open] {
+            let bytes = encode_message(&message);
+            assert_eq!(decode_message(&extended(&bytes[4..], false)), Ok(message));
+            assert_eq!(
+                decode_message::<ToReceiver>(&extended(&bytes[4..], true)),
+                Err(WireError::UnknownExtension {
+                    what: "a message",
+                    number: 9
+                })
+            );
+        }
     }
 
     #[test]
@@ -598,14 +579,15 @@ mod tests {
         };
         assert_eq!(
             encode_message(&ToReceiver::Found(found))[4..],
-            [15, 1, 0xAC, 2, 2, 1]
+            [12, 1, 0xAC, 2, 2, 1]
         );
         let tag = |message: &ToSender| encode_message(message)[4];
         assert_eq!(
             tag(&ToSender::Opened(Opened {
                 state: TargetState::Empty,
                 lanes_max: 1,
-                single_name: None
+                single_name: None,
+                free_bytes: None
             })),
             0
         );
@@ -626,7 +608,7 @@ mod tests {
                 [1, number, 0]
             );
         }
-        assert_eq!(tag(&ToSender::LaneFailed), 26);
+        assert_eq!(tag(&ToSender::LaneFailed), 25);
         assert_eq!(
             tag(&ToSender::Answer(Answer {
                 offer: 0,
@@ -688,31 +670,17 @@ mod tests {
             tag(&ToSender::RateMax {
                 bytes_per_second: 0
             }),
-            19
+            18
         );
     }
 
     #[test]
-    fn a_push_says_that_it_keeps_a_rate_and_a_rate_is_pinned() {
-        let said = |purpose| {
-            let open = Open {
-                purpose,
-                ..Open::new(b"/d".to_vec(), [7; 16])
-            };
-            let ToReceiver::OpenWith(_, extensions) = open.into_message(Version::V4) else {
-                unreachable!()
-            };
-            extensions
-        };
-        let keeps = Extensions::default().with(extension(Open::KEEPS_RATE, false, b""));
-        let nothing = Extensions::default();
-        let purposes = [Purpose::Move, Purpose::Preview, Purpose::Probe];
-        assert_eq!(purposes.map(said), [keeps, nothing.clone(), nothing]);
+    fn a_rate_is_pinned() {
         let rate = ToSender::RateMax {
             bytes_per_second: 300,
         };
-        assert_eq!(encode_message(&rate), [3, 0, 0, 0, 19, 0xAC, 2]);
-        assert_eq!(decode_message(&[19, 0xAC, 2]), Ok(rate));
+        assert_eq!(encode_message(&rate), [3, 0, 0, 0, 18, 0xAC, 2]);
+        assert_eq!(decode_message(&[18, 0xAC, 2]), Ok(rate));
     }
 
     #[test]
@@ -763,7 +731,7 @@ mod tests {
 
     #[test]
     fn what_a_probe_says_is_pinned() {
-        assert_eq!(encode_message(&Purpose::Probe)[4..], [2]);
+        assert_eq!(encode_message(&Intent::Measure)[4..], [2]);
         let sample = ToReceiver::Sample {
             sample: 300,
             when: Moment::Ended(7),
@@ -862,16 +830,10 @@ mod tests {
         };
         assert_eq!(
             encode_message(&file)[4..],
-            [1, b'f', 1, 2, 6, 4, 1, 5, 1, 6]
+            [1, b'f', 1, 2, 6, 4, 0, 0, 1, 5, 1, 6, 0]
         );
         assert_eq!(encode_message(&Verdict::Resume)[4..], [3]);
         assert_eq!(encode_message(&Verdict::Delta)[4..], [4]);
-    }
-
-    #[test]
-    fn a_climbing_name_does_not_decode() {
-        let open = [0, 2, b'/', b'd', 1, 2, b'.', b'.', 1, 1, 0, 0, 0, 0];
-        assert_eq!(decode_message::<ToReceiver>(&open), Err(WireError::Message));
     }
 
     #[test]
@@ -969,7 +931,7 @@ mod tests {
         bytes.push(0);
         assert_eq!(
             decode_message::<ToReceiver>(&bytes[4..]),
-            Err(WireError::Trailing { left: 1 })
+            Err(WireError::Truncated { wanted: 3 })
         );
     }
 

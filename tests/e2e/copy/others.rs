@@ -45,6 +45,7 @@ async fn answer(channel: Channel, greeting: Greeting, words: Vec<ToSender>) {
         state: TargetState::Populated,
         lanes_max: 8,
         single_name: None,
+        free_bytes: None,
     };
     for word in [&ToSender::Opened(opened)].into_iter().chain(&words) {
         drop(writer.send(&encode_message(word)).await);

@@ -17,9 +17,9 @@ use zmove_transport::{
 };
 use zmove_types::{NoObserver, RelPath, TransferId};
 use zmove_wire::{
-    Begin, CopyOrder, CopyState, Extensions, Extraneous, Fetch, GrantOrder, GrantToken, Greeting,
-    Open, Place, Refusal, Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource,
-    TransportOrder, Version, decode_message, encode_message,
+    Begin, CopyOrder, CopyState, Extraneous, Fetch, GrantOrder, GrantToken, Greeting, Open, Place,
+    Refusal, Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource,
+    TransportOrder, decode_message, encode_message,
 };
 
 use super::{World, again, id_in};
@@ -93,7 +93,6 @@ pub(super) fn grant_order(source: Fingerprint, target: &str) -> GrantOrder {
         id: [7; 16],
         source: source.0,
         open: Open::new(target.as_bytes().to_vec(), [0; 16]),
-        extensions: Extensions::default(),
         sources: vec![SourcePath(b"good".to_vec())],
         bytes_max: None,
         entries_max: None,
@@ -282,7 +281,7 @@ fn a_grant_is_marked_as_used_on_disk_before_its_opening_is_answered() {
         let greeting = Greeting::new(Role::Control, TransferId([6; 16]))
             .encode()
             .to_vec();
-        let opening = encode_message(&open.into_message(Version::NEWEST));
+        let opening = encode_message(&ToReceiver::Open(open));
         writer.send(&[greeting, opening].concat()).await.unwrap();
         reader.greeting().await.unwrap();
         let answer = reader.receive().await.unwrap().unwrap();
@@ -537,16 +536,9 @@ fn a_granted_host_removes_no_more_than_the_client_allows() {
         removals_max,
         ..open
     };
-    let granted = Granted::by(|order| {
-        let message = mirrored(order.open.clone(), Some(3)).into_message(Version::NEWEST);
-        let ToReceiver::OpenWith(open, extensions) = message else {
-            panic!("another message")
-        };
-        GrantOrder {
-            open,
-            extensions,
-            ..order
-        }
+    let granted = Granted::by(|order| GrantOrder {
+        open: mirrored(order.open, Some(3)),
+        ..order
     });
     let there = granted.world.site.target().join("in/good/gone");
     for number in 0..9 {

@@ -299,10 +299,10 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
     entries.extend(device);
     let mut intruder = Intruder::new(&root);
     intruder.open.target = root.as_os_str().as_encoded_bytes().to_vec();
-    intruder.open.keeping = Some(Keeping {
+    intruder.open.keeping = Keeping {
         kinds: Kinds::ALL,
         ..Keeping::default()
-    });
+    };
     let intruded = intruder.does(vec![batch(0, "", entries)]);
     assert!(
         intruded.ended.is_ok() && intruded.faults() == 0,
@@ -342,7 +342,7 @@ fn a_first_name_beyond_the_target_ends_the_transfer() {
         b"x".as_slice().into(),
     );
     let mut intruder = Intruder::new(home.path());
-    intruder.open.keeping = Some(Keeping::default());
+    intruder.open.keeping = Keeping::default();
     let deeds: Vec<Deed> = vec![batch(0, "", vec![entry])];
     assert!(intruder.does(deeds).ended.is_err());
     assert_eq!(names(home.path()), [""; 0]);

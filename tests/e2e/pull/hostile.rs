@@ -16,7 +16,7 @@ use zmove_transport::{
 use zmove_types::{Name, NoObserver, RelPath, TransferId};
 use zmove_wire::{
     Cipher, Fetching, Greeting, ListedName, Open, Remove, RemoveGroup, Role, TargetShape,
-    ToReceiver, ToSender, ToSource, TopName, Version, decode_message, encode_message,
+    ToReceiver, ToSender, ToSource, TopName, decode_message, encode_message,
 };
 
 use super::site;
@@ -109,11 +109,9 @@ async fn send(
     let (words_in, words) = mpsc::unbounded_channel();
     let last = Box::new(move |_: Result<&_, &_>| drop(words_in));
     let (supply, relay, quota) = (None, Some(Relay { words, last }), None);
-    let (cipher, version) = (Cipher::Tls, Version::NEWEST);
     let link = Link {
         transfer,
-        cipher,
-        version,
+        cipher: Cipher::Tls,
         control: (reader, writer),
         lanes,
         supply,
@@ -263,7 +261,7 @@ async fn fall_silent(
             .greet(&Greeting::new(Role::Control, greeting.transfer))
             .await?;
         let fetching = encode_message(&ToSender::Fetching(Fetching { lanes_max: 8 }));
-        let open = Open::new(Vec::new(), [0; 16]).into_message(Version::NEWEST);
+        let open = ToReceiver::Open(Open::new(Vec::new(), [0; 16]));
         writer
             .send(&[fetching, encode_message(&open), word].concat())
             .await?;

@@ -126,7 +126,7 @@ async fn converse(
     let probed = probe(&config, reached.link, &mut tell, signals.next()).await;
     reached.dialler.close().await;
     let report = probed.map_err(|error| match error {
-        SessionError::PeerIncompatible(_) => {
+        SessionError::Control(zmove_transport::ControlError::Greeting(_)) => {
             Error::new(error).context(format!("{remote} cannot be probed"))
         }
         error => error.into(),

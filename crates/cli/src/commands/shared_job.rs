@@ -397,15 +397,14 @@ pub(crate) fn job(
     (id, epoch): (SharedJobId, u64),
 ) -> Result<SharedJob> {
     let job = settings.job(sources)?;
-    let keeping = job.open.keeping.map(|keeping| {
-        if settings.args.keeping.archive && keeping.kinds.has_any(Kinds::LINKS) {
-            terminal::warn("hard links become files of their own where several receivers write");
-        }
-        Keeping {
-            kinds: keeping.kinds.without(Kinds::LINKS),
-            ..keeping
-        }
-    });
+    let kinds = job.open.keeping.kinds;
+    if settings.args.keeping.archive && kinds.has_any(Kinds::LINKS) {
+        terminal::warn("hard links become files of their own where several receivers write");
+    }
+    let keeping = Keeping {
+        kinds: kinds.without(Kinds::LINKS),
+        ..job.open.keeping
+    };
     let open = Open {
         shape: of_several(job.open.shape),
         keeping,

@@ -59,12 +59,9 @@ pub(crate) fn print(
     }
     if summary.manifest_unread > 0 {
         let files = counted(summary.manifest_unread, "file");
-        let why = if args.update || args.ignore_existing {
-            "they stay as they were there, whatever they hold"
-        } else {
-            "the host is of an older release, which reads what is here already with -c alone"
-        };
-        terminal::warn(format_args!("the manifest lacks {files}: {why}"));
+        terminal::warn(format_args!(
+            "the manifest lacks {files}: they stay as they were there, whatever they hold"
+        ));
     }
     if has_left_all_out(summary) {
         let patterns = "the last pattern that matches decides; only files that end in .h5: --exclude '*' --include '*/' \

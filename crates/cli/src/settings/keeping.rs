@@ -14,11 +14,8 @@ use crate::value::account::{AccountMap, SystemAccounts};
 pub(super) fn keeping(args: &KeepingArgs) -> Keeping {
     let wanted = wanted(args);
     let kinds = Kinds::USUAL.and(wanted).without(unwanted(args));
-    // what is kept anyway, as far as the receiver knows it, is not asked for
-    let asked = !wanted.common(kinds).is_empty() || args.archive;
     Keeping {
         kinds,
-        asked,
         named: args.verbose,
     }
 }
@@ -197,42 +194,39 @@ mod tests {
     fn options_add_up_and_what_is_not_wanted_wins() {
         assert_eq!(kept(""), Keeping::default());
         let usual = Kinds::USUAL;
-        for (words, kinds, asked) in [
-            ("-a", KEPT, true),
-            ("--preserve all", KEPT, true),
-            ("-ptl", usual, false),
-            ("-A", usual, true),
-            ("-og", usual.and(Kinds::OWNERSHIP), true),
-            ("--preserve owner,acl --no-o", usual.and(Kinds::GROUP), true),
+        for (words, kinds) in [
+            ("-a", KEPT),
+            ("--preserve all", KEPT),
+            ("-ptl", usual),
+            ("-A", usual),
+            ("-og", usual.and(Kinds::OWNERSHIP)),
+            ("--preserve owner,acl --no-o", usual.and(Kinds::GROUP)),
             (
                 "-a --no-preserve owner,xattr,links --no-D",
                 Kinds::ALWAYS.and(Kinds::ACLS).and(Kinds::HOLES),
-                true,
             ),
-            ("-D --no-preserve devices", usual.and(Kinds::SPECIALS), true),
-            ("-H", usual, true),
+            ("-D --no-preserve devices", usual.and(Kinds::SPECIALS)),
+            ("-H", usual),
             (
                 "--no-A --no-X",
                 Kinds::ALWAYS.and(Kinds::HOLES).and(Kinds::LINKS),
-                false,
             ),
-            ("--no-A --no-X --no-H --sparse never", Kinds::ALWAYS, false),
-            ("--preserve holes", usual, true),
-            ("--sparse zeros", usual, true),
-            ("--no-preserve all", Kinds::NONE, false),
-            ("-S", usual, true),
-            ("-a --preserve atime", Kinds::ALL, true),
-            ("-a --no-S", KEPT.without(Kinds::HOLES), true),
-            ("--no-p", usual.without(Kinds::MODE.and(Kinds::ACLS)), false),
-            ("--no-t", usual.without(Kinds::TIMES), false),
-            ("--chown ann:", usual.and(Kinds::OWNER), true),
-            ("--groupmap *:7", usual.and(Kinds::GROUP), true),
+            ("--no-A --no-X --no-H --sparse never", Kinds::ALWAYS),
+            ("--preserve holes", usual),
+            ("--sparse zeros", usual),
+            ("--no-preserve all", Kinds::NONE),
+            ("-S", usual),
+            ("-a --preserve atime", Kinds::ALL),
+            ("-a --no-S", KEPT.without(Kinds::HOLES)),
+            ("--no-p", usual.without(Kinds::MODE.and(Kinds::ACLS))),
+            ("--no-t", usual.without(Kinds::TIMES)),
+            ("--chown ann:", usual.and(Kinds::OWNER)),
+            ("--groupmap *:7", usual.and(Kinds::GROUP)),
         ] {
             assert_eq!(
                 kept(words),
                 Keeping {
                     kinds,
-                    asked,
                     named: false
                 },
                 "{words}"

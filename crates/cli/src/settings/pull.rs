@@ -16,8 +16,8 @@ use zmove_wire::limits::{
     FETCH_SOURCES_MAX,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Extension, Extensions, Extraneous, Fetch, LaneOrder, ListOrder,
-    Open, OwnerOrder, Proof, RemovalOrder, RuleText, SourcePath, Time, ToReceiver, Version,
+    AccountOrder, AccountsFrom, Extraneous, Fetch, LaneOrder, ListOrder, Open, OwnerOrder,
+    RemovalOrder, RuleText, SourcePath, Time,
 };
 
 use super::push::{dial_settings, open_of, refuse_contradictions};
@@ -81,25 +81,6 @@ impl PullSettings {
             ..open
         };
         let fetch = fetch(&args, open, &paths, list.as_deref())?;
-        // What is received here is read back here, whatever the host knows.
-        let extensions = extensions(&Open {
-            proof: Proof::Wire,
-            ..fetch.open.clone()
-        });
-        let list_all = Extension {
-            number: Fetch::LIST_ALL,
-            critical: false,
-            bytes: Box::default(),
-        };
-        let extensions = if fetch.manifest {
-            extensions.with(list_all)
-        } else {
-            extensions
-        };
-        let fetch = Fetch {
-            extensions,
-            ..fetch
-        };
         Ok(Self {
             remote,
             dial,
@@ -223,7 +204,6 @@ pub(super) fn fetch(
         Ok(mappings.iter().map(account_order).collect())
     };
     Ok(Fetch {
-        extensions: extensions(&open),
         sources: paths.iter().cloned().map(SourcePath).collect(),
         rules,
         sizes: selection.as_ref().map_or((0, u64::MAX), |selection| {
@@ -255,14 +235,6 @@ pub(super) fn fetch(
             .and_then(|_| u32::try_from(trace::INTERVAL.as_millis()).ok()),
         open,
     })
-}
-
-/// The extensions that an opening travels with.
-fn extensions(open: &Open) -> Extensions {
-    match open.clone().into_message(Version::NEWEST) {
-        ToReceiver::OpenWith(_, extensions) => extensions,
-        _ => Extensions::default(),
-    }
 }
 
 fn account_order(Mapping { from, to }: &Mapping) -> AccountOrder {

@@ -20,7 +20,7 @@ use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, Guard, Instead, Owners, Removals, Zeros};
 use zmove_transport::{Fingerprint, KnownHosts, TransportChoice};
 use zmove_types::{Escaped, FileNumber, Kinds};
-use zmove_wire::{Cipher, Compare, Durability, Keeping, Open, Overwrite, Proof, Purpose};
+use zmove_wire::{Cipher, Compare, Durability, Intent, Keeping, Open, Overwrite, Proof};
 
 use super::cluster::Cluster;
 use super::{Role, dial, home, journals, keeping};
@@ -225,20 +225,19 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
         durability: durability(args.durability),
         overwrite: overwrite(args),
         inplace: args.inplace,
-        purpose: if args.dry_run {
-            Purpose::Preview
+        intent: if args.dry_run {
+            Intent::Inspect
         } else {
-            Purpose::Move
+            Intent::Write
         },
-        keeping: Some(match args.listed {
+        keeping: match args.listed {
             None => keeping::keeping(&args.keeping),
             // a list tells contents, and no more
             Some(_) => Keeping {
                 kinds: Kinds::NONE,
-                asked: false,
                 named: false,
             },
-        }),
+        },
         verify: args.verify,
         proof: match args.proof {
             ProofArg::Media if !args.dry_run => Proof::Media,

@@ -153,6 +153,7 @@ impl Exit {
             | DialError::HostKeyChanged { .. }
             | DialError::HostKeyUnproven { .. }
             | DialError::HostCertificate { .. } => Self::Authentication,
+            DialError::OtherVersion { .. } => Self::Incompatible,
             _ => Self::Connection,
         }
     }
@@ -179,7 +180,7 @@ impl Exit {
             | PullError::Target(refusal) => Self::of_refusal(refusal),
             // as where no source of a push is there
             PullError::Sources(_) => Self::Partial,
-            PullError::TooOld | PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
+            PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             PullError::StillInLine { .. } => Self::Busy,
             PullError::Silent => Self::Connection,
             PullError::Interrupted | PullError::Left { .. } | PullError::NotEnded { .. } => {
@@ -199,9 +200,7 @@ impl Exit {
     fn of_session(error: &SessionError) -> Self {
         match error {
             SessionError::Refused(refusal) => Self::of_refusal(refusal),
-            SessionError::PeerIncompatible(_)
-            | SessionError::OldReceiver
-            | SessionError::Control(ControlError::Greeting(_)) => Self::Incompatible,
+            SessionError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             SessionError::NoLane | SessionError::Lane(LaneError::Io { .. }) => Self::Connection,
             SessionError::StillInLine { .. } => Self::Busy,
             SessionError::NothingAsked(error) => Self::of_session(error),

@@ -22,7 +22,7 @@ use zmove_receiver::{Allowance, Amount, Grants, Limits, Quota, Quotas, Stored, T
 use zmove_transport::{Claim, Fingerprint, Identity, SharedRate, Signed};
 use zmove_types::{Hex, Lock, RateLimit, RelPath};
 use zmove_wire::{
-    CopyResult, GrantOrder, GrantToken, Granted, Open, Purpose, Receipt, Refusal, RefusalCode,
+    CopyResult, GrantOrder, GrantToken, Granted, Intent, Open, Receipt, Refusal, RefusalCode,
     SignedReceipt, TargetShape, WireError, encode_message,
 };
 
@@ -185,12 +185,7 @@ impl GrantBook {
             code: RefusalCode::Protocol,
             text: error.to_string(),
         };
-        let open = order
-            .open
-            .clone()
-            .with(order.extensions.clone())
-            .map_err(protocol)?;
-        if open.purpose == Purpose::Probe || open.grant.is_some() {
+        if order.open.intent == Intent::Measure || order.open.grant.is_some() {
             return Err(protocol(WireError::OutOfOrder {
                 what: "a grant for that",
             }));
@@ -459,16 +454,14 @@ fn current_rights(kept: &Kept, authorizer: &Authorizer) -> Result<Authorized, Re
 
 /// Refuses an opening that is not the one that was granted.
 fn check_opening(order: &GrantOrder, open: &Open) -> Result<(), Refusal> {
-    let granted = order.open.clone().with(order.extensions.clone());
-    let granted = granted.map_err(|_| denied("the grant cannot be understood"))?;
-    let shape = granted.shape.clone();
+    let granted = &order.open;
     let asked = Open {
         run: granted.run,
-        shape,
+        shape: granted.shape.clone(),
         grant: None,
         ..open.clone()
     };
-    if asked == granted {
+    if asked == *granted {
         Ok(())
     } else {
         Err(granted_otherwise())
@@ -589,7 +582,6 @@ mod tests {
     use crate::copies::Copies;
     use zmove_transport::{Access, AuthorizedKeys, Grant, KeyList};
     use zmove_types::ByteCount;
-    use zmove_wire::Extensions;
 
     /// Two clients have given grants for one host: each session is booked on the client whose grant it has named.
     #[test]
@@ -618,7 +610,6 @@ mod tests {
                 id: [7; 16],
                 source: source.0,
                 open: open.clone(),
-                extensions: Extensions::default(),
                 sources: Vec::new(),
                 bytes_max: None,
                 entries_max: None,

@@ -14,7 +14,7 @@ use zmove_transport::{
 };
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::limits::LANES_MAX;
-use zmove_wire::{Cipher, Greeting, Role, Version};
+use zmove_wire::{Cipher, Greeting, Role};
 
 use super::machine::{lanes_for, quic_lanes};
 use super::plan::LanePlan;
@@ -80,7 +80,6 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let dialled = Dialled {
         transfer,
         cipher,
-        version: channel.version(),
         pulse: channel.pulse(),
         control: control_pair(channel),
         lanes,
@@ -141,8 +140,6 @@ type LanesIn<L> = mpsc::Sender<Result<L, LaneError>>;
 pub(crate) struct Dialled<L> {
     pub(crate) transfer: TransferId,
     pub(crate) cipher: Cipher,
-    /// The newest version that may be spoken, as TLS has negotiated it for control.
-    pub(crate) version: Version,
     pub(crate) control: (ControlReader, ControlWriter),
     /// A way to ask whether the peer of control is still there.
     pub(crate) pulse: Pulse,

@@ -85,18 +85,10 @@ pub(crate) async fn ask(
     })
 }
 
-/// The host's greeting and first answer. One that does not know this kind of connection answers with its greeting
-/// alone, of no transfer.
+/// The host's greeting and first answer.
 async fn first(reader: &mut ControlReader) -> Result<ToSender, PullError> {
-    let greeting = reader.greeting().await?;
-    match next(reader).await {
-        Err(PullError::Control(ControlError::Closed))
-            if greeting.transfer == TransferId([0; 16]) =>
-        {
-            Err(PullError::TooOld)
-        }
-        answer => answer,
-    }
+    reader.greeting().await?;
+    next(reader).await
 }
 
 async fn next(reader: &mut ControlReader) -> Result<ToSender, PullError> {

@@ -10,8 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::task::JoinHandle;
 use zmove_transport::{ControlError, ControlReader, control_pair};
 use zmove_wire::{
-    Open, Refusal, RefusalCode, TargetShape, ToReceiver, Version, WireError, decode_message,
-    encode_message,
+    Open, Refusal, RefusalCode, TargetShape, ToReceiver, WireError, decode_message, encode_message,
 };
 
 use super::relayed::Relayed;
@@ -27,10 +26,6 @@ pub(super) struct Conversation {
 
 /// Why the host's words came to an end before its connection did.
 pub(super) type Ended = Option<Refusal>;
-
-/// The first byte of words beside the transfer, and of openings: their tags.
-const RELAY: u8 = 14;
-const OPENINGS: [u8; 2] = [0, 10];
 
 /// What may wait between the host's connection and the receiver.
 const PIPE_BYTES: usize = 1 << 20;
@@ -62,8 +57,8 @@ impl Conversation {
                 }
             };
             let passed = match bytes.first() {
-                Some(&RELAY) => self.relayed.take(&bytes).map(|()| None),
-                Some(tag) if OPENINGS.contains(tag) => self.own_opening(&bytes).map(Some),
+                Some(&ToReceiver::RELAY_TAG) => self.relayed.take(&bytes).map(|()| None),
+                Some(&ToReceiver::OPEN_TAG) => self.own_opening(&bytes).map(Some),
                 _ => Ok(Some(framed(&bytes))),
             };
             match passed {
@@ -84,8 +79,7 @@ impl Conversation {
 
     /// This side's opening, with the shape that the host's sources have.
     fn own_opening(&self, bytes: &[u8]) -> Result<Vec<u8>, WireError> {
-        let (ToReceiver::Open(theirs) | ToReceiver::OpenWith(theirs, _)) = decode_message(bytes)?
-        else {
+        let ToReceiver::Open(theirs) = decode_message(bytes)? else {
             return Err(WireError::OutOfOrder {
                 what: "the opening",
             });
@@ -106,7 +100,7 @@ impl Conversation {
             shape: theirs.shape,
             ..self.open.clone()
         };
-        Ok(encode_message(&open.into_message(Version::NEWEST)))
+        Ok(encode_message(&ToReceiver::Open(open)))
     }
 }
 
@@ -119,7 +113,7 @@ fn framed(bytes: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
     use zmove_types::{Name, NoObserver};
-    use zmove_wire::{Purpose, TopName};
+    use zmove_wire::{Intent, TopName};
 
     fn opening(shape: TargetShape) -> Result<Open, WireError> {
         let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
@@ -138,13 +132,13 @@ mod tests {
         let theirs = Open {
             shape,
             inplace: true,
-            purpose: Purpose::Preview,
+            intent: Intent::Inspect,
             ..Open::new(b"/etc".to_vec(), [2; 16])
         };
-        let bytes = encode_message(&theirs.into_message(Version::NEWEST));
+        let bytes = encode_message(&ToReceiver::Open(theirs));
         let own = conversation.own_opening(&bytes[4..])?;
         match decode_message(&own[4..]).unwrap() {
-            ToReceiver::OpenWith(open, _) => Ok(open),
+            ToReceiver::Open(open) => Ok(open),
             other => panic!("{other:?}"),
         }
     }

@@ -7,24 +7,26 @@ use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
     Differences, Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames,
     Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, Finding, Findings, Finished, FoundSoFar,
-    GrantOrder, Granted, GroupRange, HashOrder, Hashed, Held, InquireWith, InquiredEntry,
-    InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, JobGrant, Keep, Keeping, KeptRange,
-    Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer, OfferWith,
-    OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place,
-    Progress, Proof, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove,
-    RemoveGroup, Role, RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening,
-    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark,
-    SourcePath, StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize,
-    TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm,
-    ToldKind, TopName, TransferAccount, TransportOrder, Verdict, Version, WorkEnd, encode_message,
+    GrantOrder, Granted, GroupRange, HashOrder, Hashed, Held, InquiredEntry, InquiredGroup,
+    InquiredKind, InquiredMetadata, Inquiry, Intent, JobGrant, Keep, Keeping, KeptRange, Lack,
+    LaneOrder, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer, OfferedFile,
+    OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Progress,
+    Proof, PublishedItem, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role,
+    RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
+    SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath,
+    StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape,
+    TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm, ToldKind,
+    TopName, TransferAccount, TransportOrder, Verdict, WorkEnd, encode_message,
 };
 
 use super::{
-    extended_batch, greeting_of, name, path, sample_extensions, sample_file, whole_metadata,
+    extended_batch, greeting_of, name, path, sample_file, whole_metadata, with_extensions,
 };
 
 pub(crate) fn to_receiver() -> Vec<Vec<u8>> {
-    encoded(&requests(), 4)
+    let mut messages = encoded(&requests(), 4);
+    messages.push(with_extensions(messages[0].clone()));
+    messages
 }
 
 pub(crate) fn to_sender() -> Vec<Vec<u8>> {
@@ -64,15 +66,10 @@ pub(crate) fn job_grant() -> Vec<Vec<u8>> {
         shared_job: Some(Box::new(part)),
         ..open(TargetShape::Directory { tops })
     };
-    let ToReceiver::OpenWith(open, extensions) = granted.into_message(Version::V4) else {
-        unreachable!("this version has extensions")
-    };
-    let (node, receivers) = ([1; 32], vec![[2; 32], [3; 32]]);
     let grant = JobGrant {
-        node,
-        receivers,
-        open,
-        extensions,
+        node: [1; 32],
+        receivers: vec![[2; 32], [3; 32]],
+        open: granted,
         not_before: 300,
         not_after: 1 << 40,
     };
@@ -95,7 +92,6 @@ fn fetch() -> Fetch {
     };
     Fetch {
         open: open(TargetShape::Directory { tops: Vec::new() }),
-        extensions: sample_extensions(),
         sources: vec![SourcePath(b"d/*.txt".to_vec())],
         rules: vec![RuleText {
             pattern: b"*.o".to_vec(),
@@ -156,7 +152,6 @@ fn grant_order() -> GrantOrder {
         id: [1; 16],
         source: [2; 32],
         open: Open::new(b"t".to_vec(), [3; 16]),
-        extensions: sample_extensions(),
         sources: vec![SourcePath(b"a".to_vec())],
         bytes_max: Some(300),
         entries_max: None,
@@ -263,12 +258,7 @@ fn requests() -> Vec<ToReceiver> {
         TargetShape::Directory { tops },
     ];
     let [single, directory] = shapes.map(open);
-    let extended = ToReceiver::OpenWith(single.clone(), sample_extensions());
-    let mut requests = vec![
-        ToReceiver::Open(single),
-        ToReceiver::Open(directory),
-        extended,
-    ];
+    let mut requests = vec![ToReceiver::Open(single), ToReceiver::Open(directory)];
     requests.extend([
         ToReceiver::Offer(offer()),
         ToReceiver::Abandon { file: 1 },
@@ -305,8 +295,8 @@ fn requests() -> Vec<ToReceiver> {
             sample: 300,
             when: Moment::Ended(21),
         },
-        ToReceiver::OfferWith(OfferWith(offer_with())),
-        ToReceiver::InquireWith(InquireWith(inquiry_with())),
+        ToReceiver::Offer(offer_with()),
+        ToReceiver::Inquire(inquiry_with()),
         ToReceiver::Hash(HashOrder {
             order: 1,
             path: path("d/f"),
@@ -320,7 +310,7 @@ fn requests() -> Vec<ToReceiver> {
     ]);
     requests.extend(relays());
     requests.extend(job_orders());
-    requests.push(in_a_job().into_message(Version::V4));
+    requests.push(ToReceiver::Open(in_a_job()));
     requests
 }
 
@@ -412,10 +402,10 @@ fn open(shape: TargetShape) -> Open {
         delta: true,
         run: [7; 16],
         overwrite: Overwrite::Older,
-        purpose: Purpose::Preview,
+        intent: Intent::Inspect,
         extraneous: Extraneous::Goes,
         inplace: true,
-        keeping: None,
+        keeping: Keeping::default(),
         verify: false,
         proof: Proof::Media,
         grant: None,
@@ -580,15 +570,14 @@ fn replies_to_openings() -> Vec<ToSender> {
             state: TargetState::Populated,
             lanes_max: 64,
             single_name,
+            free_bytes: Some(300),
         }),
-        ToSender::OpenedWith(
-            Opened {
-                state: TargetState::Empty,
-                lanes_max: 8,
-                single_name: None,
-            },
-            Keeping::answer(Kinds::ALL),
-        ),
+        ToSender::Opened(Opened {
+            state: TargetState::Empty,
+            lanes_max: 8,
+            single_name: None,
+            free_bytes: None,
+        }),
         ToSender::NotKept {
             counts: vec![NotKept::new(Kinds::ACLS, Lack::Os(5), 300)],
         },

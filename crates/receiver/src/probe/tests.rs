@@ -7,7 +7,7 @@ use zmove_chunk::seal;
 use zmove_transport::{ControlReader, ControlWriter, Frame, LaneSink, memory_control, memory_lane};
 use zmove_types::{Buffer, StageClock, TransferId};
 use zmove_wire::{
-    FrameHeader, FrameKind, Greeting, Purpose, Refusal, RefusalCode, Role, SweepOrder, Version,
+    FrameHeader, FrameKind, Greeting, Intent, Refusal, RefusalCode, Role, SweepOrder,
     decode_message, encode_message,
 };
 
@@ -31,7 +31,7 @@ impl Peer {
         let session = Session {
             access,
             config,
-            ..Session::new(TransferId([1; 16]), Version::V3, control, lanes)
+            ..Session::new(TransferId([1; 16]), control, lanes)
         };
         let session = tokio::spawn(run_session(session, std::future::pending()));
         let mut peer = Self {
@@ -85,7 +85,7 @@ impl Peer {
 
 fn open(target: &[u8]) -> Open {
     Open {
-        purpose: Purpose::Probe,
+        intent: Intent::Measure,
         ..Open::new(target.to_vec(), [1; 16])
     }
 }
@@ -247,18 +247,22 @@ fn bytes_are_bounded() {
 
 /// A newer sender may ask for what this receiver does not know.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_purpose_is_refused_with_words() {
+async fn an_unknown_intent_is_refused_with_words() {
     let ((mut reader, mut writer), control) = memory_control();
     let (_lanes_in, lanes) = mpsc::channel(1);
-    let session = Session::new(TransferId([1; 16]), Version::V3, control, lanes);
+    let session = Session::new(TransferId([1; 16]), control, lanes);
     let transfer = session.transfer;
     let session = tokio::spawn(run_session(session, std::future::pending()));
     let greeting = reader.greeting().await.unwrap();
     assert_eq!(greeting, Greeting::new(Role::Control, transfer));
     let mut opening = encode_message(&ToReceiver::Open(open(b"")));
-    let purpose = opening.len() - 3;
-    assert_eq!(opening[purpose], 2);
-    opening[purpose] = 3;
+    let other = Open {
+        intent: Intent::Write,
+        ..open(b"")
+    };
+    let other = encode_message(&ToReceiver::Open(other));
+    let intent = (0..other.len()).find(|at| opening[*at] != other[*at]);
+    opening[intent.unwrap()] = 3;
     writer.send(&opening).await.unwrap();
     let heard = decode_message(&reader.receive().await.unwrap().unwrap()).unwrap();
     let ToSender::Refused(refusal) = heard else {

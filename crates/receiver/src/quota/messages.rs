@@ -52,8 +52,7 @@ pub(crate) fn messages(reader: ControlReader, quota: CurrentQuota) -> Messages {
         let mut held = quota.get().book_memory(bytes.len())?;
         let room = |strings| held.grow(ELEMENT_BYTES * strings);
         let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
-        if matches!(message, ToReceiver::Open(_) | ToReceiver::OpenWith(..)) && opened.replace(true)
-        {
+        if matches!(message, ToReceiver::Open(_)) && opened.replace(true) {
             return Err(WireError::OutOfOrder {
                 what: "a second opening",
             });
@@ -108,7 +107,7 @@ mod tests {
     use super::*;
     use tokio::io::AsyncWriteExt as _;
     use zmove_types::{ByteCount, Name, RelPath};
-    use zmove_wire::{Extensions, Keep, ListedName, Open, TargetShape, TopName, encode_message};
+    use zmove_wire::{Keep, ListedName, Open, TargetShape, TopName, encode_message};
 
     fn open(names: usize) -> Open {
         let name = |number| TopName(Name::from_bytes(format!("{number}").as_bytes()).unwrap());
@@ -137,28 +136,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_opening_is_booked_in_either_form_and_said_once() {
-        for opening in [
-            ToReceiver::Open(open(1000)),
-            ToReceiver::OpenWith(open(1000), Extensions::default()),
-        ] {
-            let quota = Quota::default();
-            let read = read(&[opening.clone(), opening], &quota).await;
-            let [Ok(_), Err(error)] = &read[..] else {
-                panic!("{read:?}")
-            };
-            assert!(
-                error.ends_with("a second opening is out of order"),
-                "{error}"
-            );
-            let held = quota.memory_held();
-            assert!(
-                (1000 * ELEMENT_BYTES..1100 * ELEMENT_BYTES).contains(&held),
-                "{held}"
-            );
-            drop(read);
-            assert_eq!(quota.memory_held(), 0);
-        }
+    async fn an_opening_is_booked_and_said_once() {
+        let opening = ToReceiver::Open(open(1000));
+        let quota = Quota::default();
+        let read = read(&[opening.clone(), opening], &quota).await;
+        let [Ok(_), Err(error)] = &read[..] else {
+            panic!("{read:?}")
+        };
+        assert!(
+            error.ends_with("a second opening is out of order"),
+            "{error}"
+        );
+        let held = quota.memory_held();
+        assert!(
+            (1000 * ELEMENT_BYTES..1100 * ELEMENT_BYTES).contains(&held),
+            "{held}"
+        );
+        drop(read);
+        assert_eq!(quota.memory_held(), 0);
     }
 
     #[tokio::test]

@@ -20,12 +20,6 @@ use crate::session::connections::{Connections, look, refusal_of};
 use crate::shared_job::session::{SharedJobSession, check};
 use crate::store::target::{Target, WriteAccess};
 
-/// What the peer wants, and whether it keeps a rate that it is told.
-pub(super) struct Opening {
-    pub(super) open: Open,
-    pub(super) keeps_rate: bool,
-}
-
 /// Takes up the grant by which an opening is made, if it is by one.
 pub(super) async fn take_up(
     config: &ReceiverConfig,
@@ -70,33 +64,13 @@ pub(super) async fn refuse_opening(connections: Connections, error: SessionError
     error
 }
 
-pub(super) async fn opening(inbox: &mut Messages) -> Result<(Opening, Booking), SessionError> {
+pub(super) async fn opening(inbox: &mut Messages) -> Result<(Open, Booking), SessionError> {
     let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
     match first.map_err(|_| SessionError::Silent)? {
         Some(Ok(BookedMessage {
             message: ToReceiver::Open(open),
             held,
-        })) => Ok((
-            Opening {
-                open,
-                keeps_rate: false,
-            },
-            held,
-        )),
-        Some(Ok(BookedMessage {
-            message: ToReceiver::OpenWith(open, extensions),
-            held,
-        })) => {
-            // one that is marked critical and not known refuses the transfer
-            let keeps_rate = extensions.get(Open::KEEPS_RATE).is_some();
-            Ok((
-                Opening {
-                    open: open.with(extensions)?,
-                    keeps_rate,
-                },
-                held,
-            ))
-        }
+        })) => Ok((open, held)),
         Some(Ok(_)) => Err(WireError::OutOfOrder {
             what: "the first message",
         }

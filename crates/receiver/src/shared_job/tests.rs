@@ -27,9 +27,9 @@ use zmove_types::{
 };
 use zmove_wire::{
     Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind,
-    GroupRange, Keeping, NodeName, Open, Proof, Purpose, Refusal, RefusalCode, SharedJobAnswer,
-    SharedJobCount, SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, Version,
-    decode_message, encode_message,
+    GroupRange, Intent, Keeping, NodeName, Open, Proof, Refusal, RefusalCode, SharedJobAnswer,
+    SharedJobCount, SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, decode_message,
+    encode_message,
 };
 
 use self::mover::Mover;
@@ -600,7 +600,7 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
             ..base()
         },
         Open {
-            purpose: Purpose::Preview,
+            intent: Intent::Inspect,
             ..base()
         },
     ] {
@@ -707,7 +707,7 @@ fn transfer_within(home: &Path, quota: &Quota) -> Transfer {
     target.shared_job = Some(session);
     let (outcomes, _nobody) = mpsc::channel(1);
     Transfer::new(
-        (id, Version::NEWEST),
+        id,
         &open,
         (target, parts),
         &ReceiverConfig::default(),
@@ -1036,13 +1036,11 @@ fn small_entries() -> Vec<BatchEntry> {
 /// The directory of a job gives nothing to what is made in it; the target's own give a group and a list.
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_have_what_an_ordinary_push_would_give_them() {
-    let keeping = |kinds| {
-        Some(Keeping {
-            kinds,
-            ..Keeping::default()
-        })
+    let keeping = |kinds| Keeping {
+        kinds,
+        ..Keeping::default()
     };
-    for keeping in [None, keeping(Kinds::USUAL), keeping(Kinds::ALL)] {
+    for keeping in [Keeping::LEAST, keeping(Kinds::USUAL), keeping(Kinds::ALL)] {
         let [plain, jobs] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         for home in [&plain, &jobs] {
             if make_heritable(&home.path().join("d")).is_err() {

@@ -36,7 +36,7 @@ impl Rules {
             in_place: open.inplace,
             proof: open.proof,
             set_ids,
-            kinds: open.keeping.map_or(Kinds::ALWAYS, |keeping| keeping.kinds),
+            kinds: open.keeping.kinds,
             owning,
         }
     }

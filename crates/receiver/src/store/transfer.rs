@@ -9,8 +9,8 @@ use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_metadata};
 use zmove_types::{Brought, BufferPool, FileId, Metadata, Name, RelPath, Root, TransferId};
 use zmove_wire::{
-    Batch, DirectoryGroup, Durability, FaultCode, FileDone, Open, Operation, Proof, Version,
-    WireError, session::Arrivals,
+    Batch, DirectoryGroup, Durability, FaultCode, FileDone, Open, Operation, Proof, WireError,
+    session::Arrivals,
 };
 
 use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
@@ -66,7 +66,7 @@ pub(crate) struct Transfer {
 
 impl Transfer {
     pub(crate) fn new(
-        (id, version): (TransferId, Version),
+        id: TransferId,
         open: &Open,
         (target, parts): (Target, Parts),
         config: &ReceiverConfig,
@@ -84,7 +84,7 @@ impl Transfer {
         } else {
             Values::Dropped
         };
-        let named = open.keeping.is_some_and(|keeping| keeping.named);
+        let named = open.keeping.named;
         let keeper = Keeper::new(&config.accounts, named.then(|| reports.clone()));
         let whole = if target.shared_job.is_some() {
             Whole::ByOrder
@@ -101,7 +101,7 @@ impl Transfer {
             files: FileTable::new(&quota, values, whole),
             parts,
             bases: Bases::new(config.writers, (Arc::clone(&config.file_io), config.direct)),
-            publisher: Publisher::new(version < Version::V4 || open.durability == Durability::File),
+            publisher: Publisher::new(open.durability == Durability::File),
             reports,
             quota,
             meter: Arc::clone(&config.meter),

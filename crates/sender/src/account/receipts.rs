@@ -13,7 +13,7 @@ use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
     SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt, Stored, StoredItem,
-    ToReceiver, ToSender, Version, WireError,
+    ToReceiver, ToSender, WireError,
 };
 
 use crate::account::Moved;
@@ -63,24 +63,17 @@ struct OpenOrder {
 }
 
 impl Receipts {
-    /// The receipts of a new session with a receiver that speaks `version`, whose replies are booked on `memory` where
-    /// it has dialled; also the ends at which replies are taken,
-    /// and messages on their way out.
+    /// The receipts of a new session, whose replies are booked on `quota` if the receiver has dialled; also the ends at
+    /// which replies are taken, and messages on their way out.
     pub(crate) fn begin(
         observer: Arc<dyn Observer>,
-        (version, extras): (Version, Extras),
+        extras: Extras,
         started: Instant,
         quota: Option<Arc<dyn PeerQuota>>,
     ) -> (Self, Replies, UnboundedReceiver<ToReceiver>) {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let (reply_sender, replies) = replies::channel(quota.clone());
-        let session = Arc::new(Session::new(
-            observer,
-            (version, extras),
-            started,
-            outgoing_in,
-            quota,
-        ));
+        let session = Arc::new(Session::new(observer, extras, started, outgoing_in, quota));
         let paced = Duration::ZERO;
         let reported = ReportCounts::default();
         let (signed, orders) = (None, Orders::default());
@@ -144,7 +137,6 @@ impl Receipts {
             }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             ToSender::Opened(_)
-            | ToSender::OpenedWith(..)
             | ToSender::Waiting(_)
             | ToSender::RateMax { .. }
             | ToSender::Fetching(_)

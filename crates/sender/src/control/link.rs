@@ -8,8 +8,8 @@ use tokio::time::timeout;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneError, LaneSink};
 use zmove_types::{Beginning, TransferId};
 use zmove_wire::{
-    Cipher, Greeting, Open, Proof, Refusal, RefusalCode, Role, ToSender, Version, Waiting,
-    WireError, decode_message, encode_message,
+    Cipher, Greeting, Open, Refusal, RefusalCode, Role, ToReceiver, ToSender, Waiting, WireError,
+    decode_message, encode_message,
 };
 
 use crate::control::relay::{PeerQuota, Relay};
@@ -22,8 +22,6 @@ pub struct Link {
     pub transfer: TransferId,
     /// The cipher of the lanes, as they have sent it.
     pub cipher: Cipher,
-    /// The newest version that may be spoken, as TLS has negotiated it for control.
-    pub version: Version,
     /// The control connection, on which nothing has been sent; where the receiver has dialled, both have greeted.
     pub control: (ControlReader, ControlWriter),
     /// Lanes as they come up, on which the greeting has been sent; an error is the reason why one did not come up.
@@ -38,7 +36,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Sends the greeting and the opening, in the form of the version. One that may begin a shared job is sent only
+    /// Sends the greeting and the opening. One that may begin a shared job is sent only
     /// when the receiver has room, which is to be heard within `silence_max`: what has been said may be carried out,
     /// whether this side waits in line or not.
     pub(crate) async fn ask(
@@ -46,12 +44,6 @@ impl Link {
         open: Open,
         silence_max: Duration,
     ) -> Result<(), SessionError> {
-        let asks_for_more = open.verify
-            || open.proof != Proof::Wire
-            || open.keeping.is_some_and(|keeping| keeping.asked);
-        if self.version < Version::V4 && asks_for_more {
-            return Err(SessionError::OldReceiver);
-        }
         let mut opening = if self.relay.is_some() {
             Vec::new()
         } else {
@@ -66,7 +58,7 @@ impl Link {
                     error => SessionError::NothingAsked(Box::new(error)),
                 })?;
         }
-        opening.extend(encode_message(&open.into_message(self.version)));
+        opening.extend(encode_message(&ToReceiver::Open(open)));
         Ok(self.control.1.send(&opening).await?)
     }
 
@@ -168,7 +160,6 @@ mod tests {
         let mut link = Link {
             transfer: TRANSFER,
             cipher: Cipher::Tls,
-            version: Version::NEWEST,
             control: control_pair(own),
             lanes: mpsc::channel(1).1,
             supply: None,

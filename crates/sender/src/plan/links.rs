@@ -69,14 +69,6 @@ pub(crate) enum Part {
     Copy(Entry, Lack),
 }
 
-/// Whether a receiver makes links.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Made {
-    WherePossible,
-    /// The receiver is of an older release.
-    Never,
-}
-
 /// The files with several names; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
@@ -113,13 +105,12 @@ const LOST_MAX: u32 = 2;
 const WAITING_MAX: usize = 1 << 17;
 
 impl Links {
-    /// Books a name of a file that the scan has found, for a receiver that makes links as `made` says.
+    /// Books a name of a file that the scan has found.
     pub(crate) fn take(
         &mut self,
         directory: &SourceDirectory,
         entry: Entry,
         shared: SharedFile,
-        made: Made,
     ) -> Part {
         let SharedFile { number, names } = shared;
         let Some(group) = self.groups.get_mut(&number) else {
@@ -144,15 +135,6 @@ impl Links {
             return Part::File(entry);
         };
         group.missing = group.missing.saturating_sub(1);
-        if made == Made::Never {
-            return Part::Copy(
-                Entry {
-                    shared: None,
-                    ..entry
-                },
-                Lack::OldReceiver,
-            );
-        }
         match &mut group.first {
             First::Awaited(names) => {
                 names.push((directory.closed(), entry));
@@ -395,10 +377,7 @@ mod tests {
         let parts: Vec<_> = entries(home.path())
             .into_iter()
             .map(|(directory, entry, shared)| {
-                (
-                    links.take(&directory, entry, shared, Made::WherePossible),
-                    shared.number,
-                )
+                (links.take(&directory, entry, shared), shared.number)
             })
             .collect();
         assert!(
@@ -424,12 +403,11 @@ mod tests {
         let mut links = Links::default();
         let [(directory, entry, shared), (_, late, _)] = entries(home.path()).try_into().unwrap();
         assert!(matches!(
-            links.take(&directory, entry, shared, Made::WherePossible),
+            links.take(&directory, entry, shared),
             Part::File(_)
         ));
         assert!(links.named(shared.number, first("0")).1.is_empty());
-        let Part::Link(entry, named) = links.take(&directory, late, shared, Made::WherePossible)
-        else {
+        let Part::Link(entry, named) = links.take(&directory, late, shared) else {
             panic!("no link")
         };
         assert_eq!(
@@ -450,7 +428,7 @@ mod tests {
             entries(home.path())
                 .into_iter()
                 .fold(None, |_, (directory, entry, shared)| {
-                    links.take(&directory, entry, shared, Made::WherePossible);
+                    links.take(&directory, entry, shared);
                     Some(shared.number)
                 });
         assert_eq!(links.next_first().len(), 1);
@@ -466,7 +444,7 @@ mod tests {
         let all = entries(home.path());
         let number = all[0].2.number;
         for (directory, entry, shared) in all.clone() {
-            links.take(&directory, entry, shared, Made::WherePossible);
+            links.take(&directory, entry, shared);
         }
         let (tried, names) = links.named(number, first("0"));
         let back = |links: &mut Links, place: usize| {
@@ -488,7 +466,7 @@ mod tests {
         let all = entries(home.path());
         let number = all[0].2.number;
         for (directory, entry, shared) in all {
-            links.take(&directory, entry, shared, Made::WherePossible);
+            links.take(&directory, entry, shared);
         }
         for _ in 0..LOST_MAX {
             let (tried, names) = links.named(number, first("0"));
@@ -522,7 +500,7 @@ mod tests {
         links.groups.extend((0..GROUPS_MAX as u64).map(none));
         for (directory, entry, shared) in entries(home.path()) {
             assert!(matches!(
-                links.take(&directory, entry, shared, Made::WherePossible),
+                links.take(&directory, entry, shared),
                 Part::Copy(Entry { shared: None, .. }, _)
             ));
         }

@@ -11,12 +11,12 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile};
 use zmove_types::{FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
-use zmove_wire::{Compare, Lack, OfferWith, Open, Overwrite, TargetState, ToReceiver};
+use zmove_wire::{Compare, Lack, Open, Overwrite, TargetState, ToReceiver};
 
 use crate::control::replies::{QueuedReply, Replies, Reply};
 use crate::mirror::{self, Mirror};
 use crate::plan::guess::Guess;
-use crate::plan::links::{FirstName, Links, Made, NoLink, Part, Word};
+use crate::plan::links::{FirstName, Links, NoLink, Part, Word};
 use crate::plan::offers::{Answered, Offering};
 use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
 use crate::plan::queue::{Parcel, When};
@@ -378,7 +378,7 @@ impl Planner<'_> {
             .as_mut()
             .filter(|_| is_special || shared.is_some())
         {
-            // a receiver of an older release would break off
+            // only plain entries are guessed
             return guess.hold(directory, entry);
         }
         match shared {
@@ -389,13 +389,7 @@ impl Planner<'_> {
 
     /// Plans a name of a file that may have others.
     fn take_name(&mut self, directory: &SourceDirectory, entry: Entry, shared: SharedFile) {
-        let keeps = self.session.extras.kinds().has_any(Kinds::LINKS);
-        let made = if keeps {
-            Made::WherePossible
-        } else {
-            Made::Never
-        };
-        match self.links.take(directory, entry, shared, made) {
+        match self.links.take(directory, entry, shared) {
             Part::File(entry) => self.take_alone(directory, entry),
             Part::Copy(entry, why) => {
                 self.lacks_link(directory, &entry, why);
@@ -565,12 +559,7 @@ impl Planner<'_> {
         } = self.session;
         while let Some(offer) = offering.next_offer(extras) {
             in_flight.sent_counts.offer(&offer);
-            let with = extras.speaks();
-            in_flight.tell(if with {
-                ToReceiver::OfferWith(OfferWith(offer))
-            } else {
-                ToReceiver::Offer(offer)
-            });
+            in_flight.tell(ToReceiver::Offer(offer));
         }
     }
 

@@ -13,15 +13,15 @@ use zmove_wire::limits::{
     INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    Compare, Differences, Fault, Finding, Findings, Hashed, InquireWith, InquiredEntry,
-    InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, ToReceiver,
+    Compare, Differences, Fault, Finding, Findings, Hashed, InquiredEntry, InquiredGroup,
+    InquiredKind, InquiredMetadata, Inquiry, ToReceiver,
 };
 
 use crate::account::failure::FileError;
 use crate::control::replies::Replies;
 use crate::mirror;
 use crate::plan::gathered::{Gathered, MessageLoad};
-use crate::plan::links::{FirstName, Links, Made, Part};
+use crate::plan::links::{FirstName, Links, Part};
 use crate::plan::pack::PackEntry;
 use crate::plan::planner::Task;
 use crate::preview::hashing::{Done, Hashing, Source};
@@ -210,10 +210,7 @@ impl Survey<'_> {
         else {
             return PackEntry::Within(entry);
         };
-        match self
-            .links
-            .take(directory, entry.clone(), shared, Made::WherePossible)
-        {
+        match self.links.take(directory, entry.clone(), shared) {
             Part::File(entry) => {
                 let path = directory
                     .target_path()
@@ -269,11 +266,7 @@ impl Survey<'_> {
                     answer: None,
                 },
             );
-            in_flight.tell(if extras.speaks() {
-                ToReceiver::InquireWith(InquireWith(inquiry))
-            } else {
-                ToReceiver::Inquire(inquiry)
-            });
+            in_flight.tell(ToReceiver::Inquire(inquiry));
         }
         self.order();
     }

@@ -59,9 +59,7 @@ impl SenderConfig {
     /// that are to be kept.
     pub fn walk_for(&mut self, open: &Open) {
         self.scan.apart = Some(unfinished);
-        self.scan.xattrs = open
-            .keeping
-            .map(|keeping| keeping.kinds.common(Kinds::ANY_XATTR));
+        self.scan.xattrs = Some(open.keeping.kinds.common(Kinds::ANY_XATTR));
     }
 }
 

@@ -61,7 +61,7 @@ impl Push {
             file_systems,
             first_walk: run.first_walk(&removals.own_directories),
             removals,
-            purpose: open.purpose,
+            intent: open.intent,
         });
         config.scan.first_walk = mirror.as_ref().map(|mirror| Arc::clone(&mirror.first_walk));
         let extraneous = if mirror.is_some() {

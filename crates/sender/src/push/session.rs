@@ -9,9 +9,7 @@ use zmove_disk::{Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
 use zmove_types::{FileId, Observer};
 use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
-use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, ToReceiver, Version, WireError, directory_batches,
-};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, ToReceiver, WireError, directory_batches};
 
 use crate::account::Account;
 use crate::account::failure::FileError;
@@ -41,16 +39,15 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// A new session with a receiver that speaks `version`, which began at `started`; messages to the receiver go by
-    /// `outgoing`.
+    /// A new session, which began at `started`; messages to the receiver go by `outgoing`.
     pub(crate) fn new(
         observer: Arc<dyn Observer>,
-        (version, extras): (Version, Extras),
+        extras: Extras,
         started: Instant,
         outgoing: UnboundedSender<ToReceiver>,
         quota: Option<Arc<dyn PeerQuota>>,
     ) -> Self {
-        let in_flight = Arc::new(InFlight::new(version, Arc::clone(&observer), outgoing));
+        let in_flight = Arc::new(InFlight::new(Arc::clone(&observer), outgoing));
         Self {
             account: Account::new(observer),
             extras,

@@ -530,7 +530,7 @@ mod tests {
     use tokio::sync::mpsc::unbounded_channel;
     use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
     use zmove_types::{NoObserver, RelPath};
-    use zmove_wire::{Version, WireError};
+    use zmove_wire::WireError;
 
     /// A quota that has no thread left.
     #[derive(Debug, Default)]
@@ -569,7 +569,7 @@ mod tests {
             .for_each(|number| std::fs::write(home.path().join(number.to_string()), "x").unwrap());
         let (quota, extras, (outgoing, _messages)) =
             (Exhausted::default(), Extras::default(), unbounded_channel());
-        let in_flight = InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing);
+        let in_flight = InFlight::new(Arc::new(NoObserver), outgoing);
         let threads = StorageThreads::default();
         threads.begin_with(Task::Look, 64);
         let reader = EntryReader {

@@ -3,12 +3,11 @@
 //! What a receiver keeps is known when it has opened the transfer; until then it is taken to keep all that it was asked
 //! for, and entries that were sent by then are counted if it does not.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::hash::Hash;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_chunk::{contents_digest, read_root};
@@ -20,7 +19,7 @@ use zmove_types::{
     Account, Accounts, Extra, GROUP_BYTES, Ids, Kinds, Metadata, NoAccounts, RelPath, Root,
     Timestamp, Xattr,
 };
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack, NotKept, Version};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack};
 
 use crate::read::holes::{Holes, Zeros};
 use crate::read::source::SourceDirectory;
@@ -115,8 +114,6 @@ impl Instead {
 pub(crate) struct Extras {
     /// What the sender has asked to be kept.
     asked: Keeping,
-    /// The bits of the kinds that the receiver keeps.
-    kept: AtomicU32,
     owners: Owners,
     zeros: Zeros,
     instead: Instead,
@@ -129,39 +126,22 @@ struct Known {
     groups: HashMap<u32, Account>,
     /// The extras that entries share which have owners and nothing else.
     shared: HashMap<Ids, Arc<Extra>>,
-    /// Of how many entries what was sent before the receiver had opened the transfer.
-    early: BTreeMap<Kinds, u64>,
 }
 
 /// How many users, groups and pairs of them are remembered.
 const KNOWN_MAX: usize = 4096;
 const GROUP_BITS: u32 = 0o070;
-/// What is not told by a receiver that has not opened the transfer.
-const UNTOLD: u32 = u32::MAX;
-
 /// What an entry lacks where it travels.
 pub(crate) type Lacks = Vec<(Kinds, Lack)>;
 
 impl Extras {
-    /// The extras that are `asked` for of a receiver that speaks `version`.
-    pub(crate) fn new(asked: Option<Keeping>, owners: Owners, version: Version) -> Self {
-        let kept = if version >= Version::V4 {
-            UNTOLD
-        } else {
-            Kinds::ALWAYS.bits()
-        };
-        let nothing = Keeping {
-            kinds: Kinds::ALWAYS,
-            ..Keeping::default()
-        };
-        let (asked, kept) = (asked.unwrap_or(nothing), AtomicU32::new(kept));
-        let (zeros, instead) = (Zeros::default(), Instead::default());
+    /// The extras that are `asked` for.
+    pub(crate) fn new(asked: Keeping, owners: Owners) -> Self {
         Self {
             asked,
-            kept,
             owners,
-            zeros,
-            instead,
+            zeros: Zeros::default(),
+            instead: Instead::default(),
             known: Mutex::default(),
         }
     }
@@ -175,36 +155,17 @@ impl Extras {
         }
     }
 
-    /// The receiver has said what it keeps; returns what entries lack that were sent before.
-    pub(crate) fn learn(&self, kept: Kinds) -> Vec<NotKept> {
-        self.kept.store(kept.bits(), Ordering::Relaxed);
-        let early = std::mem::take(&mut self.lock().early);
-        let lost = early.into_iter().filter(|(kind, _)| !kept.has_any(*kind));
-        lost.map(|(kind, entries)| NotKept::new(kind, Lack::OldReceiver, entries))
-            .collect()
-    }
-
-    /// What travels, as far as that is known.
+    /// The kinds that are kept.
     pub(crate) fn kinds(&self) -> Kinds {
-        let kept = self.kept.load(Ordering::Relaxed);
-        if kept == UNTOLD {
-            self.asked.kinds
-        } else {
-            self.asked.kinds.common(Kinds::from_bits(kept))
-        }
+        self.asked.kinds
     }
 
     /// What becomes of holes.
     pub(crate) fn holes(&self) -> Holes {
-        match (
-            self.asked.kinds.has_any(Kinds::HOLES),
-            self.kinds().has_any(Kinds::HOLES),
-            self.zeros,
-        ) {
-            (true, true, Zeros::Sent) => Holes::Kept,
-            (true, true, Zeros::MadeHoles) => Holes::Made,
-            (true, false, _) => Holes::Lost,
-            (false, ..) => Holes::Sent,
+        match self.zeros {
+            _ if !self.kinds().has_any(Kinds::HOLES) => Holes::Sent,
+            Zeros::Sent => Holes::Kept,
+            Zeros::MadeHoles => Holes::Made,
         }
     }
 
@@ -241,11 +202,6 @@ impl Extras {
     /// Whether entries that lack something are named.
     pub(crate) fn is_named(&self) -> bool {
         self.asked.named
-    }
-
-    /// Whether the receiver is told of what files have beside mode and time.
-    pub(crate) fn speaks(&self) -> bool {
-        !self.kinds().without(Kinds::ALWAYS).is_empty()
     }
 
     /// The metadata of a file that has been opened, and looked at since; without what it lacks.
@@ -325,17 +281,12 @@ impl Extras {
 
     /// What an entry lacks, by what the scan has seen, where it stays as it is at the target.
     pub(crate) fn lacks_of(&self, entry: &Entry) -> Lacks {
-        let kinds = self.kinds();
         let Some(mark) = &entry.beside.xattrs else {
             return Lacks::new();
         };
-        let dropped = mark
-            .kinds
-            .without(kinds)
+        mark.unread
             .each()
-            .map(|kind| (kind, Lack::OldReceiver));
-        dropped
-            .chain(mark.unread.each().map(|kind| (kind, Lack::Unread)))
+            .map(|kind| (kind, Lack::Unread))
             .collect()
     }
 
@@ -345,8 +296,7 @@ impl Extras {
         ids: Ids,
         of: Option<impl HasXattrs>,
     ) -> (Metadata, Lacks) {
-        let asked = self.asked.kinds.common(Kinds::ANY_XATTR);
-        let kinds = self.kinds();
+        let asked = self.kinds().common(Kinds::ANY_XATTR);
         let mut lacks = Lacks::new();
         let mut mode = metadata.mode;
         let mut xattrs = Vec::new();
@@ -370,24 +320,13 @@ impl Extras {
             } = found.unwrap_or(unread);
             lacks.extend(too_much.each().map(|kind| (kind, Lack::TooMuch)));
             lacks.extend(unread.common(asked).each().map(|kind| (kind, Lack::Unread)));
-            if !kinds.has_any(Kinds::ACLS) {
+            if !asked.has_any(Kinds::ACLS) {
                 mode = mode_without_acl(mode, &list);
             }
             xattrs = list;
         }
         let kind = |xattr: &Xattr| Kinds::of_xattr(&xattr.name).unwrap_or_default();
-        let has = xattrs
-            .iter()
-            .map(kind)
-            .fold(Kinds::NONE, Kinds::and)
-            .common(asked);
-        lacks.extend(
-            has.without(kinds)
-                .each()
-                .map(|kind| (kind, Lack::OldReceiver)),
-        );
-        xattrs.retain(|xattr| kinds.has_any(kind(xattr)));
-        self.count_early(has);
+        xattrs.retain(|xattr| asked.has_any(kind(xattr)));
         (
             Metadata {
                 mode,
@@ -410,16 +349,6 @@ impl Extras {
                 ..extra
             })),
             ..metadata
-        }
-    }
-
-    /// What a receiver that does not know these kinds passes over without a word.
-    fn count_early(&self, has: Kinds) {
-        if !has.is_empty() && self.kept.load(Ordering::Relaxed) == UNTOLD {
-            let mut known = self.lock();
-            for kind in has.each() {
-                *known.early.entry(kind).or_default() += 1;
-            }
         }
     }
 
@@ -581,7 +510,7 @@ fn mapped(mappings: &[Mapping], id: u32, name: Option<String>) -> Account {
 #[cfg(test)]
 impl Default for Extras {
     fn default() -> Self {
-        Self::new(None, Owners::default(), Version::NEWEST)
+        Self::new(Keeping::LEAST, Owners::default())
     }
 }
 
@@ -623,12 +552,11 @@ mod tests {
             groups: Vec::new(),
         };
         Extras::new(
-            Some(Keeping {
+            Keeping {
                 kinds,
                 ..Keeping::default()
-            }),
+            },
             owners,
-            Version::V4,
         )
     }
 
@@ -643,12 +571,11 @@ mod tests {
         assert_eq!(extra(8).owner, Some(account(8, "")));
         assert!(Arc::ptr_eq(&extra(7), &extra(7)));
         let group = Extras::new(
-            Some(Keeping {
+            Keeping {
                 kinds: Kinds::GROUP,
                 ..Keeping::default()
-            }),
+            },
             Owners::default(),
-            Version::V4,
         );
         let extra = group.extra(Ids { user: 7, group: 5 }, Vec::new()).unwrap();
         assert_eq!((&extra.owner, &extra.group), (&None, &Some(account(5, ""))));
@@ -775,10 +702,7 @@ mod tests {
         );
         assert_eq!(
             lacks(mark(Kinds::ACLS, Kinds::XATTRS)),
-            [
-                (Kinds::ACLS, Lack::OldReceiver),
-                (Kinds::XATTRS, Lack::Unread)
-            ]
+            [(Kinds::XATTRS, Lack::Unread)]
         );
     }
 
@@ -798,38 +722,5 @@ mod tests {
                 ..Beside::default()
             },
         }
-    }
-
-    #[test]
-    fn what_an_old_receiver_does_not_keep_is_counted() {
-        let home = tempfile::tempdir().unwrap();
-        let path = home.path().join("f");
-        std::fs::write(&path, "").unwrap();
-        let file = File::open(&path).unwrap();
-        if rustix::fs::fsetxattr(&file, "user.a", b"x", rustix::fs::XattrFlags::empty()).is_err() {
-            return eprintln!("skipped: no extended attributes at {}", path.display());
-        }
-        let metadata = Metadata::new(0o644, Timestamp::default());
-        let read = |extras: &Extras| {
-            let descriptor = Descriptor::Open(file.as_fd());
-            extras.with_extra(metadata.clone(), Ids::default(), Some(descriptor))
-        };
-        let old = Extras::new(Some(Keeping::default()), Owners::default(), Version::V3);
-        assert_eq!(
-            read(&old),
-            (metadata.clone(), vec![(Kinds::XATTRS, Lack::OldReceiver)])
-        );
-        assert!(!old.speaks());
-        let early = extras(Kinds::USUAL, Vec::new());
-        let (with, lacks) = read(&early);
-        assert_eq!((with.xattrs().len(), lacks.len()), (1, 0));
-        assert_eq!(
-            early.learn(Kinds::ALWAYS),
-            [NotKept::new(Kinds::XATTRS, Lack::OldReceiver, 1)]
-        );
-        assert_eq!(read(&early).1.len(), 1);
-        let new = extras(Kinds::USUAL, Vec::new());
-        read(&new);
-        assert_eq!(new.learn(Kinds::ALL), []);
     }
 }

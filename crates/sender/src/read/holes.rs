@@ -13,8 +13,6 @@ pub(crate) enum Holes {
     Kept,
     /// Holes are kept, and blocks of zeros become holes.
     Made,
-    /// Holes are to be kept, and the receiver cannot: they are sent as zeros and counted.
-    Lost,
     /// Holes are sent as zeros.
     Sent,
 }
@@ -52,11 +50,10 @@ impl Holes {
     ) -> (Option<DataRanges>, Option<Lack>) {
         let found = match self {
             Self::Made => find_data_but_zeros(file, bytes, stop),
-            Self::Kept | Self::Lost if may_have => find_data(file, bytes),
-            Self::Kept | Self::Lost | Self::Sent => return (None, None),
+            Self::Kept if may_have => find_data(file, bytes),
+            Self::Kept | Self::Sent => return (None, None),
         };
         match found {
-            Ok((Some(_), _)) if self == Self::Lost => (None, Some(Lack::OldReceiver)),
             Ok((data, lost)) => (data, (lost > 0).then_some(Lack::TooMuch)),
             Err(_) => (None, None),
         }

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use zmove_types::{Event, FileId, GroupSpan, ItemId, Observer, RelPath};
 use zmove_wire::limits::FILES_BEGUN_MAX;
 use zmove_wire::session::Receipt;
-use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
+use zmove_wire::{EntryFault, ToReceiver, WireError};
 
 use self::record::{GroupId, Mismatch, Record};
 use crate::account::report_limits::SentCounts;
@@ -23,7 +23,6 @@ use crate::send::sent::Sent;
 
 /// The items in flight in one session, and the large files that have not come to their end.
 pub(crate) struct InFlight {
-    version: Version,
     observer: Arc<dyn Observer>,
     /// Control messages on their way out; the writer ends the connection when this is dropped.
     outgoing: UnboundedSender<ToReceiver>,
@@ -69,14 +68,9 @@ pub(crate) enum Unsettled<'a> {
 }
 
 impl InFlight {
-    /// A new record, for a receiver that speaks `version`.
-    pub(crate) fn new(
-        version: Version,
-        observer: Arc<dyn Observer>,
-        outgoing: UnboundedSender<ToReceiver>,
-    ) -> Self {
+    /// A new record, whose messages to the receiver go by `outgoing`.
+    pub(crate) fn new(observer: Arc<dyn Observer>, outgoing: UnboundedSender<ToReceiver>) -> Self {
         Self {
-            version,
             observer,
             outgoing,
             stopping: AtomicBool::new(false),
@@ -150,7 +144,7 @@ impl InFlight {
                     .entries(group.entries.len() as u64, group.directory.target_path());
             }
         }
-        let last_word = work.last_word(self.version);
+        let last_word = work.last_word();
         (!self.is_stopping()).then(|| state.record.issue(work, group, tries, last_word))
     }
 
@@ -442,10 +436,7 @@ pub(crate) mod tests {
     /// A new record, and the queue of its messages.
     fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
         let (outgoing, messages) = unbounded_channel();
-        (
-            InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing),
-            messages,
-        )
+        (InFlight::new(Arc::new(NoObserver), outgoing), messages)
     }
 
     /// A large file of the scan that does not exist any more, `count` times over.
@@ -477,7 +468,7 @@ pub(crate) mod tests {
         let (outgoing, mut messages) = unbounded_channel();
         let session = Session::new(
             Arc::new(NoObserver),
-            (Version::NEWEST, Extras::default()),
+            Extras::default(),
             Instant::now(),
             outgoing,
             None,

@@ -161,7 +161,6 @@ mod tests {
     use tokio::sync::mpsc::unbounded_channel;
     use zmove_transport::{Frame, LaneBreaker};
     use zmove_types::{NoObserver, RateLimit, StageClock};
-    use zmove_wire::Version;
 
     use crate::account::limit::Limit;
     use crate::send::in_flight::tests::vanished;
@@ -200,7 +199,7 @@ mod tests {
         let (outgoing, _messages) = unbounded_channel();
         let session = Session::new(
             Arc::new(NoObserver),
-            (Version::NEWEST, Extras::default()),
+            Extras::default(),
             Instant::now(),
             outgoing,
             None,

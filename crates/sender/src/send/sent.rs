@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zmove_types::{FileNumber, GroupSpan, RelPath, Root};
 use zmove_wire::session::{LastWord, Load};
-use zmove_wire::{EntryFault, FaultCode, FrameKind, Operation, Version};
+use zmove_wire::{EntryFault, FaultCode, FrameKind, Operation};
 
 use crate::account::manifest::Known;
 use crate::plan::links::Word;
@@ -72,16 +72,14 @@ impl Sent {
         }
     }
 
-    /// The message of a receiver that speaks `version` with which the work is done.
-    pub(crate) fn last_word(&self, version: Version) -> LastWord {
+    /// The receiver's report with which the work is done.
+    pub(crate) fn last_word(&self) -> LastWord {
         match self {
-            Self::Batch(SentBatch { pack, .. }) if version >= Version::V4 => {
-                LastWord::Published(Load {
-                    entries: pack.entry_count() as u64,
-                    name_bytes: pack.name_bytes(),
-                })
-            }
-            _ => LastWord::Stored,
+            Self::Batch(SentBatch { pack, .. }) => LastWord::Published(Load {
+                entries: pack.entry_count() as u64,
+                name_bytes: pack.name_bytes(),
+            }),
+            Self::Group(..) => LastWord::Stored,
         }
     }
 

@@ -12,10 +12,13 @@ use std::{
 
 use rustls::{AlertDescription, CertificateError, Error as TlsError, ServerConfig, server};
 use tokio::{
+    io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
     time::timeout,
 };
 use tokio_rustls::LazyConfigAcceptor;
+use zmove_types::TransferId;
+use zmove_wire::{Greeting, Role};
 
 use super::{Connection, EARLY_WINDOW_BYTES, SocketConfig, WholeRecords, tls_error};
 use crate::{
@@ -136,10 +139,19 @@ impl Acceptor {
         spoken();
         // From our answer to the client's next message is one round trip.
         let answered = Instant::now();
-        let stream = hello
+        let mut stream = hello
             .into_stream(secrets.of_server(&self.tls))
             .await
             .map_err(handshake_error)?;
+        if stream.get_ref().1.alpn_protocol().is_none() {
+            // a zmove of another version asks so what answers here
+            let greeting = Greeting::new(Role::Control, TransferId([0; 16])).encode();
+            stream
+                .write_all(&greeting)
+                .await
+                .map_err(AcceptError::Gone)?;
+            stream.shutdown().await.map_err(AcceptError::Gone)?;
+        }
         Connection::new(stream.into(), secrets, address, answered.elapsed())
             .ok_or(AcceptError::NotZmove)
     }

@@ -12,8 +12,11 @@ use std::{
 
 use rustls::{CertificateError, ClientConfig, Error as TlsError, OtherError};
 use rustls_pki_types::ServerName;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::{TlsConnector, TlsStream};
+use zmove_wire::{Greeting, GreetingError};
 
 use super::{Connection, SocketConfig, WholeRecords, tls_error};
 use crate::{
@@ -31,6 +34,9 @@ pub(crate) use race::{Connected, OneAddress};
 
 /// How long an address may be silent: the packets of a TCP handshake are sent again after one second and after three.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// How long a host may take to identify itself that does not speak this protocol.
+const IDENTIFY_MAX: Duration = Duration::from_secs(5);
 
 /// How long the system may look a name up.
 const RESOLVE_MAX: Duration = Duration::from_secs(30);
@@ -186,16 +192,53 @@ impl Dialler {
             address,
             rtt,
         } = connected;
-        let name = ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name");
         let secrets = Arc::<TrafficSecrets>::default();
-        let tls = TlsConnector::from(secrets.of_client(&self.tls));
-        let stream = tls.connect(name, WholeRecords::new(socket)).await;
-        let stream: TlsStream<WholeRecords> =
-            stream.map_err(|error| self.handshake_error(error))?.into();
-        let not_zmove = || DialError::NotZmove {
-            host: self.address.endpoint(),
+        let tls = secrets.of_client(&self.tls);
+        let made = match self.handshake_on(socket, tls).await {
+            Ok(stream) => {
+                let host = self.address.endpoint();
+                Connection::new(stream, secrets, address, rtt).ok_or(DialError::NotZmove { host })
+            }
+            Err(error) => Err(error),
         };
-        Connection::new(stream, secrets, address, rtt).ok_or_else(not_zmove)
+        match made {
+            Err(stranger @ DialError::NotZmove { .. }) => Err(self.identify(stranger).await),
+            made => made,
+        }
+    }
+
+    async fn handshake_on(
+        &self,
+        socket: TcpStream,
+        tls: Arc<ClientConfig>,
+    ) -> Result<TlsStream<WholeRecords>, DialError> {
+        let name = ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name");
+        let connecting = TlsConnector::from(tls).connect(name, WholeRecords::new(socket));
+        let stream = connecting
+            .await
+            .map_err(|error| self.handshake_error(error))?;
+        Ok(stream.into())
+    }
+
+    /// Asks a host that does not speak this protocol in TLS whether it is a zmove of another version: to a client that
+    /// names no protocol in TLS, every zmove sends its greeting.
+    async fn identify(&self, stranger: DialError) -> DialError {
+        let greeting = async {
+            let socket = self.connect().await.ok()?.socket;
+            let mut nameless = (*self.tls).clone();
+            nameless.alpn_protocols.clear();
+            let mut stream = self.handshake_on(socket, Arc::new(nameless)).await.ok()?;
+            let mut bytes = [0; Greeting::BYTES];
+            stream.read_exact(&mut bytes).await.ok()?;
+            Greeting::decode(&bytes).err()
+        };
+        match timeout(IDENTIFY_MAX, greeting).await {
+            Ok(Some(fault @ GreetingError::OtherVersion { .. })) => DialError::OtherVersion {
+                host: self.address.endpoint(),
+                fault,
+            },
+            _ => stranger,
+        }
     }
 
     fn handshake_error(&self, error: io::Error) -> DialError {

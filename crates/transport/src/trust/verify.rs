@@ -23,16 +23,10 @@ use rustls::{
     version::TLS13,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
-use zmove_wire::Version;
+use zmove_wire::PROTOCOL_NAME;
 
 use super::authority::{CertificateFault, HostAuthority};
 use super::{fingerprint::Fingerprint, identity::Identity, provider};
-
-/// The names of the protocol inside TLS, the newest first: the server takes its first that the client names too, so the
-/// version is agreed on before anything is sent.
-fn protocols() -> Vec<Vec<u8>> {
-    Version::PROTOCOLS.map(|(name, _)| name.to_vec()).into()
-}
 
 /// The keys that a client accepts from a host.
 #[derive(Clone, Debug)]
@@ -111,7 +105,7 @@ pub(crate) fn client_config(
             fault,
         }))
         .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified())));
-    config.alpn_protocols = protocols();
+    config.alpn_protocols = vec![PROTOCOL_NAME.to_vec()];
     config.resumption = Resumption::disabled();
     config
 }
@@ -126,7 +120,7 @@ pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
         .expect("the provider has TLS 1.3 suites")
         .with_client_cert_verifier(Arc::new(AnyClientVerifier { algorithms }))
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified())));
-    config.alpn_protocols = protocols();
+    config.alpn_protocols = vec![PROTOCOL_NAME.to_vec()];
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config

@@ -56,7 +56,10 @@ impl Site {
     ) -> [Result<(), DialError>; 2] {
         let mut outcomes = Vec::new();
         for transport in [TransportChoice::Tcp, TransportChoice::Quic] {
-            let config = host_config(holder.key_with(vec![certificate.clone()]), &[b"zmove"]);
+            let config = host_config(
+                holder.key_with(vec![certificate.clone()]),
+                &[zmove_wire::PROTOCOL_NAME],
+            );
             let port = serve(config, transport).await;
             let reach = Reach {
                 transport,

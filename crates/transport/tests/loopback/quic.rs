@@ -245,7 +245,7 @@ async fn an_unknown_host_is_refused_and_its_key_told() {
 
 /// A host that shows `certificate` and signs with its own key.
 fn serve_quic(key: Arc<SingleCertAndKey>) -> u16 {
-    let tls = host_config(key, &[b"zmove"]);
+    let tls = host_config(key, &[zmove_wire::PROTOCOL_NAME]);
     let crypto = QuicServerConfig::try_from(tls).unwrap();
     let config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     let endpoint = quinn::Endpoint::server(config, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
@@ -286,7 +286,7 @@ async fn accept_quic(
     port: u16,
     key: Option<Arc<SingleCertAndKey>>,
 ) -> AcceptError {
-    let tls = client_config(key, &[b"zmove"]);
+    let tls = client_config(key, &[zmove_wire::PROTOCOL_NAME]);
     let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
     let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let connecting = endpoint
@@ -500,7 +500,10 @@ fn congestion_controls_have_the_kernels_names() {
 async fn little_is_held_of_who_is_not_let_in_and_of_a_lane_that_nobody_has_taken() {
     let (host, user) = (Party::new(), Party::new());
     let (listener, port) = host.listen_by(TransportChoice::Quic).await;
-    let tls = client_config(Some(user.key_with(vec![user.certificate()])), &[b"zmove/4"]);
+    let tls = client_config(
+        Some(user.key_with(vec![user.certificate()])),
+        &[zmove_wire::PROTOCOL_NAME],
+    );
     let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
     let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], port));

@@ -13,7 +13,7 @@ use zmove_transport::{
     AcceptError, Acceptor, Connection, DialError, DialStage, Dialler, FirstKey, HostPolicy,
     SocketConfig,
 };
-use zmove_wire::Version;
+use zmove_wire::{GreetingError, PROTOCOL_NAME};
 
 use crate::party::{LONG, Party, client_config, host_config, serve_tls};
 
@@ -110,42 +110,62 @@ async fn both_sides_learn_the_other_key() {
     assert!(client.rtt > Duration::ZERO && server.rtt > Duration::ZERO);
     let stream = client;
     let session = stream.session();
-    assert_eq!(session.alpn_protocol(), Some(b"zmove/4".as_slice()));
+    assert_eq!(session.alpn_protocol(), Some(PROTOCOL_NAME));
     let suite = session.negotiated_cipher_suite().unwrap().suite();
     assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
 }
 
-/// The version is the newest that both know, whatever the client would like best, without a round trip of its own.
+/// A host of another version sends its greeting to a client that names no protocol in TLS.
 #[tokio::test]
-async fn both_sides_know_the_version_after_the_handshake() {
+async fn a_zmove_of_another_version_is_recognized_although_tls_refuses_it() {
     let [host, user] = [Party::new(), Party::new()];
-    let (client, server) = connected(&host, &user).await;
-    assert_eq!([client.version, server.version], [Version::V4; 2]);
-    let (acceptor, _) = host.listen().await;
-    for (offered, version) in [
-        (&[&b"zmove"[..]][..], Version::V3),
-        (&[b"zmove", b"zmove/4"], Version::V4),
-        (&[b"zmove/5", b"zmove"], Version::V3),
-    ] {
-        let key = user.key_with(vec![user.certificate()]);
-        assert_eq!(
-            accept_tls(&acceptor, Some(key), offered)
-                .await
-                .unwrap()
-                .version,
-            version
-        );
-    }
-    let older = serve_tls(host_config(
-        host.key_with(vec![host.certificate()]),
-        &[b"zmove"],
-    ))
-    .await;
-    let connection = user
-        .dial(older, HostPolicy::Pinned(host.fingerprint()))
-        .await
-        .unwrap();
-    assert_eq!(connection.version, Version::V3);
+    let newer = host_config(host.key_with(vec![host.certificate()]), &[b"zmove/9"]);
+    let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(newer));
+        loop {
+            let (socket, _) = listener.accept().await.unwrap();
+            if let Ok(mut stream) = acceptor.accept(socket).await {
+                let greeting = [&b"ZMOVE\r\n\x1a\x09"[..], &[0; 31]].concat();
+                stream.write_all(&greeting).await.unwrap();
+                stream.shutdown().await.unwrap();
+            }
+        }
+    });
+    let policy = HostPolicy::Pinned(host.fingerprint());
+    let error = user.dial(port, policy).await.unwrap_err();
+    let DialError::OtherVersion { fault, .. } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(fault, GreetingError::OtherVersion { theirs: 9 });
+}
+
+/// So that a zmove of another version can say what answers here.
+#[tokio::test]
+async fn a_client_that_names_no_protocol_is_sent_the_greeting() {
+    let [host, user] = [Party::new(), Party::new()];
+    let (acceptor, port) = host.listen().await;
+    let key = user.key_with(vec![user.certificate()]);
+    let asking = async {
+        let tls = TlsConnector::from(Arc::new(client_config(Some(key), &[])));
+        let socket = TcpStream::connect((LOOPBACK, port)).await.unwrap();
+        let name = ServerName::try_from("zmove").unwrap();
+        let mut greeting = Vec::new();
+        let mut stream = tls.connect(name, socket).await.unwrap();
+        stream.read_to_end(&mut greeting).await.unwrap();
+        greeting
+    };
+    let (greeting, accepted) = tokio::join!(asking, accept(&acceptor));
+    assert!(
+        matches!(accepted, Err(AcceptError::NotZmove)),
+        "{accepted:?}"
+    );
+    let greeting = zmove_wire::Greeting::decode(greeting.as_slice().try_into().unwrap());
+    assert_eq!(
+        greeting.map(|greeting| greeting.role),
+        Ok(zmove_wire::Role::Control)
+    );
 }
 
 #[tokio::test]
@@ -170,7 +190,7 @@ async fn server_sends_no_tickets() {
     let [host, user] = [Party::new(), Party::new()];
     let (acceptor, _) = host.listen().await;
     let key = user.key_with(vec![user.certificate()]);
-    let (client, server) = meet_tls(&acceptor, Some(key), &[b"zmove"]).await;
+    let (client, server) = meet_tls(&acceptor, Some(key), &[PROTOCOL_NAME]).await;
     let mut client = client.unwrap();
     server.unwrap().shutdown().await.unwrap();
     // Once the end has been read, a ticket would have been counted.
@@ -194,7 +214,7 @@ async fn host_with_a_copied_certificate_is_refused() {
     let [victim, thief, user] = [Party::new(), Party::new(), Party::new()];
     let port = serve_tls(host_config(
         thief.key_with(vec![victim.certificate()]),
-        &[b"zmove"],
+        &[PROTOCOL_NAME],
     ))
     .await;
     let error = user
@@ -214,7 +234,7 @@ async fn copied_certificate_is_never_pinned() {
     let first = FirstKey::default();
     let port = serve_tls(host_config(
         thief.key_with(vec![victim.certificate()]),
-        &[b"zmove"],
+        &[PROTOCOL_NAME],
     ))
     .await;
     let error = user
@@ -232,7 +252,7 @@ async fn copied_certificate_is_never_pinned() {
 async fn host_is_judged_by_the_certificate_it_signs_with() {
     let [victim, thief, user] = [Party::new(), Party::new(), Party::new()];
     let chain = vec![thief.certificate(), victim.certificate()];
-    let port = serve_tls(host_config(thief.key_with(chain), &[b"zmove"])).await;
+    let port = serve_tls(host_config(thief.key_with(chain), &[PROTOCOL_NAME])).await;
     let error = user
         .dial(port, HostPolicy::Pinned(victim.fingerprint()))
         .await
@@ -248,7 +268,7 @@ async fn client_with_a_copied_certificate_is_refused() {
     let [host, victim, thief] = [Party::new(), Party::new(), Party::new()];
     let (acceptor, _) = host.listen().await;
     let key = thief.key_with(vec![victim.certificate()]);
-    let error = accept_tls(&acceptor, Some(key), &[b"zmove"])
+    let error = accept_tls(&acceptor, Some(key), &[PROTOCOL_NAME])
         .await
         .unwrap_err();
     assert!(matches!(error, AcceptError::ClientKeyUnproven), "{error:?}");
@@ -259,14 +279,18 @@ async fn client_is_known_by_the_certificate_it_signs_with() {
     let [host, victim, thief] = [Party::new(), Party::new(), Party::new()];
     let (acceptor, _) = host.listen().await;
     let key = thief.key_with(vec![thief.certificate(), victim.certificate()]);
-    let connection = accept_tls(&acceptor, Some(key), &[b"zmove"]).await.unwrap();
+    let connection = accept_tls(&acceptor, Some(key), &[PROTOCOL_NAME])
+        .await
+        .unwrap();
     assert_eq!(connection.peer, thief.fingerprint());
 }
 
 #[tokio::test]
 async fn client_without_a_certificate_is_refused() {
     let (acceptor, _) = Party::new().listen().await;
-    let error = accept_tls(&acceptor, None, &[b"zmove"]).await.unwrap_err();
+    let error = accept_tls(&acceptor, None, &[PROTOCOL_NAME])
+        .await
+        .unwrap_err();
     assert!(matches!(error, AcceptError::NoClientKey), "{error:?}");
 }
 

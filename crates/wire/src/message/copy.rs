@@ -7,35 +7,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Open, Refusal, SourcePath, TransferAccount, bytes, fetch::Fetch, list};
-use crate::error::WireError;
-use crate::extensions::{Extension, Extensions};
 use crate::limits::{
     CERTIFICATE_BYTES_MAX, FETCH_SOURCES_MAX, RECEIPT_BYTES_MAX, SIGNATURE_BYTES_MAX,
 };
 
-/// The number of the grant among the extensions of an opening.
-pub(super) const GRANT: u16 = 4;
-
 /// The secret by which a grant is found.
 pub type GrantToken = [u8; 32];
-
-/// The extension of an opening that says by which grant it is made. It is critical, since the sender's own key may have
-/// no right there.
-pub(super) fn extension(token: GrantToken) -> Extension {
-    Extension {
-        number: GRANT,
-        critical: true,
-        bytes: token.into(),
-    }
-}
-
-/// The grant by which an opening is made.
-pub(super) fn of_opening(extensions: &Extensions) -> Result<Option<GrantToken>, WireError> {
-    let token = extensions
-        .get(GRANT)
-        .map(|bytes| GrantToken::try_from(bytes).map_err(|_| WireError::Message));
-    token.transpose()
-}
 
 /// The order for a copy, to the host that has the sources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,8 +96,6 @@ pub struct GrantOrder {
     pub source: [u8; 32],
     /// The only opening that the grant is good for, but for its shape and run.
     pub open: Open,
-    /// The extensions of that opening.
-    pub extensions: Extensions,
     /// The sources, whose names alone may come to the top of the target; none: any names.
     #[serde(deserialize_with = "list::at_most::<FETCH_SOURCES_MAX, _, _>")]
     pub sources: Vec<SourcePath>,
@@ -209,9 +184,10 @@ pub struct EndedCopy {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::error::WireError;
     use crate::message::fetch::tests::sample as fetch;
-    use crate::message::{ToReceiver, ToSender, ToSource, decode_message, encode_message};
-    use crate::version::Version;
+    use crate::message::open::tests::fixed;
+    use crate::message::{ToSender, ToSource, decode_message, encode_message};
 
     pub(crate) fn sample() -> CopyOrder {
         CopyOrder {
@@ -233,7 +209,6 @@ pub(crate) mod tests {
             id: [1; 16],
             source: [2; 32],
             open: Open::new(b"t".to_vec(), [3; 16]),
-            extensions: Extensions::default(),
             sources: vec![SourcePath(b"a".to_vec())],
             bytes_max: Some(300),
             entries_max: None,
@@ -257,7 +232,7 @@ pub(crate) mod tests {
         );
         let order = ToSource::Grant(Box::new(grant()));
         let bytes = encode_message(&order);
-        let open = [&[1, b't', 0, 0, 0, 0, 0][..], &[3; 16], &[0; 4], &[0]].concat();
+        let open = fixed(b"t", 3);
         let rest = [1, 1, b'a', 1, 0xAC, 2, 0];
         assert_eq!(
             bytes[4..],
@@ -282,16 +257,16 @@ pub(crate) mod tests {
         });
         assert_eq!(
             encode_message(&granted)[4..],
-            [&[22][..], &[1; 32], &[0xD8, 4]].concat()
+            [&[21][..], &[1; 32], &[0xD8, 4]].concat()
         );
         assert_eq!(
             encode_message(&ToSender::Copy(CopyState::Ready))[4..],
-            [23, 0]
+            [22, 0]
         );
         let follows = ToSender::Copy(CopyState::Follows { id: [7; 16] });
         assert_eq!(
             encode_message(&follows)[4..],
-            [&[23, 1][..], &[7; 16]].concat()
+            [&[22, 1][..], &[7; 16]].concat()
         );
         let signed = SignedReceipt {
             receipt: vec![1],
@@ -299,9 +274,9 @@ pub(crate) mod tests {
             signature: vec![3],
         };
         let receipt = ToSender::Receipt(signed.clone());
-        assert_eq!(encode_message(&receipt)[4..], [24, 1, 1, 1, 2, 1, 3]);
+        assert_eq!(encode_message(&receipt)[4..], [23, 1, 1, 1, 2, 1, 3]);
         let result = ToSender::Result(CopyResult::Received(signed));
-        assert_eq!(encode_message(&result)[4..], [25, 2, 1, 1, 1, 2, 1, 3]);
+        assert_eq!(encode_message(&result)[4..], [24, 2, 1, 1, 1, 2, 1, 3]);
         assert_eq!(decode_message(&encode_message(&result)[4..]), Ok(result));
     }
 
@@ -329,17 +304,5 @@ pub(crate) mod tests {
             more[at] += 1;
             assert_eq!(decoded(more), Err(WireError::Message), "{at}");
         }
-    }
-
-    #[test]
-    fn an_opening_says_its_grant() {
-        let open = Open {
-            grant: Some([9; 32]),
-            ..Open::new(b"t".to_vec(), [3; 16])
-        };
-        let ToReceiver::OpenWith(plain, extensions) = open.clone().into_message(Version::V4) else {
-            panic!("another message")
-        };
-        assert_eq!(plain.with(extensions), Ok(open));
     }
 }

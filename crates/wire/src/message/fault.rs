@@ -8,7 +8,6 @@ use thiserror::Error;
 use zmove_types::RelPath;
 
 use super::bytes;
-use crate::version::Version;
 
 /// One thing that failed at the receiver; the transfer goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
@@ -83,15 +82,15 @@ pub enum FaultCode {
     /// The name of a file that was changed in place belongs to another file now, or is gone.
     #[error("another file has its name by now, or it is gone")]
     Replaced,
-    /// Another program has changed a file while it was changed in place. From [`Version::V4`] on.
+    /// Another program has changed a file while it was changed in place.
     #[error("another program has changed it meanwhile; run the command again")]
     Changed,
-    /// The entry stays, since its name is one that zmove gives to unfinished files. From [`Version::V4`] on.
+    /// The entry stays, since its name is one that zmove gives to unfinished files.
     #[error(
         "names that begin with .zmove- may belong to a transfer that is running; remove it if none is"
     )]
     Reserved,
-    /// The entry stays, since it is a mount point of another file system. From [`Version::V4`] on.
+    /// The entry stays, since it is a mount point of another file system.
     #[error("a file system is mounted there")]
     Mounted,
     /// Read back from the storage, the file does not have the hash by which it came. Only told to a sender that has
@@ -101,7 +100,7 @@ pub enum FaultCode {
     )]
     NotOnMedia,
     /// The entry stays, since as many have been removed as may be. Only told where the receiver has such a limit of its
-    /// own: in a pull, and by extension of an opening.
+    /// own: in a pull, and where the opening has one.
     #[error("as many entries have been removed as may be (--max-delete)")]
     RemovedEnough,
     /// A newer epoch of the job has begun, or the job has ended: this receiver may change nothing more of it. Only told
@@ -142,8 +141,7 @@ pub enum RefusalCode {
     Stopping,
     /// A connection of a running transfer was lost; another try may succeed.
     Broken,
-    /// The receiver has no room, not even in its queue: the sender is to try again. From
-    /// [`Version::V4`](crate::Version) on; before, `Busy`.
+    /// The receiver has no room, not even in its queue: the sender is to try again.
     Full,
     /// The job of several receivers has ended, as the mark of its end says. To an opening of such a job alone.
     Ended,
@@ -152,17 +150,6 @@ pub enum RefusalCode {
 }
 
 impl FaultCode {
-    /// This code, or the nearest one that a peer of an older version knows.
-    #[must_use]
-    pub fn known_to(self, version: Version) -> Self {
-        match self {
-            Self::Changed if version < Version::V4 => Self::Replaced,
-            Self::Reserved if version < Version::V4 => Self::Locked,
-            Self::Mounted if version < Version::V4 => Self::Os(EXDEV),
-            known => known,
-        }
-    }
-
     /// The codes of a storage that is full, and of a quota that is used up.
     pub const NO_ROOM: [Self; 2] = [Self::Os(ENOSPC), Self::Os(EDQUOT)];
 
@@ -181,8 +168,6 @@ impl FaultCode {
 
 /// "Input/output error", which stands for an error without a number.
 const EIO: i32 = 5;
-/// "Invalid cross-device link".
-const EXDEV: i32 = 18;
 /// "No space left on device".
 const ENOSPC: i32 = 28;
 /// "Disk quota exceeded".
@@ -219,17 +204,6 @@ pub(super) mod tests {
             operation: Operation::Write,
             code: FaultCode::Os(28),
         }
-    }
-
-    #[test]
-    fn an_older_peer_is_told_what_it_knows() {
-        let older = |code: FaultCode| code.known_to(Version::V3);
-        assert_eq!(
-            [FaultCode::Changed, FaultCode::Reserved, FaultCode::Mounted].map(older),
-            [FaultCode::Replaced, FaultCode::Locked, FaultCode::Os(18)]
-        );
-        assert_eq!(FaultCode::Changed.known_to(Version::V4), FaultCode::Changed);
-        assert_eq!(older(FaultCode::Os(28)), FaultCode::Os(28));
     }
 
     #[test]

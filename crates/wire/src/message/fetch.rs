@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use zmove_types::Timestamp;
 
 use super::{Begin, CopyOrder, GrantOrder, Open, bytes, list, metadata};
-use crate::extensions::Extensions;
 use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_RULES_MAX, FETCH_SOURCES_MAX};
 
 /// A message from a receiver that has dialled to the host that is to send.
@@ -42,8 +41,6 @@ pub enum ToSource {
 pub struct Fetch {
     /// How the receiver writes; its target is empty, and its shape without meaning.
     pub open: Open,
-    /// The extensions of the opening.
-    pub extensions: Extensions,
     /// The sources, as the user wrote them.
     #[serde(deserialize_with = "list::at_most::<FETCH_SOURCES_MAX, _, _>")]
     pub sources: Vec<SourcePath>,
@@ -70,23 +67,18 @@ pub struct Fetch {
     pub rate_max: Option<u64>,
     /// The data connections that the receiver has dialled.
     pub lanes: LaneOrder,
-    /// Whether the hash of each file is to be told.
+    /// Whether the host reports the hash of each file.
     pub manifest: bool,
     /// The interval in which the progress of all stages is to be told, in milliseconds.
     pub sample_millis: Option<u32>,
 }
 
 impl Fetch {
-    /// The extension of the opening by which the hashes of files that are there are wanted too
-    /// ([`Relay::Looked`](super::Relay::Looked)), in no bytes.
-    pub const LIST_ALL: u16 = 8;
-
     /// An order for all that the sources hold, as it is there.
     #[must_use]
     pub fn new(open: Open, sources: Vec<SourcePath>) -> Self {
         Self {
             open,
-            extensions: Extensions::default(),
             sources,
             rules: Vec::new(),
             sizes: (0, u64::MAX),
@@ -201,12 +193,12 @@ pub struct Fetching {
 pub(crate) mod tests {
     use super::*;
     use crate::error::WireError;
+    use crate::message::open::tests::fixed;
     use crate::message::{ToSender, decode_message, encode_message};
 
     pub(crate) fn sample() -> Fetch {
         Fetch {
             open: Open::new(Vec::new(), [7; 16]),
-            extensions: Extensions::default(),
             sources: vec![SourcePath(b"a/".to_vec())],
             rules: vec![RuleText {
                 pattern: b"*.o".to_vec(),
@@ -256,10 +248,10 @@ pub(crate) mod tests {
     fn an_order_is_pinned() {
         let fetch = ToSource::Fetch(Box::new(sample()));
         let bytes = encode_message(&fetch);
-        let open = [&[0, 0, 0, 0, 0, 0][..], &[7; 16], &[0; 4]].concat();
+        let open = fixed(b"", 7);
         let rest = [
             &[
-                0, 1, 2, b'a', b'/', 1, 3, b'*', b'.', b'o', 0, 0, 1, 1, 1, 1, 3, 1, 1, 1, 2,
+                1, 2, b'a', b'/', 1, 3, b'*', b'.', b'o', 0, 0, 1, 1, 1, 1, 3, 1, 1, 1, 2,
             ][..],
             &[
                 1, 1, 1, b'u', 5, 3, 1, 2, 1, 0, 6, 2, 1, b'g', 0, 1, 18, 1, 1, 2, 1, 9, 2, 1, 2,
@@ -273,7 +265,7 @@ pub(crate) mod tests {
         };
         assert_eq!(encode_message(&listed)[4..], [1, 2, b'a', b'\n']);
         let fetching = ToSender::Fetching(Fetching { lanes_max: 300 });
-        assert_eq!(encode_message(&fetching)[4..], [21, 0xAC, 2]);
+        assert_eq!(encode_message(&fetching)[4..], [20, 0xAC, 2]);
     }
 
     #[test]

@@ -7,9 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Open, bytes, list};
+use super::{Open, bytes, decode_message, list};
 use crate::error::WireError;
-use crate::extensions::Extensions;
 use crate::limits::{
     CERTIFICATE_BYTES_MAX, JOB_GRANT_BYTES_MAX, JOB_GRANT_CERTIFICATES_MAX,
     JOB_GRANT_RECEIVERS_MAX, SIGNATURE_BYTES_MAX, within,
@@ -23,11 +22,9 @@ pub struct JobGrant {
     /// The keys of the receivers that it is for.
     #[serde(deserialize_with = "list::at_most::<JOB_GRANT_RECEIVERS_MAX, _, _>")]
     pub receivers: Vec<[u8; 32]>,
-    /// The only opening that it is good for, with job and epoch among its extensions, but for its run and the name of
-    /// its node. The names at the top of the target are the only ones that the node may bring; none: any names.
+    /// The only opening that it is good for, but for its run and the name of its node. The names at the top of the target
+    /// are the only ones that the node may bring; none: any names.
     pub open: Open,
-    /// The extensions of that opening.
-    pub extensions: Extensions,
     /// When it begins, in seconds since 1970.
     pub not_before: u64,
     /// When it ends, in seconds since 1970.
@@ -42,13 +39,6 @@ impl JobGrant {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("a vector grows")
-    }
-
-    fn decode(text: &[u8]) -> Result<Self, WireError> {
-        match postcard::take_from_bytes(text) {
-            Ok((grant, [])) => Ok(grant),
-            _ => Err(WireError::Message),
-        }
     }
 }
 
@@ -95,7 +85,7 @@ impl SignedJobGrant {
     /// The most bytes of a signed grant.
     pub const BYTES_MAX: usize = 40 << 10;
 
-    /// Whether one of a peer's certificates is a grant, of whatever version.
+    /// Whether one of a peer's certificates is a grant.
     #[must_use]
     pub fn is_one(certificate: &[u8]) -> bool {
         certificate.starts_with(ANY_VERSION)
@@ -152,7 +142,7 @@ impl SignedJobGrant {
             .map(|certificate| certificate.0)
             .collect();
         Ok(Self {
-            grant: JobGrant::decode(&text)?,
+            grant: decode_message(&text)?,
             text,
             certificates,
             signature,
@@ -168,6 +158,7 @@ mod tests {
     use super::*;
     use crate::message::TopName;
     use crate::message::open::TargetShape;
+    use crate::message::open::tests::fixed;
     use zmove_types::Name;
 
     fn sample() -> SignedJobGrant {
@@ -175,7 +166,6 @@ mod tests {
             node: [1; 32],
             receivers: vec![[2; 32]],
             open: Open::new(b"t".to_vec(), [3; 16]),
-            extensions: Extensions::default(),
             not_before: 300,
             not_after: 301,
         };
@@ -191,7 +181,7 @@ mod tests {
     #[test]
     fn a_grant_is_pinned() {
         let bytes = sample().encode();
-        let open = [&[1, b't', 0, 0, 0, 0, 0][..], &[3; 16], &[0; 4], &[0]].concat();
+        let open = fixed(b"t", 3);
         let text = [&[1; 32][..], &[1], &[2; 32], &open, &[0xAC, 2, 0xAD, 2]].concat();
         let length = u8::try_from(text.len()).unwrap();
         let rest = [2, 1, 4, 1, 5, 1, 6];
@@ -222,11 +212,19 @@ mod tests {
             text: [&sample().text[..], &[0]].concat(),
             ..sample()
         };
-        assert_eq!(
-            SignedJobGrant::decode(&longer.encode()),
-            Err(WireError::Message),
+        assert!(
+            SignedJobGrant::decode(&longer.encode()).is_err(),
             "the text goes on"
         );
+        let unknown = [7, 0, 0, 0, 9, 0, 1, 0, 0, 0, 0];
+        let extended = SignedJobGrant {
+            text: [&sample().text[..], &unknown].concat(),
+            ..sample()
+        };
+        assert!(matches!(
+            SignedJobGrant::decode(&extended.encode()),
+            Err(WireError::UnknownExtension { number: 9, .. })
+        ));
     }
 
     #[test]

@@ -1,22 +1,58 @@
-//! Times and metadata within messages. Only this file and `fields`, for batches, know their form on the wire.
+//! Times and metadata within messages: mode, time, owner and group. Only this file and `fields`, for batches, know their
+//! form on the wire.
+
+use std::sync::Arc;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use zmove_types::{Metadata, Timestamp};
+use zmove_types::{Account, Extra, Metadata, Timestamp};
 
 pub(super) fn serialize<S: Serializer>(
     metadata: &Metadata,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    let Metadata { mode, mtime, .. } = metadata;
-    (mode, mtime.seconds, mtime.nanos).serialize(serializer)
+    let Metadata { mode, mtime, extra } = metadata;
+    let owner = extra.as_ref().and_then(|extra| sent(&extra.owner));
+    let group = extra.as_ref().and_then(|extra| sent(&extra.group));
+    (mode, mtime.seconds, mtime.nanos, owner, group).serialize(serializer)
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Metadata, D::Error> {
-    let (mode, seconds, nanos) = <(u32, _, _)>::deserialize(deserializer)?;
-    Ok(Metadata::new(mode & 0o7777, timestamp_of(seconds, nanos)?))
+    let (mode, seconds, nanos, owner, group) =
+        <(u32, _, _, Option<_>, Option<_>)>::deserialize(deserializer)?;
+    let extra = Extra {
+        owner: owner.map(received).transpose()?,
+        group: group.map(received).transpose()?,
+        ..Extra::default()
+    };
+    Ok(Metadata {
+        extra: (!extra.is_empty()).then(|| Arc::new(extra)),
+        ..Metadata::new(mode & 0o7777, timestamp_of(seconds, nanos)?)
+    })
+}
+
+/// A user or group as it travels.
+#[derive(Serialize, Deserialize)]
+struct SentAccount<'a> {
+    id: u32,
+    name: &'a str,
+}
+
+fn sent(account: &Option<Account>) -> Option<SentAccount<'_>> {
+    let Account { id, name } = account.as_ref()?;
+    Some(SentAccount { id: *id, name })
+}
+
+fn received<E: Error>(SentAccount { id, name }: SentAccount<'_>) -> Result<Account, E> {
+    if name.len() > Account::NAME_BYTES_MAX || name.contains('\0') {
+        return Err(E::custom("the name of a user or group"));
+    }
+    Ok(Account {
+        id,
+        name: name.into(),
+    })
 }
 
 fn timestamp_of<E: Error>(seconds: i64, nanos: u32) -> Result<Timestamp, E> {
@@ -43,5 +79,89 @@ pub(super) mod timestamp {
     ) -> Result<Timestamp, D::Error> {
         let (seconds, nanos) = <(i64, u32)>::deserialize(deserializer)?;
         timestamp_of(seconds, nanos)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zmove_types::{Name, RelPath};
+
+    use super::*;
+    use crate::error::WireError;
+    use crate::message::{
+        InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, OfferedFile,
+        decode_message, encode_message,
+    };
+
+    fn owned(name: &str) -> Metadata {
+        let account = |id, name: &str| {
+            Some(Account {
+                id,
+                name: name.into(),
+            })
+        };
+        let extra = Some(Arc::new(Extra {
+            owner: account(300, name),
+            group: account(5, ""),
+            ..Extra::default()
+        }));
+        Metadata {
+            extra,
+            ..Metadata::new(0o600, Timestamp::default())
+        }
+    }
+
+    fn offered(metadata: Metadata) -> OfferedFile {
+        OfferedFile {
+            name: Name::from_bytes(b"a").unwrap(),
+            bytes: 1,
+            metadata,
+            source: None,
+            xattrs: Some(Box::new([9; 32])),
+        }
+    }
+
+    #[test]
+    fn the_owner_and_the_attributes_of_an_offered_file_are_pinned() {
+        let bytes = encode_message(&offered(owned("ann")));
+        let fields = [
+            1, b'a', 1, 0x80, 3, 0, 0, 1, 0xAC, 2, 3, b'a', b'n', b'n', 1, 5, 0, 0, 1,
+        ];
+        assert_eq!(bytes[4..], [&fields[..], &[9; 32]].concat());
+        assert_eq!(decode_message(&bytes[4..]), Ok(offered(owned("ann"))));
+    }
+
+    #[test]
+    fn names_of_users_are_short_and_hold_no_nul() {
+        let decoded = |name: &str| {
+            decode_message::<OfferedFile>(&encode_message(&offered(owned(name)))[4..]).map(drop)
+        };
+        assert_eq!(decoded(&"n".repeat(255)), Ok(()));
+        assert_eq!(decoded(&"n".repeat(256)), Err(WireError::Message));
+        assert_eq!(decoded("a\0b"), Err(WireError::Message));
+    }
+
+    #[test]
+    fn owners_and_attributes_in_an_inquiry_survive_the_wire() {
+        let entry = |text: &[u8], metadata| InquiredEntry {
+            name: Name::from_bytes(text).unwrap(),
+            kind: InquiredKind::Directory,
+            metadata,
+        };
+        let entries = vec![
+            entry(b"a", InquiredMetadata(Metadata::default(), None)),
+            entry(b"b", InquiredMetadata(owned(""), None)),
+        ];
+        let itself = Some(InquiredMetadata(owned("u"), Some(Box::new([3; 32]))));
+        let inquiry = Inquiry {
+            inquiry: 1,
+            groups: vec![InquiredGroup {
+                directory: RelPath::root(),
+                itself,
+                entries,
+            }],
+        };
+        let bytes = encode_message(&inquiry);
+        assert_eq!(decode_message(&bytes[4..]), Ok(inquiry));
     }
 }

@@ -1,16 +1,9 @@
 //! The opening of a transfer: the target and how it is written, and the receiver's answer.
 
 use serde::{Deserialize, Serialize};
-use zmove_types::{Kinds, Name};
+use zmove_types::Name;
 
-use super::{
-    Extraneous, GrantToken, Keeping, Proof, SharedJobOpening, ToReceiver, ToSender, bytes, copy,
-    kept, list, shared_job, verify,
-};
-use crate::error::WireError;
-use crate::extensions::{Extension, Extensions};
-use crate::fields::Reader;
-use crate::version::Version;
+use super::{Extraneous, GrantToken, Keeping, Proof, SharedJobOpening, bytes, list};
 
 /// The order for a transfer: the target and how to write it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,55 +25,32 @@ pub struct Open {
     pub run: [u8; 16],
     /// Whether existing entries of the same name are replaced.
     pub overwrite: Overwrite,
-    /// The purpose of the conversation: a push, a preview or a probe.
-    pub purpose: Purpose,
+    /// What the conversation may do at the target.
+    pub intent: Intent,
     /// Whether entries that are only at the target may be removed.
     pub extraneous: Extraneous,
     /// Whether regular files that exist are changed in place instead of replaced.
     pub inplace: bool,
-    /// What is kept of entries beside their contents. It travels among the extensions of the opening; where
-    /// nothing is said only modes and times are kept.
-    #[serde(skip)]
-    pub keeping: Option<Keeping>,
-    /// Whether a preview compares what the storages hold, and groups of large files by
-    /// [`HashOrder`](super::HashOrder)s. It travels among the extensions of the opening.
-    #[serde(skip)]
+    /// What is kept of entries beside their contents.
+    pub keeping: Keeping,
+    /// Whether an inspection compares the contents that the storages hold, and groups of large files by
+    /// [`HashOrder`](super::HashOrder)s.
     pub verify: bool,
-    /// What a file is proven by before it gets its name. It travels among the extensions of the opening.
-    #[serde(skip)]
+    /// What a file is proven by before it gets its name.
     pub proof: Proof,
-    /// The grant by which the transfer is opened, where the right to do so is another's than the sender's. It travels
-    /// among the extensions of the opening.
-    #[serde(skip)]
+    /// The grant by which the transfer is opened, where the right to do so is another's than the sender's.
     pub grant: Option<GrantToken>,
-    /// The most entries that the receiver removes for the whole run, whatever its sender asks for; `None`: no limit. It
-    /// travels among the extensions of the opening.
-    #[serde(skip)]
+    /// The maximum number of entries that the receiver removes in the whole run, whatever its sender asks for; `None`:
+    /// no limit.
     pub removals_max: Option<u64>,
     /// The state of the target, where the receiver, which orders this, knows that it is empty: files may be sent before
-    /// it has answered to the opening. It travels among the extensions of an order alone.
-    #[serde(skip)]
+    /// it has answered to the opening.
     pub known_state: Option<TargetState>,
-    /// The part that the session has in a job of several receivers. It travels among the extensions of the opening.
-    #[serde(skip)]
+    /// The part that the session has in a job of several receivers.
     pub shared_job: Option<Box<SharedJobOpening>>,
 }
 
 impl Open {
-    /// The extension by which a sender says that it understands [`ToSender::RateMax`], in no bytes.
-    pub const KEEPS_RATE: u16 = 2;
-    /// The extensions of an opening that are known here.
-    const EXTENSIONS: &'static [u16] = &[
-        kept::KEPT,
-        Self::KEEPS_RATE,
-        verify::VERIFY,
-        copy::GRANT,
-        verify::MEDIA,
-        REMOVALS,
-        NOTHING_THERE,
-        shared_job::SHARED_JOB,
-    ];
-
     /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
     #[must_use]
     pub const fn new(target: Vec<u8>, run: [u8; 16]) -> Self {
@@ -92,10 +62,10 @@ impl Open {
             delta: false,
             run,
             overwrite: Overwrite::Differing,
-            purpose: Purpose::Move,
+            intent: Intent::Write,
             extraneous: Extraneous::Stays,
             inplace: false,
-            keeping: None,
+            keeping: Keeping::LEAST,
             verify: false,
             proof: Proof::Wire,
             grant: None,
@@ -104,93 +74,7 @@ impl Open {
             shared_job: None,
         }
     }
-
-    /// The message for a receiver that speaks `version`.
-    #[must_use]
-    pub fn into_message(self, version: Version) -> ToReceiver {
-        if version < Version::V4 {
-            return ToReceiver::Open(self);
-        }
-        let keeping = self.keeping.map(Keeping::extension);
-        let mut extensions = keeping
-            .into_iter()
-            .fold(Extensions::default(), Extensions::with);
-        if self.purpose == Purpose::Move {
-            let bytes = Box::default();
-            extensions = extensions.with(Extension {
-                number: Self::KEEPS_RATE,
-                critical: false,
-                bytes,
-            });
-        }
-        if self.verify {
-            extensions = extensions.with(verify::extension());
-        }
-        if let Some(token) = self.grant {
-            extensions = extensions.with(copy::extension(token));
-        }
-        if let Some(proof) = self.proof.extension() {
-            extensions = extensions.with(proof);
-        }
-        if let Some(entries) = self.removals_max {
-            // A receiver that does not know it would remove whatever it is asked to.
-            let bytes = entries.to_le_bytes().into();
-            extensions = extensions.with(Extension {
-                number: REMOVALS,
-                critical: true,
-                bytes,
-            });
-        }
-        if let Some(job) = &self.shared_job {
-            extensions = extensions.with(job.extension());
-        }
-        ToReceiver::OpenWith(self, extensions)
-    }
-
-    /// What an opening says with its extensions.
-    ///
-    /// # Errors
-    /// [`WireError`] when one that is critical is not known, or one makes no sense.
-    pub fn with(self, extensions: Extensions) -> Result<Self, WireError> {
-        let extensions = extensions.only(Self::EXTENSIONS, "the opening")?;
-        let verify = extensions.get(verify::VERIFY).is_some();
-        let grant = copy::of_opening(&extensions)?;
-        let proof = Proof::of_opening(&extensions);
-        let entries = extensions
-            .get(REMOVALS)
-            .map(<[u8; 8]>::try_from)
-            .transpose();
-        let removals_max = entries
-            .map_err(|_| WireError::Message)?
-            .map(u64::from_le_bytes);
-        let known_state = extensions.get(NOTHING_THERE).map(|_| TargetState::Empty);
-        Ok(Self {
-            keeping: Keeping::of_opening(&extensions)?,
-            verify,
-            proof,
-            grant,
-            removals_max,
-            known_state,
-            shared_job: SharedJobOpening::of_opening(&extensions)?.map(Box::new),
-            ..self
-        })
-    }
-
-    /// The extension by which a receiver that has dialled says that nothing is at its target.
-    #[must_use]
-    pub fn nothing_is_there() -> Extension {
-        Extension {
-            number: NOTHING_THERE,
-            critical: false,
-            bytes: Box::default(),
-        }
-    }
 }
-
-/// The number of the limit of removals among the extensions of an opening.
-const REMOVALS: u16 = 6;
-/// The number of what a receiver that has dialled knows of its target.
-const NOTHING_THERE: u16 = 7;
 
 /// The shape that the target will have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -224,17 +108,16 @@ pub enum Compare {
     Checksum,
 }
 
-/// The purpose of a conversation.
+/// What a conversation may do at the target. **Invariant:** only [`Intent::Write`] may change a name there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Purpose {
-    /// To move files.
+pub enum Intent {
+    /// To write files.
     #[default]
-    Move,
-    /// To find out what a move would do; nothing at the target is changed.
-    Preview,
-    /// To measure the path, and perhaps the storage; nothing stays at the target. From
-    /// [`Version::V2`](crate::Version) on.
-    Probe,
+    Write,
+    /// To report what writing would do, or whether the contents are equal; nothing at the target is changed.
+    Inspect,
+    /// To measure the path, and perhaps the storage; nothing stays at the target.
+    Measure,
 }
 
 /// Whether an existing entry of the same name is replaced where it differs.
@@ -261,7 +144,7 @@ pub enum Durability {
     File,
 }
 
-/// The receiver's findings at the target, and its limit for lanes.
+/// The receiver's permission to begin: the state of the target and the receiver's limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
     /// Whether the target holds anything.
@@ -270,81 +153,8 @@ pub struct Opened {
     pub lanes_max: u16,
     /// The name that a single entry gets, where that is another than its own.
     pub single_name: Option<TopName>,
-}
-
-impl Opened {
-    /// The message that carries this answer to an opening in which `keeping` was asked for, with what the receiver says
-    /// of itself.
-    #[must_use]
-    pub fn into_message(self, keeping: Option<Keeping>, said: ReceiverSays) -> ToSender {
-        match keeping {
-            Some(_) => ToSender::OpenedWith(self, said.extensions()),
-            None => ToSender::Opened(self),
-        }
-    }
-}
-
-/// What a receiver says of itself and of its target, among the extensions of [`Opened`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReceiverSays {
-    /// The kinds of metadata that it knows.
-    pub kinds: Kinds,
-    /// Whether it wants to be told what the sender finds, by [`ToReceiver::Found`].
-    pub hears_found: bool,
-    /// The bytes that its user may still store in the file system of the target.
+    /// The bytes that the receiver's user may still store in the file system of the target, if they are limited.
     pub free_bytes: Option<u64>,
-}
-
-impl Default for ReceiverSays {
-    /// What a receiver says that says nothing: it keeps what all keep.
-    fn default() -> Self {
-        Self {
-            kinds: Kinds::ALWAYS,
-            hears_found: false,
-            free_bytes: None,
-        }
-    }
-}
-
-impl ReceiverSays {
-    const HEARS_FOUND: u16 = 2;
-    const FREE_BYTES: u16 = 3;
-
-    fn extensions(self) -> Extensions {
-        let said = |number, bytes| Extension {
-            number,
-            critical: false,
-            bytes,
-        };
-        let hears = self
-            .hears_found
-            .then(|| said(Self::HEARS_FOUND, Box::default()));
-        let free = self
-            .free_bytes
-            .map(|bytes| said(Self::FREE_BYTES, bytes.to_le_bytes().into()));
-        hears
-            .into_iter()
-            .chain(free)
-            .fold(Keeping::answer(self.kinds), Extensions::with)
-    }
-
-    /// What the extensions of an answer say.
-    ///
-    /// # Errors
-    /// [`WireError`] when that makes no sense.
-    pub fn of_answer(extensions: &Extensions) -> Result<Self, WireError> {
-        let read = |bytes: &[u8]| {
-            let mut reader = Reader::new(bytes);
-            let free = reader.u64()?;
-            reader.finish()?;
-            Ok::<_, WireError>(free)
-        };
-        Ok(Self {
-            kinds: Keeping::of_answer(extensions)?,
-            hears_found: extensions.get(Self::HEARS_FOUND).is_some(),
-            free_bytes: extensions.get(Self::FREE_BYTES).map(read).transpose()?,
-        })
-    }
 }
 
 /// How much the sender has found so far, and how much of it need not travel.
@@ -370,66 +180,98 @@ pub enum TargetState {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use zmove_types::{Beginning, SharedJobId};
+
     use super::*;
-    use crate::message::{decode_message, encode_message};
+    use crate::error::WireError;
+    use crate::message::{NodeName, ToReceiver, ToSender, decode_message, encode_message};
+
+    /// The fields of [`Open::new`] with a short target and this byte throughout its run.
+    pub(crate) fn fixed(target: &[u8], run: u8) -> Vec<u8> {
+        let length = u8::try_from(target.len()).unwrap();
+        let after_run = [0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0];
+        [&[length], target, &[0; 5], &[run; 16], &after_run].concat()
+    }
 
     #[test]
-    fn an_opening_says_how_much_may_be_removed() {
-        for removals_max in [None, Some(0), Some(u64::MAX)] {
-            let open = Open {
-                removals_max,
-                ..Open::new(b"t".to_vec(), [3; 16])
-            };
-            let bytes = encode_message(&open.clone().into_message(Version::V4));
-            let Ok(ToReceiver::OpenWith(plain, extensions)) = decode_message(&bytes[4..]) else {
-                panic!("another message")
-            };
-            assert_eq!(plain.with(extensions), Ok(open));
-        }
-        let short = Extension {
-            number: REMOVALS,
-            critical: true,
-            bytes: Box::new([1]),
+    fn the_usual_opening_is_pinned() {
+        let open = ToReceiver::Open(Open::new(b"/d".to_vec(), [7; 16]));
+        let bytes = encode_message(&open);
+        assert_eq!(bytes[4..], [&[0], &fixed(b"/d", 7)[..]].concat());
+        assert_eq!(decode_message(&bytes[4..]), Ok(open));
+    }
+
+    #[test]
+    fn an_opening_with_all_options_is_pinned() {
+        let shared_job = SharedJobOpening {
+            job: SharedJobId([5; 16]),
+            epoch: 300,
+            beginning: Beginning::Allowed,
+            node: NodeName::new("n").unwrap(),
         };
-        let open = Open::new(b"t".to_vec(), [3; 16]);
+        let open = ToReceiver::Open(Open {
+            shape: TargetShape::Single {
+                name: Name::from_bytes(b"f").unwrap(),
+            },
+            compare: Compare::Checksum,
+            durability: Durability::End,
+            delta: true,
+            overwrite: Overwrite::Older,
+            intent: Intent::Inspect,
+            extraneous: Extraneous::Goes,
+            inplace: true,
+            keeping: Keeping::default(),
+            verify: true,
+            proof: Proof::Media,
+            grant: Some([9; 32]),
+            removals_max: Some(300),
+            known_state: Some(TargetState::Empty),
+            shared_job: Some(Box::new(shared_job)),
+            ..Open::new(b"/d".to_vec(), [7; 16])
+        });
+        let bytes = encode_message(&open);
+        let expected = [
+            &[0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1][..],
+            &[7; 16],
+            &[1, 1, 1, 1, 0xB3, 12, 0, 1, 1, 1],
+            &[9; 32],
+            &[1, 0xAC, 2, 1, 0, 1],
+            &[5; 16],
+            &[0xAC, 2, 1, 1, b'n'],
+        ]
+        .concat();
+        assert_eq!(bytes[4..], expected);
+        assert_eq!(decode_message(&expected), Ok(open));
+    }
+
+    #[test]
+    fn a_climbing_name_does_not_decode() {
+        let mut open = encode_message(&ToReceiver::Open(Open {
+            shape: TargetShape::Single {
+                name: Name::from_bytes(b"xx").unwrap(),
+            },
+            ..Open::new(b"/d".to_vec(), [7; 16])
+        }));
+        let name = open.windows(2).position(|pair| pair == b"xx").unwrap();
+        assert!(decode_message::<ToReceiver>(&open[4..]).is_ok());
+        open[name..name + 2].copy_from_slice(b"..");
         assert_eq!(
-            open.with(Extensions::default().with(short)),
+            decode_message::<ToReceiver>(&open[4..]),
             Err(WireError::Message)
         );
     }
 
     #[test]
-    fn what_a_receiver_says_of_itself_is_pinned() {
-        let said = ReceiverSays {
-            kinds: Kinds::ALL,
-            hears_found: true,
+    fn the_permission_to_begin_is_pinned() {
+        let opened = ToSender::Opened(Opened {
+            state: TargetState::Populated,
+            lanes_max: 300,
+            single_name: Some(TopName(Name::from_bytes(b"f").unwrap())),
             free_bytes: Some(258),
-        };
-        let extensions = said.extensions();
-        assert_eq!(
-            (extensions.get(2), extensions.get(3)),
-            (Some(&[][..]), Some(&[2, 1, 0, 0, 0, 0, 0, 0][..]))
-        );
-        assert_eq!(ReceiverSays::of_answer(&extensions), Ok(said));
-        // A receiver of an older release says what it keeps, or nothing.
-        let older = ReceiverSays {
-            kinds: Kinds::ALL,
-            ..ReceiverSays::default()
-        };
-        assert_eq!(
-            ReceiverSays::of_answer(&Keeping::answer(Kinds::ALL)),
-            Ok(older)
-        );
-        assert_eq!(
-            ReceiverSays::of_answer(&Extensions::default()),
-            Ok(ReceiverSays::default())
-        );
-        let short = Extension {
-            number: 3,
-            critical: false,
-            bytes: [1].into(),
-        };
-        assert!(ReceiverSays::of_answer(&extensions.with(short)).is_err());
+        });
+        let bytes = encode_message(&opened);
+        assert_eq!(bytes[4..], [0, 1, 0xAC, 2, 1, 1, b'f', 1, 0x82, 2]);
+        assert_eq!(decode_message(&bytes[4..]), Ok(opened));
     }
 }

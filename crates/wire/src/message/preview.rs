@@ -60,9 +60,9 @@ pub enum InquiredKind {
         #[serde(with = "bytes")]
         target: Vec<u8>,
     },
-    /// A FIFO, socket or device; with [`InquireWith`](super::InquireWith) only.
+    /// A FIFO, socket or device.
     Special(#[serde(with = "bytes::special")] Special),
-    /// Another name of a regular file; with [`InquireWith`](super::InquireWith) only.
+    /// Another name of a regular file.
     Link {
         /// The file's size in bytes.
         bytes: u64,
@@ -72,12 +72,11 @@ pub enum InquiredKind {
     },
 }
 
-/// Metadata at the source, and a digest of the extended attributes, if there are any: that and what metadata has beside
-/// mode and time travels with [`InquireWith`](super::InquireWith) only.
+/// Metadata at the source, and a digest of the extended attributes, if there are any.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InquiredMetadata(
     #[serde(with = "metadata")] pub Metadata,
-    #[serde(skip)] pub Option<Box<XattrDigest>>,
+    pub Option<Box<XattrDigest>>,
 );
 
 /// The answer to an inquiry.

@@ -24,8 +24,7 @@ pub enum Relay {
     Broken(Refusal),
     /// What the receiver of a copy has signed at the good end, before the account.
     Receipt(SignedReceipt),
-    /// The hashes, made at the sender, of files that were at the target with the same size and time. Only where the
-    /// order had [`LIST_ALL`](super::Fetch::LIST_ALL).
+    /// The hashes, made at the sender, of files that were at the target with the same size and time.
     Looked(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
 }
 
@@ -288,7 +287,24 @@ mod tests {
         ];
         assert_eq!(
             bytes(Relay::Told(told)),
-            [14, 0, 3, 0, 1, 0, 0, 0, 0, 0xAC, 2, 5, 1, b'x', 3, 2]
+            [
+                ToReceiver::RELAY_TAG,
+                0,
+                3,
+                0,
+                1,
+                0,
+                0,
+                0,
+                0,
+                0xAC,
+                2,
+                5,
+                1,
+                b'x',
+                3,
+                2
+            ]
         );
         let path = || RelPath::from_bytes(b"p").unwrap();
         let hashed = FileHash {
@@ -297,7 +313,7 @@ mod tests {
         };
         assert_eq!(
             bytes(Relay::Hashed(vec![hashed])),
-            [&[14, 1, 1, 1, b'p'][..], &[9; 32]].concat()
+            [&[ToReceiver::RELAY_TAG, 1, 1, 1, b'p'][..], &[9; 32]].concat()
         );
         let looked = FileHash {
             path: path(),
@@ -305,9 +321,9 @@ mod tests {
         };
         assert_eq!(
             bytes(Relay::Looked(vec![looked])),
-            [&[14, 6, 1, 1, b'p'][..], &[9; 32]].concat()
+            [&[ToReceiver::RELAY_TAG, 6, 1, 1, b'p'][..], &[9; 32]].concat()
         );
-        assert_eq!(bytes(Relay::Lanes(4)), [14, 2, 4]);
+        assert_eq!(bytes(Relay::Lanes(4)), [ToReceiver::RELAY_TAG, 2, 4]);
         let change = ToldChange {
             path: path(),
             kind: ToldKind::Changed("t".into()),
@@ -315,7 +331,20 @@ mod tests {
         };
         assert_eq!(
             bytes(Relay::Told(vec![Told::Listed(change)])),
-            [14, 0, 1, 10, 1, b'p', 1, 1, b't', 3, 1, b'p']
+            [
+                ToReceiver::RELAY_TAG,
+                0,
+                1,
+                10,
+                1,
+                b'p',
+                1,
+                1,
+                b't',
+                3,
+                1,
+                b'p'
+            ]
         );
         assert_eq!(bytes(Relay::Account(Box::default())).len(), 31);
     }

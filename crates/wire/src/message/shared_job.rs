@@ -6,35 +6,32 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use zmove_types::{Beginning, SharedJobId, WorkId};
 
 use super::{EntryFault, FaultCode, Operation, bytes, list};
-use crate::error::WireError;
-use crate::extensions::{Extension, Extensions};
-use crate::fields::Reader;
-use crate::limits::{
-    BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX, within,
-};
-
-/// The number of the job among the extensions of an opening.
-pub(super) const SHARED_JOB: u16 = 9;
+use crate::limits::{BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX};
 
 /// The part that a session has in a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedJobOpening {
     /// The job.
+    #[serde(with = "job")]
     pub job: SharedJobId,
-    /// The epoch of the job: no receiver of an older one changes anything once a session of this one has begun.
+    /// The epoch of the job: no receiver of an older one changes anything once a session of this one has begun. The
+    /// largest number stands for a job that has ended.
+    #[serde(deserialize_with = "epoch")]
     pub epoch: u64,
     /// Whether the job may begin with this session.
+    #[serde(with = "beginning")]
     pub beginning: Beginning,
     /// The sender's node.
     pub node: NodeName,
 }
 
 /// The name of a node: letters, digits, `.`, `-` and `_`, at most [`NODE_BYTES_MAX`] of them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NodeName(String);
 
 impl NodeName {
@@ -53,58 +50,59 @@ impl fmt::Display for NodeName {
     }
 }
 
-impl SharedJobOpening {
-    /// The extension of the opening that says it. It is critical: who does not know it would take a part of a job for
-    /// all there is to do.
-    pub(super) fn extension(&self) -> Extension {
-        let mut bytes = self.job.0.to_vec();
-        bytes.extend(self.epoch.to_le_bytes());
-        bytes.push(u8::from(self.beginning == Beginning::Allowed));
-        bytes.extend(self.node.0.as_bytes());
-        Extension {
-            number: SHARED_JOB,
-            critical: true,
-            bytes: bytes.into(),
-        }
-    }
-
-    /// The part that an opening has in a job.
-    pub(super) fn of_opening(extensions: &Extensions) -> Result<Option<Self>, WireError> {
-        let read = |bytes: &[u8]| {
-            let (fixed, node) = bytes
-                .split_at_checked(FIXED_BYTES)
-                .ok_or(WireError::Message)?;
-            let mut reader = Reader::new(fixed);
-            let (job, epoch) = (SharedJobId(reader.array()?), reader.u64()?);
-            let beginning = match reader.u8()? {
-                0 => Beginning::UnderWay,
-                1 => Beginning::Allowed,
-                tag => {
-                    return Err(WireError::UnknownTag {
-                        what: "part in a job",
-                        tag,
-                    });
-                }
-            };
-            // the last number stands for a job that has ended
-            within("epoch", epoch, u64::MAX - 1)?;
-            let node = std::str::from_utf8(node)
-                .ok()
-                .and_then(NodeName::new)
-                .ok_or(WireError::Message)?;
-            Ok(Self {
-                job,
-                epoch,
-                beginning,
-                node,
-            })
-        };
-        extensions.get(SHARED_JOB).map(read).transpose()
+impl<'de> Deserialize<'de> for NodeName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = <&str>::deserialize(deserializer)?;
+        Self::new(name).ok_or_else(|| D::Error::custom("the name of a node"))
     }
 }
 
-/// The bytes before the name of the node.
-const FIXED_BYTES: usize = 16 + 8 + 1;
+fn epoch<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    match u64::deserialize(deserializer)? {
+        u64::MAX => Err(D::Error::custom("the epoch of a job that has ended")),
+        epoch => Ok(epoch),
+    }
+}
+
+mod job {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use zmove_types::SharedJobId;
+
+    pub(super) fn serialize<S: Serializer>(
+        job: &SharedJobId,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        job.0.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<SharedJobId, D::Error> {
+        Deserialize::deserialize(deserializer).map(SharedJobId)
+    }
+}
+
+mod beginning {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use zmove_types::Beginning;
+
+    pub(super) fn serialize<S: Serializer>(
+        beginning: &Beginning,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        (*beginning == Beginning::Allowed).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Beginning, D::Error> {
+        Ok(if bool::deserialize(deserializer)? {
+            Beginning::Allowed
+        } else {
+            Beginning::UnderWay
+        })
+    }
+}
 
 /// An order about the job of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -328,8 +326,7 @@ mod work {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Open, ToReceiver, ToSender, decode_message, encode_message};
-    use crate::version::Version;
+    use crate::message::{ToReceiver, ToSender, decode_message, encode_message};
 
     fn part() -> SharedJobOpening {
         let node = NodeName::new("dtn-1.example").unwrap();
@@ -342,52 +339,21 @@ mod tests {
     }
 
     #[test]
-    fn the_part_of_an_opening_in_a_job_is_pinned_and_critical() {
-        let open = Open {
-            shared_job: Some(Box::new(part())),
-            ..Open::new(b"t".to_vec(), [3; 16])
-        };
-        let bytes = encode_message(&open.clone().into_message(Version::V4));
-        let Ok(ToReceiver::OpenWith(plain, extensions)) = decode_message(&bytes[4..]) else {
-            panic!("another message")
-        };
-        let said = [&[7; 16][..], &[2, 1, 0, 0, 0, 0, 0, 0, 1], b"dtn-1.example"].concat();
-        assert_eq!(extensions.get(9), Some(&said[..]));
-        let unknown = extensions.clone().only(&[2], "the opening");
-        assert_eq!(
-            unknown,
-            Err(WireError::UnknownExtension {
-                what: "the opening",
-                number: 9
-            })
-        );
-        assert_eq!(plain.with(extensions), Ok(open));
-    }
-
-    #[test]
     fn a_part_that_makes_no_sense_is_refused() {
-        let refused = |at: usize, with: &[u8]| {
-            let mut bytes = part().extension().bytes.to_vec();
-            bytes.splice(at.., with.iter().copied());
-            let extension = Extension {
-                number: SHARED_JOB,
-                critical: true,
-                bytes: bytes.into(),
-            };
-            SharedJobOpening::of_opening(&Extensions::default().with(extension)).is_err()
+        let bytes = encode_message(&part())[4..].to_vec();
+        assert_eq!(bytes[16..20], [0x82, 2, 1, 13], "epoch, beginning, name");
+        assert_eq!(decode_message(&bytes), Ok(part()));
+        let is_refused = |epoch: &[u8], beginning: u8, node: &[u8]| {
+            let length = u8::try_from(node.len()).unwrap();
+            let bytes = [&[7; 16], epoch, &[beginning, length], node].concat();
+            decode_message::<SharedJobOpening>(&bytes).is_err()
         };
-        assert!(!refused(25, b"n"));
-        assert!(
-            refused(25, b"")
-                && refused(25, b"a/b")
-                && refused(25, b"\xff")
-                && refused(25, &[b'n'; 65])
-        );
-        assert!(
-            refused(24, b"\x02n")
-                && refused(7, b"")
-                && refused(16, &[&[255; 8][..], b"\0n"].concat())
-        );
+        assert!(!is_refused(&[1], 0, b"n"));
+        for node in [&b""[..], b"a/b", b"\xff", &[b'n'; 65]] {
+            assert!(is_refused(&[1], 0, node), "{node:?}");
+        }
+        let last = [&[255; 9][..], &[1]].concat();
+        assert!(is_refused(&[1], 2, b"n") && is_refused(&last, 0, b"n"));
     }
 
     #[test]
@@ -413,7 +379,7 @@ mod tests {
         assert_eq!(
             ended,
             [
-                &[16, 0xAC, 2, 0][..],
+                &[13, 0xAC, 2, 0][..],
                 &[5; 16],
                 &[6; 16],
                 &[3, 0xAC, 2, 7, 2, 1, 4, 5, 6]
@@ -426,7 +392,7 @@ mod tests {
         };
         assert_eq!(
             order(1, commit),
-            [&[16, 1, 1, 1, b'h', 1][..], &[9; 32]].concat()
+            [&[13, 1, 1, 1, b'h', 1][..], &[9; 32]].concat()
         );
         assert_eq!(
             order(
@@ -435,13 +401,13 @@ mod tests {
                     head: b"h".to_vec()
                 }
             ),
-            [16, 1, 2, 1, b'h']
+            [13, 1, 2, 1, b'h']
         );
-        assert_eq!(order(1, SharedJobOrder::Count), [16, 1, 3]);
-        assert_eq!(order(1, SharedJobOrder::Close), [16, 1, 4]);
-        assert_eq!(order(1, SharedJobOrder::Forget), [16, 1, 5]);
-        assert_eq!(order(1, SharedJobOrder::Ping), [16, 1, 6]);
-        assert_eq!(order(1, SharedJobOrder::ListDirectories), [16, 1, 7]);
+        assert_eq!(order(1, SharedJobOrder::Count), [13, 1, 3]);
+        assert_eq!(order(1, SharedJobOrder::Close), [13, 1, 4]);
+        assert_eq!(order(1, SharedJobOrder::Forget), [13, 1, 5]);
+        assert_eq!(order(1, SharedJobOrder::Ping), [13, 1, 6]);
+        assert_eq!(order(1, SharedJobOrder::ListDirectories), [13, 1, 7]);
         let answer = |result| {
             encode_message(&ToSender::SharedJob(SharedJobAnswer {
                 number: 300,
@@ -449,16 +415,16 @@ mod tests {
             }))[4..]
                 .to_vec()
         };
-        assert_eq!(answer(SharedJobResult::Done), [27, 0xAC, 2, 0]);
+        assert_eq!(answer(SharedJobResult::Done), [26, 0xAC, 2, 0]);
         let failed = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
-        assert_eq!(answer(failed), [27, 0xAC, 2, 1, 5, 13]);
+        assert_eq!(answer(failed), [26, 0xAC, 2, 1, 5, 13]);
         assert_eq!(
             answer(SharedJobResult::Committed { inode: 300 }),
-            [27, 0xAC, 2, 2, 0xAC, 2]
+            [26, 0xAC, 2, 2, 0xAC, 2]
         );
         assert_eq!(
             answer(SharedJobResult::Missing(vec![GroupRange::new(300, 2)])),
-            [27, 0xAC, 2, 3, 1, 0xAC, 2, 2]
+            [26, 0xAC, 2, 3, 1, 0xAC, 2, 2]
         );
         let fault = EntryFault {
             entry: 3,
@@ -467,7 +433,7 @@ mod tests {
         };
         assert_eq!(
             answer(SharedJobResult::DirectoriesSet(vec![fault])),
-            [27, 0xAC, 2, 4, 1, 3, 7, 0, 2]
+            [26, 0xAC, 2, 4, 1, 3, 7, 0, 2]
         );
         let count = SharedJobCount {
             pass: 11,
@@ -485,12 +451,12 @@ mod tests {
         };
         assert_eq!(
             answer(SharedJobResult::Counted(Box::new(count))),
-            [27, 0xAC, 2, 5, 11, 1, 2, 3, 0xAC, 2, 4, 5, 6, 7, 8, 9, 10]
+            [26, 0xAC, 2, 5, 11, 1, 2, 3, 0xAC, 2, 4, 5, 6, 7, 8, 9, 10]
         );
         let directories = SharedJobResult::Directories {
             head: b"h".to_vec(),
         };
-        assert_eq!(answer(directories), [27, 0xAC, 2, 6, 1, b'h']);
+        assert_eq!(answer(directories), [26, 0xAC, 2, 6, 1, b'h']);
     }
 
     #[test]

@@ -6,52 +6,15 @@ use zmove_types::RelPath;
 
 use super::fault::FaultCode;
 use super::{bytes, list};
-use crate::extensions::{Extension, Extensions};
-
-/// The number of the request to verify, among the extensions of an opening.
-pub(super) const VERIFY: u16 = 3;
 
 /// What a received file is proven by before it gets its name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Proof {
     /// The data had the sender's hashes when it arrived.
     #[default]
     Wire,
     /// That, and once more when it was read back from the storage, after a flush and past the page cache.
     Media,
-}
-
-/// The number of [`Proof::Media`] among the extensions of an opening.
-pub(super) const MEDIA: u16 = 5;
-
-impl Proof {
-    /// The extension of an opening that asks for it, where that has to be asked for. It is critical, and has no bytes.
-    pub(super) fn extension(self) -> Option<Extension> {
-        let extension = Extension {
-            number: MEDIA,
-            critical: true,
-            bytes: Box::default(),
-        };
-        (self == Self::Media).then_some(extension)
-    }
-
-    pub(super) fn of_opening(extensions: &Extensions) -> Self {
-        if extensions.get(MEDIA).is_some() {
-            Self::Media
-        } else {
-            Self::Wire
-        }
-    }
-}
-
-/// The extension of an opening that makes a verification of a preview: files are compared by what the storage holds. It
-/// is critical, since a receiver that does not know it would read its page cache.
-pub(super) fn extension() -> Extension {
-    Extension {
-        number: VERIFY,
-        critical: true,
-        bytes: Box::default(),
-    }
 }
 
 /// An order to hash some consecutive groups of one file, as the storage holds them.
@@ -85,30 +48,7 @@ pub struct Hashed {
 mod tests {
     use super::*;
     use crate::limits::HASHED_GROUPS_MAX;
-    use crate::{Open, ToReceiver, ToSender, Version, WireError, decode_message, encode_message};
-
-    #[test]
-    fn an_opening_says_by_what_files_are_to_be_proven() {
-        for proof in [Proof::Wire, Proof::Media] {
-            let open = Open {
-                proof,
-                ..Open::new(b"t".to_vec(), [3; 16])
-            };
-            let ToReceiver::OpenWith(plain, extensions) = open.clone().into_message(Version::V4)
-            else {
-                panic!("another message")
-            };
-            // to a receiver that does not know it the number is an error
-            assert_eq!(
-                extensions
-                    .clone()
-                    .only(&[Open::KEEPS_RATE], "a test")
-                    .is_ok(),
-                proof == Proof::Wire
-            );
-            assert_eq!(plain.with(extensions), Ok(open));
-        }
-    }
+    use crate::{ToReceiver, ToSender, WireError, decode_message, encode_message};
 
     #[test]
     fn orders_and_answers_are_pinned_and_bounded() {
@@ -120,7 +60,7 @@ mod tests {
             groups: 1,
         });
         let bytes = encode_message(&order);
-        assert_eq!(bytes[4..], [13, 0xAC, 2, 3, b'd', b'/', b'f', 2, 1]);
+        assert_eq!(bytes[4..], [10, 0xAC, 2, 3, b'd', b'/', b'f', 2, 1]);
         assert_eq!(decode_message(&bytes[4..]), Ok(order));
         let hashed = |values| {
             ToSender::Hashed(Hashed {
@@ -131,7 +71,7 @@ mod tests {
         };
         let two = hashed(vec![None, Some([7; 32])]);
         let bytes = encode_message(&two);
-        assert_eq!(bytes[4..9], [20, 1, 2, 0, 1]);
+        assert_eq!(bytes[4..9], [19, 1, 2, 0, 1]);
         assert_eq!(bytes[9..41], [7; 32]);
         assert_eq!(decode_message(&bytes[4..]), Ok(two));
         let many =

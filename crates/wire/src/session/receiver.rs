@@ -51,9 +51,8 @@ impl ReceiverTransfer {
     }
 
     /// Books a batch whose files have their names, but for those in `faults`, and are flushed as asked. To be called
-    /// once for each batch that was [`settled`](Self::settled) without a mismatch, after that, and only where the
-    /// sender speaks [`Version::V4`](crate::Version). It must not wait for an announcement, since a sender may wait for
-    /// these reports first.
+    /// once for each batch that was [`settled`](Self::settled) without a mismatch, after that. It must not wait for an
+    /// announcement, since a sender may wait for these reports first.
     pub fn published(&mut self, item: u64, faults: Vec<EntryFault>) {
         self.published.push_back(PublishedItem { item, faults });
     }

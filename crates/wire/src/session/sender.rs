@@ -52,8 +52,7 @@ struct Outstanding<W> {
 /// The receiver's report with which an item is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LastWord {
-    /// The report that it is stored: a group of a large file, and everything where the receiver is older than
-    /// [`Version::V4`](crate::Version).
+    /// The report that it is stored: a group of a large file.
     Stored,
     /// The report that it is published: a batch. Until then the sender remembers this load.
     Published(Load),

@@ -3,7 +3,7 @@
 use std::mem::discriminant;
 use std::time::Duration;
 
-use zmove_wire::{Refusal, RefusalCode};
+use zmove_wire::{PROTOCOL_VERSION, Refusal, RefusalCode};
 
 use super::peer::admission::Admission;
 use super::peer::{HostKey, Peer, Reachability, Reached};
@@ -136,14 +136,13 @@ fn judge_host_key(peer: &Peer, key: HostKey) -> Finding {
 fn judge_admission(peer: &Peer, admission: &Admission) -> Finding {
     let key = peer.key;
     match admission {
-        Admission::Taken {
-            versions,
-            lanes_max,
-        } => Finding::ok(
+        Admission::Taken { lanes_max } => Finding::ok(
             "our key",
-            format!("{key}, let in, for up to {lanes_max} lanes; it speaks protocol {versions}"),
+            format!(
+                "{key}, let in, for up to {lanes_max} lanes; it speaks protocol version {PROTOCOL_VERSION}"
+            ),
         ),
-        Admission::Incompatible(reason) => Finding::new(Level::Bad, "protocol", reason),
+        Admission::Incompatible(error) => Finding::new(Level::Bad, "protocol", error.to_string()),
         Admission::Broken(reason) => Finding::new(
             Level::Bad,
             "our key",
@@ -185,7 +184,6 @@ mod tests {
     use zmove_transport::Fingerprint;
 
     use super::*;
-    use crate::value::version::our_protocols;
 
     fn key(number: char) -> Fingerprint {
         format!("SHA256:{}E", String::from(number).repeat(42))
@@ -206,10 +204,7 @@ mod tests {
 
     fn healthy() -> Peer {
         let host_key = HostKey::Pinned(key('B'));
-        let welcome = Admission::Taken {
-            versions: our_protocols(),
-            lanes_max: 64,
-        };
+        let welcome = Admission::Taken { lanes_max: 64 };
         Peer {
             host: Remote::parse_endpoint("dtn").unwrap(),
             key: key('C'),

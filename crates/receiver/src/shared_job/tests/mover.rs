@@ -40,7 +40,7 @@ impl Mover {
             owning: Owning::Allowed,
             ..ReceiverConfig::default()
         };
-        let session = Session::new(TransferId(open.run), Version::NEWEST, control, lanes);
+        let session = Session::new(TransferId(open.run), control, lanes);
         let session = Session {
             access,
             config,
@@ -48,7 +48,7 @@ impl Mover {
         };
         let session = tokio::spawn(run_session(session, std::future::pending()));
         writer
-            .send(&encode_message(&open.into_message(Version::NEWEST)))
+            .send(&encode_message(&ToReceiver::Open(open)))
             .await
             .unwrap();
         reader.greeting().await.unwrap();
@@ -56,7 +56,7 @@ impl Mover {
         loop {
             match inbox.recv().await.unwrap().unwrap() {
                 ToSender::Refused(refusal) => return Err(refusal),
-                ToSender::Opened(_) | ToSender::OpenedWith(..) => break,
+                ToSender::Opened(_) => break,
                 _ => {}
             }
         }

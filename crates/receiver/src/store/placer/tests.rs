@@ -87,13 +87,7 @@ fn transfer_by(
     let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
     let id = zmove_types::TransferId([number; 16]);
     let parts = crate::resume::parts::Parts::new(journals, id, String::new(), &target.tree);
-    Transfer::new(
-        (id, zmove_wire::Version::V4),
-        &open,
-        (target, parts),
-        config,
-        outcomes,
-    )
+    Transfer::new(id, &open, (target, parts), config, outcomes)
 }
 
 fn name(text: &str) -> Name {

@@ -23,9 +23,7 @@
 //! Files that have been flushed by themselves in a side directory have their names already; of these the publisher
 //! knows the directories alone, which are flushed with the others (`placer/side.rs`).
 //!
-//! A batch is reported twice: as *stored*, which makes room for the next one, and as *published*, which alone counts. A
-//! sender before protocol version 4 knows the first report only and gets it when all is published; for it nothing
-//! waits.
+//! A batch is reported twice: as *stored*, which makes room for the next one, and as *published*, which alone counts.
 //!
 //! **Invariant:** in a directory that can be found, a file that has not been flushed has a hidden name
 //! (`--durability none` excepted). So a power cut or a failed flush costs names that were never given, never
@@ -59,8 +57,7 @@ pub(crate) struct Publisher {
     changed: Condvar,
     /// Held from the begin of a flush until all that it covers has its name.
     cycle: Lock<()>,
-    /// Whether what is written is published without waiting for more: the sender goes on only then, or wants each file
-    /// durable by itself.
+    /// Whether what is written is published without waiting for more: the sender wants each file durable by itself.
     promptly: bool,
 }
 

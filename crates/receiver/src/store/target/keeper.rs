@@ -203,10 +203,10 @@ mod tests {
     }
 
     fn rules(kinds: Kinds, owning: Owning) -> Rules {
-        let keeping = Some(Keeping {
+        let keeping = Keeping {
             kinds,
             ..Keeping::default()
-        });
+        };
         Rules::of(
             &Open {
                 keeping,

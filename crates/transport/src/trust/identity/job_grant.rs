@@ -62,14 +62,13 @@ pub fn job_grant_signer(signed: &SignedJobGrant) -> Option<Claim> {
 mod tests {
     use super::*;
     use crate::trust::Signed;
-    use zmove_wire::{Extensions, Open};
+    use zmove_wire::Open;
 
     fn grant() -> JobGrant {
         JobGrant {
             node: [1; 32],
             receivers: vec![[2; 32]],
             open: Open::new(b"t".to_vec(), [0; 16]),
-            extensions: Extensions::default(),
             not_before: 1,
             not_after: 2,
         }

@@ -8,23 +8,17 @@ use zmove_engine::fresh_transfer;
 use zmove_transport::{Channel, ControlError, ControlReader, ControlWriter, control_pair};
 use zmove_types::TransferId;
 use zmove_wire::{
-    Greeting, Open, Overwrite, Purpose, Refusal, RefusalCode, Role, ToReceiver, ToSender, Version,
-    Waiting, decode_message, encode_message,
+    Greeting, GreetingError, Intent, Open, Overwrite, Refusal, RefusalCode, Role, ToReceiver,
+    ToSender, Waiting, decode_message, encode_message,
 };
-
-use crate::value::version::protocols;
 
 /// The answer of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// The receiver would take a push.
-    Taken {
-        /// The protocol versions that the receiver speaks.
-        versions: String,
-        lanes_max: u16,
-    },
-    /// The receiver speaks no version that this side speaks, by its greeting.
-    Incompatible(String),
+    /// The receiver would take a push, over so many lanes.
+    Taken { lanes_max: u16 },
+    /// What answers is no zmove, or one of another version, by its greeting.
+    Incompatible(GreetingError),
     /// The receiver refuses, and gives its reason.
     Refused(Refusal),
     /// The conversation broke off.
@@ -34,9 +28,8 @@ pub(crate) enum Admission {
 impl Admission {
     /// Asks over a fresh connection, and closes it in order.
     pub(crate) async fn ask(channel: Channel) -> Self {
-        let version = channel.version();
         let (reader, writer) = control_pair(channel);
-        let asked = tokio::time::timeout(ANSWER_TIMEOUT, converse(reader, writer, version)).await;
+        let asked = tokio::time::timeout(ANSWER_TIMEOUT, converse(reader, writer)).await;
         let asked = asked.unwrap_or_else(|_| Err(anyhow::Error::msg("it does not answer")));
         asked.unwrap_or_else(|error| Self::Broken(format!("{error:#}")))
     }
@@ -45,18 +38,17 @@ impl Admission {
 async fn converse(
     mut reader: ControlReader,
     mut writer: ControlWriter,
-    version: Version,
 ) -> anyhow::Result<Admission> {
     let transfer = fresh_transfer().context("draw a transfer id")?;
     let mut question = Greeting::new(Role::Control, transfer).encode().to_vec();
-    question.extend(encode_message(
-        &preview_of_nothing(transfer).into_message(version),
-    ));
+    question.extend(encode_message(&ToReceiver::Open(preview_of_nothing(
+        transfer,
+    ))));
     // A receiver that refuses need not have read the question.
     let _refused_early = writer.send(&question).await;
-    let greeting = reader.greeting().await.context("greet")?;
-    if let Err(error) = greeting.agree_within(version) {
-        return Ok(Admission::Incompatible(error.to_string()));
+    match reader.greeting().await {
+        Err(ControlError::Greeting(error)) => return Ok(Admission::Incompatible(error)),
+        greeting => drop(greeting.context("greet")?),
     }
     let opened = match next(&mut reader).await? {
         ToSender::Opened(opened) => opened,
@@ -82,7 +74,6 @@ async fn converse(
     }
     writer.finish().await?;
     Ok(Admission::Taken {
-        versions: protocols(&greeting),
         lanes_max: opened.lanes_max,
     })
 }
@@ -94,7 +85,7 @@ async fn next(reader: &mut ControlReader) -> anyhow::Result<ToSender> {
 
 fn preview_of_nothing(TransferId(run): TransferId) -> Open {
     Open {
-        purpose: Purpose::Preview,
+        intent: Intent::Inspect,
         overwrite: Overwrite::Nothing,
         ..Open::new(Vec::new(), run)
     }

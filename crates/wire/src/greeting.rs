@@ -1,0 +1,234 @@
+//! The greeting that opens every connection.
+//!
+//! The greeting is 40 bytes long. Its magic and its version keep their place in every version of the protocol, so two
+//! programs that speak different versions can report that. **Invariant:** only this file reads a version.
+
+use thiserror::Error;
+use zmove_types::{LaneId, TransferId};
+
+use crate::error::WireError;
+use crate::fields::Reader;
+
+/// The version of the protocol that this program speaks.
+pub const PROTOCOL_VERSION: u16 = 1;
+/// The name of the protocol in TLS (ALPN).
+pub const PROTOCOL_NAME: &[u8] = b"zmove/1";
+
+/// The purpose of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Control messages, both ways.
+    Control,
+    /// Data frames, sender to receiver.
+    Lane(LaneId),
+    /// Control messages, both ways, where the receiver has dialled: the host is to send.
+    Fetch,
+}
+
+/// The protection of a transfer's lanes after their greetings. Control always stays in TLS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cipher {
+    /// Encrypted: lanes stay in TLS.
+    #[default]
+    Tls,
+    /// In clear, each frame under a keyed hash: readable on the path, but not to be changed there.
+    None,
+}
+
+/// The first bytes on every connection, from each side that speaks on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// The purpose of the connection.
+    pub role: Role,
+    /// The protection of this lane after the greeting; on control, that of all lanes.
+    pub cipher: Cipher,
+    /// The transfer that the connection belongs to.
+    pub transfer: TransferId,
+}
+
+/// The reason why a greeting is not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum GreetingError {
+    /// The bytes are not a zmove greeting.
+    #[error("the peer is not zmove: it does not send zmove's greeting")]
+    NotZmove,
+    /// The peer is a zmove that speaks another version of the protocol.
+    #[error(
+        "the peer is a zmove that speaks protocol version {theirs}, this one speaks version {PROTOCOL_VERSION}: \
+         install the same release on both hosts"
+    )]
+    OtherVersion {
+        /// The version that the peer speaks.
+        theirs: u16,
+    },
+}
+
+impl Greeting {
+    /// The greeting's length on the wire.
+    pub const BYTES: usize = 40;
+    const MAGIC: [u8; 8] = *b"ZMOVE\r\n\x1a";
+
+    /// This program's greeting, for lanes that stay in TLS.
+    #[must_use]
+    pub fn new(role: Role, transfer: TransferId) -> Self {
+        Self {
+            role,
+            cipher: Cipher::Tls,
+            transfer,
+        }
+    }
+
+    /// The greeting as bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&Self::MAGIC);
+        bytes[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        match self.role {
+            Role::Control => {}
+            Role::Lane(lane) => {
+                bytes[10] = 1;
+                bytes[12..14].copy_from_slice(&lane.0.to_le_bytes());
+            }
+            Role::Fetch => bytes[10] = 2,
+        }
+        bytes[11] = match self.cipher {
+            Cipher::Tls => 0,
+            Cipher::None => 1,
+        };
+        bytes[16..32].copy_from_slice(&self.transfer.0);
+        bytes
+    }
+
+    /// Reads a greeting.
+    ///
+    /// # Errors
+    /// [`GreetingError::NotZmove`] when the magic, the role or the cipher is unknown, and
+    /// [`GreetingError::OtherVersion`] when the peer speaks another version.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, GreetingError> {
+        let mut reader = Reader::new(bytes);
+        if reader.array() != Ok(Self::MAGIC) {
+            return Err(GreetingError::NotZmove);
+        }
+        match reader.u16() {
+            Ok(PROTOCOL_VERSION) => {}
+            Ok(theirs) => return Err(GreetingError::OtherVersion { theirs }),
+            Err(_) => return Err(GreetingError::NotZmove),
+        }
+        Self::read(reader).map_err(|_| GreetingError::NotZmove)
+    }
+
+    /// Reads the fields after the version.
+    fn read(mut reader: Reader<'_>) -> Result<Self, WireError> {
+        let role = reader.u8()?;
+        let cipher = reader.u8()?;
+        let lane = LaneId(reader.u16()?);
+        reader.array::<2>()?;
+        let unknown = |what, tag| Err(WireError::UnknownTag { what, tag });
+        Ok(Self {
+            role: match role {
+                0 => Role::Control,
+                1 => Role::Lane(lane),
+                2 => Role::Fetch,
+                tag => return unknown("role", tag),
+            },
+            cipher: match cipher {
+                0 => Cipher::Tls,
+                1 => Cipher::None,
+                tag => return unknown("cipher", tag),
+            },
+            transfer: TransferId(reader.array()?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane() -> Greeting {
+        Greeting::new(Role::Lane(LaneId(3)), TransferId([9; 16]))
+    }
+
+    /// The greeting of a lane with one byte replaced.
+    fn with_byte(at: usize, byte: u8) -> [u8; Greeting::BYTES] {
+        let mut bytes = lane().encode();
+        bytes[at] = byte;
+        bytes
+    }
+
+    #[test]
+    fn greeting_bytes_are_pinned() {
+        let expected = [
+            &b"ZMOVE\r\n\x1a"[..],
+            &[1, 0, 1, 0, 3, 0, 0, 0],
+            &[9; 16],
+            &[0; 8],
+        ]
+        .concat();
+        assert_eq!(lane().encode().to_vec(), expected);
+        assert_eq!(Greeting::decode(&lane().encode()), Ok(lane()));
+        assert_eq!(
+            PROTOCOL_NAME,
+            format!("zmove/{PROTOCOL_VERSION}").as_bytes()
+        );
+    }
+
+    #[test]
+    fn a_receiver_that_dials_has_its_own_role() {
+        let fetch = Greeting::new(Role::Fetch, TransferId([9; 16]));
+        let bytes = fetch.encode();
+        assert_eq!(
+            (bytes[10..14].to_vec(), Greeting::decode(&bytes)),
+            (vec![2, 0, 0, 0], Ok(fetch))
+        );
+        assert_eq!(
+            Greeting::decode(&with_byte(10, 3)),
+            Err(GreetingError::NotZmove)
+        );
+    }
+
+    #[test]
+    fn lanes_in_clear_have_their_own_byte() {
+        let clear = Greeting {
+            cipher: Cipher::None,
+            ..lane()
+        };
+        let bytes = with_byte(11, 1);
+        assert_eq!(
+            (clear.encode(), Greeting::decode(&bytes)),
+            (bytes, Ok(clear))
+        );
+        assert_eq!(
+            Greeting::decode(&with_byte(11, 2)),
+            Err(GreetingError::NotZmove)
+        );
+    }
+
+    /// Whatever else the other version has changed.
+    #[test]
+    fn a_zmove_that_speaks_another_version_is_recognized() {
+        for theirs in [0, 9, u16::MAX] {
+            let mut bytes = [0xFF; Greeting::BYTES];
+            bytes[..8].copy_from_slice(b"ZMOVE\r\n\x1a");
+            bytes[8..10].copy_from_slice(&theirs.to_le_bytes());
+            let error = Greeting::decode(&bytes).unwrap_err();
+            assert_eq!(error, GreetingError::OtherVersion { theirs });
+            let text = error.to_string();
+            assert!(text.contains(&format!("version {theirs}, ")), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_protocols_are_not_zmove() {
+        assert_eq!(
+            Greeting::decode(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u5\r\n"),
+            Err(GreetingError::NotZmove)
+        );
+        assert_eq!(
+            Greeting::decode(&with_byte(0, b'z')),
+            Err(GreetingError::NotZmove)
+        );
+    }
+}
