@@ -69,6 +69,7 @@ mod output;
 mod overwrite;
 mod paths;
 mod peers;
+mod pings;
 mod privileges;
 mod probe;
 mod pull;

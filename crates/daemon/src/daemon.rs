@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use zmove_transport::{
@@ -29,9 +29,9 @@ use zmove_transport::{
 };
 use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{Cipher, Greeting, Refusal, RefusalCode, Role, ToSender, Waiting, encode_message};
+use zmove_wire::{Cipher, Greeting, Refusal, RefusalCode, Role};
 
-use crate::admission::{Admissions, Queued, Slot, Turn};
+use crate::admission::{Admissions, Slot};
 use crate::answering;
 use crate::authorizer::{Authorized, Authorizer};
 use crate::authorizer_threads::AuthorizerThreads;
@@ -42,10 +42,8 @@ use crate::node_grant::NodeGrant;
 use crate::node_session::{self, NodeSession};
 use crate::pending_handshakes::PendingHandshakes;
 use crate::rate_limits::Rates;
-use crate::refusals::{
-    REFUSAL_TIMEOUT, denied, refuse, refuse_peer, rights_unreadable, say_and_close,
-};
-use crate::registry::{Found, LanesIn, Registered, Registry};
+use crate::refusals::{denied, refuse, refuse_peer, rights_unreadable, say_and_close};
+use crate::registry::{Found, LanesIn, Registry};
 use crate::sending::{self, SendingSession, Sent};
 use crate::transfers::{Cut, Direction, Live, Transfers, Who};
 use zmove_receiver::Quotas;
@@ -55,12 +53,14 @@ use zmove_receiver::TransferMeter;
 use zmove_receiver::{Grants, Limits};
 use zmove_receiver::{Session, run_session};
 
+mod waiting;
+
+use waiting::Waiter;
+
 /// How long transfers that are cut off may take to clean up.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an early lane waits for its control connection.
 const EARLY_LANE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is checked whether the sender of a queued transfer is still connected.
-const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 const RUNNING_ALREADY: &str = "a transfer of that id is running already";
 /// How long to pause when the system has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -98,32 +98,8 @@ enum Lanes {
     Sinks(mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>),
 }
 
-/// How a wait in the queue ended.
-enum Waited {
-    Slot(Slot),
-    /// Fewer of the same key are before it: so many.
-    MovedUp(usize),
-    /// The sender has closed its connection.
-    Gone,
-    CutOff(Cut),
-}
-
-/// The notice of a place in the queue.
-fn waiting(ahead: usize, reason: &str) -> Vec<u8> {
-    let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
-    encode_message(&ToSender::Waiting(Waiting {
-        ahead,
-        text: reason.to_owned(),
-    }))
-}
-
-/// Says something to a sender that waits; returns whether it has taken it.
-async fn say(stream: &mut Channel, words: &[u8]) -> bool {
-    let said = async { stream.write_all(words).await.is_ok() && stream.flush().await.is_ok() };
-    tokio::time::timeout(REFUSAL_TIMEOUT, said)
-        .await
-        .unwrap_or(false)
-}
+/// Both directions of a control connection.
+type Control = (ControlReader, ControlWriter);
 
 impl Daemon {
     /// A daemon on a listening socket.
@@ -376,7 +352,7 @@ impl Shared {
             .unwrap_or(peer)
     }
 
-    async fn run_control(&self, mut stream: Channel, authorized: Authorized, greeting: Greeting) {
+    async fn run_control(&self, stream: Channel, authorized: Authorized, greeting: Greeting) {
         let (address, key) = (stream.address(), stream.peer());
         if *self.draining.borrow() {
             let reason = "this receiver is being stopped";
@@ -396,20 +372,30 @@ impl Shared {
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
             return self.reject(Rejection::Transfer, address, error);
         }
+        let (handle, pulse, claim) = (stream.handle(), stream.pulse(), stream.claim());
+        let mut control = control_pair(stream);
+        control.0.listen();
         let (slot, told) = match place.at_once() {
             Some(slot) => (slot, None),
-            None => match self
-                .wait_in_line(stream, place, (who.clone(), live), greeting)
-                .await
-            {
-                Some((channel, slot, told)) => {
-                    stream = channel;
-                    (slot, Some(told))
+            None => {
+                let waiting = Waiter {
+                    control,
+                    handle: &handle,
+                    live,
+                };
+                match self
+                    .wait_in_line(waiting, place, who.clone(), greeting)
+                    .await
+                {
+                    Some((greeted, slot, told)) => {
+                        control = greeted;
+                        (slot, Some(told))
+                    }
+                    None => return,
                 }
-                None => return,
-            },
+            }
         };
-        stream.open_control_window();
+        handle.open_control_window();
         let (lanes_in, lanes) = lanes_for(greeting.role, slot.portion.lanes);
         let has_waited = told.is_some();
         let registered = match told {
@@ -422,108 +408,20 @@ impl Shared {
         let Some(_registered) = registered else {
             return self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
         };
-        let pulse = stream.pulse();
-        let claim = stream.claim();
-        let (reader, writer) = control_pair(stream);
-        let control = (reader, if has_waited { writer.greeted() } else { writer });
+        let who = (who, live);
         match lanes {
             Lanes::Sources(lanes, rate) => {
-                live.begins(Direction::Receive);
-                self.run_transfer(
-                    (who, live),
-                    (control, pulse),
-                    (lanes, rate),
-                    &slot,
-                    authorized,
-                    greeting,
-                )
-                .await;
+                let control = (control, pulse);
+                let lanes = (lanes, rate);
+                self.run_transfer(who, control, lanes, &slot, authorized, greeting)
+                    .await;
             }
             Lanes::Sinks(lanes) => {
-                live.begins(Direction::Send);
-                self.run_sending(
-                    (who, live),
-                    (claim, control),
-                    lanes,
-                    (&slot, has_waited),
-                    authorized,
-                    greeting,
-                )
-                .await;
+                let control = (claim, control);
+                let slot = (&slot, has_waited);
+                self.run_sending(who, control, lanes, slot, authorized, greeting)
+                    .await;
             }
-        }
-    }
-
-    /// Waits in the queue for a slot, and notifies the sender. Returns the slot and the registry entry.
-    async fn wait_in_line(
-        &self,
-        mut stream: Channel,
-        mut place: Queued,
-        (who, live): (Who, &Live),
-        greeting: Greeting,
-    ) -> Option<(Channel, Slot, Registered)> {
-        let (address, key) = (who.address, who.key);
-        let reason = place
-            .full
-            .map_or_else(|| "others were first".to_owned(), |full| full.to_string());
-        live.waits(&reason, place.ahead);
-        (self.log)(&DaemonEvent::Waits {
-            who,
-            reason: reason.clone(),
-        });
-        let Some(registered) = self.registry.enter(key, greeting.transfer, None) else {
-            self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
-            return None;
-        };
-        let mut words = Greeting::new(Role::Control, greeting.transfer)
-            .encode()
-            .to_vec();
-        words.extend(waiting(place.ahead, &reason));
-        if !say(&mut stream, &words).await {
-            return None;
-        }
-        let waited = loop {
-            match self.turn(&mut stream, &mut place, live).await {
-                Waited::MovedUp(ahead) => {
-                    live.waits(&reason, ahead);
-                    if !say(&mut stream, &waiting(ahead, &reason)).await {
-                        break Waited::Gone;
-                    }
-                }
-                waited => break waited,
-            }
-        };
-        // Drop the place first: a slot that comes too late goes to others while this transfer is refused.
-        drop(place);
-        match waited {
-            Waited::Slot(slot) => return Some((stream, slot, registered)),
-            Waited::Gone | Waited::MovedUp(_) => {}
-            Waited::CutOff(cut) => {
-                let refusal = ToSender::Refused(cut.refusal());
-                say_and_close(&self.admissions, stream, &encode_message(&refusal)).await;
-            }
-        }
-        None
-    }
-
-    /// Waits for the slot of a transfer as long as its sender stays connected.
-    async fn turn(&self, stream: &mut Channel, place: &mut Queued, live: &Live) -> Waited {
-        let mut draining = self.draining.subscribe();
-        let gone = async {
-            let mut looks = tokio::time::interval(PRESENCE_INTERVAL);
-            while !stream.is_ended() {
-                looks.tick().await;
-            }
-        };
-        tokio::select! {
-            turn = place.turn() => match turn {
-                Some(Turn::Seated(slot)) => Waited::Slot(slot),
-                Some(Turn::MovedUp(ahead)) => Waited::MovedUp(ahead),
-                None => Waited::Gone,
-            },
-            () = gone => Waited::Gone,
-            () = async { drop(draining.wait_for(|draining| *draining).await) } => Waited::CutOff(Cut::Stopping),
-            cut = self.cut_off(live) => Waited::CutOff(cut),
         }
     }
 
@@ -541,7 +439,7 @@ impl Shared {
     async fn run_transfer(
         &self,
         (who, live): (Who, &Live),
-        (control, pulse): ((ControlReader, ControlWriter), Pulse),
+        (control, pulse): (Control, Pulse),
         (lanes, rate): (mpsc::Receiver<Box<dyn LaneSource>>, SharedRate),
         slot: &Slot,
         Authorized {
@@ -558,6 +456,7 @@ impl Shared {
         }: Greeting,
     ) {
         let key = who.key;
+        live.begins(Direction::Receive);
         // When it stops, the daemon waits until all receivers of this channel have been dropped: until transfers that
         // were cut off have removed what they had not finished.
         let _until_it_has_ended = self.stopping.subscribe();
@@ -639,7 +538,7 @@ impl Shared {
     async fn run_sending(
         &self,
         (who, live): (Who, &Live),
-        (claim, control): (Claim, (ControlReader, ControlWriter)),
+        (claim, control): (Claim, Control),
         lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
         (slot, has_waited): (&Slot, bool),
         authorized: Authorized,
@@ -648,6 +547,7 @@ impl Shared {
         }: Greeting,
     ) {
         let (key, name, rate_max) = (who.key, who.name.clone(), authorized.max_rate);
+        live.begins(Direction::Send);
         let _until_it_has_ended = self.stopping.subscribe();
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
         let started = Instant::now();

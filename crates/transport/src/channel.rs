@@ -75,6 +75,40 @@ impl Claim {
     }
 }
 
+/// A handle on a [`Channel`], usable while others read and write it.
+#[derive(Clone, Debug)]
+pub struct ChannelHandle(HandleOf);
+
+#[derive(Clone, Debug)]
+enum HandleOf {
+    Tcp(PathProbe),
+    Quic(quinn::Connection),
+}
+
+impl ChannelHandle {
+    /// Whether the peer has ended the connection, or it is lost, as far as the kernel reports; nothing is read for
+    /// that.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        match &self.0 {
+            HandleOf::Tcp(probe) => probe
+                .read()
+                .is_some_and(|info| info.established == Some(false)),
+            HandleOf::Quic(connection) => connection.close_reason().is_some(),
+        }
+    }
+
+    /// Lets the peer send as much before it is read as control may; before a peer is admitted, a daemon lets it send
+    /// little.
+    pub fn open_control_window(&self) {
+        match &self.0 {
+            // The kernel has a window of its own.
+            HandleOf::Tcp(_) => {}
+            HandleOf::Quic(connection) => QuicConnection::open_control_window(connection),
+        }
+    }
+}
+
 /// An established connection to a peer whose key is known.
 #[derive(Debug)]
 pub struct Channel {
@@ -169,17 +203,13 @@ impl Channel {
         }
     }
 
-    /// Whether the peer has ended the connection, or it is lost, as far as the kernel reports; nothing is read for
-    /// that.
+    /// A handle on the connection that stays when it is split into its two directions.
     #[must_use]
-    pub fn is_ended(&self) -> bool {
-        match &self.established {
-            Established::Tcp(connection) => connection
-                .probe()
-                .read()
-                .is_some_and(|info| info.established == Some(false)),
-            Established::Quic(quic) => quic.connection.close_reason().is_some(),
-        }
+    pub fn handle(&self) -> ChannelHandle {
+        ChannelHandle(match &self.established {
+            Established::Tcp(connection) => HandleOf::Tcp(connection.probe()),
+            Established::Quic(quic) => HandleOf::Quic(quic.connection.clone()),
+        })
     }
 
     /// A way to ask whether the peer is still there.
@@ -221,16 +251,6 @@ impl Channel {
             }
             (Established::Quic(_), Cipher::None) => return Err(never_clear()),
         })
-    }
-
-    /// Lets the peer send as much before it is read as control may; before a peer is admitted, a daemon lets it send
-    /// little.
-    pub fn open_control_window(&self) {
-        match &self.established {
-            // The kernel has a window of its own.
-            Established::Tcp(_) => {}
-            Established::Quic(connection) => connection.open_control_window(),
-        }
     }
 
     /// Turns this into the receiving end of a lane, after a greeting that has been read.

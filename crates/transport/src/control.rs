@@ -1,28 +1,56 @@
-//! The control connection: whole messages over any ordered byte stream.
+//! The control connection: whole messages over any ordered byte stream, and pings between them.
 //!
-//! **Invariant:** a message's length is checked against the limit before its bytes are awaited.
+//! A task reads the stream and answers the peer's pings ([`frames`]), so no session sees one. **Invariant:** a message's
+//! length is checked against the limit before its bytes are awaited.
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::sync::mpsc;
-use zmove_wire::limits::{MESSAGE_BYTES_MAX, within};
-use zmove_wire::{Greeting, GreetingError, WireError};
+use tokio::sync::{Mutex, mpsc, watch};
+use zmove_wire::limits::MESSAGE_BYTES_MAX;
+use zmove_wire::{Greeting, GreetingError, WireError, encode_ping};
+
+pub(crate) mod frames;
+
+use frames::Listening;
 
 /// Receives messages.
 pub struct ControlReader {
-    stream: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
+    /// The stream, while nothing but the greeting has been read.
+    stream: Option<BufReader<Box<dyn AsyncRead + Send + Unpin>>>,
+    listening: Option<Listening>,
     /// The peer's, once it has been read.
     greeting: Option<Greeting>,
+    /// Whether more came together with the greeting.
+    more_came: bool,
+    /// What pings are answered by.
+    writer: WriterHandle,
+}
+
+/// A way to the writer that keeps it from nothing.
+#[derive(Clone)]
+struct WriterHandle {
+    sending: std::sync::Weak<Mutex<Sending>>,
+    begun: watch::Receiver<bool>,
 }
 
 /// Sends messages.
 pub struct ControlWriter {
-    stream: Box<dyn AsyncWrite + Send + Unpin>,
+    sending: Arc<Mutex<Sending>>,
+    /// Whether something has been sent; pings are answered from then on.
+    begun: watch::Sender<bool>,
     greeted: bool,
+}
+
+/// The sending direction of a stream.
+struct Sending {
+    stream: Box<dyn AsyncWrite + Send + Unpin>,
+    /// Whether a write has not come to its end: nothing may follow.
+    broken: bool,
 }
 
 /// How long the peer of a control connection may acknowledge nothing, on either side, before the connection counts as
@@ -83,21 +111,31 @@ pub fn control_pair(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
 ) -> (ControlReader, ControlWriter) {
     let (reader, writer) = tokio::io::split(stream);
+    let sending = Arc::new(Mutex::new(Sending {
+        stream: Box::new(writer),
+        broken: false,
+    }));
+    let (begun, has_begun) = watch::channel(false);
     let reader = ControlReader {
-        stream: BufReader::new(Box::new(reader)),
+        stream: Some(BufReader::new(Box::new(reader))),
+        listening: None,
         greeting: None,
-    };
-    (
-        reader,
-        ControlWriter {
-            stream: Box::new(writer),
-            greeted: false,
+        more_came: false,
+        writer: WriterHandle {
+            sending: Arc::downgrade(&sending),
+            begun: has_begun,
         },
-    )
+    };
+    let writer = ControlWriter {
+        sending,
+        begun,
+        greeted: false,
+    };
+    (reader, writer)
 }
 
 impl ControlReader {
-    /// The peer's greeting, which comes before any message.
+    /// The peer's greeting, which comes before any message. From then on the peer's pings are answered.
     ///
     /// # Errors
     /// [`ControlError`] when the stream ends or the greeting is not zmove's.
@@ -105,21 +143,43 @@ impl ControlReader {
         if let Some(greeting) = self.greeting {
             return Ok(greeting);
         }
+        let stream = self
+            .stream
+            .as_mut()
+            .expect("the greeting comes before any message");
         let mut bytes = [0; Greeting::BYTES];
-        self.stream.read_exact(&mut bytes).await?;
-        Ok(*self.greeting.insert(Greeting::decode(&bytes)?))
+        stream.read_exact(&mut bytes).await?;
+        self.more_came = !stream.buffer().is_empty();
+        let greeting = *self.greeting.insert(Greeting::decode(&bytes)?);
+        self.listen();
+        Ok(greeting)
     }
 
-    /// Whether more has come together with what was read last, as what the peer has written at once does.
+    /// Answers the peer's pings from now on, whether messages are asked for or not. The greeting has been read.
+    pub fn listen(&mut self) -> &mut Self {
+        if let Some(stream) = self.stream.take() {
+            let WriterHandle { sending, begun } = self.writer.clone();
+            self.listening = Some(Listening::begin(stream, sending, begun));
+        }
+        self
+    }
+
+    /// Whether more came together with the greeting, as what the peer has written at once does.
     #[must_use]
-    pub fn has_more(&self) -> bool {
-        !self.stream.buffer().is_empty()
+    pub const fn has_more(&self) -> bool {
+        self.more_came
     }
 
-    /// The next message's bytes without their length; `None` when the peer ended the connection between messages.
+    /// The value of the newest pong that the peer has sent.
+    pub fn pongs(&mut self) -> watch::Receiver<Option<u64>> {
+        self.messages().pongs()
+    }
+
+    /// The next message's bytes without their length; `None` when the peer ended the connection between messages. Safe
+    /// to cancel.
     ///
     /// # Errors
-    /// [`ControlError`] when the stream breaks or a length is over the limit. Not safe to cancel.
+    /// [`ControlError`] when the stream breaks or a length is over the limit.
     pub async fn receive(&mut self) -> Result<Option<Vec<u8>>, ControlError> {
         self.receive_within(MESSAGE_BYTES_MAX).await
     }
@@ -132,16 +192,12 @@ impl ControlReader {
         &mut self,
         longest: usize,
     ) -> Result<Option<Vec<u8>>, ControlError> {
-        let mut length = [0; 4];
-        if self.stream.read(&mut length[..1]).await? == 0 {
-            return Ok(None);
-        }
-        self.stream.read_exact(&mut length[1..]).await?;
-        let len = u32::from_le_bytes(length) as usize;
-        within("message", len, longest)?;
-        let mut bytes = vec![0; len];
-        self.stream.read_exact(&mut bytes).await?;
-        Ok(Some(bytes))
+        self.messages().receive(longest).await
+    }
+
+    fn messages(&mut self) -> &mut Listening {
+        self.listen();
+        self.listening.as_mut().expect("it listens")
     }
 }
 
@@ -149,8 +205,8 @@ impl ControlReader {
 pub type Inbox<M> = mpsc::Receiver<Result<M, ControlError>>;
 
 impl ControlReader {
-    /// Reads messages in a task of its own, since a read must not be cancelled half-way; at most `waiting_max` wait.
-    /// The task ends, and drops the connection, when the inbox is dropped.
+    /// Decodes messages in a task of its own; at most `waiting_max` wait. The task ends, and drops the connection, when
+    /// the inbox is dropped.
     pub fn into_inbox<M: Send + 'static>(
         mut self,
         decode: impl Fn(&[u8]) -> Result<M, WireError> + Send + 'static,
@@ -161,7 +217,6 @@ impl ControlReader {
             loop {
                 let received = tokio::select! {
                     received = self.receive() => received,
-                    // The inbox is dropped: a message that is cut off is of no use.
                     () = sender.closed() => break,
                 };
                 let message = match received {
@@ -194,10 +249,24 @@ impl ControlWriter {
     /// # Errors
     /// [`ControlError`] when the stream is gone.
     pub async fn greet(&mut self, greeting: &Greeting) -> Result<(), ControlError> {
-        if !std::mem::replace(&mut self.greeted, true) {
-            self.send(&greeting.encode()).await?;
+        if self.greeted {
+            return Ok(());
         }
-        Ok(())
+        self.greet_with(greeting, &[]).await
+    }
+
+    /// Sends this side's greeting together with messages.
+    ///
+    /// # Errors
+    /// [`ControlError`] when the stream is gone.
+    pub async fn greet_with(
+        &mut self,
+        greeting: &Greeting,
+        messages: &[u8],
+    ) -> Result<(), ControlError> {
+        self.greeted = true;
+        self.send(&[&greeting.encode()[..], messages].concat())
+            .await
     }
 
     /// Sends bytes that are a greeting or messages with their lengths.
@@ -205,8 +274,18 @@ impl ControlWriter {
     /// # Errors
     /// [`ControlError`] when the stream is gone.
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
-        self.stream.write_all(bytes).await?;
-        Ok(self.stream.flush().await?)
+        self.sending.lock().await.write(bytes).await?;
+        self.begun
+            .send_if_modified(|begun| !std::mem::replace(begun, true));
+        Ok(())
+    }
+
+    /// Sends a ping, whose value the peer echoes ([`ControlReader::pongs`]).
+    ///
+    /// # Errors
+    /// [`ControlError`] when the stream is gone.
+    pub async fn ping(&mut self, value: u64) -> Result<(), ControlError> {
+        self.send(&encode_ping(value)).await
     }
 
     /// Ends this direction in order.
@@ -214,7 +293,20 @@ impl ControlWriter {
     /// # Errors
     /// [`ControlError`] when the stream is gone.
     pub async fn finish(&mut self) -> Result<(), ControlError> {
-        Ok(self.stream.shutdown().await?)
+        Ok(self.sending.lock().await.stream.shutdown().await?)
+    }
+}
+
+impl Sending {
+    /// Writes bytes whole. After a write that failed or was cancelled nothing is written any more.
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
+        if std::mem::replace(&mut self.broken, true) {
+            return Err(ControlError::Closed);
+        }
+        self.stream.write_all(bytes).await?;
+        self.stream.flush().await?;
+        self.broken = false;
+        Ok(())
     }
 }
 
@@ -239,3 +331,6 @@ impl fmt::Debug for ControlWriter {
         f.write_str("ControlWriter")
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,7 +12,8 @@ use zmove_types::{BufferPool, StageClock};
 use zmove_wire::limits::{FRAME_DATA_BYTES_MAX, MESSAGE_BYTES_MAX};
 use zmove_wire::{Greeting, ToReceiver, decode_message};
 
-use crate::control::{ControlError, control_pair};
+use crate::control::ControlError;
+use crate::control::frames::{ControlFrame, body, next_frame};
 use crate::lane::{Frame, LaneError};
 
 pub use crate::record::fuzzing::records;
@@ -51,20 +52,25 @@ pub fn frames(bytes: &[u8]) {
 /// # Panics
 /// When a message is longer than messages are, or the connection waits for what cannot come.
 pub fn control(bytes: &[u8]) {
-    let (mut reader, _writer) = control_pair(tokio::io::join(
-        Cursor::new(bytes.to_vec()),
-        tokio::io::sink(),
-    ));
-    let Ok(greeting) = at_once(reader.greeting()) else {
+    let Some((greeting, rest)) = bytes.split_first_chunk() else {
+        return;
+    };
+    let Ok(greeting) = Greeting::decode(greeting) else {
         return;
     };
     assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
+    let mut stream = Cursor::new(rest.to_vec());
     loop {
-        match at_once(reader.receive()) {
-            Ok(Some(message)) => {
-                assert!(message.len() <= MESSAGE_BYTES_MAX);
-                let _outcome = decode_message::<ToReceiver>(&message);
+        match at_once(next_frame(&mut stream)) {
+            Ok(Some(ControlFrame::Message(length))) => {
+                assert!(length <= MESSAGE_BYTES_MAX);
+                match at_once(body(&mut stream, length)) {
+                    Ok(message) => drop(decode_message::<ToReceiver>(&message)),
+                    Err(ControlError::Closed) => break,
+                    Err(error) => panic!("{error}"),
+                }
             }
+            Ok(Some(ControlFrame::Ping(_) | ControlFrame::Pong(_))) => {}
             Ok(None) | Err(ControlError::Closed | ControlError::Wire(_)) => break,
             Err(error) => panic!("{error}"),
         }

@@ -21,7 +21,8 @@ mod trust;
 
 pub use blocking::blocking;
 pub use channel::{
-    Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach, TransportChoice,
+    Channel, ChannelDialler, ChannelHandle, Claim, Incoming, Inherited, Listener, Reach,
+    TransportChoice,
 };
 pub use control::{
     CONTROL_SILENCE_MAX, ControlError, ControlReader, ControlWriter, Inbox, control_pair,

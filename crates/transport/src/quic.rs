@@ -114,9 +114,8 @@ impl QuicConnection {
     }
 
     /// Lets the peer send as much before it is read as control may.
-    pub(crate) fn open_control_window(&self) {
-        self.connection
-            .set_receive_window(settings::CONTROL_WINDOW_BYTES.into());
+    pub(crate) fn open_control_window(connection: &quinn::Connection) {
+        connection.set_receive_window(settings::CONTROL_WINDOW_BYTES.into());
     }
 
     /// The certificates that the peer has shown.

@@ -12,6 +12,7 @@
 //! ```
 
 mod batch;
+mod control_frame;
 mod error;
 mod extensions;
 mod extra;
@@ -27,6 +28,7 @@ pub use batch::{
     Batch, BatchEntry, DIRECTORY_HEAD_BYTES, DirectoryGroup, FileEntry, FileHead, LinkEntry,
     directory_batches,
 };
+pub use control_frame::{ControlHeader, encode_ping, encode_pong};
 pub use error::WireError;
 pub use extra::XattrDigest;
 pub use frame::{FrameHeader, FrameKind};

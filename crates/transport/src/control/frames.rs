@@ -1,0 +1,196 @@
+//! Reading the frames of a control connection in a task of its own, which answers pings.
+//!
+//! The task reads from the greeting on, whatever the session does, so a ping is answered in any phase. It reads ahead
+//! one short message; a longer one waits until the session asks for it, and the pings behind that wait too.
+//! **Invariant:** reading never waits for writing, so two peers who both have much to send never wait for each other.
+
+use std::sync::{Arc, Weak};
+
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::sync::{Mutex, mpsc, watch};
+use zmove_wire::limits::{MESSAGE_BYTES_MAX, within};
+use zmove_wire::{ControlHeader, encode_pong};
+
+use super::{ControlError, Sending};
+
+/// A message that is no longer is read before anyone asks for it: room for nearly all openings.
+const AHEAD_BYTES_MAX: usize = 64 << 10;
+
+/// The messages of a connection that is being read.
+pub(super) struct Listening {
+    messages: mpsc::Receiver<Result<Vec<u8>, ControlError>>,
+    /// The length of the longest message that the session asks for; 0 while it does not.
+    wanted: watch::Sender<usize>,
+    pongs: watch::Receiver<Option<u64>>,
+}
+
+impl Listening {
+    /// Reads `stream` in a task, which ends when this is dropped. Pings are answered by `sending`, once something has
+    /// been sent there.
+    pub(super) fn begin(
+        stream: impl AsyncRead + Send + Unpin + 'static,
+        sending: Weak<Mutex<Sending>>,
+        begun: watch::Receiver<bool>,
+    ) -> Self {
+        let (messages_in, messages) = mpsc::channel(1);
+        let (wanted, wants) = watch::channel(0);
+        let (pings, to_answer) = watch::channel(None);
+        let (pongs_in, pongs) = watch::channel(None);
+        tokio::spawn(answer(sending, begun, to_answer));
+        let reading = Reading {
+            stream,
+            wants,
+            pings,
+            pongs: pongs_in,
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = reading.run(&messages_in) => {}
+                // A message that is cut off is of no use.
+                () = messages_in.closed() => {}
+            }
+        });
+        Self {
+            messages,
+            wanted,
+            pongs,
+        }
+    }
+
+    /// The next message that is no longer than `longest`; `None` when the peer ended the connection between messages.
+    pub(super) async fn receive(
+        &mut self,
+        longest: usize,
+    ) -> Result<Option<Vec<u8>>, ControlError> {
+        self.wanted.send_replace(longest);
+        let received = self.messages.recv().await;
+        self.wanted.send_replace(0);
+        let message = received.transpose()?;
+        if let Some(message) = &message {
+            within("message", message.len(), longest)?;
+        }
+        Ok(message)
+    }
+
+    /// The value of the newest pong.
+    pub(super) fn pongs(&self) -> watch::Receiver<Option<u64>> {
+        self.pongs.clone()
+    }
+}
+
+/// One frame.
+#[derive(Debug)]
+pub(crate) enum ControlFrame {
+    /// A message of so many bytes, which are still to be read.
+    Message(usize),
+    Ping(u64),
+    Pong(u64),
+}
+
+/// The next frame, of a message only its header; `None` when the stream ends between frames.
+pub(crate) async fn next_frame(
+    stream: &mut (impl AsyncRead + Unpin),
+) -> Result<Option<ControlFrame>, ControlError> {
+    let mut header = [0; ControlHeader::BYTES];
+    if stream.read(&mut header[..1]).await? == 0 {
+        return Ok(None);
+    }
+    stream.read_exact(&mut header[1..]).await?;
+    Ok(Some(match ControlHeader::decode(header)? {
+        ControlHeader::Message { bytes } => ControlFrame::Message(bytes),
+        ControlHeader::Ping => ControlFrame::Ping(stream.read_u64_le().await?),
+        ControlHeader::Pong => ControlFrame::Pong(stream.read_u64_le().await?),
+    }))
+}
+
+/// The body of a message.
+pub(crate) async fn body(
+    stream: &mut (impl AsyncRead + Unpin),
+    bytes: usize,
+) -> Result<Vec<u8>, ControlError> {
+    let mut message = vec![0; bytes];
+    stream.read_exact(&mut message).await?;
+    Ok(message)
+}
+
+struct Reading<R> {
+    stream: R,
+    wants: watch::Receiver<usize>,
+    pings: watch::Sender<Option<u64>>,
+    pongs: watch::Sender<Option<u64>>,
+}
+
+impl<R: AsyncRead + Unpin> Reading<R> {
+    /// Reads until the stream ends, breaks, or the messages are no longer wanted.
+    async fn run(mut self, messages: &mpsc::Sender<Result<Vec<u8>, ControlError>>) {
+        loop {
+            let message = match self.next_message().await {
+                Ok(Some(message)) => Ok(message),
+                Ok(None) => return,
+                Err(error) => Err(error),
+            };
+            let failed = message.is_err();
+            if messages.send(message).await.is_err() || failed {
+                return;
+            }
+        }
+    }
+
+    async fn next_message(&mut self) -> Result<Option<Vec<u8>>, ControlError> {
+        loop {
+            match next_frame(&mut self.stream).await? {
+                None => return Ok(None),
+                Some(ControlFrame::Ping(value)) => drop(self.pings.send_replace(Some(value))),
+                Some(ControlFrame::Pong(value)) => drop(self.pongs.send_replace(Some(value))),
+                Some(ControlFrame::Message(bytes)) => {
+                    self.wait_until_wanted(bytes).await?;
+                    return body(&mut self.stream, bytes).await.map(Some);
+                }
+            }
+        }
+    }
+
+    /// Waits until the session asks for a message that is too long to be read ahead.
+    async fn wait_until_wanted(&mut self, bytes: usize) -> Result<(), ControlError> {
+        if bytes <= AHEAD_BYTES_MAX {
+            return Ok(());
+        }
+        let wanted = self.wants.wait_for(|longest| *longest > 0).await;
+        let longest = wanted.map_or(MESSAGE_BYTES_MAX, |longest| *longest);
+        Ok(within("message", bytes, longest)?)
+    }
+}
+
+/// Answers pings until the writer is gone. Of several pings that wait, the newest is answered.
+async fn answer(
+    sending: Weak<Mutex<Sending>>,
+    mut begun: watch::Receiver<bool>,
+    mut pings: watch::Receiver<Option<u64>>,
+) {
+    let mut writer = begun.clone();
+    let answering = async {
+        while pings.changed().await.is_ok() {
+            // Nothing goes before this side's greeting.
+            if begun.wait_for(|begun| *begun).await.is_err() {
+                return;
+            }
+            let value = *pings.borrow_and_update();
+            let (Some(value), Some(sending)) = (value, sending.upgrade()) else {
+                return;
+            };
+            let pong = encode_pong(value);
+            if write(&sending, &pong).await.is_err() {
+                return;
+            }
+        }
+    };
+    let writer_gone = async { while writer.changed().await.is_ok() {} };
+    tokio::select! {
+        () = answering => {}
+        () = writer_gone => {}
+    }
+}
+
+async fn write(sending: &Arc<Mutex<Sending>>, bytes: &[u8]) -> Result<(), ControlError> {
+    sending.lock().await.write(bytes).await
+}

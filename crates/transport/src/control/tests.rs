@@ -1,0 +1,121 @@
+//! Pings between messages, over a pair of connected streams.
+
+use zmove_types::TransferId;
+use zmove_wire::{Role, ToReceiver, encode_message};
+
+use super::*;
+
+type Control = (ControlReader, ControlWriter);
+
+fn pair(room: usize) -> (Control, Control) {
+    let (near, far) = tokio::io::duplex(room);
+    (control_pair(near), control_pair(far))
+}
+
+fn greeting() -> Greeting {
+    Greeting::new(Role::Control, TransferId([1; 16]))
+}
+
+fn message(names: usize) -> Vec<u8> {
+    encode_message(&ToReceiver::LaneLost {
+        items: vec![300; names],
+    })
+}
+
+/// Waits for the pong of this value.
+async fn pong(reader: &mut ControlReader, value: u64) {
+    let mut pongs = reader.pongs();
+    let heard = pongs.wait_for(|pong| *pong == Some(value)).await;
+    assert_eq!(*heard.unwrap(), Some(value));
+}
+
+#[tokio::test]
+async fn pings_are_answered_while_the_session_reads_nothing() {
+    let (mut near, mut far) = pair(1 << 10);
+    near.1.greet(&greeting()).await.unwrap();
+    far.1.greet(&greeting()).await.unwrap();
+    near.0.greeting().await.unwrap();
+    far.0.greeting().await.unwrap();
+    // an opening that waits in the queue, and pings behind it, from both sides
+    near.1.send(&message(9)).await.unwrap();
+    for value in [7, u64::MAX, 0] {
+        near.1.ping(value).await.unwrap();
+        pong(&mut near.0, value).await;
+        far.1.ping(value).await.unwrap();
+        pong(&mut far.0, value).await;
+    }
+    let heard = far.0.receive().await.unwrap().unwrap();
+    assert_eq!(heard, message(9)[4..]);
+}
+
+#[tokio::test]
+async fn no_pong_goes_before_the_greeting() {
+    let (mut near, mut far) = pair(1 << 10);
+    near.1.greet(&greeting()).await.unwrap();
+    near.1.ping(5).await.unwrap();
+    far.0.greeting().await.unwrap();
+    // as soon as the ping may have been read
+    tokio::task::yield_now().await;
+    far.1.greet(&greeting()).await.unwrap();
+    assert_eq!(near.0.greeting().await.unwrap(), greeting());
+    pong(&mut near.0, 5).await;
+}
+
+/// Each would wait for the other if reading waited for writing.
+#[tokio::test]
+async fn pings_are_answered_between_peers_who_both_send_more_than_fits() {
+    let (near, far) = pair(64);
+    let talk = |(mut reader, mut writer): Control| async move {
+        let sending = async {
+            for value in 0..100 {
+                writer.send(&message(100)).await.unwrap();
+                writer.ping(value).await.unwrap();
+            }
+        };
+        let receiving = async {
+            for _ in 0..100 {
+                assert_eq!(reader.receive().await.unwrap().unwrap(), message(100)[4..]);
+            }
+            pong(&mut reader, 99).await;
+        };
+        tokio::join!(sending, receiving);
+    };
+    tokio::join!(talk(near), talk(far));
+}
+
+#[tokio::test]
+async fn a_long_message_is_read_when_it_is_asked_for_and_within_its_limit() {
+    let (mut near, mut far) = pair(1 << 10);
+    let long = encode_message(&vec![7_u8; 100 << 10]);
+    let sent = long.clone();
+    let sending = tokio::spawn(async move {
+        near.1.send(&sent).await.unwrap();
+        near.1.send(&sent).await
+    });
+    let heard = far.0.listen().receive_within(200 << 10).await.unwrap();
+    assert_eq!(heard.unwrap(), long[4..]);
+    let error = far.0.receive_within(64 << 10).await.unwrap_err();
+    assert!(
+        matches!(error, ControlError::Wire(WireError::OverLimit { .. })),
+        "{error}"
+    );
+    drop(far);
+    assert!(sending.await.unwrap().is_err());
+}
+
+/// The connection is closed also while a pong cannot be written.
+#[tokio::test]
+async fn a_writer_that_is_dropped_answers_nothing_more() {
+    let (mut near, mut far) = pair(16);
+    let greeting = greeting();
+    let (sent, heard) = tokio::join!(near.1.greet(&greeting), far.0.greeting());
+    sent.unwrap();
+    heard.unwrap();
+    let (sent, heard) = tokio::join!(far.1.greet(&greeting), near.0.greeting());
+    sent.unwrap();
+    heard.unwrap();
+    far.1.ping(3).await.unwrap();
+    pong(&mut far.0, 3).await;
+    drop(near);
+    assert_eq!(far.0.receive().await.unwrap(), None);
+}
