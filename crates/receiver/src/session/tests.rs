@@ -13,6 +13,8 @@ use zmove_wire::{
 
 use super::*;
 use crate::config::BUFFER_BYTES;
+use std::time::Duration;
+use zmove_wire::ToReceiver;
 use zmove_wire::{Refusal, RefusalCode};
 
 fn opening() -> Vec<u8> {

@@ -1,0 +1,711 @@
+//! A session whose transfer is under way: it takes the sender's messages and the outcomes of the threads, and tells the
+//! sender what has become of its items.
+//!
+//! **Invariant:** what is told is booked before, and stays booked until it has been sent.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use zmove_transport::{ControlError, LaneError, LaneSource, blocking};
+use zmove_types::{FileId, StageTimes};
+use zmove_wire::limits::{
+    ITEMS_OUTSTANDING_MAX, JOB_ORDERS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX,
+    OFFERS_OUTSTANDING_MAX, within,
+};
+use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
+use zmove_wire::{
+    Answer, EntryFault, FaultCode, FileDone, Finished, Offer, Open, Operation, SharedJobAnswer,
+    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt, StageReport, StoredItem,
+    ToReceiver, ToSender, WireError,
+};
+
+use crate::config::ReceiverConfig;
+use crate::error::SessionError;
+use crate::grant::{Coming, Fate, Grants, Stored};
+use crate::mirror::Mirror;
+use crate::quota::Booking;
+use crate::quota::limits::BUFFERS_BESIDE_LANES;
+use crate::quota::messages::BookedMessage;
+use crate::session::connections::{Connections, SessionReport, cpu_time, micros};
+use crate::session::finish;
+use crate::session::lanes::run_lane;
+use crate::session::lost_lanes::LostLanes;
+use crate::session::target_leases::{TargetLease, TargetLeases};
+use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
+use crate::store::compare::{Comparison, compare_all};
+use crate::store::publishing::{self, publish_all};
+use crate::store::reports::{Outcome, Told};
+use crate::store::transfer::Transfer;
+use crate::store::writer::{Job, write_all};
+
+/// [`finish::finish`] on a thread of its own.
+type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<Outcome>)>>;
+
+/// Outcomes taken in one turn, so that many receipts travel as one message.
+const OUTCOMES_PER_TURN: usize = 1024;
+
+/// The threads of one transfer.
+#[derive(Debug)]
+struct SessionThreads {
+    queue: crossbeam_channel::Sender<Job>,
+    threads: Vec<JoinHandle<()>>,
+    lanes: LaneThreads,
+    memory_max: usize,
+    writers: u32,
+    started: Instant,
+}
+
+impl SessionThreads {
+    fn start(transfer: &Arc<Transfer>, config: &ReceiverConfig) -> Result<Self, SessionError> {
+        let (queue, jobs) = crossbeam_channel::bounded(config.writers);
+        let mut threads = Self {
+            queue,
+            threads: Vec::new(),
+            lanes: LaneThreads::new(config),
+            memory_max: config.memory_max,
+            writers: u32::try_from(config.writers).unwrap_or(u32::MAX),
+            started: Instant::now(),
+        };
+        threads.spawn("zmove-publish".into(), transfer, publishing::run)?;
+        for number in 0..config.writers {
+            let jobs = jobs.clone();
+            threads.spawn(format!("zmove-write-{number}"), transfer, move |transfer| {
+                write_all(transfer, &jobs);
+            })?;
+        }
+        Ok(threads)
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        transfer: &Arc<Transfer>,
+        work: impl FnOnce(&Transfer) + Send + 'static,
+    ) -> Result<(), SessionError> {
+        self.threads.push(spawn(name, guarded(transfer, work))?);
+        Ok(())
+    }
+
+    fn add_lane(
+        &mut self,
+        transfer: &Arc<Transfer>,
+        source: Box<dyn LaneSource>,
+    ) -> Result<(), SessionError> {
+        let lanes = self.lanes.count() + 1;
+        if lanes > usize::from(LANES_UNASKED_MAX) {
+            // Each lane holds one buffer while it receives.
+            transfer
+                .pool
+                .raise((lanes + BUFFERS_BESIDE_LANES).min(self.memory_max));
+        }
+        let (transfer, queue) = (Arc::clone(transfer), self.queue.clone());
+        self.lanes.add(source, move |number, source| {
+            let _guard = PanicGuard(&transfer);
+            run_lane(&transfer, number, source, &queue);
+        })
+    }
+
+    /// The times of the writers once all work is settled and `finishing` has passed. A writer books a wait only when it
+    /// ends, so time that none has booked was waiting. While directories and storage are finished, all writers count as
+    /// busy.
+    fn store_times(&self, booked: StageTimes, finishing: Duration) -> StageTimes {
+        let busy = booked.busy + finishing * self.writers;
+        let waited = (self.started.elapsed() * self.writers).saturating_sub(busy + booked.blocked);
+        StageTimes {
+            busy,
+            starved: booked.starved.max(waited),
+            ..booked
+        }
+    }
+
+    fn join(self, transfer: &Transfer) {
+        transfer.publisher.stop();
+        drop(self.queue);
+        self.lanes.join();
+        join(self.threads);
+    }
+}
+
+/// A session whose transfer is under way.
+pub(super) struct Running {
+    connections: Connections,
+    outcomes: mpsc::Receiver<Told>,
+    threads: SessionThreads,
+    pub(super) transfer: Arc<Transfer>,
+    open: Arc<Open>,
+    ledger: ReceiverTransfer,
+    /// The memory booked for the ledger's messages that have not been sent.
+    unsent: Booking,
+    report: SessionReport,
+    offers: usize,
+    /// The orders about a job that are not answered.
+    orders: usize,
+    /// The threads that compare offered files with those at the target.
+    comparing: Workers,
+    target_leases: TargetLeases,
+    owner: String,
+    /// Set from when on a later session to the same target has to wait.
+    target_lease: Option<TargetLease>,
+    /// The task of the last flush and of the times of directories, while it runs.
+    finishing: Option<Finishing>,
+    lost: LostLanes,
+    mirror: Mirror,
+    lanes_max: usize,
+    /// The grants of the peer, where the transfer is by one.
+    pub(super) grants: Option<Arc<dyn Grants>>,
+    /// What has been noted of such a transfer: what it has stored, and how much it may still remove.
+    noted: Option<(Stored, u64)>,
+}
+
+async fn next(words: &mut Option<mpsc::UnboundedReceiver<()>>) -> Option<()> {
+    words.as_mut()?.recv().await
+}
+
+impl Running {
+    /// Starts the threads of a transfer.
+    pub(super) fn begin(
+        connections: Connections,
+        outcomes: mpsc::Receiver<Told>,
+        transfer: Arc<Transfer>,
+        (open, owner): (Open, String),
+        config: ReceiverConfig,
+    ) -> Result<Self, SessionError> {
+        let threads = SessionThreads::start(&transfer, &config)?;
+        let is_granted = open.grant.is_some();
+        Ok(Self {
+            connections,
+            outcomes,
+            threads,
+            transfer,
+            open: Arc::new(open),
+            ledger: ReceiverTransfer::default(),
+            unsent: config.quota.book_nothing(),
+            report: SessionReport::default(),
+            offers: 0,
+            orders: 0,
+            comparing: Workers::new(&config.quota),
+            target_leases: config.target_leases,
+            owner,
+            target_lease: None,
+            finishing: None,
+            lost: LostLanes::default(),
+            mirror: Mirror::new(&config.quota),
+            lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
+            grants: config.grants.filter(|_| is_granted),
+            noted: None,
+        })
+    }
+
+    /// Runs until the transfer is finished and `Finished` has been sent.
+    pub(super) async fn drive(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
+        loop {
+            tokio::select! {
+                // A sender that exchanges a lane dials the new one while the old one ends.
+                Some(lane) = self.connections.lanes.recv(), if self.threads.lanes.count() < self.lanes_max => {
+                    self.threads.add_lane(&self.transfer, lane)?;
+                }
+                Some(()) = next(&mut self.connections.failed_lanes) => self.ledger.tell(ToSender::LaneFailed),
+                Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
+                error = self.lost.overdue() => return Err(error.into()),
+                message = self.connections.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
+            }
+            self.note_stored().await;
+            while let Some(action) = self.ledger.poll()? {
+                match action {
+                    ReceiverAction::Send(message) => self.connections.send(&message).await?,
+                    ReceiverAction::Finish => return self.finish(cpu_started).await,
+                }
+            }
+            self.unsent.clear();
+        }
+    }
+
+    /// Has what was stored and removed noted before the sender hears of it: a file that it knows of does not come
+    /// again, also when this process has been killed meanwhile.
+    async fn note_stored(&mut self) {
+        let stored = self.transfer.meter.named();
+        let so_far = (stored, self.transfer.removals.left());
+        if let Some(grants) = self.grants.clone()
+            && self.noted != Some(so_far)
+        {
+            self.noted = Some(so_far);
+            let noting = tokio::task::spawn_blocking(move || grants.note(stored));
+            // a panic has been reported, and then less is counted
+            let _best_effort = noting.await;
+        }
+    }
+
+    fn take_message(
+        &mut self,
+        BookedMessage { message, held }: BookedMessage,
+    ) -> Result<(), SessionError> {
+        // Here and not where it is decoded: what a grant, or the shape of the target, lets in is only known once the
+        // first messages have been.
+        self.transfer.top_names.check_message(&message)?;
+        match message {
+            ToReceiver::Open(_) => Err(WireError::OutOfOrder {
+                what: "a second opening",
+            }
+            .into()),
+            ToReceiver::Offer(offer) => self.take_offer(offer, held),
+            ToReceiver::Keep(keep) => self.mirror.keep(&self.transfer, (keep, held)),
+            ToReceiver::Remove(remove) => self.mirror.remove(&self.transfer, (remove, held)),
+            ToReceiver::Inquire(_) | ToReceiver::Hash(_) => {
+                Err(WireError::OutOfOrder { what: "an inquiry" }.into())
+            }
+            ToReceiver::Relay(_) => Err(WireError::OutOfOrder {
+                what: "a word beside a push",
+            }
+            .into()),
+            ToReceiver::Found(found) => {
+                self.transfer.meter.told(&found);
+                Ok(())
+            }
+            ToReceiver::Abandon { file } => {
+                self.transfer.files.hear_of(FileId(file))?;
+                self.transfer.settle(Coming::File(file), Fate::Dropped);
+                let Some(file) = self.transfer.files.retire(FileId(file)) else {
+                    return Ok(());
+                };
+                self.comparing.start_for(&self.transfer, move |transfer| {
+                    transfer.discard_retired(&file)
+                })
+            }
+            ToReceiver::LaneLost { items } => self.take_lost(items),
+            ToReceiver::SharedJob(request) => self.take_order(request, held),
+            ToReceiver::Announce { items, mismatches } => {
+                Ok(self.ledger.announced(items, mismatches)?)
+            }
+            ToReceiver::Sample { .. } | ToReceiver::Sweep(_) => Err(WireError::OutOfOrder {
+                what: "a question of a probe",
+            }
+            .into()),
+        }
+    }
+
+    /// Reports the items of a lost lane that have not arrived; those that have are on their way to their place, or
+    /// there.
+    fn take_lost(&mut self, items: Vec<u64>) -> Result<(), SessionError> {
+        within("lost items", items.len(), ITEMS_OUTSTANDING_MAX)?;
+        self.lost.explained();
+        for item in items {
+            if self.transfer.let_in(item)? {
+                self.ledger.settled(StoredItem {
+                    item,
+                    mismatch: true,
+                    faults: Vec::new(),
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_offer(&mut self, offer: Offer, held: Booking) -> Result<(), SessionError> {
+        let files: usize = offer.groups.iter().map(|group| group.files.len()).sum();
+        within(
+            "offered files",
+            files.max(offer.groups.len()),
+            OFFER_FILES_MAX,
+        )?;
+        self.offers += 1;
+        if self.offers > OFFERS_OUTSTANDING_MAX {
+            return Err(WireError::OutOfOrder {
+                what: "an offer before the earlier ones are answered",
+            }
+            .into());
+        }
+        self.comparing.start_for(&self.transfer, move |transfer| {
+            let _until_it_is_answered = held;
+            let Comparison {
+                verdicts,
+                held,
+                changed,
+            } = compare_all(transfer, &offer);
+            let answer = Answer {
+                offer: offer.offer,
+                verdicts,
+            };
+            transfer
+                .reports
+                .tell(Outcome::Answer(held, answer, changed.is_empty()));
+            let mut changed = changed.into_iter().peekable();
+            while let Some(candidate) = changed.next() {
+                candidate.tell(transfer, changed.peek().is_none());
+            }
+        })
+    }
+
+    fn take_order(&mut self, request: SharedJobRequest, held: Booking) -> Result<(), SessionError> {
+        if self.transfer.target.shared_job.is_none() {
+            return Err(WireError::OutOfOrder {
+                what: "an order about a job",
+            }
+            .into());
+        }
+        if request.order == SharedJobOrder::Ping {
+            // not behind what waits for the storage
+            let answer = SharedJobAnswer {
+                number: request.number,
+                result: SharedJobResult::Done,
+            };
+            self.ledger.tell(ToSender::SharedJob(answer));
+            return Ok(());
+        }
+        self.orders += 1;
+        if self.orders > JOB_ORDERS_OUTSTANDING_MAX {
+            return Err(WireError::OutOfOrder {
+                what: "an order before the earlier ones are answered",
+            }
+            .into());
+        }
+        self.comparing.start_for(&self.transfer, move |transfer| {
+            let _until_it_is_answered = held;
+            let Some(job) = &transfer.target.shared_job else {
+                return;
+            };
+            transfer
+                .reports
+                .tell(match job.obey(transfer, request.order) {
+                    Ok(result) => Outcome::SharedJob(SharedJobAnswer {
+                        number: request.number,
+                        result,
+                    }),
+                    Err(error) => Outcome::OverLimit(error),
+                });
+        })
+    }
+
+    fn take_outcomes(&mut self, first: Told) -> Result<(), SessionError> {
+        let mut next = Some(first);
+        for _ in 0..OUTCOMES_PER_TURN {
+            match next {
+                Some(told) => self.take_told(told)?,
+                None => break,
+            }
+            next = self.outcomes.try_recv().ok();
+        }
+        next.map_or(Ok(()), |told| self.take_told(told))
+    }
+
+    /// Keeps the memory of the outcome booked until all that is in the ledger has been sent, since the peer may not
+    /// read.
+    fn take_told(&mut self, Told { outcome, held }: Told) -> Result<(), SessionError> {
+        self.unsent.join(held);
+        self.take_outcome(outcome)
+    }
+
+    fn take_outcome(&mut self, outcome: Outcome) -> Result<(), SessionError> {
+        match outcome {
+            Outcome::Item(item) => {
+                let fate = if item.mismatch {
+                    Fate::Dropped
+                } else {
+                    Fate::Stored
+                };
+                self.transfer.settle(Coming::Item(item.item), fate);
+                self.take_settled(item)?;
+            }
+            Outcome::Stored(item, faults) => {
+                self.take_settled(StoredItem {
+                    item: item.0,
+                    mismatch: false,
+                    faults,
+                })?;
+            }
+            // With the faults that were reported when it was stored: the sender counts each once.
+            Outcome::Published(item, faults) => {
+                self.transfer
+                    .settle(Coming::Item(item.0), Fate::StoredBut(&faults));
+                self.count(failures_of(&faults));
+                self.ledger.published(item.0, faults);
+            }
+            Outcome::File(file) => self.take_file(file),
+            Outcome::Fault(fault) => {
+                self.transfer
+                    .meter
+                    .failed_at((fault.operation, fault.code), || Some(fault.path.clone()));
+                self.count([(fault.operation, fault.code)].into_iter());
+                self.ledger.fault(fault);
+            }
+            Outcome::Missed(missed) => self.ledger.tell(ToSender::Missed {
+                entries: vec![missed],
+            }),
+            Outcome::Answer(held, answer, ends_offer) => {
+                self.offers -= usize::from(ends_offer);
+                self.ledger.answer(held, answer);
+            }
+            Outcome::Held(held, ends_offer) => {
+                self.offers -= usize::from(ends_offer);
+                self.ledger.tell(ToSender::Held(held));
+            }
+            Outcome::Mirror(answer) => {
+                self.mirror.answered(&answer);
+                self.ledger.tell(answer);
+            }
+            Outcome::SharedJob(answer) => {
+                self.orders -= 1;
+                self.ledger.tell(ToSender::SharedJob(answer));
+            }
+            Outcome::LaneEnded {
+                number,
+                has_brought,
+                ended,
+            } => {
+                self.threads.lanes.ended(number);
+                self.take_ended_lane(has_brought, ended)?;
+            }
+            Outcome::OverLimit(error) => return Err(error.into()),
+            Outcome::Panicked => return Err(SessionError::Panicked),
+        }
+        Ok(())
+    }
+
+    fn take_file(&mut self, file: FileDone) {
+        let fate = if file.fault.is_none() {
+            Fate::Stored
+        } else {
+            Fate::Dropped
+        };
+        self.transfer.settle(Coming::File(file.file), fate);
+        self.count(file.fault.into_iter().filter(is_failure));
+        self.ledger.file_done(file);
+    }
+
+    fn take_ended_lane(
+        &mut self,
+        has_brought: bool,
+        ended: Result<(), LaneError>,
+    ) -> Result<(), SessionError> {
+        let may_be_unknown = !has_brought && self.connections.failed_lanes.is_some();
+        match ended {
+            Err(error) if error.is_lost() && may_be_unknown => {
+                self.ledger.tell(ToSender::LaneFailed);
+            }
+            Err(error) if error.is_lost() => self.lost.note(error),
+            ended => ended?,
+        }
+        Ok(())
+    }
+
+    fn take_settled(&mut self, item: StoredItem) -> Result<(), SessionError> {
+        // The faults of a batch that will be published are counted at that time.
+        let counts = item.mismatch;
+        let faults: Vec<_> = failures_of(&item.faults).filter(|_| counts).collect();
+        if self.ledger.settled(item)? {
+            self.report.items += 1;
+            self.count(faults.into_iter());
+        }
+        Ok(())
+    }
+
+    /// Counts entries that have failed.
+    fn count(&mut self, faults: impl Iterator<Item = (Operation, FaultCode)>) {
+        for (operation, code) in faults {
+            self.report.faults += 1;
+            self.transfer.meter.failed(operation, code);
+        }
+    }
+
+    async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
+        if !self.mirror.is_idle() {
+            return Err(WireError::OutOfOrder {
+                what: "the end before all is removed",
+            }
+            .into());
+        }
+        self.target_lease = Some(
+            self.target_leases
+                .acquire(&self.owner, &self.open.target)
+                .await,
+        );
+        self.finish_comparing().await?;
+        let finishing = Instant::now();
+        let flush = self.publish_rest().await?;
+        let report = Finished {
+            receive: stage_report(&self.transfer.meter.receive.times()),
+            store: stage_report(
+                &self
+                    .threads
+                    .store_times(self.transfer.meter.store.times(), finishing.elapsed()),
+            ),
+            flush_us: micros(flush),
+            cpu_us: micros(cpu_time().saturating_sub(cpu_started)),
+        };
+        self.tell_counts().await?;
+        if let Some(receipt) = self.receipt().await {
+            self.connections.send(&ToSender::Receipt(receipt)).await?;
+        }
+        Ok(self
+            .connections
+            .send_last(&ToSender::Finished(report))
+            .await?)
+    }
+
+    /// Waits for the threads that compare, which also discard the parts of files that were given up.
+    async fn finish_comparing(&mut self) -> Result<(), SessionError> {
+        let comparing = std::mem::replace(&mut self.comparing, Workers::new(&self.transfer.quota));
+        let mut compared = std::pin::pin!(comparing.complete());
+        loop {
+            tokio::select! {
+                () = &mut compared => break,
+                Some(told) = self.outcomes.recv() => self.take_last(told)?,
+            }
+            self.send_all().await?;
+        }
+        Ok(())
+    }
+
+    /// Publishes what has no name yet, and tells the sender all that has become of its items. Returns the duration of the
+    /// last flush.
+    async fn publish_rest(&mut self) -> Result<Duration, SessionError> {
+        let transfer = Arc::clone(&self.transfer);
+        self.finishing = Some(tokio::task::spawn_blocking(move || {
+            finish::finish(&transfer)
+        }));
+        let finished = loop {
+            tokio::select! {
+                finished = self.finishing.as_mut().expect("set just above") => break finished,
+                // What is published now is sent at once, since it may be more than the queue holds.
+                Some(told) = self.outcomes.recv() => self.take_last(told)?,
+            }
+            self.send_all().await?;
+        };
+        self.finishing = None;
+        let finished = finished.map_err(|_panic| SessionError::Panicked)?;
+        let (flush, last) = finished.map_err(SessionError::Flush)?;
+        while let Ok(told) = self.outcomes.try_recv() {
+            self.take_last(told)?;
+        }
+        last.into_iter()
+            .try_for_each(|outcome| self.take_outcome(outcome))?;
+        self.send_all().await?;
+        Ok(flush)
+    }
+
+    /// Tells the sender what was counted, before the end.
+    async fn tell_counts(&mut self) -> Result<(), SessionError> {
+        let receive_us = micros(self.transfer.meter.receive.times().paced);
+        if receive_us > 0 {
+            self.connections
+                .send(&ToSender::Paced { receive_us })
+                .await?;
+        }
+        let files = self
+            .transfer
+            .target
+            .times_beyond_range
+            .load(Ordering::Relaxed);
+        if files > 0 {
+            self.connections
+                .send(&ToSender::TimesBeyondRange { files })
+                .await?;
+        }
+        let counts = self.transfer.target.keeper.counts();
+        if !counts.is_empty() {
+            self.connections.send(&ToSender::NotKept { counts }).await?;
+        }
+        Ok(())
+    }
+
+    /// The receipt of a transfer by a grant, in which all is flushed.
+    async fn receipt(&mut self) -> Option<SignedReceipt> {
+        let grants = self.grants.clone()?;
+        let (stored, faults) = (self.transfer.meter.named(), self.report.faults);
+        tokio::task::spawn_blocking(move || grants.receipt(stored, faults))
+            .await
+            .ok()
+            .flatten()
+    }
+
+    /// Handles an outcome that comes after all data has arrived: a lane that breaks now is no error.
+    fn take_last(&mut self, told: Told) -> Result<(), SessionError> {
+        if matches!(told.outcome, Outcome::LaneEnded { .. }) {
+            Ok(())
+        } else {
+            self.take_told(told)
+        }
+    }
+
+    async fn send_all(&mut self) -> Result<(), SessionError> {
+        while let Some(ReceiverAction::Send(message)) = self.ledger.poll()? {
+            self.connections.send(&message).await?;
+        }
+        self.unsent.clear();
+        Ok(())
+    }
+
+    /// Ends the session: stops its threads and tasks, and waits for them.
+    pub(super) async fn close(
+        mut self,
+        ended: Result<(), SessionError>,
+    ) -> Result<SessionReport, SessionError> {
+        if ended.is_err() && self.target_lease.is_none() {
+            self.target_lease = Some(
+                self.target_leases
+                    .acquire(&self.owner, &self.open.target)
+                    .await,
+            );
+        }
+        self.connections.part(&ended).await;
+        self.transfer.stopping.store(true, Ordering::Relaxed);
+        self.transfer.pool.close();
+        self.connections.lanes.close();
+        self.outcomes.close();
+        self.threads.lanes.trip();
+        // The peer sees the end of the connection now, and closes its lanes.
+        drop(self.connections);
+        let (threads, transfer, broken) =
+            (self.threads, Arc::clone(&self.transfer), ended.is_err());
+        let stopped = move || {
+            threads.join(&transfer);
+            if broken {
+                // Keep what is whole and can be flushed, before the next session begins.
+                publish_all(&transfer);
+                transfer.drop_overtaken();
+            }
+        };
+        blocking(stopped).await;
+        if let Some(finishing) = self.finishing {
+            // The wait for it was broken off. It may end as it likes now, in a panic too.
+            let _ended = finishing.await;
+        }
+        self.mirror.end().await;
+        self.comparing.end().await;
+        let (target, journal_trouble) = (self.open.target.clone(), self.transfer.parts.trouble());
+        // Drop the transfer here, so that the next session finds its parts and journals free.
+        let transfer = self.transfer;
+        blocking(move || drop(transfer)).await;
+        drop(self.target_lease);
+        ended.map(|()| SessionReport {
+            target,
+            journal_trouble,
+            ..self.report
+        })
+    }
+}
+
+/// The failures among these faults.
+fn failures_of(faults: &[EntryFault]) -> impl Iterator<Item = (Operation, FaultCode)> {
+    faults
+        .iter()
+        .map(|fault| (fault.operation, fault.code))
+        .filter(is_failure)
+}
+
+/// Whether a fault is a failure: a guessed file that is there already is none, nor is a link that was not made, in the
+/// place of which the file comes itself.
+fn is_failure((operation, code): &(Operation, FaultCode)) -> bool {
+    *code != FaultCode::AlreadyThere && *operation != Operation::Link
+}
+
+fn stage_report(times: &StageTimes) -> StageReport {
+    StageReport {
+        busy_us: micros(times.busy),
+        starved_us: micros(times.starved),
+        blocked_us: micros(times.blocked),
+    }
+}
