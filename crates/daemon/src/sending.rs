@@ -8,7 +8,7 @@ use std::future::Future;
 use std::io::Cursor;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -20,28 +20,28 @@ use zmove_scan::{
     Effect, FileSystems, PathList, PatternError, Rule, ScanConfig, Selection, Separator,
 };
 use zmove_sender::{
-    AfterErrors, Extent, Instead, LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Mapped,
-    Mapping, Owners, Push, PushJob, Relay, Removals, Run, SenderConfig, SessionError, Summary,
-    Zeros,
+    AfterErrors, Instead, Mapped, Mapping, Owners, PushJob, Removals, SenderConfig, SessionError,
+    Summary, Zeros,
 };
 use zmove_transport::{
-    Claim, ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink,
-    SharedRate, blocking,
+    Claim, ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate,
 };
 use zmove_types::{Account, Accounts, NoAccounts, RateLimit, TransferId};
 use zmove_wire::limits::{
     FETCH_BYTES_MAX, FETCH_LIST_BYTES_MAX, FETCH_LIST_PART_BYTES_MAX, FETCH_RULE_BYTES_MAX, within,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Cipher, Fetch, Fetching, Intent, Open, OwnerOrder, Place, Refusal,
+    AccountOrder, AccountsFrom, Cipher, Fetch, Intent, Open, OwnerOrder, Place, Refusal,
     RefusalCode, SourcePath, ToSender, ToSource, WireError, decode_message_within, encode_message,
 };
 
 use crate::authorizer::{Authorized, Authorizer};
 use crate::copies::Copies;
-use crate::relaying::{KeyQuota, Listeners, Relaying, TELL_EVERY};
+use crate::relaying::{Relaying, TELL_EVERY};
 use crate::sources::{ReadAccess, Sources};
 use crate::transfers::Cut;
+
+mod prepared;
 
 /// One transfer about to be sent; its greeting has been read.
 pub(crate) struct SendingSession {
@@ -686,143 +686,10 @@ fn mapping(AccountOrder { name, id, from }: &AccountOrder) -> Mapping {
     }
 }
 
-impl Prepared {
-    async fn run(
-        self,
-        session: SendingSession,
-        stop: impl Future<Output = Cut>,
-    ) -> Result<Summary, SendingError> {
-        let started = Instant::now();
-        let Self {
-            job,
-            config,
-            fetch,
-            missing,
-            held: _until_the_end,
-            ..
-        } = self;
-        let SendingSession {
-            transfer,
-            cipher,
-            control,
-            lanes,
-            run_leases,
-            portion,
-            ..
-        } = session;
-        let SendingSession {
-            has_waited,
-            quota,
-            meter,
-            ..
-        } = session;
-        let (reader, mut writer) = control;
-        let lease = run_leases.acquire(fetch.open.run).await;
-        let fetching = ToSender::Fetching(Fetching {
-            lanes_max: portion.lanes,
-        });
-        writer.send(&encode_message(&fetching)).await?;
-        let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed, meter);
-        for message in &missing {
-            zmove_types::Observer::on(
-                &*relaying,
-                &zmove_types::Event::Failed {
-                    message: message.clone(),
-                },
-            );
-        }
-        let manifest = fetch.manifest.then(|| {
-            let relaying = Arc::clone(&relaying);
-            Manifest::told(Extent::All, move |path, root, known| {
-                relaying.hash(path, root, known)
-            })
-        });
-        let mut run = Run::begin(manifest, started);
-        let starting = move || {
-            let push = Push::start(job, config, &mut run, started);
-            (push, run)
-        };
-        let (push, mut run) = blocking(starting).await;
-        let ending = Arc::clone(&relaying);
-        let missing = missing.len() as u64;
-        let relay = Relay {
-            words,
-            last: Box::new(move |ended| ending.end(ended, missing)),
-        };
-        let link = Link {
-            transfer,
-            cipher,
-            control: (reader, writer),
-            lanes,
-            supply: Some(supply(&fetch, portion.lanes, has_waited, &relaying)),
-            relay: Some(relay),
-            quota: Some(Arc::new(KeyQuota(quota))),
-        };
-        let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
-        let (mut superseded, mut unread, mut cut_off) = (false, false, None);
-        let stop = async {
-            tokio::select! {
-                cut = stop => {
-                    relaying.cut_off(cut.refusal());
-                    cut_off = Some(cut);
-                }
-                () = lease.superseded() => superseded = true,
-                () = relaying.is_over() => unread = true,
-            }
-        };
-        let observer = Arc::<Relaying>::clone(&relaying);
-        let sent = push.run(&mut run, link, observer, stop).await;
-        telling.abort();
-        match sent {
-            Ok(summary) => Ok(summary),
-            Err(SessionError::Interrupted) if superseded => Err(SendingError::Superseded),
-            Err(SessionError::Interrupted) if unread => Err(SendingError::Unread),
-            Err(SessionError::Interrupted) if cut_off.is_some_and(|cut| cut != Cut::Stopping) => {
-                Err(SendingError::CutOff(Cut::refusal(
-                    cut_off.expect("it is some"),
-                )))
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-}
-
 pub(crate) async fn tell_often(relaying: Arc<Relaying>) {
     let mut ticks = tokio::time::interval(TELL_EVERY);
     loop {
         ticks.tick().await;
         relaying.flush();
-    }
-}
-
-/// More lanes are dialled by the receiver, who is asked for them; at once for as many as it has dialled in vain, since
-/// nobody knows which of these came too early.
-fn supply(fetch: &Fetch, lanes_max: u16, has_waited: bool, relaying: &Arc<Relaying>) -> LaneSupply {
-    let (more, mut wanted) = mpsc::unbounded_channel();
-    let relaying = Arc::clone(relaying);
-    tokio::spawn(async move {
-        while let Some(more) = wanted.recv().await {
-            relaying.want_lanes(more);
-        }
-    });
-    let asked = fetch.lanes.dialled.min(lanes_max);
-    let number = fetch
-        .lanes
-        .least
-        .map_or(LaneNumber::Fixed, |least| LaneNumber::Tuned { least });
-    let congestion = match number {
-        LaneNumber::Fixed => LossAnswer::default(),
-        LaneNumber::Tuned { .. } => LossAnswer::of_host(None),
-    };
-    let again = if has_waited { asked } else { 0 };
-    if again > 0 {
-        more.send(again).expect("the receiver is above");
-    }
-    LaneSupply {
-        more,
-        asked,
-        again,
-        number,
-        congestion,
     }
 }

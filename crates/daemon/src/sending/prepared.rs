@@ -1,0 +1,150 @@
+//! A transfer that is prepared: it runs as a push whose receiver has dialled, and is stopped by whatever comes first.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+use zmove_sender::{
+    Extent, LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Push, Relay, Run, SessionError,
+    Summary,
+};
+use zmove_transport::blocking;
+use zmove_types::{Event, Observer};
+use zmove_wire::{Fetch, Fetching, ToSender, encode_message};
+
+use super::{Prepared, SendingError, SendingSession, tell_often};
+use crate::relaying::{KeyQuota, Listeners, Relaying};
+use crate::transfers::Cut;
+
+/// Why a transfer was stopped from outside.
+enum StopCause {
+    /// The operator of this host has ended it, or the daemon stops.
+    CutOff(Cut),
+    /// The peer has begun anew.
+    Superseded,
+    /// The peer does not read what it is told.
+    Unread,
+}
+
+impl StopCause {
+    /// The error with which a transfer ends that was stopped.
+    fn into_error(self) -> SendingError {
+        match self {
+            Self::CutOff(Cut::Stopping) => SessionError::Interrupted.into(),
+            Self::CutOff(cut) => SendingError::CutOff(cut.refusal()),
+            Self::Superseded => SendingError::Superseded,
+            Self::Unread => SendingError::Unread,
+        }
+    }
+}
+
+impl Prepared {
+    /// Sends what was prepared over the connections of `session`.
+    pub(super) async fn run(
+        self,
+        session: SendingSession,
+        stop: impl Future<Output = Cut>,
+    ) -> Result<Summary, SendingError> {
+        let started = Instant::now();
+        let (reader, mut writer) = session.control;
+        let lease = session.run_leases.acquire(self.fetch.open.run).await;
+        let lanes_max = session.portion.lanes;
+        let fetching = ToSender::Fetching(Fetching { lanes_max });
+        writer.send(&encode_message(&fetching)).await?;
+        let quota = session.quota;
+        let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed, session.meter);
+        self.tell_missing(&relaying);
+        let supply = supply(&self.fetch, lanes_max, session.has_waited, &relaying);
+        let mut run = Run::begin(self.manifest(&relaying), started);
+        let missing = self.missing.len() as u64;
+        let _until_the_end = self.held;
+        let starting = move || {
+            let push = Push::start(self.job, self.config, &mut run, started);
+            (push, run)
+        };
+        let (push, mut run) = blocking(starting).await;
+        let ending = Arc::clone(&relaying);
+        let relay = Relay {
+            words,
+            last: Box::new(move |ended| ending.end(ended, missing)),
+        };
+        let link = Link {
+            transfer: session.transfer,
+            cipher: session.cipher,
+            control: (reader, writer),
+            lanes: session.lanes,
+            supply: Some(supply),
+            relay: Some(relay),
+            quota: Some(Arc::new(KeyQuota(quota))),
+        };
+        let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
+        let mut stopped = None;
+        let stop = async {
+            stopped = Some(tokio::select! {
+                cut = stop => {
+                    relaying.cut_off(cut.refusal());
+                    StopCause::CutOff(cut)
+                }
+                () = lease.superseded() => StopCause::Superseded,
+                () = relaying.is_over() => StopCause::Unread,
+            });
+        };
+        let observer = Arc::<Relaying>::clone(&relaying);
+        let sent = push.run(&mut run, link, observer, stop).await;
+        telling.abort();
+        sent.map_err(|error| match (error, stopped) {
+            (SessionError::Interrupted, Some(cause)) => cause.into_error(),
+            (error, _) => error.into(),
+        })
+    }
+
+    /// Reports the sources that are not there.
+    fn tell_missing(&self, relaying: &Relaying) {
+        for message in &self.missing {
+            let message = message.clone();
+            relaying.on(&Event::Failed { message });
+        }
+    }
+
+    fn manifest(&self, relaying: &Arc<Relaying>) -> Option<Manifest> {
+        self.fetch.manifest.then(|| {
+            let relaying = Arc::clone(relaying);
+            Manifest::told(Extent::All, move |path, root, known| {
+                relaying.hash(path, root, known)
+            })
+        })
+    }
+}
+
+/// More lanes are dialled by the receiver, who is asked for them; at once for as many as it has dialled in vain, since
+/// nobody knows which of these came too early.
+fn supply(fetch: &Fetch, lanes_max: u16, has_waited: bool, relaying: &Arc<Relaying>) -> LaneSupply {
+    let (more, mut wanted) = mpsc::unbounded_channel();
+    let relaying = Arc::clone(relaying);
+    tokio::spawn(async move {
+        while let Some(more) = wanted.recv().await {
+            relaying.want_lanes(more);
+        }
+    });
+    let asked = fetch.lanes.dialled.min(lanes_max);
+    let number = fetch
+        .lanes
+        .least
+        .map_or(LaneNumber::Fixed, |least| LaneNumber::Tuned { least });
+    let congestion = match number {
+        LaneNumber::Fixed => LossAnswer::default(),
+        LaneNumber::Tuned { .. } => LossAnswer::of_host(None),
+    };
+    let again = if has_waited { asked } else { 0 };
+    if again > 0 {
+        more.send(again).expect("the receiver is above");
+    }
+    LaneSupply {
+        more,
+        asked,
+        again,
+        number,
+        congestion,
+    }
+}
