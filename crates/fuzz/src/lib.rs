@@ -10,3 +10,4 @@ mod target;
 mod wire;
 
 pub use target::{TARGETS, Target};
+pub use wire::decodes;

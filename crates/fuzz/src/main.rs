@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs, io};
 
-use zmove_fuzz::{TARGETS, Target};
+use zmove_fuzz::{TARGETS, Target, decodes};
 
-const USAGE: &str = "zmove-fuzz list | zmove-fuzz seeds TARGET DIR | zmove-fuzz run TARGET FILE...";
+const USAGE: &str = "zmove-fuzz list | zmove-fuzz seeds TARGET DIR | zmove-fuzz run TARGET FILE... | zmove-fuzz decoding TARGET FILE...";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -22,6 +22,7 @@ fn main() -> ExitCode {
             named(name).and_then(|target| write_seeds(target, Path::new(directory)))
         }
         ["run", name, ref files @ ..] => named(name).and_then(|target| run(target, files)),
+        ["decoding", name, ref files @ ..] => list_decoding(name, files),
         _ => Err(io::Error::other(USAGE)),
     };
     match done {
@@ -45,6 +46,16 @@ fn write_seeds(target: Target, directory: &Path) -> io::Result<()> {
             let path: PathBuf = directory.join(format!("seed-{number}"));
             fs::write(path, seed)
         })
+}
+
+/// Lists the files that decode.
+fn list_decoding(name: &str, files: &[&str]) -> io::Result<()> {
+    for file in files {
+        if decodes(name, &fs::read(file)?) == Some(true) {
+            println!("{file}");
+        }
+    }
+    Ok(())
 }
 
 fn run(target: Target, files: &[&str]) -> io::Result<()> {

@@ -2,9 +2,46 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 use zmove_wire::{
-    Batch, FileHead, FrameHeader, Greeting, SignedJobGrant, ToReceiver, ToSender, ToSource,
-    decode_message, encode_message,
+    Batch, ControlHeader, FileHead, FrameHeader, Greeting, SignedJobGrant, ToReceiver, ToSender,
+    ToSource, decode_message, encode_message,
 };
+
+/// Whether an input of one of these decoders decodes; `None` for a target that is none of them.
+#[must_use]
+pub fn decodes(target: &str, input: &[u8]) -> Option<bool> {
+    Some(match target {
+        "greeting" => input
+            .first_chunk()
+            .is_some_and(|bytes| Greeting::decode(bytes).is_ok()),
+        "frame_header" => input
+            .first_chunk()
+            .is_some_and(|bytes| FrameHeader::decode(bytes).is_ok()),
+        "batch" => input.split_first_chunk().is_some_and(|(data_bytes, head)| {
+            Batch::decode(head, u32::from_le_bytes(*data_bytes)).is_ok()
+        }),
+        "file_head" => FileHead::decode(input).is_ok(),
+        "to_receiver" => decode_message::<ToReceiver>(input).is_ok(),
+        "to_sender" => decode_message::<ToSender>(input).is_ok(),
+        "to_source" => decode_message::<ToSource>(input).is_ok(),
+        "job_grant" => SignedJobGrant::decode(input).is_ok(),
+        "control" => input.split_first_chunk().is_some_and(|(greeting, rest)| {
+            Greeting::decode(greeting).is_ok() && first_message_decodes(rest)
+        }),
+        _ => return None,
+    })
+}
+
+/// Whether a control connection begins with a message that decodes.
+fn first_message_decodes(bytes: &[u8]) -> bool {
+    let Some((header, rest)) = bytes.split_first_chunk() else {
+        return false;
+    };
+    let Ok(ControlHeader::Message { bytes }) = ControlHeader::decode(*header) else {
+        return false;
+    };
+    rest.get(..bytes)
+        .is_some_and(|message| decode_message::<ToReceiver>(message).is_ok())
+}
 
 pub(crate) fn greeting(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk() else {

@@ -9,7 +9,7 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use zmove_fuzz::{TARGETS, Target};
+use zmove_fuzz::{TARGETS, Target, decodes};
 
 /// One test, not one for each target: the limit of memory is that of the process.
 #[test]
@@ -39,6 +39,42 @@ fn what_is_kept_is_decoded_or_refused() {
     }
     assert!(failed.is_empty(), "{failed:#?}");
 }
+
+/// A corpus of another wire would only exercise the refusals.
+#[test]
+fn most_of_what_is_kept_for_the_wire_decodes() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let mut checked = 0;
+    for target in TARGETS {
+        let directory = corpus.join(target.name);
+        let inputs = names_in(&directory)
+            .into_iter()
+            .map(|name| fs::read(directory.join(name)).unwrap());
+        let decoded: Option<Vec<bool>> = inputs.map(|input| decodes(target.name, &input)).collect();
+        let Some(decoded) = decoded else { continue };
+        let count = decoded.iter().filter(|decoded| **decoded).count();
+        let least = decoded.len() * DECODING_PERCENT_MIN / 100;
+        assert!(
+            count > 0 && count >= least,
+            "{}: {count} of {} inputs decode, {least} should",
+            target.name,
+            decoded.len()
+        );
+        for seed in target.seeds() {
+            assert_eq!(
+                decodes(target.name, &seed),
+                Some(true),
+                "a seed of {}",
+                target.name
+            );
+        }
+        checked += 1;
+    }
+    assert_eq!(checked, 9, "decoders of the wire");
+}
+
+/// The share of a wire decoder's corpus that has to decode.
+const DECODING_PERCENT_MIN: usize = 50;
 
 fn names_in(directory: &Path) -> Vec<String> {
     fs::read_dir(directory)
