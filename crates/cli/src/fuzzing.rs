@@ -1,7 +1,7 @@
 //! The fuzz targets of this crate, which `crates/fuzz` runs: each function takes any bytes and panics when a decoder
 //! breaks a promise.
 //!
-//! The program is built without the feature `fuzzing`, which they need.
+//! The program never calls these functions, so they are not in its binary.
 
 use zmove_types::{RateLimit, parse_size};
 

@@ -6,7 +6,6 @@ mod args;
 mod ceiling;
 mod commands;
 mod display;
-#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod settings;

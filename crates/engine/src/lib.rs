@@ -46,7 +46,6 @@ mod backoff;
 mod copy;
 mod dial;
 mod error;
-#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod local;

@@ -14,7 +14,6 @@ use zmove_types::Escaped;
 
 use crate::error::LocationError;
 
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
 /// The port of a receiver whose location names none.

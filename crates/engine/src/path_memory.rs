@@ -26,7 +26,6 @@ pub use known::{Known, Rates, Window};
 
 mod known;
 
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
 /// The memory of one path: the file, and the path's name in it.

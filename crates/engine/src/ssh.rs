@@ -28,7 +28,6 @@ use crate::settings::{DialSettings, SshSettings};
 
 mod messages;
 
-#[cfg(feature = "fuzzing")]
 pub(crate) use messages::fuzzing as ssh_messages_fuzzing;
 pub use messages::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 

@@ -1,6 +1,6 @@
 //! What `crates/fuzz` runs of this crate: each function takes any bytes and panics when a decoder breaks a promise.
 //!
-//! Only with the feature `fuzzing`, which the program is not built with.
+//! The program never calls these functions, so they are not in its binary.
 
 pub use crate::resume::journal::fuzzing::{
     framed, job_journal, journal, journal_files, journal_records,

@@ -6,7 +6,6 @@
 
 mod config;
 mod error;
-#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod grant;

@@ -28,7 +28,6 @@ mod directory;
 mod entry;
 mod error;
 mod first_walk;
-#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod histogram;

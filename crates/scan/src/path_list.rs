@@ -13,7 +13,6 @@ use zmove_types::{PathError, RelPath};
 use crate::config::ScanRoot;
 use crate::error::{ListFault, ScanError};
 
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
 /// A reader of paths that are relative to one directory, one after the other.

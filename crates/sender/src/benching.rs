@@ -1,7 +1,7 @@
 //! The part of this crate that `benches/plan.rs` runs: entries of a scan become packs and groups, and go through the
 //! plan.
 //!
-//! Only with the feature `benching`, which the program is not built with.
+//! The program never calls these functions, so they are not in its binary.
 
 use std::sync::Arc;
 use std::thread;

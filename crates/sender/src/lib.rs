@@ -7,7 +7,6 @@
 //! target.
 
 mod account;
-#[cfg(feature = "benching")]
 #[doc(hidden)]
 pub mod benching;
 mod control;

@@ -9,7 +9,6 @@ mod channel;
 mod control;
 mod endpoint;
 mod error;
-#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod lane;

@@ -17,7 +17,6 @@
 
 use thiserror::Error;
 
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod key;
 mod open;

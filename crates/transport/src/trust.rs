@@ -18,17 +18,14 @@ mod strict_modes;
 mod verify;
 
 pub use authority::{CertificateFault, HostAuthority};
-#[cfg(feature = "fuzzing")]
 pub(crate) use authorized_keys::fuzzing as authorized_keys_fuzzing;
 pub use authorized_keys::{
     Access, AuthorizedKeys, Denial, Grant, GrantFault, Holder, KeyList, Subject,
 };
 pub use expiry::{Expiry, ParseExpiryError};
 pub use fingerprint::{Fingerprint, ParseFingerprintError};
-#[cfg(feature = "fuzzing")]
 pub(crate) use identity::fuzzing as identity_fuzzing;
 pub use identity::{Identity, Signed, job_grant_signer};
-#[cfg(feature = "fuzzing")]
 pub(crate) use known_hosts::fuzzing as known_hosts_fuzzing;
 pub use known_hosts::{HostLineFault, KnownHosts};
 pub use verify::{FirstKey, HostPolicy};

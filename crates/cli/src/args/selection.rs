@@ -20,7 +20,6 @@ use zmove_types::{ByteCount, Escaped, parse_size};
 
 use crate::value::exit::usage_error;
 
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
 /// The options that select files.

@@ -1,6 +1,5 @@
 //! `zmove trace`: sums up or draws what `push --trace` has written.
 
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod panels;
 mod picture;

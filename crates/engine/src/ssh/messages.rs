@@ -8,7 +8,6 @@ use zmove_transport::{Fingerprint, TransportChoice};
 use crate::error::SshMessageError;
 use crate::settings::PortRange;
 
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
 /// The transports that a receiver listens for, as a request names them: a sender that may take either of them needs

@@ -45,7 +45,6 @@
 
 mod clean;
 mod error;
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod locked_file;
 mod naming;

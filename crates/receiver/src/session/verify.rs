@@ -259,7 +259,6 @@ fn root_of(file: &FileEntry, bytes: &[u8]) -> Root {
     }
 }
 
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
 #[cfg(test)]

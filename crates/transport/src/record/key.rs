@@ -148,7 +148,6 @@ impl TrafficKey {
     }
 
     /// The client's first key, before it has sealed anything.
-    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn first(aead: &'static aead::Algorithm, secrets: &TrafficSecrets) -> Self {
         Self::new(
             aead,

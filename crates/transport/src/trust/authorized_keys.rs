@@ -39,7 +39,6 @@ use super::{expiry::Expiry, file, fingerprint::Fingerprint, strict_modes};
 use crate::channel::Claim;
 use crate::error::{AuthorityError, AuthorizedKeysError};
 
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod line;
 mod vouched;

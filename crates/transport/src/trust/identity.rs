@@ -13,7 +13,6 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use super::{SERVER_NAME, file, fingerprint::Fingerprint, provider, strict_modes};
 use crate::error::{IdentityError, KeyFileError};
 
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod job_grant;
 

@@ -19,7 +19,6 @@ use super::{
 use crate::endpoint::Endpoint;
 use crate::error::{KeyFileError, KnownHostsError};
 
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
 const KNOWN_HOSTS_FILE: &str = "known_hosts";

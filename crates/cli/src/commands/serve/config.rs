@@ -4,7 +4,6 @@
 //! of them are reported at once.
 
 mod fault;
-#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod value;
 
