@@ -1,17 +1,12 @@
 //! More nodes, in small: two senders and two receivers, and a few megabytes, by the zmove that lies beside the lab's
 //! program.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "in a test, helpers included, a panic is the report"
-)]
-
 use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-const LAB: &str = env!("CARGO_BIN_EXE_zmove-lab");
+use crate::{LAB, skip};
 
 #[test]
 fn two_nodes_are_set_against_one_and_drawn() {
@@ -215,9 +210,7 @@ fn methods(runs: &[Value]) -> Vec<(&str, u64)> {
 /// Whether this machine cannot run these tests, and need not.
 fn is_skipped() -> bool {
     let Err(reason) = can_run() else { return false };
-    let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
-    assert!(!required, "ZMOVE_REQUIRE_LAB=1, but {reason}");
-    eprintln!("skipped: {reason}");
+    skip(&reason);
     true
 }
 

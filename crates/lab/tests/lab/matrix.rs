@@ -4,14 +4,12 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-const LAB: &str = env!("CARGO_BIN_EXE_zmove-lab");
+use crate::{LAB, skip};
 
 #[test]
 fn a_small_set_goes_from_one_site_to_another() {
     if let Err(reason) = can_run() {
-        let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
-        assert!(!required, "ZMOVE_REQUIRE_LAB=1, but {reason}");
-        return eprintln!("skipped: {reason}");
+        return skip(&reason);
     }
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(LAB);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-const LAB: &str = env!("CARGO_BIN_EXE_zmove-lab");
+use crate::{LAB, skip};
 
 /// Why this cannot run here, if it cannot.
 fn missing() -> Option<String> {
@@ -29,9 +29,7 @@ fn skips() -> bool {
     let Some(reason) = missing() else {
         return false;
     };
-    let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
-    assert!(!required, "ZMOVE_REQUIRE_LAB=1, but {reason}");
-    eprintln!("skipped: {reason}");
+    skip(&reason);
     true
 }
 

@@ -4,22 +4,16 @@
 use std::path::Path;
 use std::process::Command;
 
-const LAB: &str = env!("CARGO_BIN_EXE_zmove-lab");
+use crate::{LAB, skip};
 
 #[test]
 fn a_few_rounds_go_well_and_leave_nothing() {
     let zmove = Path::new(LAB).with_file_name("zmove");
     if !zmove.is_file() {
-        let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
-        assert!(
-            !required,
-            "ZMOVE_REQUIRE_LAB=1, but {} is missing",
+        return skip(&format!(
+            "{} is missing; `cargo test --workspace` makes it",
             zmove.display()
-        );
-        return eprintln!(
-            "skipped: {} is missing; `cargo test --workspace` makes it",
-            zmove.display()
-        );
+        ));
     }
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(LAB);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-const LAB: &str = env!("CARGO_BIN_EXE_zmove-lab");
+use crate::{LAB, skip};
 
 /// Requests of one file wait for storage side by side, although the kernel takes synchronous writes to a file of such
 /// a mount one after the other, and reads it ahead by 128 KiB.
@@ -15,9 +15,7 @@ fn parts_of_one_large_file_are_under_way_side_by_side() {
         (can_mount(), "root with /dev/fuse"),
     ] {
         if !here {
-            let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
-            assert!(!required, "ZMOVE_REQUIRE_LAB=1, but there is no {missing}");
-            return eprintln!("skipped: there is no {missing}");
+            return skip(&format!("there is no {missing}"));
         }
     }
     let home = tempfile::tempdir().unwrap();

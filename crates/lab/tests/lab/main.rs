@@ -1,0 +1,26 @@
+//! The lab's commands in small, with the zmove that lies beside the lab's program.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "in a test, helpers included, a panic is the report"
+)]
+
+mod late;
+mod matrix;
+mod metadata;
+mod powercut;
+mod scale;
+mod torture;
+
+/// The lab's program.
+const LAB: &str = env!("CARGO_BIN_EXE_zmove-lab");
+
+/// Reports why a case cannot run on this machine.
+///
+/// # Panics
+/// If `ZMOVE_REQUIRE_LAB=1` demands that every case runs.
+fn skip(reason: &str) {
+    let is_required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
+    assert!(!is_required, "ZMOVE_REQUIRE_LAB=1, but {reason}");
+    eprintln!("skipped: {reason}");
+}
