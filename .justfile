@@ -25,6 +25,12 @@ powercut rounds="10" seed="1":
     cargo build --release --locked --package zmove --package zmove-lab
     target/release/zmove-lab powercut --rounds {{rounds}} --seed {{seed}} --keep-going
 
+# the long rounds of what CI runs briefly: torture, power cuts and the fuzzer; as root, for hours
+soak seed="1":
+    just torture 1000 {{seed}}
+    just powercut 200 {{seed}}
+    just fuzz 3600
+
 # libFuzzer on every decoder, or on those that are named
 fuzz seconds="60" *targets:
     .ci/fuzz {{seconds}} {{targets}}
