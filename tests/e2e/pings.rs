@@ -261,9 +261,11 @@ fn a_client_answers_pings_in_a_push_and_in_a_pull() {
         ("push", "source/".to_owned(), format!("{address}:in")),
         ("pull", format!("{address}:f"), "target".to_owned()),
     ] {
-        let outcome = site.zmove(&[command, "--timeout", "0", &from, &to]);
+        let outcome = site.zmove(&[command, "--timeout", "3", &from, &to]);
         assert!(outcome.outcome().code != Some(0), "the host goes away");
     }
-    let roles: Vec<_> = phases.try_iter().collect();
+    // the client dials again for a while
+    let mut roles: Vec<_> = phases.try_iter().collect();
+    roles.dedup();
     assert_eq!(roles, [Role::Control, Role::Fetch]);
 }

@@ -401,13 +401,13 @@ fn say(site: &Site, bytes: &[u8]) -> Vec<u8> {
 
 /// The length alone is refused, before any of it is awaited or held.
 #[test]
-fn a_selection_of_100_mb_is_refused_before_it_is_held() {
+fn a_selection_of_7_mib_is_refused_before_it_is_held() {
     let site = site();
     let before = site.the_daemon().peak_memory_kib();
-    let said = say(&site, &(100_u32 << 20).to_le_bytes());
+    let said = say(&site, &(7_u32 << 20).to_le_bytes());
     let text = String::from_utf8_lossy(&said).into_owned();
     assert!(
-        text.contains("message of 104857600 is over the limit of 2097152"),
+        text.contains("message of 7340032 is over the limit of 2097152"),
         "{text}"
     );
     site.the_daemon().wait_for_log("over the limit of 2097152");

@@ -19,7 +19,7 @@ const AHEAD_BYTES_MAX: usize = 64 << 10;
 /// The messages of a connection that is being read.
 pub(super) struct Listening {
     messages: mpsc::Receiver<Result<Vec<u8>, ControlError>>,
-    /// The length of the longest message that the session asks for; 0 while it does not.
+    /// The length of the longest message that the session asks for; 0 once a message has been read.
     wanted: watch::Sender<usize>,
     pongs: watch::Receiver<Option<u64>>,
 }
@@ -33,13 +33,13 @@ impl Listening {
         begun: watch::Receiver<bool>,
     ) -> Self {
         let (messages_in, messages) = mpsc::channel(1);
-        let (wanted, wants) = watch::channel(0);
+        let wanted = watch::Sender::new(0);
         let (pings, to_answer) = watch::channel(None);
         let (pongs_in, pongs) = watch::channel(None);
         tokio::spawn(answer(sending, begun, to_answer));
         let reading = Reading {
             stream,
-            wants,
+            wanted: wanted.clone(),
             pings,
             pongs: pongs_in,
         };
@@ -62,9 +62,13 @@ impl Listening {
         &mut self,
         longest: usize,
     ) -> Result<Option<Vec<u8>>, ControlError> {
-        self.wanted.send_replace(longest);
-        let received = self.messages.recv().await;
-        self.wanted.send_replace(0);
+        let received = match self.messages.try_recv() {
+            Ok(received) => Some(received),
+            Err(_) => {
+                self.wanted.send_replace(longest);
+                self.messages.recv().await
+            }
+        };
         let message = received.transpose()?;
         if let Some(message) = &message {
             within("message", message.len(), longest)?;
@@ -115,7 +119,7 @@ pub(crate) async fn body(
 
 struct Reading<R> {
     stream: R,
-    wants: watch::Receiver<usize>,
+    wanted: watch::Sender<usize>,
     pings: watch::Sender<Option<u64>>,
     pongs: watch::Sender<Option<u64>>,
 }
@@ -144,7 +148,9 @@ impl<R: AsyncRead + Unpin> Reading<R> {
                 Some(ControlFrame::Pong(value)) => drop(self.pongs.send_replace(Some(value))),
                 Some(ControlFrame::Message(bytes)) => {
                     self.wait_until_wanted(bytes).await?;
-                    return body(&mut self.stream, bytes).await.map(Some);
+                    let message = body(&mut self.stream, bytes).await?;
+                    self.wanted.send_replace(0);
+                    return Ok(Some(message));
                 }
             }
         }
@@ -155,7 +161,8 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         if bytes <= AHEAD_BYTES_MAX {
             return Ok(());
         }
-        let wanted = self.wants.wait_for(|longest| *longest > 0).await;
+        let mut wanted = self.wanted.subscribe();
+        let wanted = wanted.wait_for(|longest| *longest > 0).await;
         let longest = wanted.map_or(MESSAGE_BYTES_MAX, |longest| *longest);
         Ok(within("message", bytes, longest)?)
     }
