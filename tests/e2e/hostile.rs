@@ -10,8 +10,7 @@ use zmove_wire::limits::{EXTRANEOUS_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX
 use zmove_wire::{
     Answer, Batch, BatchEntry, EntryFault, ExtraneousName, ExtraneousNames, Fault, FaultCode,
     FileDone, Finished, FrameKind, Held, Intent, ListedName, Open, Operation, PublishedItem,
-    Stored, StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict,
-    encode_message,
+    Stored, StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict, encode_message,
 };
 
 use crate::deceiver::{Deceived, Deceiver, Heard, opened, published, stored};

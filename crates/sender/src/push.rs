@@ -560,8 +560,7 @@ impl Running<'_> {
             drop(self.inbox);
         }
         let Receipts {
-            paced,
-            times_beyond_range,
+            counters,
             ref mut signed,
             ..
         } = self.receipts;
@@ -617,10 +616,8 @@ impl Running<'_> {
             } else {
                 0
             },
-            times_beyond_range,
-            bottleneck: reading
-                .times(measured, lanes, &finished, paced)
-                .bottleneck(),
+            times_beyond_range: counters.times_beyond_range,
+            bottleneck: reading.times(measured, lanes, &finished).bottleneck(),
             path: reading.path,
             removed: removed + account.totals.removed.get(),
             learnt,

@@ -12,6 +12,7 @@
 
 mod brought;
 mod buffer;
+mod counters;
 mod data_ranges;
 mod digest;
 mod escaped;
@@ -30,6 +31,9 @@ mod units;
 
 pub use brought::Brought;
 pub use buffer::{Buffer, BufferPool, MemoryId, PAGE_BYTES};
+pub use counters::{
+    AtomicCounter, AtomicCounters, CounterRow, CounterScope, Counters, ExitEffect, Merge, Phrase,
+};
 pub use data_ranges::{DataRanges, DataRangesFinder};
 pub use digest::{Cv, Root};
 pub use escaped::{Escaped, is_unprintable, printable};

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use zmove_types::{Metadata, Name, RelPath, Timestamp};
+use zmove_types::{Counters, Metadata, Name, RelPath, Timestamp};
 
 use crate::error::WireError;
 use crate::extensions::{Extensions, OF_MESSAGES};
@@ -18,6 +18,7 @@ use crate::limits::{MESSAGE_BYTES_MAX, within};
 mod bytes;
 mod copy;
 mod counted;
+mod counters;
 mod fault;
 mod fetch;
 mod job_grant;
@@ -160,11 +161,8 @@ pub enum ToSender {
     Sampled(Sampled),
     /// The result of measuring the target's storage.
     Swept(Swept),
-    /// A rate limit held the receiving lanes back. Sent before the end.
-    Paced {
-        /// The time that lanes waited for the limit, in microseconds over all lanes.
-        receive_us: u64,
-    },
+    /// The report counters of the receiver, if any is above 0. Sent before the end; the last message counts.
+    Counters(#[serde(with = "counters")] Counters),
     /// The files of these batches have their final names, but for those in `faults`, and are flushed as asked. Sent
     /// once for each batch that was stored.
     Published {
@@ -175,12 +173,8 @@ pub enum ToSender {
     /// The transfer is in a queue, and begins when its turn comes; lanes are to be dialled after
     /// [`Opened`](Self::Opened), and those that have come are closed.
     Waiting(Waiting),
-    /// Files have another time than the source's, since the target's file system cannot represent theirs. Sent before
-    /// the end.
-    TimesBeyondRange {
-        /// The number of such files, moved or not.
-        files: u64,
-    },
+    /// The answer to an order about a job.
+    SharedJob(SharedJobAnswer),
     /// What was not kept, by kind and reason. Told before the end, to a sender that has asked for something
     /// to be kept.
     NotKept {
@@ -216,8 +210,6 @@ pub enum ToSender {
     /// A lane that the receiver has dialled has not come up, or was lost before it brought anything: the sender may not
     /// know of it, and waits for it no longer.
     LaneFailed,
-    /// The answer to an order about a job.
-    SharedJob(SharedJobAnswer),
 }
 
 /// The place of a transfer in the queue, and the reason for it.
@@ -408,6 +400,8 @@ pub struct StageReport {
     pub starved_us: u64,
     /// Time spent waiting for downstream.
     pub blocked_us: u64,
+    /// Time spent waiting for a rate limit.
+    pub paced_us: u64,
 }
 
 /// A message with its length in front.
@@ -656,7 +650,7 @@ mod tests {
             })),
             11
         );
-        assert_eq!(tag(&ToSender::Paced { receive_us: 0 }), 12);
+        assert_eq!(tag(&ToSender::Counters(Counters::default())), 12);
         assert_eq!(tag(&ToSender::Published { items: vec![] }), 13);
         assert_eq!(
             tag(&ToSender::Waiting(Waiting {
@@ -665,7 +659,6 @@ mod tests {
             })),
             14
         );
-        assert_eq!(tag(&ToSender::TimesBeyondRange { files: 0 }), 15);
         assert_eq!(
             tag(&ToSender::RateMax {
                 bytes_per_second: 0

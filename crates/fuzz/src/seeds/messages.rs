@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use std::sync::Arc;
-use zmove_types::{Beginning, Kinds, Metadata, Root, SharedJobId, Timestamp, WorkId};
+use zmove_types::{Beginning, Counters, Kinds, Metadata, Root, SharedJobId, Timestamp, WorkId};
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
     Differences, Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames,
@@ -608,6 +608,7 @@ fn replies_in_transfers() -> Vec<ToSender> {
         busy_us: 1,
         starved_us: 300,
         blocked_us: 70_000,
+        paced_us: 7,
     };
     vec![
         ToSender::Answer(Answer {
@@ -661,8 +662,10 @@ fn replies_beside_transfers() -> Vec<ToSender> {
             remove: 1,
             entries: 300,
         },
-        ToSender::Paced { receive_us: 70_000 },
-        ToSender::TimesBeyondRange { files: 300 },
+        ToSender::Counters(Counters {
+            times_beyond_range: 300,
+            ..Counters::default()
+        }),
         ToSender::RateMax {
             bytes_per_second: 1 << 30,
         },

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, LaneError, LaneSource, blocking};
-use zmove_types::{FileId, StageTimes};
+use zmove_types::{Counters, FileId, StageTimes};
 use zmove_wire::limits::{
     ITEMS_OUTSTANDING_MAX, JOB_ORDERS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX,
     OFFERS_OUTSTANDING_MAX, within,
@@ -588,21 +588,9 @@ impl Running {
 
     /// Tells the sender what was counted, before the end.
     async fn tell_counts(&mut self) -> Result<(), SessionError> {
-        let receive_us = micros(self.transfer.meter.receive.times().paced);
-        if receive_us > 0 {
-            self.connections
-                .send(&ToSender::Paced { receive_us })
-                .await?;
-        }
-        let files = self
-            .transfer
-            .target
-            .times_beyond_range
-            .load(Ordering::Relaxed);
-        if files > 0 {
-            self.connections
-                .send(&ToSender::TimesBeyondRange { files })
-                .await?;
+        let counters = self.transfer.target.counters.read();
+        if counters != Counters::default() {
+            self.connections.send(&ToSender::Counters(counters)).await?;
         }
         let counts = self.transfer.target.keeper.counts();
         if !counts.is_empty() {
@@ -707,5 +695,6 @@ fn stage_report(times: &StageTimes) -> StageReport {
         busy_us: micros(times.busy),
         starved_us: micros(times.starved),
         blocked_us: micros(times.blocked),
+        paced_us: micros(times.paced),
     }
 }

@@ -266,12 +266,8 @@ async fn a_sender_is_told_its_rate_before_it_may_begin_and_what_that_has_cost() 
     assert!(
         matches!(
             &told[..],
-            [
-                first,
-                ToSender::Opened(_),
-                ToSender::Paced { receive_us: 3000 },
-                ToSender::Finished(_)
-            ] if *first == rate
+            [first, ToSender::Opened(_), ToSender::Finished(finished)]
+                if *first == rate && finished.receive.paced_us == 3000
         ),
         "{told:?}"
     );

@@ -269,7 +269,7 @@ fn times(report: StageReport) -> StageTimes {
         busy: Duration::from_micros(report.busy_us),
         starved: Duration::from_micros(report.starved_us),
         blocked: Duration::from_micros(report.blocked_us),
-        paced: Duration::ZERO,
+        paced: Duration::from_micros(report.paced_us),
     }
 }
 

@@ -3,12 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
 use zmove_transport::Inbox;
-use zmove_types::{FileId, ItemId, Observer};
+use zmove_types::{Counters, FileId, ItemId, Observer, Side};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
@@ -36,10 +36,8 @@ use crate::send::sent::{NamePart, Sent, SentBatch};
 pub(crate) struct Receipts {
     pub(crate) session: Arc<Session>,
     pub(crate) reply_sender: ReplySender,
-    /// How long the receiving lanes were held to a rate, summed over all of them.
-    pub(crate) paced: Duration,
-    /// The number of files with a different time at the target, whose file system cannot store theirs.
-    pub(crate) times_beyond_range: u64,
+    /// The report counters of the receiver.
+    pub(crate) counters: Counters,
     reported: ReportCounts,
     /// What a receiver has signed that has opened the transfer by a grant.
     pub(crate) signed: Option<Box<SignedReceipt>>,
@@ -74,14 +72,12 @@ impl Receipts {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let (reply_sender, replies) = replies::channel(quota.clone());
         let session = Arc::new(Session::new(observer, extras, started, outgoing_in, quota));
-        let paced = Duration::ZERO;
         let reported = ReportCounts::default();
         let (signed, orders) = (None, Orders::default());
         let receipts = Self {
             session,
             reply_sender,
-            paced,
-            times_beyond_range: 0,
+            counters: Counters::default(),
             reported,
             signed,
             orders,
@@ -155,8 +151,7 @@ impl Receipts {
                 }
                 .into());
             }
-            ToSender::Paced { receive_us } => self.paced = Duration::from_micros(receive_us),
-            ToSender::TimesBeyondRange { files } => self.times_beyond_range = files,
+            ToSender::Counters(counters) => self.counters = counters.of(Side::Receiver),
             ToSender::NotKept { counts } => self.session.account.not_kept(&counts),
             ToSender::Missed { entries } => {
                 not_empty(!entries.is_empty())?;

@@ -41,19 +41,11 @@ impl Reading {
     }
 
     /// The times of the whole push, as known at its end.
-    pub(super) fn times(
-        &self,
-        wall: Duration,
-        lanes: usize,
-        finished: &Finished,
-        paced: Duration,
-    ) -> Times {
+    pub(super) fn times(&self, wall: Duration, lanes: usize, finished: &Finished) -> Times {
         let path = self.path.as_ref();
         let on_the_wire = path
             .and_then(|path| path.since_data_sent)
             .map(|ago| wall.saturating_sub(ago));
-        let mut stages = self.stages.with_report(finished);
-        stages.receive.paced = paced;
         Times {
             wall,
             first_byte: self.first_byte,
@@ -64,7 +56,7 @@ impl Reading {
                 .unwrap_or_default(),
             flush: Duration::from_micros(finished.flush_us),
             lanes,
-            stages,
+            stages: self.stages.with_report(finished),
             rate_limit: self.rate_limit,
         }
     }

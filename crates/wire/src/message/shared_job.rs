@@ -415,16 +415,16 @@ mod tests {
             }))[4..]
                 .to_vec()
         };
-        assert_eq!(answer(SharedJobResult::Done), [26, 0xAC, 2, 0]);
+        assert_eq!(answer(SharedJobResult::Done), [15, 0xAC, 2, 0]);
         let failed = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
-        assert_eq!(answer(failed), [26, 0xAC, 2, 1, 5, 13]);
+        assert_eq!(answer(failed), [15, 0xAC, 2, 1, 5, 13]);
         assert_eq!(
             answer(SharedJobResult::Committed { inode: 300 }),
-            [26, 0xAC, 2, 2, 0xAC, 2]
+            [15, 0xAC, 2, 2, 0xAC, 2]
         );
         assert_eq!(
             answer(SharedJobResult::Missing(vec![GroupRange::new(300, 2)])),
-            [26, 0xAC, 2, 3, 1, 0xAC, 2, 2]
+            [15, 0xAC, 2, 3, 1, 0xAC, 2, 2]
         );
         let fault = EntryFault {
             entry: 3,
@@ -433,7 +433,7 @@ mod tests {
         };
         assert_eq!(
             answer(SharedJobResult::DirectoriesSet(vec![fault])),
-            [26, 0xAC, 2, 4, 1, 3, 7, 0, 2]
+            [15, 0xAC, 2, 4, 1, 3, 7, 0, 2]
         );
         let count = SharedJobCount {
             pass: 11,
@@ -451,12 +451,12 @@ mod tests {
         };
         assert_eq!(
             answer(SharedJobResult::Counted(Box::new(count))),
-            [26, 0xAC, 2, 5, 11, 1, 2, 3, 0xAC, 2, 4, 5, 6, 7, 8, 9, 10]
+            [15, 0xAC, 2, 5, 11, 1, 2, 3, 0xAC, 2, 4, 5, 6, 7, 8, 9, 10]
         );
         let directories = SharedJobResult::Directories {
             head: b"h".to_vec(),
         };
-        assert_eq!(answer(directories), [26, 0xAC, 2, 6, 1, b'h']);
+        assert_eq!(answer(directories), [15, 0xAC, 2, 6, 1, b'h']);
     }
 
     #[test]

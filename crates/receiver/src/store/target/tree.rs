@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -18,7 +17,9 @@ use zmove_disk::{
     Linked, Named, NewFiles, Replace, StagingPlace, Tree, Wanted, data_begins, is_beyond_range,
     is_held_everywhere, is_kept_by_other_names, number_at, open_beneath, place_link, retouch,
 };
-use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
+use zmove_types::{
+    AtomicCounters, GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId,
+};
 use zmove_wire::{FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
 
 use crate::quota::Quota;
@@ -50,8 +51,8 @@ pub(crate) struct TargetTree {
     /// The files that were compared by their contents.
     pub(crate) compared: ComparedFiles,
     pub(crate) claims: Claims,
-    /// The number of files that got another time than the source's, which their file system cannot store.
-    pub(crate) times_beyond_range: AtomicU64,
+    /// The report counters of this side.
+    pub(crate) counters: AtomicCounters,
     pub(crate) file_systems: FileSystems,
     /// The directories that get their mode and time at the end.
     pub(crate) directories: Directories,
@@ -94,7 +95,7 @@ impl TargetTree {
             keeper,
             compared: ComparedFiles::new(quota),
             claims: Claims::new(quota),
-            times_beyond_range: AtomicU64::new(0),
+            counters: AtomicCounters::default(),
             file_systems: FileSystems::default(),
             directories: Directories::new(quota),
             directories_each: quota.directories_each(writers),
@@ -387,7 +388,7 @@ impl TargetTree {
         if !is_held_everywhere(wanted)
             && there().is_ok_and(|there| is_beyond_range(there.mtime, wanted))
         {
-            self.times_beyond_range.fetch_add(1, Ordering::Relaxed);
+            self.counters.times_beyond_range.add(1);
         }
     }
 

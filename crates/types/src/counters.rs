@@ -1,0 +1,424 @@
+//! The report counters of a transfer: one table from which all else about them is derived.
+//!
+//! Each row becomes a field of [`Counters`] and of [`AtomicCounters`]. The field's name is the name in JSON. The wire,
+//! the summaries, the exit code and the tests of the JSON schema iterate over [`Counters::TABLE`].
+//!
+//! **Invariant:** an id travels and is recorded, so it never gets another meaning.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::event::Side;
+use crate::units::ByteCount;
+
+/// One counter: a row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct CounterRow {
+    /// The number that stands for the counter on the wire.
+    pub id: u16,
+    /// The name in JSON.
+    pub name: &'static str,
+    /// The meaning, as the JSON schema describes it.
+    pub meaning: &'static str,
+    /// The side that counts. The sender ignores what a receiver reports of other counters.
+    pub side: Side,
+    /// The result of two sessions of the same run, one after the other.
+    pub merge: Merge,
+    /// The effect of a value above 0 on the exit code.
+    pub exit: ExitEffect,
+    /// The transfers for which JSON has a number; it has null for others.
+    pub scope: CounterScope,
+    /// The text of the summary.
+    pub phrase: Phrase,
+    get: fn(&Counters) -> u64,
+    get_mut: fn(&mut Counters) -> &mut u64,
+}
+
+/// The result of two sessions of the same run, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merge {
+    /// Each session adds its own part.
+    Sum,
+    /// The last session counts, because it has looked at everything again.
+    Last,
+    /// The higher value counts.
+    Max,
+}
+
+/// The effect of a counter above 0 on the exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitEffect {
+    /// None.
+    None,
+    /// The transfer is partial.
+    Partial,
+    /// The limit of removals was reached.
+    MaxDelete,
+    /// A comparison found a difference.
+    Difference,
+}
+
+/// The transfers that a counter is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CounterScope {
+    /// All transfers.
+    Any,
+    /// Previews and verifications.
+    Preview,
+    /// Transfers with one session at a time.
+    OneSession,
+}
+
+/// The text of a counter in the summary of a transfer. Nothing is printed of a counter that is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phrase {
+    /// Only JSON has the counter.
+    JsonOnly,
+    /// The summary has its own sentence for the counter.
+    Own,
+    /// The words after the number, within a list.
+    Count {
+        /// For 1.
+        one: &'static str,
+        /// For other numbers.
+        many: &'static str,
+    },
+    /// The words after a number of bytes, within a list.
+    Bytes(&'static str),
+    /// The words after the number, on a line of their own.
+    Line {
+        /// For 1.
+        one: &'static str,
+        /// For other numbers.
+        many: &'static str,
+    },
+}
+
+/// A counter that any thread adds to.
+#[derive(Debug, Default)]
+pub struct AtomicCounter(AtomicU64);
+
+macro_rules! counters {
+    ($($(#[doc = $meaning:literal])+
+        $id:literal $name:ident, $side:ident, $merge:ident, $exit:ident, $scope:ident, $phrase:expr;)+) => {
+        /// The values of all report counters.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Counters {
+            $($(#[doc = $meaning])+ pub $name: u64,)+
+        }
+
+        /// The report counters of a session while it runs.
+        #[derive(Debug, Default)]
+        pub struct AtomicCounters {
+            $($(#[doc = $meaning])+ pub $name: AtomicCounter,)+
+        }
+
+        impl Counters {
+            /// All counters, in the order of the summary's text.
+            pub const TABLE: &[CounterRow] = &[$(CounterRow {
+                id: $id,
+                name: stringify!($name),
+                meaning: concat!($($meaning),+).trim_ascii(),
+                side: Side::$side,
+                merge: Merge::$merge,
+                exit: ExitEffect::$exit,
+                scope: CounterScope::$scope,
+                phrase: $phrase,
+                get: |counters| counters.$name,
+                get_mut: |counters| &mut counters.$name,
+            },)+];
+        }
+
+        impl AtomicCounters {
+            /// The values at this moment.
+            #[must_use]
+            pub fn read(&self) -> Counters {
+                Counters { $($name: self.$name.get(),)+ }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Regular files that are whole and verified at the target because of the transfer; of a preview, those that would be sent.
+    1 files, Sender, Sum, None, Any, Phrase::Own;
+    /// Bytes of these files.
+    2 bytes, Sender, Sum, None, Any, Phrase::Own;
+    /// Maximum number of lanes that were up at once.
+    3 lanes, Sender, Max, None, OneSession, Phrase::Own;
+    /// Entries that would be created.
+    4 added, Sender, Last, Difference, Preview, Phrase::Own;
+    /// Entries that would be changed or replaced.
+    5 changed, Sender, Last, Difference, Preview, Phrase::Own;
+    /// Files that were equal at the target already.
+    6 skipped, Sender, Last, None, Any, same("equal at the target already");
+    /// Files that are a hard link to another one and for which no data was sent.
+    7 hard_links, Sender, Sum, None, Any, Phrase::Count {
+        one: "of the files is a hard link to another",
+        many: "of the files are hard links to others",
+    };
+    /// Entries only at the target that were removed, or would be; of a tree, only its top counts.
+    8 removed, Sender, Sum, Difference, Any, same("removed");
+    /// Entries only at the target that stay because the limit of removals was reached.
+    9 max_delete_kept, Sender, Last, MaxDelete, Any, same("not removed (--max-delete)");
+    /// Entries only at the target that stay because the source changed during the transfer.
+    10 source_changed_kept, Sender, Last, Partial, Any, same("not removed (the source changed)");
+    /// FIFOs, sockets and devices, which were not copied.
+    11 specials, Sender, Last, None, Any, Phrase::Count {
+        one: "special file not copied",
+        many: "special files not copied",
+    };
+    /// Entries that the selection left out; a directory counts once, whatever it contains.
+    12 left_out, Sender, Last, None, Any, same("left out by the selection");
+    /// Items that arrived damaged and were sent again.
+    13 resent, Sender, Sum, None, Any, same("resent after damage");
+    /// Chunks that were sent again because their lane was slow.
+    14 repeated, Sender, Sum, None, Any, Phrase::JsonOnly;
+    /// Number of times that connections were lost and restored.
+    15 reconnects, Sender, Sum, None, Any, same("× reconnected");
+    /// Files and directories that failed.
+    16 failed, Sender, Last, Partial, Any, same("FAILED");
+    /// Failed entries that vanished while the source was scanned.
+    17 vanished, Sender, Last, None, Any, Phrase::JsonOnly;
+    /// Bytes of large files that an earlier transfer had brought and that were not sent again.
+    18 bytes_resumed, Sender, Last, None, Any, Phrase::Bytes("of large files had come before");
+    /// Bytes of large files that another version at the target had as well, and that were not sent.
+    19 bytes_matched, Sender, Last, None, Any, Phrase::Bytes("of large files were the same at the target");
+    /// Files whose time differs from the source's because the target's file system cannot store it.
+    20 times_beyond_range, Receiver, Last, None, Any, Phrase::Line {
+        one: "file keeps another time than the source's: the target's file system cannot hold theirs",
+        many: "files keep another time than the source's: the target's file system cannot hold theirs",
+    };
+    /// Names that the manifest cannot contain.
+    21 manifest_left_out, Sender, Last, None, Any, Phrase::Own;
+    /// Files that were at the target and were not read, so that the manifest does not contain them.
+    22 manifest_unread, Sender, Last, None, Any, Phrase::Own;
+}
+
+const fn same(words: &'static str) -> Phrase {
+    Phrase::Count {
+        one: words,
+        many: words,
+    }
+}
+
+impl Counters {
+    /// All counters with their values.
+    pub fn rows(&self) -> impl Iterator<Item = (&'static CounterRow, u64)> {
+        Self::TABLE.iter().map(|row| (row, (row.get)(self)))
+    }
+
+    /// Sets the counter with this id, if there is one.
+    pub fn set(&mut self, id: u16, value: u64) {
+        if let Some(row) = Self::TABLE.iter().find(|row| row.id == id) {
+            *(row.get_mut)(self) = value;
+        }
+    }
+
+    /// The counters of `side`; the others are 0.
+    #[must_use]
+    pub fn of(&self, side: Side) -> Self {
+        self.combine(
+            &Self::default(),
+            |row, own, none| {
+                if row.side == side { own } else { none }
+            },
+        )
+    }
+
+    /// The result of two sessions of the same run: this one, and a later one.
+    #[must_use]
+    pub fn then(&self, later: &Self) -> Self {
+        self.combine(later, |row, before, after| match row.merge {
+            Merge::Sum => before.saturating_add(after),
+            Merge::Last => after,
+            Merge::Max => before.max(after),
+        })
+    }
+
+    /// The result of two sessions, nodes or sides that work at the same time.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        self.combine(other, |row, one, other| match row.merge {
+            Merge::Sum | Merge::Last => one.saturating_add(other),
+            Merge::Max => one.max(other),
+        })
+    }
+
+    /// The sum of the counters with this effect on the exit code.
+    #[must_use]
+    pub fn count_of(&self, effect: ExitEffect) -> u64 {
+        self.rows()
+            .filter(|(row, _)| row.exit == effect)
+            .fold(0, |sum, (_, value)| sum.saturating_add(value))
+    }
+
+    fn combine(&self, other: &Self, value: impl Fn(&CounterRow, u64, u64) -> u64) -> Self {
+        let mut combined = Self::default();
+        for row in Self::TABLE {
+            *(row.get_mut)(&mut combined) = value(row, (row.get)(self), (row.get)(other));
+        }
+        combined
+    }
+}
+
+impl Phrase {
+    /// The words for this value within the summary's list of counts.
+    #[must_use]
+    pub fn in_list(self, value: u64) -> Option<String> {
+        match self {
+            _ if value == 0 => None,
+            Self::Count { one, many } => Some(format!("{value} {}", plural(value, one, many))),
+            Self::Bytes(words) => Some(format!("{} {words}", ByteCount(value))),
+            Self::JsonOnly | Self::Own | Self::Line { .. } => None,
+        }
+    }
+
+    /// The line for this value, where the counter has a line of its own.
+    #[must_use]
+    pub fn line(self, value: u64) -> Option<String> {
+        match self {
+            Self::Line { one, many } if value > 0 => {
+                Some(format!("{value} {}\n", plural(value, one, many)))
+            }
+            _ => None,
+        }
+    }
+}
+
+const fn plural(value: u64, one: &'static str, many: &'static str) -> &'static str {
+    if value == 1 { one } else { many }
+}
+
+impl AtomicCounter {
+    /// Adds.
+    pub fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// Subtracts what was added before.
+    pub fn take_back(&self, less: u64) {
+        self.0.fetch_sub(less, Ordering::Relaxed);
+    }
+
+    /// The value at this moment.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the value.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
+impl From<u64> for AtomicCounter {
+    fn from(value: u64) -> Self {
+        Self(value.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each counter with a value of its own.
+    fn distinct() -> Counters {
+        let mut counters = Counters::default();
+        for row in Counters::TABLE {
+            counters.set(row.id, 100 + u64::from(row.id));
+        }
+        counters
+    }
+
+    #[test]
+    fn each_row_has_its_own_id_name_and_field() {
+        let ids: Vec<_> = Counters::TABLE.iter().map(|row| row.id).collect();
+        assert!(ids.is_sorted_by(|one, next| one < next), "{ids:?}");
+        for (row, value) in distinct().rows() {
+            assert_eq!(value, 100 + u64::from(row.id), "{}", row.name);
+            assert!(
+                format!("{:?}", distinct()).contains(&format!(" {}: {value}", row.name)),
+                "{}",
+                row.name
+            );
+        }
+    }
+
+    #[test]
+    fn an_unknown_id_changes_nothing() {
+        let mut counters = distinct();
+        counters.set(u16::MAX, 1);
+        assert_eq!(counters, distinct());
+    }
+
+    #[test]
+    fn threads_count_what_is_read() {
+        let counting = AtomicCounters::default();
+        counting.files.add(5);
+        counting.files.take_back(2);
+        counting.failed.set(7);
+        let expected = Counters {
+            files: 3,
+            failed: 7,
+            ..Counters::default()
+        };
+        assert_eq!(counting.read(), expected);
+    }
+
+    #[test]
+    fn each_counter_is_merged_as_its_row_says() {
+        let after = Counters {
+            lanes: 7,
+            ..distinct().and(&distinct())
+        };
+        for (row, merged) in distinct().then(&after).rows() {
+            let before = 100 + u64::from(row.id);
+            let expected = match row.merge {
+                Merge::Sum => before + 2 * before,
+                Merge::Last => 2 * before,
+                Merge::Max => before,
+            };
+            assert_eq!(merged, expected, "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn a_side_reports_its_own_counters() {
+        let counters = distinct();
+        let sides = [Side::Sender, Side::Receiver].map(|side| counters.of(side));
+        assert_eq!(sides[1].times_beyond_range, counters.times_beyond_range);
+        assert_eq!((sides[0].times_beyond_range, sides[1].files), (0, 0));
+        assert_eq!(sides[0].and(&sides[1]), counters);
+    }
+
+    #[test]
+    fn values_beyond_the_range_do_not_wrap() {
+        let most = Counters {
+            failed: u64::MAX,
+            source_changed_kept: 1,
+            ..Counters::default()
+        };
+        assert_eq!(most.and(&most).failed, u64::MAX);
+        assert_eq!(most.count_of(ExitEffect::Partial), u64::MAX);
+    }
+
+    #[test]
+    fn a_phrase_counts_and_says_nothing_of_zero() {
+        let phrase = |name: &str| {
+            let row = Counters::TABLE.iter().find(|row| row.name == name);
+            row.unwrap().phrase
+        };
+        let specials = phrase("specials");
+        let texts = [0, 1, 2].map(|value| specials.in_list(value));
+        let words = ["1 special file not copied", "2 special files not copied"];
+        assert_eq!(texts, [None, Some(words[0].into()), Some(words[1].into())]);
+        assert_eq!(
+            phrase("bytes_resumed").in_list(2048).unwrap(),
+            "2.00 KiB of large files had come before"
+        );
+        let times = phrase("times_beyond_range");
+        assert_eq!((times.line(0), times.in_list(1)), (None, None));
+        assert!(times.line(1).unwrap().starts_with("1 file keeps another"));
+    }
+}
