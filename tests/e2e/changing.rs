@@ -45,7 +45,7 @@ fn push_meddled(site: &Site, reads_before: u64, change: fn(&Path)) -> Pushed {
 fn expect_only_other(site: &Site, pushed: &Pushed, failed: &str) {
     let summary = pushed.summary();
     assert_eq!(
-        (summary.files, summary.failed),
+        (summary.counters.files, summary.counters.failed),
         (1, 1),
         "{:?}",
         pushed.failed()
@@ -112,7 +112,10 @@ fn a_file_that_changes_while_it_is_read_removes_nothing_at_the_target() {
     }
     .push(&site.source(), &site.target());
     assert_eq!(
-        (pushed.summary().removed, pushed.summary().failed),
+        (
+            pushed.summary().counters.removed,
+            pushed.summary().counters.failed
+        ),
         (0, 1),
         "{:?}",
         pushed.failed()
@@ -157,7 +160,7 @@ fn a_large_file_that_is_replaced_while_it_is_read_is_copied_as_it_was_or_not_at_
         std::fs::rename(new, path).unwrap();
     });
     let summary = pushed.summary();
-    assert_eq!(summary.files + summary.failed, 2);
+    assert_eq!(summary.counters.files + summary.counters.failed, 2);
     if let Some(node) = picture(&site.target()).get(&b"big"[..]) {
         assert!(node.content == Content::File(painted(LARGE, 0)), "{node:?}");
     }
@@ -227,7 +230,10 @@ fn a_small_file_that_outgrows_its_batch_after_the_scan() {
     paint(site.source().join("f"), 100);
     let pushed = push_changed_after_scan(&site, "f", |path| paint(path, GROUP_BYTES + 1));
     assert_eq!(
-        (pushed.summary().files, pushed.summary().failed),
+        (
+            pushed.summary().counters.files,
+            pushed.summary().counters.failed
+        ),
         (2, 0),
         "{:?}",
         pushed.failed()
@@ -248,7 +254,11 @@ fn a_file_that_is_to_stay_stays_also_when_its_source_outgrows_a_batch() {
         let summary = pushed.summary();
         if overwrite == Overwrite::Differing {
             assert_eq!(
-                (summary.files, summary.skipped, summary.failed),
+                (
+                    summary.counters.files,
+                    summary.counters.skipped,
+                    summary.counters.failed
+                ),
                 (1, 0, 0),
                 "{:?}",
                 pushed.failed()
@@ -256,7 +266,11 @@ fn a_file_that_is_to_stay_stays_also_when_its_source_outgrows_a_batch() {
             assert_same(&site.source(), &site.target());
         } else {
             assert_eq!(
-                (summary.files, summary.skipped, summary.failed),
+                (
+                    summary.counters.files,
+                    summary.counters.skipped,
+                    summary.counters.failed
+                ),
                 (0, 1, 0),
                 "{:?}",
                 pushed.failed()
@@ -277,7 +291,13 @@ fn a_small_file_that_grows_or_shrinks_after_the_scan_is_copied_as_it_is_then() {
             _ => |path: &Path| paint(path, 200),
         };
         let pushed = push_changed_after_scan(&site, "f", change);
-        assert_eq!((pushed.summary().files, pushed.summary().failed), (1, 0));
+        assert_eq!(
+            (
+                pushed.summary().counters.files,
+                pushed.summary().counters.failed
+            ),
+            (1, 0)
+        );
         assert_same(&site.source(), &site.target());
     }
 }
@@ -320,7 +340,10 @@ fn a_small_file_that_is_rewritten_all_the_time() {
         for _ in 0..200 {
             let pushed = InProcess::default().push(&site.source(), &site.target());
             let summary = pushed.summary();
-            assert_eq!(summary.files + summary.skipped + summary.failed, 1);
+            assert_eq!(
+                summary.counters.files + summary.counters.skipped + summary.counters.failed,
+                1
+            );
             caught |= pushed
                 .failed()
                 .iter()

@@ -62,7 +62,13 @@ fn expect_refused(site: &Site, pushed: &Pushed, source: &Path, there: &[&str]) {
             source.display()
         )]
     );
-    assert_eq!((pushed.summary().removed, pushed.summary().failed), (0, 1));
+    assert_eq!(
+        (
+            pushed.summary().counters.removed,
+            pushed.summary().counters.failed
+        ),
+        (0, 1)
+    );
     assert_eq!(names(&site.target()), there);
 }
 
@@ -125,7 +131,10 @@ fn a_source_that_is_a_file_by_now_removes_nothing() {
     };
     let pushed = push.push_job(job);
     assert_eq!(
-        (pushed.summary().removed, pushed.summary().failed),
+        (
+            pushed.summary().counters.removed,
+            pushed.summary().counters.failed
+        ),
         (0, 1),
         "{:?}",
         pushed.failed()
@@ -257,7 +266,13 @@ fn a_file_that_gets_another_name_keeps_its_copy_until_the_next_push() {
     assert_eq!(pushed.failed(), [""; 0]);
     let summary = pushed.summary();
     // what is alone elsewhere has gone: two files and a directory
-    assert_eq!((summary.removed, summary.kept_by_change), (3, 1));
+    assert_eq!(
+        (
+            summary.counters.removed,
+            summary.counters.source_changed_kept
+        ),
+        (3, 1)
+    );
     let why = "1 entry stays at the target: the source changed while it was pushed; the same command removes it";
     assert_eq!(warned(&pushed), [why]);
     assert_eq!(names(&site.target()), ["a", "d", "e"]);
@@ -269,7 +284,10 @@ fn a_file_that_gets_another_name_keeps_its_copy_until_the_next_push() {
     };
     let pushed = again.push(&site.source(), &site.target());
     assert_eq!(
-        (pushed.summary().removed, pushed.summary().kept_by_change),
+        (
+            pushed.summary().counters.removed,
+            pushed.summary().counters.source_changed_kept
+        ),
         (1, 0)
     );
     assert_same(&site.source(), &site.target());
@@ -292,7 +310,10 @@ fn a_directory_that_takes_the_place_of_another_keeps_what_was_there() {
         std::fs::rename(&new, source.join("d")).unwrap();
     });
     assert_eq!(
-        (pushed.summary().removed, pushed.summary().kept_by_change),
+        (
+            pushed.summary().counters.removed,
+            pushed.summary().counters.source_changed_kept
+        ),
         (0, 1),
         "{:?}",
         pushed.failed()

@@ -155,7 +155,7 @@ fn a_daemon_that_claims_to_have_all_of_a_file_has_not_confirmed_it() {
     let deceived = Deceiver::new(TargetState::Populated, said).deceive(&site.source());
     let summary = deceived.ended.as_ref().unwrap();
     assert_eq!(
-        (summary.files, summary.failed),
+        (summary.counters.files, summary.counters.failed),
         (0, 1),
         "{:?}",
         deceived.failed
@@ -335,7 +335,11 @@ fn what_gets_no_name_has_failed() {
     let deceived = Deceiver::new(TargetState::Empty, settling(receipts)).deceive(&site().source());
     let summary = deceived.ended.as_ref().unwrap();
     assert_eq!(
-        (summary.files, summary.bytes, summary.failed),
+        (
+            summary.counters.files,
+            summary.counters.bytes,
+            summary.counters.failed
+        ),
         (0, 0, 2),
         "{:?}",
         deceived.failed

@@ -54,9 +54,9 @@ fn a_lossy_path_gets_more_lanes() {
     let summary = pushed.summary();
     // every other dial has failed
     assert!(
-        summary.files == 1 && summary.lanes > LANES,
+        summary.counters.files == 1 && summary.counters.lanes > LANES,
         "{} lanes",
-        summary.lanes
+        summary.counters.lanes
     );
     assert!(summary.learnt.is_some());
     assert_same(&site.source(), &site.target());
@@ -90,7 +90,10 @@ fn lanes_beyond_those_that_the_receiver_takes_end_in_order() {
     }
     .push(&site.source(), &site.target());
     assert_eq!(
-        (pushed.summary().files, pushed.summary().lanes),
+        (
+            pushed.summary().counters.files,
+            pushed.summary().counters.lanes
+        ),
         (1, usize::from(lanes_max))
     );
     assert_eq!(*ended.0.lock().unwrap(), lanes, "a lane was dropped");

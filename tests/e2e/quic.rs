@@ -398,7 +398,11 @@ fn what_a_lane_had_that_is_lost_while_it_is_idle_goes_by_another() {
     let summary = pushed.summary();
     taking.join().unwrap();
     assert_eq!(
-        (summary.files, summary.failed, summary.bytes),
+        (
+            summary.counters.files,
+            summary.counters.failed,
+            summary.counters.bytes
+        ),
         (1, 0, 2 * GROUP_BYTES)
     );
     assert_same(&site.source(), &site.target());

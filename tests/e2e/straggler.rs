@@ -59,7 +59,14 @@ fn what_a_lane_that_stands_still_has_taken_goes_over_another() {
         _ => inner,
     });
     let summary = pushed.summary();
-    assert_eq!((summary.files, summary.repeated, summary.resent), (1, 1, 0));
+    assert_eq!(
+        (
+            summary.counters.files,
+            summary.counters.repeated,
+            summary.counters.resent
+        ),
+        (1, 1, 0)
+    );
     assert_ne!(
         summary.bottleneck.limit,
         Limit::Scan,
@@ -67,8 +74,8 @@ fn what_a_lane_that_stands_still_has_taken_goes_over_another() {
         summary.bottleneck
     );
     assert_eq!(
-        (summary.bytes, bytes_stored(&pushed)),
-        (GROUPS * GROUP_BYTES - 1, summary.bytes)
+        (summary.counters.bytes, bytes_stored(&pushed)),
+        (GROUPS * GROUP_BYTES - 1, summary.counters.bytes)
     );
     assert_same(&site.source(), &site.target());
 }
@@ -83,10 +90,17 @@ fn chunks_that_come_twice_count_once() {
         })
     });
     let summary = pushed.summary();
-    assert_eq!((summary.files, summary.resent, summary.failed), (1, 0, 0));
     assert_eq!(
-        (summary.bytes, bytes_stored(&pushed)),
-        (GROUPS * GROUP_BYTES - 1, summary.bytes)
+        (
+            summary.counters.files,
+            summary.counters.resent,
+            summary.counters.failed
+        ),
+        (1, 0, 0)
+    );
+    assert_eq!(
+        (summary.counters.bytes, bytes_stored(&pushed)),
+        (GROUPS * GROUP_BYTES - 1, summary.counters.bytes)
     );
     assert_same(&site.source(), &site.target());
 }
@@ -110,7 +124,14 @@ fn a_push_may_end_while_a_late_chunk_is_being_read_again() {
         }
     });
     let summary = pushed.summary();
-    assert_eq!((summary.files, summary.repeated, summary.failed), (1, 1, 0));
+    assert_eq!(
+        (
+            summary.counters.files,
+            summary.counters.repeated,
+            summary.counters.failed
+        ),
+        (1, 1, 0)
+    );
     assert_same(&site.source(), &site.target());
 }
 
@@ -130,7 +151,11 @@ fn a_file_that_changes_while_a_chunk_is_late_was_read_before() {
     let pushed = push_late(&site, file_io, again, |_| ());
     let summary = pushed.summary();
     assert_eq!(
-        (summary.files, summary.repeated, summary.failed),
+        (
+            summary.counters.files,
+            summary.counters.repeated,
+            summary.counters.failed
+        ),
         (1, 1, 0),
         "{:?}",
         pushed.failed()

@@ -132,7 +132,7 @@ fn push(site: &Site, lanes: usize, damages: &[Damage]) -> Pushed {
 fn expect_repaired(site: &Site, pushed: &Pushed, times: u64) {
     let summary = pushed.summary();
     assert_eq!(
-        (summary.resent, summary.failed),
+        (summary.counters.resent, summary.counters.failed),
         (times, 0),
         "{:?} {summary:?}",
         pushed.failed()
@@ -239,10 +239,10 @@ fn declaration_of_a_large_file() {
             &[Damage::once(FrameKind::Declare, Part::Head, 0)],
         );
         let summary = pushed.summary();
-        assert_eq!((summary.files, summary.failed), (1, 0));
+        assert_eq!((summary.counters.files, summary.counters.failed), (1, 0));
         // over other lanes there may be chunks already when the declaration comes again
         if lanes == 1 {
-            assert!(summary.resent > 0);
+            assert!(summary.counters.resent > 0);
         }
         assert!(
             pushed.resent().iter().all(|what| what.contains("big'")),
@@ -297,7 +297,7 @@ fn what_is_always_damaged_is_given_up_and_named() {
         // the source directory itself goes with the two small files, or before them
         let failed = 2 * u64::from(small) + u64::from(large);
         assert!(
-            (failed..=failed + u64::from(small)).contains(&summary.failed),
+            (failed..=failed + u64::from(small)).contains(&summary.counters.failed),
             "{:?}",
             pushed.failed()
         );
@@ -330,7 +330,7 @@ fn directories_and_links_that_never_arrive_whole_are_failures() {
     let pushed = push(&site, 1, &[Damage::always(FrameKind::Batch, Part::Head)]);
     assert!(names(&site.target()).is_empty());
     assert!(
-        pushed.summary().failed > 0,
+        pushed.summary().counters.failed > 0,
         "nothing arrived and nothing failed"
     );
     assert!(

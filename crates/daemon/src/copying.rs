@@ -368,11 +368,9 @@ async fn push(
         quota,
         observer: Arc::<Relaying>::clone(relaying),
     };
-    let summary = pushing.push(first, &mut run, stop).await?.summary;
-    Ok(Summary {
-        failed: summary.failed + missing_count,
-        ..summary
-    })
+    let mut summary = pushing.push(first, &mut run, stop).await?.summary;
+    summary.counters.failed += missing_count;
+    Ok(summary)
 }
 
 fn dial_settings(order: &CopyOrder, (key, own): (Fingerprint, &Identity)) -> DialSettings {

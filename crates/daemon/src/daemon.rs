@@ -577,28 +577,28 @@ impl Shared {
         let event = match ended {
             Ok(Sent::Files(summary)) => {
                 let moved = Moved {
-                    files: summary.files,
-                    bytes: summary.bytes,
+                    files: summary.counters.files,
+                    bytes: summary.counters.bytes,
                     ..moved
                 };
                 DaemonEvent::Sent {
                     who,
                     cipher,
                     moved,
-                    failed: summary.failed,
+                    failed: summary.counters.failed,
                 }
             }
             Ok(Sent::Copied(to, summary)) => {
                 let moved = Moved {
-                    files: summary.files,
-                    bytes: summary.bytes,
+                    files: summary.counters.files,
+                    bytes: summary.counters.bytes,
                     ..moved
                 };
                 DaemonEvent::Copied {
                     who,
                     to,
                     moved,
-                    failed: summary.failed,
+                    failed: summary.counters.failed,
                 }
             }
             Ok(Sent::Granted { source, target }) => DaemonEvent::Granted {

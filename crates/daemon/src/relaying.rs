@@ -219,11 +219,9 @@ impl Relaying {
         self.flush();
         self.say(match ended {
             Ok(summary) => {
-                let account = TransferAccount::from(summary);
-                Relay::Account(Box::new(TransferAccount {
-                    failed: account.failed + missing,
-                    ..account
-                }))
+                let mut account = TransferAccount::from(summary);
+                account.counters.failed += missing;
+                Relay::Account(Box::new(account))
             }
             Err(error) => Relay::Broken(
                 self.cut_off

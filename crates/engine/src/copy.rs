@@ -19,7 +19,7 @@ use zmove_sender::{SessionFate, Summary};
 use zmove_transport::{
     ChannelDialler, ControlReader, ControlWriter, Fingerprint, Signed, control_pair,
 };
-use zmove_types::{Hex, NoObserver, Observer};
+use zmove_types::{Counters, Hex, NoObserver, Observer};
 use zmove_wire::{
     Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, Granted, Intent, Receipt, Refusal,
     RefusalCode, SignedReceipt, SourcePath, ToSender, ToSource, WireError, decode_message,
@@ -386,8 +386,11 @@ impl RemoteCopy<'_> {
         };
         let elapsed = run.started.elapsed();
         let summary = Summary {
+            counters: Counters {
+                reconnects: restarts,
+                ..account.counters
+            },
             elapsed,
-            reconnects: restarts,
             first_byte,
             ..Summary::from(account)
         };

@@ -387,7 +387,7 @@ impl Route {
         let millis = u64::try_from(summary.elapsed.as_millis())
             .unwrap_or(u64::MAX)
             .max(1);
-        let rate = summary.bytes * 1000 / millis;
+        let rate = summary.counters.bytes * 1000 / millis;
         let learnt = summary.learnt.map(
             |Learnt {
                  lanes,

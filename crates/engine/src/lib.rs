@@ -32,7 +32,7 @@
 //! let pushing = push_locally(push, &mut run, LocalReceiver::default(), Arc::new(NoObserver), never);
 //! let summary = runtime.block_on(pushing)?;
 //!
-//! assert_eq!((summary.files, summary.failed), (1, 0));
+//! assert_eq!((summary.counters.files, summary.counters.failed), (1, 0));
 //! assert_eq!(std::fs::read_to_string(target.join("file"))?, "contents");
 //! # Ok(())
 //! # }

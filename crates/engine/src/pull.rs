@@ -28,7 +28,7 @@ use zmove_receiver::{
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Summary};
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
-use zmove_types::{Accounts, Brought, Lock, Observer};
+use zmove_types::{Accounts, Brought, Counters, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
     Compare, Fetch, Intent, LaneOrder, Open, Proof, TargetState, ToSender, ToSource, WireError,
@@ -110,10 +110,7 @@ pub struct PullRun {
 /// What the sessions before this one have brought.
 #[derive(Clone, Copy, Debug, Default)]
 struct Earlier {
-    files: u64,
-    bytes: u64,
-    removed: u64,
-    lanes: usize,
+    counters: Counters,
     first_byte: Option<Duration>,
 }
 
@@ -379,32 +376,30 @@ impl RemotePull<'_> {
         let manifest_unread = if tells_all {
             0
         } else {
-            summary.skipped.saturating_sub(heard.looked)
+            summary.counters.skipped.saturating_sub(heard.looked)
         };
         let manifest_left_out = manifest
             .map_or(Ok(0), Manifest::finish)
             .map_err(PullError::Manifest)?;
         let Earlier {
-            files,
-            bytes,
-            removed,
-            lanes,
+            counters,
             first_byte,
         } = run.earlier;
-        Ok(Summary {
-            files: files + summary.files,
-            bytes: bytes + summary.bytes,
+        let last = summary.counters;
+        let counters = counters.then(&Counters {
             // Files that this run has moved before were found equal by its last session.
-            skipped: summary.skipped.saturating_sub(files),
-            bytes_resumed: summary.bytes_resumed.saturating_sub(bytes),
-            removed: removed + summary.removed,
+            skipped: last.skipped.saturating_sub(counters.files),
+            bytes_resumed: last.bytes_resumed.saturating_sub(counters.bytes),
             reconnects: run.begun.saturating_sub(1),
-            lanes: lanes.max(summary.lanes),
+            manifest_left_out,
+            manifest_unread,
+            ..last
+        });
+        Ok(Summary {
+            counters,
             elapsed: run.started.elapsed(),
             measured: session_started.elapsed(),
             first_byte: first_byte.or(heard.first_byte),
-            manifest_left_out,
-            manifest_unread,
             ..summary
         })
     }
@@ -439,10 +434,13 @@ impl PullRun {
             }
         };
         self.bytes_found_most = self.bytes_found_most.max(bytes_found);
-        self.earlier.files += files;
-        self.earlier.bytes += heard.progress.stored_bytes;
+        self.earlier.counters = self.earlier.counters.then(&Counters {
+            files,
+            bytes: heard.progress.stored_bytes,
+            lanes: heard.lanes as u64,
+            ..Counters::default()
+        });
         self.earlier.first_byte = self.earlier.first_byte.or(heard.first_byte);
-        self.earlier.lanes = self.earlier.lanes.max(heard.lanes);
         self.manifest.iter_mut().for_each(Manifest::may_repeat);
     }
 }

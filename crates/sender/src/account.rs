@@ -79,7 +79,7 @@ impl Account {
             });
             return false;
         }
-        self.totals.skipped.add(1);
+        self.totals.counters.skipped.add(1);
         let mut files = self.files();
         if let Some((root, known)) = root
             && (known == Known::Compared || files.lists_what_stays())
@@ -96,20 +96,20 @@ impl Account {
     pub(crate) fn resumed(&self, held: &GroupValues, bytes: u64) -> u64 {
         let spans = held.known().filter_map(|index| GroupSpan::of(bytes, index));
         let bytes = spans.map(|span| u64::from(span.len)).sum();
-        self.totals.resumed.add(bytes);
+        self.totals.counters.bytes_resumed.add(bytes);
         self.need_not_travel(0, bytes);
         bytes
     }
 
     /// Takes back what of resumed groups has turned out to be holes, which are no part of what is moved.
     pub(crate) fn not_resumed(&self, bytes: u64) {
-        self.totals.resumed.take_back(bytes);
+        self.totals.counters.bytes_resumed.take_back(bytes);
     }
 
     /// Counts a name that leads to a file at the target now; `bytes` is the file's size.
     pub(crate) fn linked(&self, bytes: u64) {
-        self.totals.linked.add(1);
-        self.totals.files.add(1);
+        self.totals.counters.hard_links.add(1);
+        self.totals.counters.files.add(1);
         self.observer.on(&Event::Stored { files: 1, bytes: 0 });
         self.need_not_travel(0, bytes);
     }
@@ -174,9 +174,9 @@ impl Account {
             bytes,
             shown,
         } = *moved;
-        self.totals.files.add(files);
+        self.totals.counters.files.add(files);
         self.totals.whole_bytes.add(whole_bytes);
-        self.totals.bytes.add(bytes);
+        self.totals.counters.bytes.add(bytes);
         self.show(files, bytes.saturating_sub(shown));
     }
 
@@ -188,7 +188,7 @@ impl Account {
 
     /// Counts a group that another version at the target has as well.
     pub(crate) fn matched(&self, bytes: u64) {
-        self.totals.matched.add(bytes);
+        self.totals.counters.bytes_matched.add(bytes);
         self.need_not_travel(0, bytes);
     }
 
@@ -210,7 +210,7 @@ impl Account {
         let path = || directory.display(&entry.name);
         match &entry.kind {
             EntryKind::Special(special) if extras.kinds().has_any(special.kind()) => return true,
-            EntryKind::Special(_) => self.totals.specials.add(1),
+            EntryKind::Special(_) => self.totals.counters.specials.add(1),
             EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
                 self.fail(&FileError::LinkTarget { path: path() });
             }
@@ -265,7 +265,7 @@ impl Account {
 
     /// One file or directory failed; the rest goes on.
     pub(crate) fn fail(&self, error: &FileError) {
-        self.totals.failed.add(1);
+        self.totals.counters.failed.add(1);
         self.totals.unread.add(u64::from(error.is_unread()));
         self.totals.unplaced.add(u64::from(error.is_unplaced()));
         let message = error.to_string();
@@ -278,8 +278,8 @@ impl Account {
     /// that has no room may have brought more bytes than all of these.
     pub(crate) fn fail_large(&self, file: &LargeSource, counted: Counted, error: &FileError) {
         let Counted { moved, resumed } = counted;
-        self.totals.bytes.take_back(moved);
-        self.totals.resumed.take_back(resumed);
+        self.totals.counters.bytes.take_back(moved);
+        self.totals.counters.bytes_resumed.take_back(resumed);
         match file.piece_of_range() {
             Some(piece) => piece.fail_range(error.to_string()),
             None => self.fail(error),
@@ -289,7 +289,7 @@ impl Account {
     /// Counts and reports a part of the source that could not be scanned.
     pub(crate) fn fail_scan(&self, error: ScanError) {
         if matches!(error, ScanError::Vanished { .. }) {
-            self.totals.vanished.add(1);
+            self.totals.counters.vanished.add(1);
         }
         self.totals.scan_errors.add(1);
         self.fail(&FileError::Scan(error));

@@ -24,7 +24,7 @@ pub use account::bottleneck::Bottleneck;
 pub use account::failure::file_changed;
 pub use account::limit::Limit;
 pub use account::manifest::{Extent, Known, Manifest, Prover};
-pub use account::summary::{AtBest, Learnt, Preview, Summary};
+pub use account::summary::{AtBest, Learnt, Summary};
 pub use control::link::{CongestionChoice, LaneNumber, LaneSupply, Link, LossAnswer};
 pub use control::relay::{Beside, Held, Hold, Last, PeerQuota, Relay};
 pub use error::SessionError;

@@ -97,7 +97,7 @@ pub enum AfterErrors {
 /// Makes the target a mirror of the sources; `answers` are the receiver's answers about names there.
 pub(crate) fn run(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) {
     run_rounds(session, answers, mirror);
-    let kept = session.account.totals.kept_by_change.get();
+    let kept = session.account.totals.counters.source_changed_kept.get();
     if kept > 0 {
         let (entries, them) = if kept == 1 {
             ("entry stays", "it")
@@ -137,8 +137,8 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
         }
         let counts = || {
             [
-                &session.account.totals.failed,
-                &session.account.totals.removed,
+                &session.account.totals.counters.failed,
+                &session.account.totals.counters.removed,
             ]
             .map(|count| count.get())
         };
@@ -146,7 +146,7 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
         let more = round.full;
         round.let_go();
         let [failed_since, removed_since] = counts();
-        let spared = session.account.totals.spared.get();
+        let spared = session.account.totals.counters.max_delete_kept.get();
         if spared > 0 {
             let entries = if spared == 1 {
                 "entry stays"
@@ -245,7 +245,12 @@ impl<'a> Round<'a> {
     fn walk(&mut self) -> bool {
         let mut are_those_pushed = true;
         // Each round counts them anew.
-        self.session.account.totals.kept_by_change.set(0);
+        self.session
+            .account
+            .totals
+            .counters
+            .source_changed_kept
+            .set(0);
         // The first walk has reported what could not be read.
         let told = self.session.account.totals.scan_errors.get() > 0;
         let Mirror {
@@ -403,7 +408,7 @@ impl<'a> Round<'a> {
             ToSender::ExtraneousNames(extra) => self.take_extra(extra),
             ToSender::Removed { entries, .. } => {
                 self.removing = self.removing.saturating_sub(1);
-                self.session.account.totals.removed.add(entries);
+                self.session.account.totals.counters.removed.add(entries);
             }
             _ => {}
         }
@@ -490,8 +495,8 @@ impl<'a> Round<'a> {
             kept,
         } = self.extraneous.take(room.unwrap_or(u64::MAX));
         totals.extraneous.add(entries);
-        totals.spared.add(spared);
-        totals.kept_by_change.add(kept);
+        totals.counters.max_delete_kept.add(spared);
+        totals.counters.source_changed_kept.add(kept);
         extraneous
     }
 
@@ -551,7 +556,12 @@ impl<'a> Round<'a> {
             directory, names, ..
         } in self.take_extraneous()
         {
-            self.session.account.totals.removed.add(names.len() as u64);
+            self.session
+                .account
+                .totals
+                .counters
+                .removed
+                .add(names.len() as u64);
             let change = |(name, form): (ListedName, EntryForm)| {
                 let path = directory.join(&name.0).ok()?;
                 Some(Change {

@@ -19,13 +19,12 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use zmove_transport::{Inbox, LaneError, LaneSink, blocking};
-use zmove_types::Observer;
+use zmove_types::{Counters, Observer};
 use zmove_wire::{Finished, Open, Opened};
 
 use crate::account::Account;
 use crate::account::receipts::Receipts;
-use crate::account::summary::{Preview, Summary};
-use crate::account::totals::Totals;
+use crate::account::summary::Summary;
 use crate::control::link::Link;
 use crate::control::relay::{Heard, RelayParts};
 use crate::control::replies::Replies;
@@ -105,20 +104,16 @@ pub(crate) async fn run(
     let summary = Summary {
         elapsed,
         receiver_cpu: Duration::from_micros(finished.cpu_us),
-        preview: Some(preview_of(totals)),
-        left_out: push.scan.left_out(),
+        is_preview: true,
+        counters: Counters {
+            left_out: push.scan.left_out(),
+            ..totals.counters.read()
+        },
         ..totals.summary()
     };
     drop(session);
     control::tell_end(last, Ok(&summary), &mut writer).await;
     Ok(summary)
-}
-
-fn preview_of(totals: &Totals) -> Preview {
-    Preview {
-        added: totals.added.get(),
-        changed: totals.changed.get(),
-    }
 }
 
 /// Starts the thread that asks about what the scan finds, and those that hash for a verification.

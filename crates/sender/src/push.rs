@@ -20,7 +20,7 @@ use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, timeout};
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, blocking};
-use zmove_types::{Event, Observer, Sample};
+use zmove_types::{Counters, Event, Observer, Sample, Side};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
     Cipher, Extraneous, Finished, FoundSoFar, Intent, Open, Opened, Refusal, RefusalCode,
@@ -579,51 +579,29 @@ impl Running<'_> {
         let manifest_left_out = manifest
             .map_or(Ok(0), Manifest::finish)
             .map_err(SessionError::Manifest)?;
-        let Earlier {
-            files,
-            linked,
-            bytes,
-            partial_bytes,
-            removed,
-            resent,
-            repeated,
-            ..
-        } = run.earlier;
-        // The part of what this session has resumed that another session of this run has brought.
-        let resumed = account.totals.resumed.get();
-        let resumed_own = resumed.min(partial_bytes);
-        let summary = Summary {
-            files: files + account.totals.files.get(),
-            linked: linked + account.totals.linked.get(),
-            bytes: bytes + account.totals.bytes.get() + resumed_own,
-            // Files that this run has moved before were found equal by its last session.
-            skipped: account.totals.skipped.get().saturating_sub(files),
-            bytes_resumed: resumed - resumed_own,
-            resent: resent + account.totals.resent.get(),
-            repeated: repeated + account.totals.repeated.get(),
+        let totals = &account.totals;
+        let counters = run.earlier.counters_with(Counters {
+            lanes: lanes as u64,
+            left_out,
             reconnects: run.reconnects(),
+            manifest_left_out,
+            manifest_unread: if wants_all { totals.unlisted() } else { 0 },
+            ..totals.counters.read().with(Side::Receiver, &counters)
+        });
+        let summary = Summary {
+            counters,
             receipt,
-            lanes: lanes.max(run.earlier.lanes),
             elapsed,
             measured,
             first_byte: run.earlier.first_byte.or(session.timeline.first_byte()),
             flush: Duration::from_micros(finished.flush_us),
             sender_cpu: run.cpu(),
             receiver_cpu: Duration::from_micros(finished.cpu_us),
-            manifest_left_out,
-            manifest_unread: if wants_all {
-                account.totals.unlisted()
-            } else {
-                0
-            },
-            times_beyond_range: counters.times_beyond_range,
             bottleneck: reading.times(measured, lanes, &finished).bottleneck(),
             path: reading.path,
-            removed: removed + account.totals.removed.get(),
             learnt,
             at_best,
-            left_out,
-            ..account.totals.summary()
+            ..totals.summary()
         };
         // The last sender of the queue of messages: the writer ends the connection now, whether the peer notices or
         // not.

@@ -68,29 +68,23 @@ pub enum CounterScope {
     OneSession,
 }
 
-/// The text of a counter in the summary of a transfer. Nothing is printed of a counter that is 0.
+/// The text of a counter in the summary of a transfer: the words after the number. Words that end in a line break are a
+/// line of their own, the others a part of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phrase {
     /// Only JSON has the counter.
     JsonOnly,
     /// The summary has its own sentence for the counter.
     Own,
-    /// The words after the number, within a list.
+    /// The words after a number.
     Count {
         /// For 1.
         one: &'static str,
         /// For other numbers.
         many: &'static str,
     },
-    /// The words after a number of bytes, within a list.
+    /// The words after a number of bytes.
     Bytes(&'static str),
-    /// The words after the number, on a line of their own.
-    Line {
-        /// For 1.
-        one: &'static str,
-        /// For other numbers.
-        many: &'static str,
-    },
 }
 
 /// A counter that any thread adds to.
@@ -184,9 +178,9 @@ counters! {
     /// Bytes of large files that another version at the target had as well, and that were not sent.
     19 bytes_matched, Sender, Last, None, Any, Phrase::Bytes("of large files were the same at the target");
     /// Files whose time differs from the source's because the target's file system cannot store it.
-    20 times_beyond_range, Receiver, Last, None, Any, Phrase::Line {
-        one: "file keeps another time than the source's: the target's file system cannot hold theirs",
-        many: "files keep another time than the source's: the target's file system cannot hold theirs",
+    20 times_beyond_range, Receiver, Last, None, Any, Phrase::Count {
+        one: "file keeps another time than the source's: the target's file system cannot hold theirs\n",
+        many: "files keep another time than the source's: the target's file system cannot hold theirs\n",
     };
     /// Names that the manifest cannot contain.
     21 manifest_left_out, Sender, Last, None, Any, Phrase::Own;
@@ -214,13 +208,13 @@ impl Counters {
         }
     }
 
-    /// The counters of `side`; the others are 0.
+    /// These counters, with those that `side` counts taken from what it has reported.
     #[must_use]
-    pub fn of(&self, side: Side) -> Self {
+    pub fn with(&self, side: Side, reported: &Self) -> Self {
         self.combine(
-            &Self::default(),
-            |row, own, none| {
-                if row.side == side { own } else { none }
+            reported,
+            |row, own, reported| {
+                if row.side == side { reported } else { own }
             },
         )
     }
@@ -235,21 +229,11 @@ impl Counters {
         })
     }
 
-    /// The result of two sessions, nodes or sides that work at the same time.
+    /// Whether any counter with this effect on the exit code is above 0.
     #[must_use]
-    pub fn and(&self, other: &Self) -> Self {
-        self.combine(other, |row, one, other| match row.merge {
-            Merge::Sum | Merge::Last => one.saturating_add(other),
-            Merge::Max => one.max(other),
-        })
-    }
-
-    /// The sum of the counters with this effect on the exit code.
-    #[must_use]
-    pub fn count_of(&self, effect: ExitEffect) -> u64 {
+    pub fn has(&self, effect: ExitEffect) -> bool {
         self.rows()
-            .filter(|(row, _)| row.exit == effect)
-            .fold(0, |sum, (_, value)| sum.saturating_add(value))
+            .any(|(row, value)| row.exit == effect && value > 0)
     }
 
     fn combine(&self, other: &Self, value: impl Fn(&CounterRow, u64, u64) -> u64) -> Self {
@@ -262,31 +246,17 @@ impl Counters {
 }
 
 impl Phrase {
-    /// The words for this value within the summary's list of counts.
+    /// The text of this value; nothing of 0.
     #[must_use]
-    pub fn in_list(self, value: u64) -> Option<String> {
+    pub fn text(self, value: u64) -> Option<String> {
         match self {
             _ if value == 0 => None,
-            Self::Count { one, many } => Some(format!("{value} {}", plural(value, one, many))),
+            Self::Count { one, .. } if value == 1 => Some(format!("1 {one}")),
+            Self::Count { many, .. } => Some(format!("{value} {many}")),
             Self::Bytes(words) => Some(format!("{} {words}", ByteCount(value))),
-            Self::JsonOnly | Self::Own | Self::Line { .. } => None,
+            Self::JsonOnly | Self::Own => None,
         }
     }
-
-    /// The line for this value, where the counter has a line of its own.
-    #[must_use]
-    pub fn line(self, value: u64) -> Option<String> {
-        match self {
-            Self::Line { one, many } if value > 0 => {
-                Some(format!("{value} {}\n", plural(value, one, many)))
-            }
-            _ => None,
-        }
-    }
-}
-
-const fn plural(value: u64, one: &'static str, many: &'static str) -> &'static str {
-    if value == 1 { one } else { many }
 }
 
 impl AtomicCounter {
@@ -368,39 +338,35 @@ mod tests {
 
     #[test]
     fn each_counter_is_merged_as_its_row_says() {
-        let after = Counters {
-            lanes: 7,
-            ..distinct().and(&distinct())
-        };
-        for (row, merged) in distinct().then(&after).rows() {
-            let before = 100 + u64::from(row.id);
-            let expected = match row.merge {
-                Merge::Sum => before + 2 * before,
-                Merge::Last => 2 * before,
-                Merge::Max => before,
+        for (row, _) in distinct().rows() {
+            let merged = |before, after| {
+                let [before, after] = [before, after].map(|value| {
+                    let mut counters = Counters::default();
+                    counters.set(row.id, value);
+                    counters
+                });
+                (row.get)(&before.then(&after))
             };
-            assert_eq!(merged, expected, "{}", row.name);
+            let expected = match row.merge {
+                Merge::Sum => [12, 12, u64::MAX],
+                Merge::Last => [5, 7, 1],
+                Merge::Max => [7, 7, u64::MAX],
+            };
+            let found = [merged(7, 5), merged(5, 7), merged(u64::MAX, 1)];
+            assert_eq!(found, expected, "{}", row.name);
         }
     }
 
     #[test]
     fn a_side_reports_its_own_counters() {
-        let counters = distinct();
-        let sides = [Side::Sender, Side::Receiver].map(|side| counters.of(side));
-        assert_eq!(sides[1].times_beyond_range, counters.times_beyond_range);
-        assert_eq!((sides[0].times_beyond_range, sides[1].files), (0, 0));
-        assert_eq!(sides[0].and(&sides[1]), counters);
-    }
-
-    #[test]
-    fn values_beyond_the_range_do_not_wrap() {
-        let most = Counters {
-            failed: u64::MAX,
-            source_changed_kept: 1,
+        let reported = distinct();
+        let counters = Counters::default().with(Side::Receiver, &reported);
+        let expected = Counters {
+            times_beyond_range: reported.times_beyond_range,
             ..Counters::default()
         };
-        assert_eq!(most.and(&most).failed, u64::MAX);
-        assert_eq!(most.count_of(ExitEffect::Partial), u64::MAX);
+        assert_eq!(counters, expected);
+        assert_eq!(reported.with(Side::Receiver, &reported), reported);
     }
 
     #[test]
@@ -410,15 +376,14 @@ mod tests {
             row.unwrap().phrase
         };
         let specials = phrase("specials");
-        let texts = [0, 1, 2].map(|value| specials.in_list(value));
+        let texts = [0, 1, 2].map(|value| specials.text(value));
         let words = ["1 special file not copied", "2 special files not copied"];
         assert_eq!(texts, [None, Some(words[0].into()), Some(words[1].into())]);
         assert_eq!(
-            phrase("bytes_resumed").in_list(2048).unwrap(),
+            phrase("bytes_resumed").text(2048).unwrap(),
             "2.00 KiB of large files had come before"
         );
-        let times = phrase("times_beyond_range");
-        assert_eq!((times.line(0), times.in_list(1)), (None, None));
-        assert!(times.line(1).unwrap().starts_with("1 file keeps another"));
+        let texts = ["repeated", "files"].map(|name| phrase(name).text(1));
+        assert_eq!(texts, [None, None]);
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use zmove_transport::{Channel, Fingerprint, Identity, Signed, control_pair};
-use zmove_types::Hex;
+use zmove_types::{Counters, Hex};
 use zmove_wire::{
     CopyResult, CopyState, EndedCopy, Greeting, Place, Receipt, Relay, Role, SignedReceipt,
     ToReceiver, ToSender, ToSource, TransferAccount, decode_message, encode_message,
@@ -182,7 +182,10 @@ fn a_result_is_a_success_only_where_nothing_is_missing_and_the_target_s_host_has
         port: world.receiver.address.port(),
     };
     let well = TransferAccount {
-        files: 1,
+        counters: Counters {
+            files: 1,
+            ..Counters::default()
+        },
         ..TransferAccount::default()
     };
     let with = |change: fn(&mut TransferAccount)| {
@@ -194,14 +197,32 @@ fn a_result_is_a_success_only_where_nothing_is_missing_and_the_target_s_host_has
         (well.clone(), Some(0), 0),
         (well.clone(), None, 12),
         (well.clone(), Some(1), 23),
-        (with(|account| account.failed = 1), Some(1), 23),
-        (with(|account| account.failed = 1), None, 23),
-        (with(|account| account.kept_by_change = 1), Some(0), 23),
-        (with(|account| account.spared = 1), Some(0), 25),
-        (with(|account| account.preview = Some((0, 0))), None, 0),
-        (with(|account| account.preview = Some((0, 1))), None, 6),
+        (with(|account| account.counters.failed = 1), Some(1), 23),
+        (with(|account| account.counters.failed = 1), None, 23),
         (
-            with(|account| (account.preview, account.removed) = (Some((0, 0)), 1)),
+            with(|account| account.counters.source_changed_kept = 1),
+            Some(0),
+            23,
+        ),
+        (
+            with(|account| account.counters.max_delete_kept = 1),
+            Some(0),
+            25,
+        ),
+        (with(|account| account.is_preview = true), None, 0),
+        (
+            with(|account| {
+                account.is_preview = true;
+                account.counters.changed = 1;
+            }),
+            None,
+            6,
+        ),
+        (
+            with(|account| {
+                account.is_preview = true;
+                account.counters.removed = 1;
+            }),
             None,
             6,
         ),

@@ -10,7 +10,7 @@ use zmove_engine::{
     After, Connector, PullError, PushError, RemoteCopy, copy_result, end_copy, read_receipt,
 };
 use zmove_transport::{Fingerprint, KnownHosts};
-use zmove_types::{ByteCount, Escaped, Hex, NoObserver, from_hex, printable};
+use zmove_types::{ByteCount, Counters, Escaped, Hex, NoObserver, from_hex, printable};
 use zmove_wire::{CopyResult, EndedCopy, Receipt, SignedReceipt};
 
 use crate::args::{CopyArgs, ResultArgs};
@@ -87,7 +87,7 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
     let shares = Shares::of(&moved, copied.summary.elapsed, None, None);
     let told = exit_of(&copied.summary, args);
     let exit = copied.receipt.as_ref().map_or(told, |receipt| {
-        exit_with(told, receipt, copied.summary.failed)
+        exit_with(told, receipt, copied.summary.counters.failed)
     });
     summary::print(
         &copied.summary,
@@ -235,38 +235,41 @@ fn of_sender(
         }
         None => None,
     };
-    let (files, bytes, failed) = (account.files, account.bytes, account.failed);
+    let is_preview = account.is_preview;
+    let Counters {
+        files,
+        bytes,
+        failed,
+        added,
+        changed,
+        removed,
+        skipped,
+        ..
+    } = account.counters;
     let host = Escaped(to.host.as_bytes());
     let port = to.port;
-    let mut text = match account.preview {
-        Some((added, changed)) => format!(
-            "nothing was sent to {host}:{port}: {added} only at the source, {changed} differ, {} only at the target, \
-             {} files are the same, {failed} failed",
-            account.removed, account.skipped
-        ),
-        None => {
-            format!(
-                "{}, {} sent to {host}:{port}, {failed} failed",
-                counted(files, "file"),
-                ByteCount(bytes)
-            )
-        }
+    let mut text = if is_preview {
+        format!(
+            "nothing was sent to {host}:{port}: {added} only at the source, {changed} differ, {removed} only at the \
+             target, {skipped} files are the same, {failed} failed"
+        )
+    } else {
+        format!(
+            "{}, {} sent to {host}:{port}, {failed} failed",
+            counted(files, "file"),
+            ByteCount(bytes)
+        )
     };
     match &receipt {
         Some(receipt) => text += &format!("\nsigned by {host}:{}: {}", to.port, received(receipt)),
-        None if account.preview.is_some() => {}
+        None if is_preview => {}
         None => text += "; without a receipt of that host",
     }
-    let differences = account
-        .preview
-        .map_or(0, |(added, changed)| added + changed + account.removed);
-    let told = match (failed + account.kept_by_change, account.spared, &receipt) {
-        (1.., ..) => Exit::Partial,
-        // what nobody has signed may not have come
-        (0, _, None) if account.preview.is_none() => Exit::Broken,
-        (0, 1.., _) => Exit::MaxDelete,
-        (0, 0, _) if differences > 0 => Exit::Differs,
-        _ => Exit::Done,
+    let told = match Exit::of_counters(&account.counters, is_preview) {
+        Exit::Partial => Exit::Partial,
+        // Files for which nobody has signed may not have arrived.
+        _ if receipt.is_none() && !is_preview => Exit::Broken,
+        told => told,
     };
     let exit = receipt
         .as_ref()
@@ -276,8 +279,8 @@ fn of_sender(
         "files": files,
         "bytes": bytes,
         "failed": failed,
-        "added": account.preview.map(|(added, _)| added),
-        "changed": account.preview.map(|(_, changed)| changed),
+        "added": is_preview.then_some(added),
+        "changed": is_preview.then_some(changed),
         "receipt": receipt.as_ref().map(as_json),
     });
     Ok((exit, text, said))

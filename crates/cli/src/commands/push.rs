@@ -93,7 +93,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     if !args.verify && (args.dry_run || args.keeping.verbose) {
         tell_unmatched(settings.selection.as_deref());
     }
-    summary.failed += sources.missing;
+    summary.counters.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
     let exit = exit_of(&summary, args);
     summary::print(
@@ -148,8 +148,9 @@ pub(crate) fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Disp
             .is_none_or(|selection| selection.admits(path, PathKind::Other))
     };
     let missing = listed.missing(is_selected);
-    summary.removed += missing.len() as u64;
-    summary.skipped = summary.skipped.saturating_sub(listed.passed_over());
+    let counters = &mut summary.counters;
+    counters.removed += missing.len() as u64;
+    counters.skipped = counters.skipped.saturating_sub(listed.passed_over());
     let change = |path| Change {
         kind: ChangeKind::Removed,
         path,

@@ -17,7 +17,7 @@ use zmove_engine::{Listener, Notice, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::SharedRate;
 use zmove_types::{
-    Beginning, ByteCount, ByteRate, Event, Kinds, NoObserver, Observer, SharedJobId,
+    Beginning, ByteCount, ByteRate, Counters, Event, Kinds, NoObserver, Observer, SharedJobId,
 };
 use zmove_wire::{Durability, Keeping, NodeName, Open, RefusalCode, TargetShape, TopName};
 
@@ -62,10 +62,10 @@ pub(crate) fn tell_end(
         .ended
         .map_err(|error| resumable(as_failure(error), args))?;
     let mut summary = summary_of(&ended, started);
-    summary.failed += sources.missing;
+    summary.counters.failed += sources.missing;
     let exit = exit_of(&summary, args);
     let is_told = !args.json && !args.quiet;
-    if is_told && summary.files > 0 {
+    if is_told && summary.counters.files > 0 {
         terminal::print_lines(
             &(as_text(&summary, by, led.served) + &summary::extras(&summary, args)),
         );
@@ -77,7 +77,7 @@ pub(crate) fn tell_end(
         };
         summary::print(&summary, args, None, &Shares::default(), &ending);
     }
-    if is_told && led.has_lost_sessions && summary.skipped > 0 {
+    if is_told && led.has_lost_sessions && summary.counters.skipped > 0 {
         terminal::print_lines(MOVED_BEFORE);
     }
     Ok(exit)
@@ -451,10 +451,13 @@ fn of_several(shape: TargetShape) -> TargetShape {
 fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
     let JobEnd { count, .. } = ended;
     Summary {
-        files: count.files.saturating_sub(count.skipped),
-        bytes: count.bytes.saturating_sub(count.skipped_bytes),
-        skipped: count.skipped,
-        failed: count.failed,
+        counters: Counters {
+            files: count.files.saturating_sub(count.skipped),
+            bytes: count.bytes.saturating_sub(count.skipped_bytes),
+            skipped: count.skipped,
+            failed: count.failed,
+            ..Counters::default()
+        },
         elapsed: started.elapsed(),
         measured: started.elapsed(),
         ..Summary::default()
@@ -462,13 +465,13 @@ fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
 }
 
 fn as_text(summary: &Summary, By { noun, took_part }: &By, served: usize) -> String {
-    let rate = ByteRate::new(summary.bytes, summary.elapsed);
+    let rate = ByteRate::new(summary.counters.bytes, summary.elapsed);
     let seconds = summary.elapsed.as_secs_f64();
     let took_part = took_part.as_ref().map(|took_part| format!("{took_part}\n"));
     format!(
         "{}, {} in {seconds:.2} s: {rate}, by {}\n{}verified (wire), flushed\n",
-        counted(summary.files, "file"),
-        ByteCount(summary.bytes),
+        counted(summary.counters.files, "file"),
+        ByteCount(summary.counters.bytes),
         counted(served as u64, noun),
         took_part.unwrap_or_default(),
     )

@@ -4,7 +4,6 @@ use anyhow::Error;
 use zmove_engine::Summary;
 
 use crate::args::PushArgs;
-use crate::display::summary::differences;
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure};
 
@@ -21,20 +20,10 @@ pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
 
 /// The exit code for a transfer that came to its end.
 pub(crate) fn exit_of(summary: &Summary, args: &PushArgs) -> Exit {
-    let lacking = if args.keeping.strict_metadata {
-        summary.not_kept.len() as u64
-    } else {
-        0
-    };
-    match (
-        summary.failed + summary.kept_by_change + lacking,
-        summary.spared,
-    ) {
-        (0, 0) if args.verify && differences(summary) > 0 => Exit::Differs,
-        (0, 0) => Exit::Done,
-        (0, _) => Exit::MaxDelete,
-        _ => Exit::Partial,
+    if args.keeping.strict_metadata && !summary.not_kept.is_empty() {
+        return Exit::Partial;
     }
+    Exit::of_counters(&summary.counters, args.verify)
 }
 
 /// The name of this host.

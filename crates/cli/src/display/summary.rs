@@ -1,19 +1,18 @@
 //! The summary of a push: what was moved, how fast, and what limited it.
 
-use std::time::Duration;
+mod json;
 
-use clap::ValueEnum;
 use serde_json::json;
-use zmove_sender::{Bottleneck, Limit, PathReport, Preview, Summary};
+use zmove_sender::{Bottleneck, Limit, Summary};
 use zmove_transport::{Resumption, Transport};
-use zmove_types::{ByteCount, ByteRate};
-use zmove_wire::NotKept;
+use zmove_types::{ByteCount, ByteRate, Counters, ExitEffect};
 
 use crate::args::{DurabilityArg, ProofArg, PushArgs};
 use crate::ceiling::Shares;
 use crate::display::failures::SCHEMA;
 use crate::display::format::{counted, files_per_second};
 use crate::display::progress::print_json;
+use crate::display::summary::json::{as_json, cipher_key};
 use crate::display::terminal;
 use crate::value::exit::Exit;
 
@@ -50,114 +49,152 @@ pub(crate) fn print(
     shares: &Shares,
     ending: &Ending,
 ) {
-    let transport = carriage.map(|carriage| carriage.transport);
-    if summary.manifest_left_out > 0 {
-        terminal::warn(format_args!(
-            "{} names are not UTF-8, hold U+FFFD or end in CR, and are left out of the manifest: b3sum cannot read them",
-            summary.manifest_left_out
-        ));
-    }
-    if summary.manifest_unread > 0 {
-        let files = counted(summary.manifest_unread, "file");
-        terminal::warn(format_args!(
-            "the manifest lacks {files}: they stay as they were there, whatever they hold"
-        ));
-    }
-    if has_left_all_out(summary) {
-        let patterns = "the last pattern that matches decides; only files that end in .h5: --exclude '*' --include '*/' \
-                        --include '*.h5'";
-        terminal::warn(format_args!(
-            "the selection leaves out all that is in the sources ({patterns})"
-        ));
-    }
+    warnings(summary).iter().for_each(terminal::warn);
     if args.json {
-        let mut said = as_json(summary, args, carriage);
+        let mut said = as_json(summary, args, carriage, ending.sessions);
         said["storage"] = json!(shares);
         said["schema"] = json!(SCHEMA);
         said["exit"] = json!(ending.exit as i32);
         said["transfer"] = json!(ending.transfer);
-        if ending.sessions == Sessions::Several {
-            OF_ONE_SESSION
-                .into_iter()
-                .for_each(|field| said[field] = json!(null));
-            said["cipher"] = json!(cipher_key(args));
-        }
         print_json(&said);
     } else if args.quiet {
         // An exit code that is not 0 has its reason on standard error.
-        if ending.exit == Exit::Partial && summary.failed == 0 && !summary.not_kept.is_empty() {
+        let has_failed = summary.counters.failed > 0;
+        if ending.exit == Exit::Partial && !has_failed && !summary.not_kept.is_empty() {
             terminal::warn(format_args!(
                 "{}(--strict-metadata)",
                 not_kept(summary).replace('\n', " ")
             ));
         }
     } else {
+        let transport = carriage.map(|carriage| carriage.transport);
         terminal::print_lines(&(as_text(summary, args, transport) + &shares.line()));
     }
 }
 
-/// The fields that a session counts, and nobody for several.
-const OF_ONE_SESSION: [&str; 7] = [
-    "lanes",
-    "flush_seconds",
-    "sender_cpu_seconds",
-    "receiver_cpu_seconds",
-    "limited_by",
-    "limited_percent",
-    "shares_percent",
-];
+/// The lines on standard error about a transfer that has ended, in any form of output.
+fn warnings(summary: &Summary) -> Vec<String> {
+    let Counters {
+        manifest_left_out,
+        manifest_unread,
+        ..
+    } = summary.counters;
+    let mut warnings = Vec::new();
+    if manifest_left_out > 0 {
+        warnings.push(format!(
+            "{manifest_left_out} names are not UTF-8, hold U+FFFD or end in CR, and are left out of the manifest: \
+             b3sum cannot read them"
+        ));
+    }
+    if manifest_unread > 0 {
+        let files = counted(manifest_unread, "file");
+        warnings.push(format!(
+            "the manifest lacks {files}: they stay as they were there, whatever they hold"
+        ));
+    }
+    if has_left_all_out(summary) {
+        let patterns = "the last pattern that matches decides; only files that end in .h5: --exclude '*' --include '*/' \
+                        --include '*.h5'";
+        warnings.push(format!(
+            "the selection leaves out all that is in the sources ({patterns})"
+        ));
+    }
+    warnings
+}
+
+/// Whether files of the target stay whatever they contain.
+const fn leaves_files(args: &PushArgs) -> bool {
+    args.update || args.ignore_existing
+}
 
 /// Whether nothing was moved because nothing was to be: most likely that was not meant.
 fn has_left_all_out(summary: &Summary) -> bool {
-    summary.left_out > 0 && summary.files == 0 && summary.skipped == 0 && summary.failed == 0
+    let Counters {
+        left_out,
+        files,
+        skipped,
+        failed,
+        ..
+    } = summary.counters;
+    left_out > 0 && files == 0 && skipped == 0 && failed == 0
 }
 
 fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> String {
+    let Counters {
+        files,
+        bytes,
+        failed,
+        ..
+    } = summary.counters;
+    let headline = if summary.is_preview && args.verify {
+        verified(summary, args)
+    } else if summary.is_preview {
+        previewed(summary, args)
+    } else if has_left_all_out(summary) {
+        "nothing was sent: the selection leaves out all\n".to_owned()
+    } else if files == 0 && (failed == 0 || bytes == 0) {
+        not_moved(summary, args, transport)
+    } else {
+        moved(summary, args, transport)
+    };
+    let limits = !summary.is_preview && summary.bottleneck.percent > 0 && files > 0;
+    let limit = limits.then(|| limit(summary)).unwrap_or_default();
+    headline + &extras(summary, args) + &limit
+}
+
+/// What a preview has found.
+fn previewed(summary: &Summary, args: &PushArgs) -> String {
+    let Counters {
+        added,
+        changed,
+        removed,
+        files,
+        bytes,
+        skipped,
+        ..
+    } = summary.counters;
+    let removed = if args.delete {
+        format!(", {removed} to remove")
+    } else {
+        String::new()
+    };
+    format!(
+        "dry run: {added} to add, {changed} to change{removed}; {} with {} to send, {skipped} there already\n",
+        counted(files, "file"),
+        ByteCount(bytes),
+    )
+}
+
+/// The end of a transfer that has moved no file.
+fn not_moved(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> String {
+    let Counters {
+        failed, skipped, ..
+    } = summary.counters;
+    let found = if leaves_files(args) {
+        "stay"
+    } else {
+        "compared equal"
+    };
+    let none = if failed == 0 {
+        "no files to move"
+    } else {
+        "no file was moved"
+    };
     let seconds = summary.elapsed.as_secs_f64();
-    let cipher = transport.map_or_else(String::new, |_| format!(", cipher: {}", cipher_key(args)));
-    let over = transport.map_or_else(String::new, |over| {
-        format!(" over {}", over.to_string().to_uppercase())
-    });
-    if let (Some(preview), true) = (summary.preview, args.verify) {
-        return verified(summary, preview, args) + &extras(summary, args);
-    }
-    if let Some(Preview { added, changed }) = summary.preview {
-        let files = counted(summary.files, "file");
-        let bytes = ByteCount(summary.bytes);
-        let removed = if args.delete {
-            format!(", {} to remove", summary.removed)
-        } else {
-            String::new()
-        };
-        let text = format!(
-            "dry run: {added} to add, {changed} to change{removed}; {files} with {bytes} to send, {} there already\n",
-            summary.skipped
-        );
-        return text + &extras(summary, args);
-    }
-    if has_left_all_out(summary) {
-        return format!(
-            "nothing was sent: the selection leaves out all\n{}",
-            extras(summary, args)
-        );
-    }
-    if summary.files == 0 && (summary.failed == 0 || summary.bytes == 0) {
-        let compared = summary.skipped;
-        let found = if args.update || args.ignore_existing {
-            "stay"
-        } else {
-            "compared equal"
-        };
-        let none = if summary.failed == 0 {
-            "no files to move"
-        } else {
-            "no file was moved"
-        };
-        let text = format!("{none}: {compared} {found} in {seconds:.2} s{cipher}\n");
-        return text + &extras(summary, args);
-    }
-    let files = counted(summary.files, "file");
-    let files_rate = files_per_second(ByteCount(summary.files).as_f64() / seconds.max(1e-9));
+    let cipher = cipher(args, transport);
+    format!("{none}: {skipped} {found} in {seconds:.2} s{cipher}\n")
+}
+
+/// The end of a transfer that has moved something: how much, how fast, and by what.
+fn moved(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> String {
+    let Counters {
+        files,
+        bytes,
+        lanes,
+        ..
+    } = summary.counters;
+    let seconds = summary.elapsed.as_secs_f64();
+    let files_rate = files_per_second(ByteCount(files).as_f64() / seconds.max(1e-9));
     let flushed = match args.durability {
         DurabilityArg::None => "not flushed".to_owned(),
         _ => format!("flushed in {:.2} s", summary.flush.as_secs_f64()),
@@ -166,23 +203,28 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         Some(time) => format!("first byte after {:.0} ms", time.as_secs_f64() * 1e3),
         None => "nothing had to be sent".to_owned(),
     };
-    let verified = if summary.files > 0 {
+    let verified = if files > 0 {
         format!("verified ({}), ", proofs(args).join(", "))
     } else {
         String::new()
     };
-    let mut text = format!(
-        "{files}, {} in {seconds:.2} s: {}, {files_rate} files/s\n\
-         {verified}{flushed}; {}{over}{cipher}, {first_byte}\n",
-        ByteCount(summary.bytes),
-        ByteRate::new(summary.bytes, summary.elapsed),
-        counted(summary.lanes as u64, "lane"),
-    );
-    text.push_str(&extras(summary, args));
-    if summary.bottleneck.percent > 0 && summary.files > 0 {
-        text.push_str(&limit(summary));
-    }
-    text
+    let over = transport.map_or_else(String::new, |over| {
+        format!(" over {}", over.to_string().to_uppercase())
+    });
+    format!(
+        "{}, {} in {seconds:.2} s: {}, {files_rate} files/s\n\
+         {verified}{flushed}; {}{over}{}, {first_byte}\n",
+        counted(files, "file"),
+        ByteCount(bytes),
+        ByteRate::new(bytes, summary.elapsed),
+        counted(lanes, "lane"),
+        cipher(args, transport),
+    )
+}
+
+/// The cipher of the lanes, where there are any.
+fn cipher(args: &PushArgs, transport: Option<Transport>) -> String {
+    transport.map_or_else(String::new, |_| format!(", cipher: {}", cipher_key(args)))
 }
 
 /// What each file that was stored is proven by.
@@ -193,38 +235,42 @@ pub(crate) fn proofs(args: &PushArgs) -> &'static [&'static str] {
     }
 }
 
-/// How many entries differ, or are at one side alone.
-pub(crate) fn differences(summary: &Summary) -> u64 {
-    summary.preview.map_or(0, |Preview { added, changed }| {
-        added + changed + summary.removed
-    })
+/// Whether a verification has found no difference and no failure.
+fn is_same(summary: &Summary) -> bool {
+    let counters = &summary.counters;
+    counters.failed == 0 && !counters.has(ExitEffect::Difference)
 }
 
 /// The result of a verification.
-fn verified(summary: &Summary, Preview { added, changed }: Preview, args: &PushArgs) -> String {
-    let compared = summary.skipped;
+fn verified(summary: &Summary, args: &PushArgs) -> String {
+    let Counters {
+        added,
+        changed,
+        removed,
+        skipped: compared,
+        ..
+    } = summary.counters;
     let seconds = summary.elapsed.as_secs_f64();
     let how = if args.listed.is_some() {
         "by hash with the manifest, as the storage holds them"
     } else {
         "by hash, as both storages hold them"
     };
-    if differences(summary) == 0 && summary.failed == 0 {
+    if is_same(summary) {
         let compared = counted(compared, "file");
         return format!("all the same: {compared} compared {how}, in {seconds:.2} s\n");
     }
+    if args.listed.is_some() {
+        return format!(
+            "{changed} differ, {added} not listed, {removed} listed and not there\n\
+             {compared} files are the same, {how}; {seconds:.2} s\n"
+        );
+    }
     let removed = if args.delete {
-        format!(", {} only at the target", summary.removed)
+        format!(", {removed} only at the target")
     } else {
         String::new()
     };
-    if args.listed.is_some() {
-        return format!(
-            "{changed} differ, {added} not listed, {} listed and not there\n\
-             {compared} files are the same, {how}; {seconds:.2} s\n",
-            summary.removed
-        );
-    }
     let mut text = format!(
         "{changed} differ, {added} only at the source{removed}\n\
          {compared} files are the same, {how}; {seconds:.2} s\n"
@@ -260,85 +306,31 @@ fn limit(summary: &Summary) -> String {
 /// The share of idle time that is worth a word: below it the path is nearly used up.
 const IDLE_WORTH_SAYING: f64 = 0.1;
 
-/// Further facts, if there are any: counts on one line, times that could not be kept on another.
+/// Further facts, if there are any: counts on one line, and on lines of their own what needs a sentence.
 pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
-    let there = if args.update || args.ignore_existing {
-        "stay at the target"
-    } else {
-        "equal at the target already"
-    };
-    let counts = [
-        (
-            if summary.files > 0 && summary.preview.is_none() {
-                summary.skipped
-            } else {
-                0
-            },
-            there,
-        ),
-        (
-            summary.linked,
-            if summary.linked == 1 {
-                "of the files is a hard link to another"
-            } else {
-                "of the files are hard links to others"
-            },
-        ),
-        (
-            if summary.preview.is_none() {
-                summary.removed
-            } else {
-                0
-            },
-            "removed",
-        ),
-        (summary.spared, "not removed (--max-delete)"),
-        (summary.kept_by_change, "not removed (the source changed)"),
-        (
-            summary.specials,
-            if summary.specials == 1 {
-                "special file not copied"
-            } else {
-                "special files not copied"
-            },
-        ),
-        (summary.left_out, "left out by the selection"),
-        (summary.resent, "resent after damage"),
-        (summary.reconnects, "× reconnected"),
-        (summary.failed, "FAILED"),
-    ];
-    let told = counts
-        .iter()
-        .filter(|(count, _)| *count > 0)
-        .map(|(count, what)| format!("{count} {what}"));
-    let spared = [
-        (summary.bytes_resumed, "of large files had come before"),
-        (
-            summary.bytes_matched,
-            "of large files were the same at the target",
-        ),
-    ];
-    let spared = spared.into_iter().filter(|(bytes, _)| *bytes > 0);
-    let told: Vec<_> = told
-        .chain(spared.map(|(bytes, what)| format!("{} {what}", ByteCount(bytes))))
-        .collect();
-    let told = if told.is_empty() {
-        String::new()
-    } else {
-        format!("{}\n", told.join(", "))
-    };
-    match summary.times_beyond_range {
-        0 => told + &not_kept(summary),
-        files => format!(
-            "{told}{} another time than the source's: the target's file system cannot hold theirs\n{}",
-            if files == 1 {
-                "1 file keeps".to_owned()
-            } else {
-                format!("{files} files keep")
-            },
-            not_kept(summary)
-        ),
+    let mut counters = summary.counters;
+    if summary.is_preview || counters.files == 0 {
+        // The first line has it.
+        counters.skipped = 0;
     }
+    if summary.is_preview {
+        counters.removed = 0;
+    }
+    let mut counts = Vec::new();
+    if leaves_files(args) && counters.skipped > 0 {
+        counts.push(format!("{} stay at the target", counters.skipped));
+        counters.skipped = 0;
+    }
+    let texts = counters
+        .rows()
+        .filter_map(|(row, value)| row.phrase.text(value));
+    let (lines, others): (Vec<_>, Vec<_>) = texts.partition(|text| text.ends_with('\n'));
+    counts.extend(others);
+    let mut text = counts.join(", ");
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    text + &lines.concat() + &not_kept(summary)
 }
 
 /// What was to be kept of entries and is not, on one line.
@@ -354,120 +346,10 @@ fn not_kept(summary: &Summary) -> String {
     }
 }
 
-fn not_kept_as_json(summary: &Summary) -> Vec<serde_json::Value> {
-    let lack = |lack: &NotKept| json!({ "what": lack.kind().to_string(), "why": lack.why.to_string(), "entries": lack.entries });
-    summary.not_kept.iter().map(lack).collect()
-}
-
-fn as_json(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> serde_json::Value {
-    let transport = carriage.map(|carriage| carriage.transport);
-    let resumed = carriage
-        .map(|carriage| carriage.resumption)
-        .filter(|resumption| resumption.bytes > 0);
-    let stores = summary.preview.is_none() && summary.files > 0;
-    json!({
-        "event": "summary",
-        "dry_run": summary.preview.is_some(),
-        "verify": args.verify.then(|| differences(summary) == 0 && summary.failed == 0),
-        "added": summary.preview.map(|preview| preview.added),
-        "changed": summary.preview.map(|preview| preview.changed),
-        "files": summary.files,
-        "bytes": summary.bytes,
-        "hard_links": summary.linked,
-        "skipped": summary.skipped,
-        "bytes_resumed": summary.bytes_resumed,
-        "bytes_matched": summary.bytes_matched,
-        "specials": summary.specials,
-        "left_out": summary.left_out,
-        "removed": summary.removed,
-        "max_delete_kept": summary.spared,
-        "source_changed_kept": summary.kept_by_change,
-        "not_kept": not_kept_as_json(summary),
-        "verified": if stores { proofs(args) } else { &[] },
-        "failed": summary.failed,
-        "vanished": summary.vanished,
-        "times_beyond_range": summary.times_beyond_range,
-        "resent": summary.resent,
-        "repeated": summary.repeated,
-        "reconnects": summary.reconnects,
-        "lanes": summary.lanes,
-        "cipher": transport.map(|_| cipher_key(args)),
-        "transport": transport.map(|transport| transport.to_string()),
-        "resumed_window_bytes": resumed.map(|resumption| resumption.bytes),
-        "resumed_window_refuted": resumed.map(|resumption| resumption.is_refuted),
-        "seconds": summary.elapsed.as_secs_f64(),
-        "bytes_per_second": ByteRate::new(summary.bytes, summary.elapsed).0,
-        "first_byte_seconds": summary.first_byte.map(|time| time.as_secs_f64()),
-        "flush_seconds": summary.flush.as_secs_f64(),
-        "sender_cpu_seconds": summary.sender_cpu.as_secs_f64(),
-        "receiver_cpu_seconds": summary.receiver_cpu.as_secs_f64(),
-        "limited_by": limit_key(summary.bottleneck.limit),
-        "limited_percent": summary.bottleneck.percent,
-        "shares_percent": shares(&summary.bottleneck),
-        "path": summary.path.as_ref().map(|path| path_as_json(path, summary)),
-        "advice": summary.finding().map(|finding| finding.to_string()),
-    })
-}
-
-/// The shares of the wall clock, by limit.
-fn shares(bottleneck: &Bottleneck) -> serde_json::Value {
-    let keys = Limit::ALL.into_iter().map(limit_key);
-    keys.map(str::to_owned)
-        .zip(bottleneck.shares.map(serde_json::Value::from))
-        .collect()
-}
-
-/// The kernel's figures of the lanes' connections; shares are from 0 to 1.
-fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
-    let started = if summary.reconnects > 0 {
-        Duration::ZERO
-    } else {
-        summary.first_byte.unwrap_or_default()
-    };
-    let sending = summary.measured.saturating_sub(started);
-    let goodput = |bytes: Option<&u64>| bytes.map(|bytes| ByteRate::new(*bytes, sending).0);
-    let lanes = &path.bytes_acked;
-    json!({
-        "round_trip_min_seconds": path.round_trip_min.map(|time| time.as_secs_f64()),
-        "bytes_sent": path.bytes_sent,
-        "bytes_retransmitted": path.bytes_retransmitted,
-        "segments_retransmitted": path.segments_retransmitted,
-        "retransmitted_share": path.retransmitted_share(),
-        "busy_lane_seconds": path.busy.as_secs_f64(),
-        "idle_share": path.idle_share(summary.measured),
-        "receive_window_limited_share": path.receive_window_share(),
-        "send_buffer_limited_share": path.send_buffer_share(),
-        "congestion_limited_share": path.congestion_share(),
-        "lane_bytes_per_second_min": goodput(lanes.first()),
-        "lane_bytes_per_second_median": goodput(lanes.get(lanes.len() / 2)),
-        "lane_bytes_per_second_max": goodput(lanes.last()),
-    })
-}
-
-/// The cipher, as it is typed.
-fn cipher_key(args: &PushArgs) -> String {
-    args.cipher
-        .to_possible_value()
-        .map_or_else(String::new, |value| value.get_name().to_owned())
-}
-
-fn limit_key(limit: Limit) -> &'static str {
-    match limit {
-        Limit::StartUp => "start_up",
-        Limit::Scan => "scan",
-        Limit::SourceReads => "source_reads",
-        Limit::SenderCpu => "sender_cpu",
-        Limit::Path => "path",
-        Limit::OwnRate => "own_rate",
-        Limit::AllowedRate => "allowed_rate",
-        Limit::ReceiverCpu => "receiver_cpu",
-        Limit::TargetWrites => "target_writes",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
+    use zmove_types::Phrase;
 
     use super::*;
     use crate::args::{Args, Command};
@@ -482,40 +364,81 @@ mod tests {
         }
     }
 
+    fn summary(counters: Counters) -> Summary {
+        Summary {
+            counters,
+            ..Summary::default()
+        }
+    }
+
+    /// All that the user reads about a transfer, and of its preview.
+    fn texts(counters: Counters) -> [String; 2] {
+        [false, true].map(|is_preview| {
+            let summary = Summary {
+                is_preview,
+                ..summary(counters)
+            };
+            let warnings = warnings(&summary).join("\n");
+            as_text(&summary, &args(), None) + &warnings
+        })
+    }
+
+    #[test]
+    fn the_text_has_each_counter_that_is_not_for_json_alone() {
+        for row in Counters::TABLE {
+            let mut counters = Counters {
+                files: 1,
+                ..Counters::default()
+            };
+            let without = texts(counters);
+            counters.set(row.id, 7);
+            let with = texts(counters);
+            let has_words = match row.phrase {
+                Phrase::JsonOnly => with == without,
+                Phrase::Own => with != without,
+                phrase => {
+                    let words = phrase.text(7).unwrap();
+                    with[0].contains(&words)
+                }
+            };
+            assert!(has_words, "{}: {with:?}", row.name);
+        }
+    }
+
     #[test]
     fn where_all_failed_or_was_equal_there_is_no_rate_of_nothing() {
-        let summary = Summary {
+        let summary = summary(Counters {
             failed: 1,
             skipped: 41,
-            ..Summary::default()
-        };
+            ..Counters::default()
+        });
         let text = as_text(&summary, &args(), None);
         assert_eq!(
             text,
             "no file was moved: 41 compared equal in 0.00 s\n1 FAILED\n"
         );
-        let partly = as_text(
-            &Summary {
-                bytes: 9,
-                ..summary
-            },
-            &args(),
-            None,
-        );
+        let partly = Counters {
+            bytes: 9,
+            ..summary.counters
+        };
+        let partly = as_text(&self::summary(partly), &args(), None);
         assert!(partly.starts_with("0 files, 9 B in "), "{partly}");
     }
 
     #[test]
     fn only_what_was_stored_is_called_verified() {
         let args = args();
-        let is_called_so = |summary| as_text(&summary, &args, None).contains("verified (wire)");
-        assert!(is_called_so(Summary {
+        let is_called_so = |counters| {
+            let text = as_text(&summary(counters), &args, None);
+            text.contains("verified (wire)")
+        };
+        assert!(is_called_so(Counters {
             files: 1,
-            ..Summary::default()
+            ..Counters::default()
         }));
-        assert!(!is_called_so(Summary {
+        assert!(!is_called_so(Counters {
             failed: 1,
-            ..Summary::default()
+            ..Counters::default()
         }));
     }
 }

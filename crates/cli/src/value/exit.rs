@@ -10,6 +10,7 @@ use zmove_jobs::{StoreError, Verdict};
 use zmove_receiver::SessionError as ReceiverError;
 use zmove_sender::SessionError;
 use zmove_transport::{ControlError, DialError, LaneError};
+use zmove_types::{Counters, ExitEffect};
 use zmove_wire::{Refusal, RefusalCode};
 
 use crate::args::habits;
@@ -74,6 +75,19 @@ impl Exit {
             error.downcast_ref().map(Self::of_store),
         ];
         known.into_iter().flatten().next().unwrap_or(Self::File)
+    }
+
+    /// The code for a transfer that has counted this. In a comparison, differences count too.
+    pub(crate) fn of_counters(counters: &Counters, is_comparison: bool) -> Self {
+        if counters.has(ExitEffect::Partial) {
+            Self::Partial
+        } else if counters.has(ExitEffect::MaxDelete) {
+            Self::MaxDelete
+        } else if is_comparison && counters.has(ExitEffect::Difference) {
+            Self::Differs
+        } else {
+            Self::Done
+        }
     }
 
     /// The code with which another process of zmove has ended.

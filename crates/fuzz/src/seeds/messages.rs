@@ -204,13 +204,18 @@ fn relays() -> Vec<ToReceiver> {
         Told::SessionBegins,
     ];
     let account = TransferAccount {
+        counters: Counters {
+            added: 1,
+            changed: 300,
+            ..Counters::default()
+        },
         not_kept: vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, 1)],
         shares: vec![100],
         path: Some(PathAccount {
             bytes_acked: vec![1],
             ..PathAccount::default()
         }),
-        preview: Some((1, 2)),
+        is_preview: true,
         learnt: Some((3, true)),
         at_best: Some((4, 5)),
         ..TransferAccount::default()

@@ -8,7 +8,7 @@ use std::time::Instant;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
 use zmove_transport::Inbox;
-use zmove_types::{Counters, FileId, ItemId, Observer, Side};
+use zmove_types::{Counters, FileId, ItemId, Observer};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
@@ -151,7 +151,7 @@ impl Receipts {
                 }
                 .into());
             }
-            ToSender::Counters(counters) => self.counters = counters.of(Side::Receiver),
+            ToSender::Counters(counters) => self.counters = counters,
             ToSender::NotKept { counts } => self.session.account.not_kept(&counts),
             ToSender::Missed { entries } => {
                 not_empty(!entries.is_empty())?;
@@ -201,7 +201,9 @@ impl Receipts {
                 });
             }
             // told by whoever has asked
-            (Some(_), SharedJobResult::Failed(..)) => self.session.account.totals.failed.add(1),
+            (Some(_), SharedJobResult::Failed(..)) => {
+                self.session.account.totals.counters.failed.add(1)
+            }
             _ => {}
         }
         let _nobody_waits = answer.send(result);

@@ -6,25 +6,23 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use zmove_types::{GroupSpan, Name, RelPath};
+use zmove_types::{AtomicCounter, GroupSpan, Name, RelPath};
 use zmove_wire::limits::within;
 use zmove_wire::{Fault, Held, Offer, WireError};
-
-use crate::account::totals::Count;
 
 /// What was sent to the receiver, and so what it may report about.
 #[derive(Debug, Default)]
 pub(crate) struct SentCounts {
     /// Entries of batches, as often as they were sent, and large files.
-    entries: Count,
+    entries: AtomicCounter,
     /// Large files.
-    pub(crate) files: Count,
+    pub(crate) files: AtomicCounter,
     /// The longest path of a directory of these entries, in bytes.
     directory_bytes: AtomicUsize,
     /// Messages that the receiver may send about groups that it holds of offered files.
-    held: Count,
+    held: AtomicCounter,
     /// Files that were offered.
-    offered: Count,
+    offered: AtomicCounter,
 }
 
 /// Counts of what the receiver has reported.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use zmove_types::Counters;
 use zmove_wire::{NotKept, PathAccount, SignedReceipt, TransferAccount};
 
 use crate::account::bottleneck::Bottleneck;
@@ -11,41 +12,10 @@ use crate::tune::path::{Finding, PathReport};
 /// The account of one push.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Regular files that are whole and verified at the target because of this push.
-    pub files: u64,
-    /// Bytes of the files counted in `files`.
-    pub bytes: u64,
-    /// The files among `files` that are a further name of another: a hard link, for which no data was sent.
-    pub linked: u64,
-    /// Files that were equal at the target already.
-    pub skipped: u64,
-    /// Bytes of large files that had come in an earlier transfer and were not sent again.
-    pub bytes_resumed: u64,
-    /// Bytes of large files that another version at the target had as well, and that were not sent.
-    pub bytes_matched: u64,
-    /// FIFOs, sockets and devices, which are not copied.
-    pub specials: u64,
+    /// The report counters.
+    pub counters: Counters,
     /// What was to be kept of entries and is not, by kind and reason.
     pub not_kept: Vec<NotKept>,
-    /// Files and directories that failed.
-    pub failed: u64,
-    /// The number of failed entries that vanished while the source was walked.
-    pub vanished: u64,
-    /// Entries that were at the target alone and have been removed, or would be; of a tree that would be removed, only
-    /// its top counts.
-    pub removed: u64,
-    /// Entries that are at the target alone and stay because as many have been removed as may be.
-    pub spared: u64,
-    /// Entries that are at the target alone and stay because the source changed while it was pushed.
-    pub kept_by_change: u64,
-    /// Items that arrived damaged and were sent again.
-    pub resent: u64,
-    /// Chunks that were sent again because their lane was slow.
-    pub repeated: u64,
-    /// The number of times that connections were lost and came back.
-    pub reconnects: u64,
-    /// The most lanes that there were at once.
-    pub lanes: usize,
     /// The time from the start of the command to the receiver's last message.
     pub elapsed: Duration,
     /// The part of that time which the bottleneck and the path are about: since connections last came back.
@@ -58,36 +28,18 @@ pub struct Summary {
     pub sender_cpu: Duration,
     /// CPU time of the receiver's process.
     pub receiver_cpu: Duration,
-    /// Names that the manifest cannot hold.
-    pub manifest_left_out: u64,
-    /// Files that were at the target and were not read, so that the manifest does not have them.
-    pub manifest_unread: u64,
-    /// Files whose time differs at the target, because the target's file system cannot store the source's
-    /// time.
-    pub times_beyond_range: u64,
     /// What limited the rate.
     pub bottleneck: Bottleneck,
     /// The kernel's report on the path, where its TCP carries the lanes.
     pub path: Option<PathReport>,
-    /// What the push would do, if only a preview was asked for.
-    pub preview: Option<Preview>,
+    /// Whether only a preview was requested.
+    pub is_preview: bool,
     /// The settings that suit the path, where the number of lanes was not fixed.
     pub learnt: Option<Learnt>,
     /// What the path has carried at its best; none within one host.
     pub at_best: Option<AtBest>,
-    /// Entries that the selection left out; a directory counts once, whatever is in it.
-    pub left_out: u64,
     /// What the receiver has signed, where the transfer was opened by a grant.
     pub receipt: Option<Box<SignedReceipt>>,
-}
-
-/// What a push would do; [`Summary::files`] and [`Summary::bytes`] then count what would be sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Preview {
-    /// Entries that would be made.
-    pub added: u64,
-    /// Entries that would be changed or replaced.
-    pub changed: u64,
 }
 
 /// The settings that a push has found for the next one on the same path.
@@ -142,41 +94,23 @@ fn micros(time: Duration) -> u64 {
 impl From<&Summary> for TransferAccount {
     fn from(summary: &Summary) -> Self {
         Self {
-            files: summary.files,
-            bytes: summary.bytes,
-            linked: summary.linked,
-            skipped: summary.skipped,
-            bytes_resumed: summary.bytes_resumed,
-            bytes_matched: summary.bytes_matched,
-            specials: summary.specials,
+            counters: summary.counters,
             not_kept: summary.not_kept.clone(),
-            failed: summary.failed,
-            vanished: summary.vanished,
-            removed: summary.removed,
-            spared: summary.spared,
-            kept_by_change: summary.kept_by_change,
-            resent: summary.resent,
-            repeated: summary.repeated,
-            lanes: summary.lanes as u64,
             elapsed_us: micros(summary.elapsed),
             first_byte_us: summary.first_byte.map(micros),
             flush_us: micros(summary.flush),
             sender_cpu_us: micros(summary.sender_cpu),
             receiver_cpu_us: micros(summary.receiver_cpu),
-            times_beyond_range: summary.times_beyond_range,
             shares: summary.bottleneck.shares.to_vec(),
             limit: summary.bottleneck.limit as u8,
             path: summary.path.as_ref().map(path_account),
-            preview: summary
-                .preview
-                .map(|preview| (preview.added, preview.changed)),
+            is_preview: summary.is_preview,
             learnt: summary
                 .learnt
                 .map(|learnt| (learnt.lanes, learnt.loss_tolerant)),
             at_best: summary
                 .at_best
                 .map(|best| (best.bytes_per_second, micros(best.round_trip))),
-            left_out: summary.left_out,
         }
     }
 }
@@ -195,41 +129,21 @@ impl From<TransferAccount> for Summary {
             .copied()
             .unwrap_or_default();
         Self {
-            files: account.files,
-            bytes: account.bytes,
-            linked: account.linked,
-            skipped: account.skipped,
-            bytes_resumed: account.bytes_resumed,
-            bytes_matched: account.bytes_matched,
-            specials: account.specials,
+            counters: account.counters,
             not_kept: account.not_kept,
-            failed: account.failed,
-            vanished: account.vanished,
-            removed: account.removed,
-            spared: account.spared,
-            kept_by_change: account.kept_by_change,
-            resent: account.resent,
-            repeated: account.repeated,
-            reconnects: 0,
-            lanes: usize::try_from(account.lanes).unwrap_or(usize::MAX),
             elapsed: time(account.elapsed_us),
             measured: time(account.elapsed_us),
             first_byte: account.first_byte_us.map(time),
             flush: time(account.flush_us),
             sender_cpu: time(account.sender_cpu_us),
             receiver_cpu: time(account.receiver_cpu_us),
-            manifest_left_out: 0,
-            manifest_unread: 0,
-            times_beyond_range: account.times_beyond_range,
             bottleneck: Bottleneck {
                 limit,
                 percent: shares[limit as usize],
                 shares,
             },
             path: account.path.map(path_report),
-            preview: account
-                .preview
-                .map(|(added, changed)| Preview { added, changed }),
+            is_preview: account.is_preview,
             learnt: account.learnt.map(|(lanes, loss_tolerant)| Learnt {
                 lanes,
                 loss_tolerant,
@@ -240,7 +154,6 @@ impl From<TransferAccount> for Summary {
                     bytes_per_second,
                     round_trip: time(round_trip),
                 }),
-            left_out: account.left_out,
             receipt: None,
         }
     }
@@ -309,19 +222,19 @@ mod tests {
             shares: [0, 0, 0, 0, 70, 0, 0, 30, 0],
         };
         let summary = Summary {
-            files: 1,
-            skipped: 2,
-            failed: 3,
-            lanes: 4,
+            counters: Counters {
+                files: 1,
+                skipped: 2,
+                failed: 3,
+                lanes: 4,
+                ..Counters::default()
+            },
             elapsed: second,
             measured: second,
             first_byte: Some(second / 2),
             bottleneck,
             path: Some(path),
-            preview: Some(Preview {
-                added: 5,
-                changed: 6,
-            }),
+            is_preview: true,
             learnt: Some(Learnt {
                 lanes: 7,
                 loss_tolerant: true,
@@ -330,7 +243,6 @@ mod tests {
                 bytes_per_second: 8,
                 round_trip: second,
             }),
-            left_out: 9,
             ..Summary::default()
         };
         assert_eq!(Summary::from(TransferAccount::from(&summary)), summary);

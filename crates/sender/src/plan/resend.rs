@@ -14,7 +14,7 @@ use crate::send::sent::{Sent, SentBatch};
 
 /// Sends a damaged item again, and reports that.
 pub(crate) fn send_damaged(session: &Session, work: Sent, tries: u8, faults: &[EntryFault]) {
-    session.account.totals.resent.add(1);
+    session.account.totals.counters.resent.add(1);
     let what = match &work {
         Sent::Batch(batch) => describe(batch, faults),
         Sent::Group(file, span, _) => {
@@ -32,7 +32,7 @@ pub(crate) fn send_damaged(session: &Session, work: Sent, tries: u8, faults: &[E
 
 /// Sends an item again that was lost with its lane.
 pub(crate) fn send_lost(session: &Session, work: Sent, tries: u8) {
-    session.account.totals.repeated.add(1);
+    session.account.totals.counters.repeated.add(1);
     send_again(&session.queue, work, tries);
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn send_lost(session: &Session, work: Sent, tries: u8) {
 pub(crate) fn send_late(session: &Session, stuck: impl Fn(usize) -> bool) {
     for (file, span) in session.in_flight.take_late(stuck) {
         // This is no new piece of work: the push may end while the group is being read.
-        session.account.totals.repeated.add(1);
+        session.account.totals.counters.repeated.add(1);
         session.queue.repeat_group(file, span);
     }
 }

@@ -453,9 +453,12 @@ impl Survey<'_> {
             }
             if moves {
                 let is_link = matches!(asked.what, PackEntry::Link(..));
-                totals.files.add(1);
-                totals.linked.add(u64::from(is_link));
-                totals.bytes.add(if is_link { 0 } else { entry.size });
+                totals.counters.files.add(1);
+                totals.counters.hard_links.add(u64::from(is_link));
+                totals
+                    .counters
+                    .bytes
+                    .add(if is_link { 0 } else { entry.size });
             } else {
                 self.session
                     .account
@@ -464,9 +467,9 @@ impl Survey<'_> {
         }
         let kind = kind?;
         let counter = if kind == ChangeKind::Added {
-            &totals.added
+            &totals.counters.added
         } else {
-            &totals.changed
+            &totals.counters.changed
         };
         counter.add(1);
         Some(Change {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zmove_scan::FirstWalk;
-use zmove_types::{FileNumber, Sample, TransferId};
+use zmove_types::{Counters, FileNumber, Sample, TransferId};
 
 use crate::account::file_ledger::FileLedger;
 use crate::account::manifest::Manifest;
@@ -72,21 +72,12 @@ pub(crate) enum Phase {
 /// The results of all sessions before this one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Earlier {
-    /// Files that are whole and verified because of them.
-    pub(crate) files: u64,
-    /// The hard links among them.
-    pub(crate) linked: u64,
-    /// The bytes of these files.
-    pub(crate) bytes: u64,
+    /// The report counters. Their bytes are those of files that are whole.
+    pub(crate) counters: Counters,
     /// Other bytes that these sessions have brought: groups of files that are not whole.
     pub(crate) partial_bytes: u64,
-    /// Entries that were at the target alone and have been removed.
-    pub(crate) removed: u64,
     /// Entries that any of these sessions asked to be removed.
     pub(crate) extraneous: u64,
-    pub(crate) resent: u64,
-    pub(crate) repeated: u64,
-    pub(crate) lanes: usize,
     pub(crate) first_byte: Option<Duration>,
     /// How far the stages had come.
     pub(crate) reached: Sample,
@@ -165,7 +156,7 @@ impl Run {
     /// one, that none before has brought, or a removal, or if it has found more bytes at the target than each of these.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
         let bytes_found = totals.skipped_bytes.get();
-        let has_changed = self.files.brought.take_new() || totals.removed.get() > 0;
+        let has_changed = self.files.brought.take_new() || totals.counters.removed.get() > 0;
         if has_changed || bytes_found > self.bytes_found_most {
             self.fate = SessionFate::OfUse;
         }
@@ -177,16 +168,28 @@ impl Run {
 impl Earlier {
     /// Adds the results of a session that broke off.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
-        self.files += totals.files.get();
-        self.linked += totals.linked.get();
-        self.bytes += totals.whole_bytes.get();
-        self.partial_bytes += totals.bytes.get().saturating_sub(totals.whole_bytes.get());
-        self.removed += totals.removed.get();
+        let session = Counters {
+            bytes: totals.whole_bytes.get(),
+            lanes: lanes as u64,
+            ..totals.counters.read()
+        };
+        self.partial_bytes += totals.counters.bytes.get().saturating_sub(session.bytes);
+        self.counters = self.counters.then(&session);
         self.extraneous = totals.extraneous.get();
-        self.resent += totals.resent.get();
-        self.repeated += totals.repeated.get();
-        self.lanes = self.lanes.max(lanes);
         self.first_byte = self.first_byte.or(first_byte);
+    }
+
+    /// The counters of the whole run when it has ended with a session that counted `last`.
+    pub(crate) fn counters_with(&self, last: Counters) -> Counters {
+        // The part of what the last session has resumed that another session of this run has brought.
+        let resumed_own = last.bytes_resumed.min(self.partial_bytes);
+        self.counters.then(&Counters {
+            bytes: last.bytes + resumed_own,
+            bytes_resumed: last.bytes_resumed - resumed_own,
+            // The last session finds equal what this run has moved before.
+            skipped: last.skipped.saturating_sub(self.counters.files),
+            ..last
+        })
     }
 
     /// The progress of all sessions together, when this one is at `now`.
@@ -217,7 +220,55 @@ pub(crate) fn cpu_time() -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use zmove_types::AtomicCounters;
+
     use super::*;
+
+    fn removed(entries: u64) -> Totals {
+        Totals {
+            counters: AtomicCounters {
+                removed: entries.into(),
+                ..AtomicCounters::default()
+            },
+            ..Totals::default()
+        }
+    }
+
+    #[test]
+    fn what_earlier_sessions_brought_counts_as_moved_once() {
+        let broken_off = Totals {
+            counters: AtomicCounters {
+                files: 3.into(),
+                bytes: 50.into(),
+                resent: 1.into(),
+                failed: 4.into(),
+                ..AtomicCounters::default()
+            },
+            whole_bytes: 30.into(),
+            ..Totals::default()
+        };
+        let mut earlier = Earlier::default();
+        earlier.add(&broken_off, 8, None);
+        let last = Counters {
+            files: 2,
+            bytes: 10,
+            bytes_resumed: 25,
+            skipped: 4,
+            resent: 1,
+            lanes: 2,
+            ..Counters::default()
+        };
+        let whole = Counters {
+            files: 5,
+            bytes: 60,
+            bytes_resumed: 5,
+            skipped: 1,
+            resent: 2,
+            lanes: 8,
+            ..Counters::default()
+        };
+        assert_eq!(earlier.counters_with(last), whole);
+    }
 
     /// The sender does not know which of the entries were removed before the connection was lost.
     #[test]
@@ -225,18 +276,16 @@ mod tests {
         let mut earlier = Earlier::default();
         let totals = Totals {
             extraneous: 5.into(),
-            removed: 3.into(),
-            ..Totals::default()
+            ..removed(3)
         };
         earlier.add(&totals, 1, None);
         // The next session begins with the number that the first had asked for.
         let totals = Totals {
             extraneous: (earlier.extraneous + 2).into(),
-            removed: 2.into(),
-            ..Totals::default()
+            ..removed(2)
         };
         earlier.add(&totals, 1, None);
-        assert_eq!((earlier.extraneous, earlier.removed), (7, 5));
+        assert_eq!((earlier.extraneous, earlier.counters.removed), (7, 5));
     }
 
     /// What a session comes to that finds so many bytes at the target, and brings these.
@@ -294,14 +343,7 @@ mod tests {
     fn entries_that_are_removed_are_further() {
         let mut run = Run::begin(None, Instant::now());
         run.note(Phase::Permission);
-        run.add(
-            &Totals {
-                removed: 1.into(),
-                ..Totals::default()
-            },
-            1,
-            None,
-        );
+        run.add(&removed(1), 1, None);
         assert_eq!(run.take_fate(), SessionFate::OfUse);
     }
 

@@ -494,7 +494,7 @@ pub(crate) mod tests {
             }
         };
         thread::scope(|scope| [scope.spawn(fail_all), scope.spawn(fail_all)].map(drop));
-        assert_eq!(session.account.totals.failed.get(), FILES as u64);
+        assert_eq!(session.account.totals.counters.failed.get(), FILES as u64);
         assert!(files.iter().all(|file| file.is_dead()));
         let abandoned = std::iter::from_fn(|| messages.try_recv().ok());
         let abandoned: HashSet<_> = abandoned.map(|message| format!("{message:?}")).collect();

@@ -4,9 +4,9 @@
 //! **Invariant:** nothing here changes what the receiver writes.
 
 use serde::{Deserialize, Serialize};
-use zmove_types::{RelPath, Root};
+use zmove_types::{Counters, RelPath, Root};
 
-use super::{NotKept, Refusal, SignedReceipt, bytes, list};
+use super::{NotKept, Refusal, SignedReceipt, bytes, counters, list};
 use crate::limits::{HASHED_MAX, LANES_MAX, MISSED_MAX, TOLD_MAX};
 
 /// One word beside a transfer.
@@ -168,39 +168,12 @@ pub enum ToldForm {
 /// The sender's account of a transfer that came to its end; times are in microseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferAccount {
-    /// Files that are whole at the target because of the transfer.
-    pub files: u64,
-    /// The bytes of these files.
-    pub bytes: u64,
-    /// The hard links among the files.
-    pub linked: u64,
-    /// Files that were equal.
-    pub skipped: u64,
-    /// Bytes of large files that had come before.
-    pub bytes_resumed: u64,
-    /// Bytes that another version had as well.
-    pub bytes_matched: u64,
-    /// Special files that were left.
-    pub specials: u64,
+    /// The report counters.
+    #[serde(with = "counters")]
+    pub counters: Counters,
     /// What was not kept.
     #[serde(deserialize_with = "list::at_most::<MISSED_MAX, _, _>")]
     pub not_kept: Vec<NotKept>,
-    /// Entries that failed.
-    pub failed: u64,
-    /// Entries that vanished.
-    pub vanished: u64,
-    /// Entries removed.
-    pub removed: u64,
-    /// Entries that stay by the limit of removals.
-    pub spared: u64,
-    /// Entries that stay since the source changed.
-    pub kept_by_change: u64,
-    /// Items sent again after damage.
-    pub resent: u64,
-    /// Chunks sent again because of a slow lane.
-    pub repeated: u64,
-    /// The most lanes.
-    pub lanes: u64,
     /// From the beginning to the last message.
     pub elapsed_us: u64,
     /// From the beginning to the first data.
@@ -211,8 +184,6 @@ pub struct TransferAccount {
     pub sender_cpu_us: u64,
     /// The receiver's CPU time.
     pub receiver_cpu_us: u64,
-    /// Files with another time than the source's.
-    pub times_beyond_range: u64,
     /// Shares of the limits in percent, in their order.
     #[serde(deserialize_with = "list::at_most::<16, _, _>")]
     pub shares: Vec<u8>,
@@ -220,14 +191,12 @@ pub struct TransferAccount {
     pub limit: u8,
     /// The kernel's report on the path.
     pub path: Option<PathAccount>,
-    /// Entries that would be added and changed, of a preview.
-    pub preview: Option<(u64, u64)>,
+    /// Whether the transfer was a preview.
+    pub is_preview: bool,
     /// The number of lanes that suited the path, and whether its congestion control ignores loss.
     pub learnt: Option<(u16, bool)>,
     /// What the path carried at its best, in bytes per second, and the round trip.
     pub at_best: Option<(u64, u64)>,
-    /// Entries left out by the selection.
-    pub left_out: u64,
 }
 
 /// The kernel's report on the connections of all lanes.
@@ -346,7 +315,12 @@ mod tests {
                 b'p'
             ]
         );
-        assert_eq!(bytes(Relay::Account(Box::default())).len(), 31);
+        let mut account = TransferAccount::default();
+        account.counters.failed = 300;
+        assert_eq!(
+            bytes(Relay::Account(Box::new(account))),
+            [&[14, 3, 1, 16, 0xAC, 2][..], &[0; 12]].concat()
+        );
     }
 
     #[test]

@@ -1,0 +1,212 @@
+//! The summary as JSON: the report counters by their table, and the fields that are no counters.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde_json::json;
+use zmove_sender::{Bottleneck, Limit, PathReport, Summary};
+use zmove_types::{ByteRate, CounterScope};
+use zmove_wire::NotKept;
+
+use crate::args::PushArgs;
+use crate::display::summary::{Carriage, Sessions, is_same, proofs};
+
+/// The summary as an event. A field that is not known of the transfer is null.
+pub(super) fn as_json(
+    summary: &Summary,
+    args: &PushArgs,
+    carriage: Option<Carriage>,
+    sessions: Sessions,
+) -> serde_json::Value {
+    let transport = carriage.map(|carriage| carriage.transport);
+    let resumed = carriage
+        .map(|carriage| carriage.resumption)
+        .filter(|resumption| resumption.bytes > 0);
+    let counters = &summary.counters;
+    let is_preview = summary.is_preview;
+    let proofs = if is_preview || counters.files == 0 {
+        &[]
+    } else {
+        proofs(args)
+    };
+    let mut said = json!({
+        "event": "summary",
+        "dry_run": is_preview,
+        "verify": args.verify.then(|| is_same(summary)),
+        "not_kept": not_kept_as_json(summary),
+        "verified": proofs,
+        "cipher": transport.map(|_| cipher_key(args)),
+        "transport": transport.map(|transport| transport.to_string()),
+        "resumed_window_bytes": resumed.map(|resumption| resumption.bytes),
+        "resumed_window_refuted": resumed.map(|resumption| resumption.is_refuted),
+        "seconds": summary.elapsed.as_secs_f64(),
+        "bytes_per_second": ByteRate::new(counters.bytes, summary.elapsed).0,
+        "first_byte_seconds": summary.first_byte.map(|time| time.as_secs_f64()),
+        "flush_seconds": summary.flush.as_secs_f64(),
+        "sender_cpu_seconds": summary.sender_cpu.as_secs_f64(),
+        "receiver_cpu_seconds": summary.receiver_cpu.as_secs_f64(),
+        "limited_by": limit_key(summary.bottleneck.limit),
+        "limited_percent": summary.bottleneck.percent,
+        "shares_percent": shares(&summary.bottleneck),
+        "path": summary.path.as_ref().map(|path| path_as_json(path, summary)),
+        "advice": summary.finding().map(|finding| finding.to_string()),
+    });
+    for (row, value) in counters.rows() {
+        let is_counted = match row.scope {
+            CounterScope::Any => true,
+            CounterScope::Preview => is_preview,
+            CounterScope::OneSession => sessions == Sessions::One,
+        };
+        said[row.name] = json!(is_counted.then_some(value));
+    }
+    if sessions == Sessions::Several {
+        OF_ONE_SESSION
+            .into_iter()
+            .for_each(|field| said[field] = json!(null));
+        said["cipher"] = json!(cipher_key(args));
+    }
+    said
+}
+
+/// The fields beside the counters that a session measures, and nobody for several.
+const OF_ONE_SESSION: [&str; 6] = [
+    "flush_seconds",
+    "sender_cpu_seconds",
+    "receiver_cpu_seconds",
+    "limited_by",
+    "limited_percent",
+    "shares_percent",
+];
+
+fn not_kept_as_json(summary: &Summary) -> Vec<serde_json::Value> {
+    let lack = |lack: &NotKept| json!({ "what": lack.kind().to_string(), "why": lack.why.to_string(), "entries": lack.entries });
+    summary.not_kept.iter().map(lack).collect()
+}
+
+/// The shares of the wall clock, by limit.
+fn shares(bottleneck: &Bottleneck) -> serde_json::Value {
+    let keys = Limit::ALL.into_iter().map(limit_key);
+    keys.map(str::to_owned)
+        .zip(bottleneck.shares.map(serde_json::Value::from))
+        .collect()
+}
+
+/// The kernel's figures of the lanes' connections; shares are from 0 to 1.
+fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
+    let started = if summary.counters.reconnects > 0 {
+        Duration::ZERO
+    } else {
+        summary.first_byte.unwrap_or_default()
+    };
+    let sending = summary.measured.saturating_sub(started);
+    let goodput = |bytes: Option<&u64>| bytes.map(|bytes| ByteRate::new(*bytes, sending).0);
+    let lanes = &path.bytes_acked;
+    json!({
+        "round_trip_min_seconds": path.round_trip_min.map(|time| time.as_secs_f64()),
+        "bytes_sent": path.bytes_sent,
+        "bytes_retransmitted": path.bytes_retransmitted,
+        "segments_retransmitted": path.segments_retransmitted,
+        "retransmitted_share": path.retransmitted_share(),
+        "busy_lane_seconds": path.busy.as_secs_f64(),
+        "idle_share": path.idle_share(summary.measured),
+        "receive_window_limited_share": path.receive_window_share(),
+        "send_buffer_limited_share": path.send_buffer_share(),
+        "congestion_limited_share": path.congestion_share(),
+        "lane_bytes_per_second_min": goodput(lanes.first()),
+        "lane_bytes_per_second_median": goodput(lanes.get(lanes.len() / 2)),
+        "lane_bytes_per_second_max": goodput(lanes.last()),
+    })
+}
+
+/// The cipher, as it is typed.
+pub(super) fn cipher_key(args: &PushArgs) -> String {
+    args.cipher
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+fn limit_key(limit: Limit) -> &'static str {
+    match limit {
+        Limit::StartUp => "start_up",
+        Limit::Scan => "scan",
+        Limit::SourceReads => "source_reads",
+        Limit::SenderCpu => "sender_cpu",
+        Limit::Path => "path",
+        Limit::OwnRate => "own_rate",
+        Limit::AllowedRate => "allowed_rate",
+        Limit::ReceiverCpu => "receiver_cpu",
+        Limit::TargetWrites => "target_writes",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use serde_json::Value;
+    use zmove_types::Counters;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    fn args() -> Box<PushArgs> {
+        match Args::try_parse_from(["zmove", "push", "a", "b"])
+            .unwrap()
+            .command
+        {
+            Command::Push(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The JSON of a transfer that has counted this.
+    fn said(counters: Counters, is_preview: bool, sessions: Sessions) -> Value {
+        let summary = Summary {
+            counters,
+            is_preview,
+            ..Summary::default()
+        };
+        as_json(&summary, &args(), None, sessions)
+    }
+
+    #[test]
+    fn json_has_each_counter_by_its_name() {
+        for row in Counters::TABLE {
+            let mut counters = Counters::default();
+            counters.set(row.id, 7);
+            let said = [
+                said(counters, false, Sessions::One),
+                said(counters, true, Sessions::One),
+                said(counters, false, Sessions::Several),
+            ]
+            .map(|said| said[row.name].clone());
+            let expected = match row.scope {
+                CounterScope::Any => [json!(7), json!(7), json!(7)],
+                CounterScope::Preview => [json!(null), json!(7), json!(null)],
+                CounterScope::OneSession => [json!(7), json!(7), json!(null)],
+            };
+            assert_eq!(said, expected, "{}", row.name);
+        }
+    }
+
+    /// The lines of the schema are those of the table.
+    #[test]
+    fn the_schema_describes_each_counter() {
+        let schema = include_str!("../../../../../docs/schema/events.json");
+        let schema: Value = serde_json::from_str(schema).unwrap();
+        let summary = &schema["$defs"]["summary"];
+        for row in Counters::TABLE {
+            let kind = match row.scope {
+                CounterScope::Any => json!("integer"),
+                CounterScope::Preview | CounterScope::OneSession => json!(["integer", "null"]),
+            };
+            let expected = json!({ "description": row.meaning, "type": kind, "minimum": 0 });
+            assert_eq!(
+                summary["properties"][row.name], expected,
+                "docs/schema/events.json must have this of {}: {expected:#}",
+                row.name
+            );
+            let required = summary["required"].as_array().unwrap();
+            assert!(required.contains(&json!(row.name)), "{}", row.name);
+        }
+    }
+}
