@@ -88,7 +88,7 @@ fn a_daemon_that_asks_for_files_that_were_not_offered_gets_none() {
         _ => None,
     };
     let deceived = Deceiver::new(TargetState::Populated, said).deceive(&site.source());
-    assert_eq!(deceived.ended.as_ref().unwrap().files, 2);
+    assert_eq!(deceived.ended.as_ref().unwrap().counters.files, 2);
     assert_only_sources_were_sent(&deceived);
 }
 
@@ -121,7 +121,7 @@ fn a_daemon_that_claims_groups_of_a_small_file_gets_it_whole() {
         };
         let deceived = Deceiver::new(TargetState::Populated, said).deceive(&site().source());
         assert_eq!(
-            deceived.ended.as_ref().unwrap().files,
+            deceived.ended.as_ref().unwrap().counters.files,
             2,
             "{:?}",
             deceived.failed
@@ -518,7 +518,7 @@ fn a_daemon_that_blames_other_paths_leaves_no_success() {
         _ => None,
     };
     let deceived = Deceiver::new(TargetState::Empty, said).deceive(&site().source());
-    assert_eq!(deceived.ended.as_ref().unwrap().failed, 1);
+    assert_eq!(deceived.ended.as_ref().unwrap().counters.failed, 1);
     assert!(
         deceived.failed[0].contains("etc/shadow"),
         "{:?}",

@@ -364,7 +364,7 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
                 .await
                 .unwrap();
             let end = leading.await.unwrap().unwrap();
-            assert_eq!((end.count.files, end.count.failed), (51, 0));
+            assert_eq!((end.count.counts.files, end.count.counts.failed), (51, 0));
         });
         assert_same(&lab.site.source(), &lab.site.path("shared/t/run7"));
         let key = Identity::load_or_create(&lab.home("node"))

@@ -54,7 +54,7 @@ fn a_lossy_path_gets_more_lanes() {
     let summary = pushed.summary();
     // every other dial has failed
     assert!(
-        summary.counters.files == 1 && summary.counters.lanes > LANES,
+        summary.counters.files == 1 && summary.counters.lanes > LANES as u64,
         "{} lanes",
         summary.counters.lanes
     );
@@ -94,7 +94,7 @@ fn lanes_beyond_those_that_the_receiver_takes_end_in_order() {
             pushed.summary().counters.files,
             pushed.summary().counters.lanes
         ),
-        (1, usize::from(lanes_max))
+        (1, u64::from(lanes_max))
     );
     assert_eq!(*ended.0.lock().unwrap(), lanes, "a lane was dropped");
 }

@@ -23,7 +23,7 @@ use zmove_wire::{
     Batch, BatchEntry, Cipher, DirectoryGroup, Durability, FaultCode, FileEntry, FileHead,
     FrameHeader, FrameKind, Greeting, NodeName, Open, Operation, Role, SharedJobAnswer,
     SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, ToReceiver, ToSender,
-    WorkEnd, decode_message, encode_message,
+    WorkCounts, WorkEnd, decode_message, encode_message,
 };
 
 use crate::command::Runner;
@@ -364,8 +364,11 @@ impl Mover<'_> {
             children_sum: (work + 1..=work + children)
                 .map(|child| id(child).number())
                 .sum(),
-            files: 1,
-            bytes: 1,
+            counts: WorkCounts {
+                files: 1,
+                bytes: 1,
+                ..WorkCounts::default()
+            },
             ..WorkEnd::default()
         };
         self.order(SharedJobOrder::End(end))

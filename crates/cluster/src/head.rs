@@ -285,7 +285,8 @@ impl<W: WorkQueue> Head<W> {
                     let finishing = course
                         .finishing
                         .get_or_insert_with(|| Finishing::of(&self.node.job));
-                    course.count.failed += finishing.run(&self.node.job, &orders, events).await?;
+                    course.count.counts.failed +=
+                        finishing.run(&self.node.job, &orders, events).await?;
                     Stage::Finished
                 }
                 Stage::Finished | Stage::Ordered => {

@@ -32,7 +32,7 @@ use self::feed::{Asked, Feed};
 use self::job::Push;
 use self::pipeline::Pipeline;
 use self::reading::{LIMIT_INTERVAL, Reading};
-use self::run::{Earlier, Phase, Run};
+use self::run::{Phase, Run};
 use self::session::Session;
 use self::threads::Broken;
 use crate::account::limit::Limit;

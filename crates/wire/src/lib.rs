@@ -46,6 +46,6 @@ pub use message::{
     SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark,
     SourcePath, StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize,
     TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm,
-    ToldKind, TopName, TransferAccount, TransportOrder, Verdict, Waiting, WorkEnd, decode_message,
-    decode_message_within, encode_message,
+    ToldKind, TopName, TransferAccount, TransportOrder, Verdict, Waiting, WorkCounts, WorkEnd,
+    decode_message, decode_message_within, encode_message,
 };

@@ -63,7 +63,7 @@ pub use relay::{
 };
 pub use shared_job::{
     GroupRange, NodeName, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
-    SharedJobRequest, SharedJobResult, WorkEnd,
+    SharedJobRequest, SharedJobResult, WorkCounts, WorkEnd,
 };
 pub use verify::{HashOrder, Hashed, Proof};
 

@@ -14,6 +14,13 @@ use zmove_wire::{
 use super::World;
 use crate::host::host;
 
+fn one_file() -> Counters {
+    Counters {
+        files: 1,
+        ..Counters::default()
+    }
+}
+
 /// A host that takes any order for the one that this receipt is of, and shows that.
 pub(super) fn lying_sender(home: &Path, receipt: SignedReceipt) -> (SocketAddr, Fingerprint) {
     host(home, move |channel, greeting| {
@@ -32,7 +39,7 @@ async fn lie(channel: Channel, greeting: Greeting, receipt: SignedReceipt) {
     let follows = ToSender::Copy(CopyState::Follows { id: read.id });
     writer.send(&encode_message(&follows)).await.unwrap();
     let account = Relay::Account(Box::new(TransferAccount {
-        files: 1,
+        counters: one_file(),
         ..TransferAccount::default()
     }));
     for relay in [Relay::Receipt(receipt), account] {
@@ -69,7 +76,7 @@ async fn take_and_lie(
     // the grant
     reader.receive().await.unwrap().unwrap();
     let account = TransferAccount {
-        files: 1,
+        counters: one_file(),
         ..TransferAccount::default()
     };
     let said = receipt(order.id)
@@ -182,10 +189,7 @@ fn a_result_is_a_success_only_where_nothing_is_missing_and_the_target_s_host_has
         port: world.receiver.address.port(),
     };
     let well = TransferAccount {
-        counters: Counters {
-            files: 1,
-            ..Counters::default()
-        },
+        counters: one_file(),
         ..TransferAccount::default()
     };
     let with = |change: fn(&mut TransferAccount)| {

@@ -199,13 +199,17 @@ fn a_queue_that_loses_and_repeats_work_costs_walks_and_nothing_else() {
             lost > 0 && repeated > 0 && walks > 1,
             "seed {seed}: {lost} {repeated} {walks}"
         );
-        assert_eq!((count.failed, count.contradictions), (0, 0), "seed {seed}");
+        assert_eq!(
+            (count.counts.failed, count.contradictions),
+            (0, 0),
+            "seed {seed}"
+        );
         assert!(
             count.is_finished() && count.repeats > 0,
             "seed {seed}: {count:?}"
         );
         assert_eq!(
-            count.skipped, 0,
+            count.counts.skipped, 0,
             "what is done again finds what has come by this job"
         );
         spread.assert_done();
@@ -221,7 +225,7 @@ fn ranges_of_a_large_file_that_the_queue_loses_are_sent_all_the_same() {
     let queue = Careless::queue(7);
     let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
     assert!(queue.hooks.lost() > 0);
-    assert_eq!((count.failed, count.files), (0, 1));
+    assert_eq!((count.counts.failed, count.counts.files), (0, 1));
     spread.assert_done();
 }
 
@@ -239,7 +243,12 @@ fn a_walk_that_is_done_again_announces_a_large_file_that_has_got_its_name_meanwh
     let JobEnd { count, walks, .. } = spread.lead(&queue, spread.receivers());
     assert!(queue.repeated() > 0 && count.repeats > 0, "{count:?}");
     assert_eq!(
-        (walks, count.contradictions, count.failed, count.files),
+        (
+            walks,
+            count.contradictions,
+            count.counts.failed,
+            count.counts.files
+        ),
         (1, 0, 0, 2),
         "{count:?}"
     );
@@ -265,7 +274,10 @@ fn what_is_done_again_after_the_end_takes_no_directory_its_time_or_mode() {
     crate::tree::set_mode(source.join("d/e"), 0);
     let queue = Repeating::queue(Again::Over);
     let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
-    assert!(queue.repeated() > 0 && count.failed == 0, "{count:?}");
+    assert!(
+        queue.repeated() > 0 && count.counts.failed == 0,
+        "{count:?}"
+    );
     let mode = spread
         .target_directory()
         .join("d/e")
@@ -332,8 +344,11 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
     let there = std::fs::read_dir(spread.target_directory().join("wide"))
         .unwrap()
         .count() as u64;
-    assert_eq!((count.files, count.failed), (there, 4500 - there));
-    assert!(count.failed >= 3500, "{count:?}");
+    assert_eq!(
+        (count.counts.files, count.counts.failed),
+        (there, 4500 - there)
+    );
+    assert!(count.counts.failed >= 3500, "{count:?}");
 }
 
 /// Nobody finds them at the end. What is above them is opened once more, where the receiver may not enter it.
@@ -363,7 +378,7 @@ fn directories_that_go_away_after_they_were_sent_get_the_mode_and_time_that_they
         elsewhere,
     });
     let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
-    assert_eq!((count.files, count.failed), (4500, 0));
+    assert_eq!((count.counts.files, count.counts.failed), (4500, 0));
     assert!(queue.hooks.directory.is_symlink());
     let look = |directory: &str| {
         let found = there.join(directory).metadata().unwrap();
@@ -401,8 +416,8 @@ fn what_is_not_as_it_was_found_fails_and_the_job_ends() {
         spread.receivers(),
         Arc::new(NoObserver),
     );
-    assert_eq!((end.walks, end.count.files), (1, 0));
-    assert_eq!(end.count.failed, 1, "{end:?}");
+    assert_eq!((end.walks, end.count.counts.files), (1, 0));
+    assert_eq!(end.count.counts.failed, 1, "{end:?}");
 }
 
 #[test]
@@ -422,7 +437,7 @@ fn what_a_mover_had_when_its_session_broke_is_done_by_others_and_nothing_is_walk
         relay.reset(upstream);
         leading.join().unwrap()
     });
-    assert_eq!((end.walks, end.count.failed), (1, 0));
+    assert_eq!((end.walks, end.count.counts.failed), (1, 0));
     spread.remove_marks();
     spread.assert_done();
     spread.daemons.clear();
@@ -447,7 +462,7 @@ fn the_work_of_a_receiver_that_says_nothing_more_is_done_by_others() {
         Arc::new(NoObserver),
     );
     relay.wait_for_stall();
-    assert_eq!(end.count.failed, 0);
+    assert_eq!(end.count.counts.failed, 0);
     spread.remove_marks();
     spread.assert_done();
 }
@@ -519,11 +534,15 @@ fn assert_changed_source_comes_whole(trouble: Trouble) {
     });
     let JobEnd { count, walks } = spread.lead(&queue, spread.receivers());
     assert!(
-        count.is_finished() && (count.pass, count.failed) == (2, 0),
+        count.is_finished() && (count.pass, count.counts.failed) == (2, 0),
         "{count:?}"
     );
     assert!(walks <= 3, "{walks}");
-    assert_eq!((count.files, count.skipped), (33 + 12, 0), "{count:?}");
+    assert_eq!(
+        (count.counts.files, count.counts.skipped),
+        (33 + 12, 0),
+        "{count:?}"
+    );
     let there = spread.target_directory();
     for directory in (2..=33)
         .map(|number| format!("d{number:02}"))

@@ -451,13 +451,7 @@ fn of_several(shape: TargetShape) -> TargetShape {
 fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
     let JobEnd { count, .. } = ended;
     Summary {
-        counters: Counters {
-            files: count.files.saturating_sub(count.skipped),
-            bytes: count.bytes.saturating_sub(count.skipped_bytes),
-            skipped: count.skipped,
-            failed: count.failed,
-            ..Counters::default()
-        },
+        counters: Counters::from(count.counts),
         elapsed: started.elapsed(),
         measured: started.elapsed(),
         ..Summary::default()

@@ -15,7 +15,9 @@ use zmove_scan::{
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled, Unnamed};
 use zmove_types::{Event, GroupSpan, Name, Observer, RelPath, SharedJobId};
 use zmove_wire::limits::MISSING_RANGES_MAX;
-use zmove_wire::{FaultCode, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
+use zmove_wire::{
+    FaultCode, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkCounts, WorkEnd,
+};
 
 use super::{ItemProgress, Mover};
 use crate::cut::{rest_of, work_of};
@@ -30,12 +32,7 @@ struct Done {
     children: u64,
     /// The sum of their ids.
     children_sum: u128,
-    files: u64,
-    bytes: u64,
-    failed: u64,
-    /// Of the files those that were there already.
-    skipped: u64,
-    skipped_bytes: u64,
+    counts: WorkCounts,
 }
 
 impl Done {
@@ -43,37 +40,19 @@ impl Done {
         Self {
             children: self.children + other.children,
             children_sum: self.children_sum.wrapping_add(other.children_sum),
-            files: self.files + other.files,
-            bytes: self.bytes + other.bytes,
-            failed: self.failed + other.failed,
-            skipped: self.skipped + other.skipped,
-            skipped_bytes: self.skipped_bytes + other.skipped_bytes,
+            counts: self.counts.and(other.counts),
         }
     }
 
     /// The end of an item that has come to this.
     fn end_of(self, item: &WorkItem, job: SharedJobId) -> WorkEnd {
-        let Self {
-            children,
-            children_sum,
-            files,
-            bytes,
-            failed,
-            skipped,
-            skipped_bytes,
-        } = self;
-        let (work, parent, pass) = (item.id(job), item.parent, item.pass);
         WorkEnd {
-            work,
-            parent,
-            pass,
-            children,
-            children_sum,
-            files,
-            bytes,
-            failed,
-            skipped,
-            skipped_bytes,
+            work: item.id(job),
+            parent: item.parent,
+            pass: item.pass,
+            children: self.children,
+            children_sum: self.children_sum,
+            counts: self.counts,
         }
     }
 
@@ -90,17 +69,24 @@ impl Done {
 
     /// A file of so many bytes that has got its name.
     fn named(bytes: u64) -> Self {
-        Self {
+        Self::counting(WorkCounts {
             files: 1,
             bytes,
-            ..Self::default()
-        }
+            ..WorkCounts::default()
+        })
     }
 
     /// A failure.
     fn failed() -> Self {
-        Self {
+        Self::counting(WorkCounts {
             failed: 1,
+            ..WorkCounts::default()
+        })
+    }
+
+    fn counting(counts: WorkCounts) -> Self {
+        Self {
+            counts,
             ..Self::default()
         }
     }
@@ -113,7 +99,7 @@ impl<W: WorkQueue> Mover<W> {
         progress.made();
         match &item.work {
             // one flush and one round trip do for all of them
-            Work::Large(file) if done.failed == 0 => {
+            Work::Large(file) if done.counts.failed == 0 => {
                 tokio::try_join!(self.record(item, done), self.end_ranges(item, file)).map(drop)
             }
             _ => self.record(item, done).await,
@@ -145,22 +131,26 @@ impl<W: WorkQueue> Mover<W> {
                     .look_up(directory.source, place, names.clone(), ITEM)
                     .await?;
                 let is_gone = portion.is_unopened;
-                let done = self
+                let mut done = self
                     .send_portion(item, portion, directory.source, progress)
                     .await?;
-                // each item of a directory that is gone fails, and tells the same: what counts is what is missing
-                let failed = if is_gone {
-                    done.failed.max(names.len() as u64)
-                } else {
-                    done.failed
-                };
-                Ok(Done { failed, ..done })
+                // Each item of a directory that is gone fails with the same message: the missing names count.
+                if is_gone {
+                    let failed = &mut done.counts.failed;
+                    *failed = (*failed).max(names.len() as u64);
+                }
+                Ok(done)
             }
             // A range that fails counts for nothing and is not told: whoever gives the file its name sends what is
             // missing, and tells what fails then.
             Work::Range { file, range } => {
                 if let Ok(found) = self.find(file, item.mark(0)).await?
-                    && self.send_range(item, found, *range, progress).await?.failed > 0
+                    && self
+                        .send_range(item, found, *range, progress)
+                        .await?
+                        .counts
+                        .failed
+                        > 0
                 {
                     let large = WorkItem {
                         work: Work::Large(file.clone()),
@@ -234,13 +224,7 @@ impl<W: WorkQueue> Mover<W> {
         let sending = self.feeder.send(portion.items, ITEM.large_bytes)?;
         let (
             Settled {
-                failed,
-                files,
-                bytes,
-                skipped,
-                skipped_bytes,
-                unnamed,
-                ..
+                counts, unnamed, ..
             },
             large,
         ) = self
@@ -254,14 +238,7 @@ impl<W: WorkQueue> Mover<W> {
                 progress,
             )
             .await?;
-        let mut done = announced.and(large).and(Done {
-            files,
-            bytes,
-            failed,
-            skipped,
-            skipped_bytes,
-            ..Done::default()
-        });
+        let mut done = announced.and(large).and(Done::counting(counts));
         for file in unnamed {
             done = done.and(self.commit_now(&file).await?);
         }
@@ -332,11 +309,13 @@ impl<W: WorkQueue> Mover<W> {
                     .collect();
                 Ok(Done::announced(&children, self.job.id))
             }
-            AtTarget::There => Ok(Done {
+            AtTarget::There => Ok(Done::counting(WorkCounts {
+                files: 1,
+                bytes: file.bytes,
                 skipped: 1,
                 skipped_bytes: file.bytes,
-                ..Done::named(file.bytes)
-            }),
+                failed: 0,
+            })),
         }
     }
 
@@ -519,7 +498,7 @@ impl<W: WorkQueue> Mover<W> {
                 Look::Fewer | Look::AsMany => {}
                 Look::Stuck => {
                     let sent = self.send_ranges(item, &found, &missing, progress).await?;
-                    if sent.failed > 0 {
+                    if sent.counts.failed > 0 {
                         return Ok(sent);
                     }
                     awaited.have_resent(missing);
@@ -553,10 +532,10 @@ impl<W: WorkQueue> Mover<W> {
         progress: &ItemProgress,
     ) -> Result<Done, Stop> {
         for &range in ranges {
-            let Settled { failed, why, .. } = self
+            let Settled { counts, why, .. } = self
                 .send_range(item, found.clone(), range, progress)
                 .await?;
-            if failed > 0 {
+            if counts.failed > 0 {
                 why.into_iter().for_each(|why| self.tell_failure(why));
                 return Ok(Done::failed());
             }

@@ -16,7 +16,7 @@ use zmove_wire::{
     SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath,
     StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape,
     TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm, ToldKind,
-    TopName, TransferAccount, TransportOrder, Verdict, WorkEnd, encode_message,
+    TopName, TransferAccount, TransportOrder, Verdict, WorkCounts, WorkEnd, encode_message,
 };
 
 use super::{
@@ -329,11 +329,13 @@ fn job_orders() -> Vec<ToReceiver> {
             pass: 2,
             children: 300,
             children_sum: 1 << 100,
-            files: 2,
-            bytes: 1 << 40,
-            failed: 3,
-            skipped: 1,
-            skipped_bytes: 300,
+            counts: WorkCounts {
+                files: 2,
+                bytes: 1 << 40,
+                failed: 3,
+                skipped: 1,
+                skipped_bytes: 300,
+            },
         }),
         SharedJobOrder::Commit {
             head: sample_file().encode(),

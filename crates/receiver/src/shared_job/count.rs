@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use zmove_types::WorkId;
+use zmove_types::{Counters, WorkId};
 use zmove_wire::{SharedJobCount, WorkEnd};
 
 use crate::quota::{Booking, Quota};
@@ -53,18 +53,14 @@ impl Ended {
                 let announced = |end: &WorkEnd| (end.children, end.children_sum);
                 let differ = announced(&end) != announced(before.get());
                 self.contradictions += u64::from(end.pass == self.pass && differ);
-                let skipped = before.get().skipped.min(end.skipped);
-                let skipped_bytes = before.get().skipped_bytes.min(end.skipped_bytes);
-                let counts = if end.failed < before.get().failed {
-                    end
-                } else {
-                    *before.get()
-                };
-                before.insert(WorkEnd {
-                    skipped,
-                    skipped_bytes,
-                    ..counts
-                });
+                let before = before.get_mut();
+                let skipped = before.counts.skipped.min(end.counts.skipped);
+                let skipped_bytes = before.counts.skipped_bytes.min(end.counts.skipped_bytes);
+                if end.counts.failed < before.counts.failed {
+                    *before = end;
+                }
+                before.counts.skipped = skipped;
+                before.counts.skipped_bytes = skipped_bytes;
             }
         }
     }
@@ -90,18 +86,13 @@ impl Ended {
                 .missing_sum
                 .wrapping_add(end.children_sum)
                 .wrapping_sub(own);
-            count.files = count.files.saturating_add(end.files);
-            count.bytes = count.bytes.saturating_add(end.bytes);
-            count.failed = count.failed.saturating_add(end.failed);
-            count.skipped = count.skipped.saturating_add(end.skipped);
-            count.skipped_bytes = count.skipped_bytes.saturating_add(end.skipped_bytes);
+            count.counts = count.counts.and(end.counts);
         }
+        let counts = &mut count.counts;
         for end in self.work.values().filter(|end| end.pass < self.pass) {
-            count.skipped = count
-                .skipped
-                .saturating_sub(end.files.saturating_sub(end.skipped));
-            let brought = end.bytes.saturating_sub(end.skipped_bytes);
-            count.skipped_bytes = count.skipped_bytes.saturating_sub(brought);
+            let brought = Counters::from(end.counts);
+            counts.skipped = counts.skipped.saturating_sub(brought.files);
+            counts.skipped_bytes = counts.skipped_bytes.saturating_sub(brought.bytes);
         }
         count
     }
@@ -165,6 +156,7 @@ mod tests {
     use zmove_disk::Tree;
     use zmove_transport::Fingerprint;
     use zmove_types::{ByteCount, TransferId};
+    use zmove_wire::WorkCounts;
 
     /// The id of a work item of a pass.
     fn id(pass: u32, work: u8) -> WorkId {
@@ -181,14 +173,30 @@ mod tests {
             children_sum: children
                 .iter()
                 .fold(0, |sum, child| id(pass, *child).number().wrapping_add(sum)),
-            files: 1,
-            bytes: 10,
-            ..WorkEnd::default()
+            counts: WorkCounts {
+                files: 1,
+                bytes: 10,
+                ..WorkCounts::default()
+            },
         }
     }
 
     fn end(work: u8, parent: u8, children: &[u8]) -> WorkEnd {
         end_in(1, work, parent, children)
+    }
+
+    /// The same, where what it is about was at the target.
+    fn found(mut end: WorkEnd) -> WorkEnd {
+        end.counts.skipped = end.counts.files;
+        end.counts.skipped_bytes = end.counts.bytes;
+        end
+    }
+
+    fn failed(failed: u64) -> WorkCounts {
+        WorkCounts {
+            failed,
+            ..WorkCounts::default()
+        }
     }
 
     fn count(ends: &[WorkEnd]) -> SharedJobCount {
@@ -211,8 +219,11 @@ mod tests {
             pass: 1,
             work_ended: 3,
             work_announced: 2,
-            files: 3,
-            bytes: 30,
+            counts: WorkCounts {
+                files: 3,
+                bytes: 30,
+                ..WorkCounts::default()
+            },
             repeats: 2,
             ..SharedJobCount::default()
         };
@@ -273,17 +284,10 @@ mod tests {
         let old = [
             end(1, 1, &[2, 3]),
             WorkEnd {
-                failed: 1,
-                files: 0,
-                bytes: 0,
+                counts: failed(1),
                 ..end(2, 1, &[])
             },
         ];
-        let found = |end| WorkEnd {
-            skipped: 1,
-            skipped_bytes: 10,
-            ..end
-        };
         let new = [found(end_in(2, 1, 1, &[2])), found(end_in(2, 2, 1, &[]))];
         let late = [end(1, 1, &[2, 4]), end(4, 1, &[])];
         let counted = count(&[&old[..], &new[..1], &late[..]].concat());
@@ -297,13 +301,13 @@ mod tests {
                 counted.is_finished() && counted.contradictions == 0,
                 "{counted:?}"
             );
-            assert_eq!((counted.files, counted.failed), (2, 0), "{counted:?}");
             // two of the older pass have come by the job
-            assert_eq!(
-                (counted.skipped, counted.skipped_bytes),
-                (0, 0),
-                "{counted:?}"
-            );
+            let expected = WorkCounts {
+                files: 2,
+                bytes: 20,
+                ..WorkCounts::default()
+            };
+            assert_eq!(counted.counts, expected);
         }
     }
 
@@ -312,46 +316,27 @@ mod tests {
         let (good, bad) = (
             end(1, 1, &[]),
             WorkEnd {
-                failed: 2,
-                files: 0,
+                counts: failed(2),
                 ..end(1, 1, &[])
             },
         );
         for ends in [[good, bad], [bad, good]] {
             let counted = count(&ends);
-            assert_eq!(
-                (counted.failed, counted.files, counted.contradictions),
-                (0, 1, 0)
-            );
+            assert_eq!((counted.counts, counted.contradictions), (good.counts, 0));
         }
-        assert_eq!(count(&[bad]).failed, 2);
+        assert_eq!(count(&[bad]).counts.failed, 2);
     }
 
     /// By whichever of the two.
     #[test]
     fn what_was_not_there_when_work_was_done_for_the_first_time_has_come_by_the_job() {
-        let (first, again) = (
-            end(1, 1, &[]),
-            WorkEnd {
-                skipped: 1,
-                skipped_bytes: 10,
-                ..end(1, 1, &[])
-            },
-        );
+        let first = end(1, 1, &[]);
+        let again = found(first);
         for ends in [[first, again], [again, first]] {
-            let counted = count(&ends);
-            assert_eq!(
-                (counted.files, counted.skipped, counted.skipped_bytes),
-                (1, 0, 0)
-            );
+            assert_eq!(count(&ends).counts, first.counts);
         }
-        assert_eq!(
-            (
-                count(&[again]).skipped,
-                count(&[again, again]).skipped_bytes
-            ),
-            (1, 10)
-        );
+        assert_eq!(count(&[again]).counts, again.counts);
+        assert_eq!(count(&[again, again]).counts, again.counts);
     }
 
     /// The child is told first: its number alone would do.

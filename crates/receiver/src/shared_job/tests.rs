@@ -28,8 +28,8 @@ use zmove_types::{
 use zmove_wire::{
     Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind,
     GroupRange, Intent, Keeping, NodeName, Open, Proof, Refusal, RefusalCode, SharedJobAnswer,
-    SharedJobCount, SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, decode_message,
-    encode_message,
+    SharedJobCount, SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, WorkCounts,
+    decode_message, encode_message,
 };
 
 use self::mover::Mover;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc;
 use zmove_scan::{Entry, EntryKind};
 use zmove_types::{Lock, RelPath};
-use zmove_wire::FileHead;
+use zmove_wire::{FileHead, WorkCounts};
 
 /// A piece of a push, held by all that belongs to it.
 #[derive(Debug)]
@@ -23,10 +23,7 @@ pub(crate) struct Piece {
     half: u64,
     confirmed: AtomicU64,
     progress: AtomicU64,
-    files: AtomicU64,
-    bytes: AtomicU64,
-    skipped: AtomicU64,
-    skipped_bytes: AtomicU64,
+    counts: Lock<WorkCounts>,
     unnamed: Lock<Vec<Unnamed>>,
     why: Lock<Option<String>>,
 }
@@ -54,16 +51,8 @@ pub(crate) struct PieceSize {
 /// What has become of a piece.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// Entries that are not at the target, or not completely, and parts of the source that could not be read.
-    pub failed: u64,
-    /// Files that are at the target, without large ones that have no names yet.
-    pub files: u64,
-    /// The bytes of these files.
-    pub bytes: u64,
-    /// The files among these that were there already.
-    pub skipped: u64,
-    /// The bytes of those.
-    pub skipped_bytes: u64,
+    /// The counts, without large files that have no names yet.
+    pub counts: WorkCounts,
     /// Large files all groups of which have been stored, and which get their names by an order.
     pub unnamed: Vec<Unnamed>,
     /// Why groups of a large file have failed, which is told nobody else.
@@ -123,10 +112,7 @@ impl Piece {
             half: size.bytes / 2,
             confirmed: AtomicU64::new(0),
             progress: AtomicU64::new(0),
-            files: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            skipped: AtomicU64::new(0),
-            skipped_bytes: AtomicU64::new(0),
+            counts: Lock::default(),
             unnamed: Lock::default(),
             why: Lock::default(),
         };
@@ -158,8 +144,9 @@ impl Piece {
     pub(crate) fn confirm(&self, entry: &Entry) {
         self.confirm_without_data();
         if entry.kind == EntryKind::File {
-            self.files.fetch_add(1, Ordering::Relaxed);
-            self.bytes.fetch_add(entry.size, Ordering::Relaxed);
+            let mut counts = self.counts.lock();
+            counts.files += 1;
+            counts.bytes += entry.size;
         }
     }
 
@@ -167,8 +154,9 @@ impl Piece {
     pub(crate) fn confirm_there(&self, entry: &Entry) {
         self.confirm(entry);
         if entry.kind == EntryKind::File {
-            self.skipped.fetch_add(1, Ordering::Relaxed);
-            self.skipped_bytes.fetch_add(entry.size, Ordering::Relaxed);
+            let mut counts = self.counts.lock();
+            counts.skipped += 1;
+            counts.skipped_bytes += entry.size;
         }
     }
 
@@ -225,13 +213,12 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let confirmed = self.confirmed.load(Ordering::Relaxed);
         let settled = Settled {
-            failed: self.found.saturating_sub(number(&self.confirmed)),
-            files: number(&self.files),
-            bytes: number(&self.bytes),
-            skipped: number(&self.skipped),
-            skipped_bytes: number(&self.skipped_bytes),
+            counts: WorkCounts {
+                failed: self.found.saturating_sub(confirmed),
+                ..*self.counts.get_mut()
+            },
             unnamed: std::mem::take(self.unnamed.get_mut()),
             why: self.why.get_mut().take(),
         };
@@ -264,7 +251,10 @@ mod tests {
         assert_eq!(
             heard.try_recv().unwrap(),
             Progress::Settled(Settled {
-                failed: 2,
+                counts: WorkCounts {
+                    failed: 2,
+                    ..WorkCounts::default()
+                },
                 ..Settled::default()
             })
         );

@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
-use zmove_types::{Beginning, SharedJobId, WorkId};
+use zmove_types::{Beginning, Counters, SharedJobId, WorkId};
 
 use super::{EntryFault, FaultCode, Operation, bytes, list};
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX};
@@ -165,17 +165,50 @@ pub struct WorkEnd {
     pub children: u64,
     /// The sum of their ids ([`WorkId::number`]), modulo 2^128.
     pub children_sum: u128,
-    /// The files that are at the target by it.
+    /// The counts of it.
+    pub counts: WorkCounts,
+}
+
+/// The counts of work of a job. A receiver keeps them for each item, so these are not all report counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkCounts {
+    /// Files that are at the target.
     pub files: u64,
-    /// The bytes of these files.
+    /// Bytes of these files.
     pub bytes: u64,
-    /// How many entries of it are not at the target, or not completely, and how many parts of the source could not be
-    /// read.
+    /// Entries that are missing at the target or incomplete, and parts of the source that could not be read.
     pub failed: u64,
-    /// The files among those at the target that were there already.
+    /// The files that were at the target already.
     pub skipped: u64,
-    /// The bytes of these.
+    /// Bytes of the files that were at the target already.
     pub skipped_bytes: u64,
+}
+
+impl WorkCounts {
+    /// The counts of both together.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            files: self.files.saturating_add(other.files),
+            bytes: self.bytes.saturating_add(other.bytes),
+            failed: self.failed.saturating_add(other.failed),
+            skipped: self.skipped.saturating_add(other.skipped),
+            skipped_bytes: self.skipped_bytes.saturating_add(other.skipped_bytes),
+        }
+    }
+}
+
+/// The report counters of a job that has these counts.
+impl From<WorkCounts> for Counters {
+    fn from(counts: WorkCounts) -> Self {
+        Self {
+            files: counts.files.saturating_sub(counts.skipped),
+            bytes: counts.bytes.saturating_sub(counts.skipped_bytes),
+            skipped: counts.skipped,
+            failed: counts.failed,
+            ..Self::default()
+        }
+    }
 }
 
 /// The answer to an order.
@@ -257,20 +290,13 @@ pub struct SharedJobCount {
     /// The sum of the ids that have been announced less that of those that have ended, without the first work item's
     /// own, modulo 2^128.
     pub missing_sum: u128,
-    /// The files of those that have ended.
-    pub files: u64,
-    /// The bytes of these files.
-    pub bytes: u64,
-    /// What has failed of them.
-    pub failed: u64,
+    /// The counts of those that have ended. Files that were at the target count as skipped if they were there before
+    /// the job; of a job of several passes perhaps fewer.
+    pub counts: WorkCounts,
     /// How often a work item has ended that had ended before, in all passes.
     pub repeats: u64,
     /// How many of the newest pass's repeats announce other work than the end before.
     pub contradictions: u64,
-    /// The files that were at the target before the job; of a job of several passes perhaps fewer.
-    pub skipped: u64,
-    /// The bytes of these.
-    pub skipped_bytes: u64,
 }
 
 impl SharedJobCount {
@@ -369,11 +395,13 @@ mod tests {
             pass: 3,
             children: 300,
             children_sum: 7,
-            files: 2,
-            bytes: 1,
-            failed: 4,
-            skipped: 5,
-            skipped_bytes: 6,
+            counts: WorkCounts {
+                files: 2,
+                bytes: 1,
+                failed: 4,
+                skipped: 5,
+                skipped_bytes: 6,
+            },
         };
         let ended = order(300, SharedJobOrder::End(end));
         assert_eq!(
@@ -441,13 +469,15 @@ mod tests {
             work_announced: 2,
             work_without_parent: 3,
             missing_sum: 300,
-            files: 4,
-            bytes: 5,
-            failed: 6,
-            repeats: 7,
-            contradictions: 8,
-            skipped: 9,
-            skipped_bytes: 10,
+            counts: WorkCounts {
+                files: 4,
+                bytes: 5,
+                failed: 6,
+                skipped: 7,
+                skipped_bytes: 8,
+            },
+            repeats: 9,
+            contradictions: 10,
         };
         assert_eq!(
             answer(SharedJobResult::Counted(Box::new(count))),

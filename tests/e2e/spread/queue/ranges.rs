@@ -34,7 +34,7 @@ fn lead_meddled(
     let observer = Arc::clone(&failures) as Arc<dyn Observer>;
     let JobEnd { count, .. } = Spread::lead_job(job, &queue, spread.receivers(), observer);
     let told = std::mem::take(&mut *failures.0.lock().unwrap());
-    (spread, (count.files, count.failed), told)
+    (spread, (count.counts.files, count.counts.failed), told)
 }
 
 /// Nobody has to run the command again.

@@ -5,7 +5,7 @@
 
 use zmove_disk::boot_id;
 use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId, WorkId};
-use zmove_wire::WorkEnd;
+use zmove_wire::{WorkCounts, WorkEnd};
 
 use super::{Begin, JournalError, OWNER_BYTES_MAX, Part, SourceVersion, TARGET_BYTES_MAX};
 
@@ -204,14 +204,14 @@ fn encode_left(file: u64, ctime: Timestamp) -> Result<Vec<u8>, JournalError> {
 fn encode_work_end(end: &WorkEnd) -> Result<Vec<u8>, JournalError> {
     let mut body = [end.work.0, end.parent.0, end.children_sum.to_le_bytes()].concat();
     body.extend_from_slice(&end.pass.to_le_bytes());
-    for number in [
-        end.children,
-        end.files,
-        end.bytes,
-        end.failed,
-        end.skipped,
-        end.skipped_bytes,
-    ] {
+    let WorkCounts {
+        files,
+        bytes,
+        failed,
+        skipped,
+        skipped_bytes,
+    } = end.counts;
+    for number in [end.children, files, bytes, failed, skipped, skipped_bytes] {
         body.extend_from_slice(&number.to_le_bytes());
     }
     frame(WORK_ENDED, &body)
@@ -337,11 +337,13 @@ impl<'a> Fields<'a> {
             children_sum,
             pass: self.u32()?,
             children: self.u64()?,
-            files: self.u64()?,
-            bytes: self.u64()?,
-            failed: self.u64()?,
-            skipped: self.u64()?,
-            skipped_bytes: self.u64()?,
+            counts: WorkCounts {
+                files: self.u64()?,
+                bytes: self.u64()?,
+                failed: self.u64()?,
+                skipped: self.u64()?,
+                skipped_bytes: self.u64()?,
+            },
         })
     }
 

@@ -206,9 +206,11 @@ impl Mover {
             children_sum: (work + 1..=work + children)
                 .map(|child| id(child).number())
                 .sum(),
-            files: 1,
-            bytes: 10,
-            ..WorkEnd::default()
+            counts: WorkCounts {
+                files: 1,
+                bytes: 10,
+                ..WorkCounts::default()
+            },
         };
         self.order(SharedJobOrder::End(end)).await
     }

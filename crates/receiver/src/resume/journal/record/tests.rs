@@ -100,11 +100,13 @@ fn the_bytes_of_the_end_of_a_work_item_are_pinned() {
         pass: 8,
         children: 1,
         children_sum: 7 << 120,
-        files: 2,
-        bytes: 3,
-        failed: 4,
-        skipped: 5,
-        skipped_bytes: 6,
+        counts: WorkCounts {
+            files: 2,
+            bytes: 3,
+            failed: 4,
+            skipped: 5,
+            skipped_bytes: 6,
+        },
     };
     let ended = [
         "64000000",
