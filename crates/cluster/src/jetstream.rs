@@ -66,8 +66,8 @@ use take::Taker;
 
 pub use connection::{Access, BrokerState, NodeCertificate, check_address};
 pub use notices::{
-    GrantNotice, Heard, InsteadNotice, JobNotice, NODES_MAX, NodeFailure, NodeMoved, NodeNotice,
-    NodePart, NodeState, Notice, Notices, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
+    GrantNotice, Heard, InsteadNotice, JobNotice, NODES_MAX, NodeFailure, NodeNotice, NodePart,
+    NodeState, Notice, Notices, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
 };
 pub use seal::JobKey;
 pub use server::{Nkey, Server, ServerConfig, ServerTls, User};

@@ -35,7 +35,7 @@ pub use head::{Head, JobEnd, JobError, Others};
 pub use job::{HeldGrant, SharedJob, View};
 pub use local_queue::{Lease, LocalQueue};
 pub use node::Node;
-pub use session::{Amount, Receiver, Served};
+pub use session::{Receiver, Served};
 pub use told::Told;
 pub use work::{ITEM_BYTES_MAX, LargeFile, Marks, Place, Work, WorkItem};
 pub use work_queue::{LEASE, Taken, Waiting, WorkQueue};

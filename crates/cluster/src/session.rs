@@ -14,7 +14,7 @@ use zmove_engine::{
 };
 use zmove_sender::{Feeder, Link, SessionError};
 use zmove_types::{Beginning, Event, Lock, Observer, WorkId};
-use zmove_wire::{FaultCode, Refusal, SharedJobOrder};
+use zmove_wire::{FaultCode, FileTotal, Refusal, SharedJobOrder};
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::SharedJob;
@@ -52,7 +52,7 @@ pub(crate) struct JobEvents {
     /// The numbers of those that have said that it is not under way there.
     missed_by: Arc<Lock<BTreeSet<usize>>>,
     /// What lost sessions had found and not settled: others find it again.
-    unsettled: Arc<Lock<Amount>>,
+    unsettled: Arc<Lock<FileTotal>>,
     /// The receivers of the sessions that are up.
     up_at: Arc<Lock<Vec<String>>>,
     /// What has been warned of receivers that let a session wait, by their numbers.
@@ -148,7 +148,7 @@ pub(crate) struct SessionEvents {
     /// Whether somebody waits for the end of the session who has all that was wanted of it.
     is_awaited: AtomicBool,
     /// What it has found that is not settled yet.
-    unsettled: Lock<Amount>,
+    unsettled: Lock<FileTotal>,
 }
 
 impl SessionEvents {
@@ -311,17 +311,17 @@ impl Observer for SessionEvents {
                 });
             }
             Event::Found { files, bytes } => {
-                let found = Amount {
+                let found = FileTotal {
                     files: *files,
                     bytes: *bytes,
                 };
                 self.unsettled.lock().add(found);
-                let Amount { files, bytes } = self.events.unsettled.lock().found_again(found);
+                let FileTotal { files, bytes } = self.events.unsettled.lock().found_again(found);
                 return self.events.observer.on(&Event::Found { files, bytes });
             }
             Event::Stored { files, bytes } => {
                 self.has_stored.store(true, Ordering::Relaxed);
-                let stored = Amount {
+                let stored = FileTotal {
                     files: *files,
                     bytes: *bytes,
                 };
@@ -329,7 +329,7 @@ impl Observer for SessionEvents {
                 self.events.served.add(self.number, stored);
             }
             Event::Skipped { files, bytes } => {
-                self.unsettled.lock().take(Amount {
+                self.unsettled.lock().take(FileTotal {
                     files: *files,
                     bytes: *bytes,
                 });
@@ -370,44 +370,11 @@ impl Observer for SessionEvents {
 pub struct Served {
     items: AtomicU64,
     has_lost_sessions: AtomicBool,
-    stored: Lock<BTreeMap<usize, Amount>>,
-}
-
-/// So many files and bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Amount {
-    /// How many files.
-    pub files: u64,
-    /// How many bytes.
-    pub bytes: u64,
-}
-
-impl Amount {
-    /// Adds so much.
-    pub const fn add(&mut self, more: Self) {
-        self.files += more.files;
-        self.bytes += more.bytes;
-    }
-
-    /// Takes so much away, if there is as much.
-    pub const fn take(&mut self, less: Self) {
-        self.files = self.files.saturating_sub(less.files);
-        self.bytes = self.bytes.saturating_sub(less.bytes);
-    }
-
-    /// Takes away what has been found, which has been here; returns the rest of it, which is new.
-    #[must_use]
-    pub const fn found_again(&mut self, found: Self) -> Self {
-        let before = *self;
-        self.take(found);
-        let mut new = found;
-        new.take(before);
-        new
-    }
+    stored: Lock<BTreeMap<usize, FileTotal>>,
 }
 
 impl Served {
-    fn add(&self, receiver: usize, stored: Amount) {
+    fn add(&self, receiver: usize, stored: FileTotal) {
         if stored.files > 0 || stored.bytes > 0 {
             self.stored.lock().entry(receiver).or_default().add(stored);
         }
@@ -432,7 +399,7 @@ impl Served {
 
     /// What each receiver has stored, by its number; one that has stored nothing is left out.
     #[must_use]
-    pub fn by_receiver(&self) -> BTreeMap<usize, Amount> {
+    pub fn by_receiver(&self) -> BTreeMap<usize, FileTotal> {
         self.stored.lock().clone()
     }
 }

@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::mem;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ use zmove_sender::{Beside, Held, Known, PeerQuota, SessionError, Summary};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample};
 use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
 use zmove_wire::{
-    FileHash, Progress, Refusal, RefusalCode, Relay, StageProgress, ToReceiver, Told, ToldChange,
-    ToldForm, ToldKind, TransferAccount, WireError, encode_message,
+    FileHash, Refusal, RefusalCode, Relay, StageProgress, ToReceiver, Told, ToldChange, ToldForm,
+    ToldKind, TransferAccount, TransferProgress, WireError, encode_message,
 };
 
 /// The teller of one session; see the module.
@@ -30,12 +30,13 @@ pub(crate) struct Relaying {
     /// The way to the writer; `None` once the account has been told.
     words: Lock<Option<UnboundedSender<Beside>>>,
     waiting: Arc<Waiting>,
-    counts: [AtomicU64; 6],
+    /// The progress that has not been told.
+    untold: Lock<TransferProgress>,
     hashed: Lock<Vec<FileHash>>,
     /// The hashes of files that were at the receiver.
     looked: Lock<Vec<FileHash>>,
     /// All that has been counted and told since the session began.
-    totals: Lock<[u64; 6]>,
+    totals: Lock<TransferProgress>,
     listeners: Listeners,
     /// The daemon's own count of the transfer.
     meter: Arc<TransferMeter>,
@@ -93,7 +94,7 @@ impl Relaying {
             quota,
             words: Lock::new(Some(words_in)),
             waiting: Arc::default(),
-            counts: Default::default(),
+            untold: Lock::default(),
             hashed: Lock::default(),
             looked: Lock::default(),
             totals: Lock::default(),
@@ -115,22 +116,13 @@ impl Relaying {
     /// Tells the counts and hashes that have gathered.
     pub(crate) fn flush(&self) {
         let mut totals = self.totals.lock();
-        let counts = self
-            .counts
-            .each_ref()
-            .map(|count| count.swap(0, Ordering::Relaxed));
-        totals
-            .iter_mut()
-            .zip(counts)
-            .for_each(|(total, count)| *total += count);
+        let progress = mem::take(&mut *self.untold.lock());
+        totals.add(&progress);
         // a listener who comes now has heard of these counts in the totals
         let words = self.words.lock().clone();
         drop(totals);
-        if counts != [0; 6] {
-            self.say_to(
-                words.as_ref(),
-                Relay::Told(vec![Told::Progress(progress_by(counts))]),
-            );
+        if progress != TransferProgress::default() {
+            self.say_to(words.as_ref(), Relay::Told(vec![Told::Progress(progress)]));
         }
         self.flush_hashes(mem::take(&mut *self.hashed.lock()), Relay::Hashed);
         self.flush_hashes(mem::take(&mut *self.looked.lock()), Relay::Looked);
@@ -165,10 +157,7 @@ impl Relaying {
         let (words_in, words) = mpsc::unbounded_channel();
         let totals = self.totals.lock();
         let before = self.words.lock().replace(words_in.clone());
-        self.say_to(
-            Some(&words_in),
-            Relay::Told(vec![Told::Progress(progress_by(*totals))]),
-        );
+        self.say_to(Some(&words_in), Relay::Told(vec![Told::Progress(*totals)]));
         drop(totals);
         if before.is_some() {
             let text = "another client listens to this copy now".to_owned();
@@ -185,7 +174,7 @@ impl Relaying {
     pub(crate) fn begin_again(&self) {
         self.flush();
         let mut totals = self.totals.lock();
-        *totals = [0; 6];
+        *totals = TransferProgress::default();
         let words = self.words.lock().clone();
         drop(totals);
         self.say_to(words.as_ref(), Relay::Told(vec![Told::SessionBegins]));
@@ -301,16 +290,8 @@ impl Relaying {
             .as_ref()
             .is_none_or(UnboundedSender::is_closed)
     }
-
-    fn count(&self, at: usize, files: u64, bytes: u64) {
-        self.counts[at].fetch_add(files, Ordering::Relaxed);
-        self.counts[at + 1].fetch_add(bytes, Ordering::Relaxed);
-    }
 }
 
-const FOUND: usize = 0;
-const STORED: usize = 2;
-const SKIPPED: usize = 4;
 /// How many hashes are told at once, if not as many have come by the next time.
 const HASHED_AT_ONCE: usize = 256;
 
@@ -318,9 +299,7 @@ impl Observer for Relaying {
     fn on(&self, event: &Event) {
         self.meter.hear(event);
         match event {
-            Event::Found { files, bytes } => self.count(FOUND, *files, *bytes),
-            Event::Stored { files, bytes } => self.count(STORED, *files, *bytes),
-            Event::Skipped { files, bytes } => self.count(SKIPPED, *files, *bytes),
+            event if self.untold.lock().hear(event) => {}
             Event::ScanEnded => {
                 self.flush();
                 self.tell(Told::ScanEnded);
@@ -354,25 +333,6 @@ impl Observer for Relaying {
             // a new kind of event is told when this learns of it
             _ => {}
         }
-    }
-}
-
-fn progress_by(counts: [u64; 6]) -> Progress {
-    let [
-        found_files,
-        found_bytes,
-        stored_files,
-        stored_bytes,
-        skipped_files,
-        skipped_bytes,
-    ] = counts;
-    Progress {
-        found_files,
-        found_bytes,
-        stored_files,
-        stored_bytes,
-        skipped_files,
-        skipped_bytes,
     }
 }
 
@@ -463,7 +423,7 @@ mod tests {
     use zmove_receiver::{Limits, Quotas};
     use zmove_transport::Fingerprint;
     use zmove_types::ByteCount;
-    use zmove_wire::decode_message;
+    use zmove_wire::{FileTotal, decode_message};
 
     fn failed() -> Event {
         Event::Failed {
@@ -482,10 +442,9 @@ mod tests {
         let heard: Vec<_> = std::iter::from_fn(|| words.try_recv().ok())
             .map(|Beside { bytes, .. }| decode_message::<ToReceiver>(&bytes[4..]).unwrap())
             .collect();
-        let progress = Progress {
-            found_files: 3,
-            found_bytes: 6,
-            ..Progress::default()
+        let progress = TransferProgress {
+            found: FileTotal { files: 3, bytes: 6 },
+            ..TransferProgress::default()
         };
         let told = |told| ToReceiver::Relay(Relay::Told(vec![told]));
         assert_eq!(
@@ -544,10 +503,9 @@ mod tests {
         let mut words = relaying.attach();
         relaying.end_copy(Vec::new());
         let Beside { bytes, .. } = words.recv().await.unwrap();
-        let progress = Progress {
-            found_files: 2,
-            found_bytes: 4,
-            ..Progress::default()
+        let progress = TransferProgress {
+            found: FileTotal { files: 2, bytes: 4 },
+            ..TransferProgress::default()
         };
         let told = ToReceiver::Relay(Relay::Told(vec![Told::Progress(progress)]));
         assert_eq!(decode_message::<ToReceiver>(&bytes[4..]), Ok(told));

@@ -292,7 +292,7 @@ impl RemotePull<'_> {
         let received = receiving.run(stop).await;
         let (manifest, heard) = relayed.end(received.last_words.clone());
         run.manifest = manifest;
-        let files = meter.files().max(heard.progress.stored_files);
+        let files = meter.files().max(heard.progress.stored.files);
         let summary = received
             .account(&heard)
             .inspect_err(|_| run.add(files, &heard))?;
@@ -418,7 +418,7 @@ impl PullRun {
     /// Adds a session that broke off. It has come further if a file, or a group of a large one, was stored here that
     /// none before has brought, if something was removed, or if it has found more bytes here than each of these.
     fn add(&mut self, files: u64, heard: &Heard) {
-        let bytes_found = heard.progress.skipped_bytes;
+        let bytes_found = heard.progress.skipped.bytes;
         let has_removed = self
             .removals
             .as_ref()
@@ -436,7 +436,7 @@ impl PullRun {
         self.bytes_found_most = self.bytes_found_most.max(bytes_found);
         self.earlier.counters = self.earlier.counters.then(&Counters {
             files,
-            bytes: heard.progress.stored_bytes,
+            bytes: heard.progress.stored.bytes,
             lanes: heard.lanes as u64,
             ..Counters::default()
         });
@@ -657,7 +657,7 @@ impl Sessions for PullSessions<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_wire::Progress;
+    use zmove_wire::{FileTotal, TransferProgress};
 
     #[test]
     fn sessions_that_bring_find_and_remove_nothing_new_come_no_further() {
@@ -666,11 +666,13 @@ mod tests {
             brought
                 .iter()
                 .for_each(|thing| run.brought.lock().note(thing));
-            let progress = Progress {
-                skipped_bytes,
-                stored_files: 1,
-                stored_bytes: 9,
-                ..Progress::default()
+            let progress = TransferProgress {
+                stored: FileTotal { files: 1, bytes: 9 },
+                skipped: FileTotal {
+                    files: 0,
+                    bytes: skipped_bytes,
+                },
+                ..TransferProgress::default()
             };
             run.add(
                 1,

@@ -58,8 +58,8 @@ pub use preview::{
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
 pub use relay::{
-    FileHash, PathAccount, Progress, Relay, StageProgress, Told, ToldChange, ToldForm, ToldKind,
-    TransferAccount,
+    FileHash, FileTotal, PathAccount, Relay, StageProgress, Told, ToldChange, ToldForm, ToldKind,
+    TransferAccount, TransferProgress,
 };
 pub use shared_job::{
     GroupRange, NodeName, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,

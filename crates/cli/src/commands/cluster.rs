@@ -19,13 +19,13 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use zmove_cluster::HeldGrant;
 use zmove_cluster::jetstream::{
-    GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice,
-    Notices, Server, TELL_EVERY, check_address,
+    GrantNotice, JobNotice, NodeFailure, NodeNotice, NodePart, NodeState, Notice, Notices, Server,
+    TELL_EVERY, check_address,
 };
 use zmove_engine::Remote;
 use zmove_transport::Identity;
 use zmove_types::{Escaped, Hex, SharedJobId};
-use zmove_wire::SignedJobGrant;
+use zmove_wire::{SignedJobGrant, TransferProgress};
 
 use self::broker::BrokerLook;
 use self::part::{Part, Work};
@@ -345,7 +345,7 @@ impl<'a> Member<'a> {
         &self,
         job: SharedJobId,
         state: NodeState,
-        (moved, items): (NodeMoved, u64),
+        (moved, items): (TransferProgress, u64),
     ) -> NodePart {
         let granted_until = self.grants.get(&job).and_then(HeldGrant::ends);
         NodePart {
@@ -387,7 +387,7 @@ impl<'a> Member<'a> {
             (Some(_), Some(_)) => Ok(()),
             // the head answers with a number and a grant
             _ => {
-                let part = self.part(id, NodeState::Offers, (NodeMoved::default(), 0));
+                let part = self.part(id, NodeState::Offers, (TransferProgress::default(), 0));
                 Ok(notices.tell(&self.notice(Some(part))).await?)
             }
         }

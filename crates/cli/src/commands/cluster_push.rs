@@ -14,12 +14,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use zmove_cluster::jetstream::{
-    BrokerState, Heard, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered,
-    Role, Settings, SharedBroker, SourceNotice, TELL_EVERY,
+    BrokerState, Heard, JetStream, JobNotice, NodeFailure, Notice, Notices, Numbered, Role,
+    Settings, SharedBroker, SourceNotice, TELL_EVERY,
 };
 use zmove_cluster::{Head, JobError, Node, Receiver, SharedJob, WorkError};
 use zmove_engine::DialSettings;
 use zmove_types::{Event, Observer, SharedJobId};
+use zmove_wire::TransferProgress;
 
 use self::granting::{Answer, Granting};
 use crate::commands::cluster::sources::{self as node_sources, Trees};
@@ -61,7 +62,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         begun: false,
         reader: node_sources::reader(),
         instead: node_sources::instead_notice(job.config.instead),
-        moved: NodeMoved::default(),
+        moved: TransferProgress::default(),
     };
     if !notice.fits() {
         return Err(usage_error(TOO_MANY_SOURCES));

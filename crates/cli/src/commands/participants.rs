@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
-use zmove_cluster::jetstream::{self, NodeFailure, NodeMoved, NodePart, NodeState, TELL_EVERY};
-use zmove_cluster::{Amount, LEASE, Others, Told, WorkQueue};
+use zmove_cluster::jetstream::{self, NodeFailure, NodePart, NodeState, TELL_EVERY};
+use zmove_cluster::{LEASE, Others, Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
+use zmove_wire::{FileTotal, TransferProgress};
 
 use crate::display::failures::without_places;
 
@@ -32,15 +33,15 @@ pub(crate) struct Participants {
     told: Arc<Told>,
     others: watch::Sender<Others>,
     /// What nodes had found that have ended, or say nothing, and not brought: others find it again.
-    unsettled: Lock<Amount>,
+    unsettled: Lock<FileTotal>,
 }
 
 /// What is known of a node.
 #[derive(Default)]
 struct Entry {
-    moved: NodeMoved,
+    moved: TransferProgress,
     /// What of that it has told since it began, which it does anew after a failure.
-    part: NodeMoved,
+    part: TransferProgress,
     has_served: bool,
     presence: Presence,
     /// Whether it has left a session that may still be at work at its receiver.
@@ -175,7 +176,7 @@ impl Participants {
     ) {
         // one that takes no part tries again from time to time
         let is_absent = || self.absent.lock().iter().any(|(absent, _)| absent == node);
-        let has_done_nothing = *items == 0 && *moved == NodeMoved::default();
+        let has_done_nothing = *items == 0 && *moved == TransferProgress::default();
         if has_done_nothing && *state != NodeState::HasLostSessions && is_absent() {
             return;
         }
@@ -183,9 +184,9 @@ impl Participants {
         let entry = entries.entry(node.to_owned()).or_default();
         let more = moved.since(&entry.part);
         entry.part = *moved;
-        entry.moved += more;
+        entry.moved.add(&more);
         // one that has been stopped before its first item had ended has moved something all the same
-        entry.has_served |= *items > 0 || moved.files > 0 || moved.bytes > 0;
+        entry.has_served |= *items > 0 || moved.stored != FileTotal::default();
         let unsettled = entry.take(Sign::Tells(*state));
         entry.heard = Some(Instant::now());
         self.count(&entries);
@@ -242,7 +243,7 @@ impl Participants {
     pub(crate) async fn tell(
         &self,
         queue: Arc<impl WorkQueue>,
-        moved: impl Fn() -> Vec<(String, NodeMoved)>,
+        moved: impl Fn() -> Vec<(String, TransferProgress)>,
     ) -> Infallible {
         let mut ticks = interval(TELL_EVERY);
         loop {
@@ -258,7 +259,7 @@ impl Participants {
     }
 
     /// Tells the observer how the nodes are now, if there are several.
-    pub(crate) fn tell_now(&self, waiting: Option<u64>, moved: Vec<(String, NodeMoved)>) {
+    pub(crate) fn tell_now(&self, waiting: Option<u64>, moved: Vec<(String, TransferProgress)>) {
         let mut entries = self.entries.lock();
         for (name, moved) in moved {
             entries.entry(name).or_default().moved = moved;
@@ -312,8 +313,10 @@ impl Participants {
     fn without_found_again(&self, event: Event) -> Event {
         match event {
             Event::Found { files, bytes } => {
-                let Amount { files, bytes } =
-                    self.unsettled.lock().found_again(Amount { files, bytes });
+                let FileTotal { files, bytes } = self
+                    .unsettled
+                    .lock()
+                    .found_again(FileTotal { files, bytes });
                 Event::Found { files, bytes }
             }
             other => other,
@@ -347,7 +350,7 @@ impl Participants {
     }
 
     /// What the node that leads has moved itself.
-    pub(crate) fn moved_here(&self) -> NodeMoved {
+    pub(crate) fn moved_here(&self) -> TransferProgress {
         let entries = self.entries.lock();
         let head = self.head.as_ref().and_then(|head| entries.get(head));
         head.map(|entry| entry.moved).unwrap_or_default()
@@ -358,11 +361,9 @@ impl Observer for Participants {
     fn on(&self, event: &Event) {
         match (event, &self.head) {
             (Event::Failed { message }, _) if !self.told.insert(without_places(message)) => return,
-            (Event::Stored { files, bytes }, Some(head)) => {
+            (Event::Stored { .. }, Some(head)) => {
                 let mut entries = self.entries.lock();
-                let own = &mut entries.entry(head.clone()).or_default().moved;
-                own.files += files;
-                own.bytes += bytes;
+                entries.entry(head.clone()).or_default().moved.hear(event);
             }
             (Event::Found { .. }, _) => {
                 return self.observer.on(&self.without_found_again(event.clone()));
@@ -384,9 +385,9 @@ impl Entry {
             (false, false) => Pace::Works,
         };
         let bytes_per_second = self.rate(now);
-        let (name, files, bytes) = (name.to_owned(), self.moved.files, self.moved.bytes);
+        let FileTotal { files, bytes } = self.moved.stored;
         let node = Node {
-            name,
+            name: name.to_owned(),
             pace,
             files,
             bytes,
@@ -406,28 +407,18 @@ impl Entry {
     }
 
     /// Takes a sign; returns what the node had found and not brought, if others are to do that now.
-    fn take(&mut self, sign: Sign) -> Amount {
+    fn take(&mut self, sign: Sign) -> FileTotal {
         let (presence, loses_sessions) = self.presence.after(sign);
         self.presence = presence;
         self.has_lost_sessions |= loses_sessions;
-        let mut unsettled = Amount::default();
+        let mut unsettled = FileTotal::default();
         if matches!(presence, Presence::Silent { .. } | Presence::Ended) {
             let part = &mut self.part;
-            unsettled.add(Amount {
-                files: part.found_files,
-                bytes: part.found_bytes,
-            });
-            unsettled.take(Amount {
-                files: part.files,
-                bytes: part.bytes,
-            });
-            unsettled.take(Amount {
-                files: part.skipped_files,
-                bytes: part.skipped_bytes,
-            });
-            // where the node goes on, it finds that again
-            part.found_files -= unsettled.files;
-            part.found_bytes -= unsettled.bytes;
+            unsettled = part.found;
+            unsettled.take(part.stored);
+            unsettled.take(part.skipped);
+            // A node that continues finds these files again.
+            part.found.take(unsettled);
         }
         unsettled
     }
@@ -452,13 +443,14 @@ impl Entry {
 
     /// The bytes of a second, over the last seconds.
     fn rate(&mut self, now: Instant) -> u64 {
-        self.marks.push_back((now, self.moved.bytes));
+        self.marks.push_back((now, self.moved.stored.bytes));
         while self.marks.len() > 2 && now.duration_since(self.marks[1].0) >= WINDOW {
             self.marks.pop_front();
         }
         let (since, before) = self.marks[0];
         let millis = u64::try_from(now.duration_since(since).as_millis()).unwrap_or(u64::MAX);
         self.moved
+            .stored
             .bytes
             .saturating_sub(before)
             .saturating_mul(1000)
@@ -554,12 +546,19 @@ mod tests {
 
     use super::*;
 
+    fn stored(files: u64, bytes: u64) -> TransferProgress {
+        TransferProgress {
+            stored: FileTotal { files, bytes },
+            ..TransferProgress::default()
+        }
+    }
+
+    fn found(files: u64) -> FileTotal {
+        FileTotal { files, bytes: 0 }
+    }
+
     fn part(bytes: u64, state: NodeState) -> NodePart {
-        let moved = NodeMoved {
-            files: 1,
-            bytes,
-            ..NodeMoved::default()
-        };
+        let moved = stored(1, bytes);
         NodePart {
             job: [0; 16],
             state,
@@ -665,7 +664,7 @@ mod tests {
         let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
         let nothing = NodePart {
             items: 0,
-            moved: NodeMoved::default(),
+            moved: TransferProgress::default(),
             ..part(0, NodeState::Works)
         };
         participants.hear("n", &nothing);
@@ -677,9 +676,9 @@ mod tests {
         });
         participants.hear("n", &nothing);
         assert_eq!(participants.others().borrow().unfinished, 0);
-        let found = NodeMoved {
-            found_files: 1,
-            ..NodeMoved::default()
+        let found = TransferProgress {
+            found: found(1),
+            ..TransferProgress::default()
         };
         participants.hear(
             "n",
@@ -745,10 +744,7 @@ mod tests {
     fn a_node_that_begins_anew_loses_nothing_of_what_it_has_told() {
         let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
         for files in [4, 10, 0, 2] {
-            let moved = NodeMoved {
-                files,
-                ..NodeMoved::default()
-            };
+            let moved = stored(files, 0);
             participants.hear(
                 "n1",
                 &NodePart {
@@ -757,7 +753,7 @@ mod tests {
                 },
             );
         }
-        assert_eq!(participants.entries.lock()["n1"].moved.files, 12);
+        assert_eq!(participants.entries.lock()["n1"].moved.stored.files, 12);
     }
 
     /// The head and three nodes, of which each has told of so many bytes, after 12 s.
@@ -770,7 +766,7 @@ mod tests {
             for (node, bytes) in ["n1", "n2", "n3"].into_iter().zip(others) {
                 participants.hear(node, &part(bytes, NodeState::Works));
             }
-            let before = participants.entries.lock()["head"].moved.bytes;
+            let before = participants.entries.lock()["head"].moved.stored.bytes;
             participants.on(&Event::Stored {
                 files: 0,
                 bytes: head - before,
@@ -881,10 +877,7 @@ mod tests {
     fn who_has_moved_something_is_counted_also_if_it_stops_then_and_who_has_not_is_not() {
         let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
         let told = |files, items| NodePart {
-            moved: NodeMoved {
-                files,
-                ..NodeMoved::default()
-            },
+            moved: stored(files, 0),
             items,
             ..part(0, NodeState::Works)
         };
@@ -942,10 +935,9 @@ mod tests {
         let participants =
             Participants::of_nodes("head".into(), Arc::clone(&heard) as Arc<dyn Observer>);
         let told = |found_files, files| NodePart {
-            moved: NodeMoved {
-                found_files,
-                files,
-                ..NodeMoved::default()
+            moved: TransferProgress {
+                found: found(found_files),
+                ..stored(files, 0)
             },
             ..part(1, NodeState::Works)
         };

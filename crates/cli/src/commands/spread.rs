@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use zmove_cluster::jetstream::NodeMoved;
-use zmove_cluster::{Amount, Head, LocalQueue, Node, Receiver, SharedJob};
+use zmove_cluster::{Head, LocalQueue, Node, Receiver, SharedJob};
 use zmove_engine::Remote;
 use zmove_transport::{DialError, KnownHosts};
 use zmove_types::Observer;
+use zmove_wire::TransferProgress;
 
 use crate::commands::participants::Participants;
 use crate::commands::shared_job::{
@@ -75,16 +75,13 @@ fn lead(
     let served = &head.node.served;
     let moved = || {
         let stored = served.by_receiver().into_iter();
-        let moved = |(number, Amount { files, bytes })| {
+        let moved = |(number, stored)| {
             let name: &String = names.get(number)?;
-            Some((
-                name.clone(),
-                NodeMoved {
-                    files,
-                    bytes,
-                    ..NodeMoved::default()
-                },
-            ))
+            let progress = TransferProgress {
+                stored,
+                ..TransferProgress::default()
+            };
+            Some((name.clone(), progress))
         };
         stored.filter_map(moved).collect()
     };

@@ -7,7 +7,6 @@
 //! has ended, which the receivers know.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::AddAssign;
 use std::time::Duration;
 
 use async_nats::client::PublishErrorKind;
@@ -15,7 +14,8 @@ use aws_lc_rs::aead::RandomizedNonceKey;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
-use zmove_types::{Event, SharedJobId};
+use zmove_types::SharedJobId;
+use zmove_wire::TransferProgress;
 
 use super::connection::{Access, Connection};
 use super::seal::{JobKey, aes_of, open, seal};
@@ -106,7 +106,7 @@ pub struct JobNotice {
     /// What entries get where their own is not kept: the same, whoever sends them.
     pub instead: InsteadNotice,
     /// What the head itself has moved.
-    pub moved: NodeMoved,
+    pub moved: TransferProgress,
 }
 
 /// The reader of the sources at a node, as far as that decides what may be read.
@@ -224,7 +224,7 @@ pub struct NodePart {
     /// How far the node is.
     pub state: NodeState,
     /// What the node has found and moved.
-    pub moved: NodeMoved,
+    pub moved: TransferProgress,
     /// How many work items the node has done: none, and no receiver may have let it in yet.
     pub items: u64,
     /// When the grant ends by which the node is let in, in seconds since 1970; `None` where it has none.
@@ -244,78 +244,6 @@ pub enum NodeState {
     Stopped,
     /// The job is over for the node, and a session of it was lost, which may still be at work at its receiver.
     HasLostSessions,
-}
-
-/// What a node has found and moved in a job.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeMoved {
-    /// Files that it has found.
-    pub found_files: u64,
-    /// The bytes of these files.
-    pub found_bytes: u64,
-    /// Files that are at the target by it.
-    pub files: u64,
-    /// Bytes that it has brought there.
-    pub bytes: u64,
-    /// Files that were there already.
-    pub skipped_files: u64,
-    /// The bytes of these files.
-    pub skipped_bytes: u64,
-}
-
-impl NodeMoved {
-    /// What has come since the node told `before`: all, where it has told more before, since then it has begun anew.
-    #[must_use]
-    pub fn since(&self, before: &Self) -> Self {
-        self.minus(before).unwrap_or(*self)
-    }
-
-    fn minus(&self, before: &Self) -> Option<Self> {
-        Some(Self {
-            found_files: self.found_files.checked_sub(before.found_files)?,
-            found_bytes: self.found_bytes.checked_sub(before.found_bytes)?,
-            files: self.files.checked_sub(before.files)?,
-            bytes: self.bytes.checked_sub(before.bytes)?,
-            skipped_files: self.skipped_files.checked_sub(before.skipped_files)?,
-            skipped_bytes: self.skipped_bytes.checked_sub(before.skipped_bytes)?,
-        })
-    }
-
-    /// This, as events.
-    pub fn events(&self) -> impl Iterator<Item = Event> {
-        let stored = Event::Stored {
-            files: self.files,
-            bytes: self.bytes,
-        };
-        let found = Event::Found {
-            files: self.found_files,
-            bytes: self.found_bytes,
-        };
-        let skipped = Event::Skipped {
-            files: self.skipped_files,
-            bytes: self.skipped_bytes,
-        };
-        let says_something = |event: &Event| {
-            !matches!(
-                event,
-                Event::Stored { files: 0, bytes: 0 }
-                    | Event::Found { files: 0, bytes: 0 }
-                    | Event::Skipped { files: 0, bytes: 0 }
-            )
-        };
-        [stored, found, skipped].into_iter().filter(says_something)
-    }
-}
-
-impl AddAssign for NodeMoved {
-    fn add_assign(&mut self, more: Self) {
-        self.found_files += more.found_files;
-        self.found_bytes += more.found_bytes;
-        self.files += more.files;
-        self.bytes += more.bytes;
-        self.skipped_files += more.skipped_files;
-        self.skipped_bytes += more.skipped_bytes;
-    }
 }
 
 impl Notices {

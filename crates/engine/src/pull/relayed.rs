@@ -15,8 +15,8 @@ use zmove_types::{
 };
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
-    FileHash, Progress, Refusal, Relay, SignedReceipt, StageProgress, ToReceiver, Told, ToldChange,
-    ToldForm, ToldKind, TransferAccount, WireError, decode_message,
+    FileHash, Refusal, Relay, SignedReceipt, StageProgress, ToReceiver, Told, ToldChange, ToldForm,
+    ToldKind, TransferAccount, TransferProgress, WireError, decode_message,
 };
 
 /// See the module.
@@ -39,7 +39,7 @@ const UNHEARD_MAX: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     /// What the sender has counted in its last session.
-    pub(crate) progress: Progress,
+    pub(crate) progress: TransferProgress,
     /// The most files and bytes together that it has known to be at the target in any.
     pub(crate) there_most: u64,
     pub(crate) account: Option<TransferAccount>,
@@ -181,7 +181,7 @@ impl Relayed {
             Told::SessionBegins => {
                 let mut state = self.state();
                 state.1.restarts += 1;
-                state.1.progress = Progress::default();
+                state.1.progress = TransferProgress::default();
                 return;
             }
             Told::Answered => {
@@ -192,37 +192,17 @@ impl Relayed {
         self.observer.on(&event);
     }
 
-    fn progress(&self, more: &Progress) {
+    fn progress(&self, more: &TransferProgress) {
         let mut state = self.state();
-        let all = &mut state.1.progress;
-        all.stored_files = all.stored_files.saturating_add(more.stored_files);
-        all.stored_bytes = all.stored_bytes.saturating_add(more.stored_bytes);
-        all.skipped_files = all.skipped_files.saturating_add(more.skipped_files);
-        all.skipped_bytes = all.skipped_bytes.saturating_add(more.skipped_bytes);
-        let there = [
-            all.stored_files,
-            all.stored_bytes,
-            all.skipped_files,
-            all.skipped_bytes,
-        ];
-        let there = there.into_iter().fold(0, u64::saturating_add);
-        state.1.there_most = state.1.there_most.max(there);
+        let heard = &mut state.1;
+        heard.progress.add(more);
+        let mut there = heard.progress.stored;
+        there.add(heard.progress.skipped);
+        heard.there_most = heard
+            .there_most
+            .max(there.files.saturating_add(there.bytes));
         drop(state);
-        let pairs = [
-            (more.found_files, more.found_bytes),
-            (more.stored_files, more.stored_bytes),
-            (more.skipped_files, more.skipped_bytes),
-        ];
-        let events = [
-            |files, bytes| Event::Found { files, bytes },
-            |files, bytes| Event::Stored { files, bytes },
-            |files, bytes| Event::Skipped { files, bytes },
-        ];
-        for ((files, bytes), event) in pairs.into_iter().zip(events) {
-            if files > 0 || bytes > 0 {
-                self.observer.on(&event(files, bytes));
-            }
-        }
+        more.events().for_each(|event| self.observer.on(&event));
     }
 
     fn sample(&self, progress: &StageProgress) -> Sample {
@@ -300,18 +280,23 @@ mod tests {
     use super::*;
     use zmove_sender::Extent;
     use zmove_types::NoObserver;
-    use zmove_wire::encode_message;
+    use zmove_wire::{FileTotal, encode_message};
 
     #[test]
     fn what_each_session_of_the_sender_counts_anew_is_there_once() {
         let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
         let relayed = Relayed::new(Arc::new(NoObserver), (None, more), Duration::ZERO);
         let told = |stored_bytes, skipped_bytes| {
-            Told::Progress(Progress {
-                stored_files: 1,
-                stored_bytes,
-                skipped_bytes,
-                ..Progress::default()
+            Told::Progress(TransferProgress {
+                stored: FileTotal {
+                    files: 1,
+                    bytes: stored_bytes,
+                },
+                skipped: FileTotal {
+                    files: 0,
+                    bytes: skipped_bytes,
+                },
+                ..TransferProgress::default()
             })
         };
         for told in [told(5, 1), told(5, 1), Told::SessionBegins, told(2, 3)] {
@@ -322,7 +307,7 @@ mod tests {
         assert_eq!(
             (
                 heard.there_most,
-                heard.progress.stored_bytes,
+                heard.progress.stored.bytes,
                 heard.restarts
             ),
             (14, 2, 1)

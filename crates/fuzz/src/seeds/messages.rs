@@ -6,17 +6,18 @@ use zmove_types::{Beginning, Counters, Kinds, Metadata, Root, SharedJobId, Times
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
     Differences, Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames,
-    Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, Finding, Findings, Finished, FoundSoFar,
-    GrantOrder, Granted, GroupRange, HashOrder, Hashed, Held, InquiredEntry, InquiredGroup,
-    InquiredKind, InquiredMetadata, Inquiry, Intent, JobGrant, Keep, Keeping, KeptRange, Lack,
-    LaneOrder, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer, OfferedFile,
-    OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Progress,
+    Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, FileTotal, Finding, Findings, Finished,
+    FoundSoFar, GrantOrder, Granted, GroupRange, HashOrder, Hashed, Held, InquiredEntry,
+    InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Intent, JobGrant, Keep, Keeping,
+    KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer,
+    OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place,
     Proof, PublishedItem, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role,
     RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
     SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath,
     StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape,
     TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm, ToldKind,
-    TopName, TransferAccount, TransportOrder, Verdict, WorkCounts, WorkEnd, encode_message,
+    TopName, TransferAccount, TransferProgress, TransportOrder, Verdict, WorkCounts, WorkEnd,
+    encode_message,
 };
 
 use super::{
@@ -176,9 +177,9 @@ fn relays() -> Vec<ToReceiver> {
         })
     };
     let told = vec![
-        Told::Progress(Progress {
-            found_files: 1,
-            ..Progress::default()
+        Told::Progress(TransferProgress {
+            found: FileTotal { files: 1, bytes: 0 },
+            ..TransferProgress::default()
         }),
         Told::ScanEnded,
         Told::FirstByte(300),

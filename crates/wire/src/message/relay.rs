@@ -4,7 +4,7 @@
 //! **Invariant:** nothing here changes what the receiver writes.
 
 use serde::{Deserialize, Serialize};
-use zmove_types::{Counters, RelPath, Root};
+use zmove_types::{Counters, Event, RelPath, Root};
 
 use super::{NotKept, Refusal, SignedReceipt, bytes, counters, list};
 use crate::limits::{HASHED_MAX, LANES_MAX, MISSED_MAX, TOLD_MAX};
@@ -57,8 +57,8 @@ mod root {
 /// One thing that happened at the sender; numbers are additions to those told before, unless it says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Told {
-    /// How far the transfer has come.
-    Progress(Progress),
+    /// Progress since the previous word of progress.
+    Progress(TransferProgress),
     /// The scan has ended.
     ScanEnded,
     /// The first data left, so many microseconds after the start.
@@ -87,21 +87,99 @@ pub enum Told {
     SessionBegins,
 }
 
-/// How far a transfer has come since the last word about that.
+/// Regular files and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
-    /// Regular files that the scan has found.
-    pub found_files: u64,
-    /// The bytes of these files.
-    pub found_bytes: u64,
-    /// Files that became whole.
-    pub stored_files: u64,
-    /// Bytes that were stored.
-    pub stored_bytes: u64,
-    /// Files that were equal at the target.
-    pub skipped_files: u64,
-    /// Bytes that need not travel.
-    pub skipped_bytes: u64,
+pub struct FileTotal {
+    /// Number of files.
+    pub files: u64,
+    /// Bytes of files.
+    pub bytes: u64,
+}
+
+impl FileTotal {
+    /// Adds `more`.
+    pub const fn add(&mut self, more: Self) {
+        self.files = self.files.saturating_add(more.files);
+        self.bytes = self.bytes.saturating_add(more.bytes);
+    }
+
+    /// Subtracts `less`, down to 0.
+    pub const fn take(&mut self, less: Self) {
+        self.files = self.files.saturating_sub(less.files);
+        self.bytes = self.bytes.saturating_sub(less.bytes);
+    }
+
+    /// Subtracts files that were found again; returns the rest of them, which is new.
+    #[must_use]
+    pub const fn found_again(&mut self, found: Self) -> Self {
+        let before = *self;
+        self.take(found);
+        let mut new = found;
+        new.take(before);
+        new
+    }
+}
+
+/// Progress of a transfer, or of a part of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransferProgress {
+    /// Files that the scan has found.
+    pub found: FileTotal,
+    /// Files that became whole, and bytes that were stored.
+    pub stored: FileTotal,
+    /// Files that were equal at the target, and bytes that are not sent.
+    pub skipped: FileTotal,
+}
+
+impl TransferProgress {
+    /// Adds what an event reports; returns whether it reports progress.
+    pub const fn hear(&mut self, event: &Event) -> bool {
+        let (total, files, bytes) = match event {
+            Event::Found { files, bytes } => (&mut self.found, *files, *bytes),
+            Event::Stored { files, bytes } => (&mut self.stored, *files, *bytes),
+            Event::Skipped { files, bytes } => (&mut self.skipped, *files, *bytes),
+            _ => return false,
+        };
+        total.add(FileTotal { files, bytes });
+        true
+    }
+
+    /// Adds `more`.
+    pub const fn add(&mut self, more: &Self) {
+        self.found.add(more.found);
+        self.stored.add(more.stored);
+        self.skipped.add(more.skipped);
+    }
+
+    /// The progress since `before`: all of it if any part is lower than before, since it was counted anew then.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let mut since = *self;
+        since.found.take(before.found);
+        since.stored.take(before.stored);
+        since.skipped.take(before.skipped);
+        let mut sum = *before;
+        sum.add(&since);
+        if sum == *self { since } else { *self }
+    }
+
+    /// This progress as events.
+    pub fn events(&self) -> impl Iterator<Item = Event> {
+        let Self {
+            found,
+            stored,
+            skipped,
+        } = *self;
+        let event = |total: FileTotal, event: fn(u64, u64) -> Event| {
+            (total != FileTotal::default()).then(|| event(total.files, total.bytes))
+        };
+        let events = [
+            event(found, |files, bytes| Event::Found { files, bytes }),
+            event(stored, |files, bytes| Event::Stored { files, bytes }),
+            event(skipped, |files, bytes| Event::Skipped { files, bytes }),
+        ];
+        events.into_iter().flatten()
+    }
 }
 
 /// The progress of the stages at one moment.
@@ -244,10 +322,11 @@ mod tests {
             assert_eq!(decode_message(&bytes), Ok(message));
             bytes
         };
-        let progress = Progress {
-            found_files: 1,
-            skipped_bytes: 300,
-            ..Progress::default()
+        let total = |files, bytes| FileTotal { files, bytes };
+        let progress = TransferProgress {
+            found: total(1, 0),
+            stored: FileTotal::default(),
+            skipped: total(0, 300),
         };
         let told = vec![
             Told::Progress(progress),
@@ -321,6 +400,25 @@ mod tests {
             bytes(Relay::Account(Box::new(account))),
             [&[14, 3, 1, 16, 0xAC, 2][..], &[0; 12]].concat()
         );
+    }
+
+    #[test]
+    fn progress_is_told_as_it_was_heard_and_begins_anew_where_less_is_told() {
+        let events = [
+            Event::Found { files: 3, bytes: 9 },
+            Event::Stored { files: 1, bytes: 4 },
+            Event::Skipped { files: 2, bytes: 5 },
+        ];
+        let mut progress = TransferProgress::default();
+        assert!(events.iter().all(|event| progress.hear(event)));
+        assert!(!progress.hear(&Event::Flushing));
+        assert!(progress.events().eq(events.clone()));
+        let before = progress;
+        progress.hear(&events[1]);
+        let more = progress.since(&before);
+        assert!(more.events().eq([events[1].clone()]));
+        assert_eq!(before.since(&progress), before);
+        assert_eq!(TransferProgress::default().events().next(), None);
     }
 
     #[test]

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tokio::task::spawn_blocking;
-use zmove_cluster::jetstream::{JetStream, JobNotice, NodeMoved, NodeState, Role, Settings};
+use zmove_cluster::jetstream::{JetStream, JobNotice, NodeState, Role, Settings};
 use zmove_cluster::{HeldGrant, Node, Receiver, Served, SharedJob, View};
 use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
+use zmove_wire::TransferProgress;
 
 use super::sources::{compare, instead_of, mount_points, not_as_there};
 use crate::args::{Args, Command, PushArgs};
@@ -39,7 +40,7 @@ pub(super) type Work = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 /// What the events of a part have said.
 #[derive(Default)]
 struct Seen {
-    moved: Lock<NodeMoved>,
+    moved: Lock<TransferProgress>,
     failures: Lock<Vec<String>>,
     warnings: Lock<Vec<String>>,
 }
@@ -109,7 +110,7 @@ impl Part {
     }
 
     /// What the node has found and moved.
-    pub(super) fn moved(&self) -> NodeMoved {
+    pub(super) fn moved(&self) -> TransferProgress {
         *self.seen.moved.lock()
     }
 
@@ -127,21 +128,7 @@ impl Part {
 impl Observer for Seen {
     fn on(&self, event: &Event) {
         match event {
-            Event::Found { files, bytes } => {
-                let mut moved = self.moved.lock();
-                moved.found_files += files;
-                moved.found_bytes += bytes;
-            }
-            Event::Stored { files, bytes } => {
-                let mut moved = self.moved.lock();
-                moved.files += files;
-                moved.bytes += bytes;
-            }
-            Event::Skipped { files, bytes } => {
-                let mut moved = self.moved.lock();
-                moved.skipped_files += files;
-                moved.skipped_bytes += bytes;
-            }
+            event if self.moved.lock().hear(event) => {}
             Event::Failed { message } => {
                 terminal::warn(message);
                 note(message, (&self.failures, FAILURES_MAX));

@@ -7,10 +7,9 @@ use anyhow::Result;
 use serde_json::json;
 use tokio::time::{Instant, timeout, timeout_at};
 use zmove_cluster::WorkError;
-use zmove_cluster::jetstream::{
-    JobNotice, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
-};
+use zmove_cluster::jetstream::{JobNotice, NodeNotice, NodePart, NodeState, Notice, Notices};
 use zmove_types::{ByteCount, SharedJobId};
+use zmove_wire::{FileTotal, TransferProgress};
 
 use crate::commands::cluster::broker::innermost;
 use crate::display::terminal;
@@ -86,8 +85,9 @@ impl Told {
         let unled = self.unled().into_iter().map(|id| {
             format!("job {id}: its push is not heard of, and if it was killed is to be run again; nodes wait for it")
         });
-        let heads = self.heads().map(|(id, head, NodeMoved { bytes, .. })| {
-            format!("node {head}: leads job {id}, {} moved", ByteCount(bytes))
+        let heads = self.heads().map(|(id, head, moved)| {
+            let moved = ByteCount(moved.stored.bytes);
+            format!("node {head}: leads job {id}, {moved} moved")
         });
         let nodes = self.nodes.values().map(|node| {
             let what = node.part.as_ref().map_or("has no work".to_owned(), text_of);
@@ -97,7 +97,7 @@ impl Told {
     }
 
     /// The nodes that lead, each with its job and what it has moved itself.
-    fn heads(&self) -> impl Iterator<Item = (SharedJobId, &str, NodeMoved)> {
+    fn heads(&self) -> impl Iterator<Item = (SharedJobId, &str, TransferProgress)> {
         self.jobs
             .iter()
             .filter_map(|(id, job)| Some((*id, job.head()?, job.moved)))
@@ -111,11 +111,11 @@ impl Told {
         let unled = self.unled().into_iter();
         let unled =
             unled.map(|id| json!({ "job": id.to_string(), "nodes": [], "led": false }).to_string());
-        let line =
-            |node: &str, job: Option<SharedJobId>, NodeMoved { files, bytes, .. }: NodeMoved| {
-                let job = job.map(|job| job.to_string());
-                json!({ "node": node, "job": job, "files": files, "bytes": bytes }).to_string()
-            };
+        let line = |node: &str, job: Option<SharedJobId>, moved: TransferProgress| {
+            let FileTotal { files, bytes } = moved.stored;
+            let job = job.map(|job| job.to_string());
+            json!({ "node": node, "job": job, "files": files, "bytes": bytes }).to_string()
+        };
         let heads = self
             .heads()
             .map(move |(id, head, moved)| line(head, Some(id), moved));
@@ -135,7 +135,7 @@ impl Told {
 }
 
 fn text_of(part: &NodePart) -> String {
-    let (id, bytes) = (SharedJobId(part.job), ByteCount(part.moved.bytes));
+    let (id, bytes) = (SharedJobId(part.job), ByteCount(part.moved.stored.bytes));
     match part.state {
         NodeState::Offers => format!("is about to take part in job {id}"),
         NodeState::Works => format!("job {id}, {bytes} moved"),
@@ -156,10 +156,12 @@ mod tests {
     use super::*;
 
     fn node(name: &str, part: Option<(u8, NodeState)>) -> (String, NodeNotice) {
-        let moved = NodeMoved {
-            files: 1,
-            bytes: 2048,
-            ..NodeMoved::default()
+        let moved = TransferProgress {
+            stored: FileTotal {
+                files: 1,
+                bytes: 2048,
+            },
+            ..TransferProgress::default()
         };
         let part_of = |(job, state)| NodePart {
             job: [job; 16],
@@ -210,10 +212,12 @@ mod tests {
     #[test]
     fn the_node_that_leads_is_told_with_what_it_has_moved() {
         let nodes = BTreeMap::from([("a".to_owned(), 1), ("head".to_owned(), 0)]);
-        let moved = NodeMoved {
-            files: 3,
-            bytes: 1 << 20,
-            ..NodeMoved::default()
+        let moved = TransferProgress {
+            stored: FileTotal {
+                files: 3,
+                bytes: 1 << 20,
+            },
+            ..TransferProgress::default()
         };
         let job = JobNotice {
             job: [1; 16],
