@@ -380,9 +380,8 @@ pub(super) mod tests {
         assert!(held(Some("why")).ends_with(" files: why"));
     }
 
-    #[test]
-    fn a_job_has_two_lines_that_fit_a_terminal() {
-        let progress = Progress {
+    fn half_done() -> Progress {
+        Progress {
             seconds: 3.0,
             bytes_done: 3 << 30,
             bytes_found: 6 << 30,
@@ -396,8 +395,12 @@ pub(super) mod tests {
             limited_by: "source_reads".into(),
             watch: None,
             nodes: None,
-        };
-        let runs = Row::new(job(), Some(progress));
+        }
+    }
+
+    #[test]
+    fn a_job_has_two_lines_that_fit_a_terminal() {
+        let runs = Row::new(job(), Some(half_done()));
         let waits = Job {
             state: State::Waiting,
             not_before: Some(Moment(90_000)),

@@ -21,7 +21,7 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
-use zmove_daemon::{DaemonEvent, Moved, Who};
+use zmove_daemon::{DaemonEvent, Moved};
 use zmove_receiver::Looked;
 use zmove_types::Lock;
 use zmove_wire::Cipher;
@@ -128,34 +128,18 @@ fn tell(event: &DaemonEvent) {
         DaemonEvent::Rejected { kind, address, .. } => {
             warn!(event = "rejected", kind = kind.name(), from = %address, "{event}");
         }
-        DaemonEvent::Waits {
-            who: Who {
-                name, address, key, ..
-            },
-            ..
-        } => {
-            info!(event = "in_line", name, %key, from = %address, "{event}");
+        DaemonEvent::Waits { who, .. } => {
+            info!(event = "in_line", name = who.name, key = %who.key, from = %who.address, "{event}");
         }
-        DaemonEvent::Begun {
-            who: Who {
-                name, address, key, ..
-            },
-        } => {
-            info!(event = "begun", name, %key, from = %address, "{event}");
+        DaemonEvent::Begun { who } => {
+            info!(event = "begun", name = who.name, key = %who.key, from = %who.address, "{event}");
         }
         DaemonEvent::Received {
-            who: Who {
-                name, address, key, ..
-            },
+            who,
             cipher,
             moved,
             report,
         } => {
-            let cipher = if *cipher == Cipher::None {
-                "none"
-            } else {
-                "tls"
-            };
             let result = if report.faults == 0 {
                 "complete"
             } else {
@@ -167,59 +151,48 @@ fn tell(event: &DaemonEvent) {
                 Some(Looked::Verification) => "verified",
             };
             info!(
-                event = event_name, audit = true, result, name, %key, from = %address, target = target(moved),
+                event = event_name, audit = true, result, name = who.name, key = %who.key, from = %who.address,
+                target = target(moved),
                 bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = report.faults,
-                cipher, "{event}"
+                cipher = word_of(*cipher), "{event}"
             );
         }
-        DaemonEvent::Probed {
-            who: Who {
-                name, address, key, ..
-            },
-            moved,
-        } => {
+        DaemonEvent::Probed { who, moved } => {
             info!(
-                event = "probed", audit = true, result = "complete", name, %key, from = %address,
+                event = "probed", audit = true, result = "complete", name = who.name, key = %who.key, from = %who.address,
                 target = target(moved), probe_bytes = moved.probed, seconds = seconds(moved), "{event}"
             );
         }
-        DaemonEvent::Broken {
-            who: Who {
-                name, address, key, ..
-            },
-            moved,
-            error,
-        } => {
+        DaemonEvent::Broken { who, moved, error } => {
             warn!(
-                event = "broken", audit = true, result = error.kind(), name, %key, from = %address,
+                event = "broken", audit = true, result = error.kind(), name = who.name, key = %who.key, from = %who.address,
                 target = target(moved), bytes = moved.bytes, files = moved.files, probe_bytes = moved.probed,
                 seconds = seconds(moved), "{event}"
             );
         }
+        event => tell_sending(event),
+    }
+}
+
+/// Writes an event of a host that sends, or of the daemon itself, to the log.
+fn tell_sending(event: &DaemonEvent) {
+    match event {
         DaemonEvent::Sent {
-            who: Who {
-                name, address, key, ..
-            },
+            who,
             cipher,
             moved,
             failed,
         } => {
-            let cipher = if *cipher == Cipher::None {
-                "none"
-            } else {
-                "tls"
-            };
             let result = if *failed == 0 { "complete" } else { "partial" };
             info!(
-                event = "sent", audit = true, result, name, %key, from = %address, source = target(moved),
-                bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = failed, cipher,
-                "{event}"
+                event = "sent", audit = true, result, name = who.name, key = %who.key, from = %who.address,
+                source = target(moved),
+                bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = failed,
+                cipher = word_of(*cipher), "{event}"
             );
         }
         DaemonEvent::Copied {
-            who: Who {
-                name, address, key, ..
-            },
+            who,
             to,
             moved,
             failed,
@@ -227,35 +200,36 @@ fn tell(event: &DaemonEvent) {
             let result = if *failed == 0 { "complete" } else { "partial" };
             let to = format!("{}:{}", to.host, to.port);
             info!(
-                event = "copied", audit = true, result, name, %key, from = %address, source = target(moved), to,
+                event = "copied", audit = true, result, name = who.name, key = %who.key, from = %who.address,
+                source = target(moved), to,
                 bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = failed, "{event}"
             );
         }
         DaemonEvent::Granted {
-            who: Who {
-                name, address, key, ..
-            },
+            who,
             source,
             target,
         } => {
             let target = String::from_utf8_lossy(target);
             info!(
-                event = "granted", audit = true, name, %key, from = %address, sender = %source, %target, "{event}"
+                event = "granted", audit = true, name = who.name, key = %who.key, from = %who.address,
+                sender = %source, %target, "{event}"
             );
         }
-        DaemonEvent::SendingBroken {
-            who: Who {
-                name, address, key, ..
-            },
-            moved,
-            error,
-        } => {
+        DaemonEvent::SendingBroken { who, moved, error } => {
             warn!(
-                event = "sending_broken", audit = true, result = error.kind(), name, %key, from = %address,
+                event = "sending_broken", audit = true, result = error.kind(), name = who.name, key = %who.key, from = %who.address,
                 source = target(moved), seconds = seconds(moved), "{event}"
             );
         }
         event => error!(event = "accept", "{event}"),
+    }
+}
+
+const fn word_of(cipher: Cipher) -> &'static str {
+    match cipher {
+        Cipher::None => "none",
+        _ => "tls",
     }
 }
 

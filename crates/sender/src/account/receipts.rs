@@ -30,7 +30,7 @@ use crate::plan::resend;
 use crate::push::piece::Piece;
 use crate::push::session::Session;
 use crate::read::extras::Extras;
-use crate::send::sent::{NamePart, Sent, SentBatch};
+use crate::send::sent::{NamePart, Sent, SentBatch, SentFile};
 
 /// Takes the receiver's messages about work in flight, and its replies to questions.
 pub(crate) struct Receipts {
@@ -104,21 +104,7 @@ impl Receipts {
             answer @ (ToSender::ExtraneousNames(_) | ToSender::Removed { .. }) => {
                 self.reply_sender.mirror(answer)?
             }
-            ToSender::Stored(Stored { items, files }) => {
-                not_empty(!items.is_empty() || !files.is_empty())?;
-                // a file that has failed is not whole when its last group is settled
-                let (failed, whole): (Vec<_>, Vec<_>) =
-                    files.into_iter().partition(|file| file.fault.is_some());
-                failed
-                    .into_iter()
-                    .try_for_each(|file| self.take_file(file))?;
-                items
-                    .into_iter()
-                    .try_for_each(|item| self.take_item(item))?;
-                whole
-                    .into_iter()
-                    .try_for_each(|file| self.take_file(file))?;
-            }
+            ToSender::Stored(stored) => self.take_stored(stored)?,
             ToSender::Published { items } => {
                 not_empty(!items.is_empty())?;
                 items
@@ -167,6 +153,20 @@ impl Receipts {
             ToSender::Finished(finished) => return self.finish(finished).map(Some),
         }
         Ok(None)
+    }
+
+    fn take_stored(&mut self, Stored { items, files }: Stored) -> Result<(), WireError> {
+        not_empty(!items.is_empty() || !files.is_empty())?;
+        // A file that has failed is not whole when its last group is settled.
+        let (failed, whole): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|file| file.fault.is_some());
+        failed
+            .into_iter()
+            .try_for_each(|file| self.take_file(file))?;
+        items
+            .into_iter()
+            .try_for_each(|item| self.take_item(item))?;
+        whole.into_iter().try_for_each(|file| self.take_file(file))
     }
 
     /// Sends an order about a shared job.
@@ -382,47 +382,10 @@ impl Receipts {
             }
         }
         for file in &batch.files {
-            let fault = kept.get(&file.path);
-            if let NamePart::First(number) = file.part
-                && fault.is_none_or(|code| *code == FaultCode::AlreadyThere)
-            {
-                let first = FirstName {
-                    path: file.path.clone(),
-                    root: file.root,
-                };
-                self.reply_sender
-                    .reply(Reply::Link(Word::Named(number, first)))?;
-            }
-            match (fault, &file.part) {
-                (Some(FaultCode::AlreadyThere), _) => {
-                    account.skipped(
-                        &file.path,
-                        file.look,
-                        file.root.as_ref().map(|root| (root, Known::Looked)),
-                    );
-                }
-                (Some(_), _) => {}
-                (None, NamePart::Link) => {
-                    account.linked(file.look.bytes);
-                    account
-                        .files()
-                        .confirm_moved(&file.path, file.root.as_ref(), file.known);
-                }
-                (None, _) if file.retouched => {
-                    account.skipped(
-                        &file.path,
-                        file.look,
-                        file.root.as_ref().map(|root| (root, file.known)),
-                    );
-                }
-                (None, _) => {
-                    account
-                        .files()
-                        .confirm_moved(&file.path, file.root.as_ref(), file.known);
-                    files += 1;
-                    bytes += file.data_bytes;
-                    holes += file.look.bytes - file.data_bytes;
-                }
+            if self.take_batch_file(file, kept.get(&file.path).copied())? {
+                files += 1;
+                bytes += file.data_bytes;
+                holes += file.look.bytes - file.data_bytes;
             }
         }
         account.found_holes(holes);
@@ -438,6 +401,55 @@ impl Receipts {
         });
         failed.for_each(|(_, fault)| account.fail(&FileError::Receiver(fault)));
         Ok(())
+    }
+
+    /// Settles a file of a batch; returns whether it was moved.
+    fn take_batch_file(
+        &self,
+        file: &SentFile,
+        fault: Option<FaultCode>,
+    ) -> Result<bool, WireError> {
+        let account = &self.session.account;
+        if let NamePart::First(number) = file.part
+            && fault.is_none_or(|code| code == FaultCode::AlreadyThere)
+        {
+            let first = FirstName {
+                path: file.path.clone(),
+                root: file.root,
+            };
+            self.reply_sender
+                .reply(Reply::Link(Word::Named(number, first)))?;
+        }
+        match (fault, &file.part) {
+            (Some(FaultCode::AlreadyThere), _) => {
+                account.skipped(
+                    &file.path,
+                    file.look,
+                    file.root.as_ref().map(|root| (root, Known::Looked)),
+                );
+            }
+            (Some(_), _) => {}
+            (None, NamePart::Link) => {
+                account.linked(file.look.bytes);
+                account
+                    .files()
+                    .confirm_moved(&file.path, file.root.as_ref(), file.known);
+            }
+            (None, _) if file.retouched => {
+                account.skipped(
+                    &file.path,
+                    file.look,
+                    file.root.as_ref().map(|root| (root, file.known)),
+                );
+            }
+            (None, _) => {
+                account
+                    .files()
+                    .confirm_moved(&file.path, file.root.as_ref(), file.known);
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn take_file(&mut self, done: FileDone) -> Result<(), WireError> {
