@@ -145,7 +145,7 @@ fn tls_1_2_gets_nowhere_with_another_library() {
     let key = key.to_str().unwrap();
     let connect = |version: &str| {
         let words = [
-            "s_client", "-connect", &address, version, "-alpn", "zmove", "-cert", key, "-key", key,
+            "s_client", "-connect", &address, version, "-alpn", "zmove/1", "-cert", key, "-key", key,
         ];
         let mut openssl = std::process::Command::new("openssl");
         let output = openssl
@@ -161,5 +161,5 @@ fn tls_1_2_gets_nowhere_with_another_library() {
         .wait_for_log("it speaks TLS without the zmove protocol");
     // by which it is seen that nothing else was wrong
     let said = connect("-tls1_3");
-    assert!(said.contains("ALPN protocol: zmove"), "{said}");
+    assert!(said.contains("ALPN protocol: zmove/1"), "{said}");
 }

@@ -67,28 +67,34 @@ impl Push {
         if self.open.intent == Intent::Inspect {
             return preview::run(self, run, link, observer, stop).await;
         }
+        let open = Open {
+            run: run.id(link.transfer),
+            ..self.open.clone()
+        };
+        link.ask(open, self.config.silence_max).await?;
+        let (mut running, reader) = self.begin(run, link, observer)?;
+        let ended = tokio::select! {
+            ended = running.drive(reader) => ended,
+            () = stop => Err(SessionError::Interrupted),
+        };
+        running.close(ended).await
+    }
+
+    /// Starts the threads of a session whose opening has been sent.
+    fn begin(
+        self,
+        run: &mut Run,
+        link: Link,
+        observer: Arc<dyn Observer>,
+    ) -> Result<(Running<'_>, ControlReader), SessionError> {
         let known_rate = self.feed.as_ref().map(|feed| Arc::clone(&feed.rate));
         let (fed, asked) = self
             .feed
             .map(|Feed { fed, asked, .. }| (fed, asked))
             .unzip();
         let task = Task::of(&self.open, self.mirror, fed);
-        let keeping = self.open.keeping;
-        let overwrite = self.open.overwrite;
-        // A file that is there nevertheless is replaced, as any that is needed; but what is there alone has to be seen.
-        let is_directory = matches!(self.open.shape, TargetShape::Directory { .. });
-        let may_begin =
-            link.relay.is_some() && is_directory && self.open.extraneous == Extraneous::Stays;
-        let known_state = self.open.known_state.filter(|_| may_begin);
+        let known_state = known_state(&self.open, &link);
         let begins_job = may_begin_job(&self.open);
-        link.ask(
-            Open {
-                run: run.id(link.transfer),
-                ..self.open
-            },
-            self.config.silence_max,
-        )
-        .await?;
         let Link {
             cipher,
             control: (reader, writer),
@@ -104,25 +110,24 @@ impl Push {
             dialled_by,
         } = relay.into();
         let config = &self.config;
-        let extras =
-            Extras::new(keeping, config.owners.clone()).adapting(config.zeros, config.instead);
+        let extras = Extras::new(self.open.keeping, config.owners.clone())
+            .adapting(config.zeros, config.instead);
         let (receipts, replies, outgoing) =
             Receipts::begin(observer, extras, self.started, quota.clone());
-        known_rate
-            .iter()
-            .for_each(|known| drop(known.set(receipts.session.rate.shared.clone())));
+        if let Some(known) = known_rate {
+            drop(known.set(receipts.session.rate.shared.clone()));
+        }
         let totals = &receipts.session.account.totals;
         totals.scan_errors.set(self.sources_missing);
         totals.extraneous.set(run.earlier.extraneous);
-        let mut files = std::mem::take(&mut run.files);
-        files.begin(overwrite);
-        *receipts.session.account.files() = files;
+        run.files.begin(self.open.overwrite);
+        *receipts.session.account.files() = std::mem::take(&mut run.files);
         let started = Pipeline::start(self.config, &receipts, self.scan, replies, task);
         let pipeline = started.inspect_err(|_no_thread| {
             run.files = std::mem::take(&mut *receipts.session.account.files())
         })?;
         let (writer, unsayable) = control::write_all(writer, outgoing, beside);
-        let mut running = Running {
+        let running = Running {
             run,
             inbox: None,
             phase: Phase::Nothing,
@@ -142,12 +147,16 @@ impl Push {
             quota,
             asked,
         };
-        let ended = tokio::select! {
-            ended = running.drive(reader) => ended,
-            () = stop => Err(SessionError::Interrupted),
-        };
-        running.close(ended).await
+        Ok((running, reader))
     }
+}
+
+/// The state of the target, if a receiver that has dialled knows it and files may be sent before it opens the transfer.
+/// A file that exists there after all is replaced like any other. A mirror must first see what exists only there.
+fn known_state(open: &Open, link: &Link) -> Option<TargetState> {
+    let is_directory = matches!(open.shape, TargetShape::Directory { .. });
+    let may_begin = link.relay.is_some() && is_directory && open.extraneous == Extraneous::Stays;
+    open.known_state.filter(|_| may_begin)
 }
 
 /// A push under way.
@@ -183,25 +192,7 @@ struct Running<'a> {
 impl Running<'_> {
     /// Runs until the receiver's last message.
     async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
-        // The planner has gone only when the session is being stopped.
-        let tell_state = |state| {
-            let _stopping = self.receipts.reply_sender.state.send(state);
-        };
-        self.known_state.into_iter().for_each(tell_state);
-        let (inbox, opened) = self.await_permission(reader).await?;
-        // a session that is fed does not know what others send there
-        if let Some(bytes) = opened.free_bytes.filter(|_| self.asked.is_none()) {
-            self.pipeline.session.account.target_has_free(bytes);
-        }
-        self.inbox = Some(inbox);
-        self.phase = Phase::Permission;
-        self.need_lanes()?;
-        self.lanes_max = opened.lanes_max;
-        self.pipeline.session.account.files().single_name = opened.single_name.map(|name| name.0);
-        if self.known_state.is_none() {
-            let _stopping = self.receipts.reply_sender.state.send(opened.state);
-        }
-        self.steering.begin(&self.pipeline.config, self.lanes_max);
+        self.open(reader).await?;
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
         let mut steps = tokio::time::interval(STEERING_INTERVAL);
         let mut counts = tokio::time::interval(COUNTING_INTERVAL);
@@ -257,6 +248,30 @@ impl Running<'_> {
                 }
             }
         }
+    }
+
+    /// Waits until the receiver has opened the transfer, and takes what it reports of itself and the target.
+    async fn open(&mut self, reader: ControlReader) -> Result<(), SessionError> {
+        // The planner has gone only when the session is being stopped.
+        let tell_state = |state| {
+            let _stopping = self.receipts.reply_sender.state.send(state);
+        };
+        self.known_state.into_iter().for_each(tell_state);
+        let (inbox, opened) = self.await_permission(reader).await?;
+        // a session that is fed does not know what others send there
+        if let Some(bytes) = opened.free_bytes.filter(|_| self.asked.is_none()) {
+            self.pipeline.session.account.target_has_free(bytes);
+        }
+        self.inbox = Some(inbox);
+        self.phase = Phase::Permission;
+        self.need_lanes()?;
+        self.lanes_max = opened.lanes_max;
+        self.pipeline.session.account.files().single_name = opened.single_name.map(|name| name.0);
+        if self.known_state.is_none() {
+            let _stopping = self.receipts.reply_sender.state.send(opened.state);
+        }
+        self.steering.begin(&self.pipeline.config, self.lanes_max);
+        Ok(())
     }
 
     /// Takes what the receiver says; returns its last message.
