@@ -145,7 +145,8 @@ fn tls_1_2_gets_nowhere_with_another_library() {
     let key = key.to_str().unwrap();
     let connect = |version: &str| {
         let words = [
-            "s_client", "-connect", &address, version, "-alpn", "zmove/1", "-cert", key, "-key", key,
+            "s_client", "-connect", &address, version, "-alpn", "zmove/1", "-cert", key, "-key",
+            key,
         ];
         let mut openssl = std::process::Command::new("openssl");
         let output = openssl

@@ -411,14 +411,12 @@ impl Shared {
         let who = (who, live);
         match lanes {
             Lanes::Sources(lanes, rate) => {
-                let control = (control, pulse);
-                let lanes = (lanes, rate);
+                let (control, lanes) = ((control, pulse), (lanes, rate));
                 self.run_transfer(who, control, lanes, &slot, authorized, greeting)
                     .await;
             }
             Lanes::Sinks(lanes) => {
-                let control = (claim, control);
-                let slot = (&slot, has_waited);
+                let (control, slot) = ((claim, control), (&slot, has_waited));
                 self.run_sending(who, control, lanes, slot, authorized, greeting)
                     .await;
             }
@@ -493,7 +491,7 @@ impl Shared {
                 () = grant_over(node) => Cut::GrantOver.of_receiver(),
             }
         };
-        let ended = run_session(session, stop).await;
+        let ended = Box::pin(run_session(session, stop)).await;
         let moved = moved(&live.meter, started.elapsed());
         (self.log)(&match ended {
             Ok(_) if moved.probed.is_some() => DaemonEvent::Probed { who, moved },
