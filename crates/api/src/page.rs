@@ -47,6 +47,11 @@ mod tests {
         let bytes: usize = FILES.iter().map(|(_, _, text)| text.len()).sum();
         assert!(bytes < FIRST_PAINT_BYTES_MAX, "{bytes}");
         for (path, _, text) in FILES {
+            for way in [
+                "\"//", "'//", "(//", "`//", "url(", "import(", "ws://", "wss://",
+            ] {
+                assert!(!text.contains(way), "{path} has {way}");
+            }
             let links: Vec<_> = text
                 .match_indices("http")
                 .map(|(at, _)| &text[at..])
@@ -72,6 +77,12 @@ mod tests {
                 "eval(",
                 "style=",
                 "onerror",
+                "srcdoc",
+                "DOMParser",
+                "createContextualFragment",
+                "setHTML",
+                "javascript:",
+                "new Function",
             ] {
                 assert!(!text.contains(way), "{path} has {way}");
             }

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn no_word_of_a_client_becomes_an_option() {
+    fn no_path_of_a_client_becomes_an_option() {
         let submission = Submission {
             sources: vec!["--delete:x".into(), "/a".into()],
             target: "-h:/b".into(),

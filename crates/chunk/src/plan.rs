@@ -16,6 +16,9 @@ pub struct Plan<P, F> {
     state: Mutex<State<P, F>>,
     changed: Condvar,
     depth: Depth,
+    /// How often a pusher has waited.
+    #[cfg(test)]
+    waits: std::sync::atomic::AtomicUsize,
 }
 
 /// One thing for a reader to do.
@@ -146,6 +149,8 @@ impl<P, F: Clone> Plan<P, F> {
             state: Mutex::new(state),
             changed: Condvar::new(),
             depth: Depth { entries, files },
+            #[cfg(test)]
+            waits: std::sync::atomic::AtomicUsize::new(0),
         }
     }
 
@@ -283,8 +288,15 @@ impl<P, F: Clone> Plan<P, F> {
     }
 
     fn wait_while(&self, full: impl Fn(&State<P, F>) -> bool) -> MutexGuard<'_, State<P, F>> {
+        let must_wait = |state: &mut State<P, F>| {
+            let must_wait = !state.ended && full(state);
+            #[cfg(test)]
+            self.waits
+                .fetch_add(usize::from(must_wait), std::sync::atomic::Ordering::Relaxed);
+            must_wait
+        };
         self.changed
-            .wait_while(self.lock(), |state| !state.ended && full(state))
+            .wait_while(self.lock(), must_wait)
             .unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -377,6 +389,8 @@ impl<P, F> fmt::Debug for Plan<P, F> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
     use zmove_types::GROUP_BYTES;
 
@@ -497,6 +511,11 @@ mod tests {
         plan.push_pack(1, 1).unwrap();
         std::thread::scope(|scope| {
             let pusher = scope.spawn(|| plan.push_pack(2, 1));
+            while plan.waits.load(Ordering::Relaxed) == 0 {
+                assert!(!pusher.is_finished());
+                std::thread::yield_now();
+            }
+            assert_eq!(plan.packs_waiting(), 1);
             assert_eq!(plan.take(|_| false), Some(Work::Pack(1)));
             assert_eq!(pusher.join().unwrap(), Ok(()));
         });

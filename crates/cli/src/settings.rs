@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refused_engine_is_replaced_and_told_once() {
+    fn an_engine_that_is_asked_for_and_refused_is_replaced_and_told() {
         let args = |io_engine| StorageArgs {
             io_engine,
             direct: DirectArg::On,

@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_source_is_begun_when_all_orders_of_the_one_before_have_been_answered() {
+    async fn no_source_is_begun_before_all_orders_of_the_one_before_have_been_answered() {
         let source = ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root());
         let mut finishing = Finishing::of(&SharedJob {
             sources: vec![source.clone(), source],

@@ -115,6 +115,9 @@ pub struct Settings {
     /// How long `take` waits at a broker that knows nothing of the job, ten minutes if not told otherwise: as long as
     /// a head may take to look after its broker, or to be started again.
     pub empty_max: Duration,
+    /// How long `take` waits for news of work before it asks the broker again, one second by default. Nobody reports
+    /// an item whose lease has ended. Longer, and such an item waits longer; shorter, and the broker has more to answer.
+    pub ask_again_after: Duration,
 }
 
 /// What a process does at a queue.
@@ -186,6 +189,7 @@ impl Settings {
             taken_max: 4096,
             patience: Duration::from_secs(60),
             empty_max: Duration::from_secs(600),
+            ask_again_after: Duration::from_secs(1),
         }
     }
 }

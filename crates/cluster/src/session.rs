@@ -139,7 +139,7 @@ pub(crate) struct SessionEvents {
     /// Whether the target was opened, as is known when the session is over.
     was_up: AtomicBool,
     /// When the receiver has first answered.
-    answered: OnceLock<Instant>,
+    answered: OnceLock<tokio::time::Instant>,
     has_come_further: AtomicBool,
     /// Whether anything was stored since it was told what limits the session.
     has_stored: AtomicBool,
@@ -353,7 +353,7 @@ impl Observer for SessionEvents {
             | Event::Warned { .. }
             | Event::Limited { .. } => {}
             Event::Answered => {
-                self.answered.get_or_init(Instant::now);
+                self.answered.get_or_init(tokio::time::Instant::now);
                 self.events.seen_by.lock().insert(self.number);
                 return;
             }
@@ -648,27 +648,27 @@ mod tests {
         );
     }
 
-    #[test]
-    fn a_session_is_of_use_if_work_has_ended_and_else_its_receiver_has_answered_since_it_first_did()
-    {
+    #[tokio::test(start_paused = true)]
+    async fn a_session_in_vain_says_for_how_long_its_receiver_answered() {
         let session = session_events();
         assert_eq!(session.fate(), SessionFate::NotBegun);
         session.was_up.store(true, Ordering::Relaxed);
-        std::thread::sleep(Duration::from_millis(30));
+        tokio::time::advance(Duration::from_secs(30)).await;
         assert_eq!(
             session.fate(),
             SessionFate::InVain {
                 answered: Duration::ZERO
             }
         );
-        let before = Instant::now();
         session.on(&Event::Answered);
-        std::thread::sleep(Duration::from_millis(5));
+        tokio::time::advance(Duration::from_secs(5)).await;
         session.on(&Event::Answered);
-        let SessionFate::InVain { answered } = session.fate() else {
-            panic!("it is in vain")
-        };
-        assert!(answered >= Duration::from_millis(5) && answered <= before.elapsed());
+        assert_eq!(
+            session.fate(),
+            SessionFate::InVain {
+                answered: Duration::from_secs(5)
+            }
+        );
         session.note_ended_item();
         assert_eq!(session.fate(), SessionFate::OfUse);
     }

@@ -289,7 +289,7 @@ mod tests {
 
     /// Whose keys are let in is nobody's to find out.
     #[test]
-    fn the_head_s_line_is_not_looked_for_without_its_signature() {
+    fn nothing_is_told_of_the_head_s_line_without_its_signature() {
         let site = Site::new(Access::WriteOnly);
         let forger = Identity::for_once()
             .unwrap()

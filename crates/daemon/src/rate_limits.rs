@@ -26,6 +26,8 @@ impl Rates {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -35,9 +37,16 @@ mod tests {
         let other = rates.of(Fingerprint([2; 32]), limit);
         let held = || rates.0.lock().len();
         assert_eq!(held(), 2);
+        let now = Instant::now();
+        assert!(one.wait_to_begin(now).is_none());
+        assert!(one.wait_to_begin(now).is_some(), "the rate is in use");
+        assert!(other.wait_to_begin(now).is_none());
         drop(other);
         drop(rates.of(Fingerprint([1; 32]), limit));
         assert_eq!(held(), 1);
         drop(one);
+        drop(rates.of(Fingerprint([2; 32]), limit));
+        let anew = rates.of(Fingerprint([1; 32]), limit);
+        assert!(anew.wait_to_begin(now).is_none());
     }
 }

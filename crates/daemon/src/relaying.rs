@@ -463,13 +463,16 @@ mod tests {
         let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Needed, Arc::default());
         let telling = Arc::clone(&relaying);
         let thread = std::thread::spawn(move || (0..20_000).for_each(|_| telling.on(&failed())));
+        let waiting_bytes = || relaying.waiting.bytes.load(Ordering::Relaxed);
+        // Nobody reads until as much waits as may.
+        while waiting_bytes() < WAITING_BYTES_MAX {
+            assert!(!thread.is_finished());
+            std::thread::yield_now();
+        }
+        assert!(quota.book_memory(5 << 20).is_err(), "what waits is booked");
         let mut heard = 0;
         while !thread.is_finished() || !words.is_empty() {
-            assert!(relaying.waiting.bytes.load(Ordering::Relaxed) < WAITING_BYTES_MAX + (1 << 20));
-            if heard < 200 {
-                // A receiver that is slow at first: a thread that does not wait tells all meanwhile.
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            assert!(waiting_bytes() < WAITING_BYTES_MAX + (1 << 20));
             heard += usize::from(words.try_recv().is_ok());
         }
         thread.join().unwrap();

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_can_be_let_go_zeros_are_written() {
+    fn zeros_are_written_over_a_range_and_nowhere_else() {
         let file = sparse();
         write_zeros(&file, MIB + 5..2 * MIB).unwrap();
         let mut there = vec![1; 1 << 20];

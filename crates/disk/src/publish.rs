@@ -172,6 +172,7 @@ mod tests {
             seconds: 10,
             nanos: 20,
         };
+        let mut inodes = Vec::new();
         for target in ["one", "one", "two\u{ff}"] {
             place_symlink(
                 fd.as_fd(),
@@ -184,7 +185,9 @@ mod tests {
             assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some(target));
             let stat = link.symlink_metadata().unwrap();
             assert_eq!((stat.mtime(), stat.mtime_nsec()), (10, 20));
+            inodes.push(stat.ino());
         }
+        assert_eq!(inodes[0], inodes[1], "an equal link is kept");
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     }
 }

@@ -456,6 +456,7 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use zmove_types::Timestamp;
 
     const JOB: SharedJobId = SharedJobId([7; 16]);
@@ -686,21 +687,28 @@ mod tests {
     /// A session that is under way makes new entries as fast as they are removed.
     #[test]
     fn what_an_older_epoch_goes_on_making_is_removed_until_it_cannot() {
-        let (_home, root) = place();
+        let (home, root) = place();
         let job = job(&root);
         let old = Arc::new(job.begin(1, "a", NOT_LONG).unwrap());
-        std::thread::scope(|scope| {
+        let made = AtomicUsize::new(0);
+        let is_over = AtomicBool::new(false);
+        let begun = std::thread::scope(|scope| {
             let making = scope.spawn(|| {
-                let mut made = 0;
-                while create(&old, &root).is_ok() {
-                    made += 1;
+                while create(&old, &root).is_ok() && !is_over.load(Ordering::Relaxed) {
+                    made.fetch_add(1, Ordering::Relaxed);
                 }
-                made
             });
-            std::thread::sleep(Duration::from_millis(20));
-            job.begin(2, "b", NOT_LONG).unwrap();
-            assert!(making.join().unwrap() > 0);
+            while made.load(Ordering::Relaxed) == 0 && !making.is_finished() {
+                std::thread::yield_now();
+            }
+            let begun = job.begin(2, "b", NOT_LONG);
+            is_over.store(true, Ordering::Relaxed);
+            begun
         });
+        begun.unwrap();
+        assert!(made.load(Ordering::Relaxed) > 0);
+        let directory = home.path().join(format!("{JOB_PREFIX}{JOB}"));
+        assert!(!directory.join(epoch_name(1).as_os_str()).exists());
     }
 
     #[test]

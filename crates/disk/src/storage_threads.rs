@@ -36,6 +36,8 @@ pub struct StorageThreads {
     places: usize,
     /// A thread with a place no longer counts as at work once it has not asked for this long.
     lease: Duration,
+    /// For how long the calling thread has been awake; `None` where nobody knows.
+    awake: fn() -> Option<Duration>,
     state: Mutex<State>,
     /// For each task, whether fewer threads are at work than would be of use.
     is_spare: [AtomicBool; 2],
@@ -160,6 +162,7 @@ impl StorageThreads {
         Self {
             places,
             lease,
+            awake,
             state: Mutex::new(state),
             is_spare: Default::default(),
         }
@@ -433,7 +436,7 @@ impl Turn<'_> {
         let mut place = self.lock();
         if let Some((number, _)) = place.held {
             place.done += 1;
-            let Some(pieces) = place.measured() else {
+            let Some(pieces) = place.measured(self.threads.awake) else {
                 return false;
             };
             if !self.threads.worked(self.task, number, &pieces) {
@@ -445,7 +448,7 @@ impl Turn<'_> {
         let Some(number) = self.threads.enter(self.task, self.stopping) else {
             return true;
         };
-        place.awake = place.awake.or_else(awake);
+        place.awake = place.awake.or_else(self.threads.awake);
         place.held = Some((number, Instant::now()));
         false
     }
@@ -475,7 +478,7 @@ impl Turn<'_> {
             return;
         };
         place.done += 1;
-        if let Some(pieces) = place.measured() {
+        if let Some(pieces) = place.measured(self.threads.awake) {
             self.threads.worked(self.task, number, &pieces);
         }
         if let Some((_, since)) = place.held.take() {
@@ -492,7 +495,7 @@ impl Turn<'_> {
 impl Place {
     /// What the thread has done since its last report; it counts as awake all the time where that cannot be measured.
     /// `None` when the time is too short to be measured.
-    fn measured(&mut self) -> Option<Sample> {
+    fn measured(&mut self, awake: impl Fn() -> Option<Duration>) -> Option<Sample> {
         let since = self.held.as_mut().map(|(_, since)| since)?;
         let elapsed = self.elapsed + since.elapsed();
         if elapsed < MEASURED_MIN {
@@ -560,11 +563,17 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::sync::atomic::AtomicUsize;
+
+    /// Threads in turns that keep their places also where they get no core for long.
+    fn without_end_of_leases() -> StorageThreads {
+        StorageThreads::with_places(cores(), Duration::MAX)
+    }
 
     #[test]
     fn no_more_work_at_a_time_than_there_are_cores_and_each_gets_on() {
-        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let (threads, stopping) = (without_end_of_leases(), AtomicBool::new(false));
         let most = threads.places;
         let (at_work, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|scope| {
@@ -590,7 +599,7 @@ mod tests {
 
     #[test]
     fn who_waits_leaves_when_its_session_ends() {
-        let threads = StorageThreads::in_turns();
+        let threads = without_end_of_leases();
         let (running, ending) = (AtomicBool::new(false), AtomicBool::new(false));
         let all: Vec<_> = (0..threads.places)
             .map(|_| threads.turn(Task::Look, &running))
@@ -610,7 +619,7 @@ mod tests {
 
     #[test]
     fn who_waits_first_works_first() {
-        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let (threads, stopping) = (without_end_of_leases(), AtomicBool::new(false));
         let mut all: Vec<_> = (0..threads.places)
             .map(|_| threads.turn(Task::Look, &stopping))
             .collect();
@@ -636,7 +645,7 @@ mod tests {
 
     #[test]
     fn nobody_passes_who_waits_although_there_is_room() {
-        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let (threads, stopping) = (without_end_of_leases(), AtomicBool::new(false));
         let other = Waiting {
             number: u64::MAX,
             task: Task::Look,
@@ -666,14 +675,16 @@ mod tests {
 
     #[test]
     fn a_thread_that_does_not_come_back_leaves_its_place_to_others() {
-        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let lease = Duration::from_secs(60);
+        let threads = StorageThreads::with_places(cores(), lease);
+        let stopping = AtomicBool::new(false);
         let all: Vec<_> = (0..threads.places)
             .map(|_| threads.turn(Task::Look, &stopping))
             .collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
         assert!(!threads.lock().has_room(Task::Look, &threads));
         if let Some((_, asked)) = threads.lock().at_work.values_mut().next() {
-            *asked -= LEASE;
+            *asked -= lease;
         }
         assert!(threads.lock().has_room(Task::Look, &threads));
     }
@@ -681,7 +692,7 @@ mod tests {
     #[test]
     fn a_task_does_not_wait_behind_the_other_for_what_it_is_worth() {
         let (threads, stopping, ending) = (
-            StorageThreads::in_turns(),
+            without_end_of_leases(),
             AtomicBool::new(false),
             AtomicBool::new(false),
         );
@@ -707,6 +718,15 @@ mod tests {
         assert_eq!(awake_by("5 7 3\n"), Some(Duration::from_nanos(12)));
     }
 
+    /// The clock of a thread that sleeps nearly all the time.
+    fn hardly_awake() -> Option<Duration> {
+        thread_local! {
+            static NANOS: Cell<u64> = const { Cell::new(0) };
+        }
+        NANOS.set(NANOS.get() + 1);
+        Some(Duration::from_nanos(NANOS.get()))
+    }
+
     /// Storage that answers late, without a core being used.
     fn answer_late() {
         thread::sleep(Duration::from_millis(5));
@@ -714,7 +734,12 @@ mod tests {
 
     #[test]
     fn work_that_waits_for_storage_is_done_by_many_side_by_side() {
-        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        // A thread that waits for a core counts as awake: here none does, also on a busy host.
+        let threads = StorageThreads {
+            awake: hardly_awake,
+            ..without_end_of_leases()
+        };
+        let stopping = AtomicBool::new(false);
         let left = AtomicUsize::new(2_000);
         let take = || {
             left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
@@ -785,24 +810,9 @@ mod tests {
 
     #[test]
     fn what_one_task_was_worth_on_late_storage_gives_the_other_no_places() {
-        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
-        let left = AtomicUsize::new(50_000);
-        threads.side_by_side(
-            (Task::Write, "help"),
-            &stopping,
-            || Some(()),
-            |turn| {
-                while !threads.is_late(Task::Write)
-                    && !turn.is_over()
-                    && left
-                        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1))
-                        .is_ok()
-                {
-                    answer_late();
-                    turn.get_help();
-                }
-            },
-        );
+        let threads = without_end_of_leases();
+        let stopping = AtomicBool::new(false);
+        threads.begin_with(Task::Write, THREADS_MAX);
         assert!(threads.is_late(Task::Write));
         let all: Vec<_> = (0..threads.places)
             .map(|_| threads.turn(Task::Look, &stopping))

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_ends_above_what_it_shows() {
+    fn an_axis_ends_at_or_above_what_it_shows() {
         let axis = Axis::to_tick(4.45, 4);
         assert_eq!(
             (labels(&axis), axis.most),

@@ -601,33 +601,27 @@ mod tests {
 
     #[test]
     fn nonsense_is_explained() {
-        let users = [
-            "@dtn:/d",
-            "-oProxyCommand=x@dtn:/d",
-            "a b@dtn:/d",
-            "-oProxyCommand=x:/d",
-            "zmove://a@dtn/d",
+        use LocationError::{BracketAlone, Host, Port, UrlWithoutPath, User, UserAtDaemon};
+        let table: [(&str, fn(String) -> LocationError, &str); 13] = [
+            ("@dtn:/d", User, ""),
+            ("-oProxyCommand=x@dtn:/d", User, "-oProxyCommand=x"),
+            ("a b@dtn:/d", User, "a b"),
+            ("-oProxyCommand=x:/d", Host, "-oProxyCommand=x"),
+            ("zmove://a@dtn/d", UserAtDaemon, "a@dtn"),
+            ("[[fd00::1]:eth0]:/d", Host, "[fd00::1"),
+            ("[a/b]:/d", Host, "a/b"),
+            ("zmove://a]:7/d", Host, "a]"),
+            ("dtn:0:/d", Port, "0"),
+            ("dtn:70000:/d", Port, "70000"),
+            ("[::1", BracketAlone, "[::1"),
+            ("zmove://dtn", UrlWithoutPath, "dtn"),
+            ("zmove://dtn:x/d", Port, "x"),
         ];
-        for text in users {
-            assert!(
-                Location::parse(OsStr::new(text), Start::Daemon).is_err(),
-                "{text}"
-            );
+        for (text, error, shown) in table {
+            let parsed = Location::parse(OsStr::new(text), Start::Daemon);
+            assert_eq!(parsed, Err(error(shown.to_owned())), "{text}");
         }
-        assert!(Location::parse(OsStr::new("zmove://dtn/d"), Start::OverSsh).is_err());
-        let hosts = ["[[fd00::1]:eth0]:/d", "[a/b]:/d", "zmove://a]:7/d"];
-        let others = [
-            "dtn:0:/d",
-            "dtn:70000:/d",
-            "[::1",
-            "zmove://dtn",
-            "zmove://dtn:x/d",
-        ];
-        for text in hosts.into_iter().chain(others) {
-            assert!(
-                Location::parse(OsStr::new(text), Start::Daemon).is_err(),
-                "{text}"
-            );
-        }
+        let parsed = Location::parse(OsStr::new("zmove://dtn/d"), Start::OverSsh);
+        assert_eq!(parsed, Err(LocationError::UrlOverSsh));
     }
 }

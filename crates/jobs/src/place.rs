@@ -230,11 +230,25 @@ mod tests {
     fn network_file_systems_are_refused() {
         let refused =
             |kind| refuse_network(Path::new("/home/a"), kind).map_err(|error| error.to_string());
-        for (name, kind) in [
+        // By the names and numbers of statfs(2), and of the programs that are not in Linux.
+        let network = [
             ("nfs", 0x6969),
+            ("smb", 0x517b),
+            ("smb2", 0xfe53_4d42),
+            ("cifs", 0xff53_4d42),
+            ("fuse", 0x6573_5546),
+            ("9p", 0x0102_1997),
+            ("ceph", 0x00c3_6400),
+            ("afs", 0x5346_414f),
             ("lustre", 0x0bd0_0bd0),
             ("gpfs", 0x4750_4653),
-        ] {
+            ("beegfs", 0x1983_0326),
+            ("ocfs2", 0x7461_636f),
+            ("gfs2", 0x0116_1970),
+            ("panfs", 0xaad7_aaea),
+        ];
+        assert_eq!(network.len(), NETWORK.len());
+        for (name, kind) in network {
             let why = refused(kind).unwrap_err();
             assert!(
                 why.starts_with("'/home/a' is on a network file system"),

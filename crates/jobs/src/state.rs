@@ -202,8 +202,25 @@ mod tests {
         Step::Expire,
     ];
 
+    /// Does not compile without each step that exists; [`STEPS`] has them all if it has each of these places.
+    fn place(step: Step) -> usize {
+        match step {
+            Step::Release => 0,
+            Step::Start => 1,
+            Step::Requeue => 2,
+            Step::Retry => 3,
+            Step::Finish => 4,
+            Step::Fail => 5,
+            Step::Hold => 6,
+            Step::Resume => 7,
+            Step::Cancel => 8,
+            Step::Expire => 9,
+        }
+    }
+
     #[test]
     fn each_state_takes_these_steps_and_no_others() {
+        assert!(STEPS.into_iter().map(place).eq(0..STEPS.len()));
         let mut table = String::new();
         for state in State::ALL {
             let legal = STEPS.into_iter().filter_map(|step| {

@@ -166,6 +166,12 @@ impl Quota {
         Self(Arc::new(book))
     }
 
+    /// Has the key's storage count as one that answers late to writes.
+    #[cfg(test)]
+    pub(crate) fn begin_to_write_late(&self) {
+        self.0.storage_threads.begin_with(Task::Write, 256);
+    }
+
     /// Books memory.
     ///
     /// # Errors

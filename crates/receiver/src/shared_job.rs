@@ -65,7 +65,10 @@ impl SharedJobSession {
             SharedJobOrder::SetDirectories { head } => {
                 let batch = Batch::decode(&head, 0)?;
                 transfer.top_names.check_batch(&batch)?;
-                self.set_directories(transfer, directories(batch)?)
+                // an order that takes long may outlive its session, and the job
+                set_directories(transfer, directories(batch)?, || {
+                    self.check(Operation::SetMetadata)
+                })
             }
             SharedJobOrder::Count => self
                 .count()
@@ -136,41 +139,6 @@ impl SharedJobSession {
         flushed.map_err(failed_to(Operation::Flush))
     }
 
-    /// Sets mode and time of directories, the deepest first.
-    fn set_directories(
-        &self,
-        transfer: &Transfer,
-        mut directories: Vec<Directory>,
-    ) -> Result<SharedJobResult, Failure> {
-        directories.sort_by_key(|directory| Reverse(directory.path.depth()));
-        let target = &transfer.target;
-        let mut faults = Vec::new();
-        for Directory {
-            entry,
-            path,
-            metadata,
-        } in &directories
-        {
-            // an order that takes long may outlive its session, and the job
-            self.check(Operation::SetMetadata)?;
-            let directory = target.tree.open_own_directory(path);
-            let set = directory.and_then(|directory| {
-                target.set_whole(&*directory, metadata, At(path, None))?;
-                target.flush_if_each(&directory)
-            });
-            if let Err(error) = set {
-                let (operation, code) = failure(Operation::SetMetadata, &error);
-                faults.push(EntryFault {
-                    entry: *entry,
-                    operation,
-                    code,
-                });
-            }
-        }
-        flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
-        Ok(SharedJobResult::DirectoriesSet(faults))
-    }
-
     /// Reads all journals. They go at the end of the job, after the directories of all epochs: while that of this
     /// session is there, none has gone.
     fn count(&self) -> Result<SharedJobCount, Failure> {
@@ -210,6 +178,40 @@ struct Directory {
     entry: u32,
     path: RelPath,
     metadata: Metadata,
+}
+
+/// Sets mode and time of directories, the deepest first. Checks before each whether it may.
+fn set_directories(
+    transfer: &Transfer,
+    mut directories: Vec<Directory>,
+    check: impl Fn() -> Result<(), Failure>,
+) -> Result<SharedJobResult, Failure> {
+    directories.sort_by_key(|directory| Reverse(directory.path.depth()));
+    let target = &transfer.target;
+    let mut faults = Vec::new();
+    for Directory {
+        entry,
+        path,
+        metadata,
+    } in &directories
+    {
+        check()?;
+        let directory = target.tree.open_own_directory(path);
+        let set = directory.and_then(|directory| {
+            target.set_whole(&*directory, metadata, At(path, None))?;
+            target.flush_if_each(&directory)
+        });
+        if let Err(error) = set {
+            let (operation, code) = failure(Operation::SetMetadata, &error);
+            faults.push(EntryFault {
+                entry: *entry,
+                operation,
+                code,
+            });
+        }
+    }
+    flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
+    Ok(SharedJobResult::DirectoriesSet(faults))
 }
 
 /// The directories of a batch that holds nothing else.

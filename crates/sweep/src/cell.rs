@@ -296,8 +296,10 @@ mod tests {
             };
             // a busy machine may write nothing within a second
             let mut slices = [1, 8, 64].into_iter().map(Duration::from_secs);
-            let measure =
-                |slice| Some(bench.measure(slice, |_| {}).unwrap()).filter(|it| it.write.is_some());
+            let measure = |slice| {
+                let measured = bench.measure(slice, |_| {}).unwrap();
+                Some(measured).filter(|it| it.write.is_some() && it.read.is_some())
+            };
             let measured = slices.find_map(measure).expect("something is written");
             let written = measured.write.unwrap();
             assert!(

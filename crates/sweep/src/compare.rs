@@ -97,8 +97,12 @@ mod tests {
             (compared.sizes[0].storage() - 0.65).abs() < 1e-9,
             "{compared:?}"
         );
+        assert!(
+            (compared.sizes[1].storage() - 0.7).abs() < 1e-9,
+            "{compared:?}"
+        );
         let bound = compared.sizes[0].storage() * compared.cpu * 40e9;
-        assert!((bound - 0.65 * 2.6 / 3.2 * 40e9).abs() < 1.0, "{bound}");
+        assert!((bound - 21.125e9).abs() < 1.0, "{bound}");
     }
 
     #[test]

@@ -90,6 +90,8 @@ const BYTES_MAX: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, SystemTime};
+
     use super::*;
     use crate::result::tests::of;
 
@@ -149,14 +151,27 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_kept() {
+    fn only_the_newest_are_kept() {
         let home = tempfile::tempdir().unwrap();
         let saved = SavedSweeps {
             directory: home.path().to_owned(),
         };
-        for number in 0..KEPT_MAX + 3 {
-            saved.keep(&sweep(&format!("/dev/{number}"))).unwrap();
+        let sweeps: Vec<_> = (0..KEPT_MAX + 3)
+            .map(|number| sweep(&format!("/dev/{number}")))
+            .collect();
+        // The last one is the newest when it is kept, and is set back to a second after the one before.
+        let begun = SystemTime::now() - Duration::from_secs(1000);
+        for (sweep, seconds) in sweeps.iter().zip(0..) {
+            saved.keep(sweep).unwrap();
+            let file = saved.file(&sweep.host.name, &sweep.storage);
+            let file = fs::File::options().write(true).open(file).unwrap();
+            file.set_modified(begun + Duration::from_secs(seconds))
+                .unwrap();
         }
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), KEPT_MAX);
+        for (number, sweep) in sweeps.iter().enumerate() {
+            let is_kept = saved.find(&sweep.storage).is_some();
+            assert_eq!(is_kept, number >= 3, "{number}");
+        }
     }
 }

@@ -47,6 +47,9 @@ struct State {
     free: Vec<Memory>,
     made: usize,
     closed: bool,
+    /// How often somebody has waited for a buffer.
+    #[cfg(test)]
+    waits: usize,
 }
 
 impl BufferPool {
@@ -58,6 +61,8 @@ impl BufferPool {
             free: Vec::new(),
             made: 0,
             closed: false,
+            #[cfg(test)]
+            waits: 0,
         });
         Self(Arc::new(Shared {
             buffer_bytes,
@@ -89,6 +94,10 @@ impl BufferPool {
                     len: 0,
                     pool: Some(Arc::clone(&self.0)),
                 });
+            }
+            #[cfg(test)]
+            {
+                state.waits += 1;
             }
             state = self
                 .0
@@ -255,7 +264,16 @@ impl fmt::Debug for BufferPool {
 
 #[cfg(test)]
 mod tests {
+    use std::thread::ScopedJoinHandle;
+
     use super::*;
+
+    fn until_it_waits<T>(waiter: &ScopedJoinHandle<'_, T>, pool: &BufferPool) {
+        while pool.0.lock().waits == 0 {
+            assert!(!waiter.is_finished());
+            std::thread::yield_now();
+        }
+    }
 
     #[test]
     fn a_dropped_buffer_wakes_the_one_who_waits() {
@@ -263,6 +281,7 @@ mod tests {
         let first = pool.take().unwrap();
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| pool.take().map(|buffer| buffer.capacity()));
+            until_it_waits(&waiter, &pool);
             drop(first);
             assert_eq!(waiter.join().unwrap(), Some(8));
         });
@@ -291,6 +310,7 @@ mod tests {
         let held = pool.take();
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| pool.take().is_some());
+            until_it_waits(&waiter, &pool);
             pool.raise(2);
             pool.raise(1);
             assert!(waiter.join().unwrap());
@@ -304,6 +324,7 @@ mod tests {
         let held = pool.take();
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| pool.take().is_none());
+            until_it_waits(&waiter, &pool);
             pool.close();
             assert!(waiter.join().unwrap());
         });

@@ -151,12 +151,16 @@ impl fmt::Display for Kinds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     #[test]
     fn each_kind_has_one_bit_and_one_name() {
         let bits: Vec<_> = Kinds::ALL.each().map(Kinds::bits).collect();
         assert_eq!(bits, (0..12).map(|bit| 1 << bit).collect::<Vec<_>>());
         assert_eq!(Kinds::from_bits(u32::MAX), Kinds::ALL);
+        let names: HashSet<_> = Kinds::ALL.each().map(|kind| kind.to_string()).collect();
+        assert_eq!(names.len(), 12, "{names:?}");
+        assert!(names.iter().all(|name| !name.contains(',')), "{names:?}");
         assert_eq!(
             Kinds::OWNERSHIP.and(Kinds::ACLS).to_string(),
             "owner, group, acl"

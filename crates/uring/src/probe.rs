@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_works_or_says_why() {
+    fn a_probe_works_where_the_lab_is_required() {
         if let Err(error) = probe() {
             let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
             assert!(!required, "ZMOVE_REQUIRE_LAB=1, but {error}");

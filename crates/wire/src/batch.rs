@@ -615,6 +615,27 @@ mod tests {
             limit: 1,
         };
         assert_eq!(Batch::decode(&bytes, 1), Err(error));
+        let file = FileEntry {
+            name: name(b"a"),
+            metadata: metadata(),
+            bytes: 3,
+            root: Root([7; 32]),
+            data: None,
+        };
+        let group = DirectoryGroup {
+            directory: RelPath::root(),
+            entries: vec![BatchEntry::File(file)],
+        };
+        let bytes = Batch {
+            groups: vec![group],
+        }
+        .encode();
+        let error = WireError::OverLimit {
+            what: "sum of the data of files",
+            value: 3,
+            limit: 2,
+        };
+        assert_eq!(Batch::decode(&bytes, 2), Err(error));
     }
 
     /// Files without data cost their sender some bytes each, and whoever hashes them all of their zeros.

@@ -813,6 +813,13 @@ mod tests {
             nodes.nodes[1].bytes, 12_000,
             "the head's own movers are counted"
         );
+        for (rate, pace) in [(490, Pace::Slow), (510, Pace::Works)] {
+            let nodes = told(
+                |second| [1000, 1000, rate, 1000].map(|rate| rate * second),
+                7,
+            );
+            assert!(paces(&nodes).contains(&("n2", pace)), "{rate}");
+        }
     }
 
     #[test]

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn one_end_may_have_a_daemon_and_the_other_none() {
+    fn the_source_may_be_without_a_daemon_and_the_target_have_one() {
         for words in [
             "alice@h:a zmove://g/d",
             "--ssh h:a zmove://g/d",

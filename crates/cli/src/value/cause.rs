@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_cause_is_one_word() {
+    fn causes_are_words_of_programs() {
         let causes = [
             FaultCode::Os(28),
             FaultCode::Os(9999),

@@ -384,7 +384,7 @@ pub(super) enum BrokerError {
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
 
@@ -408,9 +408,11 @@ mod tests {
                 "{silent}"
             );
         }
-        drop(listens);
+        // A socket that does not listen refuses connections.
+        let refusing = TcpSocket::new_v4().unwrap();
+        refusing.bind(([127, 0, 0, 1], 0).into()).unwrap();
         let access = Access {
-            urls: vec![format!("nats://{address}")],
+            urls: vec![format!("nats://{}", refusing.local_addr().unwrap())],
             ..Access::default()
         };
         assert!(matches!(

@@ -108,11 +108,11 @@ const SHOWN_MAX: usize = 64;
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncWriteExt;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
 
-    /// What a listener is taken for that says these pieces.
+    /// The result for a listener that sends these pieces and closes the connection.
     async fn heard(pieces: &'static [&'static str]) -> Listener {
         let listens = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listens.local_addr().unwrap();
@@ -148,23 +148,38 @@ mod tests {
             "at h:1 listens another program, which says 'SSH-2.0-x'"
         );
         assert!(other.is_another_than("zmove-1"));
-        for slow in [&[][..], &["INFO {\"server_id\":\"x\","]] {
-            let slow = heard(slow).await;
-            assert!(
-                slow.in_place("h:1")
-                    .starts_with("at h:1 listens another program, which says nothing")
-            );
-            assert!(!slow.is("zmove-1") && !slow.is_another_than("zmove-1"));
+        for cut_off in [&[][..], &["INFO {\"server_id\":\"x\","]] {
+            assert_is_unknown(&heard(cut_off).await);
         }
+    }
+
+    #[track_caller]
+    fn assert_is_unknown(listener: &Listener) {
+        assert!(
+            listener
+                .in_place("h:1")
+                .starts_with("at h:1 listens another program, which says nothing")
+        );
+        assert!(!listener.is("zmove-1") && !listener.is_another_than("zmove-1"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listener_that_is_slow_is_not_waited_for() {
+        let listens = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connection = TcpStream::connect(listens.local_addr().unwrap());
+        let connection = connection.await.unwrap();
+        let mut open = listens.accept().await.unwrap().0;
+        open.write_all(b"INFO {\"server_id\":").await.unwrap();
+        let began = tokio::time::Instant::now();
+        assert_is_unknown(&Listener::behind(connection).await);
+        assert_eq!(began.elapsed(), ANSWER_MAX);
     }
 
     #[tokio::test]
     async fn where_nothing_listens_there_is_nothing() {
-        let address = TcpListener::bind("127.0.0.1:0")
-            .await
-            .unwrap()
-            .local_addr()
-            .unwrap();
+        let refusing = TcpSocket::new_v4().unwrap();
+        refusing.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = refusing.local_addr().unwrap();
         assert_eq!(Listener::at(address).await, None);
     }
 }

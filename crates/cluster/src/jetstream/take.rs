@@ -113,7 +113,7 @@ impl Taker {
                 self.consumers = Some(consumers);
                 tokio::select! {
                     told = news.next() => if told.is_none() { self.news = None },
-                    () = sleep(ASK_AGAIN_AFTER) => {}
+                    () = sleep(queue.settings.ask_again_after) => {}
                     _ = state.changed() => {}
                 }
             }
@@ -235,6 +235,3 @@ const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// How long whoever waits for a broker waits before it looks what else there is.
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(1);
-
-/// How long whoever waits relies on being told of work. Nobody tells of what comes again after its time.
-const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);

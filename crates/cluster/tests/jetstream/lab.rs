@@ -97,11 +97,44 @@ impl Lab {
         self.config.directory.join("jetstream")
     }
 
+    /// All requests to the broker from now on, as a client of its own sees them.
+    pub(crate) async fn requests(&self) -> Requests {
+        let client = async_nats::connect(self.server.url()).await.unwrap();
+        let mut requests = client.subscribe("$JS.API.>").await.unwrap();
+        // A client that receives its own message receives those of others.
+        client
+            .publish("$JS.API.SEEN", Vec::new().into())
+            .await
+            .unwrap();
+        futures_util::StreamExt::next(&mut requests).await.unwrap();
+        Requests(requests)
+    }
+
     /// The broker's own interface.
     pub(crate) async fn context(&self) -> async_nats::jetstream::Context {
         async_nats::jetstream::new(async_nats::connect(self.server.url()).await.unwrap())
     }
 }
+
+/// The requests that a broker gets.
+pub(crate) struct Requests(async_nats::Subscriber);
+
+impl Requests {
+    /// Waits for that many requests of one kind.
+    pub(crate) async fn wait_for(&mut self, count: usize, kind: &str) {
+        for _ in 0..count {
+            loop {
+                let request = futures_util::StreamExt::next(&mut self.0).await.unwrap();
+                if request.subject.contains(kind) {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The request of one item from a consumer.
+pub(crate) const PULL: &str = "CONSUMER.MSG.NEXT";
 
 /// Ends the process, and so all tests, where this one still waits for its broker after so long that it would for ever.
 fn must_end() -> Sender<()> {

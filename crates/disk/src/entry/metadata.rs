@@ -497,6 +497,19 @@ mod tests {
             misses.iter().all(|miss| miss.kind == Kinds::XATTRS) && misses.len() <= 1,
             "{misses:?}"
         );
+        let mut found = 0;
+        for n in 0..30 {
+            let mut value = Vec::with_capacity(60_000);
+            let name = format!("user.{n:02}");
+            match rustix::fs::fgetxattr(&file, name, rustix::buffer::spare_capacity(&mut value)) {
+                Ok(_) => {
+                    assert_eq!(value, [n; 60_000]);
+                    found += 1;
+                }
+                Err(error) => assert_eq!(error, Errno::NODATA),
+            }
+        }
+        assert_eq!(found == many.len(), misses.is_empty(), "{found} are set");
         assert_eq!(mode(&file), 0o640);
     }
 

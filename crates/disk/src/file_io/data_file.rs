@@ -392,7 +392,7 @@ mod tests {
         assert!(
             rustix::fs::fcntl_getfl(way.file())
                 .unwrap()
-                .contains(OFlags::RDWR)
+                .contains(OFlags::RDWR | OFlags::DIRECT)
         );
     }
 

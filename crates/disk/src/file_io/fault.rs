@@ -198,15 +198,14 @@ mod tests {
     #[test]
     fn what_was_short_is_gone_on_with() {
         let (_home, file) = file();
-        for number in 0..3 {
-            let file_io = faulty(Request::Read, number, Fault::IsShort);
-            assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
-            let file_io = faulty(Request::Write, number, Fault::IsShort);
-            file_io.write(&file, 3, Buffer::copied(b"abc")).0.unwrap();
-            let mut there = [0; 10];
-            file.file().read_exact_at(&mut there, 0).unwrap();
-            assert_eq!(&there, b"012abc6789");
-            file_io.write(&file, 3, Buffer::copied(b"345")).0.unwrap();
-        }
+        let file_io = faulty(Request::Read, 0, Fault::IsShort);
+        assert_eq!(read(&file_io, &file), Ok(CONTENTS.to_vec()));
+        assert_eq!(file_io.requests(Request::Read), 2);
+        let file_io = faulty(Request::Write, 0, Fault::IsShort);
+        file_io.write(&file, 3, Buffer::copied(b"abc")).0.unwrap();
+        assert_eq!(file_io.requests(Request::Write), 2);
+        let mut there = [0; 10];
+        file.file().read_exact_at(&mut there, 0).unwrap();
+        assert_eq!(&there, b"012abc6789");
     }
 }

@@ -180,7 +180,11 @@ pub(crate) fn offsets_need_not_be_aligned(file_io: &dyn FileIo, directory: &Path
 }
 
 /// Requests past the page cache are longer than what was asked for; the rest must not be shown.
-pub(crate) fn growth_is_not_shown(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
+pub(crate) fn what_lies_beyond_the_request_is_not_shown(
+    file_io: &dyn FileIo,
+    directory: &Path,
+    direct: Direct,
+) {
     let file = source(directory, 3 * 4096, direct);
     for len in [1, 4097, 8191] {
         assert!(

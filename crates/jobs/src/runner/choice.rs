@@ -239,7 +239,12 @@ mod tests {
             id: JobId(2),
             ..job(1, "a", "x")
         };
-        assert_eq!(chosen(LIMITS, &[job(1, "a", "x")], [again]), [] as [i64; 0]);
+        let first = job(1, "a", "x");
+        assert_eq!(
+            chosen(LIMITS, std::slice::from_ref(&first), [again.clone()]),
+            [] as [i64; 0]
+        );
+        assert_eq!(chosen(LIMITS, &[], [first, again]), [1]);
     }
 
     #[test]

@@ -163,18 +163,13 @@ impl Store {
         let mut newest = Vec::new();
         if states.is_empty() {
             newest = self.read(|connection| {
-                let mut found = connection
-                    .prepare(&format!("{JOBS} WHERE id < ?1 ORDER BY id DESC LIMIT ?2"))?;
+                let mut found = connection.prepare(&newest_sql())?;
                 found.query_map((before, length_max), read_job)?.collect()
             })?;
         }
         for state in states {
-            // The index has all that finds the numbers; only so many rows are read.
             newest.extend(self.read(|connection| {
-                let mut found = connection.prepare(&format!(
-                    "{JOBS} WHERE id IN
-                     (SELECT id FROM jobs WHERE state = ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3)"
-                ))?;
+                let mut found = connection.prepare(&newest_in_state_sql())?;
                 let found = found.query_map((state.word(), before, length_max), read_job)?;
                 found.collect::<Result<Vec<_>, _>>()
             })?);
@@ -190,8 +185,7 @@ impl Store {
     /// The store cannot be read.
     pub fn counts(&self) -> Result<Vec<(State, u64)>, StoreError> {
         self.read(|connection| {
-            let mut found =
-                connection.prepare("SELECT state, count(*) FROM jobs GROUP BY state")?;
+            let mut found = connection.prepare(COUNTS_SQL)?;
             let read = |row: &Row<'_>| {
                 Ok((
                     read_state(&row.get::<_, String>(0)?)?,
@@ -380,6 +374,21 @@ impl Store {
 /// All that a [`Job`] has.
 const JOBS: &str = "SELECT id, submission, label, state, wish, source, target, host, priority, submitted, not_before, \
     started, ended, schedule, deadline, attempt, exit, message, files, bytes, seconds, limited_by, previous FROM jobs";
+
+/// The newest jobs: before ?1, at most ?2.
+pub(super) fn newest_sql() -> String {
+    format!("{JOBS} WHERE id < ?1 ORDER BY id DESC LIMIT ?2")
+}
+
+/// The newest jobs in state ?1: before ?2, at most ?3. The index has all that finds the numbers; only so many rows are
+/// read.
+pub(super) fn newest_in_state_sql() -> String {
+    format!(
+        "{JOBS} WHERE id IN (SELECT id FROM jobs WHERE state = ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3)"
+    )
+}
+
+pub(super) const COUNTS_SQL: &str = "SELECT state, count(*) FROM jobs GROUP BY state";
 
 fn read_job(row: &Row<'_>) -> rusqlite::Result<Job> {
     let moment = |column| -> rusqlite::Result<Option<Moment>> {

@@ -92,6 +92,11 @@ fn wait(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> 
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_setfl, mknodat};
+
     use super::super::message::tests::message;
     use super::*;
 
@@ -105,9 +110,27 @@ mod tests {
     }
 
     #[test]
-    fn a_command_has_the_facts_and_its_words_are_not_read_by_a_shell() {
+    fn words_of_a_command_are_not_read_by_a_shell() {
         let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("$(told)");
+        let file = directory.path().join("$(told) x;y");
+        let touch = Command {
+            command: ["/usr/bin/touch", file.to_str().unwrap()]
+                .map(str::to_owned)
+                .to_vec(),
+            timeout_seconds: 30,
+        };
+        assert_eq!(touch.tell(&message()), Try::Delivered);
+        let names: Vec<_> = std::fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert_eq!(names, ["$(told) x;y"]);
+    }
+
+    #[test]
+    fn a_command_has_the_facts_and_no_other_variables() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("told");
         let told = shell(&format!("env > '{}'", file.display()), 30);
         assert_eq!(told, Try::Delivered);
         let text = std::fs::read_to_string(file).unwrap();
@@ -153,23 +176,34 @@ mod tests {
     #[test]
     fn a_command_that_hangs_is_killed_with_all_that_it_has_started() {
         let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("pid");
+        let file = directory.path().join("held");
+        mknodat(CWD, &file, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let held = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(&file)
+            .unwrap();
         let told = shell(
-            &format!("sleep 60 & echo $! > '{}'; wait", file.display()),
-            1,
+            &format!(
+                "exec 9> '{}'; echo begun >&9; sleep 600 & wait",
+                file.display()
+            ),
+            3,
         );
         assert_eq!(
             told,
-            Try::NotNow("'/bin/sh' took more than 1 s, and was killed".into())
+            Try::NotNow("'/bin/sh' took more than 3 s, and was killed".into())
         );
-        let pid = std::fs::read_to_string(file).unwrap();
-        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
-        // whose parent has died is taken away by another process, in its own time
-        let has_ended = || stat().is_err() || stat().is_ok_and(|stat| stat.contains(") Z "));
-        let until = Instant::now() + Duration::from_secs(30);
-        while !has_ended() {
-            assert!(Instant::now() < until, "process {pid} lives");
-            std::thread::yield_now();
-        }
+        // The shell and the process that it has started hold the pipe open until they end.
+        fcntl_setfl(&held, OFlags::empty()).unwrap();
+        let is_held = || {
+            let within = Timespec::try_from(Duration::from_secs(60)).unwrap();
+            let mut polled = [PollFd::new(&held, PollFlags::HUP)];
+            poll(&mut polled, Some(&within)).unwrap() == 0
+        };
+        assert!(!is_held(), "a process lives");
+        let mut said = String::new();
+        (&held).read_to_string(&mut said).unwrap();
+        assert_eq!(said, "begun\n");
     }
 }

@@ -256,20 +256,44 @@ pub(super) mod tests {
     #[test]
     fn an_event_has_all_that_a_program_needs() {
         let value = message().as_json();
-        assert_eq!(value["id"], "abc-7");
-        assert_eq!(value["type"], "job.done");
-        assert_eq!(value["timestamp"], "2027-01-15T08:00:00.000Z");
-        assert_eq!(value["data"]["job"], 12);
-        assert_eq!(value["data"]["bytes"], 4);
-        let variables = message().variables();
-        assert!(
-            variables.contains(&("ZMOVE_TELL_JOB", "12".into())),
-            "{variables:?}"
-        );
-        assert!(
-            variables.contains(&("ZMOVE_TELL_TARGET", "dtn:/in".into())),
-            "{variables:?}"
-        );
+        let expected = json!({
+            "id": "abc-7",
+            "type": "job.done",
+            "timestamp": "2027-01-15T08:00:00.000Z",
+            "host": host(),
+            "message": null,
+            "data": {
+                "job": 12,
+                "label": "run\r\nBcc: x@example.org",
+                "submission": null,
+                "state": "done",
+                "source": "/data/run7",
+                "target": "dtn:/in\0",
+                "attempts": 2,
+                "files": 3,
+                "bytes": 4,
+                "seconds": 0.5,
+                "message": null,
+            },
+        });
+        assert_eq!(value, expected);
+        let expected = [
+            ("ZMOVE_TELL_ID", "abc-7"),
+            ("ZMOVE_TELL_EVENT", "done"),
+            ("ZMOVE_TELL_HOST", &host()),
+            ("ZMOVE_TELL_MESSAGE", ""),
+            ("ZMOVE_TELL_JSON", &value.to_string()),
+            ("ZMOVE_TELL_JOB", "12"),
+            ("ZMOVE_TELL_LABEL", "run\r\nBcc: x@example.org"),
+            ("ZMOVE_TELL_STATE", "done"),
+            ("ZMOVE_TELL_SOURCE", "/data/run7"),
+            ("ZMOVE_TELL_TARGET", "dtn:/in"),
+            ("ZMOVE_TELL_ATTEMPTS", "2"),
+            ("ZMOVE_TELL_FILES", "3"),
+            ("ZMOVE_TELL_BYTES", "4"),
+        ]
+        .map(|(name, value)| (name, value.to_owned()));
+        assert_eq!(message().variables(), expected);
     }
 
     #[test]

@@ -266,6 +266,7 @@ const BLOCK_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use super::super::trees::{Modes, difference};
     use super::*;
 
     #[test]
@@ -277,10 +278,8 @@ mod tests {
         let last = "d001/f001000";
         let first_time = fs::read(place.path().join("a").join(last)).unwrap();
         assert_eq!(first_time.len(), 3);
-        assert_eq!(
-            first_time,
-            fs::read(place.path().join("b").join(last)).unwrap()
-        );
+        let [first, second] = ["a", "b"].map(|name| place.path().join(name));
+        assert_eq!(difference(&first, &second, Modes::Compared).unwrap(), None);
     }
 
     #[test]
@@ -313,6 +312,17 @@ mod tests {
             after.read_exact_at(&mut piece, offset).unwrap();
             assert_eq!(piece, [0xFF; CHANGED_BYTES]);
         }
+        let unchanged = vec![0; usize::try_from(GROUP_BYTES).unwrap()];
+        let mut group = unchanged.clone();
+        let mut changed_bytes = 0;
+        for offset in (0..set.bytes).step_by(group.len()) {
+            after.read_exact_at(&mut group, offset).unwrap();
+            if group != unchanged {
+                changed_bytes += group.iter().filter(|byte| **byte != 0).count();
+            }
+        }
+        let places = changed_places(set.bytes).len();
+        assert_eq!(changed_bytes, places * CHANGED_BYTES, "no others differ");
     }
 
     #[test]

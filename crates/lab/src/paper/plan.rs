@@ -119,7 +119,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn sizes_are_powers_of_four_and_each_set_keeps_to_the_budget() {
+    fn sizes_are_powers_of_four_and_each_set_keeps_to_the_budget_or_is_one_file() {
         let blocks = design().blocks(10.0, &["zmove".parse().unwrap()]);
         let sets: Vec<(u64, u64)> = blocks
             .iter()
@@ -130,6 +130,11 @@ pub(crate) mod tests {
             (11, (1 << 10, 10_000), (1 << 30, 1))
         );
         assert_eq!(sets[4], (256 << 10, 2_048));
+        assert!(sets.windows(2).all(|pair| pair[1].0 == 4 * pair[0].0));
+        assert!(
+            sets.iter()
+                .all(|(bytes, files)| bytes * files <= 512 << 20 || *files == 1)
+        );
         assert!(blocks.iter().all(|block| block.part == Part::Sizes));
     }
 

@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_set_is_drawn_and_read_and_taken_away_again() {
+    fn attributes_that_can_be_set_are_drawn_and_read_and_taken_away_again() {
         let home = tempfile::tempdir().unwrap();
         let features = Features::of(home.path()).unwrap();
         let path = home.path().join("f");

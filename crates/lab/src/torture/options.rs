@@ -268,6 +268,8 @@ mod tests {
     #[test]
     fn lanes_in_clear_are_allowed_and_quic_has_none() {
         let mut dice = Dice::new(3);
+        let mut in_clear = 0;
+        let mut over_quic = 0;
         for _ in 0..200 {
             let Options {
                 command,
@@ -281,6 +283,9 @@ mod tests {
             );
             assert_eq!(command.contains(&"quic"), carrier == Carrier::Straight);
             assert!(!(command.contains(&"--cipher") && command.contains(&"quic")));
+            in_clear += usize::from(command.contains(&"--cipher"));
+            over_quic += usize::from(command.contains(&"quic"));
         }
+        assert!(in_clear > 0 && over_quic > 0);
     }
 }

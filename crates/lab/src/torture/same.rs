@@ -278,6 +278,8 @@ mod tests {
             "\"d/l\": first name is \"d/l\" and not \"d/another\""
         );
         let features = super::super::metadata::Features::of(source.path()).unwrap();
+        let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
+        assert!(!required || features.xattrs && features.privileged);
         if features.xattrs {
             let set = |target: &Path| {
                 rustix::fs::setxattr(

@@ -32,7 +32,7 @@ fn parts_of_one_large_file_are_under_way_side_by_side() {
             "--delay",
             "1",
             "--data-delay",
-            "20",
+            "200",
             "--over",
             "over",
             "--",

@@ -125,14 +125,13 @@ fn clients_of_a_model_are_charged_for_what_they_take_from_each_other() {
     );
 }
 
-/// A run with what no other test needs, which need not be installed.
 #[test]
 fn fpsync_copies_by_a_worker_on_each_sender() {
     if is_skipped() {
         return;
     }
     if Command::new("fpsync").arg("-h").output().is_err() {
-        return eprintln!("skipped: there is no fpsync (package fpart)");
+        return skip("there is no fpsync (package fpart)");
     }
     let runs = scale(
         "20Mbit",

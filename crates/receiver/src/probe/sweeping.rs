@@ -231,6 +231,10 @@ mod tests {
                 millis: SWEEP_MILLIS_MAX,
             })
             .unwrap();
+        while entries(&home) == 0 {
+            assert!(!sweeping.task.is_empty());
+            tokio::task::yield_now().await;
+        }
         sweeping.stop();
         sweeping.end().await;
         assert_eq!(entries(&home), 0);

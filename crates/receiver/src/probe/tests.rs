@@ -208,15 +208,25 @@ async fn what_belongs_to_no_probe_ends_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn few_samples_wait() {
+async fn no_more_samples_wait_than_may() {
     let home = tempfile::tempdir().unwrap();
     let mut peer = Peer::opened(beneath(&home)).await;
-    for sample in 0..=SAMPLES_OUTSTANDING_MAX as u64 {
-        peer.say(&ToReceiver::Sample {
-            sample,
-            when: Moment::Ended(1),
-        })
-        .await;
+    let waiting = |sample, lanes| ToReceiver::Sample {
+        sample,
+        when: Moment::Ended(lanes),
+    };
+    let most = SAMPLES_OUTSTANDING_MAX as u64;
+    for sample in 0..most {
+        peer.say(&waiting(sample, 1)).await;
+    }
+    let mut lane = peer.lane().await;
+    tokio::task::block_in_place(|| lane.finish().unwrap());
+    for sample in 0..most {
+        let heard = peer.hear().await;
+        assert!(matches!(heard, ToSender::Sampled(sampled) if sampled.sample == sample));
+    }
+    for sample in 0..=most {
+        peer.say(&waiting(sample, 2)).await;
     }
     assert_eq!(peer.refused().await.0.code, RefusalCode::Protocol);
 }
@@ -269,6 +279,10 @@ async fn an_unknown_intent_is_refused_with_words() {
         panic!("{heard:?}")
     };
     assert_eq!(refusal.code, RefusalCode::Protocol);
+    assert_eq!(
+        refusal.text,
+        "the sender broke the protocol: decode a control message"
+    );
     drop((reader, writer));
     session.await.unwrap().unwrap_err();
 }

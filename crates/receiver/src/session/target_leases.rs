@@ -288,7 +288,7 @@ mod tests {
     }
 
     /// Two values that share a directory stand for two processes: a file's lock belongs to whoever has opened it.
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_session_waits_for_other_processes_and_takes_down_what_dead_ones_have_left() {
         let directory = tempfile::tempdir().unwrap();
         let directory_of_leases = directory.path().join("ending");

@@ -203,7 +203,11 @@ mod tests {
             workers.start(wait_for(&may_end, &begun_in)).unwrap();
             begun.recv().unwrap();
         }
-        workers.start(|| panic!("the session has ended")).unwrap();
+        let has_run = Arc::new(AtomicBool::new(false));
+        let run = Arc::clone(&has_run);
+        workers
+            .start(move || run.store(true, Ordering::Relaxed))
+            .unwrap();
         let ended = Arc::clone(&workers.ended);
         let ending = tokio::spawn(workers.end());
         while !ended.load(Ordering::Relaxed) {
@@ -211,6 +215,7 @@ mod tests {
         }
         drop(end);
         ending.await.unwrap();
+        assert!(!has_run.load(Ordering::Relaxed));
     }
 }
 

@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_directory_is_closed_until_its_mode_comes() {
+    fn a_new_directory_is_closed_where_its_mode_is_to_come() {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("usual")).unwrap();
         let usual = mode(&home.path().join("usual"));

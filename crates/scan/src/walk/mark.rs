@@ -208,7 +208,8 @@ const A_MOMENT: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::fs::{create_dir, create_dir_all, remove_dir, rename, write};
+    use std::fs::{File, Permissions, create_dir, create_dir_all, remove_dir, rename, write};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::path::Path;
 
     use super::*;
@@ -231,6 +232,18 @@ mod tests {
         )
     }
 
+    /// Waits until changes have another time than any before.
+    fn wait_for_a_tick() {
+        let ctime = |file: &File| {
+            let metadata = file.metadata().unwrap();
+            (metadata.ctime(), metadata.ctime_nsec())
+        };
+        let [before, now] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        while ctime(&now) <= ctime(&before) {
+            now.set_permissions(Permissions::from_mode(0o600)).unwrap();
+        }
+    }
+
     /// Walks the root alone; returns what was found in it.
     fn found_in(home: &Path) -> Vec<MarkedPath> {
         let mark = mark_root(
@@ -247,8 +260,7 @@ mod tests {
         );
         assert!(portion.difference().is_none(), "{portion:?}");
         assert!(portion.directories.iter().all(|found| found.mark.is_some()));
-        // what happens now has another time
-        sleep(Duration::from_millis(30));
+        wait_for_a_tick();
         portion.directories
     }
 

@@ -363,11 +363,9 @@ mod tests {
             },
             names: 3,
         };
-        assert!(
-            entries(home.path())
-                .iter()
-                .all(|(_, _, found)| *found == shared)
-        );
+        let found = entries(home.path());
+        assert_eq!(found.len(), 3);
+        assert!(found.iter().all(|(_, _, found)| *found == shared));
     }
 
     #[test]
@@ -498,7 +496,9 @@ mod tests {
             )
         };
         links.groups.extend((0..GROUPS_MAX as u64).map(none));
-        for (directory, entry, shared) in entries(home.path()) {
+        let found = entries(home.path());
+        assert_eq!(found.len(), 2);
+        for (directory, entry, shared) in found {
             assert!(matches!(
                 links.take(&directory, entry, shared),
                 Part::Copy(Entry { shared: None, .. }, _)

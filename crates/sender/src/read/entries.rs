@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_help_are_those_of_whom_it_is_read_for() {
+    fn help_is_asked_of_the_quota_of_whom_it_is_read_for() {
         let home = tempfile::tempdir().unwrap();
         (0..100)
             .for_each(|number| std::fs::write(home.path().join(number.to_string()), "x").unwrap());

@@ -420,6 +420,7 @@ impl State {
 pub(crate) mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::thread;
+    use std::time::Duration;
 
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
     use zmove_disk::Direct;
@@ -462,6 +463,17 @@ pub(crate) mod tests {
         ids.map(fresh).take(count).collect()
     }
 
+    /// Tells the other thread that this one has panicked, so that it does not wait for ever.
+    struct PanicFlag<'a>(&'a AtomicBool);
+
+    impl Drop for PanicFlag<'_> {
+        fn drop(&mut self) {
+            if thread::panicking() {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+
     /// Two readers notice at once, each at its group, that the file is gone.
     #[test]
     fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
@@ -478,10 +490,13 @@ pub(crate) mod tests {
             .iter()
             .for_each(|file| session.in_flight.begin_file(Arc::clone(file), 3));
         let arrived = AtomicUsize::new(0);
+        let has_panicked = AtomicBool::new(false);
         let fail_all = || {
+            let _guard = PanicFlag(&has_panicked);
             for (round, file) in files.iter().enumerate() {
                 arrived.fetch_add(1, Ordering::SeqCst);
                 while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
+                    assert!(!has_panicked.load(Ordering::SeqCst), "the other thread");
                     std::hint::spin_loop();
                 }
                 let opened = file.open(
@@ -541,13 +556,32 @@ pub(crate) mod tests {
     fn nothing_goes_again_while_no_lane_is_idle_or_work_is_left() {
         let (in_flight, _messages) = nothing_in_flight();
         in_flight.begin(1);
-        assert!(
-            in_flight
-                .while_idle(|| in_flight.take_late(|_| true))
-                .is_empty()
-        );
+        // Ten chunks were taken a minute ago. Nine were stored within a second, so the tenth is late.
+        let taken = Instant::now() - Duration::from_secs(60);
+        let mut items = Vec::new();
+        for file in vanished(10) {
+            let span = GroupSpan::of(file.entry.size, 0).unwrap();
+            let work = Sent::Group(file, span, FrameKind::Chunk);
+            items.push(in_flight.issue(work, 0).unwrap());
+        }
+        let mut state = in_flight.lock();
+        for item in &items {
+            state.record.taken(*item, 0, taken);
+        }
+        for item in &items[1..] {
+            let stored = taken + Duration::from_secs(1);
+            let _receipt = state.record.stored(*item, stored).unwrap();
+        }
+        drop(state);
+        let late_for_idle_lane = || in_flight.while_idle(|| in_flight.take_late(|_| true));
+        assert!(late_for_idle_lane().is_empty(), "work is left");
         in_flight.end_work();
         in_flight.end_plan();
         assert!(in_flight.take_late(|_| true).is_empty(), "no lane is idle");
+        let late: Vec<_> = late_for_idle_lane()
+            .iter()
+            .map(|(file, _)| file.id)
+            .collect();
+        assert_eq!(late, [FileId(0)]);
     }
 }

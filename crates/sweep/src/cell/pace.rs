@@ -33,6 +33,14 @@ struct State {
     failed: Option<SweepError>,
 }
 
+impl State {
+    /// Whether so many more bytes may be written now.
+    fn takes(&self, bytes: u64) -> bool {
+        let waiting = self.admitted - self.flushed;
+        waiting == 0 || waiting + bytes <= self.allowance
+    }
+}
+
 impl<'a> Pace<'a> {
     /// A pace for so many threads, until the given moment, or until `stop` is set.
     pub(crate) fn new(until: Instant, stop: &'a AtomicBool, threads: usize) -> Self {
@@ -63,8 +71,7 @@ impl<'a> Pace<'a> {
     pub(crate) fn admit(&self, bytes: u64) -> bool {
         let mut state = self.lock();
         while self.may_go_on(&state) {
-            let waiting = state.admitted - state.flushed;
-            if waiting == 0 || waiting + bytes <= state.allowance {
+            if state.takes(bytes) {
                 state.admitted += bytes;
                 return true;
             }
@@ -196,6 +203,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -214,11 +223,13 @@ mod tests {
         let pace = Pace::new(Instant::now() + Duration::from_secs(60), &stop, 2);
         assert!(pace.admit(FIRST_BYTES));
         pace.complete(FIRST_BYTES);
+        assert!(!pace.lock().takes(1));
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| pace.admit(1));
             pace.flushed(FIRST_BYTES, Duration::from_secs(10));
             assert!(waiting.join().unwrap());
         });
+        assert!(pace.lock().takes(1));
         assert_eq!(
             pace.lock().allowance,
             2 * FIRST_BYTES,
@@ -233,6 +244,9 @@ mod tests {
         let stop = AtomicBool::new(false);
         let pace = Pace::new(Instant::now() + Duration::from_secs(60), &stop, 2);
         pace.fail(SweepError::Interrupted);
+        pace.fail(SweepError::io("write", Path::new("x"))(io::Error::other(
+            "the second",
+        )));
         assert!(!pace.admit(1));
         assert!(matches!(pace.failure(), Err(SweepError::Interrupted)));
     }

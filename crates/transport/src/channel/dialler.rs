@@ -309,9 +309,10 @@ mod tests {
 
     #[tokio::test]
     async fn datagrams_are_refused_where_nobody_takes_them() {
-        let gone = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let nobody = gone.local_addr().unwrap();
-        drop(gone);
+        // This takes datagrams from another port alone: all others are refused, and nobody else gets its port.
+        let only_own = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        only_own.connect("127.0.0.1:1").await.unwrap();
+        let nobody = only_own.local_addr().unwrap();
         datagrams_refused(&[nobody, nobody]).await;
 
         let taken = UdpSocket::bind("127.0.0.1:0").await.unwrap();

@@ -339,19 +339,27 @@ mod tests {
 
     /// The number of frames in `pieces`, perhaps altered on the way, that a receiver accepts, and how its lane ends.
     fn heard(pieces: &[Vec<u8>]) -> (u64, Result<(), LaneError>) {
+        let (frames, ended) = heard_frames(pieces);
+        (frames.len() as u64, ended)
+    }
+
+    /// The frames in `pieces` that a receiver accepts, and how its lane ends.
+    fn heard_frames(pieces: &[Vec<u8>]) -> (Vec<Frame>, Result<(), LaneError>) {
         let (mut near, far) = sockets();
         near.write_all(&pieces.concat()).unwrap();
         near.shutdown(Shutdown::Write).unwrap();
         let mut source = lane(far, OTHER_KEY, KEY);
-        let (pool, clock) = (BufferPool::new(DATA.len(), 1), StageClock::default());
-        let mut frames = 0;
+        let (pool, clock) = (BufferPool::new(DATA.len(), 3), StageClock::default());
+        let mut frames = Vec::new();
         loop {
             match source.receive(&pool, &mut clock.start()) {
-                Ok(Some(frame)) => assert_eq!(frame.header.item, ItemId(frames)),
+                Ok(Some(frame)) => {
+                    assert_eq!(frame.header.item, ItemId(frames.len() as u64));
+                    frames.push(frame);
+                }
                 Ok(None) => return (frames, Ok(())),
                 Err(error) => return (frames, Err(error)),
             }
-            frames += 1;
         }
     }
 
@@ -392,7 +400,11 @@ mod tests {
     fn flipped_contents_keep_their_digest() {
         let mut pieces = said(KEY);
         pieces[1][OVERHEAD] ^= 1;
-        assert!(matches!(heard(&pieces), (3, Ok(()))));
+        let (frames, ended) = heard_frames(&pieces);
+        ended.unwrap();
+        assert_eq!(frames.len(), 3);
+        assert_eq!(frames[1].header.digest, [7; 32]);
+        assert_ne!(frames[1].head, HEAD);
     }
 
     #[test]

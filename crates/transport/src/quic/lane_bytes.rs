@@ -30,6 +30,9 @@ struct State {
     settled_at: Option<Instant>,
     window_limited: Duration,
     lost: bool,
+    /// How often a lane has waited.
+    #[cfg(test)]
+    waits: usize,
 }
 
 /// The state of [`LaneBytes`] at one moment.
@@ -51,6 +54,10 @@ impl LaneBytes {
     pub(super) fn wait(&self, others_max: u64) -> Result<(), Lost> {
         let mut state = self.lock();
         while state.outstanding > others_max && !state.lost {
+            #[cfg(test)]
+            {
+                state.waits += 1;
+            }
             state = self
                 .changed
                 .wait(state)
@@ -145,6 +152,8 @@ impl<T: Deref<Target = [u8]>> Drop for Unacknowledged<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::thread::JoinHandle;
+
     use super::*;
 
     #[test]
@@ -170,10 +179,19 @@ mod tests {
             let lane_bytes = Arc::clone(&lane_bytes);
             std::thread::spawn(move || lane_bytes.wait(others_max).is_ok())
         };
+        let until_waits = |thread: &JoinHandle<bool>, count| {
+            while lane_bytes.lock().waits < count {
+                assert!(!thread.is_finished());
+                std::thread::yield_now();
+            }
+        };
         let waiting = wait(10);
+        until_waits(&waiting, 1);
         drop(one);
         assert!(waiting.join().unwrap());
+        let waits = lane_bytes.lock().waits;
         let waiting = wait(0);
+        until_waits(&waiting, waits + 1);
         lane_bytes.lose();
         assert!(!waiting.join().unwrap());
         drop(other);

@@ -305,7 +305,7 @@ async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, DialError> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
 
@@ -317,7 +317,14 @@ mod tests {
         let mut dialler = Dialler::new(&identity, "127.0.0.1", 1, policy, SocketConfig::default())
             .await
             .unwrap();
-        let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        // Nobody else gets the port while the second socket has it, which does not listen.
+        let first = TcpSocket::new_v4().unwrap();
+        first.set_reuseport(true).unwrap();
+        first.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let keeps_port = TcpSocket::new_v4().unwrap();
+        keeps_port.set_reuseport(true).unwrap();
+        keeps_port.bind(first.local_addr().unwrap()).unwrap();
+        let first = first.listen(1).unwrap();
         let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = [&first, &other].map(|listener| listener.local_addr().unwrap());
         dialler.address.host.addresses = addresses.into();

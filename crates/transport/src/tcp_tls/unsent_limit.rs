@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_room_goes_on_when_the_peer_reads() {
+    fn there_is_room_when_the_peer_reads() {
         let (mut sender, mut receiver) = pair();
         let limit = UnsentLimit::new(&sender);
         filled(&mut sender);

@@ -376,7 +376,7 @@ async fn what_was_said_last_arrives_though_the_dialler_closes_at_once() {
 }
 
 #[tokio::test]
-async fn a_silent_port_is_given_up_in_time() {
+async fn a_silent_port_is_given_up_and_may_be_tried_again() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let user = Party::new();
     let dialler = user
@@ -484,13 +484,17 @@ async fn a_host_that_is_started_again_amid_a_handshake_is_reached() {
 }
 
 #[test]
-fn congestion_controls_have_the_kernels_names() {
+fn names_of_congestion_controls_are_pinned() {
     use QuicCongestion::{Bbr, Cubic, NewReno, Tolerant};
-    for control in [Tolerant, Cubic, Bbr, NewReno] {
-        assert_eq!(
-            control.to_string().parse::<QuicCongestion>().unwrap(),
-            control
-        );
+    let names = [
+        (Tolerant, "tolerant"),
+        (Cubic, "cubic"),
+        (Bbr, "bbr"),
+        (NewReno, "reno"),
+    ];
+    for (control, name) in names {
+        assert_eq!(control.to_string(), name);
+        assert_eq!(name.parse::<QuicCongestion>().unwrap(), control);
     }
     assert!("vegas".parse::<QuicCongestion>().is_err());
 }

@@ -6,7 +6,7 @@ use rustls::{HandshakeKind, sign::SingleCertAndKey};
 use rustls_pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use zmove_transport::{
@@ -488,6 +488,9 @@ async fn racing_connections_agree_on_one_new_key() {
     );
 }
 
+/// The time-out of a dial that connects on a busy host, and then hears nothing.
+const LONG_ENOUGH_TO_CONNECT: Duration = Duration::from_secs(2);
+
 #[tokio::test]
 async fn silent_peers_time_out_and_hold_nobody_up() {
     let [host, user] = [Party::new(), Party::new()];
@@ -504,7 +507,7 @@ async fn silent_peers_time_out_and_hold_nobody_up() {
     let error = user
         .dialler(port, HostPolicy::RefuseUnknown)
         .await
-        .dial(SHORT)
+        .dial(LONG_ENOUGH_TO_CONNECT)
         .await
         .unwrap_err();
     let expected = DialStage::Handshaking;
@@ -517,7 +520,14 @@ async fn silent_peers_time_out_and_hold_nobody_up() {
 
 #[tokio::test]
 async fn absent_and_vanishing_hosts_are_told_apart() {
-    let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
+    // Nobody else gets the port while the other socket has it, which does not listen.
+    let listener = TcpSocket::new_v4().unwrap();
+    listener.set_reuseport(true).unwrap();
+    listener.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let keeps_port = TcpSocket::new_v4().unwrap();
+    keeps_port.set_reuseport(true).unwrap();
+    keeps_port.bind(listener.local_addr().unwrap()).unwrap();
+    let listener = listener.listen(1).unwrap();
     let port = listener.local_addr().unwrap().port();
     let dialler = Party::new().dialler(port, HostPolicy::RefuseUnknown).await;
     let (error, _) = tokio::join!(dialler.dial(LONG), async {

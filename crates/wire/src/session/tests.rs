@@ -313,6 +313,7 @@ fn what_came_before_its_lane_was_lost_is_not_sent_again() {
         }],
         1,
     );
+    assert_eq!(pair.jobs.len(), 1);
     assert_eq!((pair.delivered, pair.losses[&0]), (vec![0], 1));
 }
 

@@ -216,21 +216,35 @@ to keep it after a restart, in /etc/sysctl.d/90-zmove.conf:
     #[test]
     fn json_has_it_all() {
         let json: serde_json::Value = serde_json::from_str(&report().json()).unwrap();
-        assert_eq!(json["worst"], "bad");
-        assert_eq!(
-            json["counts"],
-            json!({ "ok": 1, "note": 1, "slow": 1, "bad": 1 })
-        );
-        let wmem = &json["sections"][0]["findings"][1];
-        assert_eq!(
-            (&wmem["check"], &wmem["level"]),
-            (&json!("tcp_wmem"), &json!("slow"))
-        );
+        let kernel = json!({
+            "check": "kernel", "level": "ok", "text": "6.18", "details": [], "mend": [],
+        });
         let mend = json!({
             "at": "here", "run": "sysctl -w net.ipv4.tcp_wmem=\"1 2 3\"",
             "keep": { "file": "/etc/sysctl.d/90-zmove.conf", "line": "net.ipv4.tcp_wmem = 1 2 3" },
         });
-        assert_eq!(wmem["mend"], json!([mend]));
-        assert_eq!(json["sections"][1]["findings"][0]["mend"][0]["at"], "there");
+        let wmem = json!({
+            "check": "tcp_wmem", "level": "slow", "text": "too small", "details": ["at 90 ms"], "mend": [mend],
+        });
+        let mend = json!({
+            "at": "here", "run": null, "keep": { "file": "/etc/x", "line": "y" },
+        });
+        let files = json!({
+            "check": "files", "level": "note", "text": "few", "details": [], "mend": [mend],
+        });
+        let mend = json!({ "at": "there", "run": "zmove allow K", "keep": null });
+        let key = json!({
+            "check": "key", "level": "bad", "text": "refused\u{1b}[2J", "details": [], "mend": [mend],
+        });
+        let expected = json!({
+            "zmove": env!("CARGO_PKG_VERSION"),
+            "worst": "bad",
+            "counts": { "ok": 1, "note": 1, "slow": 1, "bad": 1 },
+            "sections": [
+                { "about": "this host", "findings": [kernel, wmem, files] },
+                { "about": "far:5870", "findings": [key] },
+            ],
+        });
+        assert_eq!(json, expected);
     }
 }

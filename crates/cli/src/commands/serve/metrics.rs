@@ -363,7 +363,6 @@ mod tests {
                 env!("CARGO_PKG_VERSION"),
                 "\",build=\""
             ),
-            "zmove_bytes_sent_total 0",
             "# TYPE zmove_key_bytes_received counter",
             "# TYPE zmove_key_transfers_running gauge",
             "zmove_lanes 0",

@@ -121,7 +121,7 @@ mod tests {
     fn drawing(tenths: u32) -> String {
         let heading = Heading {
             title: "a < b & c".to_owned(),
-            below: "below".to_owned(),
+            below: "</text><script>\"'&".to_owned(),
         };
         draw(
             &heading,
@@ -181,7 +181,9 @@ mod tests {
 
     #[test]
     fn text_cannot_become_markup() {
-        assert!(drawing(1).contains("a &lt; b &amp; c"));
+        let drawing = drawing(1);
+        assert!(drawing.contains("a &lt; b &amp; c"));
+        assert!(!drawing.contains("<script") && drawing.contains("&lt;/text&gt;&lt;script&gt;"));
     }
 
     #[test]

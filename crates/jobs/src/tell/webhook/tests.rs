@@ -181,8 +181,9 @@ fn errors_and_redirects_are_told_and_tried_again_and_what_is_gone_is_not() {
 fn a_certificate_that_is_not_trusted_is_refused() {
     let authority = Authority::new();
     let (address, _server) = authority.answer("HTTP/1.1 204 No Content\r\n\r\n");
+    let other = Authority::new();
     let webhook = Webhook {
-        ca_file: Some(Authority::new().directory.keep().join("ca.pem")),
+        ca_file: Some(other.directory.path().join("ca.pem")),
         ..authority.webhook(address, "")
     };
     assert_not_now(&webhook.tell(&message()), "TLS: invalid peer certificate");

@@ -490,7 +490,7 @@ fn a_part_whose_file_came_in_another_way_goes() {
 }
 
 #[test]
-fn of_two_parts_of_a_file_neither_stays() {
+fn of_two_parts_of_a_file_that_came_in_another_way_neither_stays() {
     let world = World::new();
     world.break_off_as(1, &[0, 1], 0);
     world.break_off_as(2, &[0], 0);

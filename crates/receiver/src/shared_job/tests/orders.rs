@@ -1,6 +1,6 @@
 //! Orders that are not done, or not at once.
 
-use std::time::Instant;
+use std::cell::{Cell, RefCell};
 
 use zmove_wire::Overwrite;
 use zmove_wire::limits::BATCH_ENTRIES_MAX;
@@ -145,51 +145,47 @@ fn orders_about_names_that_the_sender_may_not_bring_are_refused() {
 
 /// The session is over, the job as well, and somebody has set the directories otherwise since.
 #[test]
-fn an_order_that_takes_long_sets_no_directory_when_another_epoch_has_begun() {
+fn an_order_that_takes_long_sets_no_more_directories_when_another_epoch_has_begun() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
-    let entries = || {
-        vec![BatchEntry::Itself(Metadata::new(
-            0o750,
-            Timestamp::default(),
-        ))]
+    let session = transfer.target.shared_job.as_ref().unwrap();
+    let metadata = || Metadata::new(0o750, Timestamp::default());
+    let names = ["d0", "d1", "d2", "d3"];
+    let directories = names.iter().zip(0..).map(|(name, entry)| {
+        std::fs::create_dir(home.path().join(name)).unwrap();
+        Directory {
+            entry,
+            path: path(name),
+            metadata: metadata(),
+        }
+    });
+    let job = job(&root(home.path()));
+    let newer = RefCell::new(None);
+    let checks = Cell::new(0);
+    let check = || {
+        checks.set(checks.get() + 1);
+        if checks.get() == 3 {
+            newer.replace(Some(job.begin(2, "n", PATIENCE).unwrap()));
+        }
+        session.check(Operation::SetMetadata)
     };
-    let group = |number: usize| DirectoryGroup {
-        directory: path(&format!("d{number}")),
-        entries: entries(),
-    };
-    let groups: Vec<_> = (0..BATCH_ENTRIES_MAX).map(group).collect();
-    let paths: Vec<_> = (0..groups.len())
-        .map(|number| home.path().join(format!("d{number}")))
-        .collect();
-    paths
-        .iter()
-        .for_each(|path| std::fs::create_dir(path).unwrap());
-    let are_set = || {
-        paths
-            .iter()
-            .filter(|path| path.metadata().unwrap().mode() & 0o777 == 0o750)
-            .count()
-    };
+    let result = set_directories(&transfer, directories.collect(), check);
+    let (operation, error) = result.unwrap_err();
+    let failed = failure(operation, &error);
+    assert_eq!(failed, (Operation::SetMetadata, FaultCode::Fenced));
+    let modes = names.map(|name| home.path().join(name).metadata().unwrap().mode() & 0o777);
+    let are_set = modes.map(|mode| mode == 0o750);
+    assert_eq!(are_set, [true, true, false, false]);
+
+    // An order checks it too.
+    let groups = vec![DirectoryGroup {
+        directory: path("d3"),
+        entries: vec![BatchEntry::Itself(metadata())],
+    }];
     let order = SharedJobOrder::SetDirectories {
         head: Batch { groups }.encode(),
     };
-    std::thread::scope(|scope| {
-        let setting = scope.spawn(|| {
-            let session = transfer.target.shared_job.as_ref().unwrap();
-            let result = session.obey(&transfer, order).unwrap();
-            (result, Instant::now())
-        });
-        while are_set() == 0 {}
-        let job = job(&root(home.path()));
-        let _newer = job.begin(2, "n", PATIENCE).unwrap();
-        let begun = Instant::now();
-        let (result, at) = setting.join().unwrap();
-        let is_fenced =
-            result == SharedJobResult::Failed(Operation::SetMetadata, FaultCode::Fenced);
-        assert!(
-            is_fenced && are_set() < BATCH_ENTRIES_MAX || at <= begun,
-            "{result:?}"
-        );
-    });
+    let result = session.obey(&transfer, order).unwrap();
+    let fenced = SharedJobResult::Failed(Operation::SetMetadata, FaultCode::Fenced);
+    assert_eq!(result, fenced);
 }

@@ -14,6 +14,7 @@ use zmove_wire::{EntryFault, FaultCode, Open};
 use crate::config::ReceiverConfig;
 use crate::quota::Quota;
 use crate::store::large_files::Complete;
+use crate::store::publishing::publisher::{STAGING_MAX, SWEPT_MAX};
 use crate::store::rules::Owning;
 use crate::store::target::file_systems::FileSystems;
 use crate::store::target::{Target, WriteAccess};
@@ -352,14 +353,18 @@ fn what_comes_while_a_directory_gets_its_name_is_published_later() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
-    assert_eq!(place(&mut placer, files("d", "f", 8)), []);
+    let early = begin(&mut placer, files("d", "f", 8));
+    let publishing = transfer.publisher.take();
     let later = begin(&mut placer, files("d", "g", 8));
+    publishing
+        .publish(&transfer, None)
+        .into_iter()
+        .filter_map(PendingBatch::release)
+        .for_each(|told| transfer.reports.tell(told));
     assert_eq!(visible(&home.path().join("d")).len(), 8);
     publish_all(&transfer);
-    assert_eq!(
-        (visible(&home.path().join("d")).len(), later.faults()),
-        (16, vec![])
-    );
+    assert_eq!(visible(&home.path().join("d")).len(), 16);
+    assert_eq!([early.faults(), later.faults()], [vec![], vec![]]);
 }
 
 #[test]
@@ -577,6 +582,14 @@ fn what_is_below_a_directory_that_cannot_go_where_it_should_has_failed() {
     assert_eq!(names(&home.path().join("d/other")).len(), 9);
 }
 
+struct ClearOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for ClearOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
 /// A writer has the staging directory open while that is merged.
 #[test]
 fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
@@ -587,7 +600,9 @@ fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
     std::fs::write(home.path().join("d/foreign"), "of somebody else").unwrap();
     let (publishing, links) = (AtomicBool::new(true), AtomicU32::new(0));
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        // Also where an assertion fails, so that the thread ends.
+        let _guard = ClearOnDrop(&publishing);
+        let linking = scope.spawn(|| {
             let mut placer = Placer::new(&transfer);
             while publishing.load(Ordering::Relaxed) {
                 let number = links.load(Ordering::Relaxed);
@@ -606,10 +621,10 @@ fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
             }
         });
         while links.load(Ordering::Relaxed) < 50 {
+            assert!(!linking.is_finished());
             std::thread::yield_now();
         }
         publish_all(&transfer);
-        publishing.store(false, Ordering::Relaxed);
     });
     assert_eq!(first.faults(), []);
     let there = names(&home.path().join("d"));
@@ -701,7 +716,13 @@ fn a_directory_takes_the_place_of_a_file_also_when_no_more_can_be_staged() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let full = (0..).map(|number| begin(&mut placer, files(&format!("n{number}"), "f", 8)));
-    let mut batches: Vec<_> = full.take(200).collect();
+    let mut batches: Vec<_> = full.take(STAGING_MAX + 1).collect();
+    let mut may_stage = false;
+    let another = transfer.publisher.begin(&path("another"), || {
+        may_stage = true;
+        None
+    });
+    assert!(another.is_none() && !may_stage, "no more can be staged");
     batches.push(begin(&mut placer, files("a/x", "f", 2)));
     publish_all(&transfer);
     assert!(batches.iter().all(|batch| batch.faults().is_empty()));
@@ -740,8 +761,10 @@ fn the_path_of_a_staging_directory_is_booked_until_that_has_its_name() {
 fn directories_beyond_those_that_are_remembered_are_swept_too() {
     let home = tempfile::tempdir().unwrap();
     let publisher = transfer(home.path()).publisher;
-    assert!((0..300_000).all(|number| publisher.begin_clean_up(&path(&number.to_string()))));
-    assert!(!publisher.begin_clean_up(&path("7")));
+    let directory = |number: usize| path(&number.to_string());
+    assert!((0..=SWEPT_MAX).all(|number| publisher.begin_clean_up(&directory(number))));
+    assert!(!publisher.begin_clean_up(&directory(7)));
+    assert!(publisher.begin_clean_up(&directory(SWEPT_MAX)));
 }
 
 #[test]
@@ -799,30 +822,13 @@ fn few_files_of_a_new_directory_are_staged_where_others_are_likely_to_follow() {
     assert_eq!((hidden_in("whole"), hidden_in("begun")), (2, 4));
 }
 
-/// Has the transfer find that its storage answers late.
-fn write_late(transfer: &Transfer) {
-    let left = AtomicU32::new(500);
-    let take = || {
-        left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
-            left.checked_sub(1)
-        })
-        .is_ok()
-    };
-    transfer.side_by_side((Task::Write, "late"), |turn| {
-        while !turn.is_over() && take() {
-            std::thread::sleep(Duration::from_millis(5));
-            turn.get_help();
-        }
-    });
-    assert!(transfer.quota.writes_late());
-}
-
 /// A transfer on late storage to a target with a directory `d`.
 fn late_transfer(home: &Path, durability: Durability) -> Transfer {
     std::fs::create_dir(home.join("d")).unwrap();
     let mut transfer = transfer(home);
     transfer.target.rules.durability = durability;
-    write_late(&transfer);
+    transfer.quota.begin_to_write_late();
+    assert!(transfer.quota.writes_late());
     transfer
 }
 

@@ -205,7 +205,7 @@ const _: () = assert!(
 /// How long files wait for their names when nothing else comes.
 const IDLE_MAX: Duration = Duration::from_millis(200);
 /// The most staging directories of one generation, of which two may be under way.
-const STAGING_MAX: usize = 128;
+pub(crate) const STAGING_MAX: usize = 128;
 /// The number of large files for which a generation is published before its time.
 const LARGE_MAX: usize = 64;
 /// The most paths of new directories that are remembered. A directory beyond them is filled file by file.
@@ -214,7 +214,7 @@ const PATHS_MAX: usize = 16_384;
 const PATH_BYTES_MAX: usize = 512;
 /// The most directories that are remembered as swept, in 16 bytes each. One beyond them is swept each time it is
 /// opened.
-const SWEPT_MAX: usize = 1 << 18;
+pub(crate) const SWEPT_MAX: usize = 1 << 18;
 /// A generation is published early once it has this many entries.
 const ENTRIES_EARLY: u64 = UNPUBLISHED_ENTRIES_MAX / 8;
 /// Once a generation has this many entries, the writers stop until it has been taken. Two generations may be

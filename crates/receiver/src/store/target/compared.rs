@@ -57,7 +57,7 @@ impl ComparedFiles {
         let Ok(number) = number_at(directory, name.as_os_str()) else {
             return false;
         };
-        if is_just_changed(look) {
+        if is_just_changed(look, SystemTime::now()) {
             return false;
         }
         let is_shared = look.names > 1;
@@ -122,11 +122,11 @@ impl ComparedFiles {
     }
 }
 
-/// Whether a file was changed so recently that another change might leave it the same times: kernels before 6.13, and
+/// Whether a file was changed so recently before `now` that another change might leave it the same times: kernels before 6.13, and
 /// some file systems, count them in ticks.
-fn is_just_changed(look: &FileIdentity) -> bool {
+fn is_just_changed(look: &FileIdentity, now: SystemTime) -> bool {
     let changed = look.ctime.to_system_time();
-    let age = changed.and_then(|changed| SystemTime::now().duration_since(changed).ok());
+    let age = changed.and_then(|changed| now.duration_since(changed).ok());
     age.is_none_or(|age| age < TICK_MAX)
 }
 
@@ -138,7 +138,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_was_changed_just_now_is_not_remembered() {
+    fn a_file_that_was_changed_within_two_ticks_is_just_changed() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("f"), "x").unwrap();
+        let directory = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
+        let look = FileIdentity::at(&directory, &Name::from_bytes(b"f").unwrap()).unwrap();
+        let changed = look.ctime.to_system_time().unwrap();
+        let is_just_changed = |age| is_just_changed(&look, changed + Duration::from_millis(age));
+        assert_eq!([0, 19, 20].map(is_just_changed), [true, true, false]);
+    }
+
+    #[test]
+    fn a_file_whose_change_is_in_the_future_is_not_remembered() {
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("f"), "x").unwrap();
         let directory = OwnedFd::from(std::fs::File::open(home.path()).unwrap());

@@ -136,8 +136,9 @@ mod tests {
         writing.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let new = vec![b'B'; BYTES];
         thread::scope(|scope| {
-            scope.spawn(|| assert_eq!(writing.write_at(&new, 0).unwrap(), BYTES));
+            let write = scope.spawn(|| assert_eq!(writing.write_at(&new, 0).unwrap(), BYTES));
             while FileIdentity::of(&reading).unwrap().mtime == at(0, 0) {
+                assert!(!write.is_finished(), "nothing is written");
                 std::hint::spin_loop();
             }
             let seen = look(&reading).unwrap();

@@ -195,7 +195,7 @@ fn round_trip(socket: &TcpStream, took: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
 
@@ -212,13 +212,36 @@ mod tests {
         OneAddress::of(host).connect(start).await
     }
 
-    /// An address of this host where nobody listens.
-    async fn refusing() -> SocketAddr {
-        TcpListener::bind("127.0.0.1:0")
-            .await
-            .unwrap()
-            .local_addr()
-            .unwrap()
+    /// A socket that refuses connections: it has an address, and does not listen.
+    fn refusing() -> TcpSocket {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        socket
+    }
+
+    /// Connects to two addresses: `first` says what becomes of the first, and the second answers at once. Returns the
+    /// one that has answered, and the time that passed on a virtual clock.
+    async fn connect_after<F>(first: impl Fn() -> F) -> (SocketAddr, Duration)
+    where
+        F: Future<Output = Result<SocketAddr, DialError>> + Send + 'static,
+    {
+        let addresses = addresses(&["1.1.1.1:1", "2.2.2.2:2"]);
+        let host = Host {
+            endpoint: Endpoint::new("a", 1),
+            addresses: addresses.clone().into(),
+        };
+        let start = |address| {
+            let first = (address == addresses[0]).then(&first);
+            async move {
+                match first {
+                    Some(first) => first.await,
+                    None => Ok(address),
+                }
+            }
+        };
+        let began = tokio::time::Instant::now();
+        let answered = OneAddress::of(host).connect(start).await.unwrap();
+        (answered, began.elapsed())
     }
 
     #[test]
@@ -234,27 +257,39 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusal_starts_the_next_address_at_once() {
+    async fn the_address_that_answers_is_taken() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let good = listener.local_addr().unwrap();
-        let started = Instant::now();
-        let connected = connect(&[refusing().await, good]).await.unwrap();
-        assert_eq!(connected.address, good);
-        assert!(started.elapsed() < HEAD_START);
-    }
-
-    #[tokio::test]
-    async fn silent_address_delays_by_its_head_start_only() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let good = listener.local_addr().unwrap();
+        let refusing = refusing();
+        let bad = refusing.local_addr().unwrap();
+        assert_eq!(connect(&[bad, good]).await.unwrap().address, good);
         // A listener with a full backlog drops further connections without an answer.
-        let silent = tokio::net::TcpSocket::new_v4().unwrap();
+        let silent = TcpSocket::new_v4().unwrap();
         silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let silent = silent.listen(0).unwrap();
         let blocked = silent.local_addr().unwrap();
         let _first = TcpStream::connect(blocked).await.unwrap();
-        let connected = connect(&[blocked, good]).await.unwrap();
-        assert_eq!(connected.address, good);
+        assert_eq!(connect(&[blocked, good]).await.unwrap().address, good);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusal_starts_the_next_address_at_once() {
+        let refused = || async {
+            Err(DialError::Refused {
+                host: Endpoint::new("a", 1),
+                address: "1.1.1.1:1".parse().unwrap(),
+            })
+        };
+        let (answered, time) = connect_after(refused).await;
+        assert_eq!(answered, "2.2.2.2:2".parse().unwrap());
+        assert_eq!(time, Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_address_delays_by_its_head_start_only() {
+        let (answered, time) = connect_after(std::future::pending).await;
+        assert_eq!(answered, "2.2.2.2:2".parse().unwrap());
+        assert_eq!(time, HEAD_START);
     }
 
     #[tokio::test]
@@ -271,7 +306,11 @@ mod tests {
 
     #[tokio::test]
     async fn all_refused_is_a_refusal() {
-        let failure = connect(&[refusing().await, refusing().await]).await;
+        let refusing = [refusing(), refusing()];
+        let addresses = refusing
+            .each_ref()
+            .map(|socket| socket.local_addr().unwrap());
+        let failure = connect(&addresses).await;
         assert!(matches!(failure.err(), Some(DialError::Refused { .. })));
     }
 }

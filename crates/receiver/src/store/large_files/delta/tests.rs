@@ -218,7 +218,7 @@ fn what_the_part_does_not_have_is_looked_for_in_the_old_version() {
 }
 
 #[test]
-fn of_an_old_version_that_is_replaced_or_gone_only_what_the_part_has_is_kept() {
+fn of_an_old_version_that_is_replaced_or_gone_only_what_is_still_there_is_kept() {
     for replace in [
         |world: &World| world.write_old(&[5, 6, 7, 4]),
         |world: &World| {
