@@ -355,10 +355,7 @@ impl Shared {
     async fn run_control(&self, stream: Channel, authorized: Authorized, greeting: Greeting) {
         let (address, key) = (stream.address(), stream.peer());
         if *self.draining.borrow() {
-            let reason = "this receiver is being stopped";
-            return self
-                .turn_away(Rejection::Stopping, stream, reason, Cut::Stopping.refusal())
-                .await;
+            return self.turn_away_at_a_stop(stream).await;
         }
         let mut place = match self.admissions.enqueue(self.booked_on(key, &authorized)) {
             Ok(place) => place,
@@ -411,16 +408,25 @@ impl Shared {
         let who = (who, live);
         match lanes {
             Lanes::Sources(lanes, rate) => {
-                let (control, lanes) = ((control, pulse), (lanes, rate));
+                let control = (control, pulse);
+                let lanes = (lanes, rate);
                 self.run_transfer(who, control, lanes, &slot, authorized, greeting)
                     .await;
             }
             Lanes::Sinks(lanes) => {
-                let (control, slot) = ((claim, control), (&slot, has_waited));
+                let control = (claim, control);
+                let slot = (&slot, has_waited);
                 self.run_sending(who, control, lanes, slot, authorized, greeting)
                     .await;
             }
         }
+    }
+
+    /// Refuses a transfer that comes while this daemon stops.
+    async fn turn_away_at_a_stop(&self, stream: Channel) {
+        let reason = "this receiver is being stopped";
+        self.turn_away(Rejection::Stopping, stream, reason, Cut::Stopping.refusal())
+            .await;
     }
 
     /// Resolves when a transfer is to be ended from outside.

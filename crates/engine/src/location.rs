@@ -602,7 +602,8 @@ mod tests {
     #[test]
     fn nonsense_is_explained() {
         use LocationError::{BracketAlone, Host, Port, UrlWithoutPath, User, UserAtDaemon};
-        let table: [(&str, fn(String) -> LocationError, &str); 13] = [
+        type Fault = fn(String) -> LocationError;
+        let table: [(&str, Fault, &str); 13] = [
             ("@dtn:/d", User, ""),
             ("-oProxyCommand=x@dtn:/d", User, "-oProxyCommand=x"),
             ("a b@dtn:/d", User, "a b"),

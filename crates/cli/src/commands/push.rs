@@ -217,7 +217,7 @@ async fn push_there(
         quota: None,
         observer: display.observer(),
     };
-    let pushed = pushing.push(push, run, interrupted()).await?;
+    let pushed = Box::pin(pushing.push(push, run, interrupted())).await?;
     let carriage = Carriage {
         transport: pushed.transport,
         resumption: pushed.resumption,

@@ -138,7 +138,11 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         moved(summary, args, transport)
     };
     let limits = !summary.is_preview && summary.bottleneck.percent > 0 && files > 0;
-    let limit = limits.then(|| limit(summary)).unwrap_or_default();
+    let limit = if limits {
+        limit(summary)
+    } else {
+        String::new()
+    };
     headline + &extras(summary, args) + &limit
 }
 

@@ -315,6 +315,10 @@ mod tests {
     use crate::message::{ToReceiver, decode_message, encode_message};
 
     #[test]
+    #[expect(
+        clippy::too_many_lines,
+        reason = "a table of the bytes of each message"
+    )]
     fn words_beside_a_transfer_are_pinned() {
         let bytes = |relay: Relay| {
             let message = ToReceiver::Relay(relay);

@@ -383,6 +383,10 @@ mod tests {
     }
 
     #[test]
+    #[expect(
+        clippy::too_many_lines,
+        reason = "a table of the bytes of each message"
+    )]
     fn orders_and_answers_are_pinned() {
         let order = |number, order| {
             encode_message(&ToReceiver::SharedJob(SharedJobRequest { number, order }))[4..].to_vec()
