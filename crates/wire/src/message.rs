@@ -512,6 +512,10 @@ mod tests {
     }
 
     #[test]
+    #[expect(
+        clippy::too_many_lines,
+        reason = "a table of the bytes of each message"
+    )]
     fn tags_are_pinned() {
         let tag = |message: &ToReceiver| encode_message(message)[4];
         assert_eq!(
