@@ -168,6 +168,7 @@ fn receipt() -> SignedReceipt {
 }
 
 /// All that a sender can say beside a transfer.
+#[expect(clippy::too_many_lines, reason = "a table with a seed of each message")]
 fn relays() -> Vec<ToReceiver> {
     let change = |kind, form| {
         Told::Listed(ToldChange {
