@@ -397,7 +397,7 @@ fn a_daemon_that_sends_huge_lists_is_broken_off() {
     }
 }
 
-/// It fills neither the sender's memory nor the user's terminal, whatever is told of what was never sent.
+/// Reports on what was never sent fill neither the sender's memory nor the user's terminal.
 #[test]
 fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
     let path = RelPath::from_bytes("long/".repeat(600).trim_end_matches('/').as_bytes()).unwrap();

@@ -4,7 +4,8 @@
 //! calls [`quiet_machine`] and then runs alone. So does a case that starts hundreds of processes or connections. Every
 //! other case shares the machine: the helpers with which a case starts its work call [`share_machine`].
 //!
-//! **Invariant:** a case waits for the lock only while it holds no part of it, so that no two cases wait for each other.
+//! **Invariant:** a case waits for the lock only while it holds no part of it, so that no two cases wait for
+//! each other.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};

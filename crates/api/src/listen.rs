@@ -192,7 +192,8 @@ async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     }
 }
 
-/// Serves all that show a certificate within `welcome_time`. Until then they have a room of their own, so that they take no place from those
+/// Serves all that show a certificate within `welcome_time`. Until then they have a room of their own, so
+/// that they take no place from those
 /// who have shown one.
 async fn serve_each_known(
     listener: &TcpListener,
@@ -519,7 +520,7 @@ mod tests {
     }
 
     impl Secured {
-        /// As many connections as one client may have, each with a request that is being served.
+        /// Opens as many connections as one client may have, each with a request that is being served.
         async fn keep_busy(&self, client: &TlsConnector) -> Vec<impl AsyncRead> {
             let most = CONNECTIONS_MAX / 2;
             let busy = say_often(self, client, ENDLESS, most).await;

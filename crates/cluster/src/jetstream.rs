@@ -116,7 +116,8 @@ pub struct Settings {
     /// a head may take to look after its broker, or to be started again.
     pub empty_max: Duration,
     /// How long `take` waits for news of work before it asks the broker again, one second by default. Nobody reports
-    /// an item whose lease has ended. Longer, and such an item waits longer; shorter, and the broker has more to answer.
+    /// an item whose lease has ended. Longer, and such an item waits longer; shorter, and the broker has
+    /// more to answer.
     pub ask_again_after: Duration,
 }
 

@@ -1,6 +1,7 @@
 //! The control connection: whole messages over any ordered byte stream, and pings between them.
 //!
-//! A task reads the stream and answers the peer's pings ([`frames`]), so no session sees one. **Invariant:** a message's
+//! A task reads the stream and answers the peer's pings ([`frames`]), so no session sees one. **Invariant:**
+//! a message's
 //! length is checked against the limit before its bytes are awaited.
 
 use std::fmt;

@@ -133,7 +133,8 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Regular files that are whole and verified at the target because of the transfer; of a preview, those that would be sent.
+    /// Regular files that are whole and verified at the target because of the transfer; of a preview, those
+    /// that would be sent.
     1 files, Sender, Sum, None, Any, Phrase::Own;
     /// Bytes of these files.
     2 bytes, Sender, Sum, None, Any, Phrase::Own;

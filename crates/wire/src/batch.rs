@@ -1,6 +1,7 @@
 //! The head of a batch frame (many small entries, grouped by directory) and of a declare frame (one large file).
 //!
-//! Behind either may stand [extensions](crate::extensions), which carry the other properties of an entry. **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's
+//! Behind either may stand [extensions](crate::extensions), which carry the other properties of an entry.
+//! **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's
 //! data, every path is a [`RelPath`], and counts are within the limits.
 
 use std::ops::Range;

@@ -1,6 +1,7 @@
 //! What is carried of an entry beside mode and time, as extensions of entries of batches and of large files.
 //!
-//! What the receiver of a transfer keeps of it is asked for in the transfer's [opening](crate::Open). **Invariant:** the
+//! What the receiver of a transfer keeps of it is asked for in the transfer's [opening](crate::Open).
+//! **Invariant:** the
 //! names of attributes ascend, are of a [kind](Kinds::of_xattr), and what there is of them is within
 //! [`Xattr::ENTRY_BYTES_MAX`].
 

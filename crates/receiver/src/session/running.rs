@@ -559,7 +559,8 @@ impl Running {
         Ok(())
     }
 
-    /// Publishes what has no name yet, and tells the sender all that has become of its items. Returns the duration of the
+    /// Publishes what has no name yet, and tells the sender all that has become of its items. Returns the
+    /// duration of the
     /// last flush.
     async fn publish_rest(&mut self) -> Result<Duration, SessionError> {
         let transfer = Arc::clone(&self.transfer);

@@ -22,7 +22,8 @@ pub struct JobGrant {
     /// The keys of the receivers that it is for.
     #[serde(deserialize_with = "list::at_most::<JOB_GRANT_RECEIVERS_MAX, _, _>")]
     pub receivers: Vec<[u8; 32]>,
-    /// The only opening that it is good for, but for its run and the name of its node. The names at the top of the target
+    /// The only opening that it is good for, but for its run and the name of its node. The names at the top
+    /// of the target
     /// are the only ones that the node may bring; none: any names.
     pub open: Open,
     /// When it begins, in seconds since 1970.

@@ -1,4 +1,5 @@
-//! Times and metadata within messages: mode, time, owner and group. Only this file and `fields`, for batches, know their
+//! Times and metadata within messages: mode, time, owner and group. Only this file and `fields`, for
+//! batches, know their
 //! form on the wire.
 
 use std::sync::Arc;

@@ -122,7 +122,8 @@ impl ComparedFiles {
     }
 }
 
-/// Whether a file was changed so recently before `now` that another change might leave it the same times: kernels before 6.13, and
+/// Whether a file was changed so recently before `now` that another change might leave it the same times:
+/// kernels before 6.13, and
 /// some file systems, count them in ticks.
 fn is_just_changed(look: &FileIdentity, now: SystemTime) -> bool {
     let changed = look.ctime.to_system_time();
