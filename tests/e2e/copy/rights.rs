@@ -445,7 +445,8 @@ fn a_grant_that_has_not_begun_in_ten_minutes_is_over() {
 
 #[test]
 fn a_grant_is_over_at_its_end_time_and_ten_minutes_after_its_run() {
-    let changes: [(fn(&mut Kept), bool); 4] = [
+    type Edit = fn(&mut Kept);
+    let changes: [(Edit, bool); 4] = [
         (|kept| kept.end_by = now() - 1, false),
         (|kept| kept.end_by = now() + 60, true),
         (|kept| kept.ended = Some(now() - 610), false),
