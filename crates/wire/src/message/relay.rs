@@ -402,7 +402,7 @@ mod tests {
         account.counters.failed = 300;
         assert_eq!(
             bytes(Relay::Account(Box::new(account))),
-            [&[14, 3, 1, 16, 0xAC, 2][..], &[0; 12]].concat()
+            [&[11, 3, 1, 16, 0xAC, 2][..], &[0; 12]].concat()
         );
     }
 
