@@ -2,9 +2,12 @@
 //! target that is not mounted, a host whose key has changed.
 
 use std::fs::File;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock, inotify};
 
 use super::*;
 use crate::namespace::Namespace;
@@ -36,37 +39,35 @@ fn a_job_that_comes_while_a_runner_leaves_is_done() {
     let yard = Yard::local();
     paint(yard.site.source().join("f"), 1000);
     yard.run(&["jobs"]).done();
-    let leaves = File::create(yard.place().join("runner.lock")).unwrap();
+    let lock = yard.place().join("runner.lock");
+    let leaves = File::create(&lock).unwrap();
     flock(&leaves, FlockOperation::LockExclusive).unwrap();
+    let tries = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+    inotify::add_watch(&tries, &lock, inotify::WatchFlags::OPEN).unwrap();
     let submit = yard.site.zmove(&["submit", "source/", "target"]);
     submit.outcome().done();
-    // a runner that gives up leaves the file to nobody
-    wait_for("a runner that wants the lock", || {
-        holders(&yard.place().join("runner.lock")) > 0
-    });
+    // A runner that gives up opens the file once.
+    wait_for_tries(&tries, 5);
     drop(leaves);
-    // no command that would start another one
+    // No command follows that would start another runner.
     wait_for("the file", || yard.site.target().join("f").is_file());
 }
 
-/// Number of other processes that have a file open.
-fn holders(file: &Path) -> usize {
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    let has_open = |process: &std::fs::DirEntry| {
-        let descriptors = std::fs::read_dir(process.path().join("fd"));
-        let mut descriptors = descriptors.into_iter().flatten().flatten();
-        descriptors.any(|entry| std::fs::read_link(entry.path()).is_ok_and(|open| open == file))
-    };
-    let own = std::process::id().to_string();
-    processes
-        .filter(|process| process.file_name().to_str() != Some(&own) && has_open(process))
-        .filter(|process| {
-            process
-                .file_name()
-                .to_str()
-                .is_some_and(|name| name.parse::<u32>().is_ok())
-        })
-        .count()
+/// Waits until the watched file has been opened `count` times.
+#[track_caller]
+fn wait_for_tries(watch: &OwnedFd, count: usize) {
+    let patience = Timespec::try_from(PATIENCE).unwrap();
+    let mut room = [MaybeUninit::uninit(); 512];
+    let mut events = inotify::Reader::new(watch, &mut room);
+    for seen in 0..count {
+        let mut ready = [PollFd::new(watch, PollFlags::IN)];
+        let is_buffered = !events.is_buffer_empty();
+        assert!(
+            is_buffered || poll(&mut ready, Some(&patience)).unwrap() > 0,
+            "{seen} of {count} tries"
+        );
+        events.next().unwrap();
+    }
 }
 
 fn zombies_of(parent: u32) -> usize {
