@@ -1,7 +1,7 @@
 //! `zmove sweep`: figures that agree with each other, nothing left whatever happens, and what later commands say of it.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -102,7 +102,7 @@ fn whoever_is_interrupted_removes_what_there_is() {
     let site = Site::local();
     for signal in [Signal::INT, Signal::TERM] {
         // so much that no storage is through with it by then
-        let mut command = site.zmove(&["sweep", "--budget", "8GiB", "--time", "1h", "target"]);
+        let mut command = site.zmove(&["sweep", "--budget", "1GiB", "--time", "1h", "target"]);
         command.0.args(["--threads", "2"]);
         let child = command.start();
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
@@ -282,6 +282,6 @@ fn until(event: impl Fn() -> bool) {
     let started = Instant::now();
     while !event() {
         assert!(started.elapsed() < PATIENCE, "it has not come");
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
