@@ -4,6 +4,9 @@
 //! calls [`quiet_machine`] and then runs alone. So does a case that starts hundreds of processes or connections. Every
 //! other case shares the machine: the helpers with which a case starts its work call [`share_machine`].
 //!
+//! Cases that need a quiet machine do not hold back the others: they wait, each in a test thread, until no other case is
+//! left or all test threads wait. `RUST_TEST_THREADS` in `.cargo/config.toml` allows for that.
+//!
 //! **Invariant:** a case waits for the lock only while it holds no part of it, so that no two cases wait for
 //! each other.
 
@@ -14,9 +17,8 @@ use std::thread::JoinHandle;
 
 static MACHINE: Machine = Machine::new();
 
-/// Number of waiting measuring cases that holds back new cases. Each waiting case occupies a test thread, and each
-/// quiet period costs the time until all running cases have ended.
-const WAITING_MAX: usize = 4;
+/// Number of cases that share the machine. Most of them wait for timers and processes most of the time.
+const SHARING_MAX: usize = 12;
 
 thread_local! {
     static HOLD: HoldOfThread = const { HoldOfThread(Cell::new(Hold::Nothing)) };
@@ -34,8 +36,6 @@ struct Users {
     is_quiet: bool,
     /// Number of cases that wait for a quiet machine.
     waiting: usize,
-    /// Whether new cases are held back until no case waits for a quiet machine.
-    is_draining: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -110,7 +110,6 @@ impl Machine {
                 sharing: 0,
                 is_quiet: false,
                 waiting: 0,
-                is_draining: false,
             }),
             changed: Condvar::new(),
         }
@@ -118,7 +117,7 @@ impl Machine {
 
     fn share(&self) {
         let mut users = self.users();
-        while users.is_quiet || users.is_draining {
+        while users.is_quiet || users.sharing == SHARING_MAX {
             users = self.wait(users);
         }
         users.sharing += 1;
@@ -132,12 +131,10 @@ impl Machine {
     fn make_quiet(&self) {
         let mut users = self.users();
         users.waiting += 1;
-        users.is_draining |= users.waiting >= WAITING_MAX;
         while users.is_quiet || users.sharing > 0 {
             users = self.wait(users);
         }
         users.waiting -= 1;
-        users.is_draining &= users.waiting > 0;
         users.is_quiet = true;
     }
 
