@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tokio::io::AsyncWriteExt;
@@ -474,7 +474,7 @@ fn a_node_that_was_stopped_and_wakes_up_in_the_next_epoch_changes_nothing() {
         sleeper.files("d", names(1000 * batches..1000 * (batches + 1)), b'o');
         batches += 1;
         while cluster.waiting(1) == 0 && began.elapsed() < PATIENCE {
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
         old.0.signal(Signal::STOP);
         if cluster.waiting(1) > 0 {

@@ -84,10 +84,16 @@ pub(crate) enum Content {
 }
 
 /// Data in which every byte tells its place, `shift` bytes on.
+///
+/// The tests are not optimized, so the bytes are copied instead of computed one by one.
 pub(crate) fn painted(bytes: u64, shift: u64) -> Vec<u8> {
-    (shift..shift + bytes)
-        .map(|i| u8::try_from(i % 251).unwrap())
-        .collect()
+    let lap: Vec<u8> = (0..251).collect();
+    let bytes = usize::try_from(bytes).unwrap();
+    let start = usize::try_from(shift).unwrap() % lap.len();
+    let mut data = lap.repeat((start + bytes).div_ceil(lap.len()));
+    data.truncate(start + bytes);
+    data.drain(..start);
+    data
 }
 
 /// Writes a painted file.
@@ -146,10 +152,9 @@ pub(crate) fn wait_for_another_time(path: &Path) {
         stat.ctime().try_into().unwrap(),
         stat.ctime_nsec().try_into().unwrap(),
     );
-    while SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
-        < changed + Duration::from_millis(50)
-    {
-        std::thread::yield_now();
+    let until = UNIX_EPOCH + changed + Duration::from_millis(50);
+    while let Ok(left) = until.duration_since(SystemTime::now()) {
+        std::thread::sleep(left.max(Duration::from_micros(1)));
     }
 }
 
