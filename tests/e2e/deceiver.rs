@@ -236,11 +236,21 @@ async fn speak(
         stored: 0,
         announced: None,
     };
+    // A receiver reads frames only after the opening, which comes over another stream.
+    let mut is_open = false;
+    let mut early = Vec::new();
     while let Some(heard) = heard.recv().await {
-        let said = answers(&heard).unwrap_or_else(|| honest.answer(&heard));
-        for bytes in said {
-            if writer.send(&bytes).await.is_err() {
-                return;
+        is_open |= matches!(heard, Heard::Message(_));
+        if !is_open {
+            early.push(heard);
+            continue;
+        }
+        for heard in std::iter::once(heard).chain(early.drain(..)) {
+            let said = answers(&heard).unwrap_or_else(|| honest.answer(&heard));
+            for bytes in said {
+                if writer.send(&bytes).await.is_err() {
+                    return;
+                }
             }
         }
     }
