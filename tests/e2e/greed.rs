@@ -667,8 +667,11 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
     let ranges = (0..20).map(|number| {
         let directory = greedy.root().join(format!("{number}"));
         std::fs::create_dir(&directory).unwrap();
+        // Names of one file are made faster than files.
+        let first = directory.join("first");
+        std::fs::write(&first, "").unwrap();
         (0..4000).for_each(|file| {
-            drop(std::fs::File::create(directory.join(format!("{file}"))).unwrap())
+            std::fs::hard_link(&first, directory.join(format!("{file}"))).unwrap()
         });
         KeptRange {
             directory: path(&format!("{number}")),
