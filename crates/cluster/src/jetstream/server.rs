@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
@@ -233,19 +234,27 @@ impl ServerConfig {
             && words.next() == Some(self.config_path().as_os_str().as_bytes())
     }
 
-    /// Kills the server that runs by this configuration, and waits until it has gone, for a second at most.
+    /// Kills the server that runs by this configuration, and waits until it has ended, for a second at most.
+    ///
+    /// A process that ends loses its command line before its sockets, so only its descriptor says that its port is free.
     pub(super) fn stop(&self) {
-        let is_there = || {
-            self.running_pid()
-                .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
-        };
         let until = Instant::now() + STOP_MAX;
-        while let Some(pid) = is_there() {
-            let _ended_meanwhile = kill_process(pid, Signal::KILL);
-            if Instant::now() > until {
+        while let Some(pid) = self.running_pid() {
+            let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+            let Some(Ok(process)) = process.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else {
+                return;
+            };
+            // The descriptor may be that of a process which got the number meanwhile.
+            if !self.is_run_by(pid) {
+                continue;
+            }
+            let _ended_meanwhile = pidfd_send_signal(&process, Signal::KILL);
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
+            let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], left.as_ref());
+            if !matches!(ended, Ok(1..)) {
                 return;
             }
-            std::thread::sleep(LOOK_EVERY);
         }
     }
 
