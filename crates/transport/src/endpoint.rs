@@ -1,7 +1,7 @@
 //! A host and a port, as they are given, printed and pinned.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Where a daemon listens: a name or an address, IPv6 without brackets, and a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -65,4 +65,13 @@ impl fmt::Display for Endpoint {
             write!(f, "{host}:{port}")
         }
     }
+}
+
+/// The address that stands for any local one, at any port, in the family of `peer`.
+pub(crate) fn unspecified(peer: SocketAddr) -> SocketAddr {
+    let any: IpAddr = match peer {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    (any, 0).into()
 }

@@ -7,7 +7,7 @@
 //! path that QUIC is done sooner, QUIC has the head start, and what TCP begins after it is the same race.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep};
 
 use super::Channel;
+use crate::endpoint::unspecified;
 use crate::error::DialError;
 use crate::path::Transport;
 use crate::quic::{QuicCongestion, QuicConnection, QuicDialler, Resumption, SavedWindow};
@@ -266,12 +267,8 @@ impl ChannelDialler {
 /// answers, since anybody can send them; after a refusal by TCP they are believed.
 async fn datagrams_refused(addresses: &[SocketAddr]) {
     for address in addresses {
-        let any: IpAddr = match address {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
         let asked = async {
-            let socket = UdpSocket::bind((any, 0)).await?;
+            let socket = UdpSocket::bind(unspecified(*address)).await?;
             socket.connect(address).await?;
             socket.send(&[]).await?;
             socket.recv(&mut [0]).await

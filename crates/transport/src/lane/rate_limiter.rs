@@ -8,11 +8,11 @@
 //! what they take stays there but for a piece and a read of each.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zmove_types::{Doing, RateLimit, Stopwatch};
+use zmove_types::{Doing, Lock, RateLimit, Stopwatch};
 
 use crate::lane::LaneBreaker;
 
@@ -24,7 +24,7 @@ pub struct SharedRate(Arc<Schedule>);
 struct Schedule {
     /// The rate of what lanes carry, which is below the limit; 0 is no rate.
     bytes_per_second: AtomicU64,
-    moments: Mutex<Moments>,
+    moments: Lock<Moments>,
     /// A rate that is kept as well, with others who do not keep this one.
     whole: OnceLock<SharedRate>,
 }
@@ -83,14 +83,14 @@ impl SharedRate {
             .and_then(|whole| whole.wait_to_begin(now));
         let wait = self.own_wait_to_begin(now).max(of_whole);
         if wait.is_some() {
-            self.moments().wanted = Some(now);
+            self.0.moments.lock().wanted = Some(now);
         }
         wait
     }
 
     fn own_wait_to_begin(&self, now: Instant) -> Option<Duration> {
         let piece = self.time_of(self.piece_bytes()?)?;
-        let mut moments = self.moments();
+        let mut moments = self.0.moments.lock();
         let unused = moments.due.map(|due| due + UNUSED_MIN);
         let next = moments.begun.map(|begun| begun + piece);
         let wait = unused
@@ -107,7 +107,9 @@ impl SharedRate {
     #[must_use]
     pub fn is_spent(&self, now: Instant) -> bool {
         let own = self
-            .moments()
+            .0
+            .moments
+            .lock()
             .due
             .is_some_and(|due| now < due + SPENT_LATELY);
         self.is_set() && own || self.0.whole.get().is_some_and(|whole| whole.is_spent(now))
@@ -119,7 +121,9 @@ impl SharedRate {
     pub fn is_wanted_within(&self, span: Duration, now: Instant) -> bool {
         self.is_set()
             && self
-                .moments()
+                .0
+                .moments
+                .lock()
                 .wanted
                 .is_some_and(|last| now.saturating_duration_since(last) < span)
     }
@@ -134,13 +138,13 @@ impl SharedRate {
     /// Books `bytes` against the rate; returns the moment from which they are within it.
     fn spend(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let of_whole = self.0.whole.get().and_then(|whole| whole.spend(bytes, now));
-        self.moments().wanted = Some(now);
+        self.0.moments.lock().wanted = Some(now);
         self.spend_own(bytes, now).max(of_whole)
     }
 
     fn spend_own(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let time = self.time_of(bytes)?;
-        let mut moments = self.moments();
+        let mut moments = self.0.moments.lock();
         let from = now.checked_sub(BURST).max(moments.due).unwrap_or(now);
         moments.due = Some(from + time);
         moments.due
@@ -160,13 +164,6 @@ impl SharedRate {
 
     fn bytes_per_second(&self) -> Option<u64> {
         Some(self.0.bytes_per_second.load(Ordering::Relaxed)).filter(|rate| *rate > 0)
-    }
-
-    fn moments(&self) -> MutexGuard<'_, Moments> {
-        self.0
-            .moments
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,7 +5,7 @@
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,12 +14,14 @@ use quinn::{ConnectionError, Endpoint};
 use rustls::AlertDescription;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
+use zmove_types::Lock;
 
 use super::resume::{Allowance, Resumption, SavedWindow};
 use super::settings::{self, QuicCongestion};
 use super::timer::FineRuntime;
 use super::tolerant::Account;
 use super::{DONE, QuicConnection, socket};
+use crate::endpoint::unspecified;
 use crate::error::{DialError, DialStage};
 use crate::tcp_tls::{Deadline, Host, OneAddress, tls_fault};
 use crate::trust::{HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, provider};
@@ -40,7 +42,7 @@ pub(crate) struct QuicDialler {
 struct Threads {
     /// Turns true when all threads are to end.
     leave: watch::Sender<bool>,
-    running: Mutex<Vec<JoinHandle<()>>>,
+    running: Lock<Vec<JoinHandle<()>>>,
 }
 
 impl QuicDialler {
@@ -53,7 +55,7 @@ impl QuicDialler {
     ) -> Self {
         let threads = Threads {
             leave: watch::Sender::new(false),
-            running: Mutex::default(),
+            running: Lock::default(),
         };
         Self {
             address: OneAddress::of(host),
@@ -101,7 +103,7 @@ impl QuicDialler {
     /// Ends all connections in order, whatever is still on its way, and waits for their threads.
     pub(crate) async fn close(&self) {
         self.threads.leave.send_replace(true);
-        let running = std::mem::take(&mut *self.threads.lock());
+        let running = std::mem::take(&mut *self.threads.running.lock());
         let joined =
             tokio::task::spawn_blocking(|| running.into_iter().try_for_each(JoinHandle::join));
         let _in_time = tokio::time::timeout(GOODBYE_MAX, joined).await;
@@ -128,7 +130,7 @@ impl QuicDialler {
                     Err(error) => drop(made_in.send(Err(dialler.local(error)))),
                 }
             });
-        let started = started.map(|thread| self.threads.lock().push(thread));
+        let started = started.map(|thread| self.threads.running.lock().push(thread));
         let started = started.map_err(|error| self.local(error));
         let ended = self.local(io::Error::other("the connection's thread has ended"));
         async move {
@@ -287,12 +289,7 @@ const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
 /// Opens a socket for one connection.
 fn open(address: SocketAddr, identity: &Identity) -> io::Result<Endpoint> {
-    let any = if address.is_ipv6() {
-        "[::]:0"
-    } else {
-        "0.0.0.0:0"
-    };
-    let socket = UdpSocket::bind(any)?;
+    let socket = UdpSocket::bind(unspecified(address))?;
     settings::enlarge_buffers(&socket)?;
     let (config, socket) = (settings::endpoint(identity), socket::wrap(socket)?);
     Endpoint::new_with_abstract_socket(config, None, socket, Arc::new(FineRuntime))
@@ -306,9 +303,3 @@ async fn let_others_run() {
 }
 
 const TURNS: usize = 8;
-
-impl Threads {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}

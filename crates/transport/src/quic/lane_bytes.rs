@@ -8,15 +8,16 @@
 //! **Invariant:** every byte that was added is settled once, whether it arrives or the connection is lost.
 
 use std::ops::Deref;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use zmove_types::Lock;
 
 /// The bytes of one lane that are under way, and for how long there were any.
 #[derive(Debug, Default)]
 pub(super) struct LaneBytes {
-    state: Mutex<State>,
+    state: Lock<State>,
     changed: Condvar,
 }
 
@@ -52,7 +53,7 @@ pub(super) struct Lost;
 impl LaneBytes {
     /// Waits until no more than `others_max` bytes are outstanding.
     pub(super) fn wait(&self, others_max: u64) -> Result<(), Lost> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.outstanding > others_max && !state.lost {
             #[cfg(test)]
             {
@@ -76,7 +77,7 @@ impl LaneBytes {
             payload,
             lane_bytes: Arc::clone(self),
         };
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.outstanding += len;
         state.busy_since.get_or_insert_with(Instant::now);
         drop(state);
@@ -85,17 +86,17 @@ impl LaneBytes {
 
     /// Books a wait for the peer's window.
     pub(super) fn note_window_limited(&self, time: Duration) {
-        self.lock().window_limited += time;
+        self.state.lock().window_limited += time;
     }
 
     /// Notes that nothing will be acknowledged any more, and wakes those that wait.
     pub(super) fn lose(&self) {
-        self.lock().lost = true;
+        self.state.lock().lost = true;
         self.changed.notify_all();
     }
 
     pub(super) fn balance(&self) -> Balance {
-        let state = *self.lock();
+        let state = *self.state.lock();
         Balance {
             settled: state.settled,
             busy: state.busy
@@ -111,7 +112,7 @@ impl LaneBytes {
     }
 
     fn settle(&self, bytes: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.outstanding -= bytes;
         state.settled += bytes;
         if state.outstanding == 0 {
@@ -125,10 +126,6 @@ impl LaneBytes {
         }
         drop(state);
         self.changed.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -180,7 +177,7 @@ mod tests {
             std::thread::spawn(move || lane_bytes.wait(others_max).is_ok())
         };
         let until_waits = |thread: &JoinHandle<bool>, count| {
-            while lane_bytes.lock().waits < count {
+            while lane_bytes.state.lock().waits < count {
                 assert!(!thread.is_finished());
                 std::thread::yield_now();
             }
@@ -189,7 +186,7 @@ mod tests {
         until_waits(&waiting, 1);
         drop(one);
         assert!(waiting.join().unwrap());
-        let waits = lane_bytes.lock().waits;
+        let waits = lane_bytes.state.lock().waits;
         let waiting = wait(0);
         until_waits(&waiting, waits + 1);
         lane_bytes.lose();

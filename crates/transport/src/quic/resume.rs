@@ -30,6 +30,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::endpoint::unspecified;
+
 /// The window that an earlier push has found on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedWindow {
@@ -58,12 +60,7 @@ impl PathEnds {
     /// # Errors
     /// There is none.
     pub fn towards(peer: SocketAddr) -> io::Result<Self> {
-        let any = if peer.is_ipv6() {
-            "[::]:0"
-        } else {
-            "0.0.0.0:0"
-        };
-        let socket = UdpSocket::bind(any)?;
+        let socket = UdpSocket::bind(unspecified(peer))?;
         // nothing is sent: the kernel only looks for the way
         socket.connect(peer)?;
         Ok(Self {

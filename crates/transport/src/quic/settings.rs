@@ -19,6 +19,7 @@ use quinn::{AckFrequencyConfig, EndpointConfig, MtuDiscoveryConfig, TransportCon
 use quinn_proto::RandomConnectionIdGenerator;
 
 use super::tolerant::{Account, TolerantConfig};
+use crate::endpoint::unspecified;
 use crate::lane::LaneWindow;
 use crate::trust::Identity;
 
@@ -205,12 +206,7 @@ pub(super) fn datagram_bytes_max(address: SocketAddr) -> u16 {
 }
 
 fn link_mtu(address: SocketAddr) -> io::Result<u32> {
-    let any = if address.is_ipv6() {
-        "[::]:0"
-    } else {
-        "0.0.0.0:0"
-    };
-    let socket = UdpSocket::bind(any)?;
+    let socket = UdpSocket::bind(unspecified(address))?;
     // Nothing is sent: the kernel only looks up the route.
     socket.connect(address)?;
     zmove_sockopt::path_mtu(&socket, address)

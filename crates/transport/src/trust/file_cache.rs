@@ -6,15 +6,17 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+
+use zmove_types::Lock;
 
 use super::strict_modes;
 use crate::error::KeyFileError;
 
 /// The parsed contents of some files, as they were when they were last looked at.
 #[derive(Debug)]
-pub(super) struct FileCache<T, E>(Mutex<Option<Seen<T, E>>>);
+pub(super) struct FileCache<T, E>(Lock<Option<Seen<T, E>>>);
 
 #[derive(Debug)]
 struct Seen<T, E> {
@@ -40,7 +42,7 @@ const TICK_COARSE: Duration = Duration::from_secs(2);
 
 impl<T, E> Default for FileCache<T, E> {
     fn default() -> Self {
-        Self(Mutex::new(None))
+        Self(Lock::new(None))
     }
 }
 
@@ -53,7 +55,7 @@ impl<T, E> FileCache<T, E> {
         parse: impl FnOnce() -> Result<T, E>,
         lasting: impl FnOnce(&E) -> bool,
     ) -> Result<Arc<T>, Arc<E>> {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.0.lock();
         // Look before parsing: the contents are then never older than this state.
         let stamps: Option<Vec<_>> = files.iter().map(|file| Stamp::of(file)).collect();
         if let (Some(seen), Some(stamps)) = (&*seen, &stamps)
