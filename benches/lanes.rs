@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use zmove_transport::{
     Acceptor, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneSink, LaneSource,
-    SocketConfig, TlsLane,
+    SharedRate, SocketConfig, TlsLane,
 };
 use zmove_types::{BufferPool, StageClock};
 use zmove_wire::{FrameHeader, FrameKind};
@@ -352,9 +352,12 @@ fn registered(socket: TcpStream) -> tokio::net::TcpStream {
 async fn connections(count: usize) -> Vec<(Connection, Connection)> {
     let home = tempfile::tempdir().expect("a directory");
     let identity = Identity::load_or_create(home.path()).expect("a key");
-    let acceptor = Acceptor::bind(LOOPBACK, &identity, SocketConfig::default())
-        .await
-        .expect("a free port");
+    let acceptor = Acceptor::on(
+        TcpListener::bind(LOOPBACK).expect("a free port"),
+        &identity,
+        &SocketConfig::default(),
+    )
+    .expect("a listener");
     let port = acceptor.local_addr().expect("an address").port();
     let policy = HostPolicy::AcceptNew(FirstKey::default());
     let dialler = Dialler::new(
@@ -370,7 +373,7 @@ async fn connections(count: usize) -> Vec<(Connection, Connection)> {
         let accepted = async {
             let (socket, _) = acceptor.accept_tcp().await.expect("a connection");
             acceptor
-                .handshake(socket, PATIENCE)
+                .handshake(socket, PATIENCE, || ())
                 .await
                 .expect("a handshake")
         };
@@ -383,7 +386,7 @@ async fn connections(count: usize) -> Vec<(Connection, Connection)> {
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn send_frames(connection: Connection, frames: usize, pool: &BufferPool) {
-    let mut lane = TlsLane::new(connection).expect("a lane");
+    let mut lane = TlsLane::new(connection, SharedRate::default()).expect("a lane");
     let clock = StageClock::default();
     for _ in 0..frames {
         let mut data = pool.take().expect("it stays open");
@@ -408,7 +411,7 @@ fn send_frames(connection: Connection, frames: usize, pool: &BufferPool) {
 }
 
 fn receive_frames(connection: Connection, frames: usize, pool: &BufferPool) {
-    let mut lane = TlsLane::new(connection).expect("a lane");
+    let mut lane = TlsLane::new(connection, SharedRate::default()).expect("a lane");
     let clock = StageClock::default();
     for _ in 0..frames {
         assert!(

@@ -41,7 +41,7 @@ where
                 let incoming = listener.accept().await.unwrap();
                 let (listener, take) = (Arc::clone(&listener), Arc::clone(&take));
                 tokio::spawn(async move {
-                    let channel = listener.handshake_telling(incoming, PATIENCE, || ()).await;
+                    let channel = listener.handshake(incoming, PATIENCE, || ()).await;
                     let Ok(mut channel) = channel else { return };
                     let mut greeting = [0; Greeting::BYTES];
                     if channel.read_exact(&mut greeting).await.is_ok() {

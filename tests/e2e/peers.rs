@@ -43,14 +43,15 @@ fn serve_greeting(site: &Site, greeting: Vec<u8>) -> (SocketAddr, Fingerprint) {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let listen = "127.0.0.1:0".parse().unwrap();
-            let acceptor = Acceptor::bind(listen, &identity, SocketConfig::default())
-                .await
-                .unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let acceptor = Acceptor::on(listener, &identity, &SocketConfig::default()).unwrap();
             address_in.send(acceptor.local_addr().unwrap()).unwrap();
             loop {
                 let (socket, _) = acceptor.accept_tcp().await.unwrap();
-                if let Ok(connection) = acceptor.handshake(socket, Duration::from_secs(10)).await {
+                if let Ok(connection) = acceptor
+                    .handshake(socket, Duration::from_secs(10), || ())
+                    .await
+                {
                     tokio::spawn(say(connection, greeting.clone()));
                 }
             }

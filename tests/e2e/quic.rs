@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::{Builder, Runtime};
 use zmove_transport::{
     Access, ChannelDialler, HostPolicy, Identity, LaneSink, LaneSource, Listener, Reach,
-    SocketConfig, TransportChoice,
+    SharedRate, SocketConfig, TransportChoice,
 };
 use zmove_types::{BufferPool, GROUP_BYTES, StageClock, Stopwatch};
 use zmove_wire::Cipher;
@@ -323,7 +323,7 @@ impl Lane {
             };
             let accepted = async {
                 let mut far = listener
-                    .handshake(listener.accept().await.unwrap(), PATIENCE)
+                    .handshake(listener.accept().await.unwrap(), PATIENCE, || ())
                     .await
                     .unwrap();
                 far.read_exact(&mut [0; GREETING.len()]).await.unwrap();
@@ -332,7 +332,7 @@ impl Lane {
             let (near, far) = tokio::join!(dialled, accepted);
             (
                 near.into_sink(Cipher::Tls, 2).unwrap(),
-                far.into_source(Cipher::Tls).unwrap(),
+                far.into_source(Cipher::Tls, SharedRate::default()).unwrap(),
                 listener,
             )
         });

@@ -23,9 +23,9 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use zmove_transport::{
-    AcceptError, CONTROL_SILENCE_MAX, Channel, Claim, ControlReader, ControlWriter, Denial,
-    Fingerprint, Incoming, LaneError, LaneSink, LaneSource, Listener, Pulse, SharedRate, Transport,
-    control_pair,
+    AcceptError, CONTROL_SILENCE_MAX, Channel, ChannelHandle, Claim, ControlReader, ControlWriter,
+    Denial, Fingerprint, Incoming, LaneError, LaneSink, LaneSource, Listener, SharedRate,
+    Transport, control_pair,
 };
 use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNASKED_MAX;
@@ -238,11 +238,7 @@ impl Shared {
         spoken: impl FnOnce(),
     ) -> Option<(Channel, Authorized)> {
         let (address, patience) = (incoming.address(), self.admissions.limits().unproven_time);
-        let channel = match self
-            .listener
-            .handshake_telling(incoming, patience, spoken)
-            .await
-        {
+        let channel = match self.listener.handshake(incoming, patience, spoken).await {
             Ok(channel) => channel,
             Err(AcceptError::Unused) => return None,
             Err(error) => {
@@ -369,7 +365,7 @@ impl Shared {
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
             return self.reject(Rejection::Transfer, address, error);
         }
-        let (handle, pulse, claim) = (stream.handle(), stream.pulse(), stream.claim());
+        let (handle, claim) = (stream.handle(), stream.claim());
         let mut control = control_pair(stream);
         control.0.listen();
         let (slot, told) = match place.at_once() {
@@ -408,7 +404,7 @@ impl Shared {
         let who = (who, live);
         match lanes {
             Lanes::Sources(lanes, rate) => {
-                let control = (control, pulse);
+                let control = (control, handle);
                 let lanes = (lanes, rate);
                 self.run_transfer(who, control, lanes, &slot, authorized, greeting)
                     .await;
@@ -443,7 +439,7 @@ impl Shared {
     async fn run_transfer(
         &self,
         (who, live): (Who, &Live),
-        (control, pulse): (Control, Pulse),
+        (control, pulse): (Control, ChannelHandle),
         (lanes, rate): (mpsc::Receiver<Box<dyn LaneSource>>, SharedRate),
         slot: &Slot,
         Authorized {
@@ -640,7 +636,7 @@ impl Shared {
 
     async fn hand_over_lane(
         &self,
-        mut stream: Channel,
+        stream: Channel,
         address: SocketAddr,
         authorized: Authorized,
         greeting: Greeting,
@@ -663,13 +659,11 @@ impl Shared {
         // A few lanes may wait for others to end. A lane that comes after the end of its transfer is not needed.
         let is_one_too_many = match lanes {
             LanesIn::Receiving(lanes, rate) => {
-                stream.set_receive_rate(
-                    authorized
-                        .max_rate
-                        .map_or(rate, |limit| self.rates.of(key, limit)),
-                );
+                let rate = authorized
+                    .max_rate
+                    .map_or(rate, |limit| self.rates.of(key, limit));
                 stream
-                    .into_source(greeting.cipher)
+                    .into_source(greeting.cipher, rate)
                     .map(|lane| matches!(lanes.try_send(lane), Err(TrySendError::Full(_))))
             }
             LanesIn::Sending(lanes) => stream

@@ -18,7 +18,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use zmove_transport::{ControlReader, ControlWriter, LaneSource, Pulse};
+use zmove_transport::{ChannelHandle, ControlReader, ControlWriter, LaneSource};
 use zmove_types::TransferId;
 use zmove_wire::{Greeting, Intent, Open, Opened, Role, TargetState, ToSender, TopName};
 
@@ -49,7 +49,7 @@ pub struct Session {
     /// The owner: the fingerprint of the peer's key, empty within one process.
     pub owner: String,
     /// A way to ask whether the peer is still there.
-    pub pulse: Pulse,
+    pub pulse: ChannelHandle,
     /// Where the peer may write.
     pub access: WriteAccess,
     /// The leases of the runs that the peer has under way here.
@@ -72,7 +72,7 @@ impl Session {
             lanes,
             failed_lanes: None,
             owner: String::new(),
-            pulse: Pulse::default(),
+            pulse: ChannelHandle::default(),
             access: WriteAccess::Anywhere,
             run_leases: RunLeases::default(),
             config: ReceiverConfig::default(),
@@ -154,7 +154,7 @@ async fn serve(
     connections: Connections,
     asked: Asked,
     config: ReceiverConfig,
-    (lease, pulse): (RunLease, Pulse),
+    (lease, pulse): (RunLease, ChannelHandle),
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let intent = asked.open.intent;
@@ -207,7 +207,7 @@ async fn receive(
         owner,
     }: Asked,
     config: ReceiverConfig,
-    (lease, pulse): (RunLease, Pulse),
+    (lease, pulse): (RunLease, ChannelHandle),
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let place = config.target_leases.work_at(&owner, &open.target);

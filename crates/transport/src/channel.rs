@@ -82,7 +82,7 @@ pub struct ChannelHandle(HandleOf);
 #[derive(Clone, Debug)]
 enum HandleOf {
     Tcp(PathProbe),
-    Quic(quinn::Connection),
+    Quic(Pulse),
 }
 
 impl ChannelHandle {
@@ -94,7 +94,7 @@ impl ChannelHandle {
             HandleOf::Tcp(probe) => probe
                 .read()
                 .is_some_and(|info| info.established == Some(false)),
-            HandleOf::Quic(connection) => connection.close_reason().is_some(),
+            HandleOf::Quic(pulse) => pulse.connection.close_reason().is_some(),
         }
     }
 
@@ -104,18 +104,30 @@ impl ChannelHandle {
         match &self.0 {
             // The kernel has a window of its own.
             HandleOf::Tcp(_) => {}
-            HandleOf::Quic(connection) => QuicConnection::open_control_window(connection),
+            HandleOf::Quic(pulse) => pulse.open_control_window(),
         }
+    }
+
+    /// Whether the peer is still there, as far as can be found out in about a second. Over TCP its kernel closes the
+    /// connection when it is not.
+    pub async fn beats(&self) -> bool {
+        match &self.0 {
+            HandleOf::Tcp(_) => true,
+            HandleOf::Quic(pulse) => pulse.beats().await,
+        }
+    }
+}
+
+/// The handle of a peer that is in the same process.
+impl Default for ChannelHandle {
+    fn default() -> Self {
+        Self(HandleOf::Tcp(PathProbe::default()))
     }
 }
 
 /// An established connection to a peer whose key is known.
 #[derive(Debug)]
-pub struct Channel {
-    established: Established,
-    /// The rate to which the channel is held when it receives as a lane.
-    receive_rate: SharedRate,
-}
+pub struct Channel(Established);
 
 #[derive(Debug)]
 enum Established {
@@ -125,24 +137,17 @@ enum Established {
 
 impl Channel {
     fn tcp(connection: Connection) -> Self {
-        Self::by(Established::Tcp(Box::new(connection)))
+        Self(Established::Tcp(Box::new(connection)))
     }
 
     fn quic(connection: QuicConnection) -> Self {
-        Self::by(Established::Quic(Box::new(connection)))
-    }
-
-    fn by(established: Established) -> Self {
-        Self {
-            established,
-            receive_rate: SharedRate::default(),
-        }
+        Self(Established::Quic(Box::new(connection)))
     }
 
     /// The transport that carries the channel.
     #[must_use]
     pub const fn transport(&self) -> Transport {
-        match &self.established {
+        match &self.0 {
             Established::Tcp(_) => Transport::Tcp,
             Established::Quic(_) => Transport::Quic,
         }
@@ -151,7 +156,7 @@ impl Channel {
     /// The peer's key.
     #[must_use]
     pub fn peer(&self) -> Fingerprint {
-        match &self.established {
+        match &self.0 {
             Established::Tcp(connection) => connection.peer,
             Established::Quic(connection) => connection.peer,
         }
@@ -165,7 +170,7 @@ impl Channel {
 
     /// The certificates that the peer has shown; its own is the first.
     fn certificates(&self) -> Vec<CertificateDer<'static>> {
-        match &self.established {
+        match &self.0 {
             Established::Tcp(connection) => connection
                 .session()
                 .peer_certificates()
@@ -178,7 +183,7 @@ impl Channel {
     /// The peer's address; an IPv4 one never in IPv6 form.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        match &self.established {
+        match &self.0 {
             Established::Tcp(connection) => connection.address,
             Established::Quic(connection) => connection.address,
         }
@@ -187,7 +192,7 @@ impl Channel {
     /// The round trip measured by the handshake.
     #[must_use]
     pub fn round_trip(&self) -> Duration {
-        match &self.established {
+        match &self.0 {
             Established::Tcp(connection) => connection.rtt,
             Established::Quic(quic) => quic.connection.rtt(),
         }
@@ -197,7 +202,7 @@ impl Channel {
     /// before there is a lane.
     #[must_use]
     pub fn probe(&self) -> PathProbe {
-        match &self.established {
+        match &self.0 {
             Established::Tcp(connection) => connection.probe(),
             Established::Quic(_) => PathProbe::default(),
         }
@@ -206,19 +211,10 @@ impl Channel {
     /// A handle on the connection that stays when it is split into its two directions.
     #[must_use]
     pub fn handle(&self) -> ChannelHandle {
-        ChannelHandle(match &self.established {
+        ChannelHandle(match &self.0 {
             Established::Tcp(connection) => HandleOf::Tcp(connection.probe()),
-            Established::Quic(quic) => HandleOf::Quic(quic.connection.clone()),
+            Established::Quic(quic) => HandleOf::Quic(Pulse::of(&quic.connection)),
         })
-    }
-
-    /// A way to ask whether the peer is still there.
-    #[must_use]
-    pub fn pulse(&self) -> Pulse {
-        match &self.established {
-            Established::Tcp(_) => Pulse::default(),
-            Established::Quic(quic) => quic.pulse(),
-        }
     }
 
     /// Ends the connection when the peer has not acknowledged bytes for so long; see
@@ -227,15 +223,10 @@ impl Channel {
     /// # Errors
     /// The socket refuses the option.
     pub fn set_unacknowledged_max(&self, longest: Duration) -> io::Result<()> {
-        match &self.established {
+        match &self.0 {
             Established::Tcp(connection) => connection.set_unacknowledged_max(longest),
             Established::Quic(_) => Ok(()),
         }
-    }
-
-    /// Once it is a lane, receives no faster than `rate`, together with all others that keep it.
-    pub fn set_receive_rate(&mut self, rate: SharedRate) {
-        self.receive_rate = rate;
     }
 
     /// Turns this into the sending end of one of `lanes` lanes, after a greeting that has been flushed.
@@ -243,40 +234,62 @@ impl Channel {
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or cannot be a lane of this kind.
     pub fn into_sink(self, cipher: Cipher, lanes: u16) -> Result<Box<dyn LaneSink>, LaneError> {
-        Ok(match (self.established, cipher) {
-            (Established::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?),
-            (Established::Tcp(connection), Cipher::None) => Box::new(ClearLane::new(*connection)?),
-            (Established::Quic(connection), Cipher::Tls) => {
-                Box::new(QuicLane::sink(*connection, lanes))
-            }
-            (Established::Quic(_), Cipher::None) => return Err(never_clear()),
-        })
+        Ok(self.into_lane(cipher, lanes, SharedRate::default())?)
     }
 
-    /// Turns this into the receiving end of a lane, after a greeting that has been read.
+    /// Turns this into the receiving end of a lane, after a greeting that has been read. It receives no faster than
+    /// `rate`, together with all others that keep it.
     ///
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or cannot be a lane of this kind.
-    pub fn into_source(self, cipher: Cipher) -> Result<Box<dyn LaneSource>, LaneError> {
-        let rate = self.receive_rate;
-        Ok(match (self.established, cipher) {
+    pub fn into_source(
+        self,
+        cipher: Cipher,
+        rate: SharedRate,
+    ) -> Result<Box<dyn LaneSource>, LaneError> {
+        Ok(self.into_lane(cipher, 1, rate)?)
+    }
+
+    fn into_lane(
+        self,
+        cipher: Cipher,
+        lanes: u16,
+        rate: SharedRate,
+    ) -> Result<Box<dyn Lane>, LaneError> {
+        Ok(match (self.0, cipher) {
             (Established::Tcp(connection), Cipher::Tls) => {
-                Box::new(TlsLane::new(*connection)?.held_to(rate))
+                Box::new(TlsLane::new(*connection, rate)?)
             }
             (Established::Tcp(connection), Cipher::None) => {
-                Box::new(ClearLane::new(*connection)?.held_to(rate))
+                Box::new(ClearLane::new(*connection, rate)?)
             }
             (Established::Quic(connection), Cipher::Tls) => {
-                Box::new(QuicLane::source(*connection).held_to(rate))
+                Box::new(QuicLane::new(*connection, lanes, rate))
             }
-            (Established::Quic(_), Cipher::None) => return Err(never_clear()),
+            (Established::Quic(_), Cipher::None) => {
+                let text = "QUIC has no lanes in clear";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, text).into());
+            }
         })
+    }
+
+    /// What greetings and control messages are read from and written to.
+    fn stream(&mut self) -> Pin<&mut dyn Stream> {
+        match &mut self.0 {
+            Established::Tcp(connection) => Pin::new(&mut **connection),
+            Established::Quic(connection) => Pin::new(&mut **connection),
+        }
     }
 }
 
-fn never_clear() -> LaneError {
-    io::Error::new(io::ErrorKind::Unsupported, "QUIC has no lanes in clear").into()
-}
+/// Either end of a lane.
+trait Lane: LaneSink + LaneSource {}
+
+impl<L: LaneSink + LaneSource> Lane for L {}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
 
 impl AsyncRead for Channel {
     fn poll_read(
@@ -284,10 +297,7 @@ impl AsyncRead for Channel {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.established {
-            Established::Tcp(connection) => Pin::new(connection).poll_read(context, buffer),
-            Established::Quic(connection) => Pin::new(connection).poll_read(context, buffer),
-        }
+        self.stream().poll_read(context, buffer)
     }
 }
 
@@ -297,23 +307,14 @@ impl AsyncWrite for Channel {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.established {
-            Established::Tcp(connection) => Pin::new(connection).poll_write(context, bytes),
-            Established::Quic(connection) => Pin::new(connection).poll_write(context, bytes),
-        }
+        self.stream().poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.established {
-            Established::Tcp(connection) => Pin::new(connection).poll_flush(context),
-            Established::Quic(connection) => Pin::new(connection).poll_flush(context),
-        }
+        self.stream().poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.established {
-            Established::Tcp(connection) => Pin::new(connection).poll_shutdown(context),
-            Established::Quic(connection) => Pin::new(connection).poll_shutdown(context),
-        }
+        self.stream().poll_shutdown(context)
     }
 }

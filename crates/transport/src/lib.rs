@@ -37,7 +37,7 @@ pub use lane::rate_limiter::SharedRate;
 pub use lane::tls::TlsLane;
 pub use lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 pub use path::{PathProbe, Transport};
-pub use quic::{PathEnds, Pulse, QuicCongestion, Resumption, SavedWindow, UnknownCongestion};
+pub use quic::{PathEnds, QuicCongestion, Resumption, SavedWindow, UnknownCongestion};
 pub use record::RecordError;
 pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
 pub use trust::{

@@ -51,7 +51,7 @@ mod tolerant;
 pub(crate) use acceptor::{QuicAcceptor, bind, send_retry};
 pub(crate) use dialler::QuicDialler;
 pub(crate) use lane::QuicLane;
-pub use pulse::Pulse;
+pub(crate) use pulse::Pulse;
 pub use resume::{PathEnds, Resumption, SavedWindow};
 pub use settings::{QuicCongestion, UnknownCongestion};
 
@@ -107,15 +107,6 @@ impl QuicConnection {
                 left,
             },
         )
-    }
-
-    pub(crate) fn pulse(&self) -> Pulse {
-        Pulse::of(&self.connection)
-    }
-
-    /// Lets the peer send as much before it is read as control may.
-    pub(crate) fn open_control_window(connection: &quinn::Connection) {
-        connection.set_receive_window(settings::CONTROL_WINDOW_BYTES.into());
     }
 
     /// The certificates that the peer has shown.

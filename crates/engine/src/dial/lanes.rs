@@ -9,8 +9,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use zmove_sender::{LaneNumber, LaneSupply, LossAnswer};
 use zmove_transport::{
-    CONTROL_SILENCE_MAX, Channel, ChannelDialler, ControlReader, ControlWriter, DialError,
-    LaneError, LaneSink, LaneSource, PathEnds, Pulse, Transport, control_pair,
+    CONTROL_SILENCE_MAX, Channel, ChannelDialler, ChannelHandle, ControlReader, ControlWriter,
+    DialError, LaneError, LaneSink, LaneSource, PathEnds, SharedRate, Transport, control_pair,
 };
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::limits::LANES_MAX;
@@ -80,7 +80,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let dialled = Dialled {
         transfer,
         cipher,
-        pulse: channel.pulse(),
+        pulse: channel.handle(),
         control: control_pair(channel),
         lanes,
         supply: LaneSupply {
@@ -142,7 +142,7 @@ pub(crate) struct Dialled<L> {
     pub(crate) cipher: Cipher,
     pub(crate) control: (ControlReader, ControlWriter),
     /// A way to ask whether the peer of control is still there.
-    pub(crate) pulse: Pulse,
+    pub(crate) pulse: ChannelHandle,
     pub(crate) lanes: mpsc::Receiver<Result<L, LaneError>>,
     pub(crate) supply: LaneSupply,
 }
@@ -161,7 +161,7 @@ impl LaneEnd for Box<dyn LaneSink> {
 
 impl LaneEnd for Box<dyn LaneSource> {
     fn of(channel: Channel, cipher: Cipher, _lanes: u16) -> Result<Self, LaneError> {
-        channel.into_source(cipher)
+        channel.into_source(cipher, SharedRate::default())
     }
 }
 

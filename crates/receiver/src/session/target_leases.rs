@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
-use zmove_transport::{ControlError, Pulse};
+use zmove_transport::{ChannelHandle, ControlError};
 use zmove_wire::{Refusal, RefusalCode};
 
 use lease_files::{LeaseFile, LeaseFiles};
@@ -197,7 +197,7 @@ impl TargetLeases {
 
 impl Working {
     /// Resolves when another session asks for the target and the peer is not there any more, with that as an error.
-    pub(crate) async fn is_in_the_way_of_others(&self, peer: Pulse) -> ControlError {
+    pub(crate) async fn is_in_the_way_of_others(&self, peer: ChannelHandle) -> ControlError {
         loop {
             self.question.notified().await;
             let since = Instant::now();
@@ -276,7 +276,7 @@ mod tests {
             tokio::task::yield_now().await;
             assert!(!asking.is_finished());
             tokio::select! {
-                _lost = working.is_in_the_way_of_others(Pulse::default()) => panic!("its peer is there"),
+                _lost = working.is_in_the_way_of_others(ChannelHandle::default()) => panic!("its peer is there"),
                 asked = asking => assert_eq!(asked.unwrap(), Ok(())),
             }
         }

@@ -129,24 +129,12 @@ impl Listener {
         }
     }
 
-    /// Has the peer prove its key, within `deadline`. The caller then decides by the fingerprint.
+    /// Has the peer prove its key, within `deadline`. The caller then decides by the fingerprint. Calls `spoken` when
+    /// the client's first message has come, which over QUIC it always has.
     ///
     /// # Errors
     /// The client is slow, not zmove, or does not prove a key; see [`AcceptError`].
     pub async fn handshake(
-        &self,
-        incoming: Incoming,
-        deadline: Duration,
-    ) -> Result<Channel, AcceptError> {
-        self.handshake_telling(incoming, deadline, || ()).await
-    }
-
-    /// Like [`handshake`](Self::handshake); calls `spoken` when the client's first message has come, which over QUIC it
-    /// always has.
-    ///
-    /// # Errors
-    /// Like [`handshake`](Self::handshake).
-    pub async fn handshake_telling(
         &self,
         incoming: Incoming,
         deadline: Duration,
@@ -157,9 +145,9 @@ impl Listener {
                 spoken();
                 Ok(Channel::quic(quic.handshake(*incoming, deadline).await?))
             }
-            (Accepted::Tcp(socket), Some(tcp), _) => Ok(Channel::tcp(
-                tcp.handshake_telling(socket, deadline, spoken).await?,
-            )),
+            (Accepted::Tcp(socket), Some(tcp), _) => {
+                Ok(Channel::tcp(tcp.handshake(socket, deadline, spoken).await?))
+            }
             (Accepted::Tcp(_), None, _) | (Accepted::Quic(_), _, None) => {
                 Err(AcceptError::Gone(io::ErrorKind::NotConnected.into()))
             }

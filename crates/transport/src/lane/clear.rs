@@ -58,7 +58,7 @@ impl ClearLane {
     ///
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or TLS has carried more than the greeting.
-    pub fn new(connection: Connection) -> Result<Self, LaneError> {
+    pub fn new(connection: Connection, rate: SharedRate) -> Result<Self, LaneError> {
         let Parts {
             socket,
             unsent_limit,
@@ -74,40 +74,19 @@ impl ClearLane {
             rustls::Connection::Client(_) => (Side::Client, Side::Server),
             rustls::Connection::Server(_) => (Side::Server, Side::Client),
         };
-        Ok(Self::over(
-            (socket, unsent_limit),
-            records,
-            (Row::of(&session, own)?, Row::of(&session, peer)?),
-        ))
-    }
-
-    /// A lane after TLS: `arrived` came before the bytes that are in the socket; the rows are what this end seals and
-    /// checks.
-    fn over(
-        (socket, unsent_limit): (TcpStream, UnsentLimit),
-        arrived: Vec<u8>,
-        (sealing, checking): (Row, Row),
-    ) -> Self {
-        let incoming = BufReader::with_capacity(
-            ARRIVED_BYTES_MAX,
-            Cursor::new(arrived).chain(Socket(Arc::new(socket))),
-        );
-        Self {
-            incoming,
+        // What came before the bytes that are in the socket.
+        let arrived = Cursor::new(records);
+        Ok(Self {
+            incoming: BufReader::with_capacity(
+                ARRIVED_BYTES_MAX,
+                arrived.chain(Socket(Arc::new(socket))),
+            ),
             unsent_limit,
-            sealing,
-            checking,
+            sealing: Row::of(&session, own)?,
+            checking: Row::of(&session, peer)?,
             ended: false,
-            limiter: RateLimiter::default(),
-        }
-    }
-
-    /// The same lane, which receives no faster than `rate`.
-    pub(crate) fn held_to(self, rate: SharedRate) -> Self {
-        Self {
             limiter: RateLimiter::new(rate),
-            ..self
-        }
+        })
     }
 
     /// Writes all parts, by one system call where the socket takes all of them.
@@ -294,11 +273,19 @@ mod tests {
         check: [u8; blake3::KEY_LEN],
     ) -> ClearLane {
         let row = |key| Row { key, sequence: 0 };
-        ClearLane::over(
-            (socket.try_clone().unwrap(), UnsentLimit::new(&socket)),
-            Vec::new(),
-            (row(seal), row(check)),
-        )
+        let unsent_limit = UnsentLimit::new(&socket);
+        let nothing = Cursor::new(Vec::new());
+        ClearLane {
+            incoming: BufReader::with_capacity(
+                ARRIVED_BYTES_MAX,
+                nothing.chain(Socket(Arc::new(socket))),
+            ),
+            unsent_limit,
+            sealing: row(seal),
+            checking: row(check),
+            ended: false,
+            limiter: RateLimiter::default(),
+        }
     }
 
     fn frame(number: u64) -> Frame {

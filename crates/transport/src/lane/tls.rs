@@ -33,7 +33,7 @@ impl TlsLane {
     ///
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or is not between two records.
-    pub fn new(connection: Connection) -> Result<Self, LaneError> {
+    pub fn new(connection: Connection, rate: SharedRate) -> Result<Self, LaneError> {
         let Parts {
             socket,
             unsent_limit,
@@ -49,16 +49,8 @@ impl TlsLane {
             unsent_limit,
             sealer,
             opener,
-            limiter: RateLimiter::default(),
-        })
-    }
-
-    /// The same lane, which receives no faster than `rate`.
-    pub(crate) fn held_to(self, rate: SharedRate) -> Self {
-        Self {
             limiter: RateLimiter::new(rate),
-            ..self
-        }
+        })
     }
 
     /// Seals all of `bytes`; records for which there is room wait and are sent with the next ones.

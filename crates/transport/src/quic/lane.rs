@@ -43,34 +43,18 @@ pub(crate) struct QuicLane {
 }
 
 impl QuicLane {
-    /// The sending end of one of `lanes` lanes, on a connection whose greeting has passed.
-    pub(crate) fn sink(connection: QuicConnection, lanes: u16) -> Self {
+    /// One of `lanes` lanes, on a connection whose greeting has passed. It receives no faster than `rate`, and lets the
+    /// peer send little before its window is opened.
+    pub(crate) fn new(connection: QuicConnection, lanes: u16, rate: SharedRate) -> Self {
         let each = OUTSTANDING_BYTES_MAX / u64::from(lanes.max(1));
-        let outstanding_max = each.clamp(OUTSTANDING_BYTES_MIN, LANE_OUTSTANDING_BYTES_MAX);
-        Self {
-            outstanding_max,
-            ..Self::source(connection)
-        }
-    }
-
-    /// The receiving end, which lets the peer send little before its window is opened.
-    pub(crate) fn source(connection: QuicConnection) -> Self {
         Self {
             connection,
             arrived: VecDeque::with_capacity(CHUNKS_AT_ONCE),
             room: vec![Bytes::new(); CHUNKS_AT_ONCE],
             ended: false,
-            outstanding_max: OUTSTANDING_BYTES_MIN,
-            limiter: RateLimiter::default(),
-            counted: 0,
-        }
-    }
-
-    /// The same lane, which receives no faster than `rate`.
-    pub(crate) fn held_to(self, rate: SharedRate) -> Self {
-        Self {
+            outstanding_max: each.clamp(OUTSTANDING_BYTES_MIN, LANE_OUTSTANDING_BYTES_MAX),
             limiter: RateLimiter::new(rate),
-            ..self
+            counted: 0,
         }
     }
 

@@ -8,13 +8,10 @@ use tokio::time::Instant;
 
 use super::settings::CONTROL_WINDOW_BYTES;
 
-/// A way to ask whether a connection's peer is still there; over TCP its kernel says when it is not.
-#[derive(Clone, Debug, Default)]
-pub struct Pulse(Option<Asking>);
-
+/// A way to ask whether a connection's peer is still there.
 #[derive(Clone, Debug)]
-struct Asking {
-    connection: quinn::Connection,
+pub(crate) struct Pulse {
+    pub(crate) connection: quinn::Connection,
     asked: Arc<AtomicU32>,
 }
 
@@ -28,23 +25,26 @@ const ROUND_TRIPS: u32 = 4;
 const GLANCE: Duration = Duration::from_millis(5);
 
 impl Pulse {
-    pub(super) fn of(connection: &quinn::Connection) -> Self {
-        Self(Some(Asking {
+    pub(crate) fn of(connection: &quinn::Connection) -> Self {
+        Self {
             connection: connection.clone(),
             asked: Arc::default(),
-        }))
+        }
+    }
+
+    /// Lets the peer send as much before it is read as control may.
+    pub(crate) fn open_control_window(&self) {
+        self.connection
+            .set_receive_window(CONTROL_WINDOW_BYTES.into());
     }
 
     /// Whether anything of the peer arrives within about a second, which is asked to acknowledge something.
-    pub async fn beats(&self) -> bool {
-        let Some(Asking { connection, .. }) = &self.0 else {
-            return true;
-        };
-        let heard = || connection.stats().udp_rx.datagrams;
+    pub(crate) async fn beats(&self) -> bool {
+        let heard = || self.connection.stats().udp_rx.datagrams;
         tokio::time::sleep(SETTLE).await;
         let before = heard();
         self.ask();
-        let until = Instant::now() + PATIENCE + connection.rtt() * ROUND_TRIPS;
+        let until = Instant::now() + PATIENCE + self.connection.rtt() * ROUND_TRIPS;
         while heard() == before {
             if Instant::now() >= until {
                 return false;
@@ -56,9 +56,8 @@ impl Pulse {
 
     /// Sends a frame that has to be acknowledged: the window of control, one byte larger each time.
     fn ask(&self) {
-        if let Some(Asking { connection, asked }) = &self.0 {
-            let more = asked.fetch_add(1, Ordering::Relaxed) + 1;
-            connection.set_receive_window(CONTROL_WINDOW_BYTES.saturating_add(more).into());
-        }
+        let more = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        self.connection
+            .set_receive_window(CONTROL_WINDOW_BYTES.saturating_add(more).into());
     }
 }

@@ -38,19 +38,6 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Listens on `address`; port 0 stands for any free one, the IPv6 wildcard `::` for IPv4 as well.
-    ///
-    /// # Errors
-    ///
-    /// The address cannot be used, or the socket cannot be set up as configured.
-    pub async fn bind(
-        address: SocketAddr,
-        identity: &Identity,
-        socket: SocketConfig,
-    ) -> Result<Self, BindError> {
-        Self::on(listen(address, &socket)?, identity, &socket)
-    }
-
     /// Listens on a socket that another program has bound and made to listen. Runs on the tokio runtime that calls.
     ///
     /// # Errors
@@ -93,26 +80,13 @@ impl Acceptor {
         Ok((socket, canonical(address)))
     }
 
-    /// Has the peer prove its key, within `deadline`. The caller then decides by the fingerprint.
+    /// Has the peer prove its key, within `deadline`. The caller then decides by the fingerprint. Calls `spoken` when
+    /// the client's first message has come.
     ///
     /// # Errors
     ///
     /// The client is slow, not zmove, or does not prove a key; see [`AcceptError`].
     pub async fn handshake(
-        &self,
-        socket: TcpStream,
-        deadline: Duration,
-    ) -> Result<Connection, AcceptError> {
-        self.handshake_telling(socket, deadline, || ()).await
-    }
-
-    /// Makes the handshake as [`handshake`](Self::handshake) does, and calls `spoken` once the client's first
-    /// message has come.
-    ///
-    /// # Errors
-    ///
-    /// As [`handshake`](Self::handshake).
-    pub async fn handshake_telling(
         &self,
         socket: TcpStream,
         deadline: Duration,

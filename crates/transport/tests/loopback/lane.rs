@@ -10,7 +10,7 @@ use std::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use zmove_transport::{
     Acceptor, ClearLane, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneError,
-    LaneSink, LaneSource, SocketConfig, TlsLane,
+    LaneSink, LaneSource, SharedRate, SocketConfig, TlsLane,
 };
 use zmove_types::{BufferPool, ItemId, StageClock};
 
@@ -21,10 +21,12 @@ use crate::party::LONG;
 async fn connected(relay: impl FnOnce(SocketAddr) -> SocketAddr) -> (Connection, Connection) {
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(home.path()).unwrap();
-    let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let acceptor = Acceptor::bind(any, &identity, SocketConfig::default())
-        .await
-        .unwrap();
+    let acceptor = Acceptor::on(
+        TcpListener::bind("127.0.0.1:0").unwrap(),
+        &identity,
+        &SocketConfig::default(),
+    )
+    .unwrap();
     let port = relay(acceptor.local_addr().unwrap()).port();
     let policy = HostPolicy::AcceptNew(FirstKey::default());
     let dialler = Dialler::new(
@@ -38,7 +40,7 @@ async fn connected(relay: impl FnOnce(SocketAddr) -> SocketAddr) -> (Connection,
     .unwrap();
     let accepted = async {
         let (socket, _) = acceptor.accept_tcp().await.unwrap();
-        acceptor.handshake(socket, LONG).await.unwrap()
+        acceptor.handshake(socket, LONG, || ()).await.unwrap()
     };
     let (dialled, accepted) = tokio::join!(dialler.dial(LONG), accepted);
     (dialled.unwrap(), accepted)
@@ -104,10 +106,10 @@ async fn greeted(turned: bool) -> (Connection, Connection) {
 async fn frames_arrive_from_the_dialler_and_from_the_acceptor() {
     for turned in [false, true] {
         let (mut source, sink) = greeted(turned).await;
-        let mut sink = TlsLane::new(sink).unwrap();
+        let mut sink = TlsLane::new(sink, SharedRate::default()).unwrap();
         let sender = thread::spawn(move || send_all(&mut sink));
         source.read_exact(&mut [0; GREETING.len()]).await.unwrap();
-        receive_all(&mut TlsLane::new(source).unwrap());
+        receive_all(&mut TlsLane::new(source, SharedRate::default()).unwrap());
         sender.join().unwrap();
     }
 }
@@ -116,14 +118,14 @@ async fn frames_arrive_from_the_dialler_and_from_the_acceptor() {
 async fn frames_arrive_in_clear_from_the_dialler_and_from_the_acceptor() {
     for turned in [false, true] {
         let (mut source, sink) = greeted(turned).await;
-        let mut sink = ClearLane::new(sink).unwrap();
+        let mut sink = ClearLane::new(sink, SharedRate::default()).unwrap();
         // The first frame may arrive together with the greeting, or after it.
         let clock = StageClock::default();
         sink.send(frame(99, b"", b"early"), &mut clock.start())
             .unwrap();
         let sender = thread::spawn(move || send_all(&mut sink));
         source.read_exact(&mut [0; GREETING.len()]).await.unwrap();
-        let mut source = ClearLane::new(source).unwrap();
+        let mut source = ClearLane::new(source, SharedRate::default()).unwrap();
         assert_eq!(
             receive(&mut source).unwrap().unwrap().header.item,
             ItemId(99)
@@ -140,7 +142,7 @@ async fn what_was_said_on_another_lane_in_clear_is_refused() {
         connected(|address| address).await,
         connected(|address| address).await,
     );
-    let mut sink = ClearLane::new(one.0).unwrap();
+    let mut sink = ClearLane::new(one.0, SharedRate::default()).unwrap();
     let clock = StageClock::default();
     sink.send(frame(0, b"head", b"data"), &mut clock.start())
         .unwrap();
@@ -150,7 +152,10 @@ async fn what_was_said_on_another_lane_in_clear_is_refused() {
     // The frames go back to their sender, and to the acceptor of another lane.
     back.write_all(&said).unwrap();
     raw_socket(&other.0).write_all(&said).unwrap();
-    for mut source in [sink, ClearLane::new(other.1).unwrap()] {
+    for mut source in [
+        sink,
+        ClearLane::new(other.1, SharedRate::default()).unwrap(),
+    ] {
         let error = receive(&mut source).unwrap_err();
         assert!(matches!(error, LaneError::Forged), "{error:?}");
     }
@@ -165,13 +170,16 @@ async fn what_tls_still_holds_is_no_part_of_a_lane_in_clear() {
         .unwrap();
     dialled.flush().await.unwrap();
     accepted.read_exact(&mut [0; GREETING.len()]).await.unwrap();
-    assert!(matches!(ClearLane::new(accepted), Err(LaneError::Forged)));
+    assert!(matches!(
+        ClearLane::new(accepted, SharedRate::default()),
+        Err(LaneError::Forged)
+    ));
 }
 
 #[tokio::test]
 async fn broken_lane_in_clear_wakes_its_receiver() {
     let (_dialled, accepted) = connected(|address| address).await;
-    let mut source = ClearLane::new(accepted).unwrap();
+    let mut source = ClearLane::new(accepted, SharedRate::default()).unwrap();
     let breaker = LaneSource::breaker(&source);
     let receiver = thread::spawn(move || receive(&mut source));
     breaker.trip();
@@ -195,7 +203,7 @@ async fn frames_that_arrive_with_the_greeting_are_not_lost() {
         sink.write_all(&early.head).await.unwrap();
         sink.write_all(&early.data).await.unwrap();
         sink.flush().await.unwrap();
-        let mut sink = TlsLane::new(sink).unwrap();
+        let mut sink = TlsLane::new(sink, SharedRate::default()).unwrap();
         let clock = StageClock::default();
         for number in 1..100 {
             sink.send(frame(number, b"head", &pattern(700)), &mut clock.start())
@@ -204,7 +212,7 @@ async fn frames_that_arrive_with_the_greeting_are_not_lost() {
         sink.finish().unwrap();
         // All of it has been sent before the first byte is read.
         source.read_exact(&mut [0; GREETING.len()]).await.unwrap();
-        let mut source = TlsLane::new(source).unwrap();
+        let mut source = TlsLane::new(source, SharedRate::default()).unwrap();
         for number in 0..100 {
             let frame = receive(&mut source).unwrap().unwrap();
             assert_eq!(
@@ -227,7 +235,8 @@ async fn lane_that_ends_without_a_word_is_closed() {
         socket2::SockRef::from(&dialled)
             .shutdown(Shutdown::Write)
             .unwrap();
-        let error = receive(&mut TlsLane::new(accepted).unwrap()).unwrap_err();
+        let error =
+            receive(&mut TlsLane::new(accepted, SharedRate::default()).unwrap()).unwrap_err();
         assert!(
             matches!(error, LaneError::Closed),
             "after {bytes} bytes: {error:?}"
@@ -243,7 +252,8 @@ async fn lane_that_ends_within_a_frame_is_closed() {
         let sent = [&header[..], b"head", b"data"].concat();
         dialled.write_all(&sent[..bytes]).await.unwrap();
         dialled.shutdown().await.unwrap();
-        let error = receive(&mut TlsLane::new(accepted).unwrap()).unwrap_err();
+        let error =
+            receive(&mut TlsLane::new(accepted, SharedRate::default()).unwrap()).unwrap_err();
         assert!(
             matches!(error, LaneError::Closed),
             "after {bytes} bytes: {error:?}"
@@ -254,14 +264,14 @@ async fn lane_that_ends_within_a_frame_is_closed() {
 #[tokio::test]
 async fn lane_whose_bytes_are_changed_on_the_way_is_refused() {
     let (dialled, accepted) = connected(flip_one_bit_late).await;
-    let mut sink = TlsLane::new(dialled).unwrap();
+    let mut sink = TlsLane::new(dialled, SharedRate::default()).unwrap();
     let sender = thread::spawn(move || {
         let clock = StageClock::default();
         // The other end may be gone before all is sent.
         let sent = sink.send(frame(0, b"", &pattern(BUFFER_BYTES)), &mut clock.start());
         drop(sent.and_then(|()| sink.finish()));
     });
-    let error = receive(&mut TlsLane::new(accepted).unwrap()).unwrap_err();
+    let error = receive(&mut TlsLane::new(accepted, SharedRate::default()).unwrap()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "data lane: a TLS record does not authenticate"
@@ -272,7 +282,7 @@ async fn lane_whose_bytes_are_changed_on_the_way_is_refused() {
 #[tokio::test]
 async fn broken_lane_wakes_its_receiver() {
     let (_dialled, accepted) = connected(|address| address).await;
-    let mut source = TlsLane::new(accepted).unwrap();
+    let mut source = TlsLane::new(accepted, SharedRate::default()).unwrap();
     let breaker = LaneSource::breaker(&source);
     let receiver = thread::spawn(move || receive(&mut source));
     breaker.trip();

@@ -10,7 +10,7 @@ use tokio::net;
 use tokio::sync::mpsc;
 use zmove_transport::{
     AcceptError, Channel, ChannelDialler, DialError, FirstKey, HostPolicy, LaneError, LaneWindow,
-    Listener, QuicCongestion, Reach, SocketConfig, Transport, TransportChoice,
+    Listener, QuicCongestion, Reach, SharedRate, SocketConfig, Transport, TransportChoice,
 };
 use zmove_types::{BufferPool, ItemId, StageClock};
 use zmove_wire::Cipher;
@@ -45,7 +45,7 @@ impl Party {
 
 async fn accept(listener: &Listener) -> Result<Channel, AcceptError> {
     listener
-        .handshake(listener.accept().await.unwrap(), LONG)
+        .handshake(listener.accept().await.unwrap(), LONG, || ())
         .await
 }
 
@@ -111,7 +111,7 @@ async fn frames_arrive_and_the_end_is_one() {
     let received = tokio::task::spawn_blocking(move || {
         let clock = StageClock::default();
         let pool = BufferPool::new(BUFFER_BYTES, 2);
-        let mut source = far.into_source(Cipher::Tls).unwrap();
+        let mut source = far.into_source(Cipher::Tls, SharedRate::default()).unwrap();
         for round in 0..3 {
             for (number, (head, data)) in (0..).zip(SIZES) {
                 let frame = source.receive(&pool, &mut clock.start()).unwrap().unwrap();
@@ -140,7 +140,7 @@ async fn a_lane_that_is_dropped_has_no_end() {
     drop(sink);
     let ended = tokio::task::spawn_blocking(move || {
         let (clock, pool) = (StageClock::default(), BufferPool::new(BUFFER_BYTES, 1));
-        let mut source = far.into_source(Cipher::Tls).unwrap();
+        let mut source = far.into_source(Cipher::Tls, SharedRate::default()).unwrap();
         loop {
             match source.receive(&pool, &mut clock.start()) {
                 Ok(Some(_)) => {}
@@ -154,7 +154,7 @@ async fn a_lane_that_is_dropped_has_no_end() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_breaker_ends_whoever_waits() {
     let (near, far) = connected().await;
-    let source = far.into_source(Cipher::Tls).unwrap();
+    let source = far.into_source(Cipher::Tls, SharedRate::default()).unwrap();
     let breaker = source.breaker();
     let waiting = thread::spawn(move || {
         let (clock, pool, mut source) = (
@@ -184,7 +184,7 @@ async fn a_breaker_ends_whoever_waits() {
 async fn a_lane_whose_connection_is_lost_does_not_end_in_order() {
     let (near, far) = connected().await;
     let (source, mut sink) = (
-        far.into_source(Cipher::Tls).unwrap(),
+        far.into_source(Cipher::Tls, SharedRate::default()).unwrap(),
         near.into_sink(Cipher::Tls, 1).unwrap(),
     );
     let path = sink.path();
@@ -206,7 +206,10 @@ async fn a_lane_whose_connection_is_lost_does_not_end_in_order() {
 async fn there_are_no_lanes_in_clear() {
     let (near, far) = connected().await;
     assert!(near.into_sink(Cipher::None, 1).is_err());
-    assert!(far.into_source(Cipher::None).is_err());
+    assert!(
+        far.into_source(Cipher::None, SharedRate::default())
+            .is_err()
+    );
 }
 
 #[tokio::test]
@@ -335,7 +338,7 @@ async fn clients_that_are_asked_back_come_again() {
     let accepted = async {
         assert!(listener.accept().await.unwrap().send_retry().is_none());
         let again = listener.accept().await.unwrap().send_retry().unwrap();
-        listener.handshake(again, LONG).await
+        listener.handshake(again, LONG, || ()).await
     };
     let (dialled, accepted) = tokio::join!(dialled, accepted);
     assert_eq!(
@@ -469,7 +472,7 @@ async fn a_host_that_is_started_again_amid_a_handshake_is_reached() {
         while let Ok(incoming) = second.accept().await {
             let (second, accepted_in) = (Arc::clone(&second), accepted_in.clone());
             tokio::spawn(async move {
-                let handshake = second.handshake(incoming, LONG).await;
+                let handshake = second.handshake(incoming, LONG, || ()).await;
                 handshake.map(|channel| accepted_in.send(channel))
             });
         }
@@ -524,7 +527,7 @@ async fn little_is_held_of_who_is_not_let_in_and_of_a_lane_that_nobody_has_taken
     let far = far.unwrap();
     far.handle().open_control_window();
     fill_up(&mut stream, &mut taken, 1 << 20).await;
-    let mut lane = far.into_source(Cipher::Tls).unwrap();
+    let mut lane = far.into_source(Cipher::Tls, SharedRate::default()).unwrap();
     assert!(lane.has_window());
     for window in [LaneWindow::Narrow, LaneWindow::Wide] {
         lane.open_window(window);

@@ -1,6 +1,6 @@
 //! Trust over real TLS on loopback: which peers get a connection, and above all which do not.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use rustls::{HandshakeKind, sign::SingleCertAndKey};
 use rustls_pki_types::ServerName;
@@ -22,10 +22,8 @@ const LOOPBACK: &str = "127.0.0.1";
 
 impl Party {
     async fn listen(&self) -> (Acceptor, u16) {
-        let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        let acceptor = Acceptor::bind(address, &self.identity, SocketConfig::default())
-            .await
-            .unwrap();
+        let listener = std::net::TcpListener::bind((LOOPBACK, 0)).unwrap();
+        let acceptor = Acceptor::on(listener, &self.identity, &SocketConfig::default()).unwrap();
         let port = acceptor.local_addr().unwrap().port();
         (acceptor, port)
     }
@@ -61,7 +59,7 @@ impl Party {
 
 async fn accept(acceptor: &Acceptor) -> Result<Connection, AcceptError> {
     let (socket, _) = acceptor.accept_tcp().await.unwrap();
-    acceptor.handshake(socket, LONG).await
+    acceptor.handshake(socket, LONG, || ()).await
 }
 
 /// The two ends of one good connection.
@@ -498,8 +496,11 @@ async fn silent_peers_time_out_and_hold_nobody_up() {
     let _silent = TcpStream::connect((LOOPBACK, port)).await.unwrap();
     let (silent, _) = acceptor.accept_tcp().await.unwrap();
     let dial = user.dial(port, HostPolicy::Pinned(host.fingerprint()));
-    let (slow, good, accepted) =
-        tokio::join!(acceptor.handshake(silent, SHORT), dial, accept(&acceptor));
+    let (slow, good, accepted) = tokio::join!(
+        acceptor.handshake(silent, SHORT, || ()),
+        dial,
+        accept(&acceptor)
+    );
     assert!(matches!(slow.unwrap_err(), AcceptError::TimedOut { .. }));
     assert!(good.is_ok() && accepted.is_ok());
 
