@@ -230,7 +230,7 @@ impl Account {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         for lack in counts {
-            *not_kept.entry((lack.kind(), lack.why)).or_default() += lack.entries;
+            *not_kept.entry((lack.kind, lack.why)).or_default() += lack.entries;
         }
     }
 
@@ -255,7 +255,7 @@ impl Account {
         for lack in lacks {
             let message = format!(
                 "{} of '{}' ({})",
-                lack.kind(),
+                lack.kind,
                 Escaped::path(&path.as_path()),
                 lack.why
             );

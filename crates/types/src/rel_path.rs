@@ -184,6 +184,34 @@ fn check_component(component: &[u8]) -> Result<(), PathError> {
     }
 }
 
+impl AsRef<[u8]> for RelPath {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+impl AsRef<[u8]> for Name {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+impl TryFrom<&[u8]> for RelPath {
+    type Error = PathError;
+
+    fn try_from(bytes: &[u8]) -> Result<Self, Self::Error> {
+        Self::from_bytes(bytes)
+    }
+}
+
+impl TryFrom<&[u8]> for Name {
+    type Error = PathError;
+
+    fn try_from(bytes: &[u8]) -> Result<Self, Self::Error> {
+        Self::from_bytes(bytes)
+    }
+}
+
 /// A path equals, sorts and hashes as its bytes, which `Borrow` demands.
 impl Borrow<[u8]> for RelPath {
     fn borrow(&self) -> &[u8] {

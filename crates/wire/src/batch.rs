@@ -408,7 +408,7 @@ impl BatchEntry {
 }
 
 /// The tag of a special entry, and the number of its device.
-pub(crate) fn special_parts(special: Special) -> (u8, u64) {
+fn special_parts(special: Special) -> (u8, u64) {
     match special {
         Special::Fifo => (1, 0),
         Special::Socket => (2, 0),
@@ -417,7 +417,7 @@ pub(crate) fn special_parts(special: Special) -> (u8, u64) {
     }
 }
 
-pub(crate) fn special_of(tag: u8, device: u64) -> Result<Special, WireError> {
+fn special_of(tag: u8, device: u64) -> Result<Special, WireError> {
     match (tag, device) {
         (1, 0) => Ok(Special::Fifo),
         (2, 0) => Ok(Special::Socket),

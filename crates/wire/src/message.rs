@@ -13,7 +13,7 @@ use crate::error::WireError;
 use crate::extensions::{Extensions, OF_MESSAGES};
 use crate::extra::XattrDigest;
 use crate::fields::Reader;
-use crate::limits::{MESSAGE_BYTES_MAX, within};
+use crate::limits::{MESSAGE_BYTES_MAX, REASON_CHARS_MAX, within};
 
 mod bytes;
 mod copy;
@@ -41,10 +41,11 @@ use counted::Counted;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
 pub use fetch::{
     AccountOrder, AccountsFrom, Fetch, Fetching, LaneOrder, ListOrder, OwnerOrder, RemovalOrder,
-    RuleText, SourcePath, Time, ToSource,
+    RuleText, SourcePath, ToSource,
 };
 pub use job_grant::{JobGrant, SignedJobGrant};
 pub use kept::{Keeping, Lack, Missed, NotKept};
+pub use metadata::Time;
 pub use mirror::{
     Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
 };
@@ -218,7 +219,7 @@ pub struct Waiting {
     /// The number of transfers of the same key that are before it.
     pub ahead: u32,
     /// The reason in words, one line.
-    #[serde(deserialize_with = "bytes::reason")]
+    #[serde(deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>")]
     pub text: String,
 }
 
@@ -245,7 +246,7 @@ pub struct Offer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferedGroup {
     /// The directory's path from the target root.
-    #[serde(with = "bytes::path")]
+    #[serde(with = "bytes")]
     pub directory: RelPath,
     /// The files in that directory.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::OFFER_FILES_MAX }, _, _>")]
@@ -256,7 +257,7 @@ pub struct OfferedGroup {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferedFile {
     /// The file's name.
-    #[serde(with = "bytes::name")]
+    #[serde(with = "bytes")]
     pub name: Name,
     /// The file's size in bytes.
     pub bytes: u64,
@@ -275,7 +276,7 @@ pub struct SourceMark {
     /// The source file's inode.
     pub inode: u64,
     /// The source file's change time.
-    #[serde(with = "metadata::timestamp")]
+    #[serde(with = "metadata::SentTimestamp")]
     pub ctime: Timestamp,
 }
 

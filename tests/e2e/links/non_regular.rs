@@ -312,7 +312,7 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
     let counts = not_kept(intruded.answers);
     let links: u64 = counts
         .iter()
-        .filter(|count| count.kind() == Kinds::LINKS)
+        .filter(|count| count.kind == Kinds::LINKS)
         .map(|count| count.entries)
         .sum();
     assert_eq!(links, 11, "{counts:?}");

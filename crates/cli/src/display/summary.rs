@@ -341,7 +341,7 @@ pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
 fn not_kept(summary: &Summary) -> String {
     let counts = summary.not_kept.iter();
     let told: Vec<_> = counts
-        .map(|lack| format!("{} of {} ({})", lack.kind(), lack.entries, lack.why))
+        .map(|lack| format!("{} of {} ({})", lack.kind, lack.entries, lack.why))
         .collect();
     if told.is_empty() {
         String::new()

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Open, Refusal, SourcePath, TransferAccount, bytes, fetch::Fetch, list};
 use crate::limits::{
-    CERTIFICATE_BYTES_MAX, FETCH_SOURCES_MAX, RECEIPT_BYTES_MAX, SIGNATURE_BYTES_MAX,
+    CERTIFICATE_BYTES_MAX, FETCH_SOURCES_MAX, REASON_CHARS_MAX, RECEIPT_BYTES_MAX,
+    SIGNATURE_BYTES_MAX,
 };
 
 /// The secret by which a grant is found.
@@ -48,7 +49,7 @@ impl CopyOrder {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The host's name or address.
-    #[serde(deserialize_with = "bytes::reason")]
+    #[serde(deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>")]
     pub host: String,
     /// The daemon's port.
     pub port: u16,

@@ -8,13 +8,14 @@ use thiserror::Error;
 use zmove_types::RelPath;
 
 use super::bytes;
+use crate::limits::REASON_CHARS_MAX;
 
 /// One thing that failed at the receiver; the transfer goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[error("{operation} '{path}': {code}")]
 pub struct Fault {
     /// The path of what failed, from the target root.
-    #[serde(with = "bytes::path")]
+    #[serde(with = "bytes")]
     pub path: RelPath,
     /// The operation that failed.
     pub operation: Operation,
@@ -118,7 +119,7 @@ pub struct Refusal {
     /// The kind of reason.
     pub code: RefusalCode,
     /// The reason in words, one line.
-    #[serde(deserialize_with = "bytes::reason")]
+    #[serde(deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>")]
     pub text: String,
 }
 

@@ -5,10 +5,9 @@
 //! [`FETCH_BYTES_MAX`](crate::limits::FETCH_BYTES_MAX), which the host checks before its bytes are awaited.
 
 use serde::{Deserialize, Serialize};
-use zmove_types::Timestamp;
 
-use super::{Begin, CopyOrder, GrantOrder, Open, bytes, list, metadata};
-use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_RULES_MAX, FETCH_SOURCES_MAX};
+use super::{Begin, CopyOrder, GrantOrder, Open, Time, bytes, list};
+use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_RULES_MAX, FETCH_SOURCES_MAX, REASON_CHARS_MAX};
 
 /// A message from a receiver that has dialled to the host that is to send.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,7 +145,7 @@ pub struct OwnerOrder {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountOrder {
     /// The name that they become; empty where only the number counts.
-    #[serde(deserialize_with = "bytes::reason")]
+    #[serde(deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>")]
     pub name: String,
     /// The number that they become.
     pub id: u32,
@@ -162,14 +161,10 @@ pub enum AccountsFrom {
     /// All without a name.
     Nameless,
     /// The one of this name.
-    Name(#[serde(deserialize_with = "bytes::reason")] String),
+    Name(#[serde(deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>")] String),
     /// All whose numbers lie between two, both included.
     Ids(u32, u32),
 }
-
-/// A moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Time(#[serde(with = "metadata::timestamp")] pub Timestamp);
 
 /// The data connections of a receiver that has dialled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -195,6 +190,7 @@ pub(crate) mod tests {
     use crate::error::WireError;
     use crate::message::open::tests::fixed;
     use crate::message::{ToSender, decode_message, encode_message};
+    use zmove_types::Timestamp;
 
     pub(crate) fn sample() -> Fetch {
         Fetch {

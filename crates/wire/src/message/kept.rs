@@ -12,7 +12,7 @@ use crate::limits::MISSED_MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keeping {
     /// The kinds.
-    #[serde(with = "kinds")]
+    #[serde(with = "SentKinds")]
     pub kinds: Kinds,
     /// Whether the receiver names each entry that lacks something.
     pub named: bool,
@@ -35,21 +35,18 @@ impl Default for Keeping {
     }
 }
 
-mod kinds {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use zmove_types::Kinds;
+/// [`Kinds`] as they travel.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Kinds")]
+struct SentKinds(#[serde(getter = "bits_of")] u32);
 
-    pub(super) fn serialize<S: Serializer>(
-        kinds: &Kinds,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        kinds.bits().serialize(serializer)
-    }
+const fn bits_of(kinds: &Kinds) -> u32 {
+    kinds.bits()
+}
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Kinds, D::Error> {
-        u32::deserialize(deserializer).map(Kinds::from_bits)
+impl From<SentKinds> for Kinds {
+    fn from(SentKinds(bits): SentKinds) -> Self {
+        Self::from_bits(bits)
     }
 }
 
@@ -92,8 +89,9 @@ impl fmt::Display for Lack {
 /// What was not kept of some entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NotKept {
-    /// The bit of the kind that was not kept.
-    kind: u32,
+    /// The kind that was not kept.
+    #[serde(with = "SentKinds")]
+    pub kind: Kinds,
     /// The reason.
     pub why: Lack,
     /// The number of entries that lack the kind.
@@ -104,17 +102,7 @@ impl NotKept {
     /// A count of entries that lack one kind.
     #[must_use]
     pub const fn new(kind: Kinds, why: Lack, entries: u64) -> Self {
-        Self {
-            kind: kind.bits(),
-            why,
-            entries,
-        }
-    }
-
-    /// The kind that was not kept.
-    #[must_use]
-    pub const fn kind(&self) -> Kinds {
-        Kinds::from_bits(self.kind)
+        Self { kind, why, entries }
     }
 }
 
@@ -122,7 +110,7 @@ impl NotKept {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missed {
     /// The entry.
-    #[serde(with = "bytes::path")]
+    #[serde(with = "bytes")]
     pub path: RelPath,
     /// The kinds that the entry lacks, and why; the number of entries is 1 in each.
     #[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")]
@@ -161,6 +149,6 @@ mod tests {
         let bytes = encode_message(&missed);
         assert_eq!(bytes[4..], [17, 1, 3, b'a', b'/', b'b', 1, 32, 2, 3]);
         assert_eq!(decode_message(&bytes[4..]), Ok(missed));
-        assert_eq!(lack.kind(), Kinds::ACLS);
+        assert_eq!(lack.kind, Kinds::ACLS);
     }
 }

@@ -15,14 +15,14 @@ pub(super) fn serialize<S: Serializer>(
     let Metadata { mode, mtime, extra } = metadata;
     let owner = extra.as_ref().and_then(|extra| sent(&extra.owner));
     let group = extra.as_ref().and_then(|extra| sent(&extra.group));
-    (mode, mtime.seconds, mtime.nanos, owner, group).serialize(serializer)
+    (mode, Time(*mtime), owner, group).serialize(serializer)
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Metadata, D::Error> {
-    let (mode, seconds, nanos, owner, group) =
-        <(u32, _, _, Option<_>, Option<_>)>::deserialize(deserializer)?;
+    let (mode, Time(mtime), owner, group) =
+        <(u32, _, Option<_>, Option<_>)>::deserialize(deserializer)?;
     let extra = Extra {
         owner: owner.map(received).transpose()?,
         group: group.map(received).transpose()?,
@@ -30,7 +30,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(
     };
     Ok(Metadata {
         extra: (!extra.is_empty()).then(|| Arc::new(extra)),
-        ..Metadata::new(mode & 0o7777, timestamp_of(seconds, nanos)?)
+        ..Metadata::new(mode & 0o7777, mtime)
     })
 }
 
@@ -56,30 +56,25 @@ fn received<E: Error>(SentAccount { id, name }: SentAccount<'_>) -> Result<Accou
     })
 }
 
-fn timestamp_of<E: Error>(seconds: i64, nanos: u32) -> Result<Timestamp, E> {
-    if nanos < 1_000_000_000 {
-        Ok(Timestamp { seconds, nanos })
-    } else {
-        Err(E::custom("nanoseconds"))
-    }
+/// A moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Time(#[serde(with = "SentTimestamp")] pub Timestamp);
+
+/// A [`Timestamp`] as it travels.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Timestamp")]
+pub(super) struct SentTimestamp {
+    seconds: i64,
+    #[serde(deserialize_with = "nanos")]
+    nanos: u32,
 }
 
-/// A time without other metadata.
-pub(super) mod timestamp {
-    use super::{Deserialize, Deserializer, Serialize, Serializer, Timestamp, timestamp_of};
-
-    pub(in super::super) fn serialize<S: Serializer>(
-        time: &Timestamp,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        (time.seconds, time.nanos).serialize(serializer)
-    }
-
-    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Timestamp, D::Error> {
-        let (seconds, nanos) = <(i64, u32)>::deserialize(deserializer)?;
-        timestamp_of(seconds, nanos)
+fn nanos<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let nanos = u32::deserialize(deserializer)?;
+    if nanos < 1_000_000_000 {
+        Ok(nanos)
+    } else {
+        Err(D::Error::custom("nanoseconds"))
     }
 }
 

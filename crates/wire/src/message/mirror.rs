@@ -34,7 +34,7 @@ pub struct Keep {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptRange {
     /// The directory's path from the target root.
-    #[serde(with = "bytes::path")]
+    #[serde(with = "bytes")]
     pub directory: RelPath,
     /// The name behind which the range begins; `None` for the beginning of the directory.
     pub after: Option<ListedName>,
@@ -47,7 +47,7 @@ pub struct KeptRange {
 
 /// A name in a list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ListedName(#[serde(with = "bytes::name")] pub Name);
+pub struct ListedName(#[serde(with = "bytes")] pub Name);
 
 /// Names in the ranges of a [`Keep`] that are not at the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +90,7 @@ pub struct Remove {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoveGroup {
     /// The directory's path from the target root.
-    #[serde(with = "bytes::path")]
+    #[serde(with = "bytes")]
     pub directory: RelPath,
     /// The names.
     #[serde(deserialize_with = "list::at_most::<{ REMOVE_NAMES_MAX }, _, _>")]

@@ -89,14 +89,14 @@ pub enum TargetShape {
     /// One entry: put into the target when that is a directory, else named as the target.
     Single {
         /// The entry's name at the source.
-        #[serde(with = "bytes::name")]
+        #[serde(with = "bytes")]
         name: Name,
     },
 }
 
 /// A name at the top of the target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TopName(#[serde(with = "bytes::name")] pub Name);
+pub struct TopName(#[serde(with = "bytes")] pub Name);
 
 /// The way in which a file at the target is compared with its source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -23,7 +23,7 @@ pub struct Inquiry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InquiredGroup {
     /// The directory's path from the target root.
-    #[serde(with = "bytes::path")]
+    #[serde(with = "bytes")]
     pub directory: RelPath,
     /// The metadata that the directory itself would get; `None` where it is not asked about.
     pub itself: Option<InquiredMetadata>,
@@ -36,7 +36,7 @@ pub struct InquiredGroup {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InquiredEntry {
     /// The entry's name.
-    #[serde(with = "bytes::name")]
+    #[serde(with = "bytes")]
     pub name: Name,
     /// The entry's kind.
     pub kind: InquiredKind,
@@ -61,15 +61,25 @@ pub enum InquiredKind {
         target: Vec<u8>,
     },
     /// A FIFO, socket or device.
-    Special(#[serde(with = "bytes::special")] Special),
+    Special(#[serde(with = "SentSpecial")] Special),
     /// Another name of a regular file.
     Link {
         /// The file's size in bytes.
         bytes: u64,
         /// The path of the first name below the target root.
-        #[serde(with = "bytes::path")]
+        #[serde(with = "bytes")]
         first: RelPath,
     },
+}
+
+/// A [`Special`] entry as it travels.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Special")]
+enum SentSpecial {
+    Fifo,
+    Socket,
+    Character(u64),
+    Block(u64),
 }
 
 /// Metadata at the source, and a digest of the extended attributes, if there are any.
@@ -201,6 +211,16 @@ impl fmt::Display for Differences {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::encode_message;
+
+    #[test]
+    fn special_entries_are_pinned() {
+        let bytes = |special| encode_message(&InquiredKind::Special(special));
+        assert_eq!(bytes(Special::Fifo)[4..], [3, 0]);
+        assert_eq!(bytes(Special::Socket)[4..], [3, 1]);
+        assert_eq!(bytes(Special::Character(300))[4..], [3, 2, 0xAC, 2]);
+        assert_eq!(bytes(Special::Block(1))[4..], [3, 3, 1]);
+    }
 
     #[test]
     fn differences_read_as_a_list() {

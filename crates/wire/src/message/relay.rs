@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use zmove_types::{Counters, Event, RelPath, Root};
 
 use super::{NotKept, Refusal, SignedReceipt, bytes, counters, list};
-use crate::limits::{HASHED_MAX, LANES_MAX, MISSED_MAX, TOLD_MAX};
+use crate::limits::{HASHED_MAX, LANES_MAX, MISSED_MAX, TOLD_CHARS_MAX, TOLD_MAX};
 
 /// One word beside a transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,27 +32,17 @@ pub enum Relay {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileHash {
     /// The file's path below the target.
-    #[serde(with = "bytes::path")]
+    #[serde(with = "bytes")]
     pub path: RelPath,
     /// The BLAKE3 of its contents.
-    #[serde(with = "root")]
+    #[serde(with = "SentRoot")]
     pub root: Root,
 }
 
-mod root {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use zmove_types::Root;
-
-    pub(super) fn serialize<S: Serializer>(root: &Root, serializer: S) -> Result<S::Ok, S::Error> {
-        root.0.serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Root, D::Error> {
-        <[u8; 32]>::deserialize(deserializer).map(Root)
-    }
-}
+/// A [`Root`] as it travels.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Root")]
+struct SentRoot([u8; 32]);
 
 /// One thing that happened at the sender; numbers are additions to those told before, unless it says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,15 +56,15 @@ pub enum Told {
     /// So many lanes are up now.
     LaneUp(u16),
     /// Data arrived damaged and is sent again.
-    Resent(#[serde(deserialize_with = "bytes::told")] String),
+    Resent(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
     /// A file or directory failed.
-    Failed(#[serde(deserialize_with = "bytes::told")] String),
+    Failed(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
     /// An entry lacks something.
-    NotKept(#[serde(deserialize_with = "bytes::told")] String),
+    NotKept(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
     /// A warning.
-    Warned(#[serde(deserialize_with = "bytes::told")] String),
+    Warned(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
     /// The present limit of the rate.
-    Limited(#[serde(deserialize_with = "bytes::told")] String),
+    Limited(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
     /// The progress of each stage, in all.
     Sampled(StageProgress),
     /// A change that a transfer would make.
@@ -211,7 +201,7 @@ pub struct StageProgress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToldChange {
     /// The entry's path below the target.
-    #[serde(with = "bytes::path")]
+    #[serde(with = "bytes")]
     pub path: RelPath,
     /// The kind of change.
     pub kind: ToldKind,
@@ -225,7 +215,7 @@ pub enum ToldKind {
     /// The entry is made.
     Added,
     /// The entry is changed, for this reason.
-    Changed(#[serde(deserialize_with = "bytes::told")] String),
+    Changed(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
     /// The entry is removed.
     Removed,
 }
@@ -240,7 +230,7 @@ pub enum ToldForm {
     /// A symbolic link to this.
     Symlink(#[serde(with = "bytes")] Vec<u8>),
     /// A further name of the file at this path.
-    Link(#[serde(with = "bytes::path")] RelPath),
+    Link(#[serde(with = "bytes")] RelPath),
 }
 
 /// The sender's account of a transfer that came to its end; times are in microseconds.

@@ -17,14 +17,14 @@ use crate::limits::{BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSING_RANGES_MAX,
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedJobOpening {
     /// The job.
-    #[serde(with = "job")]
+    #[serde(with = "SentJobId")]
     pub job: SharedJobId,
     /// The epoch of the job: no receiver of an older one changes anything once a session of this one has begun. The
     /// largest number stands for a job that has ended.
     #[serde(deserialize_with = "epoch")]
     pub epoch: u64,
     /// Whether the job may begin with this session.
-    #[serde(with = "beginning")]
+    #[serde(with = "SentBeginning")]
     pub beginning: Beginning,
     /// The sender's node.
     pub node: NodeName,
@@ -64,44 +64,17 @@ fn epoch<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     }
 }
 
-mod job {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use zmove_types::SharedJobId;
+/// A [`SharedJobId`] as it travels.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "SharedJobId")]
+struct SentJobId([u8; 16]);
 
-    pub(super) fn serialize<S: Serializer>(
-        job: &SharedJobId,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        job.0.serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<SharedJobId, D::Error> {
-        Deserialize::deserialize(deserializer).map(SharedJobId)
-    }
-}
-
-mod beginning {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use zmove_types::Beginning;
-
-    pub(super) fn serialize<S: Serializer>(
-        beginning: &Beginning,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        (*beginning == Beginning::Allowed).serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Beginning, D::Error> {
-        Ok(if bool::deserialize(deserializer)? {
-            Beginning::Allowed
-        } else {
-            Beginning::UnderWay
-        })
-    }
+/// A [`Beginning`] as it travels: whether the job may begin.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Beginning")]
+enum SentBeginning {
+    UnderWay,
+    Allowed,
 }
 
 /// An order about the job of a session.
@@ -154,10 +127,10 @@ pub enum SharedJobOrder {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkEnd {
     /// The work.
-    #[serde(with = "work")]
+    #[serde(with = "SentWorkId")]
     pub work: WorkId,
     /// The work that has announced it; that with which the job begins has announced itself.
-    #[serde(with = "work")]
+    #[serde(with = "SentWorkId")]
     pub parent: WorkId,
     /// The pass of the job that it belongs to. Each pass goes through all work, with ids of its own.
     pub pass: u32,
@@ -331,23 +304,10 @@ impl SharedJobCount {
     }
 }
 
-mod work {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use zmove_types::WorkId;
-
-    pub(super) fn serialize<S: Serializer>(
-        work: &WorkId,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        work.0.serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<WorkId, D::Error> {
-        Deserialize::deserialize(deserializer).map(WorkId)
-    }
-}
+/// A [`WorkId`] as it travels.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "WorkId")]
+struct SentWorkId([u8; 16]);
 
 #[cfg(test)]
 mod tests {

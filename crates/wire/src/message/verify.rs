@@ -23,7 +23,7 @@ pub struct HashOrder {
     /// The number of the order, for its answer.
     pub order: u64,
     /// The path of the file from the target root.
-    #[serde(with = "bytes::path")]
+    #[serde(with = "bytes")]
     pub path: RelPath,
     /// The index of the first group.
     pub first: u32,

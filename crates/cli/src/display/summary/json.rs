@@ -79,7 +79,7 @@ const OF_ONE_SESSION: [&str; 6] = [
 ];
 
 fn not_kept_as_json(summary: &Summary) -> Vec<serde_json::Value> {
-    let lack = |lack: &NotKept| json!({ "what": lack.kind().to_string(), "why": lack.why.to_string(), "entries": lack.entries });
+    let lack = |lack: &NotKept| json!({ "what": lack.kind.to_string(), "why": lack.why.to_string(), "entries": lack.entries });
     summary.not_kept.iter().map(lack).collect()
 }
 
