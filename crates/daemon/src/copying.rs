@@ -32,10 +32,11 @@ use zmove_wire::{
 
 use crate::authorizer::{Authorized, Authorizer, Destinations};
 use crate::copies::{Copies, RunningCopy};
+use crate::refusals::denied;
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::sending::{
-    Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, denied, job, next,
-    prepare, refuse, refuse_nonsense, say_last, tell_often,
+    Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, job, may_not_read,
+    next, prepare, refuse, refuse_nonsense, say_last, tell_often,
 };
 use crate::sources::ReadAccess;
 use crate::transfers::Cut;
@@ -128,18 +129,11 @@ pub(crate) async fn copy(
 }
 
 fn no_copies() -> Refusal {
-    let text = "copies between hosts are made by 'zmove serve' alone".to_owned();
-    Refusal {
-        code: RefusalCode::Denied,
-        text,
-    }
+    denied("copies between hosts are made by 'zmove serve' alone")
 }
 
 fn runs_already() -> Refusal {
-    Refusal {
-        code: RefusalCode::Busy,
-        text: "this copy runs already".to_owned(),
-    }
+    Refusal::new(RefusalCode::Busy, "this copy runs already")
 }
 
 /// Where the client may read, if it may have files sent to that place.
@@ -148,7 +142,7 @@ fn rights(
     peer: &(Fingerprint, String),
     to: &Place,
 ) -> Result<ReadAccess, Refusal> {
-    let access = authorized.reads.clone().ok_or_else(|| denied(peer))?;
+    let access = authorized.reads.clone().ok_or_else(|| may_not_read(peer))?;
     let is_there = |allowed: &String| {
         Remote::parse_endpoint(allowed).is_ok_and(|allowed| {
             allowed.host.eq_ignore_ascii_case(&to.host) && allowed.port == to.port
@@ -177,10 +171,7 @@ fn rights(
         "this key may not have files sent from there to {place}. On that host, run: zmove allow {key} --name {name} \
          --read-root DIR --to {place}"
     );
-    Err(Refusal {
-        code: RefusalCode::Denied,
-        text,
-    })
+    Err(denied(text))
 }
 
 /// Accepts the order, and waits for what the copy begins with.
@@ -479,7 +470,7 @@ fn refusal_of(error: &PushError) -> Refusal {
         | PushError::StillBusy { .. } => RefusalCode::Broken,
         _ => RefusalCode::Failed,
     };
-    Refusal { code, text }
+    Refusal::new(code, text)
 }
 
 /// Gives the peer a grant.
@@ -501,10 +492,10 @@ pub(crate) async fn grant(
     let giving =
         tokio::task::spawn_blocking(move || copies.grants.give(&claim, &authorized, order));
     let given = giving.await.unwrap_or_else(|_panic| {
-        Err(Refusal {
-            code: RefusalCode::Failed,
-            text: "a thread panicked; its log says where".to_owned(),
-        })
+        Err(Refusal::new(
+            RefusalCode::Failed,
+            "a thread panicked; its log says where",
+        ))
     });
     match given {
         Ok(granted) => answer(control, &ToSender::Granted(granted))
@@ -537,14 +528,7 @@ pub(crate) async fn tell_result(
         None => {
             let text =
                 "no copy of this key and id is known here; results are kept for a day".to_owned();
-            Err(refuse(
-                control,
-                Refusal {
-                    code: RefusalCode::Target,
-                    text,
-                },
-            )
-            .await)
+            Err(refuse(control, Refusal::new(RefusalCode::Target, text)).await)
         }
     }
 }

@@ -614,10 +614,7 @@ impl Shared {
 
     async fn refuse_full(&self, stream: Channel, full: impl fmt::Display) {
         let text = format!("{full}; try again later");
-        let refusal = Refusal {
-            code: RefusalCode::Full,
-            text: text.clone(),
-        };
+        let refusal = Refusal::new(RefusalCode::Full, text.clone());
         self.turn_away(Rejection::Limit, stream, text, refusal)
             .await;
     }
@@ -715,19 +712,13 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
         Denial::Authority { .. } => {
             let text = "the receiver cannot read what its site's authority has issued; see its log"
                 .to_owned();
-            return Refusal {
-                code: RefusalCode::Busy,
-                text,
-            };
+            return Refusal::new(RefusalCode::Busy, text);
         }
         _ => format!(
             "this key is not known here. On the receiving host, run: zmove allow {peer} --name NAME --root DIR --write"
         ),
     };
-    Refusal {
-        code: RefusalCode::UnknownKey,
-        text,
-    }
+    Refusal::new(RefusalCode::UnknownKey, text)
 }
 
 /// Resolves when the grant of a node has ended; never for others.

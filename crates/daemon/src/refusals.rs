@@ -20,10 +20,7 @@ const DRAIN_BYTES_MAX: u64 = 64 << 10;
 
 /// The refusal of what a peer may not do.
 pub(crate) fn denied(text: impl Into<String>) -> Refusal {
-    Refusal {
-        code: RefusalCode::Denied,
-        text: text.into(),
-    }
+    Refusal::new(RefusalCode::Denied, text)
 }
 
 /// The refusal of an opening that is not the one that was granted.
@@ -33,11 +30,10 @@ pub(crate) fn granted_otherwise() -> Refusal {
 
 /// The refusal of a peer whose rights cannot be read.
 pub(crate) fn rights_unreadable() -> Refusal {
-    let text = "the receiver cannot read its authorized_keys; see its log".to_owned();
-    Refusal {
-        code: RefusalCode::Busy,
-        text,
-    }
+    Refusal::new(
+        RefusalCode::Busy,
+        "the receiver cannot read its authorized_keys; see its log",
+    )
 }
 
 /// Refuses a peer whose key is authorized, without looking at what it sends.

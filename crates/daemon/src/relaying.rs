@@ -24,6 +24,8 @@ use zmove_wire::{
     ToldKind, TransferAccount, TransferProgress, WireError, encode_message,
 };
 
+use crate::refusals::denied;
+
 /// The teller of one session; see the module.
 pub(crate) struct Relaying {
     quota: Quota,
@@ -160,11 +162,7 @@ impl Relaying {
         self.say_to(Some(&words_in), Relay::Told(vec![Told::Progress(*totals)]));
         drop(totals);
         if before.is_some() {
-            let text = "another client listens to this copy now".to_owned();
-            let refusal = Refusal {
-                code: RefusalCode::Denied,
-                text,
-            };
+            let refusal = denied("another client listens to this copy now");
             self.say_to(before.as_ref(), Relay::Broken(refusal));
         }
         words
@@ -382,10 +380,7 @@ pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
         }
         _ => RefusalCode::Failed,
     };
-    Refusal {
-        code,
-        text: error.to_string(),
-    }
+    Refusal::new(code, error.to_string())
 }
 
 impl Drop for Word {

@@ -37,6 +37,7 @@ use zmove_wire::{
 
 use crate::authorizer::{Authorized, Authorizer};
 use crate::copies::Copies;
+use crate::refusals::denied;
 use crate::relaying::{Relaying, TELL_EVERY};
 use crate::sources::{ReadAccess, Sources};
 use crate::transfers::Cut;
@@ -183,7 +184,7 @@ pub(crate) async fn send_files(
 ) -> Result<Sent, SendingError> {
     tokio::pin!(stop);
     let prepared = match session.authorized.reads.clone() {
-        None => Err(denied(&session.peer)),
+        None => Err(may_not_read(&session.peer)),
         Some(access) => {
             let preparing = prepare(session.around(), order, access, Target::Here);
             match session.as_long_as_it_waits(preparing, stop.as_mut()).await {
@@ -244,7 +245,7 @@ pub(crate) fn shown(fetch: &Fetch) -> Vec<u8> {
     shown
 }
 
-pub(crate) fn denied((key, name): &(Fingerprint, String)) -> Refusal {
+pub(crate) fn may_not_read((key, name): &(Fingerprint, String)) -> Refusal {
     let name = if name.contains(char::is_whitespace) {
         "NAME"
     } else {
@@ -253,10 +254,7 @@ pub(crate) fn denied((key, name): &(Fingerprint, String)) -> Refusal {
     let text = format!(
         "this key may not read here. On that host, run: zmove allow {key} --name {name} --read-root DIR"
     );
-    Refusal {
-        code: RefusalCode::Denied,
-        text,
-    }
+    denied(text)
 }
 
 pub(crate) async fn refuse(
@@ -279,10 +277,7 @@ pub(crate) async fn refuse_nonsense(
     };
     refuse(
         control,
-        Refusal {
-            code: RefusalCode::Protocol,
-            text: error.to_string(),
-        },
+        Refusal::new(RefusalCode::Protocol, error.to_string()),
     )
     .await
 }
@@ -406,14 +401,9 @@ pub(crate) async fn prepare(
         list,
         mut held,
     } = order;
-    held.grow(around.plan_bytes).map_err(|error| Refusal {
-        code: RefusalCode::Full,
-        text: error.to_string(),
-    })?;
-    let protocol = |error: WireError| Refusal {
-        code: RefusalCode::Protocol,
-        text: error.to_string(),
-    };
+    held.grow(around.plan_bytes)
+        .map_err(|error| Refusal::new(RefusalCode::Full, error.to_string()))?;
+    let protocol = |error: WireError| Refusal::new(RefusalCode::Protocol, error.to_string());
     fetch.open.grant = None;
     if fetch.open.intent == Intent::Measure {
         return Err(protocol(WireError::OutOfOrder { what: "a probe" }));
@@ -459,11 +449,10 @@ pub(crate) async fn prepare(
         })
     });
     prepared.await.unwrap_or_else(|_panic| {
-        let text = "a thread of the sender panicked; its log says where".to_owned();
-        Err(Refusal {
-            code: RefusalCode::Failed,
-            text,
-        })
+        Err(Refusal::new(
+            RefusalCode::Failed,
+            "a thread of the sender panicked; its log says where",
+        ))
     })
 }
 
@@ -565,9 +554,11 @@ fn sender_config(
     }: &Around,
 ) -> Result<Booked, Refusal> {
     let usual = SenderConfig::default();
-    let full = |what: &str| Refusal {
-        code: RefusalCode::Full,
-        text: format!("the transfers of this key have as many {what} as they may; try again later"),
+    let full = |what: &str| {
+        Refusal::new(
+            RefusalCode::Full,
+            format!("the transfers of this key have as many {what} as they may; try again later"),
+        )
     };
     let files: Vec<_> = (0..OPEN_FILES)
         .map_while(|_| quota.book_file().ok())
@@ -643,9 +634,11 @@ fn selection(fetch: &Fetch) -> Result<Option<Selection>, Refusal> {
         .iter()
         .map(|rule| Rule::again(effect(rule.includes), &rule.pattern));
     let rules = rules.collect::<Result<Vec<_>, _>>();
-    let wrong = |error: PatternError| Refusal {
-        code: RefusalCode::Protocol,
-        text: format!("the patterns of the selection: {error}"),
+    let wrong = |error: PatternError| {
+        Refusal::new(
+            RefusalCode::Protocol,
+            format!("the patterns of the selection: {error}"),
+        )
     };
     Selection::new(&rules.map_err(wrong)?, sizes)
         .map(Some)

@@ -21,6 +21,8 @@ use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::limits::{FETCH_MATCHES_MAX, FETCH_SOURCE_BYTES_MAX};
 use zmove_wire::{Refusal, RefusalCode, SourcePath, TargetShape, TopName};
 
+use crate::refusals::denied;
+
 /// Where a peer may read.
 #[derive(Clone, Debug)]
 pub(crate) enum ReadAccess {
@@ -117,9 +119,9 @@ impl Sources {
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for SourcePath(path) in asked {
             if path.len() > FETCH_SOURCE_BYTES_MAX || path.contains(&0) {
-                return Err(refuse(
+                return Err(Refusal::new(
                     RefusalCode::Protocol,
-                    "a source is too long or holds a NUL byte".into(),
+                    "a source is too long or holds a NUL byte",
                 ));
             }
             let wanted = search.locate(path)?;
@@ -143,7 +145,7 @@ impl Sources {
                 "nothing to send: {}",
                 missing.first().map_or("no source is there", |first| first)
             );
-            return Err(refuse(RefusalCode::Target, text));
+            return Err(Refusal::new(RefusalCode::Target, text));
         }
         let shape = shape(&found);
         let Search {
@@ -170,10 +172,7 @@ impl Search<'_> {
     /// Waits for a turn of the key, before a piece of work.
     fn ask_for_turn(&self) -> Result<(), Refusal> {
         if self.turn.is_over() {
-            return Err(refuse(
-                RefusalCode::Stopping,
-                "the session has ended".into(),
-            ));
+            return Err(Refusal::new(RefusalCode::Stopping, "the session has ended"));
         }
         Ok(())
     }
@@ -181,14 +180,14 @@ impl Search<'_> {
     fn book(&mut self, bytes: usize) -> Result<(), Refusal> {
         self.memory
             .grow(bytes)
-            .map_err(|error| refuse(RefusalCode::Full, error.to_string()))
+            .map_err(|error| Refusal::new(RefusalCode::Full, error.to_string()))
     }
 
     fn book_descriptor(&mut self) -> Result<(), Refusal> {
         let booked = self.quota.book_descriptor().ok_or_else(|| {
             let text = "the sources lie in more directories than this key may have open \
                         (limits.files_per_identity): ask for the directory above them, or try again later";
-            refuse(RefusalCode::Full, text.into())
+            Refusal::new(RefusalCode::Full, text)
         })?;
         self.descriptors.push(booked);
         Ok(())
@@ -213,12 +212,8 @@ impl Search<'_> {
             .filter(|part| !matches!(*part, b"" | b"."))
             .collect();
         let path = parts.join(&b'/');
-        let clean = RelPath::from_bytes(&path).map_err(|error| {
-            refuse(
-                RefusalCode::Denied,
-                format!("source '{}': {error}", Escaped(source)),
-            )
-        })?;
+        let clean = RelPath::from_bytes(&path)
+            .map_err(|error| denied(format!("source '{}': {error}", Escaped(source))))?;
         let ground = Arc::new(Ground::Root(self.open_root(root)?, root.to_owned()));
         let last = source
             .rsplit(|&byte| byte == b'/')
@@ -241,13 +236,14 @@ impl Search<'_> {
         }
         self.book_descriptor()?;
         let tree = Tree::open_guarded(root).map_err(|error| {
-            refuse(
+            Refusal::new(
                 RefusalCode::Target,
                 format!("open root '{}': {error}", Escaped::path(root)),
             )
         })?;
         let opened = tree.open_directory(&RelPath::root());
-        let opened = opened.map_err(|error| refuse(RefusalCode::Target, error.to_string()))?;
+        let opened =
+            opened.map_err(|error| Refusal::new(RefusalCode::Target, error.to_string()))?;
         self.opened.insert(root.to_owned(), Arc::clone(&opened));
         Ok(opened)
     }
@@ -328,7 +324,7 @@ impl Search<'_> {
                 "'{}' matches more than {FETCH_MATCHES_MAX} names, or sources before it do",
                 Escaped(glob)
             );
-            return Err(refuse(RefusalCode::Denied, text));
+            return Err(denied(text));
         }
         self.book(PATH_BYTES + bytes)
     }
@@ -361,7 +357,7 @@ impl Search<'_> {
             if self.looked_at > LOOKED_AT_MAX {
                 let text =
                     format!("the sources make this host look at more than {LOOKED_AT_MAX} names");
-                return Err(refuse(RefusalCode::Denied, text));
+                return Err(denied(text));
             }
             each(self, name)?;
         }
@@ -468,11 +464,11 @@ impl Search<'_> {
                 "two of the sources would become '{}' at the target",
                 Escaped(name)
             );
-            return Err(refuse(RefusalCode::Target, text));
+            return Err(Refusal::new(RefusalCode::Target, text));
         }
         if names.len() > FETCH_MATCHES_MAX {
             let text = "too many names to find out whether two sources have the same: ask for them one by one";
-            return Err(refuse(RefusalCode::Denied, text.into()));
+            return Err(denied(text));
         }
         Ok(())
     }
@@ -484,8 +480,7 @@ fn choose_root<'a>(
 ) -> Result<(&'a Path, &'a [u8]), Refusal> {
     if !source.starts_with(b"/") {
         let first = roots.first();
-        let first =
-            first.ok_or_else(|| refuse(RefusalCode::Denied, "this key has no roots".into()))?;
+        let first = first.ok_or_else(|| denied("this key has no roots"))?;
         return Ok((first, source));
     }
     let path = Path::new(std::ffi::OsStr::from_bytes(source));
@@ -510,7 +505,7 @@ fn choose_root<'a>(
                 Escaped::path(path),
                 allowed.join(", ")
             );
-            refuse(RefusalCode::Denied, text)
+            denied(text)
         })
 }
 
@@ -595,10 +590,6 @@ fn shape(found: &[Source]) -> TargetShape {
     TargetShape::Directory {
         tops: tops.unwrap_or_default(),
     }
-}
-
-fn refuse(code: RefusalCode, text: String) -> Refusal {
-    Refusal { code, text }
 }
 
 #[cfg(test)]

@@ -401,10 +401,7 @@ impl Cut {
                 "the operator there has removed this key, and stopped its transfers",
             ),
         };
-        Refusal {
-            code,
-            text: text.to_owned(),
-        }
+        Refusal::new(code, text)
     }
 
     /// The error with which a session that receives ends.

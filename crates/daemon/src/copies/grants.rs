@@ -141,10 +141,7 @@ impl Kept {
 }
 
 fn failed(error: &io::Error) -> Refusal {
-    Refusal {
-        code: RefusalCode::Failed,
-        text: format!("keep a grant: {error}"),
-    }
+    Refusal::new(RefusalCode::Failed, format!("keep a grant: {error}"))
 }
 
 impl GrantBook {
@@ -181,10 +178,7 @@ impl GrantBook {
         if !authorized.may_write() {
             return Err(denied("this key may not write here"));
         }
-        let protocol = |error: WireError| Refusal {
-            code: RefusalCode::Protocol,
-            text: error.to_string(),
-        };
+        let protocol = |error: WireError| Refusal::new(RefusalCode::Protocol, error.to_string());
         if order.open.intent == Intent::Measure || order.open.grant.is_some() {
             return Err(protocol(WireError::OutOfOrder {
                 what: "a grant for that",
@@ -432,10 +426,7 @@ fn make_room(
 
 fn too_many(whose: &str) -> Refusal {
     let text = format!("{whose} has as many grants as there may be; try again later");
-    Refusal {
-        code: RefusalCode::Full,
-        text,
-    }
+    Refusal::new(RefusalCode::Full, text)
 }
 
 /// What the client of a grant may do now.

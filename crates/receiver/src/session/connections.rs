@@ -102,10 +102,7 @@ pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
         SessionError::ProbeTooLong | SessionError::ProbeTooLarge => RefusalCode::Denied,
         _ => RefusalCode::Failed,
     };
-    Refusal {
-        code,
-        text: error.to_string(),
-    }
+    Refusal::new(code, error.to_string())
 }
 
 /// A time in the unit of reports.

@@ -30,13 +30,10 @@ pub(super) async fn take_up(
             let open = open.clone();
             look(move || grants.take_up(&open)).await.map(Some)
         }
-        None if open.grant.is_some() => {
-            let text = "this receiver gives no grants".to_owned();
-            Err(Refusal {
-                code: RefusalCode::Denied,
-                text,
-            })
-        }
+        None if open.grant.is_some() => Err(Refusal::new(
+            RefusalCode::Denied,
+            "this receiver gives no grants",
+        )),
         Some(_) | None => Ok(None),
     }
 }

@@ -175,12 +175,10 @@ impl TargetLeases {
             }
         };
         tokio::time::timeout(WAIT_MAX, ended).await.map_err(|_| {
-            let text =
-                "an earlier transfer to this target is still ending: its storage does not answer";
-            Refusal {
-                code: RefusalCode::Busy,
-                text: text.to_owned(),
-            }
+            Refusal::new(
+                RefusalCode::Busy,
+                "an earlier transfer to this target is still ending: its storage does not answer",
+            )
         })
     }
 

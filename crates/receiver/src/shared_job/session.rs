@@ -88,10 +88,7 @@ pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
 /// The refusal of what cannot be done in a job.
 pub(crate) fn not_in_a_job(what: &str) -> Refusal {
     let text = format!("{what} is not possible in a job of several receivers");
-    Refusal {
-        code: RefusalCode::Protocol,
-        text,
-    }
+    Refusal::new(RefusalCode::Protocol, text)
 }
 
 /// The refusal of a session of a job that is not at this target.
@@ -119,7 +116,7 @@ fn refuse(job: SharedJobId, error: &EpochError) -> Refusal {
         EpochError::NotUnderWay => RefusalCode::NotUnderWay,
         _ => RefusalCode::Target,
     };
-    Refusal { code, text }
+    Refusal::new(code, text)
 }
 
 impl SharedJobSession {
@@ -175,9 +172,11 @@ impl SharedJobSession {
         let (directory, epoch) = begun().map_err(|error| refuse(job, &error))?;
         let name = journals::name_of(number, begin.transfer);
         let journal = Journal::create_in_job(directory.fd(), &name, begin, quota.room().bytes);
-        let journal = journal.map_err(|error| Refusal {
-            code: RefusalCode::Target,
-            text: format!("the journal of the job: {error}"),
+        let journal = journal.map_err(|error| {
+            Refusal::new(
+                RefusalCode::Target,
+                format!("the journal of the job: {error}"),
+            )
         })?;
         let length = length(directory.fd(), &name).map_err(|error| refuse(job, &error.into()))?;
         let session = Self {

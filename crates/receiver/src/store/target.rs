@@ -81,12 +81,12 @@ impl<'a> Place<'a> {
     fn of(open: &'a Open, access: &WriteAccess, missing: Missing) -> Result<Self, Refusal> {
         if open.target.len() > TARGET_BYTES_MAX || open.target.contains(&0) {
             let text = "the target path is too long or holds a NUL byte";
-            return Err(refuse(RefusalCode::Protocol, text.into()));
+            return Err(Refusal::new(RefusalCode::Protocol, text));
         }
         let (tree, path) = locate(&open.target, access, missing)?;
         if path.components().any(is_shared_job_name) {
             let text = "a directory .zmove-job-… belongs to a job of several receivers, and nobody else writes there";
-            return Err(refuse(RefusalCode::Denied, text.into()));
+            return Err(Refusal::new(RefusalCode::Denied, text));
         }
         let shown = Path::new(OsStr::from_bytes(&open.target));
         if let TargetShape::Single { name } = &open.shape
@@ -301,7 +301,7 @@ fn locate(
         WriteAccess::ReadOnly => {
             let text = "this key may not write here. On that host, run: zmove allow KEY --name NAME --root DIR --write, where KEY is what \
                         `zmove key show` prints here";
-            return Err(refuse(RefusalCode::Denied, text.into()));
+            return Err(Refusal::new(RefusalCode::Denied, text));
         }
         WriteAccess::Anywhere => return locate_own(target, missing),
         WriteAccess::Beneath(roots) => choose_root(target, roots)?,
@@ -341,7 +341,7 @@ fn locate_own(target: &[u8], missing: Missing) -> Result<(Option<Tree>, RelPath)
         .filter(|parent| !parent.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     let name = path.file_name().ok_or_else(|| {
-        refuse(
+        Refusal::new(
             RefusalCode::Target,
             format!("no such target: '{}'", Escaped::path(&path)),
         )
@@ -367,7 +367,7 @@ fn choose_root<'a>(
     if !target.starts_with(b"/") {
         let first = roots
             .first()
-            .ok_or_else(|| refuse(RefusalCode::Denied, "this key has no roots".into()))?;
+            .ok_or_else(|| Refusal::new(RefusalCode::Denied, "this key has no roots"))?;
         return Ok((first, target));
     }
     let path = Path::new(OsStr::from_bytes(target));
@@ -392,7 +392,7 @@ fn choose_root<'a>(
                 Escaped::path(&path),
                 allowed.join(", ")
             );
-            refuse(RefusalCode::Denied, text)
+            Refusal::new(RefusalCode::Denied, text)
         })
 }
 
@@ -404,7 +404,7 @@ fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
         .collect();
     RelPath::from_bytes(&parts.join(&b'/')).map_err(|error| {
         let shown = Path::new(OsStr::from_bytes(path));
-        refuse(
+        Refusal::new(
             RefusalCode::Target,
             format!("target '{}': {error}", Escaped::path(&shown)),
         )
@@ -459,7 +459,7 @@ fn cannot_enter(
         Some(rustix::io::Errno::NOTDIR | rustix::io::Errno::EXIST | rustix::io::Errno::LOOP)
     );
     match is_blocked.then(way).flatten() {
-        Some(text) => refuse(RefusalCode::Target, text),
+        Some(text) => Refusal::new(RefusalCode::Target, text),
         None => cannot(operation, path, error),
     }
 }
@@ -480,11 +480,7 @@ fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
         }
         _ => format!("{operation} '{}': {error}", Escaped::path(&path)),
     };
-    refuse(RefusalCode::Target, text)
-}
-
-fn refuse(code: RefusalCode, text: String) -> Refusal {
-    Refusal { code, text }
+    Refusal::new(RefusalCode::Target, text)
 }
 
 #[cfg(test)]

@@ -123,6 +123,16 @@ pub struct Refusal {
     pub text: String,
 }
 
+impl Refusal {
+    /// A refusal of this kind, with the reason in words.
+    pub fn new(code: RefusalCode, text: impl Into<String>) -> Self {
+        Self {
+            code,
+            text: text.into(),
+        }
+    }
+}
+
 /// The kind of reason for which a transfer is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RefusalCode {
