@@ -76,19 +76,11 @@ pub struct Booking {
     amount: usize,
 }
 
-/// A thread that is booked, with the descriptors that it opens.
-#[derive(Debug)]
-pub struct ThreadBooking {
-    _thread: Booking,
-    _descriptors: Booking,
-}
+/// The bookings of a thread and of the descriptors that it opens.
+pub type ThreadBooking = [Booking; 2];
 
-/// The descriptors of a staging directory, and its path, which are booked.
-#[derive(Debug)]
-pub(crate) struct StagingBooking {
-    _descriptors: Booking,
-    _path: Booking,
-}
+/// The bookings of the descriptors of a staging directory and of its path.
+pub(crate) type StagingBooking = [Booking; 2];
 
 /// The descriptors of one large file that is being written: its own, one past the page cache, its
 /// directory's, and two of the version that it replaces.
@@ -222,31 +214,26 @@ impl Quota {
     /// exceeded.
     pub(crate) fn book_staging(&self, path: &RelPath) -> Option<StagingBooking> {
         let path_bytes = PATHS_PER_STAGING * path.as_bytes().len();
-        let descriptors = self.0.files.hold(DESCRIPTORS_PER_STAGING)?;
-        Some(StagingBooking {
-            _descriptors: descriptors,
-            _path: self.0.memory.hold(path_bytes)?,
-        })
+        Some([
+            self.0.files.hold(DESCRIPTORS_PER_STAGING)?,
+            self.0.memory.hold(path_bytes)?,
+        ])
     }
 
     /// Books the descriptors of a staging directory whose files can also get their names one by one, as long as most
     /// descriptors are left to large files, which cannot do without.
     pub(crate) fn book_spare_staging(&self, path: &RelPath) -> Option<StagingBooking> {
-        if self.leaves_most_descriptors() {
-            self.book_staging(path)
-        } else {
-            None
-        }
+        self.leaves_most_descriptors()
+            .then(|| self.book_staging(path))?
     }
 
     /// Books a thread and the descriptors that it opens; `None` where a limit would be exceeded.
     #[must_use]
     pub fn book_thread(&self) -> Option<ThreadBooking> {
-        let thread = self.0.threads.hold(1)?;
-        Some(ThreadBooking {
-            _thread: thread,
-            _descriptors: self.0.files.hold(DESCRIPTORS_PER_THREAD)?,
-        })
+        Some([
+            self.0.threads.hold(1)?,
+            self.0.files.hold(DESCRIPTORS_PER_THREAD)?,
+        ])
     }
 
     /// The storage engine of this key's transfers: one of its own where `usual` has to be one for each key, else
@@ -329,11 +316,7 @@ impl Quota {
     /// Books a thread that helps others, as long as most descriptors are left to large files.
     #[must_use]
     pub fn book_helper(&self) -> Option<ThreadBooking> {
-        if self.leaves_most_descriptors() {
-            self.book_thread()
-        } else {
-            None
-        }
+        self.leaves_most_descriptors().then(|| self.book_thread())?
     }
 
     fn leaves_most_descriptors(&self) -> bool {
@@ -488,15 +471,10 @@ impl Booking {
             self.amount += more;
             return Ok(());
         }
-        let (value, limit) = (
-            self.gauge.used.load(Ordering::Relaxed) + more,
-            self.gauge.max.load(Ordering::Relaxed),
-        );
-        let what = "what the transfers of one key keep in memory (limits.memory_per_identity)";
         Err(WireError::OverLimit {
-            what,
-            value: value as u64,
-            limit: limit as u64,
+            what: "what the transfers of one key keep in memory (limits.memory_per_identity)",
+            value: (self.gauge.used.load(Ordering::Relaxed) + more) as u64,
+            limit: self.gauge.max.load(Ordering::Relaxed) as u64,
         })
     }
 
