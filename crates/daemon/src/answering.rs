@@ -26,7 +26,7 @@ pub(crate) async fn answer(
         .1
         .greet(&Greeting::new(Role::Control, session.transfer))
         .await?;
-    let mut held = session.quota.book_nothing();
+    let mut held = session.share.quota.book_nothing();
     let first = match next(&mut session.control.0, &mut held).await {
         Ok(first) => first,
         Err(error) => return Err(refuse_nonsense(session.control, error).await),

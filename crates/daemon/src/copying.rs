@@ -71,7 +71,7 @@ pub(crate) async fn copy(
     tokio::pin!(stop);
     let prepared = match rights(&session.authorized, &session.peer, &copy.to) {
         Ok(access) => {
-            let preparing = prepare(session.around(), order, access, Target::There);
+            let preparing = prepare(session.share.clone(), order, access, Target::There);
             match session.as_long_as_it_waits(preparing, stop.as_mut()).await {
                 Err(SendingError::CutOff(refusal)) => Err(refusal),
                 waited => waited?,
@@ -88,7 +88,7 @@ pub(crate) async fn copy(
         Err(error) => return Err(refuse_nonsense(session.control, error).await),
     };
     let (relaying, words) = Relaying::new(
-        session.quota.clone(),
+        session.share.quota.clone(),
         Listeners::Optional,
         Arc::clone(&session.meter),
     );
@@ -102,7 +102,7 @@ pub(crate) async fn copy(
         claim: session.claim,
         authorizer: session.authorizer,
         to: copy.to.clone(),
-        quota: session.quota,
+        quota: session.share.quota,
     };
     let mut cut_off = None;
     let stop = async {
@@ -180,7 +180,7 @@ async fn begin(session: &mut SendingSession) -> Result<Begin, SendingError> {
     writer
         .send(&encode_message(&ToSender::Copy(CopyState::Ready)))
         .await?;
-    let mut held = session.quota.book_nothing();
+    let mut held = session.share.quota.book_nothing();
     let said = tokio::time::timeout(BEGIN_TIMEOUT, next(reader, &mut held)).await;
     match said.map_err(|_| SendingError::Silent)?? {
         ToSource::Begin(begin) => Ok(begin),
@@ -288,7 +288,7 @@ impl Search {
             } = &*self;
             let access = checked.access()?;
             // What is booked for the sources stands for those of every session.
-            let found = job(fetch, list.as_ref(), &access, (&checked.quota, &stopped));
+            let found = job(fetch, list.as_ref(), &access, &checked.quota, &stopped);
             Ok(found.map_err(|refusal| refusal.text)?.job)
         });
         searched.await?

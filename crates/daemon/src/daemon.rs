@@ -44,7 +44,7 @@ use crate::pending_handshakes::PendingHandshakes;
 use crate::rate_limits::Rates;
 use crate::refusals::{denied, refuse, refuse_peer, rights_unreadable, say_and_close};
 use crate::registry::{Found, LanesIn, Registry};
-use crate::sending::{self, SendingSession, Sent};
+use crate::sending::{self, KeyShare, SendingSession, Sent};
 use crate::transfers::{Cut, Direction, Live, Transfers, Who};
 use zmove_receiver::Quotas;
 use zmove_receiver::ReceiverConfig;
@@ -563,12 +563,14 @@ impl Shared {
             authorizer: Arc::clone(&self.authorizer),
             copies: self.copies.clone(),
             run_leases: self.run_leases.of(key),
-            portion: slot.portion,
             has_waited,
-            quota: self.quotas.of(slot.key(), &limits),
-            rate: rate_max.map(|limit| self.rates.of(key, limit)),
-            plan_bytes: sending::plan_bytes(&limits),
-            config: self.config.clone(),
+            share: KeyShare {
+                quota: self.quotas.of(slot.key(), &limits),
+                portion: slot.portion,
+                rate: rate_max.map(|limit| self.rates.of(key, limit)),
+                plan_bytes: sending::plan_bytes(&limits),
+                config: self.config.clone(),
+            },
             meter: Arc::clone(&live.meter),
         };
         // A waiting connection is not to take the room of a whole session.

@@ -13,9 +13,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::mpsc;
 use zmove_engine::{Causes, PushError};
-use zmove_receiver::{
-    Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, ThreadBooking, TransferMeter,
-};
+use zmove_receiver::{Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter};
 use zmove_scan::{
     Effect, FileSystems, PathList, PatternError, Rule, ScanConfig, Selection, Separator,
 };
@@ -59,17 +57,23 @@ pub(crate) struct SendingSession {
     /// What is kept of copies; `None`: none are made here.
     pub(crate) copies: Option<Arc<Copies>>,
     pub(crate) run_leases: RunLeases,
-    pub(crate) portion: Portion,
     /// Whether it was in line before: the lanes that came meanwhile are closed.
     pub(crate) has_waited: bool,
+    pub(crate) share: KeyShare,
+    pub(crate) meter: Arc<TransferMeter>,
+}
+
+/// What a session may take of its key and its daemon.
+#[derive(Clone)]
+pub(crate) struct KeyShare {
     pub(crate) quota: Quota,
+    pub(crate) portion: Portion,
     /// The rate of the key, which all of its transfers keep together.
     pub(crate) rate: Option<SharedRate>,
     /// What is booked for the plan of the transfer.
     pub(crate) plan_bytes: usize,
     /// The storage engine and the accounts of this host are those of its receivers.
     pub(crate) config: ReceiverConfig,
-    pub(crate) meter: Arc<TransferMeter>,
 }
 
 /// Why a session that sends ended before its transfer was complete.
@@ -186,7 +190,7 @@ pub(crate) async fn send_files(
     let prepared = match session.authorized.reads.clone() {
         None => Err(may_not_read(&session.peer)),
         Some(access) => {
-            let preparing = prepare(session.around(), order, access, Target::Here);
+            let preparing = prepare(session.share.clone(), order, access, Target::Here);
             match session.as_long_as_it_waits(preparing, stop.as_mut()).await {
                 Err(SendingError::CutOff(refusal)) => Err(refusal),
                 waited => waited?,
@@ -217,16 +221,6 @@ impl SendingSession {
                 Err(error) => error.into(),
             }),
             cut = stop => Err(SendingError::CutOff(cut.refusal())),
-        }
-    }
-
-    pub(crate) fn around(&self) -> Around {
-        Around {
-            quota: self.quota.clone(),
-            config: self.config.clone(),
-            portion: self.portion,
-            rate: self.rate.clone(),
-            plan_bytes: self.plan_bytes,
         }
     }
 }
@@ -361,24 +355,8 @@ pub(crate) struct Prepared {
     pub(crate) fetch: Fetch,
     pub(crate) list: Option<Arc<[u8]>>,
     pub(crate) missing: Vec<String>,
-    pub(crate) held: Held,
-}
-
-/// What is booked on the key for a transfer, until it ends.
-pub(crate) struct Held {
-    _order: Booking,
-    _sources: Vec<Booking>,
-    _files: Vec<Booking>,
-    _threads: Vec<ThreadBooking>,
-}
-
-/// What a session has of its key and its daemon.
-pub(crate) struct Around {
-    quota: Quota,
-    config: ReceiverConfig,
-    portion: Portion,
-    rate: Option<SharedRate>,
-    plan_bytes: usize,
+    /// What is booked on the key for the transfer, until it ends.
+    pub(crate) held: Vec<Booking>,
 }
 
 /// Where a transfer goes.
@@ -391,7 +369,7 @@ pub(crate) enum Target {
 }
 
 pub(crate) async fn prepare(
-    around: Around,
+    share: KeyShare,
     order: Order,
     access: ReadAccess,
     target: Target,
@@ -401,7 +379,7 @@ pub(crate) async fn prepare(
         list,
         mut held,
     } = order;
-    held.grow(around.plan_bytes)
+    held.grow(share.plan_bytes)
         .map_err(|error| Refusal::new(RefusalCode::Full, error.to_string()))?;
     let protocol = |error: WireError| Refusal::new(RefusalCode::Protocol, error.to_string());
     fetch.open.grant = None;
@@ -426,19 +404,11 @@ pub(crate) async fn prepare(
         let Found {
             job,
             missing,
-            held: _sources,
-        } = job(&fetch, list.as_ref(), &access, (&around.quota, &stopped))?;
-        let Booked {
-            config,
-            files: _files,
-            threads: _threads,
-        } = sender_config(&fetch, &around)?;
-        let held = Held {
-            _order: held,
-            _sources,
-            _files,
-            _threads,
-        };
+            held: of_sources,
+        } = job(&fetch, list.as_ref(), &access, &share.quota, &stopped)?;
+        let mut held = vec![held];
+        held.extend(of_sources);
+        let config = sender_config(&fetch, &share, &mut held)?;
         Ok(Prepared {
             job,
             config,
@@ -481,19 +451,20 @@ pub(crate) struct Found {
     held: Vec<Booking>,
 }
 
-/// The job of one session. May block on files; gives up when the flag is set.
+/// The job of one session. May block on files; gives up when `stopping` is set.
 pub(crate) fn job(
     fetch: &Fetch,
     list: Option<&Arc<[u8]>>,
     access: &ReadAccess,
-    limits: (&Quota, &AtomicBool),
+    quota: &Quota,
+    stopping: &AtomicBool,
 ) -> Result<Found, Refusal> {
     let Sources {
         roots,
         shape,
         missing,
         held,
-    } = Sources::find(&fetch.sources, access, limits)?;
+    } = Sources::find(&fetch.sources, access, quota, stopping)?;
     let path_list = list.zip(fetch.list).map(|(bytes, order)| {
         let separator = if order.nul {
             Separator::Nul
@@ -535,24 +506,18 @@ pub(crate) fn job(
     Ok(Found { job, missing, held })
 }
 
-/// The settings of a sender, with what is booked for its open files and its threads.
-struct Booked {
-    config: SenderConfig,
-    files: Vec<Booking>,
-    threads: Vec<ThreadBooking>,
-}
-
-/// The settings of the sender, for which files and threads are booked.
+/// The settings of the sender. Adds to `held` the bookings of its open files and its threads.
 fn sender_config(
     fetch: &Fetch,
-    Around {
+    KeyShare {
         quota,
         config,
         portion,
         rate,
         ..
-    }: &Around,
-) -> Result<Booked, Refusal> {
+    }: &KeyShare,
+    held: &mut Vec<Booking>,
+) -> Result<SenderConfig, Refusal> {
     let usual = SenderConfig::default();
     let full = |what: &str| {
         Refusal::new(
@@ -610,11 +575,9 @@ fn sender_config(
         rate_shared: rate.clone(),
         ..usual
     };
-    Ok(Booked {
-        config: sender,
-        files,
-        threads,
-    })
+    held.extend(files);
+    held.extend(threads.into_iter().flatten());
+    Ok(sender)
 }
 
 fn selection(fetch: &Fetch) -> Result<Option<Selection>, Refusal> {

@@ -78,6 +78,26 @@ struct Source {
     path: Vec<u8>,
 }
 
+/// Why a source cannot be sent.
+enum Unusable {
+    /// It cannot be opened. The others are sent.
+    Missing(io::Error),
+    /// Nothing of the order is sent.
+    Refused(Refusal),
+}
+
+impl From<io::Error> for Unusable {
+    fn from(error: io::Error) -> Self {
+        Self::Missing(error)
+    }
+}
+
+impl From<Refusal> for Unusable {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
 /// The path of a source on its ground, as bytes; without an empty or single-dot component where it is beneath a root.
 struct Wanted {
     ground: Arc<Ground>,
@@ -104,7 +124,8 @@ impl Sources {
     pub(crate) fn find(
         asked: &[SourcePath],
         access: &ReadAccess,
-        (quota, stopping): (&Quota, &AtomicBool),
+        quota: &Quota,
+        stopping: &AtomicBool,
     ) -> Result<Self, Refusal> {
         let mut search = Search {
             access,
@@ -116,7 +137,8 @@ impl Sources {
             looked_at: 0,
             matched: 0,
         };
-        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        let mut found = Vec::new();
+        let mut missing = Vec::new();
         for SourcePath(path) in asked {
             if path.len() > FETCH_SOURCE_BYTES_MAX || path.contains(&0) {
                 return Err(Refusal::new(
@@ -128,13 +150,12 @@ impl Sources {
             for path in search.expand(&wanted)? {
                 search.ask_for_turn()?;
                 search.book(SOURCE_BYTES + SOURCE_PATHS * path.len())?;
-                match search.look_at(&wanted, &path)? {
+                match search.look_at(&wanted, &path) {
                     Ok(source) => found.push(source),
-                    Err(error) => {
-                        missing.push(format!(
-                            "open '{}': {error}",
-                            Escaped::path(&wanted.ground.shown(&path))
-                        ));
+                    Err(Unusable::Refused(refusal)) => return Err(refusal),
+                    Err(Unusable::Missing(error)) => {
+                        let path = wanted.ground.shown(&path);
+                        missing.push(format!("open '{}': {error}", Escaped::path(&path)));
                     }
                 }
             }
@@ -147,23 +168,16 @@ impl Sources {
             );
             return Err(Refusal::new(RefusalCode::Target, text));
         }
-        let shape = shape(&found);
-        let Search {
-            memory,
-            mut descriptors,
-            ..
-        } = search;
-        descriptors.push(memory);
-        let roots = found.into_iter().map(|source| source.root).collect();
-        let missing = missing
-            .into_iter()
-            .map(|source| format!("sender: {source}"))
-            .collect();
+        let mut held = search.descriptors;
+        held.push(search.memory);
         Ok(Self {
-            roots,
-            shape,
-            missing,
-            held: descriptors,
+            shape: shape(&found),
+            roots: found.into_iter().map(|source| source.root).collect(),
+            missing: missing
+                .into_iter()
+                .map(|source| format!("sender: {source}"))
+                .collect(),
+            held,
         })
     }
 }
@@ -198,9 +212,8 @@ impl Search<'_> {
         let contents = means_contents(source);
         let ReadAccess::Beneath(roots) = self.access else {
             let path = if source.is_empty() { b"." } else { source };
-            let ground = Arc::new(Ground::Own);
             return Ok(Wanted {
-                ground,
+                ground: Arc::new(Ground::Own),
                 path: path.to_vec(),
                 contents,
                 root_name: None,
@@ -214,18 +227,15 @@ impl Search<'_> {
         let path = parts.join(&b'/');
         let clean = RelPath::from_bytes(&path)
             .map_err(|error| denied(format!("source '{}': {error}", Escaped(source))))?;
-        let ground = Arc::new(Ground::Root(self.open_root(root)?, root.to_owned()));
         let last = source
             .rsplit(|&byte| byte == b'/')
             .next()
             .filter(|_| clean.is_root() && !contents);
-        let root_name = last.map(<[u8]>::to_vec);
-        let contents = contents || clean.is_root();
         Ok(Wanted {
-            ground,
+            ground: Arc::new(Ground::Root(self.open_root(root)?, root.to_owned())),
             path: clean.as_bytes().to_vec(),
-            contents,
-            root_name,
+            contents: contents || clean.is_root(),
+            root_name: last.map(<[u8]>::to_vec),
         })
     }
 
@@ -249,28 +259,22 @@ impl Search<'_> {
     }
 
     /// The directory that holds a source beneath a root, opened once for all sources in it.
-    fn open_parent(
-        &mut self,
-        ground: &Ground,
-        parent: &RelPath,
-    ) -> Result<io::Result<Arc<OwnedFd>>, Refusal> {
+    fn open_parent(&mut self, ground: &Ground, parent: &RelPath) -> Result<Arc<OwnedFd>, Unusable> {
         let Ground::Root(root, _) = ground else {
-            return Ok(Err(Errno::INVAL.into()));
+            return Err(Unusable::Missing(Errno::INVAL.into()));
         };
         if parent.is_root() {
-            return Ok(Ok(Arc::clone(root)));
+            return Ok(Arc::clone(root));
         }
         let shown = ground.shown(parent.as_bytes());
         if let Some(opened) = self.opened.get(&shown) {
-            return Ok(Ok(Arc::clone(opened)));
+            return Ok(Arc::clone(opened));
         }
         self.book_descriptor()?;
-        let opened = match open_beneath(root.as_fd(), parent, OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(opened) => Arc::new(opened),
-            Err(errno) => return Ok(Err(errno.into())),
-        };
+        let opened = open_beneath(root.as_fd(), parent, OFlags::PATH | OFlags::DIRECTORY);
+        let opened = Arc::new(opened.map_err(io::Error::from)?);
         self.opened.insert(shown, Arc::clone(&opened));
-        Ok(Ok(opened))
+        Ok(opened)
     }
 
     /// The paths that the globs match, each once; the path itself where it has none, or where they match nothing.
@@ -293,7 +297,7 @@ impl Search<'_> {
                 }
                 let before = next.len();
                 // what cannot be listed has no matches, as in a shell
-                let _closed = self.list(&wanted.ground, &path, |search, name| {
+                self.list(&wanted.ground, &path, |search, name| {
                     if glob_matches(part, name) {
                         search.count_match(&wanted.path, path.len() + name.len())?;
                         next.push(join(&path, name));
@@ -329,25 +333,18 @@ impl Search<'_> {
         self.book(PATH_BYTES + bytes)
     }
 
-    /// Shows `each` the names in a directory; as many as there are before one that cannot be read.
+    /// Shows `each` the names in a directory: none of one that cannot be opened, and no more after one that cannot be
+    /// read.
     fn list(
         &mut self,
         ground: &Ground,
         path: &[u8],
         mut each: impl FnMut(&mut Self, &[u8]) -> Result<(), Refusal>,
-    ) -> Result<io::Result<()>, Refusal> {
-        let entries = match ground
+    ) -> Result<(), Refusal> {
+        let entries = ground
             .open_directory(path)
-            .and_then(|directory| Ok(Dir::read_from(directory)?))
-        {
-            Ok(entries) => entries,
-            Err(error) => return Ok(Err(error)),
-        };
-        for entry in entries {
-            let entry = match entry {
-                Ok(entry) => entry,
-                Err(errno) => return Ok(Err(errno.into())),
-            };
+            .and_then(|directory| Ok(Dir::read_from(directory)?));
+        for entry in entries.into_iter().flatten().map_while(Result::ok) {
             let name = entry.file_name().to_bytes();
             if matches!(name, b"." | b"..") {
                 continue;
@@ -361,22 +358,19 @@ impl Search<'_> {
             }
             each(self, name)?;
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
-    fn look_at(&mut self, wanted: &Wanted, path: &[u8]) -> Result<io::Result<Source>, Refusal> {
+    fn look_at(&mut self, wanted: &Wanted, path: &[u8]) -> Result<Source, Unusable> {
         let Wanted {
             ground,
             contents,
             root_name,
             ..
         } = wanted;
-        let is_directory = match ground.is_directory(path, *contents) {
-            Ok(is_directory) => is_directory,
-            Err(error) => return Ok(Err(error)),
-        };
+        let is_directory = ground.is_directory(path, *contents)?;
         if *contents && !is_directory {
-            return Ok(Err(Errno::NOTDIR.into()));
+            return Err(Unusable::Missing(Errno::NOTDIR.into()));
         }
         let mut shown = ground.shown(path);
         if *contents {
@@ -387,25 +381,22 @@ impl Search<'_> {
             .next()
             .filter(|_| !contents)
             .or(root_name.as_deref());
-        let (top, prefix) = match top_of(name) {
-            Ok(named) => named,
-            Err(error) => return Ok(Err(error)),
-        };
+        let (top, prefix) = top_of(name)?;
         let root = ScanRoot::new(shown, prefix);
         let root = match **ground {
             Ground::Own => root,
-            Ground::Root(..) => match self.place_beneath(ground, path, is_directory)? {
-                Ok((parent, below)) => root.beneath(parent, below),
-                Err(error) => return Ok(Err(error)),
-            },
+            Ground::Root(..) => {
+                let (parent, below) = self.place_beneath(ground, path, is_directory)?;
+                root.beneath(parent, below)
+            }
         };
-        Ok(Ok(Source {
+        Ok(Source {
             root,
             top,
             is_directory,
             ground: Arc::clone(ground),
             path: path.to_vec(),
-        }))
+        })
     }
 
     /// The directory that holds a source beneath a root, and its path there.
@@ -414,26 +405,18 @@ impl Search<'_> {
         ground: &Ground,
         path: &[u8],
         is_directory: bool,
-    ) -> Result<io::Result<(Arc<OwnedFd>, RelPath)>, Refusal> {
-        let path = match relative(path) {
-            Ok(path) => path,
-            Err(error) => return Ok(Err(error)),
-        };
+    ) -> Result<(Arc<OwnedFd>, RelPath), Unusable> {
+        let path = relative(path)?;
         if is_directory {
             // it is opened to be walked
             self.book_descriptor()?;
         }
-        let name = path
-            .file_name()
-            .map(|name| RelPath::root().join(&name))
-            .transpose();
-        let parent = path.parent().unwrap_or_else(RelPath::root);
-        let name = name
-            .map(|name| name.unwrap_or_else(RelPath::root))
-            .map_err(io::Error::other);
-        Ok(self
-            .open_parent(ground, &parent)?
-            .and_then(|parent| Ok((parent, name?))))
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Ok((self.open_parent(ground, &path)?, path));
+        };
+        let parent = self.open_parent(ground, &parent)?;
+        let below = RelPath::root().join(&name).map_err(io::Error::other)?;
+        Ok((parent, below))
     }
 
     /// Refuses two sources that bring entries under one name: luck would decide which of them the target gets.
@@ -449,9 +432,9 @@ impl Search<'_> {
             match top {
                 Some(top) => self.note_name(&mut names, top.as_bytes())?,
                 // a directory that cannot be listed brings no names; the scan reports it
-                None => drop(self.list(ground, path, |search, name| {
+                None => self.list(ground, path, |search, name| {
                     search.note_name(&mut names, name)
-                })?),
+                })?,
             }
         }
         Ok(())
@@ -607,7 +590,8 @@ mod tests {
         Sources::find(
             &asked,
             &ReadAccess::Beneath(vec![root.to_owned()]),
-            (quota, &AtomicBool::new(false)),
+            quota,
+            &AtomicBool::new(false),
         )
     }
 
@@ -785,8 +769,8 @@ mod tests {
         let home = tree();
         let asked = [SourcePath(b"a/*".to_vec())];
         let access = ReadAccess::Beneath(vec![home.path().to_owned()]);
-        let refusal = Sources::find(&asked, &access, (&Quota::default(), &AtomicBool::new(true)))
-            .unwrap_err();
+        let refusal =
+            Sources::find(&asked, &access, &Quota::default(), &AtomicBool::new(true)).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Stopping);
     }
 }

@@ -49,10 +49,10 @@ impl Prepared {
         let started = Instant::now();
         let (reader, mut writer) = session.control;
         let lease = session.run_leases.acquire(self.fetch.open.run).await;
-        let lanes_max = session.portion.lanes;
+        let lanes_max = session.share.portion.lanes;
         let fetching = ToSender::Fetching(Fetching { lanes_max });
         writer.send(&encode_message(&fetching)).await?;
-        let quota = session.quota;
+        let quota = session.share.quota;
         let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed, session.meter);
         self.tell_missing(&relaying);
         let supply = supply(&self.fetch, lanes_max, session.has_waited, &relaying);
