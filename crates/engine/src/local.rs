@@ -101,7 +101,7 @@ pub async fn push_locally(
             config,
             ..Session::new(transfer, control, sources)
         };
-        Box::pin(run_session(session, pending())).await
+        run_session(session, pending()).await
     });
     let link = Link {
         transfer,

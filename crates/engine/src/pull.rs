@@ -472,7 +472,7 @@ impl Receiving {
             }
             ReceiverError::Stopping
         };
-        let received = Box::pin(run_session(session, ends)).await;
+        let received = run_session(session, ends).await;
         drop(supply);
         let patience = if received.is_ok() {
             ACCOUNT_TIMEOUT

@@ -88,6 +88,14 @@ pub async fn run_session(
     session: Session,
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
+    // A caller that has to wait for more than this is not to take the room of a whole session.
+    Box::pin(run(session, stop)).await
+}
+
+async fn run(
+    session: Session,
+    stop: impl Future<Output = SessionError>,
+) -> Result<SessionReport, SessionError> {
     let Session {
         transfer,
         control: (reader, mut writer),
