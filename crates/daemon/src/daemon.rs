@@ -91,11 +91,14 @@ struct Shared {
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
 }
 
-/// The lanes of a transfer as they come.
-enum Lanes {
-    /// With the rate that they keep together, if their key has none.
-    Sources(mpsc::Receiver<Box<dyn LaneSource>>, SharedRate),
-    Sinks(mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>),
+/// A transfer that has its slot and begins.
+struct AdmittedTransfer<'a> {
+    who: Who,
+    live: &'a Live,
+    control: Control,
+    slot: Slot,
+    authorized: Authorized,
+    greeting: Greeting,
 }
 
 /// Both directions of a control connection.
@@ -168,12 +171,9 @@ impl Daemon {
 
     /// Serves until `stop` resolves. Transfers that are running then are cut off, and given some time to clean up.
     pub async fn serve(&self, stop: impl Future<Output = ()>) {
-        tokio::pin!(stop);
-        let (moving, pace) = (
-            self.pending.keep_moving(),
-            self.shared.transfers.keep_pace(),
-        );
-        tokio::pin!(moving, pace);
+        let moving = self.pending.keep_moving();
+        let pace = self.shared.transfers.keep_pace();
+        tokio::pin!(stop, moving, pace);
         loop {
             tokio::select! {
                 () = self.accept_one() => {}
@@ -204,7 +204,8 @@ impl Daemon {
             Some(incoming)
         };
         let Some(incoming) = asked else { return };
-        let (address, shared) = (incoming.address(), Arc::clone(&self.shared));
+        let address = incoming.address();
+        let shared = Arc::clone(&self.shared);
         let place = self.pending.enter(address.ip(), max);
         tokio::spawn(async move {
             let Ok(mut place) = place.await else {
@@ -237,7 +238,8 @@ impl Shared {
         incoming: Incoming,
         spoken: impl FnOnce(),
     ) -> Option<(Channel, Authorized)> {
-        let (address, patience) = (incoming.address(), self.admissions.limits().unproven_time);
+        let address = incoming.address();
+        let patience = self.admissions.limits().unproven_time;
         let channel = match self.listener.handshake(incoming, patience, spoken).await {
             Ok(channel) => channel,
             Err(AcceptError::Unused) => return None,
@@ -247,15 +249,17 @@ impl Shared {
             }
         };
         // Authorizing reads files and checks certificates: it runs on a blocking thread, and no other connection waits.
-        let (authorizer, claim) = (Arc::clone(&self.authorizer), channel.claim());
-        let (copies, own) = (self.copies.clone(), self.listener.fingerprint());
+        let authorizer = Arc::clone(&self.authorizer);
+        let claim = channel.claim();
+        let copies = self.copies.clone();
+        let own = self.listener.fingerprint();
         let authorize = move || {
             let authorized = authorizer.authorize(&claim);
             match (&authorized, &claim.job_grant) {
                 // A node that may write by a line of its own needs no grant.
                 (Ok(Ok(by_line)), Some(_)) if by_line.may_write() => {}
                 (Ok(Ok(_) | Err(Denial::Unknown { .. })), Some(grant)) => {
-                    return node_session::authorize(&authorizer, own, (&claim, grant));
+                    return node_session::authorize(&authorizer, own, &claim, grant);
                 }
                 _ => {}
             }
@@ -289,16 +293,13 @@ impl Shared {
     }
 
     /// Reads the greeting and does what it asks for.
-    async fn admit(self: Arc<Self>, channel: Channel, authorized: Authorized) {
-        let (address, key) = (
-            channel.address(),
-            self.booked_on(channel.peer(), &authorized),
-        );
+    async fn admit(self: Arc<Self>, mut stream: Channel, authorized: Authorized) {
+        let address = stream.address();
+        let key = self.booked_on(stream.peer(), &authorized);
         let waiting = match self.admissions.wait(key) {
             Ok(waiting) => waiting,
-            Err(full) => return self.refuse_full(channel, full).await,
+            Err(full) => return self.refuse_full(stream, full).await,
         };
-        let mut stream = channel;
         let mut greeting = [0; Greeting::BYTES];
         let patience = self.admissions.limits().unproven_time;
         match tokio::time::timeout(patience, stream.read_exact(&mut greeting)).await {
@@ -349,7 +350,8 @@ impl Shared {
     }
 
     async fn run_control(&self, stream: Channel, authorized: Authorized, greeting: Greeting) {
-        let (address, key) = (stream.address(), stream.peer());
+        let address = stream.address();
+        let key = stream.peer();
         if *self.draining.borrow() {
             return self.turn_away_at_a_stop(stream).await;
         }
@@ -365,7 +367,8 @@ impl Shared {
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
             return self.reject(Rejection::Transfer, address, error);
         }
-        let (handle, claim) = (stream.handle(), stream.claim());
+        let handle = stream.handle();
+        let claim = stream.claim();
         let mut control = control_pair(stream);
         control.0.listen();
         let (slot, told) = match place.at_once() {
@@ -389,33 +392,38 @@ impl Shared {
             }
         };
         handle.open_control_window();
-        let (lanes_in, lanes) = lanes_for(greeting.role, slot.portion.lanes);
         let has_waited = told.is_some();
-        let registered = match told {
+        let register = |lanes_in| match told {
             Some(registered) => {
                 registered.begin(lanes_in);
                 Some(registered)
             }
             None => self.registry.enter(key, greeting.transfer, Some(lanes_in)),
         };
-        let Some(_registered) = registered else {
-            return self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
+        // There is room for more lanes than were granted: they greet in any order, before their sender knows how many
+        // it may have.
+        let room = usize::from(slot.portion.lanes.max(2 * LANES_UNASKED_MAX));
+        let admitted = AdmittedTransfer {
+            who,
+            live,
+            control,
+            slot,
+            authorized,
+            greeting,
         };
-        let who = (who, live);
-        match lanes {
-            Lanes::Sources(lanes, rate) => {
-                let control = (control, handle);
-                let lanes = (lanes, rate);
-                self.run_transfer(who, control, lanes, &slot, authorized, greeting)
-                    .await;
+        if greeting.role == Role::Fetch {
+            let (lanes_in, lanes) = mpsc::channel(room);
+            if let Some(_registered) = register(LanesIn::Sending(lanes_in)) {
+                return self.run_sending(admitted, lanes, claim, has_waited).await;
             }
-            Lanes::Sinks(lanes) => {
-                let control = (claim, control);
-                let slot = (&slot, has_waited);
-                self.run_sending(who, control, lanes, slot, authorized, greeting)
-                    .await;
+        } else {
+            let (lanes_in, lanes) = mpsc::channel(room);
+            let rate = SharedRate::default();
+            if let Some(_registered) = register(LanesIn::Receiving(lanes_in, rate.clone())) {
+                return self.run_transfer(admitted, lanes, rate, handle).await;
             }
         }
+        self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
     }
 
     /// Refuses a transfer that comes while this daemon stops.
@@ -436,70 +444,66 @@ impl Shared {
         }
     }
 
+    /// Notes that a transfer begins. The daemon waits, when it stops, until all receivers of the returned channel have
+    /// been dropped: until transfers that were cut off have removed what they had not finished.
+    fn begin(&self, live: &Live, direction: Direction, who: &Who) -> watch::Receiver<bool> {
+        live.begins(direction);
+        (self.log)(&DaemonEvent::Begun { who: who.clone() });
+        self.stopping.subscribe()
+    }
+
     async fn run_transfer(
         &self,
-        (who, live): (Who, &Live),
-        (control, pulse): (Control, ChannelHandle),
-        (lanes, rate): (mpsc::Receiver<Box<dyn LaneSource>>, SharedRate),
-        slot: &Slot,
-        Authorized {
-            access,
-            set_ids,
-            owning,
-            owner,
-            max_rate: rate_max,
-            node,
-            ..
-        }: Authorized,
-        Greeting {
-            transfer, cipher, ..
-        }: Greeting,
+        AdmittedTransfer {
+            who,
+            live,
+            control,
+            slot,
+            authorized,
+            greeting,
+        }: AdmittedTransfer<'_>,
+        lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+        rate: SharedRate,
+        pulse: ChannelHandle,
     ) {
-        let key = who.key;
-        live.begins(Direction::Receive);
-        // When it stops, the daemon waits until all receivers of this channel have been dropped: until transfers that
-        // were cut off have removed what they had not finished.
-        let _until_it_has_ended = self.stopping.subscribe();
-        (self.log)(&DaemonEvent::Begun { who: who.clone() });
-        let buffers = slot.portion.buffers;
+        let _until_it_has_ended = self.begin(live, Direction::Receive, &who);
+        let started = Instant::now();
+        let node = authorized.node;
         let quota = self.quotas.of(slot.key(), &self.admissions.limits());
         let config = ReceiverConfig {
             lanes_max: slot.portion.lanes,
-            buffers_max: self.config.buffers_max.min(buffers),
-            memory_max: buffers,
-            set_ids,
-            owning,
-            rate_max,
+            buffers_max: self.config.buffers_max.min(slot.portion.buffers),
+            memory_max: slot.portion.buffers,
+            set_ids: authorized.set_ids,
+            owning: authorized.owning,
+            rate_max: authorized.max_rate,
             file_io: quota.file_io(&self.config.file_io),
             quota,
-            grants: self.grants(key, node.clone(), rate),
+            grants: self.grants(who.key, node.clone(), rate),
             meter: Arc::clone(&live.meter),
             ..self.config.clone()
         };
-        let started = Instant::now();
-        let stop = self.cut_off(live);
-        let run_leases = self.run_leases.of(key);
         let session = Session {
-            owner,
+            owner: authorized.owner,
             pulse,
-            access,
-            run_leases,
+            access: authorized.access,
+            run_leases: self.run_leases.of(who.key),
             config,
-            ..Session::new(transfer, control, lanes)
+            ..Session::new(greeting.transfer, control, lanes)
         };
         let stop = async {
             tokio::select! {
-                cut = stop => cut.of_receiver(),
+                cut = self.cut_off(live) => cut.of_receiver(),
                 () = grant_over(node) => Cut::GrantOver.of_receiver(),
             }
         };
-        let ended = Box::pin(run_session(session, stop)).await;
+        let ended = run_session(session, stop).await;
         let moved = moved(&live.meter, started.elapsed());
         (self.log)(&match ended {
             Ok(_) if moved.probed.is_some() => DaemonEvent::Probed { who, moved },
             Ok(report) => DaemonEvent::Received {
                 who,
-                cipher,
+                cipher: greeting.cipher,
                 moved,
                 report,
             },
@@ -514,11 +518,10 @@ impl Shared {
         node: Option<Arc<NodeGrant>>,
         rate: SharedRate,
     ) -> Option<Arc<dyn Grants>> {
-        let (rates, quotas) = (Arc::clone(&self.rates), Arc::clone(&self.quotas));
         let around = Around {
             rate,
-            rates,
-            quotas,
+            rates: Arc::clone(&self.rates),
+            quotas: Arc::clone(&self.quotas),
             limits: self.admissions.limits(),
         };
         let authorizer = Arc::clone(&self.authorizer);
@@ -537,72 +540,60 @@ impl Shared {
 
     async fn run_sending(
         &self,
-        (who, live): (Who, &Live),
-        (claim, control): (Claim, Control),
+        AdmittedTransfer {
+            who,
+            live,
+            control,
+            slot,
+            authorized,
+            greeting,
+        }: AdmittedTransfer<'_>,
         lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
-        (slot, has_waited): (&Slot, bool),
-        authorized: Authorized,
-        Greeting {
-            transfer, cipher, ..
-        }: Greeting,
+        claim: Claim,
+        has_waited: bool,
     ) {
-        let (key, name, rate_max) = (who.key, who.name.clone(), authorized.max_rate);
-        live.begins(Direction::Send);
-        let _until_it_has_ended = self.stopping.subscribe();
-        (self.log)(&DaemonEvent::Begun { who: who.clone() });
+        let _until_it_has_ended = self.begin(live, Direction::Send, &who);
         let started = Instant::now();
         let limits = self.admissions.limits();
         let session = SendingSession {
-            transfer,
-            cipher,
+            transfer: greeting.transfer,
+            cipher: greeting.cipher,
             control,
             lanes,
-            peer: (key, name),
+            peer: (who.key, who.name.clone()),
             claim,
-            authorized,
             authorizer: Arc::clone(&self.authorizer),
             copies: self.copies.clone(),
-            run_leases: self.run_leases.of(key),
+            run_leases: self.run_leases.of(who.key),
             has_waited,
             share: KeyShare {
                 quota: self.quotas.of(slot.key(), &limits),
                 portion: slot.portion,
-                rate: rate_max.map(|limit| self.rates.of(key, limit)),
+                rate: authorized
+                    .max_rate
+                    .map(|limit| self.rates.of(who.key, limit)),
                 plan_bytes: sending::plan_bytes(&limits),
                 config: self.config.clone(),
             },
+            authorized,
             meter: Arc::clone(&live.meter),
         };
         // A waiting connection is not to take the room of a whole session.
         let ended = Box::pin(answering::answer(session, self.cut_off(live))).await;
         let moved = moved(&live.meter, started.elapsed());
         let event = match ended {
-            Ok(Sent::Files(summary)) => {
-                let moved = Moved {
-                    files: summary.counters.files,
-                    bytes: summary.counters.bytes,
-                    ..moved
-                };
-                DaemonEvent::Sent {
-                    who,
-                    cipher,
-                    moved,
-                    failed: summary.counters.failed,
-                }
-            }
-            Ok(Sent::Copied(to, summary)) => {
-                let moved = Moved {
-                    files: summary.counters.files,
-                    bytes: summary.counters.bytes,
-                    ..moved
-                };
-                DaemonEvent::Copied {
-                    who,
-                    to,
-                    moved,
-                    failed: summary.counters.failed,
-                }
-            }
+            Ok(Sent::Files(summary)) => DaemonEvent::Sent {
+                who,
+                cipher: greeting.cipher,
+                moved: moved.by_account(&summary.counters),
+                failed: summary.counters.failed,
+            },
+            Ok(Sent::Copied(to, summary)) => DaemonEvent::Copied {
+                who,
+                to,
+                moved: moved.by_account(&summary.counters),
+                failed: summary.counters.failed,
+            },
             Ok(Sent::Granted { source, target }) => DaemonEvent::Granted {
                 who,
                 source,
@@ -616,7 +607,7 @@ impl Shared {
 
     async fn refuse_full(&self, stream: Channel, full: impl fmt::Display) {
         let text = format!("{full}; try again later");
-        let refusal = Refusal::new(RefusalCode::Full, text.clone());
+        let refusal = Refusal::new(RefusalCode::Full, &text);
         self.turn_away(Rejection::Limit, stream, text, refusal)
             .await;
     }
@@ -681,26 +672,6 @@ impl Shared {
     }
 }
 
-/// The way for the lanes of a transfer. It has room for more than were granted: lanes greet in any order, before their
-/// sender knows how many it may have.
-fn lanes_for(role: Role, granted: u16) -> (LanesIn, Lanes) {
-    let room = usize::from(granted.max(2 * LANES_UNASKED_MAX));
-    match role {
-        Role::Fetch => {
-            let (lanes_in, lanes) = mpsc::channel(room);
-            (LanesIn::Sending(lanes_in), Lanes::Sinks(lanes))
-        }
-        Role::Control | Role::Lane(_) => {
-            let (lanes_in, lanes) = mpsc::channel(room);
-            let rate = SharedRate::default();
-            (
-                LanesIn::Receiving(lanes_in, rate.clone()),
-                Lanes::Sources(lanes, rate),
-            )
-        }
-    }
-}
-
 fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
     let text = match denial {
         Denial::Expired { name, expires, .. } => format!(
@@ -712,8 +683,7 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
         }
         Denial::Certificate { fault, .. } => format!("this key may not be used here: {fault}"),
         Denial::Authority { .. } => {
-            let text = "the receiver cannot read what its site's authority has issued; see its log"
-                .to_owned();
+            let text = "the receiver cannot read what its site's authority has issued; see its log";
             return Refusal::new(RefusalCode::Busy, text);
         }
         _ => format!(
@@ -755,15 +725,11 @@ fn crowded_out(max: usize) -> String {
 
 fn moved(meter: &TransferMeter, elapsed: Duration) -> Moved {
     let reading = meter.reading();
-    let (bytes, files) = (
-        reading.bytes + reading.sent_bytes,
-        reading.files + reading.sent_files,
-    );
     Moved {
         target: meter.target().to_vec(),
-        bytes,
+        bytes: reading.bytes + reading.sent_bytes,
         probed: meter.probed(),
-        files,
+        files: reading.files + reading.sent_files,
         elapsed,
         failures: meter.failures(),
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use zmove_transport::Fingerprint;
-use zmove_types::Escaped;
+use zmove_types::{Counters, Escaped};
 use zmove_wire::{Cipher, Place};
 
 use zmove_receiver::Failures;
@@ -174,6 +174,15 @@ impl Rejection {
 }
 
 impl Moved {
+    /// The same, with the files and bytes of the account that a sender keeps.
+    pub(crate) fn by_account(self, counters: &Counters) -> Self {
+        Self {
+            files: counters.files,
+            bytes: counters.bytes,
+            ..self
+        }
+    }
+
     /// Writes how much it is, and whose key it was.
     fn write_amount(&self, f: &mut fmt::Formatter<'_>, who: &Who) -> fmt::Result {
         let files = Files(self.files);

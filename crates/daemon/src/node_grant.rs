@@ -8,7 +8,6 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use zmove_receiver::TopNames;
@@ -19,6 +18,7 @@ use zmove_wire::{JobGrant, Open, Refusal, SharedJobOpening, SignedJobGrant, Targ
 use crate::refusals::{denied, granted_otherwise};
 
 /// A grant that has been found good.
+#[derive(Debug)]
 pub(crate) struct NodeGrant {
     /// The head, by what it would show itself.
     head: Claim,
@@ -40,11 +40,11 @@ impl NodeGrant {
     /// What is wrong with it.
     pub(crate) fn check(
         own: Fingerprint,
-        (key, encoded): (Fingerprint, &[u8]),
+        key: Fingerprint,
+        encoded: &[u8],
         now: u64,
     ) -> Result<Self, Cow<'static, str>> {
-        let signed = SignedJobGrant::decode(encoded);
-        let signed = signed.map_err(|_| "it cannot be read")?;
+        let signed = SignedJobGrant::decode(encoded).map_err(|_| "it cannot be read")?;
         let JobGrant {
             node,
             receivers,
@@ -60,10 +60,10 @@ impl NodeGrant {
         }
         if *not_before > now.saturating_add(AHEAD_SECS_MAX) {
             let behind = (not_before - now) / 60;
-            let text = format!(
+            return Err(format!(
                 "the receiver's clock is {behind} min or more behind that of the node that leads"
-            );
-            return Err(text.into());
+            )
+            .into());
         }
         if now >= *not_after {
             let ago = (now - not_after) / 60;
@@ -125,12 +125,11 @@ impl NodeGrant {
             TargetShape::Directory { .. } => self.open.shape.clone(),
             shape @ TargetShape::Single { .. } => shape.clone(),
         };
-        let (run, shared_job) = (self.open.run, self.open.shared_job.clone());
         if self.open
             != (Open {
-                run,
+                run: self.open.run,
                 shape,
-                shared_job,
+                shared_job: self.open.shared_job.clone(),
                 ..open.clone()
             })
         {
@@ -152,13 +151,5 @@ impl NodeGrant {
                 TopNames::only(move |top| top == name.as_bytes())
             }
         }
-    }
-}
-
-impl fmt::Debug for NodeGrant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NodeGrant")
-            .field("head", &self.head.key)
-            .finish_non_exhaustive()
     }
 }

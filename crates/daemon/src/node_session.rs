@@ -4,13 +4,12 @@
 //! **Invariant:** the head's line is looked for only once its signature has been checked, so nobody learns whose keys
 //! are let in; and of the head's rights a node has that to write what was granted, and no other.
 
-use std::fmt;
 use std::sync::Arc;
 
 use zmove_disk::RemovalBudget;
-use zmove_receiver::{Grants, Stored, TakenUp};
+use zmove_receiver::{Grants, TakenUp};
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint};
-use zmove_wire::{Open, Refusal, SignedReceipt};
+use zmove_wire::{Open, Refusal};
 
 use crate::authorizer::{Authorized, Authorizer};
 use crate::copies::grants::Around;
@@ -25,7 +24,8 @@ use crate::refusals::{denied, rights_unreadable};
 pub(crate) fn authorize(
     authorizer: &Authorizer,
     own: Fingerprint,
-    (claim, encoded): (&Claim, &[u8]),
+    claim: &Claim,
+    encoded: &[u8],
 ) -> Result<Result<Authorized, Denial>, Arc<AuthorizedKeysError>> {
     let denied = |fault: String| {
         Ok(Err(Denial::JobGrant {
@@ -33,7 +33,7 @@ pub(crate) fn authorize(
             fault,
         }))
     };
-    let grant = match NodeGrant::check(own, (claim.key, encoded), now()) {
+    let grant = match NodeGrant::check(own, claim.key, encoded, now()) {
         Ok(grant) => grant,
         Err(fault) => return denied(fault.into_owned()),
     };
@@ -50,6 +50,7 @@ pub(crate) fn authorize(
 }
 
 /// The grant of a session of a node: it may open nothing else.
+#[derive(Debug)]
 pub(crate) struct NodeSession {
     pub(crate) grant: Arc<NodeGrant>,
     pub(crate) authorizer: Arc<Authorizer>,
@@ -86,22 +87,6 @@ impl Grants for NodeSession {
             (None, nothing),
             quotas.of(key, limits),
         ))
-    }
-
-    fn note(&self, _stored: Stored) {}
-
-    fn receipt(&self, _stored: Stored, _faults: u64) -> Option<SignedReceipt> {
-        None
-    }
-
-    fn ended(&self, _stored: Stored) {}
-}
-
-impl fmt::Debug for NodeSession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NodeSession")
-            .field("grant", &self.grant)
-            .finish_non_exhaustive()
     }
 }
 
@@ -182,7 +167,7 @@ mod tests {
             (key, own): (Fingerprint, Fingerprint),
         ) -> Result<Authorized, String> {
             let claim = Claim::again(key, Vec::new());
-            let judged = authorize(&self.authorizer, own, (&claim, encoded)).unwrap();
+            let judged = authorize(&self.authorizer, own, &claim, encoded).unwrap();
             judged.map_err(|denial| denial.to_string())
         }
 

@@ -36,13 +36,15 @@ pub trait Grants: fmt::Debug + Send + Sync {
 
     /// Notes what a session has stored until now, so that it counts also when this process is killed. May block on
     /// files.
-    fn note(&self, stored: Stored);
+    fn note(&self, _stored: Stored) {}
 
     /// What this side signs of a session that has come to its good end, with so many faults. May block on files.
-    fn receipt(&self, stored: Stored, faults: u64) -> Option<SignedReceipt>;
+    fn receipt(&self, _stored: Stored, _faults: u64) -> Option<SignedReceipt> {
+        None
+    }
 
     /// Notes what a session has stored that has ended in any way. May block on files.
-    fn ended(&self, stored: Stored);
+    fn ended(&self, _stored: Stored) {}
 }
 
 /// The files of one session that got their names.

@@ -83,6 +83,7 @@ struct Taken {
 }
 
 /// What a session has that may become the client's, once its grant has been taken up.
+#[derive(Debug)]
 pub(crate) struct Around {
     /// The rate of the session's lanes, which becomes a part of that of the client.
     pub(crate) rate: SharedRate,
@@ -147,7 +148,8 @@ fn failed(error: &io::Error) -> Refusal {
 impl GrantBook {
     pub(super) fn open(directory: Option<&Path>, identity: Identity) -> io::Result<Self> {
         let below = |name| directory.map(|directory| directory.join(name));
-        let (store, tallies) = (Store::new(below("grants")), Tallies::new(below("tallies")));
+        let store = Store::new(below("grants"));
+        let tallies = Tallies::new(below("tallies"));
         let with_tally = |kept: Kept| Kept {
             counts: kept.counts.most(tallies.read(&kept.token)),
             ..kept
@@ -434,13 +436,13 @@ fn current_rights(kept: &Kept, authorizer: &Authorizer) -> Result<Authorized, Re
     let claim = Claim::again(Fingerprint(kept.client), kept.certificates.clone());
     let authorized = authorizer
         .authorize(&claim)
-        .map_err(|_| rights_unreadable())?;
-    let authorized = authorized
+        .map_err(|_| rights_unreadable())?
         .map_err(|_| denied("the key of the client that had this grant is not let in any more"))?;
-    let may_write = authorized.may_write();
-    may_write
-        .then_some(authorized)
-        .ok_or_else(|| denied("the key of the client may not write here any more"))
+    if authorized.may_write() {
+        Ok(authorized)
+    } else {
+        Err(denied("the key of the client may not write here any more"))
+    }
 }
 
 /// Refuses an opening that is not the one that was granted.
