@@ -97,12 +97,11 @@ pub(crate) struct Full {
 
 impl Admissions {
     pub(crate) fn new(limits: Limits) -> Self {
-        let (all, each, queue) = (Use::default(), HashMap::new(), WaitQueue::default());
         let book = Book {
             limits,
-            all,
-            each,
-            queue,
+            all: Use::default(),
+            each: HashMap::new(),
+            queue: WaitQueue::default(),
         };
         Self(Arc::new(Shared {
             book: Lock::new(book),
@@ -130,16 +129,12 @@ impl Admissions {
     /// Admits a connection whose key is proved, which belongs to no transfer yet.
     pub(crate) fn wait(&self, key: Fingerprint) -> Result<Permit, Full> {
         let mut book = self.0.book.lock();
-        let (own, limits) = (book.of(key), book.limits);
-        let (limit, value) = ("waiting_per_identity", limits.waiting_per_identity);
-        check(
-            own.waiting < value,
-            Full {
-                what: "connections without a transfer",
-                limit,
-                value,
-            },
-        )?;
+        let full = Full {
+            what: "connections without a transfer",
+            limit: "waiting_per_identity",
+            value: book.limits.waiting_per_identity,
+        };
+        full.unless_above(book.of(key).waiting)?;
         Ok(self.hold(
             &mut book,
             key,
@@ -186,16 +181,14 @@ impl Admissions {
     /// Puts a transfer into the queue for a slot.
     pub(crate) fn enqueue(&self, key: Fingerprint) -> Result<Queued, Full> {
         let mut book = self.0.book.lock();
-        let (limit, value) = ("queued_per_identity", book.limits.queued_per_identity);
-        let (ahead, full) = (book.queue.len_of(key), book.portion(key).err());
-        check(
-            ahead < value,
-            Full {
-                what: "waiting transfers",
-                limit,
-                value,
-            },
-        )?;
+        let ahead = book.queue.len_of(key);
+        let full = Full {
+            what: "waiting transfers",
+            limit: "queued_per_identity",
+            value: book.limits.queued_per_identity,
+        };
+        full.unless_above(ahead)?;
+        let full = book.portion(key).err();
         let (slot_in, slot) = oneshot::channel();
         let number = book.queue.enter(key, slot_in);
         drop(book);
@@ -295,26 +288,24 @@ impl Drop for Queued {
 impl Book {
     /// The portion that a transfer of this key would get now, or the limit that it meets.
     fn portion(&self, key: Fingerprint) -> Result<Portion, Full> {
-        let (own, all, limits) = (self.of(key), self.all, self.limits);
-        let full = |limit, value| Full {
+        let Self { all, limits, .. } = self;
+        let own = self.of(key);
+        let transfers = |limit, value| Full {
             what: "transfers",
             limit,
             value,
         };
-        check(
-            all.transfers < limits.transfers,
-            full("transfers", limits.transfers),
-        )?;
-        let value = limits.transfers_per_identity;
-        check(own.transfers < value, full("transfers_per_identity", value))?;
-        let left = |max: usize, used: usize, limit| {
-            let left = max.saturating_sub(used);
+        transfers("transfers", limits.transfers).unless_above(all.transfers)?;
+        transfers("transfers_per_identity", limits.transfers_per_identity)
+            .unless_above(own.transfers)?;
+        let left = |value: usize, used: usize, limit| {
             let full = Full {
                 what: "data connections",
                 limit,
-                value: max,
+                value,
             };
-            check(left >= usize::from(LANES_UNASKED_MAX), full).map(|()| left)
+            full.unless_above(used + usize::from(LANES_UNASKED_MAX) - 1)?;
+            Ok(value - used)
         };
         let of_all = left(limits.lanes, all.lanes, "lanes")?;
         let of_own = left(limits.lanes_per_identity, own.lanes, "lanes_per_identity")?;
@@ -356,8 +347,11 @@ impl Drop for Permit {
     }
 }
 
-fn check(fits: bool, full: Full) -> Result<(), Full> {
-    if fits { Ok(()) } else { Err(full) }
+impl Full {
+    /// Fails if one more than `used` would be above the limit.
+    fn unless_above(self, used: usize) -> Result<(), Self> {
+        if used < self.value { Ok(()) } else { Err(self) }
+    }
 }
 
 impl fmt::Display for Full {

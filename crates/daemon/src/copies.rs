@@ -8,6 +8,7 @@ mod store;
 mod tallies;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -95,14 +96,12 @@ impl Copies {
         let results = kept
             .map(|kept| ((Fingerprint(kept.client), kept.id), kept))
             .collect();
-        let grants = GrantBook::open(directory, identity.clone())?;
-        let (running, results) = (Lock::default(), Lock::new(results));
         Ok(Arc::new(Self {
             home: home.to_owned(),
+            grants: GrantBook::open(directory, identity.clone())?,
             identity,
-            grants,
-            running,
-            results,
+            running: Lock::default(),
+            results: Lock::new(results),
             store,
         }))
     }
@@ -143,25 +142,21 @@ impl Copies {
         relaying: Arc<Relaying>,
     ) -> Option<(Arc<RunningCopy>, Entered)> {
         let key = (client, order.id);
-        let order = (order.anew(), list);
-        let copy = Arc::new(RunningCopy {
-            id: key.1,
-            order,
+        let mut running = self.running.lock();
+        let Entry::Vacant(place) = running.entry(key) else {
+            return None;
+        };
+        let copy = place.insert(Arc::new(RunningCopy {
+            id: order.id,
+            order: (order.anew(), list),
             relaying,
             stop: Notify::new(),
-        });
-        let mut running = self.running.lock();
-        if running.contains_key(&key) {
-            return None;
-        }
-        running.insert(key, Arc::clone(&copy));
-        Some((
-            copy,
-            Entered {
-                copies: Arc::clone(self),
-                key,
-            },
-        ))
+        }));
+        let entered = Entered {
+            copies: Arc::clone(self),
+            key,
+        };
+        Some((Arc::clone(copy), entered))
     }
 
     /// Keeps the result of a copy. May block on files.
@@ -196,6 +191,7 @@ impl Copies {
         self.store
             .update(&result_name(key), || self.results.lock().get(key).cloned())
     }
+
     /// The result of a copy that this daemon has sent.
     pub(crate) fn ended(&self, client: Fingerprint, id: [u8; 16]) -> Option<EndedCopy> {
         let oldest = now().saturating_sub(KEPT_FOR.as_secs());

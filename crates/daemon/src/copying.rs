@@ -35,8 +35,8 @@ use crate::copies::{Copies, RunningCopy};
 use crate::refusals::denied;
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::sending::{
-    Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, job, may_not_read,
-    next, prepare, refuse, refuse_nonsense, say_last, tell_often,
+    Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, argument_of, job,
+    may_not_read, next, prepare, refuse, refuse_nonsense, say_last, tell_often,
 };
 use crate::sources::ReadAccess;
 use crate::transfers::Cut;
@@ -112,16 +112,11 @@ pub(crate) async fn copy(
         }
     };
     let ended = Box::pin(push(
-        &copies,
-        &copy,
-        begin,
-        prepared,
-        (checked, &relaying),
-        stop,
+        &copies, &copy, begin, prepared, checked, &relaying, stop,
     ))
     .await;
     telling.abort();
-    let ended = finish(&copies, client, &copy, (ended, cut_off), &relaying).await;
+    let ended = finish(&copies, client, &copy, ended, cut_off, &relaying).await;
     // An equal order begins anew from now on, whether the client still hears or has gone without a word.
     drop(entered);
     let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, listening).await;
@@ -156,11 +151,7 @@ fn rights(
         return Ok(access);
     }
     let (key, name) = peer;
-    let name = if name.contains(char::is_whitespace) {
-        "NAME"
-    } else {
-        name
-    };
+    let name = argument_of(name);
     let bracketed = if to.host.contains(':') {
         format!("[{}]", to.host)
     } else {
@@ -300,7 +291,8 @@ async fn push(
     order: &CopyOrder,
     Begin { grant, key }: Begin,
     prepared: Prepared,
-    (checked, relaying): (Checked, &Arc<Relaying>),
+    checked: Checked,
+    relaying: &Arc<Relaying>,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, PushError> {
     let Prepared {
@@ -333,7 +325,7 @@ async fn push(
         path: fetch.open.target.clone(),
         login: None,
     };
-    let settings = dial_settings(order, (Fingerprint(key), copies.identity()));
+    let settings = dial_settings(order, Fingerprint(key), copies.identity());
     let quota = Some(Arc::new(KeyQuota(checked.quota.clone())) as Arc<dyn PeerQuota>);
     let search = Arc::new(Search {
         fetch,
@@ -364,7 +356,7 @@ async fn push(
     Ok(summary)
 }
 
-fn dial_settings(order: &CopyOrder, (key, own): (Fingerprint, &Identity)) -> DialSettings {
+fn dial_settings(order: &CopyOrder, key: Fingerprint, own: &Identity) -> DialSettings {
     let transport = match order.transport {
         TransportOrder::Auto => TransportChoice::Auto,
         TransportOrder::Tcp => TransportChoice::Tcp,
@@ -416,7 +408,8 @@ async fn finish(
     copies: &Arc<Copies>,
     client: Fingerprint,
     order: &CopyOrder,
-    (ended, cut_off): (Result<Summary, PushError>, Option<Cut>),
+    ended: Result<Summary, PushError>,
+    cut_off: Option<Cut>,
     relaying: &Relaying,
 ) -> Result<Summary, SendingError> {
     let told = match &ended {

@@ -191,23 +191,20 @@ impl Connections {
         let (stays_in, stays) = oneshot::channel();
         self.entered += 1;
         let number = self.entered;
-        let since = Instant::now();
         self.counts.add(source);
         self.members.push_back(Member {
             number,
             source,
-            since,
+            since: Instant::now(),
             spoken: false,
             _stays: stays_in,
         });
-        (
-            Place {
-                pending,
-                number,
-                stays,
-            },
-            begins,
-        )
+        let place = Place {
+            pending,
+            number,
+            stays,
+        };
+        (place, begins)
     }
 
     fn remove(&mut self, place: usize) {
@@ -354,16 +351,12 @@ impl Member {
 impl Place {
     /// A callback that records that the client has sent its first message.
     pub(crate) fn has_spoken(&self) -> impl FnOnce() + Send + 'static {
-        let (pending, number) = (self.pending.clone(), self.number);
+        let pending = self.pending.clone();
+        let number = self.number;
         move || {
-            let mut connections = pending.0.connections.lock();
-            connections
-                .members
-                .iter_mut()
-                .filter(|member| member.number == number)
-                .for_each(|member| {
-                    member.spoken = true;
-                });
+            for member in &mut pending.0.connections.lock().members {
+                member.spoken |= member.number == number;
+            }
         }
     }
 

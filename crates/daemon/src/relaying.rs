@@ -6,7 +6,6 @@
 //!
 //! **Invariant:** what waits is bounded and booked, and nothing is told after the account.
 
-use std::fmt;
 use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -387,14 +386,6 @@ impl Drop for Word {
     fn drop(&mut self) {
         self.waiting.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         self.waiting.less.notify_all();
-    }
-}
-
-impl fmt::Debug for Relaying {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Relaying")
-            .field("waiting", &self.waiting.bytes)
-            .finish_non_exhaustive()
     }
 }
 

@@ -240,15 +240,20 @@ pub(crate) fn shown(fetch: &Fetch) -> Vec<u8> {
 }
 
 pub(crate) fn may_not_read((key, name): &(Fingerprint, String)) -> Refusal {
-    let name = if name.contains(char::is_whitespace) {
-        "NAME"
-    } else {
-        name
-    };
+    let name = argument_of(name);
     let text = format!(
         "this key may not read here. On that host, run: zmove allow {key} --name {name} --read-root DIR"
     );
     denied(text)
+}
+
+/// The name of a key as it is written in a command.
+pub(crate) fn argument_of(name: &str) -> &str {
+    if name.contains(char::is_whitespace) {
+        "NAME"
+    } else {
+        name
+    }
 }
 
 pub(crate) async fn refuse(

@@ -304,7 +304,9 @@ impl Live {
 
     fn status(&self) -> TransferStatus {
         let state = self.state.lock().clone();
-        let (reading, bytes, found) = (self.meter.reading(), self.bytes(), self.meter.found());
+        let reading = self.meter.reading();
+        let bytes = self.bytes();
+        let found = self.meter.found();
         let waited = self.since.elapsed().unwrap_or_default();
         let (direction, reason, lasted) = match state {
             State::Waits { reason, ahead } => (None, Some(place(&reason, ahead)), waited),
