@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use zmove_receiver::{Session, SessionError, SessionReport, WriteAccess, run_session};
+use zmove_receiver::{
+    ReceiverConfig, Rights, Session, SessionError, SessionReport, WriteAccess, run_session,
+};
 use zmove_transport::{Frame, Inbox, memory_control, memory_lane};
 use zmove_types::{
     Buffer, BufferPool, ItemId, Metadata, Name, RelPath, StageClock, Timestamp, TransferId,
@@ -71,8 +73,14 @@ impl Intruder {
         let (mut sink, source) = memory_lane();
         lanes_in.try_send(source).unwrap();
         let session = Session {
-            owner: "intruder".to_owned(),
-            access: WriteAccess::Beneath(self.roots),
+            config: ReceiverConfig {
+                rights: Rights {
+                    owner: "intruder".to_owned(),
+                    access: WriteAccess::Beneath(self.roots),
+                    ..Rights::default()
+                },
+                ..ReceiverConfig::default()
+            },
             ..Session::new(TransferId([5; 16]), far, lanes)
         };
         let stop = async {

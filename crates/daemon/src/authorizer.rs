@@ -4,16 +4,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use zmove_disk::RemovalBudget;
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
-use zmove_types::RateLimit;
 
-use zmove_receiver::{Allowance, Quota, TakenUp, TopNames, WriteAccess};
+use zmove_receiver::{Owning, Rights, SetIds, WriteAccess};
 
 use crate::node_grant::NodeGrant;
 use crate::sources::ReadAccess;
 use crate::transfers::Who;
-use zmove_receiver::{Owning, SetIds};
 
 /// The keys that a daemon authorizes.
 #[derive(Debug)]
@@ -30,15 +27,9 @@ pub enum Authorizer {
 pub(crate) struct Authorized {
     /// The name of the peer in the log.
     pub(crate) name: String,
-    pub(crate) access: WriteAccess,
+    pub(crate) rights: Rights,
     /// Where the peer may read; `None`: nowhere.
     pub(crate) reads: Option<ReadAccess>,
-    pub(crate) set_ids: SetIds,
-    pub(crate) owning: Owning,
-    /// The owner of the journals from which the peer's transfers resume.
-    pub(crate) owner: String,
-    /// The limit on the bytes per second of all the peer's lanes together.
-    pub(crate) max_rate: Option<RateLimit>,
     pub(crate) to: Destinations,
     /// The clients of the grants by which alone a peer is let in; empty for others.
     pub(crate) by_grants_of: Vec<Granter>,
@@ -108,15 +99,16 @@ impl Authorized {
         } else {
             Owning::Denied
         };
-        let (name, owner) = (grant.name.clone(), key.to_string());
         Self {
-            name,
-            access,
+            name: grant.name.clone(),
+            rights: Rights {
+                access,
+                owner: key.to_string(),
+                set_ids,
+                owning,
+                rate_max: grant.max_rate,
+            },
             reads,
-            set_ids,
-            owning,
-            owner,
-            max_rate: grant.max_rate,
             to: Destinations::Listed(grant.to.clone()),
             by_grants_of: Vec::new(),
             node: None,
@@ -128,12 +120,11 @@ impl Authorized {
     fn user() -> Self {
         Self {
             name: "the user".to_owned(),
-            access: WriteAccess::Anywhere,
+            rights: Rights {
+                owning: Owning::Allowed,
+                ..Rights::default()
+            },
             reads: Some(ReadAccess::Anywhere),
-            set_ids: SetIds::Dropped,
-            owning: Owning::Allowed,
-            owner: String::new(),
-            max_rate: None,
             to: Destinations::Anywhere,
             by_grants_of: Vec::new(),
             node: None,
@@ -147,13 +138,12 @@ impl Authorized {
                 "the grant of {}",
                 clients.first().map_or("nobody", |granter| &granter.name)
             ),
-            access: WriteAccess::ReadOnly,
+            // the others are those of the client whose grant is taken up
+            rights: Rights {
+                access: WriteAccess::ReadOnly,
+                ..Rights::default()
+            },
             reads: None,
-            set_ids: SetIds::Dropped,
-            owning: Owning::Denied,
-            owner: String::new(),
-            // that of the client whose grant is taken up
-            max_rate: None,
             to: Destinations::Listed(Vec::new()),
             by_grants_of: clients,
             node: None,
@@ -185,34 +175,6 @@ impl Authorized {
     }
 
     pub(crate) fn may_write(&self) -> bool {
-        !matches!(self.access, WriteAccess::ReadOnly)
-    }
-
-    /// What a session may do by a grant of this peer, whose quota this is.
-    pub(crate) fn taken_up(
-        self,
-        top_names: TopNames,
-        (allowance, removals): (Option<Arc<Allowance>>, Arc<RemovalBudget>),
-        quota: Quota,
-    ) -> TakenUp {
-        let Self {
-            access,
-            set_ids,
-            owning,
-            owner,
-            max_rate: rate_max,
-            ..
-        } = self;
-        TakenUp {
-            access,
-            set_ids,
-            owning,
-            owner,
-            quota,
-            rate_max,
-            top_names,
-            allowance,
-            removals,
-        }
+        !matches!(self.rights.access, WriteAccess::ReadOnly)
     }
 }

@@ -360,9 +360,9 @@ impl Shared {
             Err(full) => return self.refuse_full(stream, full).await,
         };
         let who = authorized.who(address, key);
-        let entered = self
-            .transfers
-            .enter(greeting.transfer, who.clone(), authorized.max_rate);
+        let entered =
+            self.transfers
+                .enter(greeting.transfer, who.clone(), authorized.rights.rate_max);
         let live = &*entered.live;
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
             return self.reject(Rejection::Transfer, address, error);
@@ -474,9 +474,7 @@ impl Shared {
             lanes_max: slot.portion.lanes,
             buffers_max: self.config.buffers_max.min(slot.portion.buffers),
             memory_max: slot.portion.buffers,
-            set_ids: authorized.set_ids,
-            owning: authorized.owning,
-            rate_max: authorized.max_rate,
+            rights: authorized.rights,
             file_io: quota.file_io(&self.config.file_io),
             quota,
             grants: self.grants(who.key, node.clone(), rate),
@@ -484,9 +482,7 @@ impl Shared {
             ..self.config.clone()
         };
         let session = Session {
-            owner: authorized.owner,
             pulse,
-            access: authorized.access,
             run_leases: self.run_leases.of(who.key),
             config,
             ..Session::new(greeting.transfer, control, lanes)
@@ -570,7 +566,8 @@ impl Shared {
                 quota: self.quotas.of(slot.key(), &limits),
                 portion: slot.portion,
                 rate: authorized
-                    .max_rate
+                    .rights
+                    .rate_max
                     .map(|limit| self.rates.of(who.key, limit)),
                 plan_bytes: sending::plan_bytes(&limits),
                 config: self.config.clone(),
@@ -650,7 +647,8 @@ impl Shared {
         let is_one_too_many = match lanes {
             LanesIn::Receiving(lanes, rate) => {
                 let rate = authorized
-                    .max_rate
+                    .rights
+                    .rate_max
                     .map_or(rate, |limit| self.rates.of(key, limit));
                 stream
                     .into_source(greeting.cipher, rate)

@@ -78,15 +78,16 @@ impl Grants for NodeSession {
             limits,
         } = &self.around;
         let key = self.grant.head();
-        if let Some(limit) = head.max_rate {
+        if let Some(limit) = head.rights.rate_max {
             rate.keep_within(rates.of(key, limit));
         }
-        let nothing = Arc::new(RemovalBudget::new(0));
-        Ok(head.taken_up(
-            self.grant.top_names(),
-            (None, nothing),
-            quotas.of(key, limits),
-        ))
+        Ok(TakenUp {
+            rights: head.rights,
+            quota: quotas.of(key, limits),
+            top_names: self.grant.top_names(),
+            allowance: None,
+            removals: Arc::new(RemovalBudget::new(0)),
+        })
     }
 }
 
@@ -212,8 +213,8 @@ mod tests {
             ("ann", site.head.fingerprint())
         );
         let taken = site.session(usual()).take_up(&opening("t", 7, 3)).unwrap();
-        assert_eq!(taken.owner, site.head.fingerprint().to_string());
-        assert!(taken.rate_max.is_some() && taken.allowance.is_none());
+        assert_eq!(taken.rights.owner, site.head.fingerprint().to_string());
+        assert!(taken.rights.rate_max.is_some() && taken.allowance.is_none());
         assert_eq!(taken.removals.left(), 0);
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use zmove_disk::{Auto, Direct, FileIo, StorageMemory};
-use zmove_receiver::{ListedFiles, Owning, ReceiverConfig, Session, run_session};
+use zmove_receiver::{ListedFiles, Owning, ReceiverConfig, Rights, Session, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
 use zmove_types::{Accounts, NoAccounts, Observer};
@@ -85,7 +85,10 @@ pub async fn push_locally(
             listed,
         } = receiver;
         // who pushes here may do what they may do
-        let owning = Owning::Allowed;
+        let rights = Rights {
+            owning: Owning::Allowed,
+            ..Rights::default()
+        };
         let config = ReceiverConfig {
             file_io,
             direct,
@@ -93,7 +96,7 @@ pub async fn push_locally(
             journals,
             accounts,
             listed,
-            owning,
+            rights,
             ..ReceiverConfig::default()
         };
         let control = (far_reader, far_writer);

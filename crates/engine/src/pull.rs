@@ -23,8 +23,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use zmove_disk::{Direct, FileIo, RemovalBudget, StorageMemory};
 use zmove_receiver::{
-    ListedFiles, NamedFiles, Owning, ReceiverConfig, Session, SessionError as ReceiverError,
-    TargetLeases, TransferMeter, run_session,
+    ListedFiles, NamedFiles, Owning, ReceiverConfig, Rights, Session,
+    SessionError as ReceiverError, TargetLeases, TransferMeter, run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Summary};
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
@@ -354,7 +354,10 @@ impl RemotePull<'_> {
             listed,
             removals: Some(Arc::clone(removals)),
             // who pulls here may do what they may do
-            owning: Owning::Allowed,
+            rights: Rights {
+                owning: Owning::Allowed,
+                ..Rights::default()
+            },
             top_names: self.sources.top_names(),
             meter: Arc::clone(meter),
             brought: Some(Arc::clone(&run.brought)),

@@ -4,14 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory};
-use zmove_types::{Accounts, Brought, GROUP_BYTES, Lock, NoAccounts, RateLimit, RelPath, Root};
+use zmove_types::{Accounts, Brought, GROUP_BYTES, Lock, NoAccounts, RelPath, Root};
 
-use crate::grant::{Allowance, Grants};
+use crate::grant::{Allowance, Grants, Rights};
 use crate::meters::TransferMeter;
 use crate::preview::listed::ListedFiles;
 use crate::quota::Quota;
 use crate::session::target_leases::TargetLeases;
-use crate::store::rules::{Owning, SetIds};
 use crate::top_names::TopNames;
 
 /// Somebody who hears of the regular files that get their names.
@@ -44,14 +43,10 @@ pub struct ReceiverConfig {
     pub direct: Direct,
     /// What was found of targets' storages before. Default: nothing, and nothing is remembered.
     pub storage: StorageMemory,
-    /// Whether files keep their setuid and setgid bits. Default: no.
-    pub set_ids: SetIds,
-    /// Whether entries may get owners, devices be made, and attributes be set that take rights. Default: no.
-    pub owning: Owning,
+    /// What the sender may do. Default: what this process may, except to set owners.
+    pub rights: Rights,
     /// The meaning of names of users and groups on this host. Default: none, so that numbers count.
     pub accounts: Arc<dyn Accounts>,
-    /// The rate that the peer's lanes are held to: senders that can keep it by themselves are told. Default: none.
-    pub rate_max: Option<RateLimit>,
     /// The leases of targets for whose end a session waits. Default: none but its own; clones of one configuration
     /// share it.
     pub target_leases: TargetLeases,
@@ -89,10 +84,8 @@ impl Default for ReceiverConfig {
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
             storage: StorageMemory::default(),
-            set_ids: SetIds::default(),
-            owning: Owning::default(),
+            rights: Rights::default(),
             accounts: Arc::new(NoAccounts),
-            rate_max: None,
             target_leases: TargetLeases::default(),
             quota: Quota::default(),
             top_names: TopNames::default(),

@@ -56,21 +56,40 @@ pub struct Stored {
     pub bytes: u64,
 }
 
+/// What the sender of a transfer may do.
+#[derive(Clone, Debug)]
+pub struct Rights {
+    /// Where it may write. Default: anywhere.
+    pub access: WriteAccess,
+    /// The owner of its journals: the fingerprint of its key. Default: empty, as within one process.
+    pub owner: String,
+    /// Whether files keep their setuid and setgid bits. Default: no.
+    pub set_ids: SetIds,
+    /// Whether entries may get owners, devices be made, and attributes be set that take rights. Default: no.
+    pub owning: Owning,
+    /// The rate that its lanes are held to: senders that can keep it by themselves are told. Default: none.
+    pub rate_max: Option<RateLimit>,
+}
+
+impl Default for Rights {
+    fn default() -> Self {
+        Self {
+            access: WriteAccess::Anywhere,
+            owner: String::new(),
+            set_ids: SetIds::default(),
+            owning: Owning::default(),
+            rate_max: None,
+        }
+    }
+}
+
 /// A grant that was taken up: what a session by it may do.
 #[derive(Clone, Debug)]
 pub struct TakenUp {
-    /// Where the session may write.
-    pub access: WriteAccess,
-    /// Whether files keep their setuid and setgid bits.
-    pub set_ids: SetIds,
-    /// Whether entries may get owners.
-    pub owning: Owning,
-    /// The owner of the journals.
-    pub owner: String,
+    /// The rights of whoever has given it.
+    pub rights: Rights,
     /// The quota on which all is booked that the session keeps.
     pub quota: Quota,
-    /// The rate that the sender is told to keep.
-    pub rate_max: Option<RateLimit>,
     /// The names that may come to the top of the target.
     pub top_names: TopNames,
     /// What may still be stored; `None`: no limit.

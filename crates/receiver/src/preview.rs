@@ -38,7 +38,6 @@ use crate::session::threads::Workers;
 use crate::storage_reader::StorageReader;
 use crate::store::rules::Rules;
 use crate::store::target::Seen;
-use crate::store::target::WriteAccess;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::links::Claims;
 use crate::top_names::TopNames;
@@ -64,7 +63,6 @@ type Answer = Result<(ToSender, Booking), WireError>;
 pub(crate) async fn run(
     mut connections: Connections,
     open: Open,
-    access: WriteAccess,
     config: &ReceiverConfig,
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
@@ -77,8 +75,9 @@ pub(crate) async fn run(
     let storage = open
         .verify
         .then(|| StorageReader::new(&config.file_io, config.buffers_max));
-    let rules = Rules::of(&open, config.set_ids, config.owning);
+    let rules = Rules::of(&open, &config.rights);
     let listed = config.listed.clone();
+    let access = config.rights.access.clone();
     let seen = match listed {
         Some(_) => Ok(Seen::default()),
         None => look(move || Seen::look(&open, &access)).await,

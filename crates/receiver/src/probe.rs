@@ -28,7 +28,6 @@ use crate::session::connections::{Connections, SessionReport, cpu_time, look, mi
 use crate::session::threads::LaneThreads;
 use crate::session::verify::is_filler;
 use crate::store::target::Seen;
-use crate::store::target::WriteAccess;
 
 mod sweeping;
 
@@ -38,12 +37,12 @@ use sweeping::{Place, Sweeping};
 pub(crate) async fn run(
     mut connections: Connections,
     open: Open,
-    access: WriteAccess,
     config: &ReceiverConfig,
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     config.meter.probes();
     let target = open.target.clone();
+    let access = config.rights.access.clone();
     let seen = match look(move || Seen::look(&open, &access)).await {
         Ok(seen) => seen,
         Err(refusal) => return connections.refuse(refusal).await,

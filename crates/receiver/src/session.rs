@@ -19,19 +19,18 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use zmove_transport::{ChannelHandle, ControlReader, ControlWriter, LaneSource};
-use zmove_types::TransferId;
+use zmove_types::{Lock, TransferId};
 use zmove_wire::{Greeting, Intent, Open, Opened, Role, TargetState, ToSender, TopName};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::quota::Booking;
-use crate::quota::messages::{CurrentQuota, messages};
+use crate::quota::messages::messages;
 use crate::session::connections::{Connections, SessionReport, cpu_time};
 use crate::session::opening::{Resolved, by_grant, opening, refuse_opening, resolve, take_up};
-use crate::session::run_leases::{RunLease, RunLeases};
+use crate::session::run_leases::RunLeases;
 use crate::session::running::Running;
 use crate::shared_job::session::not_in_a_job;
-use crate::store::target::WriteAccess;
 use crate::store::transfer::Transfer;
 use crate::{preview, probe};
 
@@ -46,12 +45,8 @@ pub struct Session {
     pub lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     /// Where this side has dialled: a word for each lane that has not come up.
     pub failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
-    /// The owner: the fingerprint of the peer's key, empty within one process.
-    pub owner: String,
     /// A way to ask whether the peer is still there.
     pub pulse: ChannelHandle,
-    /// Where the peer may write.
-    pub access: WriteAccess,
     /// The leases of the runs that the peer has under way here.
     pub run_leases: RunLeases,
     /// The settings.
@@ -71,9 +66,7 @@ impl Session {
             control,
             lanes,
             failed_lanes: None,
-            owner: String::new(),
             pulse: ChannelHandle::default(),
-            access: WriteAccess::Anywhere,
             run_leases: RunLeases::default(),
             config: ReceiverConfig::default(),
         }
@@ -100,22 +93,16 @@ async fn run(
         transfer,
         control: (reader, mut writer),
         lanes,
-        mut owner,
-        ..
-    } = session;
-    let Session {
         failed_lanes,
         pulse,
-        mut access,
         run_leases,
         mut config,
-        ..
     } = session;
     writer
         .greet(&Greeting::new(Role::Control, transfer))
         .await?;
-    let booked_on = CurrentQuota::new(config.quota.clone());
-    let inbox = messages(reader, booked_on.clone());
+    let booked_on = Arc::new(Lock::new(config.quota.clone()));
+    let inbox = messages(reader, Arc::clone(&booked_on));
     let mut connections = Connections {
         writer,
         inbox,
@@ -132,100 +119,97 @@ async fn run(
     // only now, when the session before has counted what it has stored
     match take_up(&config, &open).await {
         Ok(Some(grant)) => {
-            config = by_grant(config, &grant);
-            booked_on.replace(grant.quota);
-            (access, owner) = (grant.access, grant.owner);
+            config = by_grant(config, grant);
+            *booked_on.lock() = config.quota.clone();
         }
         Ok(None) => {}
         Err(refusal) => return connections.refuse(refusal).await,
     }
     config.top_names = config.top_names.of_shape(&open.shape);
-    if let Some(limit) = config.rate_max {
+    if let Some(limit) = config.rights.rate_max {
         connections
             .send(&ToSender::RateMax {
                 bytes_per_second: limit.bytes_per_second(),
             })
             .await?;
     }
-    let asked = Asked {
+    let stop = async {
+        tokio::select! {
+        error = stop => error,
+        () = lease.superseded() => SessionError::Superseded,
+        }
+    };
+    let opened = OpenedSession {
         transfer,
+        connections,
         open,
         held,
-        access,
-        owner,
+        pulse,
     };
-    serve(connections, asked, config, (lease, pulse), stop).await
+    serve(opened, config, stop).await
+}
+
+/// A session whose opening has been read and is within the rights of its peer.
+struct OpenedSession {
+    transfer: TransferId,
+    connections: Connections,
+    open: Open,
+    /// What is booked for the opening.
+    held: Booking,
+    pulse: ChannelHandle,
 }
 
 /// Does what the intent of the opening permits. Only [`Intent::Write`] leads to code that changes names at the target.
 async fn serve(
-    connections: Connections,
-    asked: Asked,
+    session: OpenedSession,
     config: ReceiverConfig,
-    (lease, pulse): (RunLease, ChannelHandle),
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
-    let intent = asked.open.intent;
-    if asked.open.shared_job.is_some() && intent != Intent::Write {
-        return connections
-            .refuse(not_in_a_job("a preview or a probe"))
-            .await;
+    let open = &session.open;
+    if open.shared_job.is_some() && open.intent != Intent::Write {
+        let refusal = not_in_a_job("a preview or a probe");
+        return session.connections.refuse(refusal).await;
     }
     // a list is nowhere
-    if intent != Intent::Measure
+    if open.intent != Intent::Measure
         && config.listed.is_none()
         && let Err(refusal) = config
             .target_leases
-            .wait_until_free(&asked.owner, &asked.open.target)
+            .wait_until_free(&config.rights.owner, &open.target)
             .await
     {
-        return connections.refuse(refusal).await;
+        return session.connections.refuse(refusal).await;
     }
-    match intent {
-        Intent::Write => receive(connections, asked, config, (lease, pulse), stop).await,
-        Intent::Inspect => {
-            let stop = first_of(stop, &lease);
-            preview::run(connections, asked.open, asked.access, &config, stop).await
-        }
-        Intent::Measure => {
-            let stop = first_of(stop, &lease);
-            probe::run(connections, asked.open, asked.access, &config, stop).await
-        }
+    match open.intent {
+        Intent::Write => receive(session, config, stop).await,
+        Intent::Inspect => preview::run(session.connections, session.open, &config, stop).await,
+        Intent::Measure => probe::run(session.connections, session.open, &config, stop).await,
     }
-}
-
-/// An opening, and the right to do what it asks for.
-struct Asked {
-    transfer: TransferId,
-    open: Open,
-    /// What is booked for the opening.
-    held: Booking,
-    access: WriteAccess,
-    owner: String,
 }
 
 /// Receives what was asked for.
 async fn receive(
-    mut connections: Connections,
-    Asked {
-        transfer,
-        open,
-        held,
-        access,
-        owner,
-    }: Asked,
+    session: OpenedSession,
     config: ReceiverConfig,
-    (lease, pulse): (RunLease, ChannelHandle),
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
-    let place = config.target_leases.work_at(&owner, &open.target);
+    let OpenedSession {
+        transfer,
+        mut connections,
+        open,
+        held,
+        pulse,
+    } = session;
+    let place = config
+        .target_leases
+        .work_at(&config.rights.owner, &open.target);
     let Resolved {
         open,
         target,
         parts,
         file_system,
         free_bytes,
-    } = match resolve(open, access, (transfer, owner.clone()), &config).await {
+    } = match resolve(open, transfer, config.clone()).await {
         Ok(resolved) => resolved,
         Err(refusal) => return connections.refuse(refusal).await,
     };
@@ -246,22 +230,16 @@ async fn receive(
     };
     connections.send(&ToSender::Opened(opened)).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
-    let transfer = Arc::new(Transfer::new(
-        transfer,
-        &open,
-        (target, parts),
-        &config,
-        outcomes_in,
-    ));
+    let transfer = Transfer::new(transfer, &open, target, parts, &config, outcomes_in);
     let started = cpu_time();
-    let mut running = Running::begin(connections, outcomes, transfer, (open, owner), config)?;
+    let mut running = Running::begin(connections, outcomes, Arc::new(transfer), open, config)?;
     let ended = tokio::select! {
         ended = running.drive(started) => ended,
         error = stop => Err(error),
-        () = lease.superseded() => Err(SessionError::Superseded),
         lost = place.is_in_the_way_of_others(pulse) => Err(lost.into()),
     };
-    let (grants, meter) = (running.grants.clone(), Arc::clone(&running.transfer.meter));
+    let grants = running.grants.clone();
+    let meter = Arc::clone(&running.transfer.meter);
     let ended = running.close(ended).await;
     let remember = move || {
         quota.keep_threads(&file_system);
@@ -274,14 +252,6 @@ async fn receive(
     // whoever waits for this session begins
     drop(place);
     ended
-}
-
-/// Resolves when the session is to stop or a later transfer of its run has come.
-async fn first_of(stop: impl Future<Output = SessionError>, lease: &RunLease) -> SessionError {
-    tokio::select! {
-        error = stop => error,
-        () = lease.superseded() => SessionError::Superseded,
-    }
 }
 
 /// Outcomes that wait for a control connection whose peer does not read; beyond that the writers wait.

@@ -202,7 +202,7 @@ impl GrantBook {
             client: claim.key.0,
             certificates: claim.certificates(),
             name: authorized.name.clone(),
-            rate_max: authorized.max_rate.map(RateLimit::bytes_per_second),
+            rate_max: authorized.rights.rate_max.map(RateLimit::bytes_per_second),
             begin_by: now + BEGIN_WITHIN.as_secs(),
             end_by: now + END_WITHIN.as_secs(),
             run: None,
@@ -334,21 +334,22 @@ impl GrantBook {
         let removals = Arc::new(RemovalBudget::new(
             removals_max.saturating_sub(before.removed),
         ));
-        let limits = (Some(Arc::clone(&allowance)), Arc::clone(&removals));
-        let tally = self.tallies.open(token);
+        let taken_up = TakenUp {
+            rights: authorized.rights,
+            quota: quota_of(client),
+            top_names,
+            allowance: Some(Arc::clone(&allowance)),
+            removals: Arc::clone(&removals),
+        };
         let taken = Taken {
             token: *token,
             before,
             allowance,
             removals,
             removals_max,
-            tally,
+            tally: self.tallies.open(token),
         };
-        Ok((
-            client,
-            authorized.taken_up(top_names, limits, quota_of(client)),
-            taken,
-        ))
+        Ok((client, taken_up, taken))
     }
 
     /// Counts what a session has done. May block on files.
@@ -514,7 +515,7 @@ impl Grants for PeerGrants {
         let book = &self.book.grants;
         let (client, taken, session) =
             book.take_up(token, self.source, open, &self.authorizer, quota_of)?;
-        if let Some(limit) = taken.rate_max {
+        if let Some(limit) = taken.rights.rate_max {
             rate.keep_within(rates.of(client, limit));
         }
         // a session has one opening

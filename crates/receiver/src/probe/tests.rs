@@ -11,7 +11,9 @@ use zmove_wire::{
     decode_message, encode_message,
 };
 
+use crate::grant::Rights;
 use crate::session::{Session, run_session};
+use crate::store::target::WriteAccess;
 
 /// A sender in the middle of a probe.
 struct Peer {
@@ -26,10 +28,15 @@ impl Peer {
     async fn open(access: WriteAccess, target: &[u8]) -> Self {
         let ((reader, writer), control) = memory_control();
         let (lanes_in, lanes) = mpsc::channel(64);
-        let config = ReceiverConfig::default();
+        let config = ReceiverConfig {
+            rights: Rights {
+                access,
+                ..Rights::default()
+            },
+            ..ReceiverConfig::default()
+        };
         let meter = Arc::clone(&config.meter);
         let session = Session {
-            access,
             config,
             ..Session::new(TransferId([1; 16]), control, lanes)
         };

@@ -21,35 +21,18 @@ pub(crate) struct BookedMessage {
     pub(crate) held: Booking,
 }
 
-/// The quota on which the messages of a session are booked: that of another key once the opening has named its grant.
-#[derive(Clone, Debug)]
-pub(crate) struct CurrentQuota(Arc<Lock<Quota>>);
-
-impl CurrentQuota {
-    pub(crate) fn new(quota: Quota) -> Self {
-        Self(Arc::new(Lock::new(quota)))
-    }
-
-    pub(crate) fn replace(&self, quota: Quota) {
-        *self.0.lock() = quota;
-    }
-
-    fn get(&self) -> Quota {
-        self.0.lock().clone()
-    }
-}
-
 /// The messages of one session as they arrive.
 pub(crate) type Messages = Inbox<BookedMessage>;
 
-/// Reads the messages of a session. A message for which its key has no memory left ends the session, and so does a
+/// Reads the messages of a session, and books them on `quota`, which another key's replaces once the opening has named
+/// its grant. A message for which its key has no memory left ends the session, and so does a
 /// second opening: openings in the queue would keep their names, where those of the first are dropped once the target
 /// is open.
-pub(crate) fn messages(reader: ControlReader, quota: CurrentQuota) -> Messages {
+pub(crate) fn messages(reader: ControlReader, quota: Arc<Lock<Quota>>) -> Messages {
     let opened = Cell::new(false);
     let decode = move |bytes: &[u8]| {
         // Book the raw bytes first: nothing is decoded for which there is no room.
-        let mut held = quota.get().book_memory(bytes.len())?;
+        let mut held = quota.lock().book_memory(bytes.len())?;
         let room = |strings| held.grow(ELEMENT_BYTES * strings);
         let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
         if matches!(message, ToReceiver::Open(_)) && opened.replace(true) {
@@ -122,7 +105,7 @@ mod tests {
     /// The messages as a session with this quota reads them.
     async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<BookedMessage, String>> {
         let (mut peer, own) = tokio::io::duplex(1 << 20);
-        let quota_now = CurrentQuota::new(quota.clone());
+        let quota_now = Arc::new(Lock::new(quota.clone()));
         let mut inbox = messages(zmove_transport::control_pair(own).0, quota_now);
         for message in said {
             peer.write_all(&encode_message(message)).await.unwrap();
@@ -159,7 +142,7 @@ mod tests {
     #[tokio::test]
     async fn messages_are_booked_on_the_quota_that_is_the_session_s_by_then() {
         let quotas = [Quota::default(), Quota::default()];
-        let current = CurrentQuota::new(quotas[0].clone());
+        let current = Arc::new(Lock::new(quotas[0].clone()));
         let (mut peer, own) = tokio::io::duplex(1 << 20);
         let mut inbox = messages(zmove_transport::control_pair(own).0, current.clone());
         let mut held = Vec::new();
@@ -174,7 +157,7 @@ mod tests {
                 quotas.each_ref().map(|quota| quota.memory_held() > 0),
                 expected
             );
-            current.replace(quotas[1].clone());
+            *current.lock() = quotas[1].clone();
         }
     }
 

@@ -127,12 +127,14 @@ const READERS_MAX: usize = 4;
 pub(crate) const JOURNALLED_BYTES_MIN: u64 = 16 << 20;
 
 impl Parts {
-    /// The parts of a transfer, with what earlier ones of the same owner have left at the same target.
+    /// The parts of a transfer, with what earlier ones of the same owner have left at the same target. What is held is
+    /// booked on `quota`; where there is no room for what they have left, nothing is resumed.
     pub(crate) fn new(
         journals: Option<PathBuf>,
         transfer: TransferId,
         owner: String,
         target: &Tree,
+        quota: &Quota,
     ) -> Self {
         let begin = begin(transfer, owner, target);
         let mut state = State::default();
@@ -148,21 +150,6 @@ impl Parts {
                 Err(error) => state.trouble = Some(error.into()),
             }
         }
-        let (unflushed, quota) = (AtomicBool::new(false), Quota::default());
-        Self {
-            journals,
-            begin,
-            unflushed,
-            quota,
-            shared: None,
-            state: Lock::new(state),
-        }
-    }
-
-    /// Books what is held on `quota`. Where there is no room for what earlier transfers have left, nothing is resumed.
-    pub(crate) fn booked_on(mut self, quota: &Quota) -> Self {
-        self.quota = quota.clone();
-        let state = self.state.get_mut();
         match quota.book_memory(state.bytes()) {
             Ok(held) => state.held = Some(held),
             Err(error) => {
@@ -170,13 +157,27 @@ impl Parts {
                     message: error.to_string(),
                     errno: Errno::NOMEM,
                 };
-                *state = State {
+                state = State {
                     trouble: Some(trouble),
                     ..State::default()
                 };
             }
         }
-        self
+        Self {
+            journals,
+            ..Self::beginning(begin, quota, state)
+        }
+    }
+
+    fn beginning(begin: Begin, quota: &Quota, state: State) -> Self {
+        Self {
+            journals: None,
+            begin,
+            unflushed: AtomicBool::new(false),
+            quota: quota.clone(),
+            shared: None,
+            state: Lock::new(state),
+        }
     }
 
     /// Whether earlier transfers have left anything.

@@ -11,14 +11,14 @@ use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, ToReceiver, WireError}
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::grant::TakenUp;
+use crate::grant::{Rights, TakenUp};
 use crate::quota::Booking;
 use crate::quota::messages::{BookedMessage, Messages};
 use crate::resume::journal::Begin;
 use crate::resume::parts::{Parts, begin};
 use crate::session::connections::{Connections, look, refusal_of};
 use crate::shared_job::session::{SharedJobSession, check};
-use crate::store::target::{Target, WriteAccess};
+use crate::store::target::Target;
 
 /// Takes up the grant by which an opening is made, if it is by one.
 pub(super) async fn take_up(
@@ -39,16 +39,14 @@ pub(super) async fn take_up(
 }
 
 /// The settings of a session by a grant.
-pub(super) fn by_grant(config: ReceiverConfig, grant: &TakenUp) -> ReceiverConfig {
+pub(super) fn by_grant(config: ReceiverConfig, grant: TakenUp) -> ReceiverConfig {
     ReceiverConfig {
-        set_ids: grant.set_ids,
-        owning: grant.owning,
-        rate_max: grant.rate_max,
-        top_names: grant.top_names.clone(),
-        allowance: grant.allowance.clone(),
-        removals: Some(Arc::clone(&grant.removals)),
+        rights: grant.rights,
+        top_names: grant.top_names,
+        allowance: grant.allowance,
+        removals: Some(grant.removals),
         file_io: grant.quota.file_io(&config.file_io),
-        quota: grant.quota.clone(),
+        quota: grant.quota,
         ..config
     }
 }
@@ -91,22 +89,18 @@ pub(super) struct Resolved {
 /// Opens the target. Drops the names at its top, of which there may be very many, since they are of no use after that.
 pub(super) async fn resolve(
     mut open: Open,
-    access: WriteAccess,
-    (transfer, owner): (TransferId, String),
-    config: &ReceiverConfig,
+    transfer: TransferId,
+    config: ReceiverConfig,
 ) -> Result<Resolved, Refusal> {
-    let (journals, quota, storage) = (
-        config.journals.clone(),
-        config.quota.clone(),
-        config.storage.clone(),
-    );
     look(move || {
         if open.shared_job.is_some() {
             check(&open)?;
         }
+        let Rights { access, owner, .. } = config.rights;
+        let quota = config.quota;
         let mut target = Target::resolve(&open, &access)?;
         let parts = match open.shared_job.clone() {
-            None => Parts::new(journals, transfer, owner, &target.tree).booked_on(&quota),
+            None => Parts::new(config.journals, transfer, owner, &target.tree, &quota),
             Some(part) => {
                 // people are told the node as well; devices have other numbers on other hosts
                 let owner = format!("{owner} {}", part.node);
@@ -121,18 +115,17 @@ pub(super) async fn resolve(
                 parts
             }
         };
-        let file_system = storage.of(target.tree.fd());
+        let file_system = config.storage.of(target.tree.fd());
         quota.recall_threads(&file_system);
         if let TargetShape::Directory { tops } = &mut open.shape {
             *tops = Vec::new();
         }
-        let free_bytes = free_bytes(target.tree.fd());
         Ok(Resolved {
+            free_bytes: free_bytes(target.tree.fd()),
             open,
             target,
             parts,
             file_system,
-            free_bytes,
         })
     })
     .await

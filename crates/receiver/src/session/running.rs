@@ -171,7 +171,7 @@ impl Running {
         connections: Connections,
         outcomes: mpsc::Receiver<Told>,
         transfer: Arc<Transfer>,
-        (open, owner): (Open, String),
+        open: Open,
         config: ReceiverConfig,
     ) -> Result<Self, SessionError> {
         let threads = SessionThreads::start(&transfer, &config)?;
@@ -189,7 +189,7 @@ impl Running {
             orders: 0,
             comparing: Workers::new(&config.quota),
             target_leases: config.target_leases,
-            owner,
+            owner: config.rights.owner,
             target_lease: None,
             finishing: None,
             lost: LostLanes::default(),

@@ -13,6 +13,9 @@ use zmove_wire::{
 
 use super::*;
 use crate::config::BUFFER_BYTES;
+use crate::grant::Rights;
+use crate::store::target::WriteAccess;
+use std::path::Path;
 use std::time::Duration;
 use zmove_wire::ToReceiver;
 use zmove_wire::{Refusal, RefusalCode};
@@ -175,13 +178,13 @@ async fn a_sender_that_was_dialled_is_told_of_lanes_that_bring_nothing() {
     let ((mut reader, mut writer), control) = memory_control();
     let (lanes_in, lanes) = mpsc::channel(1);
     let (failed, failed_lanes) = mpsc::unbounded_channel();
-    let access = WriteAccess::Beneath(vec![home.path().to_owned()]);
-    let failed_lanes = Some(failed_lanes);
-    let session = Session::new(TransferId([1; 16]), control, lanes);
     let session = Session {
-        failed_lanes,
-        access,
-        ..session
+        failed_lanes: Some(failed_lanes),
+        config: ReceiverConfig {
+            rights: rights_at(home.path()),
+            ..ReceiverConfig::default()
+        },
+        ..Session::new(TransferId([1; 16]), control, lanes)
     };
     let session = tokio::spawn(run_session(session, std::future::pending()));
     writer.send(&opening()).await.unwrap();
@@ -196,6 +199,14 @@ async fn a_sender_that_was_dialled_is_told_of_lanes_that_bring_nothing() {
     session.await.unwrap().unwrap_err();
 }
 
+/// The rights of a sender that may write beneath a directory.
+fn rights_at(root: &Path) -> Rights {
+    Rights {
+        access: WriteAccess::Beneath(vec![root.to_owned()]),
+        ..Rights::default()
+    }
+}
+
 /// The messages to a sender that opens a session so, sends these frames and announces them; its lanes were held to a
 /// rate.
 async fn said(opening: Vec<u8>, frames: Vec<Frame>) -> Vec<ToSender> {
@@ -208,16 +219,17 @@ async fn said_by(config: ReceiverConfig, opening: Vec<u8>, frames: Vec<Frame>) -
     let ((mut reader, mut writer), control) = memory_control();
     let (lanes_in, lanes) = mpsc::channel(1);
     let config = ReceiverConfig {
-        rate_max: Some("1GB".parse().unwrap()),
+        rights: Rights {
+            rate_max: Some("1GB".parse().unwrap()),
+            ..rights_at(home.path())
+        },
         ..config
     };
     config
         .meter
         .receive
         .add(Doing::Paced, Duration::from_millis(3));
-    let access = WriteAccess::Beneath(vec![home.path().to_owned()]);
     let session = Session {
-        access,
         config,
         ..Session::new(TransferId([1; 16]), control, lanes)
     };

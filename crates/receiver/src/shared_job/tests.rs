@@ -709,7 +709,8 @@ fn transfer_within(home: &Path, quota: &Quota) -> Transfer {
     Transfer::new(
         id,
         &open,
-        (target, parts),
+        target,
+        parts,
         &ReceiverConfig::default(),
         outcomes,
     )

@@ -6,6 +6,8 @@ use zmove_disk::{FileIdentity, Replace};
 use zmove_types::{Account, Kinds, Metadata, Special, Timestamp};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite, Proof};
 
+use crate::grant::Rights;
+
 /// The rules of one transfer, or of a preview.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
@@ -26,7 +28,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    pub(crate) fn of(open: &Open, set_ids: SetIds, owning: Owning) -> Self {
+    pub(crate) fn of(open: &Open, rights: &Rights) -> Self {
         Self {
             durability: open.durability,
             compare: open.compare,
@@ -35,9 +37,9 @@ impl Rules {
             delta: open.delta,
             in_place: open.inplace,
             proof: open.proof,
-            set_ids,
+            set_ids: rights.set_ids,
             kinds: open.keeping.kinds,
-            owning,
+            owning: rights.owning,
         }
     }
 

@@ -68,12 +68,13 @@ impl Transfer {
     pub(crate) fn new(
         id: TransferId,
         open: &Open,
-        (target, parts): (Target, Parts),
+        target: Target,
+        parts: Parts,
         config: &ReceiverConfig,
         outcomes: Sender<Told>,
     ) -> Self {
         let quota = config.quota.clone();
-        let rules = Rules::of(open, config.set_ids, config.owning);
+        let rules = Rules::of(open, &config.rights);
         let reports = Reports {
             outcomes,
             quota: quota.clone(),

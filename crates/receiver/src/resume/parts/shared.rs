@@ -56,12 +56,8 @@ impl Parts {
             ..State::default()
         };
         Self {
-            journals: None,
-            begin,
-            unflushed: AtomicBool::new(false),
-            quota: quota.clone(),
             shared: Some(SharedParts::new(epoch)),
-            state: Lock::new(state),
+            ..Self::beginning(begin, quota, state)
         }
     }
 

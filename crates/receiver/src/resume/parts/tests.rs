@@ -59,6 +59,7 @@ impl World {
             TransferId([transfer; 16]),
             "owner".to_owned(),
             &self.tree,
+            &Quota::default(),
         )
     }
 

@@ -1,6 +1,7 @@
 //! A sender that is paired with a receiver of its own by the memory transport.
 
 use super::*;
+use crate::grant::Rights;
 use crate::store::rules::Owning;
 
 /// A sender with a receiver of its own.
@@ -35,16 +36,17 @@ impl Mover {
         let (lanes_in, lanes) = mpsc::channel(1);
         let (lane, source) = memory_lane();
         lanes_in.try_send(source).unwrap();
-        let access = WriteAccess::Beneath(vec![root.to_owned()]);
-        let config = ReceiverConfig {
+        let rights = Rights {
+            access: WriteAccess::Beneath(vec![root.to_owned()]),
             owning: Owning::Allowed,
-            ..ReceiverConfig::default()
+            ..Rights::default()
         };
-        let session = Session::new(TransferId(open.run), control, lanes);
         let session = Session {
-            access,
-            config,
-            ..session
+            config: ReceiverConfig {
+                rights,
+                ..ReceiverConfig::default()
+            },
+            ..Session::new(TransferId(open.run), control, lanes)
         };
         let session = tokio::spawn(run_session(session, std::future::pending()));
         writer

@@ -87,8 +87,14 @@ fn transfer_by(
     let target = Target::resolve(&open, &WriteAccess::Anywhere).unwrap();
     let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
     let id = zmove_types::TransferId([number; 16]);
-    let parts = crate::resume::parts::Parts::new(journals, id, String::new(), &target.tree);
-    Transfer::new(id, &open, (target, parts), config, outcomes)
+    let parts = crate::resume::parts::Parts::new(
+        journals,
+        id,
+        String::new(),
+        &target.tree,
+        &Quota::default(),
+    );
+    Transfer::new(id, &open, target, parts, config, outcomes)
 }
 
 fn name(text: &str) -> Name {

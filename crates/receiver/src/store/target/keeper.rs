@@ -181,6 +181,7 @@ impl At<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::grant::Rights;
     use zmove_types::Extra;
     use zmove_wire::{Keeping, Open};
 
@@ -212,8 +213,10 @@ mod tests {
                 keeping,
                 ..Open::new(Vec::new(), [0; 16])
             },
-            SetIds::Dropped,
-            owning,
+            &Rights {
+                owning,
+                ..Rights::default()
+            },
         )
     }
 
