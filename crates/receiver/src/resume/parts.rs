@@ -352,13 +352,12 @@ impl Parts {
         let part = std::iter::repeat_with(|| names.name())
             .find(is_free)
             .expect("there are others");
-        let (inode, born) = (identity.inode, birth_of(staged.file()));
         let part = Part {
             path: path.clone(),
             part,
             source: source_of(head),
-            inode,
-            born,
+            inode: identity.inode,
+            born: birth_of(staged.file()),
         };
         self.look_where(&staged);
         match journal.part(id.0, &part) {
@@ -599,14 +598,13 @@ impl State {
             let files = orphan.unfinished().files.clone();
             self.orphans.push(Some(orphan));
             for file in files {
-                let (path, inode) = (file.part.path.clone(), file.part.inode);
-                match self.earlier.insert(
-                    path.clone(),
-                    Earlier {
-                        orphan: number,
-                        file,
-                    },
-                ) {
+                let path = file.part.path.clone();
+                let inode = file.part.inode;
+                let earlier = Earlier {
+                    orphan: number,
+                    file,
+                };
+                match self.earlier.insert(path.clone(), earlier) {
                     // The transfer that took the part over was killed before it could record that.
                     Some(before) if before.file.part.inode == inode => self.forget(&before),
                     Some(before) => self.older.push((path, before)),
@@ -635,11 +633,10 @@ pub(crate) fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
-    let (owner, target) = (owner.into_bytes(), path.into_os_string().into_vec());
     Begin {
         transfer,
-        owner,
-        target,
+        owner: owner.into_bytes(),
+        target: path.into_os_string().into_vec(),
         device,
         inode,
         begun: now.as_secs(),

@@ -100,14 +100,16 @@ impl Record {
         let record = match kind {
             BEGIN => fields.begin()?,
             PART => Self::Part(fields.u64()?, fields.part()?),
-            GROUPS | KEPT => {
-                let (file, first, cvs) = (fields.u64()?, fields.u32()?, fields.cvs()?);
-                if kind == KEPT {
-                    Self::Kept { file, first, cvs }
-                } else {
-                    Self::Groups { file, first, cvs }
-                }
-            }
+            GROUPS => Self::Groups {
+                file: fields.u64()?,
+                first: fields.u32()?,
+                cvs: fields.cvs()?,
+            },
+            KEPT => Self::Kept {
+                file: fields.u64()?,
+                first: fields.u32()?,
+                cvs: fields.cvs()?,
+            },
             FLUSHED => Self::Flushed {
                 upto: fields.u64()?,
             },
@@ -274,7 +276,8 @@ impl<'a> Fields<'a> {
     }
 
     fn time(&mut self) -> Option<Timestamp> {
-        let (seconds, nanos) = (self.array().map(i64::from_le_bytes)?, self.u32()?);
+        let seconds = self.array().map(i64::from_le_bytes)?;
+        let nanos = self.u32()?;
         (nanos <= NANOS_MAX).then_some(Timestamp { seconds, nanos })
     }
 
@@ -284,57 +287,48 @@ impl<'a> Fields<'a> {
     }
 
     fn begin(&mut self) -> Option<Record> {
-        let (_magic, _version) = (self.array::<8>()?, self.u32()?);
-        let (boot, transfer) = (BootId(self.array()?), TransferId(self.array()?));
-        let (device, inode, begun) = (self.u64()?, self.u64()?, self.u64()?);
-        let (owner, target) = (
-            self.text(OWNER_BYTES_MAX)?.to_vec(),
-            self.text(TARGET_BYTES_MAX)?.to_vec(),
-        );
-        Some(Record::Begin(
-            Begin {
-                transfer,
-                owner,
-                target,
-                device,
-                inode,
-                begun,
-            },
-            boot,
-        ))
+        let _magic = self.array::<8>()?;
+        let _version = self.u32()?;
+        let boot = BootId(self.array()?);
+        let transfer = TransferId(self.array()?);
+        let device = self.u64()?;
+        let inode = self.u64()?;
+        let begun = self.u64()?;
+        let begin = Begin {
+            transfer,
+            owner: self.text(OWNER_BYTES_MAX)?.to_vec(),
+            target: self.text(TARGET_BYTES_MAX)?.to_vec(),
+            device,
+            inode,
+            begun,
+        };
+        Some(Record::Begin(begin, boot))
     }
 
     fn part(&mut self) -> Option<Part> {
-        let (inode, born) = (self.u64()?, self.time()?);
-        let source = self.source()?;
-        let path = RelPath::from_bytes(self.text(RelPath::BYTES_MAX)?).ok()?;
-        let part = Name::from_bytes(self.text(Name::BYTES_MAX)?).ok()?;
         Some(Part {
-            path,
-            part,
-            source,
-            inode,
-            born,
+            inode: self.u64()?,
+            born: self.time()?,
+            source: self.source()?,
+            path: RelPath::from_bytes(self.text(RelPath::BYTES_MAX)?).ok()?,
+            part: Name::from_bytes(self.text(Name::BYTES_MAX)?).ok()?,
         })
     }
 
     fn source(&mut self) -> Option<SourceVersion> {
-        let (bytes, mtime, ctime) = (self.u64()?, self.time()?, self.time()?);
         Some(SourceVersion {
-            bytes,
-            mtime,
-            ctime,
+            bytes: self.u64()?,
+            mtime: self.time()?,
+            ctime: self.time()?,
             inode: self.u64()?,
         })
     }
 
     fn work_end(&mut self) -> Option<WorkEnd> {
-        let (work, parent) = (WorkId(self.array()?), WorkId(self.array()?));
-        let children_sum = self.array().map(u128::from_le_bytes)?;
         Some(WorkEnd {
-            work,
-            parent,
-            children_sum,
+            work: WorkId(self.array()?),
+            parent: WorkId(self.array()?),
+            children_sum: self.array().map(u128::from_le_bytes)?,
             pass: self.u32()?,
             children: self.u64()?,
             counts: WorkCounts {

@@ -121,7 +121,7 @@ impl Journal {
     ) -> Result<Self, JournalError> {
         locked_file::ensure_directory(directory)?;
         check_room(directory, begin, room)?;
-        let first = Record::Begin(begin.clone(), BootId::current()).encode()?;
+        let first = Record::Begin(begin.clone(), BootId::current());
         let [path, new] = [SUFFIX, SUFFIX_NEW].map(|suffix| path_with(directory, begin, suffix));
         let held = LockedFile::create(&new)?;
         let mut state = State::new(held.file);
@@ -131,12 +131,11 @@ impl Journal {
             .and_then(|()| fs::hard_link(&new, &path).map_err(JournalError::io("create", &path)));
         let removed = fs::remove_file(&new).map_err(JournalError::io("remove", &new));
         begun.and(removed)?;
-        let bytes_max = room.bytes / SHARES;
         Ok(Self {
             place: Place::Own(directory.to_owned()),
             path,
             state: Lock::new(state),
-            bytes_max,
+            bytes_max: room.bytes / SHARES,
         })
     }
 
@@ -160,10 +159,7 @@ impl Journal {
             room_until: 0,
             ..State::new(file.into())
         };
-        let begun = state.append(
-            &Record::Begin(begin.clone(), BootId::current()).encode()?,
-            &path,
-        );
+        let begun = state.append(&Record::Begin(begin.clone(), BootId::current()), &path);
         if begun.is_err() {
             let _best_effort = rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::empty());
         }
@@ -183,7 +179,7 @@ impl Journal {
     pub(crate) fn work_ended(&self, end: WorkEnd) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         self.check_room(&state)?;
-        state.append(&Record::WorkEnded(end).encode()?, &self.path)?;
+        state.append(&Record::WorkEnded(end), &self.path)?;
         self.sync(state)
     }
 
@@ -194,7 +190,7 @@ impl Journal {
     pub(crate) fn directories(&self, head: Vec<u8>) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         self.check_room(&state)?;
-        state.append(&Record::Directories(head).encode()?, &self.path)
+        state.append(&Record::Directories(head), &self.path)
     }
 
     /// Gives back the room that the storage keeps for what would follow: little more does.
@@ -228,11 +224,7 @@ impl Journal {
             return Err(JournalError::TooManyFiles { limit: FILES_MAX });
         }
         self.check_room(&state)?;
-        state.tell(
-            file,
-            &Record::Part(file, part.clone()).encode()?,
-            &self.path,
-        )
+        state.tell(file, &Record::Part(file, part.clone()), &self.path)
     }
 
     /// Records that the groups of `file` from `first` on have been written, to the kernel. Groups of a file that has
@@ -250,16 +242,12 @@ impl Journal {
             .step_by(GROUPS_MAX)
             .zip(cvs.chunks(GROUPS_MAX))
         {
-            state.tell(
+            let groups = Record::Groups {
                 file,
-                &Record::Groups {
-                    file,
-                    first,
-                    cvs: cvs.to_vec(),
-                }
-                .encode()?,
-                &self.path,
-            )?;
+                first,
+                cvs: cvs.to_vec(),
+            };
+            state.tell(file, &groups, &self.path)?;
         }
         Ok(())
     }
@@ -284,13 +272,10 @@ impl Journal {
         if upto.generation != state.generation || upto.position <= state.flushed {
             return Ok(());
         }
-        state.append(
-            &Record::Flushed {
-                upto: upto.position,
-            }
-            .encode()?,
-            &self.path,
-        )?;
+        let flushed = Record::Flushed {
+            upto: upto.position,
+        };
+        state.append(&flushed, &self.path)?;
         state.flushed = upto.position;
         self.sync(state)
     }
@@ -304,7 +289,7 @@ impl Journal {
         if state.files.remove(&file).is_none() {
             return Ok(());
         }
-        state.append(&Record::Ended { file }.encode()?, &self.path)?;
+        state.append(&Record::Ended { file }, &self.path)?;
         state.told = state.end;
         if state.end >= state.compact_at {
             self.compact(&mut state);
@@ -321,7 +306,7 @@ impl Journal {
         if !state.files.contains_key(&file) {
             return Ok(());
         }
-        state.append(&Record::Left { file, ctime }.encode()?, &self.path)
+        state.append(&Record::Left { file, ctime }, &self.path)
     }
 
     /// Takes over a file that another journal lists, under the number that it has in this transfer, and flushes this
@@ -334,7 +319,7 @@ impl Journal {
         self.part(file, &unfinished.part)?;
         let mut state = self.state.lock();
         for run in runs(file, unfinished) {
-            state.tell(file, &run.encode()?, &self.path)?;
+            state.tell(file, &run, &self.path)?;
         }
         self.sync(state)
     }
@@ -355,7 +340,9 @@ impl Journal {
 
     /// Flushes the journal, and its name if that is new, while others go on writing.
     fn sync(&self, state: MutexGuard<'_, State>) -> Result<(), JournalError> {
-        let (file, generation, named) = (Arc::clone(&state.file), state.generation, state.named);
+        let file = Arc::clone(&state.file);
+        let generation = state.generation;
+        let named = state.named;
         drop(state);
         file.sync_data()
             .map_err(JournalError::io("flush", &self.path))?;
@@ -445,24 +432,26 @@ impl State {
     }
 
     /// Appends a record about a file.
-    fn tell(&mut self, file: u64, record: &[u8], path: &Path) -> Result<(), JournalError> {
+    fn tell(&mut self, file: u64, record: &Record, path: &Path) -> Result<(), JournalError> {
+        let start = self.end;
         self.append(record, path)?;
         self.told = self.end;
-        *self.files.entry(file).or_default() += record.len() as u64;
+        *self.files.entry(file).or_default() += self.end - start;
         Ok(())
     }
 
     /// Appends a record as a whole or not at all.
-    fn append(&mut self, record: &[u8], path: &Path) -> Result<(), JournalError> {
+    fn append(&mut self, record: &Record, path: &Path) -> Result<(), JournalError> {
+        let bytes = record.encode()?;
         if self.broken {
             return Err(JournalError::Broken);
         }
-        self.keep_room(record.len() as u64);
-        if let Err(error) = self.file.write_all_at(record, self.end) {
+        self.keep_room(bytes.len() as u64);
+        if let Err(error) = self.file.write_all_at(&bytes, self.end) {
             self.broken = self.file.set_len(self.end).is_err();
             return Err(JournalError::io("write", path)(error));
         }
-        self.end += record.len() as u64;
+        self.end += bytes.len() as u64;
         Ok(())
     }
 
@@ -489,11 +478,10 @@ fn check_room(directory: &Path, begin: &Begin, room: Room) -> Result<(), Journal
     let owner = Tags::of(begin).owner;
     let is_own = |named: &Named| named.tags.owner == owner;
     let own: Vec<_> = journals(directory)?.filter(is_own).collect();
-    let (count, most) = (own.len() as u64, room.journals as u64);
-    if count >= most {
+    if own.len() >= room.journals {
         return Err(JournalError::NoRoom {
             what: "journals",
-            limit: most,
+            limit: room.journals as u64,
         });
     }
     // A journal that has been removed meanwhile has no length.
@@ -522,28 +510,15 @@ fn write_anew(
         generation,
         ..State::new(held.file)
     };
-    state.append(
-        &Record::Begin(begin, BootId::current()).encode()?,
-        &held.path,
-    )?;
-    for file in files {
-        state.tell(
-            file.file,
-            &Record::Part(file.file, file.part.clone()).encode()?,
-            &held.path,
-        )?;
-        for run in runs(file.file, file) {
-            state.tell(file.file, &run.encode()?, &held.path)?;
+    state.append(&Record::Begin(begin, BootId::current()), &held.path)?;
+    for unfinished in files {
+        let UnfinishedFile { file, part, .. } = unfinished;
+        state.tell(*file, &Record::Part(*file, part.clone()), &held.path)?;
+        for run in runs(*file, unfinished) {
+            state.tell(*file, &run, &held.path)?;
         }
-        if let Some(ctime) = file.left {
-            state.append(
-                &Record::Left {
-                    file: file.file,
-                    ctime,
-                }
-                .encode()?,
-                &held.path,
-            )?;
+        if let Some(ctime) = unfinished.left {
+            state.append(&Record::Left { file: *file, ctime }, &held.path)?;
         }
     }
     let synced: io::Result<()> = state.file.sync_data();
