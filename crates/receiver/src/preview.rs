@@ -4,7 +4,6 @@
 //! times: on a file without a name or, where there are none, on a hidden one that is removed at once. When [`run`]
 //! returns, the tasks it started have ended.
 
-mod hash_order;
 pub(crate) mod inquiry;
 pub(crate) mod listed;
 
@@ -18,8 +17,8 @@ use tokio::task::JoinSet;
 use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
 use zmove_wire::limits::{
-    HASH_ORDERS_OUTSTANDING_MAX, INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX,
-    KEEPS_OUTSTANDING_MAX, within,
+    HASH_ORDERS_OUTSTANDING_MAX, HASHED_GROUPS_MAX, INQUIRED_ENTRIES_MAX,
+    INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, within,
 };
 use zmove_wire::{
     ExtraneousNames, FaultCode, Finished, HashOrder, Inquiry, Keep, Open, Opened, TargetState,
@@ -29,7 +28,6 @@ use zmove_wire::{
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::mirror::{Spared, WorkBudget, extra};
-use crate::preview::hash_order::CheckedOrder;
 use crate::preview::inquiry::Previewer;
 use crate::quota::Booking;
 use crate::quota::messages::BookedMessage;
@@ -205,8 +203,10 @@ impl Preview {
             INQUIRED_ENTRIES_MAX,
         )?;
         if self.answers.len() >= QUESTIONS_MAX {
-            let what = "an inquiry before the earlier ones are answered";
-            return Err(WireError::OutOfOrder { what }.into());
+            return Err(WireError::OutOfOrder {
+                what: "an inquiry before the earlier ones are answered",
+            }
+            .into());
         }
         self.answer(held, move |previewer, room| {
             let findings = previewer.answer(&inquiry);
@@ -216,7 +216,13 @@ impl Preview {
     }
 
     fn hash(&mut self, order: HashOrder, held: Booking) -> Result<(), SessionError> {
-        let order = CheckedOrder::new(order, self.previewer.storage.as_ref())?;
+        if self.previewer.storage.is_none() {
+            return Err(WireError::OutOfOrder {
+                what: "an order to hash, without a verification",
+            }
+            .into());
+        }
+        within("groups to hash", order.groups as usize, HASHED_GROUPS_MAX)?;
         if self.answers.len() >= QUESTIONS_MAX {
             return Err(WireError::OutOfOrder {
                 what: "an order before the earlier ones are answered",

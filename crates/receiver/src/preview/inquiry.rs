@@ -9,23 +9,22 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn, Wanted, is_special_at,
-    number_at,
+    Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, StoredFile, Task, Turn, Wanted,
+    is_special_at,
 };
-use zmove_types::{GROUP_BYTES, Ids, Kinds, Name, RelPath};
+use zmove_types::{GROUP_BYTES, GroupSpan, Ids, Kinds, Name, RelPath};
 use zmove_wire::{
-    Compare, Differences, FaultCode, Finding, Findings, Hashed, InquiredEntry, InquiredKind,
-    InquiredMetadata, Inquiry, Operation, Overwrite,
+    Compare, Differences, FaultCode, Finding, Findings, HashOrder, Hashed, InquiredEntry,
+    InquiredKind, InquiredMetadata, Inquiry, Operation, Overwrite,
 };
 
-use crate::preview::hash_order::CheckedOrder;
 use crate::preview::listed::ListedFiles;
 use crate::quota::Quota;
 use crate::storage_reader::StorageReader;
 use crate::store::rules::Rules;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::links::Claims;
-use crate::store::target::tree::{Xattrs, contents_root, open_old};
+use crate::store::target::tree::{Xattrs, contents_root, is_one, open_old};
 use crate::store::target::{Seen, renamed};
 
 /// The state by which inquiries are answered.
@@ -105,19 +104,31 @@ impl Previewer {
     }
 
     /// The values of groups of a file, for a verification.
-    pub(super) fn hash(&self, checked: &CheckedOrder) -> Hashed {
-        let order = checked.order();
+    pub(super) fn hash(&self, order: &HashOrder) -> Hashed {
         let mut values = Vec::new();
-        let turn = self.quota.turn(Task::Look, &self.stopping);
-        let hashed = self.open_ordered(&order.path).and_then(|file| {
-            let storage = self.storage.as_ref().ok_or(Errno::INVAL)?;
-            storage.hash_into(&mut values, &turn, file, checked)
-        });
+        let hashed = self.hash_into(&mut values, order);
         Hashed {
             order: order.order,
             values,
             fault: hashed.err().map(|error| FaultCode::os(&error)),
         }
+    }
+
+    /// Adds the values of the groups that are ordered, as far as the file goes.
+    fn hash_into(&self, values: &mut Vec<Option<[u8; 32]>>, order: &HashOrder) -> io::Result<()> {
+        let turn = self.quota.turn(Task::Look, &self.stopping);
+        let file = StoredFile::new(self.open_ordered(&order.path)?)?;
+        let storage = self.storage.as_ref().ok_or(Errno::INVAL)?;
+        for index in order.first..order.first.saturating_add(order.groups) {
+            let Some(span) = GroupSpan::of(file.bytes(), index) else {
+                break;
+            };
+            if turn.is_over() {
+                break;
+            }
+            values.push(storage.value_of(&file, span)?.map(|cv| cv.0));
+        }
+        Ok(())
     }
 
     fn open_ordered(&self, path: &RelPath) -> io::Result<File> {
@@ -274,15 +285,14 @@ impl Previewer {
     }
 
     /// Whether a name leads to the same file as the first one of its group.
-    fn is_one(&self, (directory, name): (&OwnedFd, &Name), first: &RelPath) -> bool {
-        let (Some(parent), Some(first)) = (first.parent(), first.file_name()) else {
+    fn is_one(&self, name: (&OwnedFd, &Name), first: &RelPath) -> bool {
+        let Some((parent, first)) = first.parent().zip(first.file_name()) else {
             return false;
         };
-        let Place::There(from) = self.place(&parent) else {
-            return false;
-        };
-        let number = number_at(directory, name.as_os_str());
-        matches!((number, number_at(from, first.as_os_str())), (Ok(one), Ok(other)) if one == other)
+        match self.place(&parent) {
+            Place::There(from) => is_one(name, (&from, &first)),
+            Place::Missing | Place::Closed(_) => false,
+        }
     }
 
     fn look_at_link(
@@ -293,9 +303,7 @@ impl Previewer {
         target: &[u8],
         wanted: &InquiredMetadata,
     ) -> Finding {
-        let read: io::Result<_> = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new())
-            .map_err(io::Error::from);
-        match read {
+        match rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new()) {
             Ok(found) => {
                 // Linux has no mode of symbolic links that could differ.
                 let there = FileIdentity {
@@ -310,7 +318,7 @@ impl Previewer {
                 );
                 changed(differences.and_if(Differences::TARGET, &found.as_bytes(), &target))
             }
-            Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
+            Err(errno) => Finding::Fails(Operation::Read, FaultCode::os(&errno.into())),
         }
     }
 
