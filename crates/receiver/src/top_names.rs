@@ -111,7 +111,8 @@ impl TopNames {
         let TargetShape::Single { name } = shape else {
             return self;
         };
-        let (name, others) = (name.clone(), self.wanted);
+        let name = name.clone();
+        let others = self.wanted;
         let is_it = move |top: &[u8]| {
             top == name.as_bytes() && others.as_ref().is_none_or(|asked| asked.has_top(top))
         };
@@ -183,21 +184,13 @@ impl TopNames {
             check_reserved(group.directory.components())?;
             for entry in &group.entries {
                 match entry {
-                    BatchEntry::Itself(_) => self.check_directory(&group.directory)?,
                     BatchEntry::Directory(..) if self.single => return Err(WireError::Unasked),
-                    BatchEntry::Directory(name, _)
-                    | BatchEntry::Symlink(name, ..)
-                    | BatchEntry::Retouch(name, _)
-                    | BatchEntry::Special(name, ..) => {
-                        self.check_in(&group.directory, [name.as_bytes()])?
-                    }
-                    BatchEntry::File(file) => {
-                        self.check_in(&group.directory, [file.name.as_bytes()])?
-                    }
-                    BatchEntry::Link(link) => {
-                        self.check_in(&group.directory, [link.name.as_bytes()])?;
-                        self.check(&link.first)?;
-                    }
+                    BatchEntry::Link(link) => self.check(&link.first)?,
+                    _ => {}
+                }
+                match entry.name() {
+                    Some(name) => self.check_in(&group.directory, [name.as_bytes()])?,
+                    None => self.check_directory(&group.directory)?,
                 }
             }
         }

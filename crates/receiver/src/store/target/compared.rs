@@ -8,18 +8,17 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use zmove_disk::{FileIdentity, number_at};
-use zmove_types::{FileNumber, Name, Timestamp};
+use zmove_types::{FileNumber, Lock, Name, Timestamp};
 
 use crate::quota::{Booking, Quota};
 
 /// The files that were compared; see the module.
 #[derive(Debug)]
 pub(crate) struct ComparedFiles {
-    state: Mutex<State>,
+    state: Lock<State>,
     hashes: RandomState,
 }
 
@@ -47,7 +46,7 @@ impl ComparedFiles {
             held: quota.book_nothing(),
         };
         Self {
-            state: Mutex::new(state),
+            state: Lock::new(state),
             hashes: RandomState::new(),
         }
     }
@@ -62,7 +61,7 @@ impl ComparedFiles {
         }
         let is_shared = look.names > 1;
         let hash = self.hash(look, is_shared);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.looks.contains_key(&number) && state.held.grow(FILE_BYTES).is_err() {
             return false;
         }
@@ -79,7 +78,7 @@ impl ComparedFiles {
         look: &FileIdentity,
     ) -> bool {
         let number = number_at(directory, name.as_os_str());
-        let compared = number.map(|number| self.lock().looks.get(&number).copied());
+        let compared = number.map(|number| self.state.lock().looks.get(&number).copied());
         compared.is_ok_and(|compared| {
             compared.is_none_or(|compared| compared.hash == self.hash(look, compared.is_shared))
         })
@@ -89,7 +88,7 @@ impl ComparedFiles {
     pub(crate) fn is_done(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
         let number = number_at(directory, name.as_os_str())?;
         let look = FileIdentity::at(directory, name)?;
-        if let Some(compared) = self.lock().looks.get_mut(&number) {
+        if let Some(compared) = self.state.lock().looks.get_mut(&number) {
             compared.hash = self.hash(&look, compared.is_shared);
         }
         Ok(())
@@ -115,10 +114,6 @@ impl ComparedFiles {
             inode,
             mode,
         ))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
