@@ -12,10 +12,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use zmove_receiver::{Found, MeterReading, SessionError, TransferMeter};
+use zmove_receiver::{MeterReading, SessionError, TransferMeter};
 use zmove_transport::Fingerprint;
 use zmove_types::{Lock, RateLimit, TransferId};
-use zmove_wire::{Refusal, RefusalCode};
+use zmove_wire::{FoundSoFar, Refusal, RefusalCode};
 
 /// The transfers of one daemon.
 #[derive(Debug, Default)]
@@ -359,7 +359,7 @@ fn whole(number: f64) -> u64 {
 }
 
 /// The time until the end; `None` where that is not known.
-fn eta(found: Found, bytes: u64, per_second: f64) -> Option<u64> {
+fn eta(found: FoundSoFar, bytes: u64, per_second: f64) -> Option<u64> {
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     let rest = found
         .bytes
@@ -503,7 +503,7 @@ mod tests {
         let mut pace = Pace::default();
         pace.tick(100);
         pace.tick(200);
-        let found = Found {
+        let found = FoundSoFar {
             files: 9,
             bytes: 1000,
             skipped_bytes: 300,
@@ -515,11 +515,11 @@ mod tests {
             "the scan has not ended"
         );
         assert_eq!(
-            eta(Found { all: true, ..found }, 200, pace.per_second),
+            eta(FoundSoFar { all: true, ..found }, 200, pace.per_second),
             Some(5)
         );
-        assert_eq!(eta(Found { all: true, ..found }, 200, 0.0), None);
-        let nonsense = Found {
+        assert_eq!(eta(FoundSoFar { all: true, ..found }, 200, 0.0), None);
+        let nonsense = FoundSoFar {
             all: true,
             skipped_bytes: u64::MAX,
             ..found

@@ -178,18 +178,18 @@ impl Taken {
     }
 
     /// What of it has been stored.
-    fn stored(mut self, fate: Fate<'_>) -> Amount {
+    fn stored(&self, fate: Fate<'_>) -> Amount {
         let faults = match fate {
             Fate::Dropped => return Amount::default(),
             Fate::Stored => &[],
             Fate::StoredBut(faults) => faults,
         };
         let all = self.amount();
-        let Self::Batch(bytes) = &mut self else {
+        let Self::Batch(bytes) = self else {
             return all;
         };
         let failed: BTreeSet<_> = faults.iter().map(|fault| fault.entry as usize).collect();
-        let failed: Box<[_]> = failed
+        let failed = failed
             .iter()
             .filter_map(|entry| bytes.get(*entry).copied())
             .collect();
@@ -201,12 +201,11 @@ impl Allowance {
     /// An allowance for `most` in all, of which so much has been `stored` before.
     #[must_use]
     pub fn new(most: Amount, stored: Amount) -> Self {
-        let (coming, sum, directories) = (HashMap::new(), Amount::default(), HashSet::new());
         let book = Book {
             stored,
-            coming,
-            sum,
-            directories,
+            coming: HashMap::new(),
+            sum: Amount::default(),
+            directories: HashSet::new(),
         };
         Self {
             most,

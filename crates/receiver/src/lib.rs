@@ -25,7 +25,7 @@ mod top_names;
 pub use config::{NamedFiles, ReceiverConfig};
 pub use error::SessionError;
 pub use grant::{Allowance, Amount, Grants, Rights, Stored, TakenUp};
-pub use meters::{Failures, Found, MeterReading, TransferMeter};
+pub use meters::{Failures, MeterReading, TransferMeter};
 pub use preview::listed::{ListError, ListedFiles, Unlisted};
 pub use quota::limits::{Limits, Portion, files_of_process};
 pub use quota::{Booking, Quota, Quotas, ThreadBooking};

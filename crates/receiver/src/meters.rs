@@ -79,19 +79,6 @@ pub struct Failures {
 /// The most kinds of failures that are told apart for one transfer; further ones count with the last.
 const FAILURES_MAX: usize = 64;
 
-/// What a sender's scan has found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Found {
-    /// Regular files.
-    pub files: u64,
-    /// The sum of their sizes.
-    pub bytes: u64,
-    /// Bytes of those that were equal at the target.
-    pub skipped_bytes: u64,
-    /// Whether the scan has ended.
-    pub all: bool,
-}
-
 impl TransferMeter {
     /// Bytes of file contents received.
     #[must_use]
@@ -271,8 +258,8 @@ impl TransferMeter {
 
     /// What the scan of the sender has found, as far as that is known.
     #[must_use]
-    pub fn found(&self) -> Found {
-        Found {
+    pub fn found(&self) -> FoundSoFar {
+        FoundSoFar {
             files: self.found_files.load(Ordering::Relaxed),
             bytes: self.found_bytes.load(Ordering::Relaxed),
             skipped_bytes: self.skipped_bytes.load(Ordering::Relaxed),

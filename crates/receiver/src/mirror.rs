@@ -56,7 +56,8 @@ impl Mirror {
     pub(crate) fn keep(
         &mut self,
         transfer: &Arc<Transfer>,
-        (keep, question): (Keep, Booking),
+        keep: Keep,
+        question: Booking,
     ) -> Result<(), SessionError> {
         keep.check()?;
         self.keeps += 1;
@@ -89,7 +90,8 @@ impl Mirror {
     pub(crate) fn remove(
         &mut self,
         transfer: &Arc<Transfer>,
-        (remove, held): (Remove, Booking),
+        remove: Remove,
+        held: Booking,
     ) -> Result<(), SessionError> {
         remove.check()?;
         self.removes += 1;
@@ -108,11 +110,10 @@ impl Mirror {
             // elsewhere.
             publish_all(transfer);
             let entries = remove_all(transfer, &remove, &spared);
-            let answer = ToSender::Removed {
+            transfer.reports.tell(Outcome::Mirror(ToSender::Removed {
                 remove: remove.remove,
                 entries,
-            };
-            transfer.reports.tell(Outcome::Mirror(answer));
+            }));
         })
     }
 
@@ -188,9 +189,8 @@ pub(crate) fn extra(
         let Some(tree) = tree.filter(|_| !budget.is_over()) else {
             break;
         };
-        let names = EXTRANEOUS_NAMES_MAX.saturating_sub(answer.names.len());
         let room = Room {
-            names,
+            names: EXTRANEOUS_NAMES_MAX.saturating_sub(answer.names.len()),
             name_bytes: EXTRANEOUS_NAME_BYTES_MAX.saturating_sub(name_bytes),
         };
         let booked = budget.booked();

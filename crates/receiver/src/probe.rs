@@ -150,7 +150,8 @@ impl Probe {
     }
 
     fn add_lane(&mut self, lane: Box<dyn LaneSource>) -> Result<(), SessionError> {
-        let (tally, told) = (Arc::clone(&self.tally), self.told.clone());
+        let tally = Arc::clone(&self.tally);
+        let told = self.told.clone();
         self.lanes.add(lane, move |number, source| {
             let mut guard = EndGuard {
                 number,

@@ -59,7 +59,8 @@ impl Sweeping {
         }
         within("bytes of a sweep", order.bytes, SWEEP_BYTES_MAX)?;
         within("milliseconds of a sweep", order.millis, SWEEP_MILLIS_MAX)?;
-        let (place, stop) = (self.place.take(), Arc::clone(&self.stop));
+        let place = self.place.take();
+        let stop = Arc::clone(&self.stop);
         self.task.spawn_blocking(move || match place {
             Some(place) => measure(place, order, &stop),
             None => failed(Operation::List, FaultCode::Os(ENOENT)),
@@ -132,11 +133,10 @@ fn size(measured: &Measured) -> SweptSize {
             .moved(direction)
             .map(|moved| rounded(moved.bytes_per_second))
     };
-    let (write, read) = (rate(Direction::Write), rate(Direction::Read));
     SweptSize {
         file_bytes: measured.file_bytes,
-        write,
-        read,
+        write: rate(Direction::Write),
+        read: rate(Direction::Read),
     }
 }
 

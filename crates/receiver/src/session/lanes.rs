@@ -57,7 +57,7 @@ fn receive_all(
             continue;
         }
         transfer.meter.came(frame.data.len());
-        let (item, bytes) = (Coming::Item(frame.header.item.0), frame.data.len() as u64);
+        let item = Coming::Item(frame.header.item.0);
         let job = match frame.header.kind {
             FrameKind::Batch | FrameKind::Guess => {
                 let checked =
@@ -76,7 +76,7 @@ fn receive_all(
                 None
             }
             FrameKind::Chunk | FrameKind::Same => {
-                transfer.allow(item, Taken::Group(bytes))?;
+                transfer.allow(item, Taken::Group(frame.data.len() as u64))?;
                 check_group(transfer, frame)
             }
             FrameKind::Filler => {

@@ -102,7 +102,8 @@ impl SessionThreads {
                 .pool
                 .raise((lanes + BUFFERS_BESIDE_LANES).min(self.memory_max));
         }
-        let (transfer, queue) = (Arc::clone(transfer), self.queue.clone());
+        let transfer = Arc::clone(transfer);
+        let queue = self.queue.clone();
         self.lanes.add(source, move |number, source| {
             let _guard = PanicGuard(&transfer);
             run_lane(&transfer, number, source, &queue);
@@ -136,7 +137,7 @@ pub(super) struct Running {
     outcomes: mpsc::Receiver<Told>,
     threads: SessionThreads,
     pub(super) transfer: Arc<Transfer>,
-    open: Arc<Open>,
+    open: Open,
     ledger: ReceiverTransfer,
     /// The memory booked for the ledger's messages that have not been sent.
     unsent: Booking,
@@ -181,7 +182,7 @@ impl Running {
             outcomes,
             threads,
             transfer,
-            open: Arc::new(open),
+            open,
             ledger: ReceiverTransfer::default(),
             unsent: config.quota.book_nothing(),
             report: SessionReport::default(),
@@ -252,8 +253,8 @@ impl Running {
             }
             .into()),
             ToReceiver::Offer(offer) => self.take_offer(offer, held),
-            ToReceiver::Keep(keep) => self.mirror.keep(&self.transfer, (keep, held)),
-            ToReceiver::Remove(remove) => self.mirror.remove(&self.transfer, (remove, held)),
+            ToReceiver::Keep(keep) => self.mirror.keep(&self.transfer, keep, held),
+            ToReceiver::Remove(remove) => self.mirror.remove(&self.transfer, remove, held),
             ToReceiver::Inquire(_) | ToReceiver::Hash(_) => {
                 Err(WireError::OutOfOrder { what: "an inquiry" }.into())
             }
@@ -603,7 +604,8 @@ impl Running {
     /// The receipt of a transfer by a grant, in which all is flushed.
     async fn receipt(&mut self) -> Option<SignedReceipt> {
         let grants = self.grants.clone()?;
-        let (stored, faults) = (self.transfer.meter.named(), self.report.faults);
+        let stored = self.transfer.meter.named();
+        let faults = self.report.faults;
         tokio::task::spawn_blocking(move || grants.receipt(stored, faults))
             .await
             .ok()
@@ -647,8 +649,9 @@ impl Running {
         self.threads.lanes.trip();
         // The peer sees the end of the connection now, and closes its lanes.
         drop(self.connections);
-        let (threads, transfer, broken) =
-            (self.threads, Arc::clone(&self.transfer), ended.is_err());
+        let threads = self.threads;
+        let transfer = Arc::clone(&self.transfer);
+        let broken = ended.is_err();
         let stopped = move || {
             threads.join(&transfer);
             if broken {
@@ -664,16 +667,16 @@ impl Running {
         }
         self.mirror.end().await;
         self.comparing.end().await;
-        let (target, journal_trouble) = (self.open.target.clone(), self.transfer.parts.trouble());
+        let report = SessionReport {
+            target: self.open.target,
+            journal_trouble: self.transfer.parts.trouble(),
+            ..self.report
+        };
         // Drop the transfer here, so that the next session finds its parts and journals free.
         let transfer = self.transfer;
         blocking(move || drop(transfer)).await;
         drop(self.target_lease);
-        ended.map(|()| SessionReport {
-            target,
-            journal_trouble,
-            ..self.report
-        })
+        ended.map(|()| report)
     }
 }
 

@@ -115,7 +115,8 @@ impl TargetLeases {
     /// Notes that a session begins to work at a target.
     pub(crate) fn work_at(&self, owner: &str, target: &[u8]) -> Working {
         let place = (owner.to_owned(), target.to_vec());
-        let (question, (heard, hears)) = (Arc::<Notify>::default(), watch::channel(None));
+        let question = Arc::<Notify>::default();
+        let (heard, hears) = watch::channel(None);
         let asked = Asked {
             question: Arc::clone(&question),
             heard: hears,

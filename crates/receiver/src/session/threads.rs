@@ -67,14 +67,13 @@ const THREADS_MAX: usize = 32;
 impl Workers {
     pub(crate) fn new(quota: &Quota) -> Self {
         let (queue, waiting) = unbounded();
-        let (under_way, ended, threads) = (Arc::default(), Arc::default(), Vec::new());
         Self {
             quota: quota.clone(),
             queue,
             waiting,
-            under_way,
-            ended,
-            threads,
+            under_way: Arc::default(),
+            ended: Arc::default(),
+            threads: Vec::new(),
         }
     }
 
@@ -118,17 +117,10 @@ impl Workers {
 
     /// Waits until all work has been done.
     pub(crate) async fn complete(self) {
-        let Self {
-            queue,
-            waiting,
-            threads,
-            ..
-        } = self;
-        drop((queue, waiting));
-        if threads.is_empty() {
-            return;
+        drop((self.queue, self.waiting));
+        if !self.threads.is_empty() {
+            blocking(|| join(self.threads)).await;
         }
-        blocking(|| join(threads)).await;
     }
 
     /// Adds a thread: the first one in any case, others only as far as the key may have them.
@@ -137,11 +129,9 @@ impl Workers {
         if held.is_none() && !self.threads.is_empty() {
             return Ok(());
         }
-        let (waiting, under_way, ended) = (
-            self.waiting.clone(),
-            Arc::clone(&self.under_way),
-            Arc::clone(&self.ended),
-        );
+        let waiting = self.waiting.clone();
+        let under_way = Arc::clone(&self.under_way);
+        let ended = Arc::clone(&self.ended);
         let run = move || {
             let _booked = held;
             for Work(work) in &waiting {
@@ -232,10 +222,9 @@ pub(crate) struct LaneThreads {
 
 impl LaneThreads {
     pub(crate) fn new(config: &ReceiverConfig) -> Self {
-        let (quota, meter) = (config.quota.clone(), Arc::clone(&config.meter));
         Self {
-            quota,
-            meter,
+            quota: config.quota.clone(),
+            meter: Arc::clone(&config.meter),
             threads: Vec::new(),
             up: HashMap::new(),
             begun: 0,

@@ -133,15 +133,12 @@ impl GroupsByPart {
                         .shrink(WRITTEN_BYTES + GROUP_BYTES * before.unflushed.len());
                 }
                 self.held.grow(WRITTEN_BYTES)?;
-                let (part, bytes) = ((part.part, part.inode), part.source.bytes);
-                files.insert(
-                    file,
-                    Written {
-                        part,
-                        bytes,
-                        unflushed: VecDeque::new(),
-                    },
-                );
+                let written = Written {
+                    part: (part.part, part.inode),
+                    bytes: part.source.bytes,
+                    unflushed: VecDeque::new(),
+                };
+                files.insert(file, written);
             }
             Record::Groups { file, first, cvs } => {
                 let Some(written) = files.get_mut(&file) else {

@@ -149,15 +149,13 @@ impl<'o> Part<'o> {
         let needed = compared == Verdict::Need || !held.is_empty();
         if transfer.target.rules.delta && needed && Candidate::is_there(directory, name, file.bytes)
         {
-            let held = held.into_keys().collect();
-            let (directory, bytes) = (path, file.bytes);
             self.changed.push(Candidate {
                 offer,
                 file: number,
-                directory,
+                directory: path,
                 name,
-                bytes,
-                held,
+                bytes: file.bytes,
+                held: held.into_keys().collect(),
             });
             return Verdict::Delta;
         }

@@ -26,16 +26,16 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use zmove_disk::{Change, Direct, Existing, Replace, Staged};
+use zmove_disk::{Change, Existing, Replace, Staged};
 use zmove_types::{Metadata, Name};
 use zmove_wire::Operation;
 
-use crate::quota::Quota;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::target::keeper::At;
 use crate::store::target::tree::{TargetTree, flush_now};
+use crate::store::transfer::Transfer;
 
-impl TargetTree {
+impl Transfer {
     /// Opens the file of that name to be changed in its place; `None` where it is to be made anew.
     pub(crate) fn begin_in_place(
         &self,
@@ -43,11 +43,11 @@ impl TargetTree {
         name: &Name,
         bytes: u64,
         metadata: &Metadata,
-        (quota, direct): (&Quota, Direct),
     ) -> Result<Option<Staged>, Failure> {
+        let target = &self.target;
         // A file that must stay may have come since the sender was answered. For a file that is made anew, that is
         // checked when it gets its name.
-        if !self.rules.in_place || self.may_not_be_replaced(directory, name, metadata.mtime) {
+        if !target.rules.in_place || target.may_not_be_replaced(directory, name, metadata.mtime) {
             return Ok(None);
         }
         let cannot = failed_to(Operation::OpenInPlace);
@@ -57,19 +57,20 @@ impl TargetTree {
         if existing.has_other_names().map_err(cannot)? {
             return Ok(None);
         }
-        let survives_power_cut = self.rules.flushes();
-        let descriptors = quota.book_file().map_err(cannot)?;
+        let descriptors = self.quota.book_file().map_err(cannot)?;
         let change = Change {
             bytes,
             mode: metadata.mode,
             mtime: metadata.mtime,
-            survives_power_cut,
+            survives_power_cut: target.rules.flushes(),
         };
-        let mut staged = existing.begin(change, direct).map_err(cannot)?;
+        let mut staged = existing.begin(change, self.direct).map_err(cannot)?;
         staged.attach(descriptors);
         Ok(Some(staged))
     }
+}
 
+impl TargetTree {
     /// Whether the file of that name will be changed in its place.
     pub(crate) fn is_for_change_in_place(&self, directory: &OwnedFd, name: &Name) -> bool {
         self.rules.in_place && Existing::is_alone(directory, name)
@@ -82,7 +83,8 @@ impl TargetTree {
         &self,
         staged: Staged,
         name: &Name,
-        (metadata, at): (&Metadata, At<'_>),
+        metadata: &Metadata,
+        at: At<'_>,
         prove: impl FnOnce(&Staged) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         // The file may be on a file system of its own, mounted in its place.

@@ -182,18 +182,15 @@ impl FileTable {
                     .quota
                     .book_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
                 let came = (self.values == Values::Kept).then(|| Came::new(&self.quota));
-                let (base, given_up) = (base(&head), AtomicBool::new(false));
-                let (whole, state) = (self.whole, Lock::default());
-                let file = LargeFile {
+                let file = Arc::new(LargeFile {
                     id,
+                    base: base(&head),
                     head,
-                    base,
-                    given_up,
-                    whole,
-                    state,
+                    given_up: AtomicBool::new(false),
+                    whole: self.whole,
+                    state: Lock::default(),
                     _held: held,
-                };
-                let file = Arc::new(file);
+                });
                 let mut state = file.state.lock();
                 table.slots.insert(id, Slot::Live(Arc::clone(&file)));
                 table.living += 1;
@@ -209,18 +206,17 @@ impl FileTable {
                 Ok(())
             }
             earlier => {
-                let (was_live, is_new) =
-                    (matches!(earlier, Some(Slot::Live(_))), earlier.is_none());
+                let was_live = matches!(earlier, Some(Slot::Live(_)));
+                let is_new = earlier.is_none();
                 if is_new {
                     table.held.grow(SLOT_BYTES)?;
                 }
                 table.living -= usize::from(was_live);
                 table.slots.insert(id, Slot::Dead);
-                let (operation, code) = (Operation::Verify, FaultCode::Contradiction);
                 Err(Undeclarable::Contradicted(Fault {
                     path: head.path,
-                    operation,
-                    code,
+                    operation: Operation::Verify,
+                    code: FaultCode::Contradiction,
                 }))
             }
         }
@@ -327,10 +323,10 @@ impl State {
         prior: Option<Prior>,
         mut came: Option<Came>,
     ) -> Result<Self, WireError> {
-        let (staged, groups) = match prior {
-            Some(Prior { staged, groups }) => (Some(Arc::new(staged)), groups),
-            None => (None, Vec::new()),
-        };
+        let (staged, groups) = prior
+            .map(|prior| (Arc::new(prior.staged), prior.groups))
+            .unzip();
+        let groups = groups.unwrap_or_default();
         if let Some(came) = &mut came {
             groups
                 .iter()

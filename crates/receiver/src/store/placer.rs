@@ -80,10 +80,9 @@ impl<'a> Placer<'a> {
     }
 
     fn by(transfer: &'a Transfer, contents: Arc<ContentsWriter>) -> Self {
-        let directories = OpenDirectories::new(transfer);
         Self {
             transfer,
-            directories,
+            directories: OpenDirectories::new(transfer),
             contents,
         }
     }
@@ -98,7 +97,8 @@ impl<'a> Placer<'a> {
         data: &[u8],
         writer: &Turn<'_>,
     ) {
-        let (transfer, contents) = (self.transfer, Arc::clone(&self.contents));
+        let transfer = self.transfer;
+        let contents = Arc::clone(&self.contents);
         let runs = Runs::new(groups, data);
         // The first to come is this thread.
         let own = Lock::new(Some(self));
@@ -130,7 +130,8 @@ impl<'a> Placer<'a> {
         run: &mut Run<'_>,
         batch: &Arc<PendingBatch>,
     ) {
-        let (path, mut entries) = (Arc::clone(&run.path), std::mem::take(&mut run.entries));
+        let path = Arc::clone(&run.path);
+        let mut entries = std::mem::take(&mut run.entries);
         // Making the directory of a path of thousands of components is work like any other, so wait for a turn here.
         if turns.own.is_over() {
             return;
@@ -399,7 +400,8 @@ impl<'a> Placer<'a> {
         run: &Run<'_>,
         opened: &io::Result<Opened>,
     ) -> Option<Arc<SideDirectory>> {
-        let (transfer, opened) = (self.transfer, opened.as_ref().ok()?);
+        let transfer = self.transfer;
+        let opened = opened.as_ref().ok()?;
         let rules = &transfer.target.rules;
         let may_be_named = self.flushes_each(opened.flush) || !rules.flushes();
         // What is read back is so by the publisher, before it gives the name.
@@ -577,8 +579,7 @@ impl<'a> Placer<'a> {
         (number, link): (u32, &LinkEntry),
     ) -> Result<(), Failure> {
         let target = &self.transfer.target;
-        let (parent, first) = (link.first.parent(), link.first.file_name());
-        let (Some(parent), Some(first)) = (parent, first) else {
+        let Some((parent, first)) = link.first.parent().zip(link.first.file_name()) else {
             return Ok(());
         };
         let name = target.name(path, &link.name);
@@ -699,14 +700,8 @@ impl<'a> Placer<'a> {
         let name = transfer.target.name(path, &file.name);
         let metadata = transfer.target.rules.of_file(&file.metadata);
         let directory = &opened.directory;
-        let booked = (&transfer.quota, transfer.direct);
-        let existing = transfer.target.begin_in_place(
-            directory,
-            name,
-            u64::from(file.bytes),
-            &metadata,
-            booked,
-        )?;
+        let existing =
+            transfer.begin_in_place(directory, name, u64::from(file.bytes), &metadata)?;
         if let Some(staged) = existing {
             let holes = file
                 .data
@@ -716,12 +711,10 @@ impl<'a> Placer<'a> {
                 .and_then(|()| staged.write(|| self.write_contents(staged.file(), file, bytes)));
             written.map_err(failed_to(Operation::Write))?;
             let prove = |staged: &Staged| transfer.prove_small(staged, file.bytes, file.root);
-            transfer.target.finish_in_place(
-                staged,
-                name,
-                (&metadata, At(path, Some(name))),
-                prove,
-            )?;
+            let at = At(path, Some(name));
+            transfer
+                .target
+                .finish_in_place(staged, name, &metadata, at, prove)?;
             transfer.stored(
                 file.bytes.into(),
                 || path.join(&file.name).ok(),

@@ -169,14 +169,12 @@ impl Generation {
             turn.is_over();
             changed.extend(file.path.parent());
             let WholeFile { id, bytes, .. } = file;
-            let (path, root) = (file.path.clone(), file.root.clone());
-            let fault = publish_large(transfer, &mut directories, file).err();
             named.large.push(EndedFile {
                 id,
                 bytes,
-                root,
-                path,
-                fault,
+                root: file.root.clone(),
+                path: file.path.clone(),
+                fault: publish_large(transfer, &mut directories, file).err(),
             });
         }
         // Publish the deepest first: a directory that cannot get its name takes along what is below it under final
@@ -224,7 +222,8 @@ impl Generation {
             }
         }
         for (path, filling) in &mut self.staging {
-            let (directory, path) = (filling.staging.directory(), Arc::new(path.clone()));
+            let directory = filling.staging.directory();
+            let path = Arc::new(path.clone());
             let staged = filling
                 .filled
                 .drain(..)
@@ -372,14 +371,11 @@ impl Named {
         {
             turn.is_over();
             let fault = fault.or_else(|| lost.take(&path));
-            match fault {
-                Some(fault) => transfer.meter.failed_at(fault, || Some(path)),
-                None => {
-                    let (at_source, root) = root.unzip();
-                    transfer.stored(bytes, || at_source.or(Some(path)), root);
-                }
+            if fault.is_none() {
+                let (at_source, root) = root.unzip();
+                transfer.stored(bytes, || at_source.or(Some(path.clone())), root);
             }
-            end_large(transfer, id, fault);
+            end_large(transfer, id, &path, fault);
         }
         // Look each directory up once: to hash all that is above a deep one takes a tenth of a second.
         for files in self
@@ -467,7 +463,8 @@ fn name_hidden(
         let next = || waiting.lock().next();
         for files in std::iter::from_fn(next) {
             let directory = Arc::clone(&files[0].directory);
-            let (mut named, mut failed) = (Vec::with_capacity(files.len()), Vec::new());
+            let mut named = Vec::with_capacity(files.len());
+            let mut failed = Vec::new();
             for file in files {
                 turn.is_over();
                 if waiting.lock().len() > 0 {
@@ -582,7 +579,15 @@ fn name_large(
 }
 
 /// Ends a large file that has its name, or cannot get it, and reports it.
-pub(crate) fn end_large(transfer: &Transfer, id: FileId, fault: Option<(Operation, FaultCode)>) {
+pub(crate) fn end_large(
+    transfer: &Transfer,
+    id: FileId,
+    path: &RelPath,
+    fault: Option<(Operation, FaultCode)>,
+) {
+    if let Some(fault) = fault {
+        transfer.meter.failed_at(fault, || Some(path.clone()));
+    }
     transfer.parts.ended(id);
     transfer
         .reports

@@ -275,29 +275,26 @@ pub(crate) fn open_staged(
         if file.is_given_up() {
             return Err((Operation::Create, Errno::CANCELED.into()));
         }
+        let path = transfer.target.final_path(&file.head);
         if let Some(shared) = &transfer.parts.shared {
-            let path = transfer.target.final_path(&file.head);
             // What flushes all that is written flushes the file systems that are known.
             let known = transfer.target.file_systems.note(&**shared.epoch.own());
             known.map_err(failed_to(Operation::Create))?;
             let part =
                 transfer
                     .parts
-                    .open_shared(shared, file.id, (&path, &file.head), transfer.direct);
+                    .open_shared(shared, file.id, &path, &file.head, transfer.direct);
             return part.map_err(failed_to(Operation::Create));
         }
         let parent = file.head.path.parent().unwrap_or_else(RelPath::root);
         let directory = placer
             .directory_now(&parent)
             .map_err(failed_to(Operation::MakeDirectory))?;
-        let final_path = transfer.target.final_path(&file.head);
-        let name = name_of(&final_path);
-        let booked = (&transfer.quota, transfer.direct);
-        let (bytes, metadata) = (file.head.bytes, &file.head.metadata);
-        if let Some(staged) = transfer
-            .target
-            .begin_in_place(&directory, &name, bytes, metadata, booked)?
-        {
+        let name = name_of(&path);
+        let FileHead {
+            bytes, metadata, ..
+        } = &file.head;
+        if let Some(staged) = transfer.begin_in_place(&directory, &name, *bytes, metadata)? {
             let data = file.head.data.as_ref();
             data.map_or(Ok(()), |data| staged.make_holes(data))
                 .map_err(failed_to(Operation::Write))?;
@@ -310,14 +307,14 @@ pub(crate) fn open_staged(
             .parts
             .create(
                 file.id,
-                (&final_path, &file.head),
+                (&path, &file.head),
                 &directory,
                 &transfer.target.part_names,
             )
             .map_err(failed_to(Operation::Create))?;
         let sized = match &file.base {
             Some(base) => base.begin(&directory, &name, &mut staged, &file.head, transfer.direct),
-            None => staged.reserve(bytes, file.head.data.as_deref(), transfer.direct),
+            None => staged.reserve(*bytes, file.head.data.as_deref(), transfer.direct),
         };
         if let Err(error) = sized {
             // No group can be written.
@@ -358,19 +355,15 @@ pub(crate) fn finish_file(
         let finished =
             transfer
                 .target
-                .finish_in_place(staged, &name_of(&path), (&metadata, at), prove);
-        if finished.is_ok() {
-            transfer.stored(file.head.bytes, || Some(file.head.path.clone()), root);
-        }
-        let fault = finished
-            .err()
-            .map(|(operation, error)| failure(operation, &error));
-        if let Some(fault) = fault {
-            transfer
-                .meter
-                .failed_at(fault, || Some(file.head.path.clone()));
-        }
-        return end_large(transfer, file.id, fault);
+                .finish_in_place(staged, &name_of(&path), &metadata, at, prove);
+        let fault = match finished {
+            Ok(()) => {
+                transfer.stored(file.head.bytes, || Some(file.head.path.clone()), root);
+                None
+            }
+            Err((operation, error)) => Some(failure(operation, &error)),
+        };
+        return end_large(transfer, file.id, &file.head.path, fault);
     }
     let sealed = transfer
         .target
@@ -392,20 +385,15 @@ pub(crate) fn finish_file(
     if let Err((operation, error)) = sealed {
         transfer.parts.remove(file.id, &staged);
         let fault = failure(operation, &error);
-        transfer
-            .meter
-            .failed_at(fault, || Some(file.head.path.clone()));
-        return end_large(transfer, file.id, Some(fault));
+        return end_large(transfer, file.id, &file.head.path, Some(fault));
     }
-    let (bytes, metadata) = (file.head.bytes, metadata.into_owned());
-    let root = root.map(|root| (file.head.path.clone(), root));
     transfer.publisher.add_large(WholeFile {
         id: file.id,
-        bytes,
-        root,
+        bytes: file.head.bytes,
+        root: root.map(|root| (file.head.path.clone(), root)),
         staged,
         path,
-        metadata,
+        metadata: metadata.into_owned(),
     });
 }
 

@@ -200,7 +200,8 @@ fn clean_part(tree: &Tree, part: &Part, mode: CleanMode) -> io::Result<PartFate>
         Ok(directory) => directory,
         Err(error) => return gone(error),
     };
-    let (name, flags) = (part.part.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+    let name = part.part.as_os_str();
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
     let asked = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::BTIME;
     let stat = match rustix::fs::statx(directory.as_fd(), name, flags, asked) {
         Ok(stat) => stat,

@@ -49,14 +49,12 @@ impl Orphan {
         let Some(held) = LockedFile::take(path)? else {
             return Ok(None);
         };
-        let modified = modified(&held.file, path)?;
         let replay = replay(&held.file).map_err(JournalError::io("read", path))??;
-        let (end, unfinished) = (replay.end, replay.unfinished(BootId::current()));
         Ok(Some(Self {
+            modified: modified(&held.file, path)?,
             held,
-            unfinished,
-            modified,
-            end,
+            end: replay.end,
+            unfinished: replay.unfinished(BootId::current()),
         }))
     }
 

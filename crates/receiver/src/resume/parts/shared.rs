@@ -66,7 +66,8 @@ impl Parts {
         &self,
         shared: &SharedParts,
         id: FileId,
-        (path, head): (&RelPath, &FileHead),
+        path: &RelPath,
+        head: &FileHead,
         direct: Direct,
     ) -> io::Result<Staged> {
         let descriptors = self.quota.book_file()?;

@@ -71,13 +71,11 @@ fn check(frame: Frame, file_bytes: u64) {
             assert!(!matches!(declared, Ok(None)), "it is sealed");
         }
         FrameKind::Chunk => {
-            let (metadata, ctime, path) =
-                (Metadata::default(), Timestamp::default(), RelPath::root());
             let head = FileHead {
-                path,
-                metadata,
+                path: RelPath::root(),
+                metadata: Metadata::default(),
                 bytes: file_bytes,
-                ctime,
+                ctime: Timestamp::default(),
                 inode: 0,
                 data: None,
             };

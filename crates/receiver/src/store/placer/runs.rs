@@ -70,10 +70,6 @@ impl<'d> Runs<'d> {
                 .iter()
                 .filter(|entry| matches!(entry, BatchEntry::File(_)))
                 .count();
-            let files = Files {
-                count,
-                may_go_on: number == last,
-            };
             let entries: Vec<_> = numbers
                 .by_ref()
                 .zip(group.entries)
@@ -83,11 +79,13 @@ impl<'d> Runs<'d> {
                     entry,
                 })
                 .collect();
-            let (path, entries) = (Arc::new(group.directory), entries.into_iter());
             Group {
-                path,
-                files,
-                entries,
+                path: Arc::new(group.directory),
+                files: Files {
+                    count,
+                    may_go_on: number == last,
+                },
+                entries: entries.into_iter(),
                 threads: 0,
                 side_directories: Arc::default(),
                 opened: None,
@@ -111,28 +109,24 @@ impl<'d> Runs<'d> {
             waiting.min_by_key(|(number, group)| (group.threads, Some(*number) != last))?;
         let group = &mut groups[number];
         group.threads += 1;
-        let entries = group.entries.by_ref().take(ENTRIES_PER_RUN).collect();
-        let (path, opened) = (Arc::clone(&group.path), group.opened.clone());
-        let side_directories = Arc::clone(&group.side_directories);
         Some(Run {
             group: number,
-            path,
+            path: Arc::clone(&group.path),
             files: group.files,
-            entries,
-            side_directories,
-            opened,
+            entries: group.entries.by_ref().take(ENTRIES_PER_RUN).collect(),
+            side_directories: Arc::clone(&group.side_directories),
+            opened: group.opened.clone(),
         })
     }
 
     /// Notes that a thread has placed these entries.
     pub(super) fn leave(&self, done: Option<Run<'_>>) {
-        let Some(Run { group, .. }) = done else {
-            return;
-        };
-        let group = &mut self.0.lock()[group];
-        group.threads -= 1;
-        if group.threads == 0 {
-            group.opened = None;
+        if let Some(Run { group, .. }) = done {
+            let group = &mut self.0.lock()[group];
+            group.threads -= 1;
+            if group.threads == 0 {
+                group.opened = None;
+            }
         }
     }
 
