@@ -53,6 +53,11 @@ pub enum SessionError {
 }
 
 impl SessionError {
+    /// The error of a peer that has sent something which it may not send then.
+    pub(crate) const fn out_of_order(what: &'static str) -> Self {
+        Self::PeerMisbehaved(WireError::OutOfOrder { what })
+    }
+
     /// Whether connections were lost, so that another session may succeed.
     #[must_use]
     pub fn is_lost(&self) -> bool {

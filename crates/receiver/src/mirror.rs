@@ -21,7 +21,7 @@ use zmove_wire::limits::{
 };
 use zmove_wire::{
     Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Keep, KeptRange, ListedName,
-    Operation, Remove, ToSender, WireError,
+    Operation, Remove, ToSender,
 };
 
 use crate::error::SessionError;
@@ -64,10 +64,7 @@ impl Mirror {
         if transfer.target.rules.extraneous == Extraneous::Stays
             || self.keeps > KEEPS_OUTSTANDING_MAX
         {
-            return Err(WireError::OutOfOrder {
-                what: "a list of names that stay",
-            }
-            .into());
+            return Err(SessionError::out_of_order("a list of names that stay"));
         }
         let spared = Arc::clone(&self.spared);
         self.workers.start_for(transfer, move |transfer| {
@@ -98,10 +95,7 @@ impl Mirror {
         if transfer.target.rules.extraneous == Extraneous::Stays
             || self.removes > REMOVES_OUTSTANDING_MAX
         {
-            return Err(WireError::OutOfOrder {
-                what: "a list of names that go",
-            }
-            .into());
+            return Err(SessionError::out_of_order("a list of names that go"));
         }
         let spared = Arc::clone(&self.spared);
         self.workers.start_for(transfer, move |transfer| {

@@ -143,7 +143,7 @@ impl Preview {
                         ToReceiver::Keep(keep) if !announced => self.list(keep, held)?,
                         ToReceiver::Hash(order) if !announced => self.hash(order, held)?,
                         ToReceiver::Announce { items: 0, mismatches: 0 } => announced = true,
-                        _ => return Err(WireError::OutOfOrder { what: "a message of a preview" }.into()),
+                        _ => return Err(SessionError::out_of_order("a message of a preview")),
                     }
                 }
                 Some(answer) = self.answers.join_next() => {
@@ -168,10 +168,7 @@ impl Preview {
     fn list(&mut self, keep: Keep, held: Booking) -> Result<(), SessionError> {
         keep.check()?;
         if self.answers.len() >= KEEPS_OUTSTANDING_MAX {
-            return Err(WireError::OutOfOrder {
-                what: "a list of names that stay",
-            }
-            .into());
+            return Err(SessionError::out_of_order("a list of names that stay"));
         }
         self.answer(held, move |previewer, room| {
             if previewer.seen.is_closed {
@@ -203,10 +200,9 @@ impl Preview {
             INQUIRED_ENTRIES_MAX,
         )?;
         if self.answers.len() >= QUESTIONS_MAX {
-            return Err(WireError::OutOfOrder {
-                what: "an inquiry before the earlier ones are answered",
-            }
-            .into());
+            return Err(SessionError::out_of_order(
+                "an inquiry before the earlier ones are answered",
+            ));
         }
         self.answer(held, move |previewer, room| {
             let findings = previewer.answer(&inquiry);
@@ -217,17 +213,15 @@ impl Preview {
 
     fn hash(&mut self, order: HashOrder, held: Booking) -> Result<(), SessionError> {
         if self.previewer.storage.is_none() {
-            return Err(WireError::OutOfOrder {
-                what: "an order to hash, without a verification",
-            }
-            .into());
+            return Err(SessionError::out_of_order(
+                "an order to hash, without a verification",
+            ));
         }
         within("groups to hash", order.groups as usize, HASHED_GROUPS_MAX)?;
         if self.answers.len() >= QUESTIONS_MAX {
-            return Err(WireError::OutOfOrder {
-                what: "an order before the earlier ones are answered",
-            }
-            .into());
+            return Err(SessionError::out_of_order(
+                "an order before the earlier ones are answered",
+            ));
         }
         self.answer(held, move |previewer, room| {
             let hashed = previewer.hash(&order);

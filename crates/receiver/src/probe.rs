@@ -135,7 +135,7 @@ impl Probe {
                     }
                     ToReceiver::Sweep(order) => self.sweeping.begin(order)?,
                     ToReceiver::Announce { items: 0, mismatches: 0 } if !self.sweeping.is_under_way() => break,
-                    _ => return Err(WireError::OutOfOrder { what: "a message of a probe" }.into()),
+                    _ => return Err(SessionError::out_of_order("a message of a probe")),
                 },
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use zmove_disk::FileSystemMemory;
 use zmove_transport::ControlError;
 use zmove_types::TransferId;
-use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, ToReceiver, WireError};
+use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, ToReceiver};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
@@ -66,10 +66,7 @@ pub(super) async fn opening(inbox: &mut Messages) -> Result<(Open, Booking), Ses
             message: ToReceiver::Open(open),
             held,
         })) => Ok((open, held)),
-        Some(Ok(_)) => Err(WireError::OutOfOrder {
-            what: "the first message",
-        }
-        .into()),
+        Some(Ok(_)) => Err(SessionError::out_of_order("the first message")),
         Some(Err(ControlError::Wire(error))) => Err(error.into()),
         Some(Err(error)) => Err(error.into()),
         None => Err(ControlError::Closed.into()),

@@ -20,7 +20,7 @@ use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, EntryFault, FaultCode, FileDone, Finished, Offer, Open, Operation, SharedJobAnswer,
     SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt, StageReport, StoredItem,
-    ToReceiver, ToSender, WireError,
+    ToReceiver, ToSender,
 };
 
 use crate::config::ReceiverConfig;
@@ -248,20 +248,14 @@ impl Running {
         // first messages have been.
         self.transfer.top_names.check_message(&message)?;
         match message {
-            ToReceiver::Open(_) => Err(WireError::OutOfOrder {
-                what: "a second opening",
-            }
-            .into()),
+            ToReceiver::Open(_) => Err(SessionError::out_of_order("a second opening")),
             ToReceiver::Offer(offer) => self.take_offer(offer, held),
             ToReceiver::Keep(keep) => self.mirror.keep(&self.transfer, keep, held),
             ToReceiver::Remove(remove) => self.mirror.remove(&self.transfer, remove, held),
             ToReceiver::Inquire(_) | ToReceiver::Hash(_) => {
-                Err(WireError::OutOfOrder { what: "an inquiry" }.into())
+                Err(SessionError::out_of_order("an inquiry"))
             }
-            ToReceiver::Relay(_) => Err(WireError::OutOfOrder {
-                what: "a word beside a push",
-            }
-            .into()),
+            ToReceiver::Relay(_) => Err(SessionError::out_of_order("a word beside a push")),
             ToReceiver::Found(found) => {
                 self.transfer.meter.told(&found);
                 Ok(())
@@ -281,10 +275,9 @@ impl Running {
             ToReceiver::Announce { items, mismatches } => {
                 Ok(self.ledger.announced(items, mismatches)?)
             }
-            ToReceiver::Sample { .. } | ToReceiver::Sweep(_) => Err(WireError::OutOfOrder {
-                what: "a question of a probe",
+            ToReceiver::Sample { .. } | ToReceiver::Sweep(_) => {
+                Err(SessionError::out_of_order("a question of a probe"))
             }
-            .into()),
         }
     }
 
@@ -314,10 +307,9 @@ impl Running {
         )?;
         self.offers += 1;
         if self.offers > OFFERS_OUTSTANDING_MAX {
-            return Err(WireError::OutOfOrder {
-                what: "an offer before the earlier ones are answered",
-            }
-            .into());
+            return Err(SessionError::out_of_order(
+                "an offer before the earlier ones are answered",
+            ));
         }
         self.comparing.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;
@@ -342,10 +334,7 @@ impl Running {
 
     fn take_order(&mut self, request: SharedJobRequest, held: Booking) -> Result<(), SessionError> {
         if self.transfer.target.shared_job.is_none() {
-            return Err(WireError::OutOfOrder {
-                what: "an order about a job",
-            }
-            .into());
+            return Err(SessionError::out_of_order("an order about a job"));
         }
         if request.order == SharedJobOrder::Ping {
             // not behind what waits for the storage
@@ -358,10 +347,9 @@ impl Running {
         }
         self.orders += 1;
         if self.orders > JOB_ORDERS_OUTSTANDING_MAX {
-            return Err(WireError::OutOfOrder {
-                what: "an order before the earlier ones are answered",
-            }
-            .into());
+            return Err(SessionError::out_of_order(
+                "an order before the earlier ones are answered",
+            ));
         }
         self.comparing.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;
@@ -513,10 +501,7 @@ impl Running {
 
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
         if !self.mirror.is_idle() {
-            return Err(WireError::OutOfOrder {
-                what: "the end before all is removed",
-            }
-            .into());
+            return Err(SessionError::out_of_order("the end before all is removed"));
         }
         self.target_lease = Some(
             self.target_leases
