@@ -312,7 +312,6 @@ impl Live {
             State::Waits { reason, ahead } => (None, Some(place(&reason, ahead)), waited),
             State::Runs { direction, since } => (Some(direction), None, since.elapsed()),
         };
-        let knows = self.meter.knows_found();
         let rate = self.pace.lock().per_second;
         TransferStatus {
             id: self.id.to_string(),
@@ -327,10 +326,10 @@ impl Live {
             path: String::from_utf8_lossy(self.meter.target()).into_owned(),
             files: reading.files + reading.sent_files,
             bytes,
-            files_found: knows.then_some(found.files),
-            bytes_found: knows.then_some(found.bytes),
+            files_found: found.map(|found| found.files),
+            bytes_found: found.map(|found| found.bytes),
             bytes_per_second: whole(rate),
-            eta_seconds: eta(found, bytes, rate),
+            eta_seconds: found.and_then(|found| eta(found, bytes, rate)),
             lanes: reading.lanes,
             limit_bytes_per_second: self.limit.map(|limit| limit.bytes_per_second()),
             since: self

@@ -4,9 +4,9 @@
 //! relaxed atomics beside the data. The daemon adds them up when somebody asks.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use zmove_types::{Event, Lock, RelPath, StageClock, StageTimes};
+use zmove_types::{AtomicCounter, Event, Lock, RelPath, StageClock, StageTimes};
 use zmove_wire::{FaultCode, FoundSoFar, Operation};
 
 use crate::grant::Stored;
@@ -14,26 +14,20 @@ use crate::grant::Stored;
 /// The counters of one transfer.
 #[derive(Debug, Default)]
 pub struct TransferMeter {
-    bytes: AtomicU64,
-    files: AtomicU64,
+    bytes: AtomicCounter,
+    files: AtomicCounter,
     /// The sum of the sizes of these.
-    named_bytes: AtomicU64,
-    sent_bytes: AtomicU64,
-    sent_files: AtomicU64,
-    /// Files and bytes that the scan has found, as far as this side knows.
-    found_files: AtomicU64,
-    found_bytes: AtomicU64,
-    /// Bytes that were equal at the target.
-    skipped_bytes: AtomicU64,
-    found_all: AtomicBool,
-    /// Whether the sender's scan is on this side, or it tells what that finds.
-    is_told: AtomicBool,
+    named_bytes: AtomicCounter,
+    sent_bytes: AtomicCounter,
+    sent_files: AtomicCounter,
+    /// What the scan has found, where it is on this side or its sender tells that.
+    found: Lock<Option<FoundSoFar>>,
     lanes: AtomicUsize,
     queued: AtomicUsize,
     target: OnceLock<Vec<u8>>,
     failures: Lock<Vec<Failures>>,
     /// Bytes of filler; set for a probe only.
-    probed: OnceLock<AtomicU64>,
+    probed: OnceLock<AtomicCounter>,
     pub(crate) receive: StageClock,
     pub(crate) store: StageClock,
 }
@@ -83,7 +77,7 @@ impl TransferMeter {
     /// Bytes of file contents received.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.bytes.get()
     }
 
     /// Bytes that have come of frames which are not whole yet; this is no total, and falls.
@@ -95,13 +89,13 @@ impl TransferMeter {
     /// Regular files that were given their names.
     #[must_use]
     pub fn files(&self) -> u64 {
-        self.files.load(Ordering::Relaxed)
+        self.files.get()
     }
 
     /// Bytes of filler received; `None` for anything but a probe.
     #[must_use]
     pub fn probed(&self) -> Option<u64> {
-        self.probed.get().map(|bytes| bytes.load(Ordering::Relaxed))
+        self.probed.get().map(AtomicCounter::get)
     }
 
     /// The target that the sender asked for; empty until then.
@@ -174,30 +168,28 @@ impl TransferMeter {
 
     /// Marks the transfer as a probe.
     pub(crate) fn probes(&self) {
-        self.probed.get_or_init(AtomicU64::default);
+        self.probed.get_or_init(AtomicCounter::default);
     }
 
     pub(crate) fn filled(&self, bytes: u64) {
-        self.probed
-            .get_or_init(AtomicU64::default)
-            .fetch_add(bytes, Ordering::Relaxed);
+        self.probed.get_or_init(AtomicCounter::default).add(bytes);
     }
 
     pub(crate) fn came(&self, bytes: usize) {
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.bytes.add(bytes as u64);
     }
 
     /// Counts a file of so many bytes that got its name.
     pub(crate) fn stored(&self, bytes: u64) {
-        self.named_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.files.fetch_add(1, Ordering::Relaxed);
+        self.named_bytes.add(bytes);
+        self.files.add(1);
     }
 
     /// The files that got their names.
     pub(crate) fn named(&self) -> Stored {
         Stored {
             files: self.files(),
-            bytes: self.named_bytes.load(Ordering::Relaxed),
+            bytes: self.named_bytes.get(),
         }
     }
 
@@ -220,51 +212,41 @@ impl TransferMeter {
 
     /// Counts what a sender tells of its transfer.
     pub fn hear(&self, event: &Event) {
-        let add = |to: &AtomicU64, amount: u64| {
-            to.fetch_add(amount, Ordering::Relaxed);
-        };
         match event {
             Event::Found { files, bytes } => {
-                self.is_told.store(true, Ordering::Relaxed);
-                add(&self.found_files, *files);
-                add(&self.found_bytes, *bytes);
+                let mut found = self.found.lock();
+                let found = found.get_or_insert_default();
+                found.files += files;
+                found.bytes += bytes;
             }
-            Event::ScanEnded => self.found_all.store(true, Ordering::Relaxed),
+            Event::ScanEnded => self.change_found(|found| found.all = true),
             Event::Stored { files, bytes } => {
-                add(&self.sent_files, *files);
-                add(&self.sent_bytes, *bytes);
+                self.sent_files.add(*files);
+                self.sent_bytes.add(*bytes);
             }
-            Event::Skipped { bytes, .. } => add(&self.skipped_bytes, *bytes),
+            Event::Skipped { bytes, .. } => {
+                self.change_found(|found| found.skipped_bytes += bytes);
+            }
             Event::LaneUp { lanes } => self.lanes_are(*lanes),
             _ => {}
         }
     }
 
-    /// Takes what a sender on the other side has found.
-    pub(crate) fn told(&self, found: &FoundSoFar) {
-        self.found_files.store(found.files, Ordering::Relaxed);
-        self.found_bytes.store(found.bytes, Ordering::Relaxed);
-        self.skipped_bytes
-            .store(found.skipped_bytes, Ordering::Relaxed);
-        self.found_all.store(found.all, Ordering::Relaxed);
-        self.is_told.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether it is known what the scan has found: by a sender on this side, or one that has told it.
-    #[must_use]
-    pub fn knows_found(&self) -> bool {
-        self.is_told.load(Ordering::Relaxed)
-    }
-
-    /// What the scan of the sender has found, as far as that is known.
-    #[must_use]
-    pub fn found(&self) -> FoundSoFar {
-        FoundSoFar {
-            files: self.found_files.load(Ordering::Relaxed),
-            bytes: self.found_bytes.load(Ordering::Relaxed),
-            skipped_bytes: self.skipped_bytes.load(Ordering::Relaxed),
-            all: self.found_all.load(Ordering::Relaxed),
+    fn change_found(&self, change: impl FnOnce(&mut FoundSoFar)) {
+        if let Some(found) = self.found.lock().as_mut() {
+            change(found);
         }
+    }
+
+    /// Takes what a sender on the other side has found.
+    pub(crate) fn told(&self, found: FoundSoFar) {
+        *self.found.lock() = Some(found);
+    }
+
+    /// What the scan has found: known from a sender on this side, or from one that has told it.
+    #[must_use]
+    pub fn found(&self) -> Option<FoundSoFar> {
+        *self.found.lock()
     }
 
     /// The counters at this moment; a total never falls.
@@ -272,8 +254,8 @@ impl TransferMeter {
     pub fn reading(&self) -> MeterReading {
         MeterReading {
             bytes: self.bytes(),
-            sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
-            sent_files: self.sent_files.load(Ordering::Relaxed),
+            sent_bytes: self.sent_bytes.get(),
+            sent_files: self.sent_files.get(),
             probed: self.probed().unwrap_or(0),
             files: self.files(),
             transfers: 1,

@@ -257,7 +257,7 @@ impl Running {
             }
             ToReceiver::Relay(_) => Err(SessionError::out_of_order("a word beside a push")),
             ToReceiver::Found(found) => {
-                self.transfer.meter.told(&found);
+                self.transfer.meter.told(found);
                 Ok(())
             }
             ToReceiver::Abandon { file } => {
