@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_disk::{Task, Tree, Turn, open_beneath};
-use zmove_receiver::{Booking, Quota};
+use zmove_receiver::{Booking, Quota, choose_root, without_dots};
 use zmove_scan::{ScanRoot, glob_matches, is_glob, means_contents};
 use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::limits::{FETCH_MATCHES_MAX, FETCH_SOURCE_BYTES_MAX};
@@ -219,13 +219,8 @@ impl Search<'_> {
                 root_name: None,
             });
         };
-        let (root, rest) = choose_root(source, roots)?;
-        let parts: Vec<_> = rest
-            .split(|&byte| byte == b'/')
-            .filter(|part| !matches!(*part, b"" | b"."))
-            .collect();
-        let path = parts.join(&b'/');
-        let clean = RelPath::from_bytes(&path)
+        let (root, rest) = choose_root(source, roots, "read")?;
+        let clean = RelPath::from_bytes(&without_dots(rest))
             .map_err(|error| denied(format!("source '{}': {error}", Escaped(source))))?;
         let last = source
             .rsplit(|&byte| byte == b'/')
@@ -455,41 +450,6 @@ impl Search<'_> {
         }
         Ok(())
     }
-}
-
-fn choose_root<'a>(
-    source: &'a [u8],
-    roots: &'a [PathBuf],
-) -> Result<(&'a Path, &'a [u8]), Refusal> {
-    if !source.starts_with(b"/") {
-        let first = roots.first();
-        let first = first.ok_or_else(|| denied("this key has no roots"))?;
-        return Ok((first, source));
-    }
-    let path = Path::new(std::ffi::OsStr::from_bytes(source));
-    let longest = roots
-        .iter()
-        .filter(|root| path.starts_with(root))
-        .max_by_key(|root| root.as_os_str().len());
-    longest
-        .and_then(|root| {
-            Some((
-                root.as_path(),
-                path.strip_prefix(root).ok()?.as_os_str().as_bytes(),
-            ))
-        })
-        .ok_or_else(|| {
-            let allowed: Vec<_> = roots
-                .iter()
-                .map(|root| format!("'{}'", Escaped::path(root)))
-                .collect();
-            let text = format!(
-                "'{}' lies in none of the roots that this key may read: {}",
-                Escaped::path(path),
-                allowed.join(", ")
-            );
-            denied(text)
-        })
 }
 
 impl Ground {

@@ -109,6 +109,21 @@ impl<'a> Place<'a> {
             shown,
         })
     }
+
+    /// The refusal of a directory that cannot be made or opened. A single entry that takes a name of its own is named
+    /// itself, and not the directory that it goes into.
+    fn cannot_enter(&self, operation: &str, error: &io::Error) -> Refusal {
+        let way = || {
+            let own_name = self.rename.as_ref().map(|(_, own_name)| own_name);
+            let renamed = own_name.and_then(|own_name| self.path.join(own_name).ok());
+            in_the_way::beneath(
+                self.tree.as_ref()?,
+                renamed.as_ref().unwrap_or(&self.path),
+                self.shown,
+            )
+        };
+        cannot_enter(operation, self.shown, error, way)
+    }
 }
 
 impl Target {
@@ -129,17 +144,13 @@ impl Target {
                 }
             }
         }
-        let Place {
-            tree,
-            path,
-            rename,
-            shown,
-        } = Place::of(open, access, Missing::Made)?;
-        let tree = tree.expect("it was made");
-        let tops = names_at_top(&open.shape, rename.as_ref());
+        let place = Place::of(open, access, Missing::Made)?;
+        let tree = place.tree.as_ref().expect("it was made");
+        let path = &place.path;
+        let tops = names_at_top(&open.shape, place.rename.as_ref());
         // Where entries are named in the target, no mode comes for it: it has the usual one from the start.
         let closed = if tops.is_empty() {
-            make_closed(&tree, &path)
+            make_closed(tree, path)
         } else {
             Ok(false)
         };
@@ -149,16 +160,13 @@ impl Target {
                 (Some(parent), Some(name)) if tops.is_empty() => {
                     Tree::at(tree.create_directory(&parent)?).ensure_directory(&alone(&name)?)
                 }
-                _ => tree.create_directory(&path),
+                _ => tree.create_directory(path),
             };
             Ok((is_closed, directory?))
         });
-        let (is_closed, fd) = made.map_err(|error| {
-            let way = || in_the_way::beneath(&tree, &whole_path(&path, rename.as_ref()), shown);
-            cannot_enter("make directory", shown, &error, way)
-        })?;
+        let (is_closed, fd) = made.map_err(|error| place.cannot_enter("make directory", &error))?;
         let state =
-            state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
+            state_of(&fd, &tops).map_err(|error| cannot("read directory", place.shown, &error))?;
         if state == TargetState::Empty {
             // All that comes must be made here: where nothing can be, that is known before it is sent. The effective
             // rights count, with capabilities, which the plain call leaves out.
@@ -168,11 +176,12 @@ impl Target {
                 Access::WRITE_OK | Access::EXEC_OK,
                 AtFlags::EACCESS,
             );
-            may_write.map_err(|errno| cannot("write into directory", shown, &errno.into()))?;
+            may_write
+                .map_err(|errno| cannot("write into directory", place.shown, &errno.into()))?;
         }
         Ok(Self {
             tree: Tree::at(fd),
-            rename,
+            rename: place.rename,
             state,
             is_closed,
             shared_job: None,
@@ -181,26 +190,20 @@ impl Target {
 
     /// Opens a target that is there, as it is.
     fn find(open: &Open, access: &WriteAccess) -> Result<Option<Self>, Refusal> {
-        let Place {
-            tree,
-            path,
-            rename,
-            shown,
-        } = Place::of(open, access, Missing::Left)?;
-        let Some(tree) = tree else { return Ok(None) };
-        let fd = match tree.open_directory(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(|error| {
-                let way = || in_the_way::beneath(&tree, &whole_path(&path, rename.as_ref()), shown);
-                cannot_enter("open directory", shown, &error, way)
-            })?,
+        let place = Place::of(open, access, Missing::Left)?;
+        let Some(tree) = &place.tree else {
+            return Ok(None);
         };
-        let tops = names_at_top(&open.shape, rename.as_ref());
+        let fd = match tree.open_directory(&place.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(|error| place.cannot_enter("open directory", &error))?,
+        };
+        let tops = names_at_top(&open.shape, place.rename.as_ref());
         let state =
-            state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
+            state_of(&fd, &tops).map_err(|error| cannot("read directory", place.shown, &error))?;
         Ok(Some(Self {
             tree: Tree::at(fd),
-            rename,
+            rename: place.rename,
             state,
             is_closed: false,
             shared_job: None,
@@ -223,41 +226,24 @@ pub(crate) struct Seen {
 impl Seen {
     /// Finds the target, as [`Target::resolve`] would, and makes nothing.
     pub(crate) fn look(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
-        let Place {
-            tree,
-            path,
-            rename,
-            shown,
-        } = Place::of(open, access, Missing::Left)?;
+        let place = Place::of(open, access, Missing::Left)?;
         let contents = matches!(&open.shape, TargetShape::Directory { tops } if tops.is_empty());
-        let look = |tree: Tree| match (path.parent(), path.file_name()) {
+        let look = |tree: &Tree| match (place.path.parent(), place.path.file_name()) {
             (Some(parent), Some(name)) if contents => {
                 Tree::at(tree.open_directory(&parent)?).look_into(&alone(&name)?)
             }
-            _ => tree.open_directory(&path).map(Some),
+            _ => tree.open_directory(&place.path).map(Some),
         };
-        let found = match tree.clone().map(look).transpose() {
+        let found = match place.tree.as_ref().map(look).transpose() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            found => found.map_err(|error| {
-                let way = || {
-                    in_the_way::beneath(tree.as_ref()?, &whole_path(&path, rename.as_ref()), shown)
-                };
-                cannot_enter("open directory", shown, &error, way)
-            })?,
+            found => found.map_err(|error| place.cannot_enter("open directory", &error))?,
         };
-        let is_closed = matches!(found, Some(None));
         Ok(Self {
+            is_closed: matches!(found, Some(None)),
             tree: found.flatten().map(Tree::at),
-            rename,
-            is_closed,
+            rename: place.rename,
         })
     }
-}
-
-/// The path of the target: of a single entry that takes a name of its own, not that of the `directory` it goes into.
-fn whole_path(directory: &RelPath, rename: Option<&(Name, Name)>) -> RelPath {
-    let renamed = rename.and_then(|(_, own_name)| directory.join(own_name).ok());
-    renamed.unwrap_or_else(|| directory.clone())
 }
 
 /// The path of an entry in its directory.
@@ -304,7 +290,7 @@ fn locate(
             return Err(Refusal::new(RefusalCode::Denied, text));
         }
         WriteAccess::Anywhere => return locate_own(target, missing),
-        WriteAccess::Beneath(roots) => choose_root(target, roots)?,
+        WriteAccess::Beneath(roots) => choose_root(target, roots, "write to")?,
     };
     Ok((Some(open_root(root)?), clean(rest)?))
 }
@@ -360,17 +346,22 @@ fn locate_own(target: &[u8], missing: Missing) -> Result<(Option<Tree>, RelPath)
     Ok((tree, clean(name.as_bytes())?))
 }
 
-fn choose_root<'a>(
-    target: &'a [u8],
+/// The root of a key that a path lies in, and the rest of the path below it. A relative path is beneath the first.
+///
+/// # Errors
+/// There is none that the key may use so: write to it, or read it.
+pub fn choose_root<'a>(
+    asked: &'a [u8],
     roots: &'a [PathBuf],
+    may: &str,
 ) -> Result<(&'a Path, &'a [u8]), Refusal> {
-    if !target.starts_with(b"/") {
+    if !asked.starts_with(b"/") {
         let first = roots
             .first()
             .ok_or_else(|| Refusal::new(RefusalCode::Denied, "this key has no roots"))?;
-        return Ok((first, target));
+        return Ok((first, asked));
     }
-    let path = Path::new(OsStr::from_bytes(target));
+    let path = Path::new(OsStr::from_bytes(asked));
     let longest = roots
         .iter()
         .filter(|root| path.starts_with(root))
@@ -388,7 +379,7 @@ fn choose_root<'a>(
                 .map(|root| format!("'{}'", Escaped::path(&root)))
                 .collect();
             let text = format!(
-                "'{}' lies in none of the roots of this key: {}",
+                "'{}' lies in none of the roots that this key may {may}: {}",
                 Escaped::path(&path),
                 allowed.join(", ")
             );
@@ -396,13 +387,19 @@ fn choose_root<'a>(
         })
 }
 
-/// A path without doubled slashes and single dots; `..` is refused.
-fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
+/// A path without doubled slashes and single dots.
+#[must_use]
+pub fn without_dots(path: &[u8]) -> Vec<u8> {
     let parts: Vec<_> = path
         .split(|&byte| byte == b'/')
         .filter(|part| !matches!(*part, b"" | b"."))
         .collect();
-    RelPath::from_bytes(&parts.join(&b'/')).map_err(|error| {
+    parts.join(&b'/')
+}
+
+/// A path without doubled slashes and single dots; `..` is refused.
+fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
+    RelPath::from_bytes(&without_dots(path)).map_err(|error| {
         let shown = Path::new(OsStr::from_bytes(path));
         Refusal::new(
             RefusalCode::Target,
