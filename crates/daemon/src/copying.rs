@@ -36,7 +36,7 @@ use crate::refusals::denied;
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::sending::{
     Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, argument_of, job,
-    may_not_read, next, prepare, refuse, refuse_nonsense, say_last, tell_often,
+    may_not_read, next, refuse, refuse_nonsense, say_last, tell_often,
 };
 use crate::sources::ReadAccess;
 use crate::transfers::Cut;
@@ -69,17 +69,9 @@ pub(crate) async fn copy(
     }
     let list = order.list.clone();
     tokio::pin!(stop);
-    let prepared = match rights(&session.authorized, &session.peer, &copy.to) {
-        Ok(access) => {
-            let preparing = prepare(session.share.clone(), order, access, Target::There);
-            match session.as_long_as_it_waits(preparing, stop.as_mut()).await {
-                Err(SendingError::CutOff(refusal)) => Err(refusal),
-                waited => waited?,
-            }
-        }
-        Err(refusal) => Err(refusal),
-    };
-    let prepared = match prepared {
+    let access = rights(&session.authorized, &session.peer, &copy.to);
+    let prepared = session.prepare(order, access, Target::There, stop.as_mut());
+    let prepared = match prepared.await? {
         Ok(prepared) => prepared,
         Err(refusal) => return Err(refuse(session.control, refusal).await),
     };
@@ -433,7 +425,7 @@ async fn finish(
             relaying.warn(format!("sender: keep the result: {error}"));
         }
     }
-    relaying.end_copy(last_words(result));
+    relaying.end_with(last_words(result));
     ended.map_err(SendingError::Copy)
 }
 

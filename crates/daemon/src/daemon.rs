@@ -355,7 +355,7 @@ impl Shared {
         if *self.draining.borrow() {
             return self.turn_away_at_a_stop(stream).await;
         }
-        let mut place = match self.admissions.enqueue(self.booked_on(key, &authorized)) {
+        let place = match self.admissions.enqueue(self.booked_on(key, &authorized)) {
             Ok(place) => place,
             Err(full) => return self.refuse_full(stream, full).await,
         };
@@ -371,25 +371,14 @@ impl Shared {
         let claim = stream.claim();
         let mut control = control_pair(stream);
         control.0.listen();
-        let (slot, told) = match place.at_once() {
-            Some(slot) => (slot, None),
-            None => {
-                let waiting = Waiter {
-                    control,
-                    handle: &handle,
-                    live,
-                };
-                match self
-                    .wait_in_line(waiting, place, who.clone(), greeting)
-                    .await
-                {
-                    Some((greeted, slot, told)) => {
-                        control = greeted;
-                        (slot, Some(told))
-                    }
-                    None => return,
-                }
-            }
+        let waiter = Waiter {
+            control,
+            handle: &handle,
+            live,
+        };
+        let seated = self.wait_in_line(waiter, place, who.clone(), greeting);
+        let Some((control, slot, told)) = seated.await else {
+            return;
         };
         handle.open_control_window();
         let has_waited = told.is_some();

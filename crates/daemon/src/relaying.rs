@@ -177,8 +177,8 @@ impl Relaying {
         self.say_to(words.as_ref(), Relay::Told(vec![Told::SessionBegins]));
     }
 
-    /// Tells the end of a copy, after which nothing more is told.
-    pub(crate) fn end_copy(&self, last: Vec<Relay>) {
+    /// Tells the last words, after which nothing more is told.
+    pub(crate) fn end_with(&self, last: Vec<Relay>) {
         self.flush();
         last.into_iter().for_each(|relay| self.say(relay));
         self.words.lock().take();
@@ -202,8 +202,7 @@ impl Relaying {
 
     /// Tells the end of the session, after which nothing more is told. Sources that are `missing` count as failed.
     pub(crate) fn end(&self, ended: Result<&Summary, &SessionError>, missing: u64) {
-        self.flush();
-        self.say(match ended {
+        let last = match ended {
             Ok(summary) => {
                 let mut account = TransferAccount::from(summary);
                 account.counters.failed += missing;
@@ -215,9 +214,8 @@ impl Relaying {
                     .cloned()
                     .unwrap_or_else(|| refusal_of(error)),
             ),
-        });
-        self.words.lock().take();
-        self.waiting.less.notify_all();
+        };
+        self.end_with(vec![last]);
     }
 
     fn tell(&self, told: Told) {
@@ -490,7 +488,7 @@ mod tests {
         relaying.on(&Event::Found { files: 1, bytes: 2 });
         relaying.flush();
         let mut words = relaying.attach();
-        relaying.end_copy(Vec::new());
+        relaying.end_with(Vec::new());
         let Beside { bytes, .. } = words.recv().await.unwrap();
         let progress = TransferProgress {
             found: FileTotal { files: 2, bytes: 4 },

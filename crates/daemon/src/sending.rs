@@ -187,17 +187,10 @@ pub(crate) async fn send_files(
     stop: impl Future<Output = Cut>,
 ) -> Result<Sent, SendingError> {
     tokio::pin!(stop);
-    let prepared = match session.authorized.reads.clone() {
-        None => Err(may_not_read(&session.peer)),
-        Some(access) => {
-            let preparing = prepare(session.share.clone(), order, access, Target::Here);
-            match session.as_long_as_it_waits(preparing, stop.as_mut()).await {
-                Err(SendingError::CutOff(refusal)) => Err(refusal),
-                waited => waited?,
-            }
-        }
-    };
-    match prepared {
+    let access = session.authorized.reads.clone();
+    let access = access.ok_or_else(|| may_not_read(&session.peer));
+    let prepared = session.prepare(order, access, Target::Here, stop.as_mut());
+    match prepared.await? {
         Ok(prepared) => Box::pin(prepared.run(session, stop))
             .await
             .map(|summary| Sent::Files(Box::new(summary))),
@@ -206,21 +199,27 @@ pub(crate) async fn send_files(
 }
 
 impl SendingSession {
-    /// Waits for what is prepared for the peer, as long as the peer waits for it and the daemon does not stop. A peer
-    /// says nothing more before it is answered: it has gone then, or makes no sense.
-    pub(crate) async fn as_long_as_it_waits(
+    /// Prepares what the peer has ordered, if it may have it, as long as it waits for that and the daemon does not stop.
+    /// A peer says nothing more before it is answered: it has gone then, or makes no sense.
+    pub(crate) async fn prepare(
         &mut self,
-        preparing: impl Future<Output = Result<Prepared, Refusal>>,
+        order: Order,
+        access: Result<ReadAccess, Refusal>,
+        target: Target,
         stop: impl Future<Output = Cut>,
     ) -> Result<Result<Prepared, Refusal>, SendingError> {
+        let access = match access {
+            Ok(access) => access,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
         tokio::select! {
-            prepared = preparing => Ok(prepared),
+            prepared = prepare(self.share.clone(), order, access, target) => Ok(prepared),
             said = self.control.0.receive_within(FETCH_BYTES_MAX) => Err(match said {
                 Ok(Some(_)) => WireError::OutOfOrder { what: "a second order" }.into(),
                 Ok(None) => ControlError::Closed.into(),
                 Err(error) => error.into(),
             }),
-            cut = stop => Err(SendingError::CutOff(cut.refusal())),
+            cut = stop => Ok(Err(cut.refusal())),
         }
     }
 }
@@ -373,7 +372,7 @@ pub(crate) enum Target {
     There,
 }
 
-pub(crate) async fn prepare(
+async fn prepare(
     share: KeyShare,
     order: Order,
     access: ReadAccess,

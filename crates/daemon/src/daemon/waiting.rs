@@ -62,15 +62,20 @@ impl Waiter<'_> {
 }
 
 impl Shared {
-    /// Waits in the queue for a slot, and notifies the sender. Returns the slot and the registry entry.
+    /// Waits in the queue for a slot, unless it is given at once, and notifies the sender. Returns the slot, and the
+    /// registry entry of a transfer that has waited.
     pub(super) async fn wait_in_line(
         &self,
         mut waiter: Waiter<'_>,
         mut place: Queued,
         who: Who,
         greeting: Greeting,
-    ) -> Option<(Control, Slot, Registered)> {
-        let (address, key) = (who.address, who.key);
+    ) -> Option<(Control, Slot, Option<Registered>)> {
+        if let Some(slot) = place.at_once() {
+            return Some((waiter.control, slot, None));
+        }
+        let address = who.address;
+        let key = who.key;
         let reason = place
             .full
             .map_or_else(|| "others were first".to_owned(), |full| full.to_string());
@@ -101,7 +106,7 @@ impl Shared {
         // Drop the place first: a slot that comes too late goes to others while this transfer is refused.
         drop(place);
         match waited {
-            Waited::Slot(slot) => return Some((waiter.control, slot, registered)),
+            Waited::Slot(slot) => return Some((waiter.control, slot, Some(registered))),
             Waited::Gone | Waited::MovedUp(_) => {}
             Waited::CutOff(cut) => {
                 let refusal = encode_message(&ToSender::Refused(cut.refusal()));
