@@ -92,13 +92,12 @@ impl VerifiedBatch {
 
     /// The bytes of contents of each of its entries.
     pub(crate) fn entry_bytes(&self) -> Box<[Option<u32>]> {
-        let entries = self.batch.groups.iter().flat_map(|group| &group.entries);
-        let bytes = entries.map(|entry| match entry {
+        let bytes = |entry: &BatchEntry| match entry {
             BatchEntry::File(file) => Some(u32::try_from(file.data_bytes()).unwrap_or(u32::MAX)),
             BatchEntry::Directory(..) | BatchEntry::Itself(_) => None,
             _ => Some(0),
-        });
-        bytes.collect()
+        };
+        entries(&self.batch).map(bytes).collect()
     }
 
     /// The entries.
@@ -120,28 +119,26 @@ impl VerifiedBatch {
     }
 }
 
+fn entries(batch: &Batch) -> impl Iterator<Item = &BatchEntry> {
+    batch.groups.iter().flat_map(|group| &group.entries)
+}
+
 fn has_holes(batch: &Batch) -> bool {
-    let mut entries = batch.groups.iter().flat_map(|group| &group.entries);
-    entries.any(|entry| matches!(entry, BatchEntry::File(FileEntry { data: Some(_), .. })))
+    entries(batch).any(|entry| matches!(entry, BatchEntry::File(FileEntry { data: Some(_), .. })))
 }
 
 /// What there is in memory of what entries have beside mode and time; those that share it come one after the other.
 fn extra_bytes(batch: &Batch) -> usize {
-    let entries = batch.groups.iter().flat_map(|group| &group.entries);
-    let mut extras: Vec<_> = entries
+    let mut extras: Vec<_> = entries(batch)
         .filter_map(|entry| entry.metadata().extra.as_ref())
         .collect();
     extras.dedup_by(|one, other| Arc::ptr_eq(one, other));
-    let ranges = batch
-        .groups
-        .iter()
-        .flat_map(|group| &group.entries)
-        .map(|entry| match entry {
-            BatchEntry::File(FileEntry {
-                data: Some(data), ..
-            }) => data.ranges().len(),
-            _ => 0,
-        });
+    let ranges = entries(batch).map(|entry| match entry {
+        BatchEntry::File(FileEntry {
+            data: Some(data), ..
+        }) => data.ranges().len(),
+        _ => 0,
+    });
     extras.iter().map(|extra| extra.bytes()).sum::<usize>() + ranges.sum::<usize>() * RANGE_BYTES
 }
 
@@ -235,7 +232,7 @@ pub(crate) fn damaged(item: ItemId, faults: Vec<EntryFault>) -> StoredItem {
 fn damaged_files(batch: &Batch, data: &[u8]) -> Vec<EntryFault> {
     let mut rest = data;
     let mut faults = Vec::new();
-    for (entry, content) in (0..).zip(batch.groups.iter().flat_map(|group| &group.entries)) {
+    for (entry, content) in (0..).zip(entries(batch)) {
         let BatchEntry::File(file) = content else {
             continue;
         };

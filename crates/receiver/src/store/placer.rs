@@ -137,7 +137,7 @@ impl<'a> Placer<'a> {
             return;
         }
         if let Some(staging) = self.staging(&path, run.files) {
-            entries = self.fill(turns, (&path, staging), batch, entries);
+            entries = self.fill(turns, &path, staging, batch, entries);
         }
         if entries.is_empty() {
             return;
@@ -169,8 +169,10 @@ impl<'a> Placer<'a> {
             }
             let made = match (&side, &entry.entry, &opened) {
                 (Some(side), BatchEntry::File(file), Ok(opened)) => self.make_beside(
-                    (&run.side_directories, side),
-                    (opened, &path),
+                    &run.side_directories,
+                    side,
+                    opened,
+                    &path,
                     file,
                     entry.bytes,
                 ),
@@ -334,7 +336,8 @@ impl<'a> Placer<'a> {
     fn fill<'d>(
         &self,
         turns: &Turns<'_>,
-        (path, staging): (&RelPath, FillingGuard<'_>),
+        path: &RelPath,
+        staging: FillingGuard<'_>,
         batch: &Arc<PendingBatch>,
         entries: Vec<Entry<'d>>,
     ) -> Vec<Entry<'d>> {
@@ -366,7 +369,7 @@ impl<'a> Placer<'a> {
                 continue;
             };
             turns.own.writes(bytes.len());
-            match self.make_in((&staging.staging, flush), path, &file, bytes) {
+            match self.make_in(&staging.staging, flush, path, &file, bytes) {
                 Ok(()) => files.push(SmallFile::new(batch, number, file)),
                 Err(Unmade::NotTaken) => others.push(Entry {
                     number,
@@ -431,15 +434,17 @@ impl<'a> Placer<'a> {
     /// Makes a file in a side directory, flushes it and gives it its name.
     fn make_beside(
         &self,
-        (all, side): (&SideDirectories, &SideDirectory),
-        (opened, path): (&Opened, &RelPath),
+        all: &SideDirectories,
+        side: &SideDirectory,
+        opened: &Opened,
+        path: &RelPath,
         file: &FileEntry,
         bytes: &[u8],
     ) -> Result<(), Unmade> {
         if all.is_refused() {
             return Err(Unmade::NotTaken);
         }
-        self.make_in((&side.staging, opened.flush), path, file, bytes)?;
+        self.make_in(&side.staging, opened.flush, path, file, bytes)?;
         let name = self.transfer.target.name(path, &file.name);
         if !all.give_name(side, &file.name, (&opened.directory, name)) {
             return Err(Unmade::NotTaken);
@@ -530,7 +535,7 @@ impl<'a> Placer<'a> {
                 };
                 transfer.publisher.add_file(hidden, failed_flushes);
             }
-            BatchEntry::Link(link) => return self.place_link(opened, path, batch, (*number, link)),
+            BatchEntry::Link(link) => return self.place_link(opened, path, batch, *number, link),
             BatchEntry::Retouch(name, metadata) => {
                 let name = transfer.target.name(path, name);
                 let metadata = transfer.target.rules.of_file(metadata);
@@ -576,7 +581,8 @@ impl<'a> Placer<'a> {
         opened: &Opened,
         path: &RelPath,
         batch: &PendingBatch,
-        (number, link): (u32, &LinkEntry),
+        number: u32,
+        link: &LinkEntry,
     ) -> Result<(), Failure> {
         let target = &self.transfer.target;
         let Some((parent, first)) = link.first.parent().zip(link.first.file_name()) else {
@@ -630,7 +636,8 @@ impl<'a> Placer<'a> {
     /// Makes a whole file in a staging directory.
     fn make_in(
         &self,
-        (staging, flush): (&StagingDirectory, Flush),
+        staging: &StagingDirectory,
+        flush: Flush,
         path: &RelPath,
         file: &FileEntry,
         bytes: &[u8],
@@ -646,7 +653,7 @@ impl<'a> Placer<'a> {
             .create(&file.name, mode)
             .map_err(|_error| Unmade::NotTaken)?;
         let at = At(path, Some(&file.name));
-        let written = self.write_whole((staging, &metadata), at, &created, (file, bytes));
+        let written = self.write_whole(staging, &metadata, at, &created, file, bytes);
         let written = written.and_then(|()| flush_now(&created, self.flushes_each(flush)));
         let Err(why) = written else { return Ok(()) };
         if staging.discard(&file.name).is_err() {
@@ -662,10 +669,12 @@ impl<'a> Placer<'a> {
 
     fn write_whole(
         &self,
-        (staging, metadata): (&StagingDirectory, &Metadata),
+        staging: &StagingDirectory,
+        metadata: &Metadata,
         at: At<'_>,
         file: &File,
-        (entry, bytes): (&FileEntry, &[u8]),
+        entry: &FileEntry,
+        bytes: &[u8],
     ) -> Result<(), Failure> {
         self.write_new(file, entry, bytes)
             .map_err(failed_to(Operation::Write))?;

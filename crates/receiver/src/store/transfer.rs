@@ -30,11 +30,6 @@ use crate::store::target::tree::TargetTree;
 use crate::top_names::TopNames;
 use zmove_types::Lock;
 
-/// The removals that an opening allows to a session by itself.
-fn removals_of(open: &Open) -> Arc<RemovalBudget> {
-    Arc::new(RemovalBudget::new(open.removals_max.unwrap_or(u64::MAX)))
-}
-
 /// The shared state of one transfer.
 #[derive(Debug)]
 pub(crate) struct Transfer {
@@ -93,7 +88,7 @@ impl Transfer {
             Whole::Here
         };
         Self {
-            target: TargetTree::new(target, (rules, keeper), id, &quota, config.writers),
+            target: TargetTree::new(target, rules, keeper, id, &quota, config.writers),
             file_io: Arc::clone(&config.file_io),
             storage: StorageReader::new(&config.file_io, config.writers),
             direct: config.direct,
@@ -101,7 +96,7 @@ impl Transfer {
             arrivals: Lock::default(),
             files: FileTable::new(&quota, values, whole),
             parts,
-            bases: Bases::new(config.writers, (Arc::clone(&config.file_io), config.direct)),
+            bases: Bases::new(config.writers, Arc::clone(&config.file_io), config.direct),
             publisher: Publisher::new(open.durability == Durability::File),
             reports,
             quota,
@@ -110,7 +105,9 @@ impl Transfer {
             allowance: config.allowance.clone(),
             named: config.named.clone(),
             brought: config.brought.clone(),
-            removals: config.removals.clone().unwrap_or_else(|| removals_of(open)),
+            removals: config.removals.clone().unwrap_or_else(|| {
+                Arc::new(RemovalBudget::new(open.removals_max.unwrap_or(u64::MAX)))
+            }),
             directories_allowed: Lock::new(config.quota.book_nothing()),
             stopping: AtomicBool::new(false),
         }

@@ -72,8 +72,8 @@ fn write(
                 turn.pause();
                 store_batch(transfer, turn, &mut placer, batch);
             }
-            Job::Chunk(file, chunk) => store_chunk(transfer, turn, &mut placer, (&file, chunk)),
-            Job::Named(file, named) => keep_group(transfer, turn, &mut placer, (&file, named)),
+            Job::Chunk(file, chunk) => store_chunk(transfer, turn, &mut placer, &file, chunk),
+            Job::Named(file, named) => keep_group(transfer, turn, &mut placer, &file, named),
         }
         turn.pause();
         watch.lap(Doing::Busy);
@@ -108,10 +108,11 @@ fn store_chunk(
     transfer: &Transfer,
     turn: &Turn<'_>,
     placer: &mut Placer<'_>,
-    (file, chunk): (&Arc<LargeFile>, VerifiedChunk),
+    file: &Arc<LargeFile>,
+    chunk: VerifiedChunk,
 ) {
     let (item, span, cv, data) = chunk.into_parts();
-    if !is_first(transfer, file, (item, span)) {
+    if !is_first(transfer, file, item, span) {
         return;
     }
     turn.writes(data.len());
@@ -130,11 +131,11 @@ fn store_chunk(
             .map_err(cannot)?;
         Ok(staged)
     });
-    book_group(transfer, turn, file, (item, span), written);
+    book_group(transfer, turn, file, item, span, written);
 }
 
 /// Whether an item is the first copy of its group; a later copy is settled with the first.
-fn is_first(transfer: &Transfer, file: &LargeFile, (item, span): (ItemId, GroupSpan)) -> bool {
+fn is_first(transfer: &Transfer, file: &LargeFile, item: ItemId, span: GroupSpan) -> bool {
     let copy = file.begin(span, item);
     if copy == GroupCopy::Late {
         transfer.reports.settle(item);
@@ -183,9 +184,10 @@ fn keep_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
     placer: &mut Placer<'_>,
-    (file, NamedGroup { item, span, cv }): (&Arc<LargeFile>, NamedGroup),
+    file: &Arc<LargeFile>,
+    NamedGroup { item, span, cv }: NamedGroup,
 ) {
-    if !is_first(transfer, file, (item, span)) {
+    if !is_first(transfer, file, item, span) {
         return;
     }
     let kept = open_staged(transfer, placer, file).and_then(|staged| {
@@ -195,7 +197,7 @@ fn keep_group(
                 .open_old_at(&transfer.target.final_path(&file.head))
         };
         let keep =
-            |base: &Base| base.keep(&transfer.bases, open_old, (&file.head, &staged), (span, cv));
+            |base: &Base| base.keep(&transfer.bases, open_old, &file.head, &staged, span, cv);
         let kept = file
             .base
             .as_ref()
@@ -209,7 +211,7 @@ fn keep_group(
                 is_written(transfer, file, span, cv).map_err(failed_to(Operation::Write))?;
                 Ok(kept)
             });
-            book_group(transfer, turn, file, (item, span), kept);
+            book_group(transfer, turn, file, item, span, kept);
         }
         None => {
             for item in std::iter::once(item).chain(file.end(span)) {
@@ -235,7 +237,8 @@ fn book_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
     file: &Arc<LargeFile>,
-    (item, span): (ItemId, GroupSpan),
+    item: ItemId,
+    span: GroupSpan,
     written: Result<Arc<Staged>, Failure>,
 ) {
     if written.is_ok() {

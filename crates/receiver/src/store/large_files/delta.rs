@@ -60,7 +60,7 @@ struct Sources {
 }
 
 impl Bases {
-    pub(crate) fn new(writers: usize, (file_io, direct): (Arc<dyn FileIo>, Direct)) -> Self {
+    pub(crate) fn new(writers: usize, file_io: Arc<dyn FileIo>, direct: Direct) -> Self {
         Self {
             known: Lock::default(),
             file_io,
@@ -140,8 +140,10 @@ impl Base {
         &self,
         bases: &Bases,
         open_old: impl FnOnce() -> io::Result<File>,
-        (head, new): (&FileHead, &Staged),
-        (span, cv): (GroupSpan, Cv),
+        head: &FileHead,
+        new: &Staged,
+        span: GroupSpan,
+        cv: Cv,
     ) -> io::Result<bool> {
         let Some(mut buffer) = bases.buffers.take() else {
             return Ok(false);

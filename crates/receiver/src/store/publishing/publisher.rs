@@ -266,14 +266,16 @@ impl Publisher {
         }
         let filling = state.current.staging.get_mut(path)?;
         filling.writers += 1;
-        let staging = Arc::clone(&filling.staging);
-        drop(state);
-        Some(FillingGuard {
+        Some(self.guard(path, &filling.staging))
+    }
+
+    fn guard(&self, path: &RelPath, staging: &Arc<StagingDirectory>) -> FillingGuard<'_> {
+        FillingGuard {
             publisher: self,
             path: path.clone(),
-            staging,
+            staging: Arc::clone(staging),
             left: false,
-        })
+        }
     }
 
     /// Begins a staging directory for `path` with `begin`, which also returns what is booked for it; `None` where there
@@ -314,12 +316,7 @@ impl Publisher {
         state.current.touch();
         drop(state);
         drop(begun);
-        Some(FillingGuard {
-            publisher: self,
-            path: path.clone(),
-            staging,
-            left: false,
-        })
+        Some(self.guard(path, &staging))
     }
 
     /// Has `make` make a directory; `false` when it is there already. It counts as fresh unless somebody has

@@ -67,7 +67,8 @@ pub(crate) struct TargetTree {
 impl TargetTree {
     pub(crate) fn new(
         target: Target,
-        (rules, keeper): (Rules, Keeper),
+        rules: Rules,
+        keeper: Keeper,
         transfer: TransferId,
         quota: &Quota,
         writers: usize,

@@ -166,8 +166,10 @@ fn keep(transfer: &Transfer, file: &LargeFile, index: u32) -> Option<bool> {
         base.keep(
             &transfer.bases,
             open_old,
-            (&file.head, &part),
-            (span(index), cv),
+            &file.head,
+            &part,
+            span(index),
+            cv,
         )
         .unwrap(),
     )
