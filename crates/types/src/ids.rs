@@ -59,9 +59,9 @@ pub struct LaneId(pub u16);
 
 /// One unit of work that is acknowledged as a whole: a batch of small files or one chunk. What is damaged or lost goes
 /// again as a new item, a late chunk under its own id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ItemId(pub u64);
 
 /// A file that is sent in chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u64);

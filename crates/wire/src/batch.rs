@@ -13,7 +13,7 @@ use crate::error::WireError;
 use crate::extensions::{DATA, Extensions, OF_ENTRIES, OF_LARGE_FILES};
 use crate::extra::{ExtraReader, ExtraWriter};
 use crate::fields::{Reader, put_metadata, put_name, put_path, put_timestamp};
-use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
+use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX, within};
 use crate::ranges::{decode_ranges, encode_ranges};
 
 /// The decoded head of a batch frame.
@@ -114,7 +114,10 @@ impl Batch {
         let mut extras = ExtraWriter::default();
         for (number, entry) in (0_u32..).zip(self.groups.iter().flat_map(|group| &group.entries)) {
             let extensions = extras.next(entry.metadata().extra.as_deref());
-            let extensions = with_data(extensions, entry.data());
+            let extensions = with_data(
+                extensions,
+                entry.file().and_then(|file| file.data.as_deref()),
+            );
             if !extensions.is_empty() {
                 out.extend(number.to_le_bytes());
                 extensions.put(&mut out);
@@ -178,17 +181,11 @@ impl Batch {
     /// Checks that the data are those of the frame, and that the files with their holes are no longer than a frame
     /// without holes could carry: the zeros of holes are hashed, though they do not travel.
     fn check_sums(&self, data_bytes: u32) -> Result<(), WireError> {
-        let entries = || self.groups.iter().flat_map(|group| &group.entries);
-        let whole: u64 = entries().map(BatchEntry::file_bytes).sum();
-        let limit = FRAME_DATA_BYTES_MAX as u64;
-        if whole > limit {
-            return Err(WireError::OverLimit {
-                what: "sum of file lengths",
-                value: whole,
-                limit,
-            });
-        }
-        let claimed: u64 = entries().map(BatchEntry::data_bytes).sum();
+        let entries = self.groups.iter().flat_map(|group| &group.entries);
+        let files = entries.filter_map(BatchEntry::file);
+        let whole = files.clone().map(|file| u64::from(file.bytes)).sum();
+        within("sum of file lengths", whole, FRAME_DATA_BYTES_MAX as u64)?;
+        let claimed = files.map(|file| file.data_bytes() as u64).sum();
         let limit = u64::from(data_bytes);
         if claimed == limit {
             return Ok(());
@@ -279,9 +276,9 @@ impl BatchEntry {
         }
     }
 
-    fn data(&self) -> Option<&DataRanges> {
+    fn file(&self) -> Option<&FileEntry> {
         match self {
-            Self::File(file) => file.data.as_deref(),
+            Self::File(file) => Some(file),
             _ => None,
         }
     }
@@ -299,20 +296,6 @@ impl BatchEntry {
             }
         }
         Ok(())
-    }
-
-    fn file_bytes(&self) -> u64 {
-        match self {
-            Self::File(file) => u64::from(file.bytes),
-            _ => 0,
-        }
-    }
-
-    fn data_bytes(&self) -> u64 {
-        match self {
-            Self::File(file) => file.data_bytes() as u64,
-            _ => 0,
-        }
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
@@ -1002,7 +985,8 @@ mod tests {
                 entries: entries.to_vec(),
             });
             let batch = Batch { groups: groups.collect() };
-            let data: u64 = entries.iter().map(BatchEntry::data_bytes).sum();
+            let files = entries.iter().filter_map(BatchEntry::file);
+            let data: u64 = files.map(|file| file.data_bytes() as u64).sum();
             let decoded = Batch::decode(&batch.encode(), u32::try_from(data).unwrap());
             assert_eq!(decoded, Ok(batch));
         }

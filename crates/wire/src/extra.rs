@@ -162,14 +162,14 @@ fn read_ownership(bytes: &[u8]) -> Result<Ownership, WireError> {
             tag: which,
         });
     }
-    let owner = (which & 1 != 0)
-        .then(|| read_account(&mut reader))
-        .transpose()?;
-    let group = (which & 2 != 0)
-        .then(|| read_account(&mut reader))
-        .transpose()?;
+    let mut account = |bit| {
+        (which & bit != 0)
+            .then(|| read_account(&mut reader))
+            .transpose()
+    };
+    let accounts = (account(1)?, account(2)?);
     reader.finish()?;
-    Ok((owner, group))
+    Ok(accounts)
 }
 
 fn read_account(reader: &mut Reader<'_>) -> Result<Account, WireError> {

@@ -38,7 +38,7 @@ pub enum FrameKind {
 }
 
 /// The header of one frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameHeader {
     /// The kind of content that follows.
     pub kind: FrameKind,
@@ -55,20 +55,6 @@ pub struct FrameHeader {
     /// The seal over the [`prefix`](Self::prefix) and the hash of what follows: of the head (batch, guess, declare) or
     /// of the data (chunk, filler); see `zmove_chunk::seal`.
     pub digest: [u8; 32],
-}
-
-impl Default for FrameHeader {
-    fn default() -> Self {
-        Self {
-            kind: FrameKind::default(),
-            head_bytes: 0,
-            data_bytes: 0,
-            group: 0,
-            item: ItemId(0),
-            file: FileId(0),
-            digest: [0; 32],
-        }
-    }
 }
 
 impl FrameHeader {

@@ -44,9 +44,10 @@ impl JobGrant {
 }
 
 /// A grant with the signature of the head.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SignedJobGrant {
-    /// The grant.
+    /// The grant, which travels as its text.
+    #[serde(skip)]
     pub grant: JobGrant,
     /// The bytes that are signed: the encoded grant.
     pub text: Vec<u8>,
@@ -56,30 +57,20 @@ pub struct SignedJobGrant {
     pub signature: Vec<u8>,
 }
 
-/// A signed grant as it travels.
-#[derive(Serialize, Deserialize)]
-struct Travelling {
-    #[serde(
-        serialize_with = "bytes::serialize",
-        deserialize_with = "bytes::at_most::<JOB_GRANT_BYTES_MAX, _>"
-    )]
+/// A signed grant as it arrives.
+#[derive(Deserialize)]
+struct Arriving {
+    #[serde(deserialize_with = "bytes::at_most::<JOB_GRANT_BYTES_MAX, _>")]
     text: Vec<u8>,
     #[serde(deserialize_with = "list::at_most::<JOB_GRANT_CERTIFICATES_MAX, _, _>")]
     certificates: Vec<Certificate>,
-    #[serde(
-        serialize_with = "bytes::serialize",
-        deserialize_with = "bytes::at_most::<SIGNATURE_BYTES_MAX, _>"
-    )]
+    #[serde(deserialize_with = "bytes::at_most::<SIGNATURE_BYTES_MAX, _>")]
     signature: Vec<u8>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 struct Certificate(
-    #[serde(
-        serialize_with = "bytes::serialize",
-        deserialize_with = "bytes::at_most::<CERTIFICATE_BYTES_MAX, _>"
-    )]
-    Vec<u8>,
+    #[serde(deserialize_with = "bytes::at_most::<CERTIFICATE_BYTES_MAX, _>")] Vec<u8>,
 );
 
 impl SignedJobGrant {
@@ -98,19 +89,7 @@ impl SignedJobGrant {
     /// Never: there is room for it.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let Self {
-            text,
-            certificates,
-            signature,
-            ..
-        } = self.clone();
-        let certificates = certificates.into_iter().map(Certificate).collect();
-        let travelling = Travelling {
-            text,
-            certificates,
-            signature,
-        };
-        postcard::to_extend(&travelling, [ANY_VERSION, VERSION].concat()).expect("a vector grows")
+        postcard::to_extend(self, [ANY_VERSION, VERSION].concat()).expect("a vector grows")
     }
 
     /// The grant that some bytes are.
@@ -126,9 +105,9 @@ impl SignedJobGrant {
         let body = bytes
             .strip_prefix(ANY_VERSION)
             .and_then(|rest| rest.strip_prefix(VERSION));
-        let taken = postcard::take_from_bytes::<Travelling>(body.ok_or(WireError::Message)?);
+        let taken = postcard::take_from_bytes::<Arriving>(body.ok_or(WireError::Message)?);
         let Ok((
-            Travelling {
+            Arriving {
                 text,
                 certificates,
                 signature,
