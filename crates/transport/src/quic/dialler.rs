@@ -226,7 +226,7 @@ impl QuicDialler {
                 Some(fault) => tls_fault(self.address.endpoint(), fault),
                 None => self.lost(error, deadline),
             }),
-            Err(_) => Err(self.timed_out(deadline)),
+            Err(_) => Err(self.address.timed_out(DialStage::Handshaking, deadline)),
         }
     }
 
@@ -237,19 +237,10 @@ impl QuicDialler {
         }
     }
 
-    fn timed_out(&self, deadline: Deadline) -> DialError {
-        let stage = DialStage::Handshaking;
-        DialError::TimedOut {
-            host: self.address.endpoint(),
-            stage,
-            waited: deadline.waited,
-        }
-    }
-
     fn lost(&self, error: ConnectionError, deadline: Deadline) -> DialError {
         let host = self.address.endpoint();
         match error {
-            ConnectionError::TimedOut => self.timed_out(deadline),
+            ConnectionError::TimedOut => self.address.timed_out(DialStage::Handshaking, deadline),
             ConnectionError::VersionMismatch => DialError::NotZmove { host },
             error if alert(&error) == Some(AlertDescription::NoApplicationProtocol) => {
                 DialError::NotZmove { host }

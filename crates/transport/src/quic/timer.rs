@@ -4,7 +4,6 @@
 //! time is not made up for. tokio's timers come up to two milliseconds late, and a window was then hardly used by three
 //! quarters. This one is a `timerfd`, of the kernel's high-resolution timers.
 
-use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::UdpSocket;
@@ -46,6 +45,7 @@ impl Runtime for FineRuntime {
     }
 }
 
+#[derive(Debug)]
 struct FineTimer {
     fd: AsyncFd<OwnedFd>,
     due: Instant,
@@ -104,14 +104,6 @@ impl AsyncTimer for FineTimer {
             }
         }
         Poll::Ready(())
-    }
-}
-
-impl fmt::Debug for FineTimer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FineTimer")
-            .field("due", &self.due)
-            .finish_non_exhaustive()
     }
 }
 

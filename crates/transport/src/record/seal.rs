@@ -20,7 +20,7 @@ const OVERHEAD_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
 /// Seals plaintext into records that wait to be sent.
 pub(crate) struct Sealer {
     key: TrafficKey,
-    records_per_key_max: u64,
+    pub(super) records_per_key_max: u64,
     waiting: Vec<u8>,
     used: usize,
 }
@@ -34,15 +34,6 @@ impl Sealer {
             records_per_key_max: RECORDS_PER_KEY_MAX,
             waiting,
             used: 0,
-        }
-    }
-
-    /// The same sealer with keys that change sooner.
-    #[cfg(test)]
-    pub(super) fn changing_keys_every(self, records: u64) -> Self {
-        Self {
-            records_per_key_max: records,
-            ..self
         }
     }
 

@@ -232,7 +232,8 @@ fn what_a_stock_peer_writes_is_opened() {
 fn stock_peer_follows_many_changes_of_keys() {
     for suite in SUITES {
         let [client, mut server] = connected(suite);
-        let mut sealer = Sealer::new(client.keys().0).changing_keys_every(3);
+        let mut sealer = Sealer::new(client.keys().0);
+        sealer.records_per_key_max = 3;
         for number in 0..3000 {
             let records = seal_all(&mut sealer, &pattern(number));
             assert!(
@@ -247,7 +248,8 @@ fn stock_peer_follows_many_changes_of_keys() {
 fn opener_follows_many_changes_of_keys() {
     for suite in SUITES {
         let [client, server] = connected(suite);
-        let mut sealer = Sealer::new(client.keys().0).changing_keys_every(3);
+        let mut sealer = Sealer::new(client.keys().0);
+        sealer.records_per_key_max = 3;
         let mut opener = Opener::new(server.keys().1, Vec::new(), &[]);
         let plaintext = pattern(300 * PLAINTEXT_BYTES_MAX + 1);
         let records = seal_all(&mut sealer, &plaintext);
@@ -258,7 +260,8 @@ fn opener_follows_many_changes_of_keys() {
 #[test]
 fn no_key_seals_more_than_it_may() {
     let [client, server] = connected(TLS13_AES_128_GCM_SHA256);
-    let mut sealer = Sealer::new(client.keys().0).changing_keys_every(4);
+    let mut sealer = Sealer::new(client.keys().0);
+    sealer.records_per_key_max = 4;
     let records = seal_all(&mut sealer, &pattern(10 * PLAINTEXT_BYTES_MAX));
     let mut key = server.keys().1;
     let (mut rest, mut row) = (&records[..], Vec::new());

@@ -158,7 +158,7 @@ impl Dialler {
     pub(crate) async fn reach(&self, deadline: Deadline) -> Result<Connected, DialError> {
         let deadline = deadline.or_after(SILENCE_MAX);
         let connected = timeout_at(deadline.due, self.connect()).await;
-        connected.map_err(|_| self.timed_out(DialStage::Connecting, deadline.waited))?
+        connected.map_err(|_| self.address.timed_out(DialStage::Connecting, deadline))?
     }
 
     /// Makes the handshake: the second half of a dial.
@@ -168,15 +168,7 @@ impl Dialler {
         deadline: Deadline,
     ) -> Result<Connection, DialError> {
         let handshake = timeout_at(deadline.due, self.handshake(connected)).await;
-        handshake.map_err(|_| self.timed_out(DialStage::Handshaking, deadline.waited))?
-    }
-
-    fn timed_out(&self, stage: DialStage, waited: Duration) -> DialError {
-        DialError::TimedOut {
-            host: self.address.endpoint(),
-            stage,
-            waited,
-        }
+        handshake.map_err(|_| self.address.timed_out(DialStage::Handshaking, deadline))?
     }
 
     async fn connect(&self) -> Result<Connected, DialError> {

@@ -18,9 +18,9 @@ use tokio::{
 use zmove_sockopt::tcp_info;
 
 use super::super::SocketConfig;
-use super::Host;
+use super::{Deadline, Host};
 use crate::endpoint::Endpoint;
-use crate::error::DialError;
+use crate::error::{DialError, DialStage};
 
 /// The head start of an address over the next.
 const HEAD_START: Duration = Duration::from_millis(250);
@@ -50,6 +50,14 @@ impl OneAddress {
     /// The host as it was given.
     pub(crate) fn endpoint(&self) -> Endpoint {
         self.host.endpoint.clone()
+    }
+
+    pub(crate) fn timed_out(&self, stage: DialStage, deadline: Deadline) -> DialError {
+        DialError::TimedOut {
+            host: self.endpoint(),
+            stage,
+            waited: deadline.waited,
+        }
     }
 
     /// The result of `start` at the chosen address or, while there is none, at the one that answers first.
