@@ -20,14 +20,12 @@ use zmove_engine::{
 use zmove_receiver::Quota;
 use zmove_sender::{Beside, PeerQuota, Push, PushJob, Run, SessionError, Summary};
 use zmove_transport::{
-    Claim, ControlReader, ControlWriter, DialError, Fingerprint, Identity, Reach, TransportChoice,
-    blocking,
+    Claim, ControlReader, ControlWriter, DialError, Fingerprint, Identity, Reach, blocking,
 };
 use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
     Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, Place, Refusal, RefusalCode,
-    Relay, ToReceiver, ToSender, ToSource, TransferAccount, TransportOrder, WireError,
-    encode_message,
+    Relay, ToReceiver, ToSender, ToSource, TransferAccount, WireError, encode_message,
 };
 
 use crate::authorizer::{Authorized, Authorizer, Destinations};
@@ -349,11 +347,6 @@ async fn push(
 }
 
 fn dial_settings(order: &CopyOrder, key: Fingerprint, own: &Identity) -> DialSettings {
-    let transport = match order.transport {
-        TransportOrder::Auto => TransportChoice::Auto,
-        TransportOrder::Tcp => TransportChoice::Tcp,
-        TransportOrder::Quic => TransportChoice::Quic,
-    };
     DialSettings {
         key: Some(key),
         identity: Some(own.clone()),
@@ -361,7 +354,7 @@ fn dial_settings(order: &CopyOrder, key: Fingerprint, own: &Identity) -> DialSet
             .streams
             .map(|lanes| lanes.clamp(1, zmove_wire::limits::LANES_MAX)),
         reach: Reach {
-            transport,
+            transport: order.transport,
             ..Reach::default()
         },
         cipher: if order.clear {

@@ -28,7 +28,7 @@ mod dialler;
 mod listener;
 mod sockets;
 
-pub use dialler::{ChannelDialler, Reach, TransportChoice};
+pub use dialler::{ChannelDialler, Reach};
 pub use listener::{Incoming, Listener};
 pub use sockets::Inherited;
 

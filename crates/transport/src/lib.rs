@@ -21,7 +21,6 @@ mod trust;
 pub use blocking::blocking;
 pub use channel::{
     Channel, ChannelDialler, ChannelHandle, Claim, Incoming, Inherited, Listener, Reach,
-    TransportChoice,
 };
 pub use control::{
     CONTROL_SILENCE_MAX, ControlError, ControlReader, ControlWriter, Inbox, control_pair,
@@ -46,3 +45,4 @@ pub use trust::{
     ParseExpiryError, ParseFingerprintError, Signed, Subject, job_grant_signer,
 };
 pub use zmove_sockopt::TcpInfo;
+pub use zmove_wire::TransportChoice;

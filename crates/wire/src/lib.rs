@@ -46,6 +46,6 @@ pub use message::{
     SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark,
     SourcePath, StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize,
     TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm,
-    ToldKind, TopName, TransferAccount, TransferProgress, TransportOrder, Verdict, Waiting,
+    ToldKind, TopName, TransferAccount, TransferProgress, TransportChoice, Verdict, Waiting,
     WorkCounts, WorkEnd, decode_message, decode_message_within, encode_message,
 };

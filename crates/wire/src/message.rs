@@ -35,7 +35,7 @@ mod verify;
 
 pub use copy::{
     Begin, CopyOrder, CopyResult, CopyState, EndedCopy, GrantOrder, GrantToken, Granted, Place,
-    Receipt, SignedReceipt, TransportOrder,
+    Receipt, SignedReceipt, TransportChoice,
 };
 use counted::Counted;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};

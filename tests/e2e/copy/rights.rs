@@ -19,7 +19,7 @@ use zmove_types::{NoObserver, RelPath, TransferId};
 use zmove_wire::{
     Begin, CopyOrder, CopyState, Extraneous, Fetch, GrantOrder, GrantToken, Greeting, Open, Place,
     Refusal, Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource,
-    TransportOrder, decode_message, encode_message,
+    TransportChoice, decode_message, encode_message,
 };
 
 use super::{World, again, id_in};
@@ -685,7 +685,7 @@ pub(super) fn copy_order(world: &World) -> CopyOrder {
         ),
         to: Place { host, port },
         streams: None,
-        transport: TransportOrder::Tcp,
+        transport: TransportChoice::Tcp,
         clear: false,
         patience_secs: 0,
     }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use anyhow::Result;
 use zmove_engine::{Confirm, DialSettings, Location, Remote, Start, fresh_transfer};
 use zmove_types::Escaped;
-use zmove_wire::{CopyOrder, Extraneous, Open, Place, TransportOrder};
+use zmove_wire::{CopyOrder, Extraneous, Open, Place};
 
 use super::dial;
 use super::pull::{PullSettings, fetch, list, one_host, refuse_several};
 use super::push::{PushSettings, dial_settings, open_of, refuse_contradictions};
-use crate::args::{CipherArg, CopyArgs, PushArgs, TransportArg};
+use crate::args::{CipherArg, CopyArgs, PushArgs};
 use crate::value::exit::usage_error;
 
 /// What a copy is, by where its two ends are.
@@ -112,11 +112,7 @@ impl CopySettings {
                 port: target.port,
             },
             streams: args.streams,
-            transport: match args.dial.transport {
-                TransportArg::Auto => TransportOrder::Auto,
-                TransportArg::Tcp => TransportOrder::Tcp,
-                TransportArg::Quic => TransportOrder::Quic,
-            },
+            transport: dial::transport(args.dial.transport),
             clear: args.cipher == CipherArg::None,
             patience_secs: args.timeout.0.as_secs(),
         };

@@ -41,13 +41,18 @@ pub(super) fn settings(
     })
 }
 
-/// The transport and the socket options.
-fn reach(args: &DialArgs) -> Result<Reach> {
-    let transport = match args.transport {
+/// The transports that may be used.
+pub(super) const fn transport(transport: TransportArg) -> TransportChoice {
+    match transport {
         TransportArg::Auto => TransportChoice::Auto,
         TransportArg::Tcp => TransportChoice::Tcp,
         TransportArg::Quic => TransportChoice::Quic,
-    };
+    }
+}
+
+/// The transport and the socket options.
+fn reach(args: &DialArgs) -> Result<Reach> {
+    let transport = transport(args.transport);
     let quic_congestion = match &args.congestion {
         // A congestion control that only the kernel has is for TCP.
         Some(name) if transport == TransportChoice::Quic => {

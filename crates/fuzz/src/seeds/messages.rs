@@ -16,7 +16,7 @@ use zmove_wire::{
     SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath,
     StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape,
     TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm, ToldKind,
-    TopName, TransferAccount, TransferProgress, TransportOrder, Verdict, WorkCounts, WorkEnd,
+    TopName, TransferAccount, TransferProgress, TransportChoice, Verdict, WorkCounts, WorkEnd,
     encode_message,
 };
 
@@ -142,7 +142,7 @@ fn copy_order() -> CopyOrder {
             port: 300,
         },
         streams: Some(2),
-        transport: TransportOrder::Quic,
+        transport: TransportChoice::Quic,
         clear: true,
         patience_secs: 5,
     }

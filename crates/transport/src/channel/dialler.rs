@@ -14,6 +14,8 @@ use std::time::Duration;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep};
 
+use zmove_wire::TransportChoice;
+
 use super::Channel;
 use crate::endpoint::unspecified;
 use crate::error::DialError;
@@ -21,18 +23,6 @@ use crate::path::Transport;
 use crate::quic::{QuicCongestion, QuicConnection, QuicDialler, Resumption, SavedWindow};
 use crate::tcp_tls::{Connected, Deadline, Dialler, Host, SILENCE_MAX, SocketConfig};
 use crate::trust::{HostPolicy, Identity};
-
-/// The transports that may be used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TransportChoice {
-    /// TCP, and QUIC where TCP cannot be connected.
-    #[default]
-    Auto,
-    /// TCP alone.
-    Tcp,
-    /// QUIC alone.
-    Quic,
-}
 
 /// How to reach a host.
 #[derive(Clone, Debug, Default)]

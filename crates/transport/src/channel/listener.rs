@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-use super::{Channel, Inherited, TransportChoice};
+use zmove_wire::TransportChoice;
+
+use super::{Channel, Inherited};
 use crate::error::{AcceptError, BindError};
 use crate::quic::{self, QuicAcceptor};
 use crate::tcp_tls::{self, Acceptor, SocketConfig};

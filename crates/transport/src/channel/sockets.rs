@@ -4,7 +4,8 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 
-use super::TransportChoice;
+use zmove_wire::TransportChoice;
+
 use crate::error::BindError;
 use crate::quic;
 use crate::tcp_tls::{self, SocketConfig};

@@ -27,7 +27,7 @@ pub struct CopyOrder {
     /// The number of lanes; `None`: by the path.
     pub streams: Option<u16>,
     /// The transport.
-    pub transport: TransportOrder,
+    pub transport: TransportChoice,
     /// Whether lanes are in clear.
     pub clear: bool,
     /// How long the host with the target is dialled again once connections are lost, in seconds.
@@ -55,9 +55,9 @@ pub struct Place {
     pub port: u16,
 }
 
-/// The transport of a copy's connections.
+/// The transports that may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum TransportOrder {
+pub enum TransportChoice {
     /// TCP, and QUIC where that cannot be connected.
     #[default]
     Auto,
@@ -199,7 +199,7 @@ pub(crate) mod tests {
                 port: 300,
             },
             streams: Some(2),
-            transport: TransportOrder::Quic,
+            transport: TransportChoice::Quic,
             clear: false,
             patience_secs: 5,
         }
