@@ -8,13 +8,11 @@ use std::{
     fmt::Write as _,
     os::unix::ffi::{OsStrExt as _, OsStringExt as _},
     path::{Component, Path, PathBuf},
+    str::FromStr,
 };
 
-use zmove_types::RateLimit;
-
 use super::{Access, Grant, Holder, Subject};
-use crate::trust::expiry::Expiry;
-use crate::trust::fingerprint::{Fingerprint, ParseFingerprintError};
+use crate::trust::fingerprint::ParseFingerprintError;
 
 /// The fault of a grant, or of the line that should hold one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,14 +68,46 @@ pub enum GrantFault {
 }
 
 /// Reads a line that is neither empty nor a comment.
-pub(super) fn parse(text: &str) -> Result<Grant, GrantFault> {
-    let mut fields = text.split_ascii_whitespace();
-    let first = First::read(fields.next().unwrap_or_default())?;
-    let mut draft = Draft::default();
-    for field in fields {
-        draft.add(field, &first)?;
+pub(super) fn parse(line: &str) -> Result<Grant, GrantFault> {
+    let mut fields = line.split_ascii_whitespace();
+    let first = fields.next().unwrap_or_default();
+    let mut fields = Fields(fields.collect());
+    let holder = match Field::named("ca", first) {
+        Some(authority) => Holder::Certified {
+            authority: authority.path()?,
+            revoked: fields.one("crl")?.map(Field::path).transpose()?,
+            subject: fields.subject()?,
+        },
+        None => Holder::Key(first.parse().map_err(|fault| GrantFault::Fingerprint {
+            field: first.into(),
+            fault,
+        })?),
+    };
+    let name = fields.one("name")?.ok_or(GrantFault::Name)?;
+    let grant = Grant {
+        holder,
+        name: String::from_utf8(name.bytes()?).map_err(|_| GrantFault::Name)?,
+        roots: fields.each("root", Field::path)?,
+        access: match (fields.has("write")?, fields.has("read")?) {
+            (false, _) => Access::ReadOnly,
+            (true, false) => Access::WriteOnly,
+            (true, true) => Access::ReadWrite,
+        },
+        read_roots: fields.each("read-root", Field::path)?,
+        to: fields.each("to", |to| {
+            to.text()
+                .map_err(|_| GrantFault::Destination(to.field.into()))
+        })?,
+        set_ids: fields.has("set-ids")?,
+        set_owner: fields.has("set-owner")?,
+        max_rate: fields.one_parsed("max-rate", GrantFault::Rate)?,
+        expires: fields.one_parsed("expires", GrantFault::Expiry)?,
+    };
+    if let Some(unknown) = fields.0.first() {
+        return Err(GrantFault::UnknownField((*unknown).into()));
     }
-    draft.finish(first)
+    check(&grant)?;
+    Ok(grant)
 }
 
 /// Writes a grant as a line without its end.
@@ -152,152 +182,91 @@ fn is_safe_root(root: &Path) -> bool {
     root.is_absolute() && !climbs && !root.as_os_str().as_bytes().contains(&0)
 }
 
-/// The first field of a line.
-enum First {
-    Key(Fingerprint),
-    Authority(PathBuf),
-}
+/// The fields of a line that have not been read yet.
+struct Fields<'a>(Vec<&'a str>);
 
-impl First {
-    fn read(field: &str) -> Result<Self, GrantFault> {
-        if let Some(value) = field.strip_prefix("ca=") {
-            return Ok(Self::Authority(path(field, value)?));
+impl<'a> Fields<'a> {
+    /// Takes the values of all fields of this name.
+    fn each<T>(
+        &mut self,
+        name: &str,
+        read: impl Fn(Field<'a>) -> Result<T, GrantFault>,
+    ) -> Result<Vec<T>, GrantFault> {
+        let named = |field: &mut &'a str| Field::named(name, field).is_some();
+        let found = self.0.extract_if(.., named);
+        found
+            .filter_map(|field| Field::named(name, field))
+            .map(read)
+            .collect()
+    }
+
+    /// Takes a field that may stand only once.
+    fn one(&mut self, name: &str) -> Result<Option<Field<'a>>, GrantFault> {
+        match self.each(name, Ok)?[..] {
+            [] => Ok(None),
+            [field] => Ok(Some(field)),
+            [_, again, ..] => Err(GrantFault::RepeatedField(again.field.into())),
         }
-        field
-            .parse()
-            .map(Self::Key)
-            .map_err(|fault| GrantFault::Fingerprint {
-                field: field.into(),
-                fault,
-            })
+    }
+
+    fn one_parsed<T: FromStr>(
+        &mut self,
+        name: &str,
+        fault: impl Fn(String) -> GrantFault,
+    ) -> Result<Option<T>, GrantFault> {
+        let parsed = |Field { field, value }| value.parse().map_err(|_| fault(field.into()));
+        self.one(name)?.map(parsed).transpose()
+    }
+
+    /// Takes a field without a value; returns whether there is one.
+    fn has(&mut self, name: &str) -> Result<bool, GrantFault> {
+        match self.0.extract_if(.., |field| *field == name).count() {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(GrantFault::RepeatedField(name.into())),
+        }
+    }
+
+    fn subject(&mut self) -> Result<Subject, GrantFault> {
+        match (self.one("cn")?, self.one("san")?) {
+            (Some(name), None) => name.text().map(Subject::CommonName),
+            (None, Some(name)) => name.text().map(Subject::Host),
+            _ => Err(GrantFault::Subject),
+        }
     }
 }
 
-/// The other fields of a line, as far as they have been read.
-#[derive(Default)]
-struct Draft {
-    revoked: Option<PathBuf>,
-    subject: Option<Subject>,
-    name: Option<String>,
-    roots: Vec<PathBuf>,
-    read_roots: Vec<PathBuf>,
-    to: Vec<String>,
-    writes: Option<()>,
-    reads: Option<()>,
-    sets_ids: Option<()>,
-    sets_owner: Option<()>,
-    max_rate: Option<RateLimit>,
-    expires: Option<Expiry>,
+/// A field and its value.
+#[derive(Clone, Copy)]
+struct Field<'a> {
+    field: &'a str,
+    value: &'a str,
 }
 
-impl Draft {
-    fn add(&mut self, field: &str, first: &First) -> Result<(), GrantFault> {
-        let is_certified = matches!(first, First::Authority(_));
-        match field
-            .split_once('=')
-            .map_or((field, None), |(name, value)| (name, Some(value)))
-        {
-            ("root", Some(value)) => self.roots.push(path(field, value)?),
-            ("name", Some(value)) => {
-                let name =
-                    String::from_utf8(decode(field, value)?).map_err(|_| GrantFault::Name)?;
-                once(&mut self.name, name, field)?;
-            }
-            ("read-root", Some(value)) => self.read_roots.push(path(field, value)?),
-            ("to", Some(value)) => {
-                self.to
-                    .push(text(field, value).map_err(|_| GrantFault::Destination(field.into()))?);
-            }
-            ("read", None) => once(&mut self.reads, (), field)?,
-            ("write", None) => once(&mut self.writes, (), field)?,
-            ("set-ids", None) => once(&mut self.sets_ids, (), field)?,
-            ("set-owner", None) => once(&mut self.sets_owner, (), field)?,
-            ("max-rate", Some(value)) => {
-                let rate = value.parse().map_err(|_| GrantFault::Rate(field.into()))?;
-                once(&mut self.max_rate, rate, field)?;
-            }
-            ("expires", Some(value)) => {
-                let expires = value
-                    .parse()
-                    .map_err(|_| GrantFault::Expiry(field.into()))?;
-                once(&mut self.expires, expires, field)?;
-            }
-            ("crl", Some(value)) if is_certified => {
-                once(&mut self.revoked, path(field, value)?, field)?
-            }
-            ("cn", Some(value)) if is_certified => {
-                self.set_subject(Subject::CommonName(text(field, value)?))?;
-            }
-            ("san", Some(value)) if is_certified => {
-                self.set_subject(Subject::Host(text(field, value)?))?
-            }
-            _ => return Err(GrantFault::UnknownField(field.into())),
-        }
-        Ok(())
+impl<'a> Field<'a> {
+    fn named(name: &str, field: &'a str) -> Option<Self> {
+        let value = field.strip_prefix(name)?.strip_prefix('=')?;
+        Some(Self { field, value })
     }
 
-    fn set_subject(&mut self, subject: Subject) -> Result<(), GrantFault> {
-        if self.subject.replace(subject).is_some() {
-            Err(GrantFault::Subject)
+    /// The value as a path; a relative one is looked for beside the list.
+    fn path(self) -> Result<PathBuf, GrantFault> {
+        Ok(OsString::from_vec(self.bytes()?).into())
+    }
+
+    /// The value as printable text that is not empty.
+    fn text(self) -> Result<String, GrantFault> {
+        let text = String::from_utf8(self.bytes()?).map_err(|_| GrantFault::Subject)?;
+        let printable = !text.is_empty() && !text.chars().any(char::is_control);
+        if printable {
+            Ok(text)
         } else {
-            Ok(())
+            Err(GrantFault::Subject)
         }
     }
 
-    fn finish(self, first: First) -> Result<Grant, GrantFault> {
-        let holder = match first {
-            First::Key(key) => Holder::Key(key),
-            First::Authority(authority) => {
-                let subject = self.subject.ok_or(GrantFault::Subject)?;
-                Holder::Certified {
-                    authority,
-                    revoked: self.revoked,
-                    subject,
-                }
-            }
-        };
-        let grant = Grant {
-            holder,
-            name: self.name.ok_or(GrantFault::Name)?,
-            roots: self.roots,
-            access: match (self.writes, self.reads) {
-                (None, _) => Access::ReadOnly,
-                (Some(()), None) => Access::WriteOnly,
-                (Some(()), Some(())) => Access::ReadWrite,
-            },
-            read_roots: self.read_roots,
-            to: self.to,
-            set_ids: self.sets_ids.is_some(),
-            set_owner: self.sets_owner.is_some(),
-            max_rate: self.max_rate,
-            expires: self.expires,
-        };
-        check(&grant)?;
-        Ok(grant)
-    }
-}
-
-/// Sets the value of a field that may stand only once.
-fn once<T>(place: &mut Option<T>, value: T, field: &str) -> Result<(), GrantFault> {
-    match place.replace(value) {
-        Some(_) => Err(GrantFault::RepeatedField(field.into())),
-        None => Ok(()),
-    }
-}
-
-/// The value of a field that is a path; a relative one is looked for beside the list.
-fn path(field: &str, value: &str) -> Result<PathBuf, GrantFault> {
-    Ok(OsString::from_vec(decode(field, value)?).into())
-}
-
-/// The value of a field that is printable text, and not empty.
-fn text(field: &str, value: &str) -> Result<String, GrantFault> {
-    let text = String::from_utf8(decode(field, value)?).map_err(|_| GrantFault::Subject)?;
-    let printable = !text.is_empty() && !text.chars().any(char::is_control);
-    if printable {
-        Ok(text)
-    } else {
-        Err(GrantFault::Subject)
+    fn bytes(self) -> Result<Vec<u8>, GrantFault> {
+        decode(self.value).ok_or_else(|| GrantFault::Escape(self.field.into()))
     }
 }
 
@@ -322,11 +291,7 @@ fn encode_bytes(encoded: &mut String, bytes: &[u8]) {
     }
 }
 
-fn decode(field: &str, value: &str) -> Result<Vec<u8>, GrantFault> {
-    decode_value(value).ok_or_else(|| GrantFault::Escape(field.into()))
-}
-
-fn decode_value(value: &str) -> Option<Vec<u8>> {
+fn decode(value: &str) -> Option<Vec<u8>> {
     let mut decoded = Vec::with_capacity(value.len());
     let mut rest = value.as_bytes();
     while let Some((byte, after)) = rest.split_first() {
@@ -354,7 +319,11 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use zmove_types::RateLimit;
+
     use super::*;
+    use crate::trust::expiry::Expiry;
+    use crate::trust::fingerprint::Fingerprint;
 
     const ONE: Fingerprint = Fingerprint([1; 32]);
 
