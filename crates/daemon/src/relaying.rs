@@ -16,11 +16,11 @@ use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::watch;
 use zmove_receiver::{Booking, Quota, TransferMeter};
 use zmove_sender::{Beside, Held, Known, PeerQuota, SessionError, Summary};
-use zmove_types::{Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample};
+use zmove_types::{Event, Lock, Observer, RelPath, Root};
 use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
 use zmove_wire::{
-    FileHash, Refusal, RefusalCode, Relay, StageProgress, ToReceiver, Told, ToldChange, ToldForm,
-    ToldKind, TransferAccount, TransferProgress, WireError, encode_message,
+    FileHash, Refusal, RefusalCode, Relay, ToReceiver, Told, TransferAccount, TransferProgress,
+    WireError, encode_message,
 };
 
 use crate::refusals::denied;
@@ -310,12 +310,12 @@ impl Observer for Relaying {
                 self.tell(Told::Warned(message.clone()))
             }
             Event::Limited { by } => self.tell(Told::Limited((*by).to_owned())),
-            Event::Sampled(sample) => self.tell(Told::Sampled(progress_of(sample))),
+            Event::Sampled(sample) => self.tell(Told::Sampled(*sample)),
             Event::Listed { changes } => {
                 for part in changes.chunks(TOLD_MAX) {
                     self.say(Relay::Told(
                         part.iter()
-                            .map(|change| Told::Listed(change_of(change)))
+                            .map(|change| Told::Listed(change.clone()))
                             .collect(),
                     ));
                 }
@@ -333,38 +333,6 @@ impl Observer for Relaying {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn progress_of(sample: &Sample) -> StageProgress {
-    StageProgress {
-        elapsed_us: micros(sample.elapsed),
-        bytes_read: sample.bytes_read,
-        bytes_handed_over: sample.bytes_handed_over,
-        bytes_acked: sample.bytes_acked,
-        bytes_stored: sample.bytes_stored,
-        packs_waiting: sample.packs_waiting as u64,
-        frames_waiting: sample.frames_waiting as u64,
-        items_outstanding: sample.items_outstanding as u64,
-        lanes: sample.lanes as u64,
-        segments_retransmitted: sample.segments_retransmitted,
-    }
-}
-
-fn change_of(Change { kind, path, form }: &Change) -> ToldChange {
-    ToldChange {
-        path: path.clone(),
-        kind: match kind {
-            ChangeKind::Added => ToldKind::Added,
-            ChangeKind::Changed(why) => ToldKind::Changed(why.clone()),
-            ChangeKind::Removed => ToldKind::Removed,
-        },
-        form: match form {
-            EntryForm::File => ToldForm::File,
-            EntryForm::Directory => ToldForm::Directory,
-            EntryForm::Symlink(target) => ToldForm::Symlink(target.to_vec()),
-            EntryForm::Link(first) => ToldForm::Link(first.clone()),
-        },
-    }
 }
 
 /// The refusal that tells the receiver why its sender cannot go on.

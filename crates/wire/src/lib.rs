@@ -44,8 +44,8 @@ pub use message::{
     Place, Proof, PublishedItem, Receipt, Refusal, RefusalCode, Relay, RemovalOrder, Remove,
     RemoveGroup, RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening,
     SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark,
-    SourcePath, StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize,
-    TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm,
-    ToldKind, TopName, TransferAccount, TransferProgress, TransportChoice, Verdict, Waiting,
-    WorkCounts, WorkEnd, decode_message, decode_message_within, encode_message,
+    SourcePath, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape,
+    TargetState, Time, ToReceiver, ToSender, ToSource, Told, TopName, TransferAccount,
+    TransferProgress, TransportChoice, Verdict, Waiting, WorkCounts, WorkEnd, decode_message,
+    decode_message_within, encode_message,
 };

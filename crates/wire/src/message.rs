@@ -58,10 +58,7 @@ pub use preview::{
     Inquiry,
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
-pub use relay::{
-    FileHash, FileTotal, PathAccount, Relay, StageProgress, Told, ToldChange, ToldForm, ToldKind,
-    TransferAccount, TransferProgress,
-};
+pub use relay::{FileHash, FileTotal, PathAccount, Relay, Told, TransferAccount, TransferProgress};
 pub use shared_job::{
     GroupRange, NodeName, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
     SharedJobRequest, SharedJobResult, WorkCounts, WorkEnd,

@@ -10,13 +10,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_receiver::NamedFiles;
 use zmove_sender::{Known, Manifest};
-use zmove_types::{
-    Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample, printable,
-};
+use zmove_types::{ChangeKind, Event, Lock, Observer, RelPath, Root, Sample, printable};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
-    FileHash, Refusal, Relay, SignedReceipt, StageProgress, ToReceiver, Told, ToldChange, ToldForm,
-    ToldKind, TransferAccount, TransferProgress, WireError, decode_message,
+    FileHash, Refusal, Relay, SignedReceipt, ToReceiver, Told, TransferAccount, TransferProgress,
+    WireError, decode_message,
 };
 
 /// See the module.
@@ -173,10 +171,18 @@ impl Relayed {
                 message: printable(&message),
             },
             Told::Limited(by) => Event::Limited { by: limit(&by) },
-            Told::Sampled(progress) => Event::Sampled(self.sample(&progress)),
-            Told::Listed(change) => Event::Listed {
-                changes: vec![change_of(change)],
-            },
+            Told::Sampled(sample) => Event::Sampled(Sample {
+                elapsed: self.offset + sample.elapsed,
+                ..sample
+            }),
+            Told::Listed(mut change) => {
+                if let ChangeKind::Changed(why) = &mut change.kind {
+                    *why = printable(why);
+                }
+                Event::Listed {
+                    changes: vec![change],
+                }
+            }
             Told::Flushing => Event::Flushing,
             Told::SessionBegins => {
                 let mut state = self.state();
@@ -204,22 +210,6 @@ impl Relayed {
         drop(state);
         more.events().for_each(|event| self.observer.on(&event));
     }
-
-    fn sample(&self, progress: &StageProgress) -> Sample {
-        let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        Sample {
-            elapsed: self.offset + Duration::from_micros(progress.elapsed_us),
-            bytes_read: progress.bytes_read,
-            bytes_handed_over: progress.bytes_handed_over,
-            bytes_acked: progress.bytes_acked,
-            bytes_stored: progress.bytes_stored,
-            packs_waiting: count(progress.packs_waiting),
-            frames_waiting: count(progress.frames_waiting),
-            items_outstanding: count(progress.items_outstanding),
-            lanes: count(progress.lanes),
-            segments_retransmitted: progress.segments_retransmitted,
-        }
-    }
 }
 
 impl NamedFiles for Relayed {
@@ -237,23 +227,6 @@ impl NamedFiles for Relayed {
 impl fmt::Debug for Relayed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Relayed").finish_non_exhaustive()
-    }
-}
-
-fn change_of(ToldChange { path, kind, form }: ToldChange) -> Change {
-    Change {
-        kind: match kind {
-            ToldKind::Added => ChangeKind::Added,
-            ToldKind::Changed(why) => ChangeKind::Changed(printable(&why)),
-            ToldKind::Removed => ChangeKind::Removed,
-        },
-        path,
-        form: match form {
-            ToldForm::File => EntryForm::File,
-            ToldForm::Directory => EntryForm::Directory,
-            ToldForm::Symlink(target) => EntryForm::Symlink(target.into()),
-            ToldForm::Link(first) => EntryForm::Link(first),
-        },
     }
 }
 

@@ -2,7 +2,10 @@
 
 use serde::Serialize;
 use std::sync::Arc;
-use zmove_types::{Beginning, Counters, Kinds, Metadata, Root, SharedJobId, Timestamp, WorkId};
+use zmove_types::{
+    Beginning, Change, ChangeKind, Counters, EntryForm, Kinds, Metadata, Root, Sample, SharedJobId,
+    Timestamp, WorkId,
+};
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
     Differences, Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames,
@@ -14,10 +17,9 @@ use zmove_wire::{
     Proof, PublishedItem, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role,
     RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
     SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath,
-    StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape,
-    TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm, ToldKind,
-    TopName, TransferAccount, TransferProgress, TransportChoice, Verdict, WorkCounts, WorkEnd,
-    encode_message,
+    StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time,
+    ToReceiver, ToSender, ToSource, Told, TopName, TransferAccount, TransferProgress,
+    TransportChoice, Verdict, WorkCounts, WorkEnd, encode_message,
 };
 
 use super::{
@@ -171,7 +173,7 @@ fn receipt() -> SignedReceipt {
 #[expect(clippy::too_many_lines, reason = "a table with a seed of each message")]
 fn relays() -> Vec<ToReceiver> {
     let change = |kind, form| {
-        Told::Listed(ToldChange {
+        Told::Listed(Change {
             path: path("d/f"),
             kind,
             form,
@@ -190,17 +192,17 @@ fn relays() -> Vec<ToReceiver> {
         Told::NotKept("n".into()),
         Told::Warned("w".into()),
         Told::Limited("path".into()),
-        Told::Sampled(StageProgress {
+        Told::Sampled(Sample {
             bytes_acked: Some(1),
-            ..StageProgress::default()
+            ..Sample::default()
         }),
-        change(ToldKind::Added, ToldForm::File),
+        change(ChangeKind::Added, EntryForm::File),
         change(
-            ToldKind::Changed("time".into()),
-            ToldForm::Symlink(b"t".to_vec()),
+            ChangeKind::Changed("time".into()),
+            EntryForm::Symlink(b"t"[..].into()),
         ),
-        change(ToldKind::Removed, ToldForm::Directory),
-        change(ToldKind::Added, ToldForm::Link(path("d/g"))),
+        change(ChangeKind::Removed, EntryForm::Directory),
+        change(ChangeKind::Added, EntryForm::Link(path("d/g"))),
         Told::Flushing,
         Told::Answered,
         Told::SessionBegins,

@@ -3,8 +3,10 @@
 //!
 //! **Invariant:** nothing here changes what the receiver writes.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
-use zmove_types::{Counters, Event, RelPath, Root};
+use zmove_types::{Change, ChangeKind, Counters, EntryForm, Event, RelPath, Root, Sample};
 
 use super::{NotKept, Refusal, SignedReceipt, bytes, counters, list};
 use crate::limits::{HASHED_MAX, LANES_MAX, MISSED_MAX, TOLD_CHARS_MAX, TOLD_MAX};
@@ -66,9 +68,9 @@ pub enum Told {
     /// The present limit of the rate.
     Limited(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
     /// The progress of each stage, in all.
-    Sampled(StageProgress),
+    Sampled(#[serde(with = "SentSample")] Sample),
     /// A change that a transfer would make.
-    Listed(ToldChange),
+    Listed(#[serde(with = "SentChange")] Change),
     /// All has been sent.
     Flushing,
     /// The receiver has answered all.
@@ -172,64 +174,64 @@ impl TransferProgress {
     }
 }
 
-/// The progress of the stages at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StageProgress {
-    /// Microseconds since the start.
-    pub elapsed_us: u64,
-    /// Bytes read and hashed.
-    pub bytes_read: u64,
-    /// Bytes handed to lanes.
-    pub bytes_handed_over: u64,
-    /// Bytes that the receiver's kernel has acknowledged.
-    pub bytes_acked: Option<u64>,
-    /// Bytes stored.
-    pub bytes_stored: u64,
-    /// Batches that wait to be read.
-    pub packs_waiting: u64,
-    /// Frames that wait for a lane.
-    pub frames_waiting: u64,
-    /// Items without a receipt.
-    pub items_outstanding: u64,
-    /// Lanes that are up.
-    pub lanes: u64,
-    /// Segments sent again.
-    pub segments_retransmitted: Option<u64>,
+/// A [`Sample`] as it travels.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Sample")]
+struct SentSample {
+    #[serde(with = "SentMicros")]
+    elapsed: Duration,
+    bytes_read: u64,
+    bytes_handed_over: u64,
+    bytes_acked: Option<u64>,
+    bytes_stored: u64,
+    packs_waiting: usize,
+    frames_waiting: usize,
+    items_outstanding: usize,
+    lanes: usize,
+    segments_retransmitted: Option<u64>,
 }
 
-/// A change that a transfer would make to one entry.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ToldChange {
-    /// The entry's path below the target.
+/// A [`Duration`] as it travels: whole microseconds.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Duration")]
+struct SentMicros(#[serde(getter = "micros")] u64);
+
+fn micros(time: &Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl From<SentMicros> for Duration {
+    fn from(SentMicros(micros): SentMicros) -> Self {
+        Self::from_micros(micros)
+    }
+}
+
+/// A [`Change`] as it travels.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Change")]
+struct SentChange {
     #[serde(with = "bytes")]
-    pub path: RelPath,
-    /// The kind of change.
-    pub kind: ToldKind,
-    /// The kind of entry.
-    pub form: ToldForm,
+    path: RelPath,
+    #[serde(with = "SentChangeKind")]
+    kind: ChangeKind,
+    #[serde(with = "SentEntryForm")]
+    form: EntryForm,
 }
 
-/// A kind of change.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ToldKind {
-    /// The entry is made.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "ChangeKind")]
+enum SentChangeKind {
     Added,
-    /// The entry is changed, for this reason.
     Changed(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
-    /// The entry is removed.
     Removed,
 }
 
-/// A kind of entry.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ToldForm {
-    /// A file.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "EntryForm")]
+enum SentEntryForm {
     File,
-    /// A directory.
     Directory,
-    /// A symbolic link to this.
-    Symlink(#[serde(with = "bytes")] Vec<u8>),
-    /// A further name of the file at this path.
+    Symlink(#[serde(with = "bytes")] Box<[u8]>),
     Link(#[serde(with = "bytes")] RelPath),
 }
 
@@ -305,6 +307,19 @@ mod tests {
     use crate::message::{ToReceiver, decode_message, encode_message};
 
     #[test]
+    fn a_sample_is_pinned_in_whole_microseconds() {
+        let sample = Sample {
+            elapsed: Duration::from_micros(300),
+            bytes_acked: Some(1),
+            lanes: 2,
+            ..Sample::default()
+        };
+        let bytes = encode_message(&Told::Sampled(sample));
+        assert_eq!(bytes[4..], [9, 0xAC, 2, 0, 0, 1, 1, 0, 0, 0, 0, 2, 0]);
+        assert_eq!(decode_message(&bytes[4..]), Ok(Told::Sampled(sample)));
+    }
+
+    #[test]
     #[expect(
         clippy::too_many_lines,
         reason = "a table of the bytes of each message"
@@ -366,10 +381,10 @@ mod tests {
             [&[ToReceiver::RELAY_TAG, 6, 1, 1, b'p'][..], &[9; 32]].concat()
         );
         assert_eq!(bytes(Relay::Lanes(4)), [ToReceiver::RELAY_TAG, 2, 4]);
-        let change = ToldChange {
+        let change = Change {
             path: path(),
-            kind: ToldKind::Changed("t".into()),
-            form: ToldForm::Link(path()),
+            kind: ChangeKind::Changed("t".into()),
+            form: EntryForm::Link(path()),
         };
         assert_eq!(
             bytes(Relay::Told(vec![Told::Listed(change)])),
