@@ -12,10 +12,10 @@ pub(crate) mod timeline;
 pub(crate) mod totals;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use zmove_scan::{Entry, EntryKind, Parts, ScanError};
-use zmove_types::{ByteCount, Escaped, Event, GroupSpan, Kinds, Observer, RelPath, Root};
+use zmove_types::{ByteCount, Escaped, Event, GroupSpan, Kinds, Lock, Observer, RelPath, Root};
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
 use zmove_wire::{FoundSoFar, Lack, Missed, NotKept};
 
@@ -31,7 +31,7 @@ use crate::read::source::{Counted, LargeSource, Look, SourceDirectory};
 pub(crate) struct Account {
     pub(crate) totals: Totals,
     pub(crate) observer: Arc<dyn Observer>,
-    files: Mutex<FileLedger>,
+    files: Lock<FileLedger>,
     has_found_all: AtomicBool,
     /// The bytes that the target's file system has room for, as far as that is known.
     room: AtomicU64,
@@ -55,7 +55,7 @@ impl Account {
         Self {
             totals: Totals::default(),
             observer,
-            files: Mutex::default(),
+            files: Lock::default(),
             has_found_all: AtomicBool::new(false),
             room: AtomicU64::new(u64::MAX),
         }
@@ -63,7 +63,7 @@ impl Account {
 
     /// The ledger of single files, which lasts longer than this session.
     pub(crate) fn files(&self) -> MutexGuard<'_, FileLedger> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+        self.files.lock()
     }
 
     /// Counts a file that was at the target already, and lists it where its `root` is known; it counts as moved if an
@@ -224,11 +224,7 @@ impl Account {
 
     /// Entries have not got all that was to be kept of them.
     pub(crate) fn not_kept(&self, counts: &[NotKept]) {
-        let mut not_kept = self
-            .totals
-            .not_kept
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut not_kept = self.totals.not_kept.lock();
         for lack in counts {
             *not_kept.entry((lack.kind, lack.why)).or_default() += lack.entries;
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -88,10 +88,7 @@ impl Receipts {
     /// Takes a message; returns the last one, `Finished`, when it is that.
     pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         let session = Arc::clone(&self.session);
-        let _entering = session
-            .entering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _entering = session.entering.lock();
         match message {
             ToSender::Answer(answer) => self.reply_sender.reply(Reply::Answer(answer))?,
             ToSender::Held(held) => {

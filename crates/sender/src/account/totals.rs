@@ -1,9 +1,8 @@
 //! The totals of a push.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
-use zmove_types::{AtomicCounter, AtomicCounters, Kinds};
+use zmove_types::{AtomicCounter, AtomicCounters, Kinds, Lock};
 use zmove_wire::{Lack, NotKept};
 
 use crate::account::summary::Summary;
@@ -30,7 +29,7 @@ pub(crate) struct Totals {
     /// Skipped files that are in the manifest, or will be.
     pub(crate) listed: AtomicCounter,
     /// What was not kept, and why.
-    pub(crate) not_kept: Mutex<BTreeMap<(Kinds, Lack), u64>>,
+    pub(crate) not_kept: Lock<BTreeMap<(Kinds, Lack), u64>>,
     /// Entries whose removal was requested in this run, with all below them where that counts.
     pub(crate) extraneous: AtomicCounter,
     /// Parts of the source that could not be scanned.
@@ -61,7 +60,7 @@ impl Totals {
 
     /// What was not kept, and why.
     fn not_kept(&self) -> Vec<NotKept> {
-        let counts = self.not_kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = self.not_kept.lock();
         counts
             .iter()
             .map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries))

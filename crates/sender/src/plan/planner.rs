@@ -5,7 +5,7 @@
 //! thousand, many offers at once; directories and links are always sent, because placing one that is there is no work.
 //! Until the target is known a little is sent as a guess, which saves a round trip where it is right.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
@@ -288,11 +288,7 @@ impl Planner<'_> {
 
     /// Where nothing is under way any more, first names for which others wait have failed: the next ones are sent.
     fn replace_failed_names(&mut self, offers: &Receiver<QueuedReply>) {
-        let entering = self
-            .session
-            .entering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let entering = self.session.entering.lock();
         let is_idle = !self.links.is_done()
             && self.offering.as_ref().is_none_or(Offering::is_done)
             && self.session.in_flight.is_idle()

@@ -1,13 +1,13 @@
 //! The state that all stages of one session share.
 
 use std::fs::File;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_disk::{Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
-use zmove_types::{FileId, Observer};
+use zmove_types::{FileId, Lock, Observer};
 use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, ToReceiver, WireError, directory_batches};
 
@@ -33,7 +33,7 @@ pub(crate) struct Session {
     pub(crate) extras: Extras,
     pub(crate) rate: PushRate,
     /// Held while a message of the receiver is entered, so that who finds nothing in flight has heard of all of it.
-    pub(crate) entering: Mutex<()>,
+    pub(crate) entering: Lock<()>,
     /// What the receiver may hold here, where there is a limit.
     pub(crate) quota: Option<Arc<dyn PeerQuota>>,
 }
@@ -56,7 +56,7 @@ impl Session {
             in_flight,
             read_ahead: ReadAhead::new(),
             rate: PushRate::default(),
-            entering: Mutex::default(),
+            entering: Lock::default(),
             quota,
         }
     }

@@ -7,12 +7,12 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use zmove_chunk::{file_root, read_root, sparse_file_root};
 use zmove_disk::{FileIdentity, StorageThreads, Task, Turn};
 use zmove_scan::{Entry, EntryKind};
-use zmove_types::{DataRanges, GroupSpan, Kinds, Root};
+use zmove_types::{DataRanges, GroupSpan, Kinds, Lock, Root};
 use zmove_wire::{BatchEntry, FileEntry, LinkEntry};
 
 use crate::account::failure::FileError;
@@ -80,7 +80,7 @@ impl EntryReader<'_> {
         let entries = groups.iter().map(|group| group.entries.len()).sum();
         let mut read = Vec::with_capacity(entries);
         read.resize_with(entries, || EntryRead::Nothing);
-        let waiting = Mutex::new(with_room(groups, &mut read, room).into_iter());
+        let waiting = Lock::new(with_room(groups, &mut read, room).into_iter());
         let stopping = self.in_flight.stopping();
         let read_some = |turn: &Turn<'_>| self.read_some(turn, groups, &waiting);
         self.threads.side_by_side(
@@ -103,14 +103,11 @@ impl EntryReader<'_> {
         &self,
         turn: &Turn<'_>,
         groups: &[PackGroup],
-        waiting: &Mutex<std::vec::IntoIter<Waiting<'_>>>,
+        waiting: &Lock<std::vec::IntoIter<Waiting<'_>>>,
     ) {
         let mut opened: Option<(usize, SourceDirectory)> = None;
         while !turn.is_over() {
-            let next = waiting
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .next();
+            let next = waiting.lock().next();
             let Some(Waiting {
                 group,
                 entry,

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::hash::Hash;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use zmove_chunk::{contents_digest, read_root};
 use zmove_disk::{
@@ -16,7 +16,7 @@ use zmove_disk::{
 };
 use zmove_scan::{Beside, Entry, EntryKind};
 use zmove_types::{
-    Account, Accounts, Extra, GROUP_BYTES, Ids, Kinds, Metadata, NoAccounts, RelPath, Root,
+    Account, Accounts, Extra, GROUP_BYTES, Ids, Kinds, Lock, Metadata, NoAccounts, RelPath, Root,
     Timestamp, Xattr,
 };
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack};
@@ -117,7 +117,7 @@ pub(crate) struct Extras {
     owners: Owners,
     zeros: Zeros,
     instead: Instead,
-    known: Mutex<Known>,
+    known: Lock<Known>,
 }
 
 #[derive(Debug, Default)]
@@ -142,7 +142,7 @@ impl Extras {
             owners,
             zeros: Zeros::default(),
             instead: Instead::default(),
-            known: Mutex::default(),
+            known: Lock::default(),
         }
     }
 
@@ -362,7 +362,7 @@ impl Extras {
                 })
             });
         }
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         if xattrs.is_empty()
             && let Some(shared) = known.shared.get(&ids)
         {
@@ -397,10 +397,6 @@ impl Extras {
             known.shared.insert(ids, Arc::clone(&extra));
         }
         Some(extra)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

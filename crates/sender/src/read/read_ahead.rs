@@ -3,9 +3,7 @@
 //! Before the receiver opens the transfer there is a round trip, in which the readers would otherwise be idle.
 //! **Invariant:** a batch that is kept here has not been issued, so throwing it away loses nothing but the reading.
 
-use std::sync::{Mutex, PoisonError};
-
-use zmove_types::{Buffer, RelPath};
+use zmove_types::{Buffer, Lock, RelPath};
 use zmove_wire::{Batch, DirectoryGroup};
 
 use crate::plan::pack::Pack;
@@ -88,16 +86,16 @@ pub(crate) struct ReadPack {
 
 /// The batches that are kept; `None` once the target is known.
 #[derive(Debug)]
-pub(crate) struct ReadAhead(Mutex<Option<Vec<ReadPack>>>);
+pub(crate) struct ReadAhead(Lock<Option<Vec<ReadPack>>>);
 
 impl ReadAhead {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(Some(Vec::new())))
+        Self(Lock::new(Some(Vec::new())))
     }
 
     /// Keeps a batch; returns it when the target is known.
     pub(crate) fn keep(&self, mut batch: ReadPack) -> Option<ReadPack> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         let Some(kept) = kept.as_mut() else {
             return Some(batch);
         };
@@ -111,10 +109,6 @@ impl ReadAhead {
 
     /// Takes the kept batches, since the target is known.
     pub(crate) fn close(&self) -> Vec<ReadPack> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-            .unwrap_or_default()
+        self.0.lock().take().unwrap_or_default()
     }
 }

@@ -1,10 +1,10 @@
 //! The number of readers, and the number that there should be.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use zmove_types::Lock;
 
 /// The number of readers that there should be; those with the highest numbers end first.
 #[derive(Debug, Default)]
-pub(crate) struct ReaderCount(Mutex<Readers>);
+pub(crate) struct ReaderCount(Lock<Readers>);
 
 #[derive(Debug, Default)]
 struct Readers {
@@ -16,7 +16,7 @@ struct Readers {
 impl ReaderCount {
     /// Sets the wanted number; returns how many run, so that the caller starts the rest.
     pub(crate) fn want(&self, wanted: usize) -> usize {
-        let mut readers = self.lock();
+        let mut readers = self.0.lock();
         readers.wanted = wanted;
         let running = readers.running;
         readers.running = running.max(wanted);
@@ -25,21 +25,17 @@ impl ReaderCount {
 
     /// Notes that the reader of this number could not be started, nor those after it.
     pub(crate) fn stop_before(&self, number: usize) {
-        let mut readers = self.lock();
+        let mut readers = self.0.lock();
         readers.running = readers.running.min(number);
         readers.wanted = readers.wanted.min(number);
     }
 
     /// Whether this reader is one too many; it must end then.
     pub(crate) fn may_go(&self, number: usize) -> bool {
-        let mut readers = self.lock();
+        let mut readers = self.0.lock();
         let goes = number >= readers.wanted && number + 1 == readers.running;
         readers.running -= usize::from(goes);
         goes
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Readers> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

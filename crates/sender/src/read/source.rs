@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::thread;
 
 use rustix::fs::{Mode, OFlags};
@@ -17,7 +17,9 @@ use rustix::io::Errno;
 use zmove_chunk::{Groups, merge_root, sparse_group_cv};
 use zmove_disk::{DataFile, Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, SourceRoot};
-use zmove_types::{Cv, DataRanges, FileId, GroupSpan, Metadata, Name, RelPath, Root, Timestamp};
+use zmove_types::{
+    Cv, DataRanges, FileId, GroupSpan, Lock, Metadata, Name, RelPath, Root, Timestamp,
+};
 use zmove_wire::{FileHead, WireError};
 
 use crate::account::failure::FileError;
@@ -180,7 +182,7 @@ pub(crate) struct LargeSource {
     resumed: bool,
     /// The groups that are sent from here, where others send the rest.
     range: Option<Range<u32>>,
-    state: Mutex<LargeState>,
+    state: Lock<LargeState>,
 }
 
 #[derive(Debug, Default)]
@@ -263,7 +265,7 @@ impl LargeSource {
             target,
             resumed: false,
             range: None,
-            state: Mutex::new(state),
+            state: Lock::new(state),
         }
     }
 
@@ -277,7 +279,7 @@ impl LargeSource {
         };
         Self {
             range: Some(range),
-            state: Mutex::new(state),
+            state: Lock::new(state),
             ..self
         }
     }
@@ -302,7 +304,7 @@ impl LargeSource {
         };
         Self {
             resumed: true,
-            state: Mutex::new(state),
+            state: Lock::new(state),
             ..self
         }
     }
@@ -608,7 +610,7 @@ impl LargeSource {
     }
 
     fn lock(&self) -> MutexGuard<'_, LargeState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -6,11 +6,11 @@ mod record;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
-use zmove_types::{Event, FileId, GroupSpan, ItemId, Observer, RelPath};
+use zmove_types::{Event, FileId, GroupSpan, ItemId, Lock, Observer, RelPath};
 use zmove_wire::limits::FILES_BEGUN_MAX;
 use zmove_wire::session::Receipt;
 use zmove_wire::{EntryFault, ToReceiver, WireError};
@@ -27,7 +27,7 @@ pub(crate) struct InFlight {
     /// Control messages on their way out; the writer ends the connection when this is dropped.
     outgoing: UnboundedSender<ToReceiver>,
     stopping: AtomicBool,
-    state: Mutex<State>,
+    state: Lock<State>,
     /// Notified when an item is settled, a large file has come to its end, or nothing is planned any more.
     settled: Condvar,
     /// The number of lanes that have nothing to do.
@@ -74,7 +74,7 @@ impl InFlight {
             observer,
             outgoing,
             stopping: AtomicBool::new(false),
-            state: Mutex::default(),
+            state: Lock::default(),
             settled: Condvar::new(),
             lanes_idle: AtomicUsize::new(0),
             sent_counts: SentCounts::default(),
@@ -399,7 +399,7 @@ impl InFlight {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

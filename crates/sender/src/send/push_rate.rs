@@ -1,9 +1,7 @@
 //! The rate that all lanes of a push keep together, and who has set it.
 
-use std::sync::{Mutex, PoisonError};
-
 use zmove_transport::SharedRate;
-use zmove_types::RateLimit;
+use zmove_types::{Lock, RateLimit};
 
 use crate::account::limit::Limit;
 
@@ -12,7 +10,7 @@ use crate::account::limit::Limit;
 pub(crate) struct PushRate {
     /// What lanes keep.
     pub(crate) shared: SharedRate,
-    lowest: Mutex<Option<Lowest>>,
+    lowest: Lock<Option<Lowest>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +22,7 @@ struct Lowest {
 impl PushRate {
     /// Keeps `limit` too, which is that of `by`.
     pub(crate) fn lower(&self, limit: RateLimit, by: Limit) {
-        let mut lowest = self.lowest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lowest = self.lowest.lock();
         if lowest.is_none_or(|lowest| limit.bytes_per_second() < lowest.limit.bytes_per_second()) {
             *lowest = Some(Lowest { limit, by });
             self.shared.set(limit);
@@ -33,7 +31,7 @@ impl PushRate {
 
     /// Whose rate it is that lanes wait for.
     pub(crate) fn limit(&self) -> Limit {
-        let lowest = *self.lowest.lock().unwrap_or_else(PoisonError::into_inner);
+        let lowest = *self.lowest.lock();
         lowest.map_or(Limit::OwnRate, |lowest| lowest.by)
     }
 }
