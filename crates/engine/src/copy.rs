@@ -323,7 +323,8 @@ impl RemoteCopy<'_> {
         let (more, _never) = mpsc::unbounded_channel();
         let relayed = Relayed::new(
             Arc::clone(&self.observer),
-            (None, more),
+            None,
+            more,
             run.started.elapsed(),
         );
         let mut first = None;

@@ -11,7 +11,7 @@
 //! use std::sync::Arc;
 //! use std::time::Instant;
 //!
-//! use zmove_engine::{LocalReceiver, NoListener, Push, Run, SenderConfig, Sources, push_locally};
+//! use zmove_engine::{NoListener, Push, ReceiverConfig, Run, SenderConfig, Sources, push_locally};
 //! use zmove_types::NoObserver;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -29,7 +29,7 @@
 //! let push = Push::start(job, SenderConfig::default(), &mut run, now);
 //! let runtime = tokio::runtime::Runtime::new()?;
 //! let never = std::future::pending();
-//! let pushing = push_locally(push, &mut run, LocalReceiver::default(), Arc::new(NoObserver), never);
+//! let pushing = push_locally(push, &mut run, ReceiverConfig::default(), Arc::new(NoObserver), never);
 //! let summary = runtime.block_on(pushing)?;
 //!
 //! assert_eq!((summary.counters.files, summary.counters.failed), (1, 0));
@@ -69,11 +69,11 @@ pub use error::{
     BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PullError, PushError,
     SourcesError, SshError, SshMessageError,
 };
-pub use local::{LocalReceiver, Overlap, push_locally};
+pub use local::{Overlap, push_locally};
 pub use location::{DEFAULT_PORT, Location, Login, Remote, Start};
 pub use notice::{Listener, NoListener, Notice};
 pub use path_memory::{Known, PathMemory, Rates, Window};
-pub use pull::{PullReceiver, PullRun, Pulled, RemotePull, RemoteSources};
+pub use pull::{PullRun, Pulled, RemotePull, RemoteSources};
 pub use random::{fresh_transfer, random};
 pub use reconnect::{JobMaking, Pushed, RemotePush};
 pub use settings::{
@@ -81,4 +81,5 @@ pub use settings::{
 };
 pub use sources::Sources;
 pub use ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshSession};
+pub use zmove_receiver::ReceiverConfig;
 pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, SessionFate, Summary};

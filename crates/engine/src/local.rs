@@ -3,51 +3,19 @@
 mod overlap;
 
 use std::future::{Future, pending};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use zmove_disk::{Auto, Direct, FileIo, StorageMemory};
-use zmove_receiver::{ListedFiles, Owning, ReceiverConfig, Rights, Session, run_session};
+use zmove_receiver::{Owning, ReceiverConfig, Rights, Session, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
-use zmove_types::{Accounts, NoAccounts, Observer};
+use zmove_types::Observer;
 use zmove_wire::Cipher;
 
 use crate::error::LocalError;
 use crate::random::fresh_transfer;
 
 pub use overlap::Overlap;
-
-/// The receiving half of a push within this process.
-#[derive(Clone, Debug)]
-pub struct LocalReceiver {
-    /// The storage engine of the target. Default: [`Auto`].
-    pub file_io: Arc<dyn FileIo>,
-    /// Whether large files are written past the page cache. Default: where it pays.
-    pub direct: Direct,
-    /// What was found of targets' storages before.
-    pub storage: StorageMemory,
-    /// The directory for the journals of what is unfinished. Default: none, and a push that broke off begins anew.
-    pub journals: Option<PathBuf>,
-    /// The meaning of names of users and groups. Default: none, so that numbers count.
-    pub accounts: Arc<dyn Accounts>,
-    /// What a verification compares with, in the place of a target. Default: the target.
-    pub listed: Option<Arc<ListedFiles>>,
-}
-
-impl Default for LocalReceiver {
-    fn default() -> Self {
-        Self {
-            file_io: Arc::new(Auto::default()),
-            direct: Direct::default(),
-            storage: StorageMemory::default(),
-            journals: None,
-            accounts: Arc::new(NoAccounts),
-            listed: None,
-        }
-    }
-}
 
 /// Pushes to a target on this host, until all is done or `stop` resolves.
 ///
@@ -59,7 +27,7 @@ impl Default for LocalReceiver {
 pub async fn push_locally(
     push: Push,
     run: &mut Run,
-    receiver: LocalReceiver,
+    receiver: ReceiverConfig,
     observer: Arc<dyn Observer>,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, LocalError> {
@@ -76,32 +44,16 @@ pub async fn push_locally(
     drop((sinks_in, sources_in));
     let receiving = tokio::spawn(async move {
         far_reader.greeting().await?;
-        let LocalReceiver {
-            file_io,
-            direct,
-            storage,
-            journals,
-            accounts,
-            listed,
-        } = receiver;
-        // who pushes here may do what they may do
-        let rights = Rights {
-            owning: Owning::Allowed,
-            ..Rights::default()
-        };
-        let config = ReceiverConfig {
-            file_io,
-            direct,
-            storage,
-            journals,
-            accounts,
-            listed,
-            rights,
-            ..ReceiverConfig::default()
-        };
         let control = (far_reader, far_writer);
         let session = Session {
-            config,
+            config: ReceiverConfig {
+                // who pushes here may do what they may do
+                rights: Rights {
+                    owning: Owning::Allowed,
+                    ..Rights::default()
+                },
+                ..receiver
+            },
             ..Session::new(transfer, control, sources)
         };
         run_session(session, pending()).await

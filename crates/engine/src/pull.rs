@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-use zmove_disk::{Direct, FileIo, RemovalBudget, StorageMemory};
+use zmove_disk::RemovalBudget;
 use zmove_receiver::{
-    ListedFiles, NamedFiles, Owning, ReceiverConfig, Rights, Session,
-    SessionError as ReceiverError, TargetLeases, TransferMeter, run_session,
+    NamedFiles, Owning, ReceiverConfig, Rights, Session, SessionError as ReceiverError, TransferMeter,
+    run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Summary};
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
-use zmove_types::{Accounts, Brought, Counters, Lock, Observer};
+use zmove_types::{Brought, Counters, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
     Compare, Fetch, Intent, LaneOrder, Open, Proof, TargetState, ToSender, ToSource, WireError,
@@ -55,33 +55,14 @@ pub struct RemotePull<'a> {
     pub list: Option<Arc<[u8]>>,
     /// The sources, as the order has them: what the host may bring.
     pub sources: RemoteSources,
-    /// The settings of the receiver.
-    pub receiver: PullReceiver,
+    /// The settings of the receiver. What the host may bring, and what it may remove, are filled in.
+    pub receiver: ReceiverConfig,
     /// How long the host is dialled again once connections are lost; zero: not at all.
     pub timeout: Timeout,
     /// How long one session waits in the queue of a busy host.
     pub busy_timeout: Timeout,
     /// The observer of what happens in a session.
     pub observer: Arc<dyn Observer>,
-}
-
-/// The receiving half of a pull.
-#[derive(Clone, Debug)]
-pub struct PullReceiver {
-    /// The storage engine of the target.
-    pub file_io: Arc<dyn FileIo>,
-    /// Whether large files are written past the page cache.
-    pub direct: Direct,
-    /// What was found of targets' storages before.
-    pub storage: StorageMemory,
-    /// The directory for the journals of what is unfinished.
-    pub journals: Option<PathBuf>,
-    /// The meaning of names of users and groups.
-    pub accounts: Arc<dyn Accounts>,
-    /// The leases of targets, which receivers of the same user share.
-    pub target_leases: TargetLeases,
-    /// What a verification compares with, in the place of a target; `None`: the target.
-    pub listed: Option<Arc<ListedFiles>>,
 }
 
 /// One run of a pull, of as many sessions as it takes.
@@ -262,7 +243,8 @@ impl RemotePull<'_> {
         run.begin_session();
         let relayed = Arc::new(Relayed::new(
             Arc::clone(&self.observer),
-            (run.manifest.take(), supply.more.clone()),
+            run.manifest.take(),
+            supply.more.clone(),
             run.started.elapsed(),
         ));
         let conversation = Conversation {
@@ -320,15 +302,6 @@ impl RemotePull<'_> {
         meter: &Arc<TransferMeter>,
         relayed: &Arc<Relayed>,
     ) -> ReceiverConfig {
-        let PullReceiver {
-            file_io,
-            direct,
-            storage,
-            journals,
-            accounts,
-            target_leases,
-            listed,
-        } = self.receiver.clone();
         // The host was told the same, and need not keep to it.
         let most = self
             .fetch
@@ -345,13 +318,6 @@ impl RemotePull<'_> {
             .then(|| Arc::clone(relayed) as Arc<dyn NamedFiles>);
         ReceiverConfig {
             named,
-            file_io,
-            direct,
-            storage,
-            journals,
-            accounts,
-            target_leases,
-            listed,
             removals: Some(Arc::clone(removals)),
             // who pulls here may do what they may do
             rights: Rights {
@@ -361,7 +327,7 @@ impl RemotePull<'_> {
             top_names: self.sources.top_names(),
             meter: Arc::clone(meter),
             brought: Some(Arc::clone(&run.brought)),
-            ..ReceiverConfig::default()
+            ..self.receiver.clone()
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use zmove_disk::StorageMemory;
-use zmove_engine::{Connector, PullReceiver, PullRun, Pulled, RemotePull};
+use zmove_engine::{Connector, PullRun, Pulled, ReceiverConfig, RemotePull};
 use zmove_receiver::{ListedFiles, TargetLeases};
 
 use crate::args::PushArgs;
@@ -96,8 +96,8 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
 }
 
 /// The receiving role of this user.
-fn receiver(storage: Storage, home: &Path, listed: Option<Arc<ListedFiles>>) -> PullReceiver {
-    PullReceiver {
+fn receiver(storage: Storage, home: &Path, listed: Option<Arc<ListedFiles>>) -> ReceiverConfig {
+    ReceiverConfig {
         file_io: storage.file_io,
         direct: storage.direct,
         storage: StorageMemory::in_home(home),
@@ -105,5 +105,6 @@ fn receiver(storage: Storage, home: &Path, listed: Option<Arc<ListedFiles>>) -> 
         accounts: Arc::new(SystemAccounts),
         target_leases: TargetLeases::shared_in(settings::target_leases(home)),
         listed,
+        ..ReceiverConfig::default()
     }
 }

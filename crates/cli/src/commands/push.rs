@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use zmove_cluster::Receiver;
 use zmove_disk::{StorageMemory, StorageWork};
 use zmove_engine::{
-    Connector, LocalReceiver, Location, Push, Remote, RemotePush, Run, SenderConfig, Sources,
+    Connector, Location, Push, ReceiverConfig, Remote, RemotePush, Run, SenderConfig, Sources,
     Summary, push_locally,
 };
 use zmove_receiver::ListedFiles;
@@ -242,13 +242,14 @@ async fn push_here(
         file_io, direct, ..
     } = storage;
     let storage = storage_memory();
-    let receiver = LocalReceiver {
+    let receiver = ReceiverConfig {
         file_io,
         direct,
         storage,
         journals,
         accounts,
         listed,
+        ..ReceiverConfig::default()
     };
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
 }

@@ -117,11 +117,7 @@ mod tests {
 
     fn opening(shape: TargetShape) -> Result<Open, WireError> {
         let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
-        let relayed = Relayed::new(
-            Arc::new(NoObserver),
-            (None, more),
-            std::time::Duration::ZERO,
-        );
+        let relayed = Relayed::new(Arc::new(NoObserver), None, more, std::time::Duration::ZERO);
         let sources = RemoteSources::new(vec![b"d/asked".to_vec()], None);
         let open = Open::new(b"/mine".to_vec(), [1; 16]);
         let conversation = Conversation {

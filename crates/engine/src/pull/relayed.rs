@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
@@ -24,7 +24,8 @@ pub(crate) struct Relayed {
     more: UnboundedSender<u16>,
     /// How long the run had gone on when the host began to send.
     offset: Duration,
-    state: Mutex<(Option<Manifest>, Heard)>,
+    manifest: Lock<Option<Manifest>>,
+    heard: Lock<Heard>,
     /// The files that got their names here, and of which the host has not told the hash yet.
     unheard: Lock<HashMap<RelPath, Root>>,
 }
@@ -57,15 +58,16 @@ pub(crate) struct Heard {
 impl Relayed {
     pub(crate) fn new(
         observer: Arc<dyn Observer>,
-        (manifest, more): (Option<Manifest>, UnboundedSender<u16>),
+        manifest: Option<Manifest>,
+        more: UnboundedSender<u16>,
         offset: Duration,
     ) -> Self {
-        let state = Mutex::new((manifest, Heard::default()));
         Self {
             observer,
             more,
             offset,
-            state,
+            manifest: Lock::new(manifest),
+            heard: Lock::default(),
             unheard: Lock::default(),
         }
     }
@@ -88,25 +90,25 @@ impl Relayed {
             }
             Relay::Looked(hashed) => {
                 self.list(&hashed, Known::Looked);
-                self.state().1.looked += hashed.len() as u64;
+                self.heard.lock().looked += hashed.len() as u64;
             }
             // The dialler has gone only when the session is being stopped.
             Relay::Lanes(more) => drop(self.more.send(more.min(LANES_MAX))),
-            Relay::Receipt(receipt) => self.state().1.receipt = Some(receipt),
-            Relay::Account(account) => self.state().1.account = Some(*account),
+            Relay::Receipt(receipt) => self.heard.lock().receipt = Some(receipt),
+            Relay::Account(account) => self.heard.lock().account = Some(*account),
             Relay::Broken(refusal) => {
                 let refusal = Refusal {
                     text: printable(&refusal.text),
                     ..refusal
                 };
-                self.state().1.broken = Some(refusal);
+                self.heard.lock().broken = Some(refusal);
             }
         }
         Ok(())
     }
 
     fn list(&self, hashed: &[FileHash], known: Known) {
-        if let Some(manifest) = &mut self.state().0 {
+        if let Some(manifest) = &mut *self.manifest.lock() {
             hashed
                 .iter()
                 .for_each(|hashed| manifest.add(&hashed.path, &hashed.root, known));
@@ -116,7 +118,7 @@ impl Relayed {
     /// Adds to the manifest what the host has not told, by the hashes with which it came.
     fn add_unheard(&self) {
         let unheard = std::mem::take(&mut *self.unheard.lock());
-        if let Some(manifest) = &mut self.state().0 {
+        if let Some(manifest) = &mut *self.manifest.lock() {
             unheard
                 .iter()
                 .for_each(|(path, root)| manifest.add(path, root, Known::Received));
@@ -127,19 +129,14 @@ impl Relayed {
     pub(crate) fn end(&self, ended: Option<Refusal>) -> (Option<Manifest>, Heard) {
         // The words of a connection that is lost are lost with it, and the next one finds these files equal.
         self.add_unheard();
-        let mut state = self.state();
-        let mut heard = std::mem::take(&mut state.1);
+        let mut heard = std::mem::take(&mut *self.heard.lock());
         heard.broken = heard.broken.or(ended);
-        (state.0.take(), heard)
+        (self.manifest.lock().take(), heard)
     }
 
     /// How often the sender has begun another session.
     pub(crate) fn restarts(&self) -> u64 {
-        self.state().1.restarts
-    }
-
-    fn state(&self) -> MutexGuard<'_, (Option<Manifest>, Heard)> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.heard.lock().restarts
     }
 
     fn tell(&self, told: Told) {
@@ -148,14 +145,14 @@ impl Relayed {
             Told::ScanEnded => Event::ScanEnded,
             Told::FirstByte(after) => {
                 let after = self.offset + Duration::from_micros(after);
-                self.state().1.first_byte.get_or_insert(after);
+                self.heard.lock().first_byte.get_or_insert(after);
                 Event::FirstByte(after)
             }
             Told::LaneUp(lanes) => {
                 let lanes = usize::from(lanes);
-                let mut state = self.state();
-                state.1.lanes = state.1.lanes.max(lanes);
-                drop(state);
+                let mut heard = self.heard.lock();
+                heard.lanes = heard.lanes.max(lanes);
+                drop(heard);
                 Event::LaneUp { lanes }
             }
             Told::Resent(what) => Event::Resent {
@@ -185,13 +182,13 @@ impl Relayed {
             }
             Told::Flushing => Event::Flushing,
             Told::SessionBegins => {
-                let mut state = self.state();
-                state.1.restarts += 1;
-                state.1.progress = TransferProgress::default();
+                let mut heard = self.heard.lock();
+                heard.restarts += 1;
+                heard.progress = TransferProgress::default();
                 return;
             }
             Told::Answered => {
-                self.state().1.answered.get_or_insert_with(Instant::now);
+                self.heard.lock().answered.get_or_insert_with(Instant::now);
                 Event::Answered
             }
         };
@@ -199,15 +196,14 @@ impl Relayed {
     }
 
     fn progress(&self, more: &TransferProgress) {
-        let mut state = self.state();
-        let heard = &mut state.1;
+        let mut heard = self.heard.lock();
         heard.progress.add(more);
         let mut there = heard.progress.stored;
         there.add(heard.progress.skipped);
         heard.there_most = heard
             .there_most
             .max(there.files.saturating_add(there.bytes));
-        drop(state);
+        drop(heard);
         more.events().for_each(|event| self.observer.on(&event));
     }
 }
@@ -250,6 +246,8 @@ fn limit(told: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
     use zmove_sender::Extent;
     use zmove_types::NoObserver;
@@ -258,7 +256,7 @@ mod tests {
     #[test]
     fn what_each_session_of_the_sender_counts_anew_is_there_once() {
         let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
-        let relayed = Relayed::new(Arc::new(NoObserver), (None, more), Duration::ZERO);
+        let relayed = Relayed::new(Arc::new(NoObserver), None, more, Duration::ZERO);
         let told = |stored_bytes, skipped_bytes| {
             Told::Progress(TransferProgress {
                 stored: FileTotal {
@@ -297,7 +295,7 @@ mod tests {
             told.lock().unwrap().push((path.to_string(), *root));
         });
         let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
-        let relayed = Relayed::new(Arc::new(NoObserver), (Some(manifest), more), Duration::ZERO);
+        let relayed = Relayed::new(Arc::new(NoObserver), Some(manifest), more, Duration::ZERO);
         let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
         relayed.named(path("told"), Root([1; 32]));
         relayed.named(path("lost"), Root([2; 32]));
