@@ -140,7 +140,7 @@ impl<W: WorkQueue> Head<W> {
             let sessions = self.node.sessions(number, events.clone());
             course.movers.spawn(async {
                 if standby.until_needed().await {
-                    sessions.moving().await
+                    Box::pin(sessions.moving()).await
                 } else {
                     Ok(())
                 }

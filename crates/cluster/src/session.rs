@@ -463,10 +463,8 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
         }
     };
     events.was_up.store(run.was_up(), Ordering::Relaxed);
-    reached.dialler.close().await;
-    if let Some(ssh) = reached.ssh {
-        ssh.end().await;
-    }
+    reached.route.close().await;
+    reached.route.end().await;
     // the last thing that is waited for: who is dropped while he waits leaves a session of which nobody knows the end
     up.has_ended = true;
     drop(up);

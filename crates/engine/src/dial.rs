@@ -13,7 +13,7 @@ use std::time::Duration;
 use zmove_sender::{Learnt, Link, Need, Summary};
 use zmove_transport::{
     CONTROL_SILENCE_MAX, Channel, ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts,
-    LaneSink, PathEnds, Reach, Resumption, SavedWindow, Transport, TransportChoice,
+    PathEnds, Reach, Resumption, SavedWindow, Transport, TransportChoice,
 };
 
 use self::lanes::dial_all;
@@ -48,76 +48,43 @@ pub struct Connector<'a> {
 pub struct Reached {
     /// The control connection and the lanes; lanes go on coming up.
     pub link: Link,
-    /// The transport that carries control and lanes.
-    pub transport: Transport,
-    /// The endpoint of all connections: to be closed when the session is over.
-    pub dialler: ChannelDialler,
     /// The path that was taken.
     pub route: Route,
-    /// The ssh that has started the receiver, `None` with a daemon: to be ended after the dialler.
-    pub ssh: Option<SshSession>,
 }
 
 /// A host that has been reached, whichever way the lanes go: [`Reached`] for those on which this side sends.
 #[derive(Debug)]
 pub(crate) struct Connected<L> {
     pub(crate) dialled: Dialled<L>,
-    pub(crate) transport: Transport,
-    pub(crate) dialler: ChannelDialler,
     pub(crate) route: Route,
-    pub(crate) ssh: Option<SshSession>,
 }
 
-impl From<Connected<Box<dyn LaneSink>>> for Reached {
-    fn from(connected: Connected<Box<dyn LaneSink>>) -> Self {
-        let Connected {
-            dialled,
-            transport,
-            dialler,
-            route,
-            ssh,
-        } = connected;
-        let Dialled {
-            transfer,
-            cipher,
-            control,
-            lanes,
-            supply,
-            ..
-        } = dialled;
-        let (supply, relay, quota) = (Some(supply), None, None);
-        let link = Link {
-            transfer,
-            cipher,
-            control,
-            lanes,
-            supply,
-            relay,
-            quota,
-        };
-        Self {
-            link,
-            transport,
-            dialler,
-            route,
-            ssh,
-        }
-    }
-}
-
-/// The path that was taken, to be remembered.
+/// The path that was taken: to be closed when the session is over, and to be remembered.
 #[derive(Debug)]
 pub struct Route {
-    paths: PathMemory,
+    /// The transport that carries control and lanes.
+    pub transport: Transport,
+    /// The endpoint of all connections.
+    dialler: ChannelDialler,
+    /// The ssh that has started the receiver, `None` with a daemon.
+    ssh: Option<SshSession>,
+    /// What was known of the path before.
+    recalled: Recalled,
     round_trip: Duration,
-    transport: Transport,
     ends: Option<PathEnds>,
-    /// What was known of rates and window before.
-    known: Option<Known>,
-    /// QUIC was to go first.
-    quic_first: bool,
     /// The rate is not the path's.
     limited: bool,
+}
+
+/// A transfer with another host that has come to its end.
+#[derive(Clone, Debug)]
+pub struct Transferred {
+    /// The account of what was moved.
+    pub summary: Summary,
+    /// The transport of the last session.
+    pub transport: Transport,
+    /// What has become of the window that was remembered.
+    pub resumption: Resumption,
 }
 
 impl Connector<'_> {
@@ -127,7 +94,17 @@ impl Connector<'_> {
     /// # Errors
     /// The receiver cannot be reached, is not the one that was meant, or this side's own keys cannot be used.
     pub async fn connect(&self, need: Option<&Need>) -> Result<Reached, ConnectError> {
-        self.connect_as(need).await.map(Reached::from)
+        let Connected { dialled, route } = self.connect_as(need).await?;
+        let link = Link {
+            transfer: dialled.transfer,
+            cipher: dialled.cipher,
+            control: dialled.control,
+            lanes: dialled.lanes,
+            supply: Some(dialled.supply),
+            relay: None,
+            quota: None,
+        };
+        Ok(Reached { link, route })
     }
 
     /// Connects like [`connect`](Self::connect), with lanes of which this side has the end `L`.
@@ -257,10 +234,10 @@ impl Connector<'_> {
         let reach = self.reach(&known);
         let dialler = ChannelDialler::new(&identity, &host, port, policy, reach).await?;
         match self.reach_by(dialler, known, need).await {
-            Ok(reached) => Ok(Connected {
-                ssh: Some(session),
-                ..reached
-            }),
+            Ok(mut connected) => {
+                connected.route.ssh = Some(session);
+                Ok(connected)
+            }
             Err(error) => Err(ConnectError::BehindSsh {
                 host,
                 source: Box::new(error),
@@ -334,6 +311,7 @@ impl Connector<'_> {
 const NOTICED_AFTER: Duration = Duration::from_millis(700);
 
 /// What is known before anything is dialled.
+#[derive(Debug)]
 struct Recalled {
     paths: PathMemory,
     known: Option<Known>,
@@ -341,27 +319,6 @@ struct Recalled {
     quic_first: Option<Duration>,
     /// For QUIC.
     window: Option<Window>,
-}
-
-impl Recalled {
-    /// The path of a control connection that has come up.
-    fn route(
-        self,
-        settings: &DialSettings,
-        transport: Transport,
-        round_trip: Duration,
-        ends: Option<PathEnds>,
-    ) -> Route {
-        Route {
-            paths: self.paths,
-            round_trip,
-            transport,
-            ends,
-            known: self.known,
-            quic_first: self.quic_first.is_some(),
-            limited: settings.limit.is_some(),
-        }
-    }
 }
 
 impl fmt::Debug for Connector<'_> {
@@ -382,8 +339,33 @@ impl fmt::Debug for Connector<'_> {
 }
 
 impl Route {
-    /// Keeps what a push has learnt.
-    pub fn learn(&self, summary: &Summary, resumption: Resumption, listener: &dyn Listener) {
+    /// Closes all connections, however the session has ended.
+    pub async fn close(&self) {
+        self.dialler.close().await;
+    }
+
+    /// Lets a receiver that ssh has started come to its end, after a session that has ended well.
+    pub async fn end(self) {
+        if let Some(ssh) = self.ssh {
+            ssh.end().await;
+        }
+    }
+
+    /// Ends a session that has ended well, and keeps what it has learnt.
+    pub(crate) async fn finish(self, summary: Summary, listener: &dyn Listener) -> Transferred {
+        let resumption = self.dialler.resumption();
+        self.learn(&summary, resumption, listener);
+        let transport = self.transport;
+        self.end().await;
+        Transferred {
+            summary,
+            transport,
+            resumption,
+        }
+    }
+
+    /// Keeps what a session has learnt.
+    fn learn(&self, summary: &Summary, resumption: Resumption, listener: &dyn Listener) {
         let millis = u64::try_from(summary.elapsed.as_millis())
             .unwrap_or(u64::MAX)
             .max(1);
@@ -394,7 +376,7 @@ impl Route {
                  loss_tolerant,
              }| Known::new(lanes, loss_tolerant, self.round_trip, rate),
         );
-        let before = self.known.map(|known| Known {
+        let before = self.recalled.known.map(|known| Known {
             bytes_per_second: rate,
             ..known
         });
@@ -405,22 +387,23 @@ impl Route {
             Transport::Quic => before.or_else(|| Some(by_quic())),
         };
         let Some(known) = known else { return };
-        self.paths
+        self.recalled
+            .paths
             .keep(self.with_rates(known, summary, resumption), listener);
     }
 
     /// With what was known before of rates and window, and what has been found now.
     fn with_rates(&self, known: Known, summary: &Summary, resumption: Resumption) -> Known {
         // another push may have left a window meanwhile
-        let before = self.paths.known();
+        let before = self.recalled.paths.known();
         let window = before
             .and_then(|known| known.window)
-            .or(self.known.and_then(|known| known.window));
+            .or(self.recalled.known.and_then(|known| known.window));
         let mut rates = before
-            .or(self.known)
+            .or(self.recalled.known)
             .map(|known| known.rates)
             .unwrap_or_default();
-        if self.quic_first && self.transport == Transport::Tcp {
+        if self.recalled.quic_first.is_some() && self.transport == Transport::Tcp {
             rates.quic = Some(0);
         }
         let lost = summary

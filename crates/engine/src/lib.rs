@@ -63,7 +63,8 @@ mod ssh;
 pub use backoff::{Next, Outage, Outages, ParseTimeoutError, Timeout};
 pub use copy::{After, Copied, RemoteCopy, copy_result, end_copy, read_receipt};
 pub use dial::{
-    Connector, LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, Reached, Route, lanes_for_machine,
+    Connector, LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, Reached, Route, Transferred,
+    lanes_for_machine,
 };
 pub use error::{
     BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PullError, PushError,
@@ -73,13 +74,13 @@ pub use local::{Overlap, push_locally};
 pub use location::{DEFAULT_PORT, Location, Login, Remote, Start};
 pub use notice::{Listener, NoListener, Notice};
 pub use path_memory::{Known, PathMemory, Rates, Window};
-pub use pull::{PullRun, Pulled, RemotePull, RemoteSources};
+pub use pull::{PullRun, RemotePull, RemoteSources};
 pub use random::{fresh_transfer, random};
-pub use reconnect::{JobMaking, Pushed, RemotePush};
+pub use reconnect::{JobMaking, RemotePush};
 pub use settings::{
     Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost,
 };
 pub use sources::Sources;
-pub use ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshSession};
+pub use ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 pub use zmove_receiver::ReceiverConfig;
 pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, SessionFate, Summary};

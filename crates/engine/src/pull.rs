@@ -27,7 +27,7 @@ use zmove_receiver::{
     run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Summary};
-use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
+use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource};
 use zmove_types::{Brought, Counters, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
@@ -35,7 +35,7 @@ use zmove_wire::{
 };
 
 use crate::backoff::Timeout;
-use crate::dial::{Connected, Connector, Dialled};
+use crate::dial::{Connected, Connector, Dialled, Transferred};
 use crate::error::{PullError, PushError};
 use crate::notice::Notice;
 use crate::retrying::{Retrying, Sessions, moment};
@@ -70,7 +70,6 @@ pub struct RemotePull<'a> {
 pub struct PullRun {
     started: Instant,
     manifest: Option<Manifest>,
-    was_up: bool,
     /// The number of sessions that have begun.
     begun: u64,
     /// What the last session has come to.
@@ -95,17 +94,6 @@ struct Earlier {
     first_byte: Option<Duration>,
 }
 
-/// A pull that has come to its end.
-#[derive(Clone, Debug)]
-pub struct Pulled {
-    /// The account of what the pull has moved.
-    pub summary: Summary,
-    /// The transport of the last session.
-    pub transport: Transport,
-    /// What has become of the window that was remembered.
-    pub resumption: Resumption,
-}
-
 /// How long a host may take to tell its account when all has arrived.
 const ACCOUNT_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a host is heard that has not come to a good end.
@@ -118,7 +106,6 @@ impl PullRun {
         Self {
             started,
             manifest,
-            was_up: false,
             begun: 0,
             fate: SessionFate::NotBegun,
             brought: Arc::default(),
@@ -152,7 +139,7 @@ impl RemotePull<'_> {
         &self,
         run: &mut PullRun,
         stop: impl Future<Output = ()>,
-    ) -> Result<Pulled, PushError> {
+    ) -> Result<Transferred, PushError> {
         let Self {
             connector,
             timeout,
@@ -174,36 +161,20 @@ impl RemotePull<'_> {
         run: &mut PullRun,
         until: Option<tokio::time::Instant>,
         mut stop: Pin<&mut impl Future<Output = ()>>,
-    ) -> Result<Pulled, PushError> {
+    ) -> Result<Transferred, PushError> {
         let Self { connector, .. } = self;
         let connected = tokio::select! {
             connected = connector.connect_as::<Box<dyn LaneSource>>(None) => connected?,
             () = moment(until) => return Err(PullError::Silent.into()),
             () = &mut stop => return Err(PullError::Interrupted.into()),
         };
-        let Connected {
-            dialled,
-            transport,
-            dialler,
-            route,
-            ssh,
-        } = connected;
+        let Connected { dialled, route } = connected;
         connector.listener.hear(&Notice::SessionBegins {
             transfer: Some(dialled.transfer),
         });
         let received = self.receive(run, dialled, stop).await;
-        dialler.close().await;
-        let summary = received?;
-        if let Some(ssh) = ssh {
-            ssh.end().await;
-        }
-        let resumption = dialler.resumption();
-        route.learn(&summary, resumption, connector.listener);
-        Ok(Pulled {
-            summary,
-            transport,
-            resumption,
-        })
+        route.close().await;
+        Ok(route.finish(received?, connector.listener).await)
     }
 
     /// Asks the host to send, and receives.
@@ -377,7 +348,6 @@ impl RemotePull<'_> {
 impl PullRun {
     /// Notes that a session has begun, which has come to nothing yet.
     fn begin_session(&mut self) {
-        self.was_up = true;
         self.begun += 1;
         self.fate = SessionFate::InVain {
             answered: Duration::ZERO,
@@ -592,18 +562,18 @@ struct PullSessions<'a, 'b> {
 }
 
 impl Sessions for PullSessions<'_, '_> {
-    type Done = Pulled;
+    type Done = Transferred;
 
     async fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<tokio::time::Instant>,
         stop: Pin<&mut S>,
-    ) -> Result<Pulled, PushError> {
+    ) -> Result<Transferred, PushError> {
         self.of.session(self.run, until, stop).await
     }
 
     fn was_up(&self) -> bool {
-        self.run.was_up
+        self.run.begun > 0
     }
 
     fn may_follow(&self) -> bool {

@@ -11,13 +11,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use zmove_sender::{
-    Link, Need, PeerQuota, Push, PushJob, Run, SenderConfig, SessionError, SessionFate, Summary,
+    Link, Need, PeerQuota, Push, PushJob, Run, SenderConfig, SessionError, SessionFate,
 };
-use zmove_transport::{Resumption, Transport};
 use zmove_types::Observer;
 
 use crate::backoff::Timeout;
-use crate::dial::Connector;
+use crate::dial::{Connector, Transferred};
 use crate::error::{BoxError, PushError};
 use crate::notice::Notice;
 use crate::retrying::{Retrying, Sessions, moment};
@@ -44,17 +43,6 @@ pub struct RemotePush<'a> {
 /// A job that is being made. Nobody waits for it any more when it is dropped.
 pub type JobMaking = Pin<Box<dyn Future<Output = Result<PushJob, BoxError>> + Send>>;
 
-/// A push that has come to its end.
-#[derive(Clone, Debug)]
-pub struct Pushed {
-    /// The account of what the push has moved.
-    pub summary: Summary,
-    /// The transport of the last session.
-    pub transport: Transport,
-    /// What has become of the window that was remembered.
-    pub resumption: Resumption,
-}
-
 impl fmt::Debug for RemotePush<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RemotePush");
@@ -77,7 +65,7 @@ impl RemotePush<'_> {
         first: Push,
         run: &mut Run,
         stop: impl Future<Output = ()>,
-    ) -> Result<Pushed, PushError> {
+    ) -> Result<Transferred, PushError> {
         let Self {
             connector,
             timeout,
@@ -108,7 +96,7 @@ impl RemotePush<'_> {
         run: &mut Run,
         until: Option<Instant>,
         mut stop: Pin<&mut impl Future<Output = ()>>,
-    ) -> Result<Pushed, PushError> {
+    ) -> Result<Transferred, PushError> {
         let Self { connector, .. } = self;
         let reached = tokio::select! {
             reached = connector.connect(Some(need)) => reached?,
@@ -136,20 +124,8 @@ impl RemotePush<'_> {
             }
             Err(error) => Err(error),
         };
-        reached.dialler.close().await;
-        let summary = pushed?;
-        if let Some(ssh) = reached.ssh {
-            ssh.end().await;
-        }
-        let resumption = reached.dialler.resumption();
-        reached
-            .route
-            .learn(&summary, resumption, connector.listener);
-        Ok(Pushed {
-            summary,
-            transport: reached.transport,
-            resumption,
-        })
+        reached.route.close().await;
+        Ok(reached.route.finish(pushed?, connector.listener).await)
     }
 
     async fn start_again(&self, run: &mut Run) -> Result<Push, PushError> {
@@ -173,13 +149,13 @@ struct PushSessions<'a, 'b> {
 }
 
 impl Sessions for PushSessions<'_, '_> {
-    type Done = Pushed;
+    type Done = Transferred;
 
     async fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<Instant>,
         stop: Pin<&mut S>,
-    ) -> Result<Pushed, PushError> {
+    ) -> Result<Transferred, PushError> {
         self.of
             .session(self.push.take(), &self.need, self.run, until, stop)
             .await

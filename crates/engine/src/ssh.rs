@@ -44,7 +44,7 @@ pub(crate) struct SshReceiver {
 
 /// A running ssh, with a receiver at its other end.
 #[derive(Debug)]
-pub struct SshSession {
+pub(crate) struct SshSession {
     child: Child,
     /// The pipe to ssh; the receiver ends when it is closed.
     input: ChildStdin,
@@ -119,7 +119,7 @@ pub(crate) async fn start(
 
 impl SshSession {
     /// Lets a receiver that has done its work, and ssh, come to their ends.
-    pub async fn end(self) {
+    pub(crate) async fn end(self) {
         let Self { mut child, input } = self;
         drop(input);
         // An ssh that takes longer is killed when it is dropped.

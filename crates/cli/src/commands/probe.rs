@@ -124,17 +124,16 @@ async fn converse(
     };
     let mut tell = |event| show(bar, &event);
     let probed = probe(&config, reached.link, &mut tell, signals.next()).await;
-    reached.dialler.close().await;
+    reached.route.close().await;
     let report = probed.map_err(|error| match error {
         SessionError::Control(zmove_transport::ControlError::Greeting(_)) => {
             Error::new(error).context(format!("{remote} cannot be probed"))
         }
         error => error.into(),
     })?;
-    if let Some(ssh) = reached.ssh {
-        ssh.end().await;
-    }
-    Ok((reached.transport, report))
+    let transport = reached.route.transport;
+    reached.route.end().await;
+    Ok((transport, report))
 }
 
 /// This side's storage: swept now, or as an earlier sweep found it.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use zmove_disk::StorageMemory;
-use zmove_engine::{Connector, PullRun, Pulled, ReceiverConfig, RemotePull};
+use zmove_engine::{Connector, PullRun, ReceiverConfig, RemotePull, Transferred};
 use zmove_receiver::{ListedFiles, TargetLeases};
 
 use crate::args::PushArgs;
@@ -65,7 +65,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
         Ok(pulling.pull(&mut run, interrupted()).await?)
     });
     let moved = display.moved();
-    let pulled = pulled.and_then(|mut pulled: Pulled| {
+    let pulled = pulled.and_then(|mut pulled: Transferred| {
         add_missing(&mut pulled.summary, args, &display)?;
         Ok(pulled)
     });

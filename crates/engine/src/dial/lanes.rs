@@ -18,7 +18,7 @@ use zmove_wire::{Cipher, Greeting, Role};
 
 use super::machine::{lanes_for, quic_lanes};
 use super::plan::LanePlan;
-use super::{Connected, Recalled};
+use super::{Connected, Recalled, Route};
 use crate::error::ConnectError;
 use crate::random::fresh_transfer;
 use crate::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
@@ -91,13 +91,16 @@ pub(super) async fn dial_all<L: LaneEnd>(
             congestion,
         },
     };
-    Ok(Connected {
-        dialled,
+    let route = Route {
         transport,
         dialler,
-        route: recalled.route(settings, transport, round_trip, ends),
         ssh: None,
-    })
+        recalled,
+        round_trip,
+        ends,
+        limited: settings.limit.is_some(),
+    };
+    Ok(Connected { dialled, route })
 }
 
 /// The most lanes that are dialled, or have come up and are not taken, among those that are wanted later.
