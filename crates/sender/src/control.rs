@@ -18,7 +18,7 @@ use zmove_wire::{
 };
 
 use crate::account::summary::Summary;
-use crate::control::relay::{Beside, DialledBy, Heard, Last, PeerQuota, inbox};
+use crate::control::relay::{Beside, Heard, Last, PeerQuota, Relay, inbox};
 use crate::error::SessionError;
 
 /// Receives the receiver's greeting, unless the receiver has dialled: it has greeted before. What it says is booked on
@@ -35,11 +35,11 @@ pub(crate) async fn greeted(
 }
 
 /// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to wait in the queue, it
-/// waits for `patience` and tells `waits`; `told_rate` hears the rate of the key, if it has one.
+/// waits for `patience`, and `waits` hears that; `told_rate` hears the rate of the key, if it has one.
 pub(crate) async fn permission(
     greeted: impl Future<Output = Result<Inbox<Heard>, SessionError>>,
     patience: Duration,
-    waits: mpsc::UnboundedSender<Waiting>,
+    waits: impl Fn(Waiting),
     told_rate: impl Fn(RateLimit),
 ) -> Result<(Inbox<Heard>, Opened), SessionError> {
     let first = async {
@@ -53,17 +53,9 @@ pub(crate) async fn permission(
     loop {
         answer = match answer {
             ToSender::Opened(opened) => return Ok((inbox, opened)),
-            ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
-            ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {
-                return Err(SessionError::Refused(Refusal {
-                    code: RefusalCode::Full,
-                    text,
-                }));
-            }
-            ToSender::Waiting(waiting) => {
+            ToSender::Waiting(waiting) if !patience.is_zero() => {
                 let reason = waiting.text.clone();
-                // Sending fails only when the session is over.
-                let _over = waits.send(waiting);
+                waits(waiting);
                 let next = timeout_at(due.into(), receive(&mut inbox)).await;
                 next.unwrap_or(Err(SessionError::StillInLine {
                     reason,
@@ -75,13 +67,23 @@ pub(crate) async fn permission(
                 let next = timeout(PERMISSION_TIMEOUT, receive(&mut inbox)).await;
                 next.unwrap_or(Err(SessionError::Silent))?
             }
-            _ => {
-                return Err(WireError::OutOfOrder {
-                    what: "the first answer",
-                }
-                .into());
-            }
+            answer => return Err(not_opened(answer)),
         }
+    }
+}
+
+/// The error for a first answer by which the transfer is not opened now.
+pub(crate) fn not_opened(answer: ToSender) -> SessionError {
+    match answer {
+        ToSender::Waiting(Waiting { text, .. }) => SessionError::Refused(Refusal {
+            code: RefusalCode::Full,
+            text,
+        }),
+        ToSender::Refused(refusal) => SessionError::Refused(refusal),
+        _ => WireError::OutOfOrder {
+            what: "the first answer",
+        }
+        .into(),
     }
 }
 
@@ -97,25 +99,68 @@ pub(crate) async fn receive(inbox: &mut Inbox<Heard>) -> Result<ToSender, Sessio
     Ok(inbox.recv().await.ok_or(ControlError::Closed)??.message)
 }
 
-/// The channel for the error by which no more can be sent to the receiver.
-pub(crate) type Unsayable = mpsc::Receiver<ControlError>;
+/// All that is said to the receiver.
+pub(crate) struct Speaker {
+    /// To be called with the end, where the receiver has dialled.
+    last: Option<Last>,
+    /// Ends when all has been written.
+    writing: JoinHandle<()>,
+    /// The error by which no more can be sent.
+    pub(crate) unsayable: mpsc::Receiver<ControlError>,
+}
 
-/// Writes messages until all senders are gone, then ends the connection in order. A task of its own, so that two peers
-/// who both have much to send never wait for each other. Words `beside` the transfer end it when they end, since their
-/// last is the end of the session.
-pub(crate) fn write_all(
-    writer: ControlWriter,
-    outgoing: mpsc::UnboundedReceiver<ToReceiver>,
-    beside: Option<mpsc::UnboundedReceiver<Beside>>,
-) -> (JoinHandle<()>, Unsayable) {
-    let (failed, unsayable) = mpsc::channel(1);
-    let writing = tokio::spawn(async move {
-        if let Err(error) = write(writer, outgoing, beside).await {
-            // Sending fails only when the session is over.
-            let _over = failed.try_send(error);
+impl Speaker {
+    /// Writes messages until all senders are gone, then ends the connection in order. A task of its own, so that two
+    /// peers who both have much to send never wait for each other. Words beside the transfer end it when they end,
+    /// since their last is the end of the session.
+    pub(crate) fn start(
+        writer: ControlWriter,
+        outgoing: mpsc::UnboundedReceiver<ToReceiver>,
+        relay: Option<Relay>,
+    ) -> Self {
+        let (beside, last) = relay.map(|Relay { words, last }| (words, last)).unzip();
+        let (failed, unsayable) = mpsc::channel(1);
+        let writing = tokio::spawn(async move {
+            if let Err(error) = write(writer, outgoing, beside).await {
+                // Sending fails only when the session is over.
+                let _over = failed.try_send(error);
+            }
+        });
+        Self {
+            last,
+            writing,
+            unsayable,
         }
-    });
-    (writing, unsayable)
+    }
+
+    /// The side that has dialled.
+    pub(crate) fn dialled_by(&self) -> DialledBy {
+        if self.last.is_some() {
+            DialledBy::Receiver
+        } else {
+            DialledBy::Sender
+        }
+    }
+
+    /// Tells how the session has ended to a receiver that has dialled, and waits a little until the connection has
+    /// ended. After a bad end any other receiver sees the end of the connection at once.
+    pub(crate) async fn end(&mut self, ended: Result<&Summary, &SessionError>) {
+        let ends_in_order = ended.is_ok() || self.last.is_some();
+        if let Some(last) = self.last.take() {
+            last(ended);
+        }
+        if ends_in_order {
+            let _goodbye = timeout(GOODBYE_TIMEOUT, &mut self.writing).await;
+        }
+        self.writing.abort();
+    }
+}
+
+/// The side that has dialled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DialledBy {
+    Sender,
+    Receiver,
 }
 
 async fn write(
@@ -123,62 +168,30 @@ async fn write(
     mut outgoing: mpsc::UnboundedReceiver<ToReceiver>,
     mut beside: Option<mpsc::UnboundedReceiver<Beside>>,
 ) -> Result<(), ControlError> {
-    while let Some(said) = next_said(&mut outgoing, &mut beside).await {
-        match said {
-            Said::Message(message) => writer.send(&encode_message(&message)).await?,
-            Said::Beside(Beside { bytes, held }) => {
-                writer.send(&bytes).await?;
-                drop(held);
-            }
-        }
+    while let Some(Beside { bytes, held }) = next_said(&mut outgoing, &mut beside).await {
+        writer.send(&bytes).await?;
+        drop(held);
     }
     let _goodbye = writer.finish().await;
     Ok(())
-}
-
-/// What is said next.
-enum Said {
-    Message(ToReceiver),
-    Beside(Beside),
 }
 
 /// The next thing to be said: messages before words beside the transfer, which would delay it.
 async fn next_said(
     outgoing: &mut mpsc::UnboundedReceiver<ToReceiver>,
     beside: &mut Option<mpsc::UnboundedReceiver<Beside>>,
-) -> Option<Said> {
+) -> Option<Beside> {
+    let message = |message: ToReceiver| Beside {
+        bytes: encode_message(&message),
+        held: Box::new(()),
+    };
     let Some(beside) = beside else {
-        return outgoing.recv().await.map(Said::Message);
+        return outgoing.recv().await.map(message);
     };
     tokio::select! {
         biased;
-        Some(message) = outgoing.recv() => Some(Said::Message(message)),
-        word = beside.recv() => word.map(Said::Beside),
-    }
-}
-
-/// Tells the end of the session to a receiver that has dialled, and waits a little until the connection has ended.
-pub(crate) async fn tell_end(
-    last: Option<Last>,
-    ended: Result<&Summary, &SessionError>,
-    writer: &mut JoinHandle<()>,
-) {
-    if let Some(last) = last {
-        last(ended);
-    }
-    let _goodbye = timeout(GOODBYE_TIMEOUT, &mut *writer).await;
-    writer.abort();
-}
-
-/// Tells a receiver that has dialled why the session ends; any other sees the end of the connection.
-pub(crate) async fn break_off(
-    last: Option<Last>,
-    error: &SessionError,
-    writer: &mut JoinHandle<()>,
-) {
-    match last {
-        Some(last) => tell_end(Some(last), Err(error), writer).await,
-        None => writer.abort(),
+        Some(said) = outgoing.recv() => Some(message(said)),
+        word = beside.recv() => word,
     }
 }
 

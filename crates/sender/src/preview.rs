@@ -18,17 +18,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use zmove_transport::{Inbox, LaneError, LaneSink, blocking};
+use zmove_transport::{ControlError, Inbox, LaneError, LaneSink, blocking};
 use zmove_types::{Counters, Observer};
-use zmove_wire::{Finished, Open, Opened};
+use zmove_wire::{Finished, Open};
 
-use crate::account::Account;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::Link;
-use crate::control::relay::{Heard, RelayParts};
+use crate::control::relay::Heard;
 use crate::control::replies::Replies;
-use crate::control::{self, Unsayable};
+use crate::control::{self, Speaker};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview::hashing::Hashing;
@@ -60,30 +59,25 @@ pub(crate) async fn run(
         quota,
         ..
     } = link;
-    let RelayParts {
-        beside,
-        mut last,
-        dialled_by,
-    } = relay.into();
-    let config = &push.config;
-    let extras = Extras::new(push.open.keeping, config.owners.clone())
-        .adapting(config.zeros, config.instead);
+    let extras = Extras::new(push.open.keeping, &push.config);
     let (mut receipts, replies, outgoing) =
         Receipts::begin(observer, extras, push.started, quota.clone());
     let session = Arc::clone(&receipts.session);
-    let (mut writer, unsayable) = control::write_all(writer, outgoing, beside);
+    let mut speaker = Speaker::start(writer, outgoing, relay);
     let (broken_in, broken) = mpsc::unbounded_channel();
     let mut threads = Threads::new(broken_in);
     let conversation = async {
-        let greeted = control::greeted(reader, dialled_by, quota);
-        let (mut inbox, opened) = permission(greeted, run.patience, &session.account).await?;
+        let greeted = control::greeted(reader, speaker.dialled_by(), quota);
+        let waits = |waiting| control::tell_waiting(&*session.account.observer, &waiting);
+        let permission = control::permission(greeted, run.patience, waits, |_none_to_keep| ());
+        let (mut inbox, opened) = permission.await?;
         session.account.files().single_name = opened.single_name.map(|name| name.0);
         session.account.totals.scan_errors.set(push.sources_missing);
         start_survey(&push, &session, replies, &mut threads).map_err(SessionError::Thread)?;
         let conversation = Conversation {
             lanes,
             broken,
-            unsayable,
+            unsayable: &mut speaker.unsayable,
         };
         conversation.take_answers(&mut receipts, &mut inbox).await
     };
@@ -93,7 +87,7 @@ pub(crate) async fn run(
     };
     session.in_flight.stop();
     if let Err(error) = &ended {
-        control::break_off(last.take(), error, &mut writer).await;
+        speaker.end(Err(error)).await;
     }
     let elapsed = push.started.elapsed();
     // From here on the planner waits for no more replies.
@@ -112,7 +106,7 @@ pub(crate) async fn run(
         ..totals.summary()
     };
     drop(session);
-    control::tell_end(last, Ok(&summary), &mut writer).await;
+    speaker.end(Ok(&summary)).await;
     Ok(summary)
 }
 
@@ -136,13 +130,13 @@ fn start_survey(
 }
 
 /// All that happens while the receiver answers.
-struct Conversation {
+struct Conversation<'a> {
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     broken: mpsc::UnboundedReceiver<Broken>,
-    unsayable: Unsayable,
+    unsayable: &'a mut mpsc::Receiver<ControlError>,
 }
 
-impl Conversation {
+impl Conversation<'_> {
     /// Takes answers until the receiver has given the last one.
     async fn take_answers(
         mut self,
@@ -165,24 +159,4 @@ impl Conversation {
             }
         }
     }
-}
-
-/// Waits for `Opened`, and reports each wait.
-async fn permission(
-    greeted: impl Future<Output = Result<Inbox<Heard>, SessionError>>,
-    patience: Duration,
-    account: &Account,
-) -> Result<(Inbox<Heard>, Opened), SessionError> {
-    let (waits_in, mut waits) = mpsc::unbounded_channel();
-    let waiting = async {
-        while let Some(waiting) = waits.recv().await {
-            control::tell_waiting(&*account.observer, &waiting);
-        }
-    };
-    // the waits end when the permission has come, or will not
-    tokio::join!(
-        control::permission(greeted, patience, waits_in, |_none_to_keep| ()),
-        waiting
-    )
-    .0
 }

@@ -101,13 +101,8 @@ async fn run(
         Ok(inbox(reader, None))
     };
     // Do not wait for a turn in the queue: the path would be measured later than the user has asked.
-    let (inbox, opened) = permission(
-        greeted,
-        Duration::ZERO,
-        mpsc::unbounded_channel().0,
-        |_none_to_keep| (),
-    )
-    .await?;
+    let (inbox, opened) =
+        permission(greeted, Duration::ZERO, |_never| (), |_none_to_keep| ()).await?;
     let (broken_in, broken) = mpsc::unbounded_channel();
     let mut probing = Probing {
         writer,

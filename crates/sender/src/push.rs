@@ -40,8 +40,8 @@ use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::{Link, may_begin_job};
-use crate::control::relay::{DialledBy, Heard, Last, PeerQuota, RelayParts};
-use crate::control::{self, GOODBYE_TIMEOUT, Unsayable};
+use crate::control::relay::{Heard, PeerQuota};
+use crate::control::{self, DialledBy, GOODBYE_TIMEOUT, Speaker};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview;
@@ -104,14 +104,7 @@ impl Push {
             quota,
             ..
         } = link;
-        let RelayParts {
-            beside,
-            last,
-            dialled_by,
-        } = relay.into();
-        let config = &self.config;
-        let extras = Extras::new(self.open.keeping, config.owners.clone())
-            .adapting(config.zeros, config.instead);
+        let extras = Extras::new(self.open.keeping, &self.config);
         let (receipts, replies, outgoing) =
             Receipts::begin(observer, extras, self.started, quota.clone());
         if let Some(known) = known_rate {
@@ -126,13 +119,11 @@ impl Push {
         let pipeline = started.inspect_err(|_no_thread| {
             run.files = std::mem::take(&mut *receipts.session.account.files())
         })?;
-        let (writer, unsayable) = control::write_all(writer, outgoing, beside);
         let running = Running {
             run,
             inbox: None,
             phase: Phase::Nothing,
-            writer,
-            unsayable,
+            speaker: Speaker::start(writer, outgoing, relay),
             lanes,
             lanes_open: true,
             steering: Steering::new(supply),
@@ -142,8 +133,6 @@ impl Push {
             begins_job,
             pipeline,
             receipts,
-            last,
-            dialled_by,
             quota,
             asked,
         };
@@ -165,8 +154,7 @@ struct Running<'a> {
     /// `None` until the receiver has opened the transfer.
     inbox: Option<Inbox<Heard>>,
     phase: Phase,
-    writer: tokio::task::JoinHandle<()>,
-    unsayable: Unsayable,
+    speaker: Speaker,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
     steering: Steering,
@@ -181,9 +169,6 @@ struct Running<'a> {
     begins_job: bool,
     pipeline: Pipeline,
     receipts: Receipts,
-    /// To be called with the end, where the receiver has dialled.
-    last: Option<Last>,
-    dialled_by: DialledBy,
     quota: Option<Arc<dyn PeerQuota>>,
     /// What is asked for beside, where the push is fed by pieces.
     asked: Option<mpsc::UnboundedReceiver<Asked>>,
@@ -211,7 +196,7 @@ impl Running<'_> {
         let mut ping = None;
         let mut before = Reading::default();
         // a receiver that has dialled hears more, beside the transfer
-        let hears_found = self.dialled_by == DialledBy::Sender;
+        let hears_found = self.speaker.dialled_by() == DialledBy::Sender;
         let mut tellings = tokio::time::interval(FOUND_INTERVAL);
         let mut found = FoundSoFar::default();
         loop {
@@ -237,7 +222,7 @@ impl Running<'_> {
                         return self.explain(error.into()).await;
                     }
                 }
-                Some(error) = self.unsayable.recv() => return self.explain(error.into()).await,
+                Some(error) = self.speaker.unsayable.recv() => return self.explain(error.into()).await,
                 message = hear(&mut self.inbox) => {
                     if let Some(finished) = self.take_message(message?)? {
                         if samples.is_some() {
@@ -402,7 +387,7 @@ impl Running<'_> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let session = Arc::clone(&self.pipeline.session);
         let told_rate = move |limit| session.rate.lower(limit, Limit::AllowedRate);
-        let greeted = control::greeted(reader, self.dialled_by, self.quota.clone());
+        let greeted = control::greeted(reader, self.speaker.dialled_by(), self.quota.clone());
         // of a shared job others do the work meanwhile
         let is_shared = self.asked.is_some();
         let within = if is_shared {
@@ -412,7 +397,9 @@ impl Running<'_> {
         };
         let greeted = timeout(within, greeted);
         let greeted = async { greeted.await.unwrap_or(Err(SessionError::Silent)) };
-        let permission = control::permission(greeted, self.run.patience, waits_in, told_rate);
+        // Sending fails only when the session is over.
+        let told_wait = move |waiting| drop(waits_in.send(waiting));
+        let permission = control::permission(greeted, self.run.patience, told_wait, told_rate);
         tokio::pin!(permission);
         let mut in_line = false;
         loop {
@@ -478,7 +465,7 @@ impl Running<'_> {
 
     /// Waits no longer for a lane that the receiver has dialled.
     fn lane_failed(&mut self) -> Result<(), SessionError> {
-        if self.last.is_none() {
+        if self.speaker.dialled_by() == DialledBy::Sender {
             return Err(WireError::OutOfOrder {
                 what: "a lane that the receiver has dialled",
             }
@@ -557,7 +544,6 @@ impl Running<'_> {
         mut self,
         ended: Result<Finished, SessionError>,
     ) -> Result<Summary, SessionError> {
-        let mut last = self.last.take();
         let elapsed = self.run.started.elapsed();
         let measured = self.pipeline.session.timeline.started.elapsed();
         self.pipeline.stop();
@@ -570,7 +556,7 @@ impl Running<'_> {
         run.note(self.phase);
         run.earlier.reached = reached;
         if let Err(error) = &ended {
-            control::break_off(last.take(), error, &mut self.writer).await;
+            self.speaker.end(Err(error)).await;
             // The peer sees the end of the connection now, and closes its lanes.
             drop(self.inbox);
         }
@@ -621,7 +607,7 @@ impl Running<'_> {
         // The last sender of the queue of messages: the writer ends the connection now, whether the peer notices or
         // not.
         drop(session);
-        control::tell_end(last, Ok(&summary), &mut self.writer).await;
+        self.speaker.end(Ok(&summary)).await;
         Ok(summary)
     }
 }

@@ -7,11 +7,9 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneError, LaneSink};
 use zmove_types::{Beginning, TransferId};
-use zmove_wire::{
-    Cipher, Greeting, Open, Refusal, RefusalCode, Role, ToReceiver, ToSender, Waiting, WireError,
-    decode_message, encode_message,
-};
+use zmove_wire::{Cipher, Greeting, Open, Role, ToReceiver, decode_message, encode_message};
 
+use crate::control::not_opened;
 use crate::control::relay::{PeerQuota, Relay};
 use crate::error::SessionError;
 
@@ -84,17 +82,7 @@ async fn has_room(reader: &mut ControlReader) -> Result<(), SessionError> {
         return Ok(());
     }
     let message = reader.receive().await?.ok_or(ControlError::Closed)?;
-    Err(match decode_message(&message)? {
-        ToSender::Waiting(Waiting { text, .. }) => SessionError::Refused(Refusal {
-            code: RefusalCode::Full,
-            text,
-        }),
-        ToSender::Refused(refusal) => SessionError::Refused(refusal),
-        _ => WireError::OutOfOrder {
-            what: "the first answer",
-        }
-        .into(),
-    })
+    Err(not_opened(decode_message(&message)?))
 }
 
 /// Lanes on demand.

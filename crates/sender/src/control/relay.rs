@@ -23,35 +23,6 @@ pub struct Relay {
     pub last: Last,
 }
 
-/// The parts of a [`Relay`]; none where this side has dialled.
-#[derive(Default)]
-pub(crate) struct RelayParts {
-    pub(crate) beside: Option<mpsc::UnboundedReceiver<Beside>>,
-    pub(crate) last: Option<Last>,
-    pub(crate) dialled_by: DialledBy,
-}
-
-/// The side that has dialled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum DialledBy {
-    #[default]
-    Sender,
-    Receiver,
-}
-
-impl From<Option<Relay>> for RelayParts {
-    fn from(relay: Option<Relay>) -> Self {
-        let Some(Relay { words, last }) = relay else {
-            return Self::default();
-        };
-        Self {
-            beside: Some(words),
-            last: Some(last),
-            dialled_by: DialledBy::Receiver,
-        }
-    }
-}
-
 /// The call for the end of a session.
 pub type Last = Box<dyn FnOnce(Result<&Summary, &SessionError>) + Send>;
 

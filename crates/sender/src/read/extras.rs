@@ -21,6 +21,7 @@ use zmove_types::{
 };
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack};
 
+use crate::push::config::SenderConfig;
 use crate::read::holes::{Holes, Zeros};
 use crate::read::source::SourceDirectory;
 
@@ -135,23 +136,14 @@ const GROUP_BITS: u32 = 0o070;
 pub(crate) type Lacks = Vec<(Kinds, Lack)>;
 
 impl Extras {
-    /// The extras that are `asked` for.
-    pub(crate) fn new(asked: Keeping, owners: Owners) -> Self {
+    /// The extras that are `asked` for, as these settings adapt them.
+    pub(crate) fn new(asked: Keeping, config: &SenderConfig) -> Self {
         Self {
             asked,
-            owners,
-            zeros: Zeros::default(),
-            instead: Instead::default(),
+            owners: config.owners.clone(),
+            zeros: config.zeros,
+            instead: config.instead,
             known: Lock::default(),
-        }
-    }
-
-    /// The same, and this becomes of zeros, and of what is not kept of modes and times.
-    pub(crate) fn adapting(self, zeros: Zeros, instead: Instead) -> Self {
-        Self {
-            zeros,
-            instead,
-            ..self
         }
     }
 
@@ -506,7 +498,7 @@ fn mapped(mappings: &[Mapping], id: u32, name: Option<String>) -> Account {
 #[cfg(test)]
 impl Default for Extras {
     fn default() -> Self {
-        Self::new(Keeping::LEAST, Owners::default())
+        Self::new(Keeping::LEAST, &SenderConfig::default())
     }
 }
 
@@ -552,7 +544,10 @@ mod tests {
                 kinds,
                 ..Keeping::default()
             },
-            owners,
+            &SenderConfig {
+                owners,
+                ..SenderConfig::default()
+            },
         )
     }
 
@@ -571,7 +566,7 @@ mod tests {
                 kinds: Kinds::GROUP,
                 ..Keeping::default()
             },
-            Owners::default(),
+            &SenderConfig::default(),
         );
         let extra = group.extra(Ids { user: 7, group: 5 }, Vec::new()).unwrap();
         assert_eq!((&extra.owner, &extra.group), (&None, &Some(account(5, ""))));
