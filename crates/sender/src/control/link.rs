@@ -132,6 +132,8 @@ pub struct CongestionChoice {
 
 #[cfg(test)]
 mod tests {
+    use zmove_wire::{ToSender, Waiting};
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use zmove_transport::control_pair;
     use zmove_types::SharedJobId;

@@ -118,11 +118,10 @@ impl PackEntry {
 
     /// The entry's path below the target, if it is one of this `directory`.
     pub(crate) fn target_path(&self, directory: &SourceDirectory) -> RelPath {
-        let directory = directory.target_path();
-        let within = self
-            .entry()
-            .and_then(|entry| directory.join(&entry.name).ok());
-        within.unwrap_or_else(|| directory.clone())
+        self.entry().map_or_else(
+            || directory.target_path().clone(),
+            |entry| directory.target_of(&entry.name),
+        )
     }
 }
 

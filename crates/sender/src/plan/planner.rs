@@ -397,10 +397,7 @@ impl Planner<'_> {
     }
 
     fn lacks_link(&self, directory: &SourceDirectory, entry: &Entry, why: Lack) {
-        let path = directory
-            .target_path()
-            .join(&entry.name)
-            .unwrap_or_else(|_| RelPath::root());
+        let path = directory.target_of(&entry.name);
         self.session
             .account
             .lacking(&self.session.extras, &path, &[(Kinds::LINKS, why)]);
@@ -578,10 +575,7 @@ impl Planner<'_> {
                 }
                 Answered::GoOn { held, there } => self.go_on(&directory, entry, held, there),
                 Answered::Skip => {
-                    let path = directory
-                        .target_path()
-                        .join(&entry.name)
-                        .unwrap_or_else(|_| RelPath::root());
+                    let path = directory.target_of(&entry.name);
                     let lacks = self.session.extras.lacks_of(&entry);
                     self.session
                         .account

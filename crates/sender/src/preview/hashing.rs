@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use zmove_chunk::{FileHasher, GroupHasher, sparse_file_root, sparse_group_cv};
-use zmove_disk::{FileIdentity, FileIo, StoredFile};
+use zmove_disk::{FileIo, StoredFile};
 use zmove_scan::Entry;
 use zmove_types::{BufferPool, Cv, GroupSpan, Root};
 
@@ -15,7 +15,7 @@ use crate::account::failure::FileError;
 use crate::push::config::{BUFFER_BYTES, SenderConfig};
 use crate::push::session::Session;
 use crate::push::threads::Threads;
-use crate::read::source::{Look, SourceDirectory};
+use crate::read::source::{SourceDirectory, is_unchanged};
 
 /// A file of the source.
 #[derive(Clone, Debug)]
@@ -182,26 +182,14 @@ impl Reader {
         Source { directory, entry }: &Source,
         read: impl FnOnce(&StoredFile) -> io::Result<T>,
     ) -> Result<T, FileError> {
-        let path = || directory.display(&entry.name);
-        let (file, before) = directory.open_file(&entry.name)?;
-        let cannot_read = |source| FileError::Read {
-            path: path(),
-            source,
-        };
-        if Look::of(entry)
-            != (Look {
-                bytes: before.bytes,
-                mtime: before.mtime,
-            })
-        {
-            return Err(FileError::Changed { path: path() });
-        }
-        let file = StoredFile::new(file).map_err(cannot_read)?;
-        let read = read(&file).map_err(cannot_read)?;
-        if FileIdentity::of(file.file()).is_ok_and(|now| now == before) {
+        let (file, before) = directory.open_as_seen(entry)?;
+        let unreadable = directory.unreadable(&entry.name);
+        let file = StoredFile::new(file).map_err(&unreadable)?;
+        let read = read(&file).map_err(unreadable)?;
+        if is_unchanged(file.file(), &before) {
             Ok(read)
         } else {
-            Err(FileError::Changed { path: path() })
+            Err(directory.changed(&entry.name))
         }
     }
 }

@@ -212,10 +212,7 @@ impl Survey<'_> {
         };
         match self.links.take(directory, entry.clone(), shared) {
             Part::File(entry) => {
-                let path = directory
-                    .target_path()
-                    .join(&entry.name)
-                    .unwrap_or_else(|_| RelPath::root());
+                let path = directory.target_of(&entry.name);
                 self.links
                     .named(shared.number, FirstName { path, root: None });
                 PackEntry::Within(entry)
@@ -502,15 +499,11 @@ impl Survey<'_> {
             .directory
             .open_file(&entry.name)
             .and_then(|(file, there)| {
-                let path = || asked.directory.display(&entry.name);
                 let stop = || self.session.in_flight.is_stopping();
                 let extras = &self.session.extras;
                 extras
                     .contents_root(&file, there.bytes, stop)
-                    .map_err(|source| FileError::Read {
-                        path: path(),
-                        source,
-                    })
+                    .map_err(asked.directory.unreadable(&entry.name))
             });
         let own = own
             .inspect_err(|error| self.session.account.fail(error))

@@ -21,7 +21,7 @@ use crate::control::relay::{Held, PeerQuota};
 use crate::plan::links::FirstName;
 use crate::plan::pack::{PackEntry, PackGroup};
 use crate::read::extras::{Extras, Lacks};
-use crate::read::source::{Look, SourceDirectory};
+use crate::read::source::{Look, SourceDirectory, is_unchanged};
 use crate::send::in_flight::InFlight;
 use crate::send::sent::{NamePart, SentFile};
 
@@ -195,18 +195,14 @@ impl EntryReader<'_> {
         there: Root,
     ) -> Result<EntryRead, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
-        let path = || directory.display(&entry.name);
+        let unreadable = directory.unreadable(&entry.name);
         let stop = || self.in_flight.is_stopping();
         let hashed = self.extras.contents_root(&file, before.bytes, stop);
-        let Some(root) = hashed.map_err(|source| FileError::Read {
-            path: path(),
-            source,
-        })?
-        else {
+        let Some(root) = hashed.map_err(&unreadable)? else {
             return Ok(EntryRead::Nothing);
         };
-        if !is_same(&file, &before) {
-            return Err(FileError::Changed { path: path() });
+        if !is_unchanged(&file, &before) {
+            return Err(directory.changed(&entry.name));
         }
         if root != there {
             return Ok(EntryRead::NeededAfterAll);
@@ -218,10 +214,7 @@ impl EntryReader<'_> {
             (true, true) => {
                 // The comparison has left the position behind what it read.
                 let root = (&file).rewind().and_then(|()| read_root(&file, stop));
-                root.map_err(|source| FileError::Read {
-                    path: path(),
-                    source,
-                })?
+                root.map_err(unreadable)?
             }
         };
         let known = Known::Compared;
@@ -248,9 +241,7 @@ impl EntryReader<'_> {
     ) -> Result<EntryRead, FileError> {
         let (file, now) = directory.open_file(&entry.name)?;
         if now.inode != entry.inode {
-            return Err(FileError::Changed {
-                path: directory.display(&entry.name),
-            });
+            return Err(directory.changed(&entry.name));
         }
         let link = LinkEntry {
             name: entry.name.clone(),
@@ -280,17 +271,7 @@ impl EntryReader<'_> {
 
     /// Reads all but the contents of a file, which are at the target, unless it has changed since the target was asked.
     fn retouch(&self, directory: &SourceDirectory, entry: &Entry) -> Result<EntryRead, FileError> {
-        let (file, before) = directory.open_file(&entry.name)?;
-        if Look::of(entry)
-            != (Look {
-                bytes: before.bytes,
-                mtime: before.mtime,
-            })
-        {
-            return Err(FileError::Changed {
-                path: directory.display(&entry.name),
-            });
-        }
+        let (file, before) = directory.open_as_seen(entry)?;
         let root = self.root_of_what_stays(directory, entry, (&file, &before))?;
         let (metadata, lacks) = self.extras.of_file(&file, &before, entry);
         let known = Known::Looked;
@@ -326,17 +307,7 @@ pub(super) fn unsent_root(
     entry: &Entry,
     stop: impl Fn() -> bool,
 ) -> Result<Option<Root>, FileError> {
-    let (file, before) = directory.open_file(&entry.name)?;
-    if Look::of(entry)
-        != (Look {
-            bytes: before.bytes,
-            mtime: before.mtime,
-        })
-    {
-        return Err(FileError::Changed {
-            path: directory.display(&entry.name),
-        });
-    }
+    let (file, before) = directory.open_as_seen(entry)?;
     root_of(directory, entry, (&file, &before), stop)
 }
 
@@ -347,15 +318,11 @@ fn root_of(
     (file, before): (&File, &FileIdentity),
     stop: impl Fn() -> bool,
 ) -> Result<Option<Root>, FileError> {
-    let path = || directory.display(&entry.name);
-    let root = read_root(file, stop).map_err(|source| FileError::Read {
-        path: path(),
-        source,
-    })?;
-    if is_same(file, before) {
+    let root = read_root(file, stop).map_err(directory.unreadable(&entry.name))?;
+    if is_unchanged(file, before) {
         Ok(root)
     } else {
-        Err(FileError::Changed { path: path() })
+        Err(directory.changed(&entry.name))
     }
 }
 
@@ -405,7 +372,6 @@ pub(super) fn read_file(
     entry: &Entry,
     (offset, room): (usize, &mut [u8]),
 ) -> Result<EntryRead, FileError> {
-    let path = || directory.display(&entry.name);
     let (file, before) = directory.open_file(&entry.name)?;
     let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
     let Some(room) = room.get_mut(..wanted) else {
@@ -429,14 +395,11 @@ pub(super) fn read_file(
     });
     let room = &mut room[..filled];
     match read_data(&file, data.as_ref(), room) {
-        Ok(()) if is_same(&file, &before) => {}
+        Ok(()) if is_unchanged(&file, &before) => {}
         Err(source) if source.kind() != ErrorKind::UnexpectedEof => {
-            return Err(FileError::Read {
-                path: path(),
-                source,
-            });
+            return Err(directory.unreadable(&entry.name)(source));
         }
-        _ => return Err(FileError::Changed { path: path() }),
+        _ => return Err(directory.changed(&entry.name)),
     }
     let span = GroupSpan::of(before.bytes, 0);
     let ranges = data
@@ -491,14 +454,8 @@ fn sent_file(
     root: Option<Root>,
     read: &FileIdentity,
 ) -> SentFile {
-    let path = directory
-        .target_path()
-        .join(&entry.name)
-        .expect("the scan emits only paths that fit");
-    let look = Look {
-        bytes: read.bytes,
-        mtime: read.mtime,
-    };
+    let path = directory.target_of(&entry.name);
+    let look = Look::of_opened(read);
     let part = entry
         .shared
         .map_or(NamePart::Alone, |shared| NamePart::First(shared.number));
@@ -511,10 +468,6 @@ fn sent_file(
         retouched: false,
         part,
     }
-}
-
-fn is_same(file: &File, before: &FileIdentity) -> bool {
-    FileIdentity::of(file).is_ok_and(|now| now == *before)
 }
 
 #[cfg(test)]

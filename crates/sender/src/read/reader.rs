@@ -127,8 +127,7 @@ impl Reader<'_> {
         for (directory, entry) in files {
             match unsent_root(directory, entry, || in_flight.is_stopping()) {
                 Ok(Some(root)) => {
-                    let path = directory.target_path().join(&entry.name);
-                    let path = path.expect("the scan emits only paths that fit");
+                    let path = directory.target_of(&entry.name);
                     account.files().confirm(&path, Some(&root), Known::Looked);
                 }
                 Ok(None) => return,
@@ -417,9 +416,7 @@ impl Reader<'_> {
             Progress::Differs => true,
         };
         if changed {
-            return Err(FileError::Changed {
-                path: file.display(),
-            });
+            return Err(file.changed());
         }
         let tries = file.tries(span);
         let (kind, data) = if file.is_there(span, cv) {
@@ -500,14 +497,9 @@ impl Reader<'_> {
             let seen = &mut |slice: &[u8]| hasher.update(slice);
             let (outcome, back) = self.context.file_io.read_part(opened, part, buffer, seen);
             buffer = back;
-            let read = outcome.map_err(|source| FileError::Read {
-                path: file.display(),
-                source,
-            })?;
+            let read = outcome.map_err(|source| file.unreadable(source))?;
             if read < range.len() {
-                return Err(FileError::Changed {
-                    path: file.display(),
-                });
+                return Err(file.changed());
             }
             filled += read;
             at = range.end;

@@ -4,6 +4,7 @@ mod at_rest;
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -42,6 +43,19 @@ impl Look {
             mtime: entry.metadata.mtime,
         }
     }
+
+    /// The look of a file that has been opened.
+    pub(crate) fn of_opened(identity: &FileIdentity) -> Self {
+        Self {
+            bytes: identity.bytes,
+            mtime: identity.mtime,
+        }
+    }
+}
+
+/// Whether an open file is still what it was.
+pub(crate) fn is_unchanged(file: &File, before: &FileIdentity) -> bool {
+    FileIdentity::of(file).is_ok_and(|now| now == *before)
 }
 
 /// A source directory, kept open while it is in frequent use.
@@ -138,6 +152,37 @@ impl SourceDirectory {
             .join(name.as_os_str())
     }
 
+    /// The path of an entry below the target, which fits for all entries of a scan.
+    pub(crate) fn target_of(&self, name: &Name) -> RelPath {
+        self.target_path
+            .join(name)
+            .unwrap_or_else(|_| RelPath::root())
+    }
+
+    /// The failure of a file that has changed.
+    pub(crate) fn changed(&self, name: &Name) -> FileError {
+        FileError::Changed {
+            path: self.display(name),
+        }
+    }
+
+    /// Makes the failure of a file out of the system's error in reading it.
+    pub(crate) fn unreadable(&self, name: &Name) -> impl Fn(io::Error) -> FileError {
+        move |source| FileError::Read {
+            path: self.display(name),
+            source,
+        }
+    }
+
+    /// Opens a regular file that still looks as the scan has seen it.
+    pub(crate) fn open_as_seen(&self, entry: &Entry) -> Result<(File, FileIdentity), FileError> {
+        let (file, identity) = self.open_file(&entry.name)?;
+        if Look::of(entry) != Look::of_opened(&identity) {
+            return Err(self.changed(&entry.name));
+        }
+        Ok((file, identity))
+    }
+
     /// Opens a regular file and looks at it, once writes to it have ended.
     pub(crate) fn open_file(&self, name: &Name) -> Result<(File, FileIdentity), FileError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -158,10 +203,7 @@ impl SourceDirectory {
             source,
         })?;
         let file = File::from(file);
-        let identity = at_rest::look(&file).map_err(|source| FileError::Read {
-            path: self.display(name),
-            source,
-        })?;
+        let identity = at_rest::look(&file).map_err(self.unreadable(name))?;
         if !identity.regular {
             return Err(FileError::Replaced {
                 path: self.display(name),
@@ -247,17 +289,10 @@ pub(crate) enum Progress {
 impl LargeSource {
     /// A large file of a directory, which it does not hold open.
     pub(crate) fn new(id: FileId, directory: &SourceDirectory, entry: Entry) -> Self {
-        let target = directory
-            .target_path()
-            .join(&entry.name)
-            .unwrap_or_else(|_| RelPath::root());
+        let target = directory.target_of(&entry.name);
         let directory = directory.closed();
-        let groups = groups_of(&entry).unwrap_or(u32::MAX);
-        let state = LargeState {
-            groups_unread: groups,
-            groups_unstored: groups,
-            ..LargeState::default()
-        };
+        let mut state = LargeState::default();
+        state.expect(groups_of(&entry).unwrap_or(u32::MAX));
         Self {
             id,
             directory,
@@ -270,18 +305,11 @@ impl LargeSource {
     }
 
     /// This file as one of which only these groups are sent from here.
-    pub(crate) fn only(self, range: Range<u32>) -> Self {
+    pub(crate) fn only(mut self, range: Range<u32>) -> Self {
         let groups = range.len().try_into().unwrap_or(u32::MAX);
-        let state = LargeState {
-            groups_unread: groups,
-            groups_unstored: groups,
-            ..LargeState::default()
-        };
-        Self {
-            range: Some(range),
-            state: Lock::new(state),
-            ..self
-        }
+        self.state.get_mut().expect(groups);
+        self.range = Some(range);
+        self
     }
 
     /// The piece of which only these groups are sent from here, where others send the rest.
@@ -290,28 +318,19 @@ impl LargeSource {
     }
 
     /// This file as a resumed one: the target holds the groups that have a value in `held`, `bytes` in all.
-    pub(crate) fn resuming(self, held: GroupValues, bytes: u64) -> Self {
+    pub(crate) fn resuming(mut self, held: GroupValues, bytes: u64) -> Self {
         let unread = self.groups_in_all().saturating_sub(held.count());
-        let state = LargeState {
-            groups_unread: unread,
-            groups_unstored: unread,
-            counted: Counted {
-                moved: 0,
-                resumed: bytes,
-            },
-            cvs: held,
-            ..LargeState::default()
-        };
-        Self {
-            resumed: true,
-            state: Lock::new(state),
-            ..self
-        }
+        let state = self.state.get_mut();
+        state.expect(unread);
+        state.counted.resumed = bytes;
+        state.cvs = held;
+        self.resumed = true;
+        self
     }
 
     /// This file as one to compare: the target has another version, whose groups have the values in `there`.
-    pub(crate) fn comparing(self, there: GroupValues) -> Self {
-        self.lock().there = there;
+    pub(crate) fn comparing(mut self, there: GroupValues) -> Self {
+        self.state.get_mut().there = there;
         self
     }
 
@@ -354,9 +373,7 @@ impl LargeSource {
         }
         let (file, identity) = self.directory.open_file(&self.entry.name)?;
         if identity.bytes != self.entry.size || (self.resumed && !self.is_as_scanned(&identity)) {
-            return Err(FileError::Changed {
-                path: self.display(),
-            });
+            return Err(self.changed());
         }
         if state.metadata.is_none() {
             state.metadata = Some(carry(&file, &identity));
@@ -467,13 +484,8 @@ impl LargeSource {
         };
         let groups = self.groups_in_all();
         let unknown = groups.saturating_sub(self.lock().cvs.count()) as usize;
-        let held = book(groups as usize * HASHED_BYTES_PER_GROUP).map_err(|_over_limit| {
-            let source = Errno::NOMEM.into();
-            FileError::Read {
-                path: self.display(),
-                source,
-            }
-        })?;
+        let held = book(groups as usize * HASHED_BYTES_PER_GROUP)
+            .map_err(|_over_limit| self.unreadable(Errno::NOMEM.into()))?;
         held.into_iter().for_each(|held| self.lock().cvs.hold(held));
         let next = AtomicU64::new(0);
         let hash = || {
@@ -565,9 +577,7 @@ impl LargeSource {
     /// Whether the file is still what it was when it was opened.
     pub(crate) fn is_unchanged(&self) -> bool {
         let opened = self.lock().opened.clone();
-        opened.is_some_and(|(file, before)| {
-            FileIdentity::of(file.file()).is_ok_and(|now| now == before)
-        })
+        opened.is_some_and(|(file, before)| is_unchanged(file.file(), &before))
     }
 
     /// The file's root, when the values of all groups are known: of one with holes only where they were
@@ -609,6 +619,16 @@ impl LargeSource {
         self.directory.display(&self.entry.name)
     }
 
+    /// The failure of the file once it has changed.
+    pub(crate) fn changed(&self) -> FileError {
+        self.directory.changed(&self.entry.name)
+    }
+
+    /// The failure of the file for the system's error in reading it.
+    pub(crate) fn unreadable(&self, source: io::Error) -> FileError {
+        self.directory.unreadable(&self.entry.name)(source)
+    }
+
     fn lock(&self) -> MutexGuard<'_, LargeState> {
         self.state.lock()
     }
@@ -623,6 +643,12 @@ fn groups_of(entry: &Entry) -> Option<u32> {
 const HASHED_BYTES_PER_GROUP: usize = 104;
 
 impl LargeState {
+    /// Sets the number of groups that are to be sent, none of which has been read.
+    fn expect(&mut self, groups: u32) {
+        self.groups_unread = groups;
+        self.groups_unstored = groups;
+    }
+
     /// How many bytes of the groups that the target holds are no data.
     fn hole_bytes_of_held(&self, data: &DataRanges, bytes: u64) -> u64 {
         let spans = self
@@ -644,12 +670,11 @@ impl LargeState {
     fn leave_out_holes(&mut self, data: DataRanges, groups: Range<u32>) {
         let is_unread = |index: &u32| groups.contains(index) && self.cvs.get(*index).is_none();
         let unread = data.groups().filter(is_unread).count();
-        self.groups_unread = u32::try_from(unread).unwrap_or(u32::MAX);
         if unread == 0 {
             self.last_word = groups.clone().find(is_unread);
-            self.groups_unread = 1;
         }
-        self.groups_unstored = self.groups_unread;
+        // A group that is sent although it is a hole counts.
+        self.expect(u32::try_from(unread).unwrap_or(u32::MAX).max(1));
         self.data = Some(Arc::new(data));
     }
 }
