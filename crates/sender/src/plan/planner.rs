@@ -74,15 +74,17 @@ pub(crate) fn plan_all(
     };
     planner.take_scan(scan, replies, &unread);
     planner.take_unread(&unread);
-    planner.take_last_replies(&replies.offers);
-    planner.flush_pack();
+    let is_answered =
+        |planner: &Planner<'_>| planner.offering.as_ref().is_none_or(Offering::is_done);
+    planner.take_replies(&replies.offers, is_answered);
     planner.flush_unlisted();
     let has_links = !planner.links.is_done();
     if has_links {
         // All else has been planned: what is late may be sent again meanwhile.
         session.in_flight.withhold_end();
         session.in_flight.end_plan();
-        planner.take_last_links(&replies.offers);
+        // Links are sent when the first names of their files are at the target.
+        planner.take_replies(&replies.offers, |planner| planner.links.is_done());
         planner.flush_unlisted();
     }
     // Where nothing was at the target, nothing is there alone.
@@ -255,27 +257,15 @@ impl Planner<'_> {
         }
     }
 
-    fn take_last_replies(&mut self, offers: &Receiver<QueuedReply>) {
+    /// Takes replies until `is_done`, and plans all that they lead to.
+    fn take_replies(&mut self, offers: &Receiver<QueuedReply>, is_done: impl Fn(&Self) -> bool) {
         self.flush_offers();
-        while !self.session.in_flight.is_stopping()
-            && self.offering.as_ref().is_some_and(|o| !o.is_done())
-        {
+        while !self.session.in_flight.is_stopping() && !is_done(self) {
             match offers.recv_timeout(PACK_PATIENCE) {
                 Ok(reply) => {
                     self.take_reply(reply);
                     self.flush_offers();
                 }
-                Err(RecvTimeoutError::Timeout) => self.flush_pack(),
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-        }
-    }
-
-    /// Waits until the last links have been made: they are sent when the first names of their files are at the target.
-    fn take_last_links(&mut self, offers: &Receiver<QueuedReply>) {
-        while !self.session.in_flight.is_stopping() && !self.links.is_done() {
-            match offers.recv_timeout(PACK_PATIENCE) {
-                Ok(reply) => self.take_reply(reply),
                 Err(RecvTimeoutError::Timeout) => {
                     self.flush_pack();
                     self.replace_failed_names(offers);

@@ -77,8 +77,7 @@ pub(super) fn run(
         links: Links::default(),
         verification: hashing.map(Verification::new),
     };
-    survey.take_scan(scan, replies);
-    survey.take_last(replies);
+    survey.ask_all(scan, replies);
     if let Some(mirror) = &task.mirror {
         mirror::run(session, &replies.mirror, mirror);
     }
@@ -89,10 +88,12 @@ pub(super) fn run(
 const PATIENCE: Duration = Duration::from_millis(20);
 
 impl Survey<'_> {
-    fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
+    /// Asks about what the scan finds, and takes answers, until nothing is left to be asked or answered.
+    fn ask_all(&mut self, scan: &Scan, replies: &Replies) {
         let nothing = never();
-        while !self.session.in_flight.is_stopping() {
-            let items = if self.may_ask() {
+        let mut scanning = true;
+        while !self.session.in_flight.is_stopping() && (scanning || !self.is_done()) {
+            let items = if scanning && self.may_ask() {
                 scan.receiver()
             } else {
                 &nothing
@@ -101,7 +102,10 @@ impl Survey<'_> {
             select! {
                 recv(items) -> item => match item {
                     Ok(item) => self.take_item(item),
-                    Err(_) => break,
+                    Err(_) => {
+                        scanning = false;
+                        self.session.account.end_scan(&scan.parts());
+                    }
                 },
                 recv(replies.findings) -> answer => match answer {
                     Ok(answer) => self.take_answer(answer),
@@ -114,27 +118,9 @@ impl Survey<'_> {
                 recv(done) -> done => self.take_done(done.expect("the threads that hash outlive this")),
                 default(PATIENCE) => self.ask(),
             }
-        }
-        self.session.account.end_scan(&scan.parts());
-    }
-
-    fn take_last(&mut self, replies: &Replies) {
-        self.ask();
-        while !self.session.in_flight.is_stopping() && !self.is_done() {
-            let done = self.done();
-            select! {
-                recv(replies.findings) -> answer => match answer {
-                    Ok(answer) => self.take_answer(answer),
-                    Err(_) => return,
-                },
-                recv(replies.hashed) -> hashed => match hashed {
-                    Ok(hashed) => self.take_hashed(hashed),
-                    Err(_) => return,
-                },
-                recv(done) -> done => self.take_done(done.expect("the threads that hash outlive this")),
-                default(PATIENCE) => {}
+            if !scanning {
+                self.ask();
             }
-            self.ask();
         }
     }
 
