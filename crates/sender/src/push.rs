@@ -46,7 +46,6 @@ use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview;
 use crate::read::extras::Extras;
-use crate::send::in_flight::Unsettled;
 use crate::send::lane_set::end_unused;
 use crate::tune::path::PathReport;
 use crate::tune::steering::Steering;
@@ -621,10 +620,7 @@ fn leave(session: &Session, lanes: usize, run: &mut Run) {
         ..
     } = session;
     let mut files = std::mem::take(&mut *account.files());
-    in_flight.for_each_unsettled(|unsettled| match unsettled {
-        Unsettled::Item(work) => files.leave_open(work),
-        Unsettled::Large(file) => files.leave_large_open(file),
-    });
+    in_flight.leave_open(&mut files);
     files.break_off();
     run.files = files;
     run.add(&account.totals, lanes, timeline.first_byte());

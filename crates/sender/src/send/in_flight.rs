@@ -16,6 +16,7 @@ use zmove_wire::session::Receipt;
 use zmove_wire::{EntryFault, ToReceiver, WireError};
 
 use self::record::{GroupId, Mismatch, Record};
+use crate::account::file_ledger::FileLedger;
 use crate::account::report_limits::SentCounts;
 use crate::plan::links::Word;
 use crate::read::source::{Counted, LargeSource};
@@ -58,13 +59,6 @@ pub(crate) struct Settled {
     pub(crate) unpublished_bytes: Option<u64>,
     /// What is known by it of names of files with several.
     pub(crate) words: Vec<Word>,
-}
-
-/// Work or a file of which the receiver has not reported the end.
-#[derive(Debug)]
-pub(crate) enum Unsettled<'a> {
-    Item(&'a Sent),
-    Large(&'a LargeSource),
 }
 
 impl InFlight {
@@ -345,16 +339,13 @@ impl InFlight {
         self.announce(&mut self.lock());
     }
 
-    /// Calls `show` for all that the receiver has not settled, and for large files that have not come to their end.
-    pub(crate) fn for_each_unsettled(&self, show: impl FnMut(Unsettled<'_>)) {
+    /// Leaves in the ledger of files all that the receiver has not settled when the session is over.
+    pub(crate) fn leave_open(&self, files: &mut FileLedger) {
         let state = self.lock();
-        let items = state
-            .record
-            .transfer
-            .unsettled()
-            .map(|item| Unsettled::Item(&item.work));
-        let large = state.large.values().map(|file| Unsettled::Large(file));
-        items.chain(large).for_each(show);
+        let items = state.record.transfer.unsettled();
+        items.for_each(|item| files.leave_open(&item.work));
+        let large = state.large.values();
+        large.for_each(|file| files.leave_large_open(file));
     }
 
     /// Sends a control message.
