@@ -48,8 +48,9 @@ struct Teller(Box<Tell>);
 type Tell = dyn FnMut(&RelPath, &Root, Known) + Send;
 
 /// The form of the lines.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 enum Form {
+    #[default]
     B3sum,
     Proofs(Prover),
 }
@@ -171,7 +172,7 @@ impl Manifest {
 #[derive(Debug, Default)]
 pub(crate) struct ListedNames {
     names: HashSet<NameHash>,
-    proofs: bool,
+    form: Form,
 }
 
 impl ListedNames {
@@ -181,26 +182,9 @@ impl ListedNames {
         }
         let mut line = Vec::new();
         let root = Root([0; 32]);
-        let (form, written) = if self.proofs {
-            let prover = Prover {
-                host: String::new(),
-                received: &[],
-            };
-            let written = write_proof(
-                &mut line,
-                &path.to_string(),
-                &root,
-                (&prover, Known::Looked),
-            );
-            (Form::Proofs(prover), written)
-        } else {
-            let name = String::from_utf8_lossy(path.as_bytes());
-            (Form::B3sum, write_line(&mut line, &name, &root))
-        };
-        written.is_ok()
-            && self
-                .names
-                .contains(&hash_of(name_in(line.trim_ascii_end(), &form)))
+        let written = self.form.write(&mut line, path, &root, Known::Looked);
+        let name = self.form.name_in(line.trim_ascii_end());
+        written.is_ok_and(|is_there| is_there && self.names.contains(&hash_of(name)))
     }
 }
 
@@ -270,22 +254,13 @@ impl Lines {
     }
 
     fn add(&mut self, path: &RelPath, root: &Root, known: Known) {
-        if let Form::Proofs(prover) = &self.form {
-            if self.error.is_none() {
-                self.error =
-                    write_proof(&mut self.out, &path.to_string(), root, (prover, known)).err();
-            }
+        if self.error.is_some() {
             return;
         }
-        let Some(name) = std::str::from_utf8(path.as_bytes())
-            .ok()
-            .filter(|name| is_readable(name))
-        else {
-            self.unwritable_names += 1;
-            return;
-        };
-        if self.error.is_none() {
-            self.error = write_line(&mut self.out, name, root).err();
+        match self.form.write(&mut self.out, path, root, known) {
+            Ok(true) => {}
+            Ok(false) => self.unwritable_names += 1,
+            Err(error) => self.error = Some(error),
         }
     }
 
@@ -299,7 +274,7 @@ impl Lines {
         .split(b'\n');
         let names = lines
             .map_while(Result::ok)
-            .map(|line| hash_of(name_in(&line, &self.form)));
+            .map(|line| hash_of(self.form.name_in(&line)));
         let names = if flushed.is_ok() {
             names.collect()
         } else {
@@ -307,7 +282,7 @@ impl Lines {
         };
         ListedNames {
             names,
-            proofs: matches!(self.form, Form::Proofs(_)),
+            form: self.form.clone(),
         }
     }
 
@@ -458,7 +433,8 @@ fn write_proof(
     out: &mut impl Write,
     name: &str,
     root: &Root,
-    (Prover { host, received }, known): (&Prover, Known),
+    Prover { host, received }: &Prover,
+    known: Known,
 ) -> io::Result<()> {
     let at = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -495,18 +471,38 @@ fn json_text(text: &str) -> String {
     escaped
 }
 
-/// The part of a line that names its file.
-fn name_in<'a>(line: &'a [u8], form: &Form) -> &'a [u8] {
-    match form {
-        Form::B3sum => line
-            .splitn(2, |byte| *byte == b' ')
-            .last()
-            .unwrap_or_default(),
-        Form::Proofs(_) => {
-            let end = line
-                .windows(PATH_END.len())
-                .position(|part| part == PATH_END.as_bytes());
-            &line[..end.unwrap_or(line.len())]
+impl Form {
+    /// Writes the line of a file; returns whether there is one, since b3sum reads some names in no form.
+    fn write(
+        &self,
+        out: &mut impl Write,
+        path: &RelPath,
+        root: &Root,
+        known: Known,
+    ) -> io::Result<bool> {
+        match self {
+            Self::Proofs(prover) => write_proof(out, &path.to_string(), root, prover, known)?,
+            Self::B3sum => match std::str::from_utf8(path.as_bytes()) {
+                Ok(name) if is_readable(name) => write_line(out, name, root)?,
+                _ => return Ok(false),
+            },
+        }
+        Ok(true)
+    }
+
+    /// The part of a line that names its file.
+    fn name_in<'a>(&self, line: &'a [u8]) -> &'a [u8] {
+        match self {
+            Self::B3sum => line
+                .splitn(2, |byte| *byte == b' ')
+                .last()
+                .unwrap_or_default(),
+            Self::Proofs(_) => {
+                let end = line
+                    .windows(PATH_END.len())
+                    .position(|part| part == PATH_END.as_bytes());
+                &line[..end.unwrap_or(line.len())]
+            }
         }
     }
 }
@@ -518,7 +514,7 @@ fn keep_last_lines(file: &File, form: &Form) -> io::Result<()> {
             .split(b'\n')
             .enumerate()
     };
-    let name = |line: &[u8]| hash_of(name_in(line, form));
+    let name = |line: &[u8]| hash_of(form.name_in(line));
     let mut last = HashMap::new();
     for (number, line) in lines() {
         last.insert(name(&line?), number);
