@@ -133,8 +133,13 @@ impl Account {
         if let Some(message) = parts.warning()
             && self.files().tell(&message)
         {
-            self.observer.on(&Event::Warned { message });
+            self.warn(message);
         }
+    }
+
+    /// Warns the user.
+    pub(crate) fn warn(&self, message: String) {
+        self.observer.on(&Event::Warned { message });
     }
 
     /// What the scan has found so far.
@@ -160,10 +165,9 @@ impl Account {
             return;
         }
         let (free, needed) = (ByteCount(room), ByteCount(needed));
-        let message = format!(
+        self.warn(format!(
             "the target has {free} free, and what is to be sent is more: {needed} have been found so far"
-        );
-        self.observer.on(&Event::Warned { message });
+        ));
     }
 
     /// Counts what the receiver has confirmed to be at the target.

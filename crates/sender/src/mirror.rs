@@ -104,10 +104,9 @@ pub(crate) fn run(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirr
         } else {
             ("entries stay", "them")
         };
-        let message = format!(
+        session.account.warn(format!(
             "{kept} {entries} at the target: the source changed while it was pushed; the same command removes {them}"
-        );
-        session.account.observer.on(&Event::Warned { message });
+        ));
     }
 }
 
@@ -153,18 +152,17 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
             } else {
                 "entries stay"
             };
-            let message =
-                format!("--max-delete ended the removal at the target: {spared} more {entries}");
-            session.account.observer.on(&Event::Warned { message });
+            session.account.warn(format!(
+                "--max-delete ended the removal at the target: {spared} more {entries}"
+            ));
         }
         if !more || spared > 0 || failed_since > failed || mirror.intent == Intent::Inspect {
             return;
         }
         if removed_since == removed {
-            let message =
-                "not all could be removed: too many directories hold what is left out".to_owned();
-            session.account.observer.on(&Event::Warned { message });
-            return;
+            return session.account.warn(
+                "not all could be removed: too many directories hold what is left out".to_owned(),
+            );
         }
     }
 }
@@ -185,7 +183,7 @@ fn stays(account: &Account, mirror: &Mirror) -> bool {
         "nothing was removed at the target: {why} ({errors} errors); --ignore-errors removes nevertheless"
     );
     if account.files().tell(&message) {
-        account.observer.on(&Event::Warned { message });
+        account.warn(message);
     }
     true
 }
@@ -549,8 +547,8 @@ impl<'a> Round<'a> {
 
     fn list(&mut self) {
         if self.full {
-            let message = "more entries would be removed than a preview lists".to_owned();
-            self.session.account.observer.on(&Event::Warned { message });
+            let message = "more entries would be removed than a preview lists";
+            self.session.account.warn(message.to_owned());
         }
         for ExtraneousEntries {
             directory, names, ..

@@ -154,15 +154,10 @@ impl Tuner {
     }
 
     pub(crate) fn wanted(&self) -> Wanted {
-        let LaneTuner {
-            wanted: lanes,
-            congestion,
-            ..
-        } = self.lanes;
         Wanted {
-            lanes,
+            lanes: self.lanes.wanted,
             readers: self.readers.wanted,
-            congestion,
+            congestion: self.lanes.congestion,
         }
     }
 }

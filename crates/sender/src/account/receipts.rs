@@ -27,7 +27,6 @@ use crate::error::SessionError;
 use crate::plan::links::{FirstName, Word};
 use crate::plan::pack::PackEntry;
 use crate::plan::resend;
-use crate::push::piece::Piece;
 use crate::push::session::Session;
 use crate::read::extras::Extras;
 use crate::send::sent::{NamePart, Sent, SentBatch, SentFile};
@@ -72,15 +71,13 @@ impl Receipts {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let (reply_sender, replies) = replies::channel(quota.clone());
         let session = Arc::new(Session::new(observer, extras, started, outgoing_in, quota));
-        let reported = ReportCounts::default();
-        let (signed, orders) = (None, Orders::default());
         let receipts = Self {
             session,
             reply_sender,
             counters: Counters::default(),
-            reported,
-            signed,
-            orders,
+            reported: ReportCounts::default(),
+            signed: None,
+            orders: Orders::default(),
         };
         (receipts, replies, outgoing)
     }
@@ -96,11 +93,10 @@ impl Receipts {
                     .held(&self.session.in_flight.sent_counts, &held)?;
                 self.reply_sender.reply(Reply::Held(held))?;
             }
-            ToSender::Findings(findings) => self.reply_sender.findings(findings)?,
-            ToSender::Hashed(hashed) => self.reply_sender.hashed(hashed)?,
-            answer @ (ToSender::ExtraneousNames(_) | ToSender::Removed { .. }) => {
-                self.reply_sender.mirror(answer)?
-            }
+            answer @ (ToSender::Findings(_)
+            | ToSender::Hashed(_)
+            | ToSender::ExtraneousNames(_)
+            | ToSender::Removed { .. }) => self.reply_sender.answer(answer)?,
             ToSender::Stored(stored) => self.take_stored(stored)?,
             ToSender::Published { items } => {
                 not_empty(!items.is_empty())?;
@@ -262,18 +258,13 @@ impl Receipts {
                     }),
                     (false, false) => self.session.account.show(0, bytes),
                 }
-                file.directory
-                    .piece()
-                    .into_iter()
-                    .for_each(Piece::has_moved);
-                if let Some(piece) = file
-                    .directory
-                    .piece()
-                    .filter(|_| stored.is_all && stored.counts)
-                {
-                    // It gets its name by an order, perhaps of another.
-                    piece.confirm_large(file.head());
-                    self.session.in_flight.abandon_large(file.id);
+                if let Some(piece) = file.directory.piece() {
+                    piece.has_moved();
+                    if stored.is_all && stored.counts {
+                        // It gets its name by an order, perhaps of another.
+                        piece.confirm_large(file.head());
+                        self.session.in_flight.abandon_large(file.id);
+                    }
                 }
             }
             None => {}

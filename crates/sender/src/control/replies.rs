@@ -136,36 +136,26 @@ impl ReplySender {
         Ok(())
     }
 
-    /// Passes on an answer to an inquiry.
-    ///
-    /// # Errors
-    /// [`WireError::OutOfOrder`] when there are more answers than inquiries may be open.
-    pub(crate) fn findings(&self, findings: Findings) -> Result<(), WireError> {
-        answer(&self.findings, findings, "findings that nobody asked for")
-    }
-
-    /// Passes on the values of groups.
-    ///
-    /// # Errors
-    /// [`WireError::OutOfOrder`] when there are more answers than orders may be open.
-    pub(crate) fn hashed(&self, hashed: Hashed) -> Result<(), WireError> {
-        answer(&self.hashed, hashed, "hashes that nobody asked for")
-    }
-
-    /// Passes on the names that are at the target alone, or the number removed.
+    /// Passes on an answer to a question of a preview or a mirror.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] when there are more answers than questions may be open.
-    pub(crate) fn mirror(&self, message: ToSender) -> Result<(), WireError> {
-        answer(
-            &self.mirror,
-            message,
-            "an answer about names that nobody asked for",
-        )
+    pub(crate) fn answer(&self, answer: ToSender) -> Result<(), WireError> {
+        match answer {
+            ToSender::Findings(findings) => {
+                queue(&self.findings, findings, "findings that nobody asked for")
+            }
+            ToSender::Hashed(hashed) => queue(&self.hashed, hashed, "hashes that nobody asked for"),
+            answer => queue(
+                &self.mirror,
+                answer,
+                "an answer about names that nobody asked for",
+            ),
+        }
     }
 }
 
-fn answer<T>(queue: &Sender<T>, answer: T, what: &'static str) -> Result<(), WireError> {
+fn queue<T>(queue: &Sender<T>, answer: T, what: &'static str) -> Result<(), WireError> {
     match queue.try_send(answer) {
         Err(TrySendError::Full(_)) => Err(WireError::OutOfOrder { what }),
         // The thread that asks has gone only when the session is being stopped.
@@ -209,28 +199,33 @@ mod tests {
     #[test]
     fn answers_without_questions_are_an_error() {
         let (sender, _replies) = channel(None);
-        let none = || Findings {
-            inquiry: 0,
-            findings: Vec::new(),
+        let told = |answer: &dyn Fn() -> ToSender| {
+            (0..)
+                .take_while(|_| sender.answer(answer()).is_ok())
+                .count()
         };
-        let told = (0..)
-            .take_while(|_| sender.findings(none()).is_ok())
-            .count();
-        assert_eq!(told, INQUIRIES_OUTSTANDING_MAX);
-        let none = || Hashed {
-            order: 0,
-            values: Vec::new(),
-            fault: None,
+        let findings = || {
+            ToSender::Findings(Findings {
+                inquiry: 0,
+                findings: Vec::new(),
+            })
         };
-        let told = (0..).take_while(|_| sender.hashed(none()).is_ok()).count();
-        assert_eq!(told, HASH_ORDERS_OUTSTANDING_MAX);
+        assert_eq!(told(&findings), INQUIRIES_OUTSTANDING_MAX);
+        let hashed = || {
+            ToSender::Hashed(Hashed {
+                order: 0,
+                values: Vec::new(),
+                fault: None,
+            })
+        };
+        assert_eq!(told(&hashed), HASH_ORDERS_OUTSTANDING_MAX);
         let removed = || ToSender::Removed {
             remove: 0,
             entries: 0,
         };
-        let told = (0..)
-            .take_while(|_| sender.mirror(removed()).is_ok())
-            .count();
-        assert_eq!(told, KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);
+        assert_eq!(
+            told(&removed),
+            KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX
+        );
     }
 }

@@ -58,18 +58,19 @@ impl Queue {
         if self.plan.packs_waiting() > PACKS_OPEN_MAX {
             pack.put_off();
         }
-        self.in_flight.begin(1);
         let entries = pack.entry_count();
-        if self.plan.push_pack(Parcel::Unread(pack), entries).is_err() {
-            self.in_flight.end_work();
-        }
+        self.add(Parcel::Unread(pack), entries);
     }
 
     /// Adds files that are at the target already; waits while the plan is full.
     pub(crate) fn add_listed(&self, files: Vec<(SourceDirectory, Entry)>) {
-        self.in_flight.begin(1);
         let entries = files.len();
-        if self.plan.push_pack(Parcel::Listed(files), entries).is_err() {
+        self.add(Parcel::Listed(files), entries);
+    }
+
+    fn add(&self, parcel: Parcel, entries: usize) {
+        self.in_flight.begin(1);
+        if self.plan.push_pack(parcel, entries).is_err() {
             self.in_flight.end_work();
         }
     }

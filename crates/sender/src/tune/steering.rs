@@ -182,18 +182,10 @@ impl Steering {
 
     /// Looks at what has been acknowledged.
     pub(crate) fn count_acked(&mut self, pipeline: &Pipeline) {
-        let report = PathReport::sum(
-            &pipeline
-                .lane_set
-                .probes()
-                .filter_map(PathProbe::read)
-                .collect::<Vec<_>>(),
-        );
-        self.best.note(
-            Instant::now(),
-            report.bytes_acked.iter().sum(),
-            report.round_trip_min,
-        );
+        if let Some(report) = PathReport::gather(pipeline.lane_set.probes()) {
+            let acked = report.bytes_acked.iter().sum();
+            self.best.note(Instant::now(), acked, report.round_trip_min);
+        }
     }
 
     /// The most that the path has carried within a round trip.
