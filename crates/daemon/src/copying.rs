@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;
 use zmove_engine::{
     BoxError, Causes, ConnectError, Connector, DialSettings, JobMaking, Listener, Notice,
-    PushError, Remote, RemotePush, Timeout,
+    PushError, Remote, RemotePush, Retrying, Timeout,
 };
 use zmove_receiver::Quota;
 use zmove_sender::{Beside, PeerQuota, Push, PushJob, Run, SessionError, Summary};
@@ -325,19 +325,21 @@ async fn push(
     let again = || Box::pin(Arc::clone(&search).again()) as JobMaking;
     let patience = Timeout(Duration::from_secs(order.patience_secs).min(PATIENCE_MAX));
     let pushing = RemotePush {
-        connector: Connector {
-            home: copies.home(),
-            remote: &remote,
-            settings: &settings,
-            listener: &Notices {
-                relaying,
-                begun: AtomicBool::new(false),
+        receiver: Retrying {
+            connector: Connector {
+                home: copies.home(),
+                remote: &remote,
+                settings: &settings,
+                listener: &Notices {
+                    relaying,
+                    begun: AtomicBool::new(false),
+                },
             },
+            timeout: patience,
+            busy_timeout: patience,
         },
         job: &again,
         config,
-        timeout: patience,
-        busy_timeout: patience,
         quota,
         observer: Arc::<Relaying>::clone(relaying),
     };

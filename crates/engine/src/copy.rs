@@ -26,7 +26,6 @@ use zmove_wire::{
     encode_message,
 };
 
-use crate::backoff::Timeout;
 use crate::dial::Connector;
 use crate::error::{Causes, PullError, PushError};
 use crate::notice::Notice;
@@ -38,8 +37,8 @@ use hosts::Hosts;
 
 /// All that a copy between two other hosts needs.
 pub struct RemoteCopy<'a> {
-    /// The host that has the sources, and the listener for what happens between sessions.
-    pub source: Connector<'a>,
+    /// The host that has the sources, and how this side goes on listening to it when connections are lost.
+    pub source: Retrying<'a>,
     /// The host that has the target.
     pub target: Connector<'a>,
     /// The order; the place of the target is filled in.
@@ -50,10 +49,6 @@ pub struct RemoteCopy<'a> {
     pub bytes_max: Option<u64>,
     /// The most entries. Default: no limit.
     pub entries_max: Option<u64>,
-    /// How long the host with the sources is dialled again once connections are lost; zero: not at all.
-    pub timeout: Timeout,
-    /// How long one session waits in the queue of a busy host.
-    pub busy_timeout: Timeout,
     /// What a copy that has begun does once this side is told to stop.
     pub after: After,
     /// The observer of what happens in a session.
@@ -119,20 +114,8 @@ impl RemoteCopy<'_> {
         stop: impl Future<Output = ()>,
     ) -> Result<Copied, PushError> {
         let run = CopyRun::begin(started);
-        let Self {
-            source: connector,
-            timeout,
-            busy_timeout,
-            ..
-        } = *self;
         let mut sessions = CopySessions { of: self, run };
-        let copied = Retrying {
-            connector,
-            timeout,
-            busy_timeout,
-        }
-        .run(&mut sessions, stop)
-        .await;
+        let copied = self.source.run(&mut sessions, stop).await;
         match (copied, sessions.run.id) {
             (Err(PushError::Pull(PullError::Interrupted)), Some(id)) if !self.ends_with_ssh() => {
                 Err(self.leave(id).await.into())
@@ -143,16 +126,19 @@ impl RemoteCopy<'_> {
 
     /// Whether one of the hosts is there only as long as this side's ssh.
     const fn ends_with_ssh(&self) -> bool {
-        self.source.remote.login.is_some() || self.target.remote.login.is_some()
+        self.source.connector.remote.login.is_some() || self.target.remote.login.is_some()
     }
 
     /// Leaves a copy that may run to itself, or has it end; returns the error of this side, which was told to stop.
     async fn leave(&self, id: [u8; 16]) -> PullError {
         if self.after == After::GoesOn {
-            let (id, remote) = (Hex(&id).to_string(), self.source.remote.to_string());
+            let (id, remote) = (
+                Hex(&id).to_string(),
+                self.source.connector.remote.to_string(),
+            );
             return PullError::Left { id, remote };
         }
-        match end_copy(&self.source, id).await {
+        match end_copy(&self.source.connector, id).await {
             Ok(()) => PullError::Interrupted,
             Err(error) => error,
         }
@@ -165,7 +151,7 @@ impl RemoteCopy<'_> {
         mut stop: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<Copied, PushError> {
         let begun = async {
-            let hosts = Hosts::begin(self.source, self.target).await?;
+            let hosts = Hosts::begin(self.source.connector, self.target).await?;
             let ordered = self.order(run, &hosts).await?;
             Ok::<_, PushError>((hosts, ordered))
         };
@@ -202,7 +188,7 @@ impl RemoteCopy<'_> {
             to: hosts.target.place(),
             ..self.order.clone()
         }));
-        let listener = self.source.listener;
+        let listener = self.source.connector.listener;
         let asking = say(
             control_pair(channel),
             order,
@@ -236,10 +222,7 @@ impl RemoteCopy<'_> {
                 self.order.id
             }
             _ => {
-                return Err(PullError::from(WireError::OutOfOrder {
-                    what: "the answer to an order",
-                })
-                .into());
+                return Err(unexpected("the answer to an order"));
             }
         };
         run.was_up = true;
@@ -250,7 +233,7 @@ impl RemoteCopy<'_> {
         if !std::mem::replace(&mut run.told, true) && !self.ends_with_ssh() {
             listener.hear(&Notice::CopyRuns {
                 id: &Hex(&id).to_string(),
-                remote: self.source.remote,
+                remote: self.source.connector.remote,
             });
         }
         Ok((id, dialler, reader))
@@ -307,10 +290,7 @@ impl RemoteCopy<'_> {
         dialler.close().await;
         match answer {
             ToSender::Granted(granted) => Ok(granted),
-            _ => Err(PullError::from(WireError::OutOfOrder {
-                what: "the answer to an order",
-            })
-            .into()),
+            _ => Err(unexpected("the answer to an order")),
         }
     }
 
@@ -350,6 +330,7 @@ impl RemoteCopy<'_> {
             relayed.take(&bytes)?;
             if std::mem::replace(&mut restarts, relayed.restarts()) < restarts {
                 self.source
+                    .connector
                     .listener
                     .hear(&Notice::SessionBegins { transfer: None });
             }
@@ -558,11 +539,12 @@ pub async fn copy_result(
     dialler.close().await;
     match answer {
         ToSender::Result(result) => Ok((key, result)),
-        _ => Err(PullError::from(WireError::OutOfOrder {
-            what: "the answer to a question",
-        })
-        .into()),
+        _ => Err(unexpected("the answer to a question")),
     }
+}
+
+fn unexpected(what: &'static str) -> PushError {
+    PullError::from(WireError::OutOfOrder { what }).into()
 }
 
 /// The sessions of one copy.

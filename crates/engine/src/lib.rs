@@ -77,6 +77,7 @@ pub use path_memory::{Known, PathMemory, Rates, Window};
 pub use pull::{PullRun, RemotePull, RemoteSources};
 pub use random::{fresh_transfer, random};
 pub use reconnect::{JobMaking, RemotePush};
+pub use retrying::Retrying;
 pub use settings::{
     Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost,
 };

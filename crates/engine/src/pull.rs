@@ -34,8 +34,7 @@ use zmove_wire::{
     Compare, Fetch, Intent, LaneOrder, Open, Proof, TargetState, ToSender, ToSource, WireError,
 };
 
-use crate::backoff::Timeout;
-use crate::dial::{Connected, Connector, Dialled, Transferred};
+use crate::dial::{Connected, Dialled, Transferred};
 use crate::error::{PullError, PushError};
 use crate::notice::Notice;
 use crate::retrying::{Retrying, Sessions, moment};
@@ -47,8 +46,8 @@ pub use sources::RemoteSources;
 
 /// All that each session of a pull needs.
 pub struct RemotePull<'a> {
-    /// The host, and the listener for what happens between sessions.
-    pub connector: Connector<'a>,
+    /// The host that sends, and how the pull goes on when connections are lost.
+    pub sender: Retrying<'a>,
     /// The order; its `open` is how the target is written here, and its lanes are filled in.
     pub fetch: Fetch,
     /// The list of paths that the order announces.
@@ -57,10 +56,6 @@ pub struct RemotePull<'a> {
     pub sources: RemoteSources,
     /// The settings of the receiver. What the host may bring, and what it may remove, are filled in.
     pub receiver: ReceiverConfig,
-    /// How long the host is dialled again once connections are lost; zero: not at all.
-    pub timeout: Timeout,
-    /// How long one session waits in the queue of a busy host.
-    pub busy_timeout: Timeout,
     /// The observer of what happens in a session.
     pub observer: Arc<dyn Observer>,
 }
@@ -122,10 +117,7 @@ impl PullRun {
 impl fmt::Debug for RemotePull<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RemotePull");
-        shown
-            .field("connector", &self.connector)
-            .field("timeout", &self.timeout)
-            .finish_non_exhaustive()
+        shown.field("sender", &self.sender).finish_non_exhaustive()
     }
 }
 
@@ -140,20 +132,8 @@ impl RemotePull<'_> {
         run: &mut PullRun,
         stop: impl Future<Output = ()>,
     ) -> Result<Transferred, PushError> {
-        let Self {
-            connector,
-            timeout,
-            busy_timeout,
-            ..
-        } = *self;
         let mut sessions = PullSessions { of: self, run };
-        Retrying {
-            connector,
-            timeout,
-            busy_timeout,
-        }
-        .run(&mut sessions, stop)
-        .await
+        self.sender.run(&mut sessions, stop).await
     }
 
     async fn session(
@@ -162,7 +142,7 @@ impl RemotePull<'_> {
         until: Option<tokio::time::Instant>,
         mut stop: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<Transferred, PushError> {
-        let Self { connector, .. } = self;
+        let connector = &self.sender.connector;
         let connected = tokio::select! {
             connected = connector.connect_as::<Box<dyn LaneSource>>(None) => connected?,
             () = moment(until) => return Err(PullError::Silent.into()),

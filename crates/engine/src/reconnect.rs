@@ -15,25 +15,20 @@ use zmove_sender::{
 };
 use zmove_types::Observer;
 
-use crate::backoff::Timeout;
-use crate::dial::{Connector, Transferred};
+use crate::dial::Transferred;
 use crate::error::{BoxError, PushError};
 use crate::notice::Notice;
 use crate::retrying::{Retrying, Sessions, moment};
 
 /// All that each session of a push to another host needs.
 pub struct RemotePush<'a> {
-    /// The receiver, and the listener for what happens between sessions.
-    pub connector: Connector<'a>,
+    /// The receiver, and how the push goes on when connections are lost.
+    pub receiver: Retrying<'a>,
     /// Makes the job of each later session, equal to the first session's. What blocks on files is done on another
     /// thread: a runtime may serve others as well.
     pub job: &'a (dyn Fn() -> JobMaking + Sync),
     /// The settings of the sender.
     pub config: SenderConfig,
-    /// How long the receiver is dialled again once connections are lost; zero: not at all.
-    pub timeout: Timeout,
-    /// How long one session waits in the queue of a busy receiver.
-    pub busy_timeout: Timeout,
     /// What the receiver may hold here. `None`: as much as the protocol allows.
     pub quota: Option<Arc<dyn PeerQuota>>,
     /// The observer of what happens in a session.
@@ -47,8 +42,7 @@ impl fmt::Debug for RemotePush<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RemotePush");
         shown
-            .field("connector", &self.connector)
-            .field("timeout", &self.timeout)
+            .field("receiver", &self.receiver)
             .finish_non_exhaustive()
     }
 }
@@ -66,12 +60,6 @@ impl RemotePush<'_> {
         run: &mut Run,
         stop: impl Future<Output = ()>,
     ) -> Result<Transferred, PushError> {
-        let Self {
-            connector,
-            timeout,
-            busy_timeout,
-            ..
-        } = *self;
         let need = first.need();
         let mut sessions = PushSessions {
             of: self,
@@ -79,13 +67,7 @@ impl RemotePush<'_> {
             need,
             run,
         };
-        Retrying {
-            connector,
-            timeout,
-            busy_timeout,
-        }
-        .run(&mut sessions, stop)
-        .await
+        self.receiver.run(&mut sessions, stop).await
     }
 
     /// Runs one session; without a `push` the walk of the sources begins when the receiver has been reached.
@@ -97,7 +79,7 @@ impl RemotePush<'_> {
         until: Option<Instant>,
         mut stop: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<Transferred, PushError> {
-        let Self { connector, .. } = self;
+        let connector = &self.receiver.connector;
         let reached = tokio::select! {
             reached = connector.connect(Some(need)) => reached?,
             () = moment(until) => return Err(SessionError::Silent.into()),

@@ -18,13 +18,15 @@ use crate::dial::Connector;
 use crate::error::PushError;
 use crate::notice::Notice;
 
-/// How a transfer goes on when its connections are lost.
-pub(crate) struct Retrying<'a> {
-    pub(crate) connector: Connector<'a>,
+/// A host, and how a transfer with it goes on when its connections are lost.
+#[derive(Clone, Copy, Debug)]
+pub struct Retrying<'a> {
+    /// The host, and the listener for what happens between sessions.
+    pub connector: Connector<'a>,
     /// How long the host is dialled again once connections are lost; zero: not at all.
-    pub(crate) timeout: Timeout,
+    pub timeout: Timeout,
     /// How long one session waits in the queue of a busy host.
-    pub(crate) busy_timeout: Timeout,
+    pub busy_timeout: Timeout,
 }
 
 /// The sessions of one transfer, one after the other.
@@ -127,30 +129,25 @@ impl Retrying<'_> {
         no_wait || self.timeout.0.is_zero() || !(error.is_busy() || was_up && error.is_lost())
     }
 
-    fn given_up(&self, cause: PushError, was_up: bool, in_vain: u32) -> PushError {
+    fn given_up(&self, cause: PushError, was_up: bool, sessions: u32) -> PushError {
+        if !was_up && !cause.is_busy() {
+            return cause;
+        }
+        let cause = Box::new(cause);
         let timeout = self.timeout;
         let remote = self.connector.remote.to_string();
-        if was_up && in_vain > 1 {
-            return PushError::InVain {
+        match was_up {
+            false => PushError::StillBusy { timeout, cause },
+            true if sessions > 1 => PushError::InVain {
                 remote,
-                sessions: in_vain,
-                cause: Box::new(cause),
-            };
-        }
-        if was_up {
-            return PushError::GivenUp {
+                sessions,
+                cause,
+            },
+            true => PushError::GivenUp {
                 remote,
                 timeout,
-                cause: Box::new(cause),
-            };
-        }
-        if cause.is_busy() {
-            PushError::StillBusy {
-                timeout,
-                cause: Box::new(cause),
-            }
-        } else {
-            cause
+                cause,
+            },
         }
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use zmove_engine::{
-    Connector, DialSettings, NoListener, Push, PushError, PushJob, Remote, RemotePush, Run,
-    SenderConfig, Timeout,
+    Connector, DialSettings, NoListener, Push, PushError, PushJob, Remote, RemotePush, Retrying,
+    Run, SenderConfig, Timeout,
 };
 use zmove_scan::ScanRoot;
 use zmove_sender::SessionError;
@@ -78,19 +78,21 @@ fn a_push_is_interrupted_while_its_sources_are_looked_for_again() {
     let first = Push::start(job(), SenderConfig::default(), &mut run, Instant::now());
     let (ended, home) = (tokio::sync::Notify::new(), site.path("client"));
     let pushing = RemotePush {
-        connector: Connector {
-            home: &home,
-            remote: &remote,
-            settings: &settings,
-            listener: &NoListener,
+        receiver: Retrying {
+            connector: Connector {
+                home: &home,
+                remote: &remote,
+                settings: &settings,
+                listener: &NoListener,
+            },
+            timeout: Timeout(PATIENCE),
+            busy_timeout: Timeout(PATIENCE),
         },
         job: &|| {
             ended.notify_one();
             Box::pin(std::future::pending())
         },
         config: SenderConfig::default(),
-        timeout: Timeout(PATIENCE),
-        busy_timeout: Timeout(PATIENCE),
         quota: None,
         observer: Arc::new(NoObserver),
     };

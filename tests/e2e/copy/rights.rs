@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tokio::io::AsyncWriteExt;
 use zmove_engine::{
-    Causes, Connector, DialSettings, NoListener, Push, PushJob, Remote, RemotePush, Run,
+    Causes, Connector, DialSettings, NoListener, Push, PushJob, Remote, RemotePush, Retrying, Run,
     SenderConfig, Timeout,
 };
 use zmove_scan::ScanRoot;
@@ -190,16 +190,18 @@ impl Granted {
         let mut run = Run::begin(None, Instant::now());
         let first = Push::start(job(), SenderConfig::default(), &mut run, Instant::now());
         let pushing = RemotePush {
-            connector: Connector {
-                home: &home,
-                remote: &remote,
-                settings: &settings,
-                listener: &NoListener,
+            receiver: Retrying {
+                connector: Connector {
+                    home: &home,
+                    remote: &remote,
+                    settings: &settings,
+                    listener: &NoListener,
+                },
+                timeout: Timeout::NONE,
+                busy_timeout,
             },
             job: &|| Box::pin(std::future::ready(Ok(job()))),
             config: SenderConfig::default(),
-            timeout: Timeout::NONE,
-            busy_timeout,
             quota: None,
             observer: std::sync::Arc::new(NoObserver),
         };

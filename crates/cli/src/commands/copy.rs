@@ -7,7 +7,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use zmove_engine::{
-    After, Connector, PullError, PushError, RemoteCopy, copy_result, end_copy, read_receipt,
+    After, Connector, PullError, PushError, RemoteCopy, Retrying, copy_result, end_copy,
+    read_receipt,
 };
 use zmove_transport::{Fingerprint, KnownHosts};
 use zmove_types::{ByteCount, Counters, Escaped, Hex, NoObserver, from_hex, printable};
@@ -54,14 +55,16 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
             listener: &display,
         };
         let copying = RemoteCopy {
-            source: connector(&settings.source, &settings.source_dial),
+            source: Retrying {
+                connector: connector(&settings.source, &settings.source_dial),
+                timeout: args.timeout,
+                busy_timeout: args.busy_timeout(),
+            },
             target: connector(&settings.target, &settings.target_dial),
             order: settings.order.clone(),
             list: settings.list.clone(),
             bytes_max: settings.bytes_max,
             entries_max: settings.entries_max,
-            timeout: args.timeout,
-            busy_timeout: args.busy_timeout(),
             after,
             observer: display.observer(),
         };
@@ -73,13 +76,7 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
         .iter()
         .for_each(|copied| display.close_trace(&summary::bottleneck(&copied.summary)));
     display.end();
-    let has_stopped = |error: &anyhow::Error| {
-        matches!(
-            error.downcast_ref(),
-            Some(PushError::Pull(PullError::Interrupted))
-        )
-    };
-    if after == After::Stops && copied.as_ref().err().is_some_and(has_stopped) {
+    if after == After::Stops && copied.as_ref().err().is_some_and(was_interrupted) {
         // So that nobody else sees to it.
         print_json(&json!({ "event": "copy_ended" }));
     }
@@ -108,6 +105,14 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
         ));
     }
     Ok(exit)
+}
+
+/// Whether this side was told to stop, and no copy goes on.
+fn was_interrupted(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(PushError::Pull(PullError::Interrupted))
+    )
 }
 
 /// Ends a copy between two other hosts, which an earlier process has begun by these arguments.

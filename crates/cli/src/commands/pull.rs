@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use zmove_disk::StorageMemory;
-use zmove_engine::{Connector, PullRun, ReceiverConfig, RemotePull, Transferred};
+use zmove_engine::{Connector, PullRun, ReceiverConfig, RemotePull, Retrying, Transferred};
 use zmove_receiver::{ListedFiles, TargetLeases};
 
 use crate::args::PushArgs;
@@ -48,18 +48,20 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let home = settings::home(Role::Client)?;
     let pulled = settings::block_on(2, async {
         let pulling = RemotePull {
-            connector: Connector {
-                home: &home,
-                remote: &settings.remote,
-                settings: &settings.dial,
-                listener: &display,
+            sender: Retrying {
+                connector: Connector {
+                    home: &home,
+                    remote: &settings.remote,
+                    settings: &settings.dial,
+                    listener: &display,
+                },
+                timeout: settings.timeout(),
+                busy_timeout: args.busy_timeout(),
             },
             fetch: settings.fetch.clone(),
             list: settings.list.clone(),
             sources: settings.sources.clone(),
             receiver: receiver(storage, &home, args.listed.clone()),
-            timeout: settings.timeout(),
-            busy_timeout: args.busy_timeout(),
             observer: display.observer(),
         };
         Ok(pulling.pull(&mut run, interrupted()).await?)

@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use zmove_cluster::Receiver;
 use zmove_disk::{StorageMemory, StorageWork};
 use zmove_engine::{
-    Connector, Location, Push, ReceiverConfig, Remote, RemotePush, Run, SenderConfig, Sources,
-    Summary, push_locally,
+    Connector, Location, Push, ReceiverConfig, Remote, RemotePush, Retrying, Run, SenderConfig,
+    Sources, Summary, push_locally,
 };
 use zmove_receiver::ListedFiles;
 use zmove_scan::{PathKind, ScanConfig};
@@ -201,19 +201,21 @@ async fn push_there(
     let home = settings::home(Role::Client)?;
     let dial = settings.dial.clone().unwrap_or_default();
     let pushing = RemotePush {
-        connector: Connector {
-            home: &home,
-            remote,
-            settings: &dial,
-            listener: display,
+        receiver: Retrying {
+            connector: Connector {
+                home: &home,
+                remote,
+                settings: &dial,
+                listener: display,
+            },
+            timeout: settings.timeout(),
+            busy_timeout: settings.args.busy_timeout(),
         },
         job: &|| {
             let job = settings.job(sources);
             Box::pin(async { Ok(job?) })
         },
         config,
-        timeout: settings.timeout(),
-        busy_timeout: settings.args.busy_timeout(),
         quota: None,
         observer: display.observer(),
     };
