@@ -95,10 +95,10 @@ impl LanePlan {
         let was_right = self
             .known_of(round_trip)
             .is_some_and(|known| known.loss_tolerant);
-        let LossAnswer { tolerant, choice } = self.answer;
+        let LossAnswer { tolerant, usual } = self.answer;
         LossAnswer {
-            tolerant: tolerant || was_right && choice.is_some(),
-            choice,
+            tolerant: tolerant || was_right && usual.is_some(),
+            usual,
         }
     }
 
@@ -114,31 +114,25 @@ const SHOWS_AT_ONCE: Duration = Duration::from_millis(5);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_sender::CongestionChoice;
 
     #[test]
     fn what_is_known_of_another_path_is_not_used() {
         let round_trip = Duration::from_millis(90);
-        let choice = || {
-            Some(CongestionChoice {
-                usual: "cubic".into(),
-                tolerant: "bbr".into(),
-            })
-        };
+        let usual = || Some("cubic".to_owned());
         let plan = || LanePlan {
             fixed: None,
             quic_first: false,
             known: Some(Known::new(32, true, round_trip, 1_000_000)),
             answer: LossAnswer {
                 tolerant: false,
-                choice: choice(),
+                usual: usual(),
             },
             need: None,
             most: 64,
         };
         let replaced = LossAnswer {
             tolerant: true,
-            choice: choice(),
+            usual: usual(),
         };
         assert_eq!(
             (plan().count(round_trip, 8), plan().answer(round_trip)),

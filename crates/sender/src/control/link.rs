@@ -117,17 +117,9 @@ pub enum LaneNumber {
 pub struct LossAnswer {
     /// Whether it ignores loss, and does not send less.
     pub tolerant: bool,
-    /// The two congestion controls between which there is a choice; `None` where no other one is to be used.
-    pub choice: Option<CongestionChoice>,
-}
-
-/// Two congestion controls, by their kernel names: either may be used in the place of the other where that gains.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CongestionChoice {
-    /// The usual congestion control.
-    pub usual: String,
-    /// The one that ignores loss.
-    pub tolerant: String,
+    /// The usual congestion control, by its kernel name, where [`LOSS_TOLERANT`](crate::LOSS_TOLERANT) may be used in its
+    /// place and it in the place of that. `None`: only the one at first is used.
+    pub usual: Option<String>,
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ pub struct Relay {
 pub type Last = Box<dyn FnOnce(Result<&Summary, &SessionError>) + Send>;
 
 /// A message beside the transfer, as it travels, and what is held until it has been written.
+#[derive(Debug)]
 pub struct Beside {
     /// The message behind its length.
     pub bytes: Vec<u8>,
@@ -35,12 +36,7 @@ pub struct Beside {
 }
 
 /// Something booked, which is given back when it is dropped.
-pub type Held = Box<dyn Hold>;
-
-/// What a booking is held by.
-pub trait Hold: fmt::Debug + Send {}
-
-impl<T: fmt::Debug + Send> Hold for T {}
+pub type Held = Box<dyn fmt::Debug + Send>;
 
 /// What a receiver that has dialled may hold here.
 pub trait PeerQuota: fmt::Debug + Send + Sync {
@@ -97,11 +93,5 @@ const _: () = assert!(size_of::<zmove_wire::Verdict>() <= DECODED_BYTES_PER_BYTE
 impl fmt::Debug for Relay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Relay").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Beside {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Beside({} bytes)", self.bytes.len())
     }
 }

@@ -14,13 +14,14 @@ use zmove_transport::{LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
 
 use crate::account::summary::{AtBest, Learnt};
-use crate::control::link::{CongestionChoice, LaneNumber, LaneSupply};
+use crate::control::link::{LaneNumber, LaneSupply};
 use crate::error::SessionError;
 use crate::plan::resend;
 use crate::push::config::SenderConfig;
 use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
 use crate::tune::attempt::Rest;
+use crate::tune::congestion_controls::LOSS_TOLERANT;
 use crate::tune::path::{PathReport, unacked};
 use crate::tune::round::BestRound;
 use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, Wanted};
@@ -133,7 +134,7 @@ impl Steering {
             lanes,
             readers,
             congestion: self.congestion,
-            congestion_replaceable: self.choice().is_some(),
+            congestion_replaceable: self.usual_control().is_some(),
         }));
     }
 
@@ -225,8 +226,8 @@ impl Steering {
 
     /// Sets the congestion control of a new lane as for the others.
     pub(crate) fn prepare(&self, sink: &dyn LaneSink) {
-        if let (Congestion::LossTolerant, Some(choice)) = (self.congestion, self.choice()) {
-            let _refused = sink.path().set_congestion(&choice.tolerant);
+        if self.congestion == Congestion::LossTolerant && self.usual_control().is_some() {
+            let _refused = sink.path().set_congestion(LOSS_TOLERANT);
         }
     }
 
@@ -281,16 +282,17 @@ impl Steering {
         }
         if wanted.congestion != self.congestion {
             self.congestion = wanted.congestion;
-            if let Some(CongestionChoice { usual, tolerant }) = self.choice() {
+            if let Some(usual) = self.usual_control() {
                 let loss_tolerant = wanted.congestion == Congestion::LossTolerant;
-                lane_set.set_congestion(if loss_tolerant { tolerant } else { usual });
+                lane_set.set_congestion(if loss_tolerant { LOSS_TOLERANT } else { usual });
             }
         }
         Ok(())
     }
 
-    fn choice(&self) -> Option<&CongestionChoice> {
-        self.supply.as_ref()?.congestion.choice.as_ref()
+    /// The congestion control that may be replaced by the loss-tolerant one, and that one by it.
+    fn usual_control(&self) -> Option<&str> {
+        self.supply.as_ref()?.congestion.usual.as_deref()
     }
 
     fn look(&self, pipeline: &Pipeline) -> (Mark, Tick) {
