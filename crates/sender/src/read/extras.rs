@@ -5,7 +5,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::hash::Hash;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -206,27 +205,29 @@ impl Extras {
         let is_as_seen = read.ctime == entry.ctime && read.inode == entry.inode;
         let has_any = entry.beside.xattrs.is_some() || !is_as_seen;
         let descriptor = Descriptor::Open(file.as_fd());
-        let (metadata, lacks) =
-            self.with_extra(read.metadata(), read.ids, has_any.then_some(descriptor));
-        (
-            self.in_the_end(metadata, Form::Other, entry.beside.atime),
-            lacks,
+        let seen = Beside {
+            ids: read.ids,
+            atime: entry.beside.atime,
+            xattrs: None,
+        };
+        self.with_extra(
+            Form::Other,
+            read.metadata(),
+            &seen,
+            has_any.then_some(descriptor),
         )
     }
 
     /// The metadata of an entry that is not opened.
     pub(crate) fn of_entry(&self, directory: &SourceDirectory, entry: &Entry) -> (Metadata, Lacks) {
-        let Beside { ids, xattrs, .. } = &entry.beside;
+        let beside = &entry.beside;
         let opened = directory.opened();
         let named = opened
             .fd()
             .map(|directory| Named(directory, &entry.name))
-            .filter(|_| xattrs.is_some());
-        let (metadata, lacks) = self.with_extra(entry.metadata.clone(), *ids, named);
-        (
-            self.in_the_end(metadata, Form::of(&entry.kind), entry.beside.atime),
-            lacks,
-        )
+            .filter(|_| beside.xattrs.is_some());
+        let form = Form::of(&entry.kind);
+        self.with_extra(form, entry.metadata.clone(), beside, named)
     }
 
     /// The metadata of a directory itself.
@@ -234,15 +235,14 @@ impl Extras {
         &self,
         directory: &SourceDirectory,
         metadata: &Metadata,
-        Beside { ids, atime, xattrs }: &Beside,
+        beside: &Beside,
     ) -> (Metadata, Lacks) {
         let opened = directory.opened();
         let itself = opened
             .fd()
             .map(Descriptor::Open)
-            .filter(|_| xattrs.is_some());
-        let (metadata, lacks) = self.with_extra(metadata.clone(), *ids, itself);
-        (self.in_the_end(metadata, Form::Directory, *atime), lacks)
+            .filter(|_| beside.xattrs.is_some());
+        self.with_extra(Form::Directory, metadata.clone(), beside, itself)
     }
 
     /// What is said of an entry by what the scan has seen, and the digest of its attributes.
@@ -282,10 +282,12 @@ impl Extras {
             .collect()
     }
 
+    /// The metadata with all that is kept beside contents, mode and time; attributes are those `of` the entry.
     fn with_extra(
         &self,
+        form: Form,
         metadata: Metadata,
-        ids: Ids,
+        beside: &Beside,
         of: Option<impl HasXattrs>,
     ) -> (Metadata, Lacks) {
         let asked = self.kinds().common(Kinds::ANY_XATTR);
@@ -319,14 +321,12 @@ impl Extras {
         }
         let kind = |xattr: &Xattr| Kinds::of_xattr(&xattr.name).unwrap_or_default();
         xattrs.retain(|xattr| asked.has_any(kind(xattr)));
-        (
-            Metadata {
-                mode,
-                extra: self.extra(ids, xattrs),
-                ..metadata
-            },
-            lacks,
-        )
+        let metadata = Metadata {
+            mode,
+            extra: self.extra(beside.ids, xattrs),
+            ..metadata
+        };
+        (self.in_the_end(metadata, form, beside.atime), lacks)
     }
 
     fn in_the_end(&self, metadata: Metadata, form: Form, atime: Timestamp) -> Metadata {
@@ -438,7 +438,8 @@ pub(crate) fn leave_out_xattrs(batch: &mut Batch, excess: usize) -> Vec<(RelPath
         .collect()
 }
 
-fn path_of(directory: &RelPath, entry: &BatchEntry) -> RelPath {
+/// The path of an entry of a batch.
+pub(super) fn path_of(directory: &RelPath, entry: &BatchEntry) -> RelPath {
     entry
         .name()
         .and_then(|name| directory.join(name).ok())
@@ -460,9 +461,9 @@ fn without_xattrs(metadata: &mut Metadata) -> Lacks {
     kinds.each().map(|kind| (kind, Lack::TooMuch)).collect()
 }
 
-fn remembered<K: Copy + Eq + Hash>(
-    known: &mut HashMap<K, Account>,
-    id: K,
+fn remembered(
+    known: &mut HashMap<u32, Account>,
+    id: u32,
     find: impl FnOnce() -> Account,
 ) -> Account {
     if let Some(account) = known.get(&id) {
@@ -668,8 +669,12 @@ mod tests {
     #[test]
     fn a_list_that_cannot_be_read_gives_the_group_nothing() {
         let metadata = Metadata::new(0o2664, Timestamp::default());
-        let (read, lacks) =
-            extras(Kinds::USUAL, Vec::new()).with_extra(metadata, Ids::default(), Some(Unreadable));
+        let (read, lacks) = extras(Kinds::USUAL, Vec::new()).with_extra(
+            Form::Other,
+            metadata,
+            &Beside::default(),
+            Some(Unreadable),
+        );
         assert_eq!(
             (read.mode, lacks),
             (0o2604, vec![(Kinds::ACLS, Lack::Unread)])

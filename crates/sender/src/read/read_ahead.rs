@@ -8,7 +8,7 @@ use zmove_wire::{Batch, DirectoryGroup};
 
 use crate::plan::pack::Pack;
 use crate::read::entries::ReadEntry;
-use crate::read::extras::Lacks;
+use crate::read::extras::{Lacks, path_of};
 use crate::read::source::SourceDirectory;
 use crate::send::sent::SentFile;
 
@@ -62,11 +62,7 @@ impl Filling {
         self.files.extend(file);
         let group = self.batch.groups.last_mut().expect("a group was begun");
         if !lacks.is_empty() {
-            let path = entry
-                .name()
-                .and_then(|name| group.directory.join(name).ok());
-            self.lacks
-                .push((path.unwrap_or_else(|| group.directory.clone()), lacks));
+            self.lacks.push((path_of(&group.directory, &entry), lacks));
         }
         group.entries.push(entry);
     }
