@@ -292,7 +292,7 @@ impl LargeSource {
         let target = directory.target_of(&entry.name);
         let directory = directory.closed();
         let mut state = LargeState::default();
-        state.expect(groups_of(&entry).unwrap_or(u32::MAX));
+        state.expect(GroupSpan::count(entry.size).unwrap_or(u32::MAX));
         Self {
             id,
             directory,
@@ -413,23 +413,18 @@ impl LargeSource {
     }
 
     /// The same, of a file that was this when it was opened.
-    pub(crate) fn head_as(
-        &self,
-        FileIdentity {
-            bytes,
-            ctime,
-            inode,
-            ..
-        }: &FileIdentity,
-    ) -> FileHead {
-        let (path, metadata, data) = (self.target.clone(), self.metadata(), self.data());
+    pub(crate) fn head_as(&self, identity: &FileIdentity) -> FileHead {
+        let state = self.lock();
         FileHead {
-            path,
-            metadata,
-            bytes: *bytes,
-            ctime: *ctime,
-            inode: *inode,
-            data,
+            path: self.target.clone(),
+            metadata: state
+                .metadata
+                .clone()
+                .unwrap_or_else(|| self.entry.metadata.clone()),
+            bytes: identity.bytes,
+            ctime: identity.ctime,
+            inode: identity.inode,
+            data: state.data.clone(),
         }
     }
 
@@ -511,15 +506,7 @@ impl LargeSource {
 
     /// How many groups the file has, with its holes.
     fn groups_in_all(&self) -> u32 {
-        groups_of(&self.entry).unwrap_or(0)
-    }
-
-    /// What the file is to get, once it has been opened.
-    pub(crate) fn metadata(&self) -> Metadata {
-        self.lock()
-            .metadata
-            .clone()
-            .unwrap_or_else(|| self.entry.metadata.clone())
+        GroupSpan::count(self.entry.size).unwrap_or(0)
     }
 
     fn is_as_scanned(&self, identity: &FileIdentity) -> bool {
@@ -632,11 +619,6 @@ impl LargeSource {
     fn lock(&self) -> MutexGuard<'_, LargeState> {
         self.state.lock()
     }
-}
-
-/// How many groups a file has; `None` when they cannot be numbered.
-fn groups_of(entry: &Entry) -> Option<u32> {
-    GroupSpan::count(entry.size)
 }
 
 /// The memory of a group whose value is kept, also while all are merged into the root.
