@@ -119,9 +119,7 @@ impl Remote {
             login: None,
         })
     }
-}
 
-impl Remote {
     /// Whether the path could be meant for the port.
     pub(crate) fn has_path_like_port(&self) -> bool {
         self.login.is_none() && parse_port(&self.path).is_ok()
@@ -185,9 +183,7 @@ impl Location {
             login,
         }))
     }
-}
 
-impl Location {
     /// Reads a target that several receivers have on storage which they share: `HOST,HOST:PATH`, each host with a port
     /// where it has another. Returns the first one, and the others with the same path.
     ///

@@ -49,7 +49,6 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let channel = channel?;
     let transport = channel.transport();
     let round_trip = channel.round_trip();
-    let ends = PathEnds::towards(channel.address()).ok();
     let least = lanes_for(round_trip);
     let usual = match transport {
         Transport::Tcp => plan.count(round_trip, least),
@@ -70,13 +69,12 @@ pub(super) async fn dial_all<L: LaneEnd>(
     } else {
         (LaneNumber::Tuned { least }, plan.answer(round_trip))
     };
-    let first = match settings.more {
-        MoreLanes::Others => lane(count).after(count),
-        MoreLanes::Sets => lane(0),
-    };
+    let mut next = lane(count);
+    next.one_of = Some(count);
     let (more, wanted) = mpsc::unbounded_channel();
-    let later = dial_more(dialler.clone(), settings.more, first, lanes_in, wanted);
+    let later = dial_more(dialler.clone(), settings.more, next, lanes_in, wanted);
     tokio::spawn(later);
+    let ends = PathEnds::towards(channel.address()).ok();
     let dialled = Dialled {
         transfer,
         cipher,
@@ -106,22 +104,22 @@ pub(super) async fn dial_all<L: LaneEnd>(
 /// The most lanes that are dialled, or have come up and are not taken, among those that are wanted later.
 const DIALS_MAX: usize = 2 * LANES_MAX as usize;
 
-/// Dials lanes for as long as more may be wanted; `first` is the first of them, or of each set. More than
+/// Dials lanes for as long as more may be wanted, from `next` on, or from the first one for each set. More than
 /// [`DIALS_MAX`] at a time are not dialled: a host that is pulled from may want lanes without end.
 async fn dial_more<L: LaneEnd>(
     dialler: ChannelDialler,
     kind: MoreLanes,
-    first: Lane,
+    mut next: Lane,
     lanes: LanesIn<L>,
     mut wanted: mpsc::UnboundedReceiver<u16>,
 ) {
-    let mut next = first;
     let room = Arc::new(Semaphore::new(DIALS_MAX));
     while let Some(more) = wanted.recv().await {
         let needed = match kind {
             MoreLanes::Others => u16::MAX,
             MoreLanes::Sets => {
-                next = first;
+                next.number = 0;
+                next.one_of = None;
                 more
             }
         };
@@ -131,7 +129,7 @@ async fn dial_more<L: LaneEnd>(
                 break;
             };
             spawn_lane(&dialler, next, &lanes, count.clone(), Some(permit));
-            next = next.following();
+            next.number = next.number.wrapping_add(1);
         }
     }
 }
@@ -172,43 +170,20 @@ impl LaneEnd for Box<dyn LaneSource> {
 #[derive(Clone, Copy)]
 struct Lane {
     number: u16,
-    greeting: Greeting,
+    transfer: TransferId,
+    cipher: Cipher,
     /// The number of lanes that were dialled before, where this lane is dialled after them.
     one_of: Option<u16>,
 }
 
 impl Lane {
     /// A lane of the first ones.
-    fn new(number: u16, transfer: TransferId, cipher: Cipher) -> Self {
-        let greeting = Greeting {
+    const fn new(number: u16, transfer: TransferId, cipher: Cipher) -> Self {
+        Self {
+            number,
+            transfer,
             cipher,
-            ..Greeting::new(Role::Lane(LaneId(number)), transfer)
-        };
-        Self {
-            number,
-            greeting,
             one_of: None,
-        }
-    }
-
-    /// The lane as one that is dialled after so many others.
-    fn after(self, others: u16) -> Self {
-        Self {
-            one_of: Some(others),
-            ..self
-        }
-    }
-
-    /// The lane after this one.
-    fn following(self) -> Self {
-        let number = self.number.wrapping_add(1);
-        Self {
-            number,
-            greeting: Greeting {
-                role: Role::Lane(LaneId(number)),
-                ..self.greeting
-            },
-            ..self
         }
     }
 }
@@ -254,15 +229,16 @@ fn lane_error(error: DialError) -> LaneError {
 /// Sends the greeting on a connection, which becomes one of `count` lanes.
 async fn make_lane<L: LaneEnd>(
     mut channel: Channel,
-    Lane {
-        greeting, one_of, ..
-    }: Lane,
+    lane: Lane,
     count: u16,
 ) -> Result<L, LaneError> {
-    let count = one_of.unwrap_or(count);
+    let greeting = Greeting {
+        cipher: lane.cipher,
+        ..Greeting::new(Role::Lane(LaneId(lane.number)), lane.transfer)
+    };
     channel.write_all(&greeting.encode()).await?;
     channel.flush().await?;
-    L::of(channel, greeting.cipher, count)
+    L::of(channel, lane.cipher, lane.one_of.unwrap_or(count))
 }
 
 #[cfg(test)]
@@ -282,10 +258,10 @@ mod tests {
         let dialler = ChannelDialler::new(&identity, "127.0.0.1", 1, policy, reach)
             .await
             .unwrap();
-        let greeting = Greeting::new(Role::Lane(LaneId(0)), TransferId([1; 16]));
         let first = Lane {
             number: 0,
-            greeting,
+            transfer: TransferId([1; 16]),
+            cipher: Cipher::Tls,
             one_of: Some(1),
         };
         let (lanes, _nobody_takes_them) =
