@@ -23,9 +23,7 @@ pub(crate) struct Piece {
     half: u64,
     confirmed: AtomicU64,
     progress: AtomicU64,
-    counts: Lock<WorkCounts>,
-    unnamed: Lock<Vec<Unnamed>>,
-    why: Lock<Option<String>>,
+    settled: Lock<Settled>,
 }
 
 /// What becomes of a piece that is under way.
@@ -112,9 +110,7 @@ impl Piece {
             half: size.bytes / 2,
             confirmed: AtomicU64::new(0),
             progress: AtomicU64::new(0),
-            counts: Lock::default(),
-            unnamed: Lock::default(),
-            why: Lock::default(),
+            settled: Lock::default(),
         };
         (Arc::new(piece), hears)
     }
@@ -144,7 +140,7 @@ impl Piece {
     pub(crate) fn confirm(&self, entry: &Entry) {
         self.confirm_without_data();
         if entry.kind == EntryKind::File {
-            let mut counts = self.counts.lock();
+            let counts = &mut self.settled.lock().counts;
             counts.files += 1;
             counts.bytes += entry.size;
         }
@@ -154,7 +150,7 @@ impl Piece {
     pub(crate) fn confirm_there(&self, entry: &Entry) {
         self.confirm(entry);
         if entry.kind == EntryKind::File {
-            let mut counts = self.counts.lock();
+            let counts = &mut self.settled.lock().counts;
             counts.skipped += 1;
             counts.skipped_bytes += entry.size;
         }
@@ -202,26 +198,21 @@ impl Piece {
     /// The receiver has all groups of a large file that were to be sent; it gets its name by an order.
     pub(crate) fn confirm_large(&self, head: Option<FileHead>) {
         self.confirm_without_data();
-        self.unnamed.lock().extend(head.as_ref().map(Unnamed::of));
+        let unnamed = head.as_ref().map(Unnamed::of);
+        self.settled.lock().unnamed.extend(unnamed);
     }
 
     /// Groups of a large file have failed.
     pub(crate) fn fail_range(&self, why: String) {
-        *self.why.lock() = Some(why);
+        self.settled.lock().why = Some(why);
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
         let confirmed = self.confirmed.load(Ordering::Relaxed);
-        let settled = Settled {
-            counts: WorkCounts {
-                failed: self.found.saturating_sub(confirmed),
-                ..*self.counts.get_mut()
-            },
-            unnamed: std::mem::take(self.unnamed.get_mut()),
-            why: self.why.get_mut().take(),
-        };
+        let mut settled = std::mem::take(self.settled.get_mut());
+        settled.counts.failed = self.found.saturating_sub(confirmed);
         self.tell(Progress::Settled(settled));
     }
 }
