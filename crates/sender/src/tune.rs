@@ -46,7 +46,7 @@ pub(crate) struct Knobs {
 }
 
 /// One number that is tuned.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Knob {
     /// The number at the start.
     pub(crate) start: usize,

@@ -54,6 +54,7 @@ pub(super) struct TakenEntries {
 }
 
 /// Gathers the entries to be removed.
+#[derive(Default)]
 pub(super) struct ExtraneousList {
     /// The rules; without them nothing is spared by its name.
     rules: Option<Arc<Selection>>,
@@ -80,18 +81,10 @@ const UNSEEN_ASKED_MAX: usize = 1024;
 
 impl ExtraneousList {
     pub(super) fn new(selection: Option<Arc<Selection>>, counted: bool) -> Self {
-        let rules = selection.filter(|selection| selection.has_rules());
-        let spared = HashSet::new();
-        let kept = HashSet::new();
         Self {
-            rules,
+            rules: selection.filter(|selection| selection.has_rules()),
             counted,
-            extraneous: Vec::new(),
-            names: 0,
-            path_bytes: 0,
-            unseen: Vec::new(),
-            spared,
-            kept,
+            ..Self::default()
         }
     }
 

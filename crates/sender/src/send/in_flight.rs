@@ -49,7 +49,7 @@ struct State {
 }
 
 /// The work that a receipt has settled.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Settled {
     /// The work, if it is done with this receipt.
     pub(crate) work: Option<Sent>,
@@ -164,25 +164,17 @@ impl InFlight {
     pub(crate) fn stored(&self, item: ItemId, faults: &[EntryFault]) -> Result<Settled, WireError> {
         self.take_word(|record| {
             Ok(match record.stored(item, Instant::now())? {
-                Receipt::Settled(item) => {
-                    let data_bytes = item.work.data_bytes();
-                    Settled {
-                        work: Some(item.work),
-                        data_bytes,
-                        unpublished_bytes: None,
-                        words: Vec::new(),
-                    }
-                }
-                Receipt::Unpublished(item) => {
-                    let unpublished_bytes = item.work.store(faults);
-                    let (data_bytes, words) = (item.work.data_bytes(), item.work.words());
-                    Settled {
-                        work: None,
-                        data_bytes,
-                        unpublished_bytes,
-                        words,
-                    }
-                }
+                Receipt::Settled(item) => Settled {
+                    data_bytes: item.work.data_bytes(),
+                    work: Some(item.work),
+                    ..Settled::default()
+                },
+                Receipt::Unpublished(item) => Settled {
+                    unpublished_bytes: item.work.store(faults),
+                    data_bytes: item.work.data_bytes(),
+                    words: item.work.words(),
+                    work: None,
+                },
             })
         })
     }

@@ -46,7 +46,7 @@ use super::loss::LossWatch;
 use super::{Congestion, Knob, Knobs, PathTick, Tick, Wanted};
 
 /// The part of the controller that decides on the number of lanes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LaneTuner {
     knob: Knob,
     /// Whether the loss-tolerant congestion control may be tried.
@@ -101,15 +101,7 @@ impl LaneTuner {
             usual_allowed: congestion_replaceable,
             wanted: knob.start.clamp(knob.least, knob.most),
             congestion,
-            trial: None,
-            rest: Rest::default(),
-            recent: Recent::default(),
-            loss: LossWatch::default(),
-            best: 0.0,
-            windows_full_ticks: 0,
-            slow_growth_ticks: 0,
-            has_lost: false,
-            crowded: Duration::ZERO,
+            ..Self::default()
         }
     }
 

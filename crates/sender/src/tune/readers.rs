@@ -6,7 +6,7 @@ use super::attempt::{Attempt, Recent, Rest};
 use super::{Knob, Tick};
 
 /// The part of the controller that decides on the number of readers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ReaderTuner {
     knob: Knob,
     pub(super) wanted: usize,
@@ -22,11 +22,7 @@ impl ReaderTuner {
         Self {
             knob,
             wanted: knob.start.clamp(knob.least, knob.most),
-            trial: None,
-            rest: Rest::default(),
-            recent: Recent::default(),
-            hungry_ticks: 0,
-            idle_ticks: 0,
+            ..Self::default()
         }
     }
 
