@@ -134,18 +134,12 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
         {
             return session.account.fail(&FileError::Guarded { why });
         }
-        let counts = || {
-            [
-                &session.account.totals.counters.failed,
-                &session.account.totals.counters.removed,
-            ]
-            .map(|count| count.get())
-        };
-        let [failed, removed] = counts();
+        let counters = &session.account.totals.counters;
+        let failed = counters.failed.get();
+        let removed = counters.removed.get();
         let more = round.full;
         round.let_go();
-        let [failed_since, removed_since] = counts();
-        let spared = session.account.totals.counters.max_delete_kept.get();
+        let spared = counters.max_delete_kept.get();
         if spared > 0 {
             let entries = if spared == 1 {
                 "entry stays"
@@ -156,10 +150,11 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
                 "--max-delete ended the removal at the target: {spared} more {entries}"
             ));
         }
-        if !more || spared > 0 || failed_since > failed || mirror.intent == Intent::Inspect {
+        if !more || spared > 0 || counters.failed.get() > failed || mirror.intent == Intent::Inspect
+        {
             return;
         }
-        if removed_since == removed {
+        if counters.removed.get() == removed {
             return session.account.warn(
                 "not all could be removed: too many directories hold what is left out".to_owned(),
             );
@@ -251,18 +246,11 @@ impl<'a> Round<'a> {
             .set(0);
         // The first walk has reported what could not be read.
         let told = self.session.account.totals.scan_errors.get() > 0;
-        let Mirror {
-            roots,
-            selection,
-            file_systems,
-            first_walk,
-            ..
-        } = self.mirror;
         let listings = SourceNames::of(
-            roots,
-            selection.clone(),
-            *file_systems,
-            Arc::clone(first_walk),
+            &self.mirror.roots,
+            self.mirror.selection.clone(),
+            self.mirror.file_systems,
+            Arc::clone(&self.mirror.first_walk),
         );
         for listing in listings {
             if self.session.in_flight.is_stopping() {

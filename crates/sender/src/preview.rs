@@ -18,14 +18,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use zmove_transport::{ControlError, Inbox, LaneError, LaneSink, blocking};
+use zmove_transport::blocking;
 use zmove_types::{Counters, Observer};
-use zmove_wire::{Finished, Open};
+use zmove_wire::Open;
 
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::Link;
-use crate::control::relay::Heard;
 use crate::control::replies::Replies;
 use crate::control::{self, Speaker};
 use crate::error::SessionError;
@@ -34,7 +33,7 @@ use crate::preview::hashing::Hashing;
 use crate::push::job::Push;
 use crate::push::run::Run;
 use crate::push::session::Session;
-use crate::push::threads::{Broken, Threads};
+use crate::push::threads::Threads;
 use crate::read::extras::Extras;
 use crate::send::lane_set::end_unused;
 
@@ -53,8 +52,7 @@ pub(crate) async fn run(
     link.ask(open, push.config.silence_max).await?;
     let Link {
         control: (reader, writer),
-        lanes,
-        supply: _none_needed,
+        mut lanes,
         relay,
         quota,
         ..
@@ -64,7 +62,7 @@ pub(crate) async fn run(
         Receipts::begin(observer, extras, push.started, quota.clone());
     let session = Arc::clone(&receipts.session);
     let mut speaker = Speaker::start(writer, outgoing, relay);
-    let (broken_in, broken) = mpsc::unbounded_channel();
+    let (broken_in, mut broken) = mpsc::unbounded_channel();
     let mut threads = Threads::new(broken_in);
     let conversation = async {
         let greeted = control::greeted(reader, speaker.dialled_by(), quota);
@@ -74,12 +72,21 @@ pub(crate) async fn run(
         session.account.files().single_name = opened.single_name.map(|name| name.0);
         session.account.totals.scan_errors.set(push.sources_missing);
         start_survey(&push, &session, replies, &mut threads).map_err(SessionError::Thread)?;
-        let conversation = Conversation {
-            lanes,
-            broken,
-            unsayable: &mut speaker.unsayable,
-        };
-        conversation.take_answers(&mut receipts, &mut inbox).await
+        loop {
+            tokio::select! {
+                // A lane that did not come up does not matter, since nothing was to go over it.
+                Some(lane) = lanes.recv() => lane.into_iter().for_each(end_unused),
+                Some(broken) = broken.recv() => return Err(broken.error.into()),
+                Some(error) = speaker.unsayable.recv() => {
+                    return control::explained(receipts.take_rest(&mut inbox), error.into()).await;
+                }
+                message = control::receive(&mut inbox) => {
+                    if let Some(finished) = receipts.take(message?)? {
+                        return Ok(finished);
+                    }
+                }
+            }
+        }
     };
     let ended = tokio::select! {
         ended = conversation => ended,
@@ -127,36 +134,4 @@ fn start_survey(
     let scan = push.scan.clone();
     let survey = move || survey::run(&session, &scan, &replies, &task, hashing);
     threads.spawn("zmove-plan".into(), survey)
-}
-
-/// All that happens while the receiver answers.
-struct Conversation<'a> {
-    lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
-    broken: mpsc::UnboundedReceiver<Broken>,
-    unsayable: &'a mut mpsc::Receiver<ControlError>,
-}
-
-impl Conversation<'_> {
-    /// Takes answers until the receiver has given the last one.
-    async fn take_answers(
-        mut self,
-        receipts: &mut Receipts,
-        inbox: &mut Inbox<Heard>,
-    ) -> Result<Finished, SessionError> {
-        loop {
-            tokio::select! {
-                // A lane that did not come up does not matter, since nothing was to go over it.
-                Some(lane) = self.lanes.recv() => lane.into_iter().for_each(end_unused),
-                Some(broken) = self.broken.recv() => return Err(broken.error.into()),
-                Some(error) = self.unsayable.recv() => {
-                    return control::explained(receipts.take_rest(inbox), error.into()).await;
-                }
-                message = control::receive(inbox) => {
-                    if let Some(finished) = receipts.take(message?)? {
-                        return Ok(finished);
-                    }
-                }
-            }
-        }
-    }
 }

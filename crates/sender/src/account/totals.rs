@@ -75,17 +75,20 @@ impl Totals {
     /// Whether every file found is known to be at the target, or at least one is known not to be.
     pub(crate) fn are_files_told(&self) -> bool {
         let lost = self.source_errors() + self.unplaced.get();
-        lost > 0 || self.found.get() <= self.counters.files.get() + self.counters.skipped.get()
+        lost > 0 || self.untold() == 0
+    }
+
+    /// The number of files found that are not known to be at the target.
+    fn untold(&self) -> u64 {
+        let told = self.counters.files.get() + self.counters.skipped.get();
+        self.found.get().saturating_sub(told)
     }
 
     /// The number of files of which nothing was reported at the good end of a session; 0 where something has failed,
     /// since these files may be it.
     pub(crate) fn unaccounted(&self) -> u64 {
         match self.counters.failed.get() {
-            0 => self
-                .found
-                .get()
-                .saturating_sub(self.counters.files.get() + self.counters.skipped.get()),
+            0 => self.untold(),
             _ => 0,
         }
     }
