@@ -27,7 +27,7 @@ use zmove_receiver::{
     run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Summary};
-use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource};
+use zmove_transport::{LaneError, LaneSource};
 use zmove_types::{Brought, Counters, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
@@ -38,7 +38,7 @@ use crate::dial::{Connected, Dialled, Transferred};
 use crate::error::{PullError, PushError};
 use crate::notice::Notice;
 use crate::retrying::{Retrying, Sessions, moment};
-use asking::{Asked, ask};
+use asking::ask;
 use conversation::{Conversation, Ended};
 use relayed::{Heard, Relayed};
 
@@ -190,7 +190,12 @@ impl RemotePull<'_> {
         };
         // A host that was busy has closed some of the lanes, and asks for as many again.
         let dialled = usize::from(supply.asked) * if asked.has_waited { 2 } else { 1 };
-        let (reader, writer) = leave_to_receive(asked)?;
+        let ToSender::Fetching(_) = asked.answer else {
+            return Err(WireError::OutOfOrder {
+                what: "the first answer",
+            }
+            .into());
+        };
         run.begin_session();
         let relayed = Arc::new(Relayed::new(
             Arc::clone(&self.observer),
@@ -203,23 +208,19 @@ impl RemotePull<'_> {
             sources: self.sources.clone(),
             relayed: Arc::clone(&relayed),
         };
-        let (reader, conversing) = conversation.between(reader);
-        let Forwarded {
-            lanes,
-            failed_lanes,
-            no_lane,
-        } = forward(lanes, dialled);
+        let (reader, conversing) = conversation.between(asked.reader);
+        let forwarded = forward(lanes, dialled);
         let meter = Arc::<TransferMeter>::default();
         let session = Session {
-            failed_lanes: Some(failed_lanes),
+            failed_lanes: Some(forwarded.failed_lanes),
             pulse,
             config: self.receiver_config(run, &meter, &relayed),
-            ..Session::new(transfer, (reader, writer.greeted()), lanes)
+            ..Session::new(transfer, (reader, asked.writer.greeted()), forwarded.lanes)
         };
         let receiving = Receiving {
             session,
             conversing,
-            no_lane,
+            no_lane: forwarded.no_lane,
             supply,
         };
         let received = receiving.run(stop).await;
@@ -467,17 +468,6 @@ async fn nothing_is_at(open: &Open) -> bool {
         Err(error) => error.kind() == io::ErrorKind::NotFound,
     };
     open.intent == Intent::Write && tokio::task::spawn_blocking(look).await.unwrap_or(false)
-}
-
-/// The connection of a host that does as it was asked.
-fn leave_to_receive(asked: Asked) -> Result<(ControlReader, ControlWriter), PullError> {
-    match asked.answer {
-        ToSender::Fetching(_) => Ok((asked.reader, asked.writer)),
-        _ => Err(WireError::OutOfOrder {
-            what: "the first answer",
-        }
-        .into()),
-    }
 }
 
 fn lane_order(supply: &LaneSupply) -> LaneOrder {

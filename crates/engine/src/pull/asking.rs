@@ -44,7 +44,11 @@ pub(crate) async fn ask(
     let asks_for_sources = matches!(wanted, ToSource::Fetch(_) | ToSource::Copy(_));
     // Beside the answers: a host that has no room yet does not read a long list.
     let saying = tokio::spawn(say(writer, greeting, wanted, list));
-    let answered = timeout(ANSWER_TIMEOUT, first(&mut reader)).await;
+    let first = async {
+        reader.greeting().await?;
+        next(&mut reader).await
+    };
+    let answered = timeout(ANSWER_TIMEOUT, first).await;
     let mut answer = answered.unwrap_or(Err(PullError::Silent))?;
     let due = Instant::now() + patience;
     let has_waited = matches!(answer, ToSender::Waiting(_));
@@ -83,12 +87,6 @@ pub(crate) async fn ask(
         answer,
         has_waited,
     })
-}
-
-/// The host's greeting and first answer.
-async fn first(reader: &mut ControlReader) -> Result<ToSender, PullError> {
-    reader.greeting().await?;
-    next(reader).await
 }
 
 async fn next(reader: &mut ControlReader) -> Result<ToSender, PullError> {
