@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::sync::mpsc;
-use zmove_sender::{Link, Push, PushJob, Run, SenderConfig, SessionError, Summary};
+use zmove_sender::{Link, NoQuota, Push, PushJob, Run, SenderConfig, SessionError, Summary};
 use zmove_transport::{Frame, LaneSource, control_pair, memory_lane};
 use zmove_types::{BufferPool, Event, GROUP_BYTES, Observer, StageClock, TransferId};
 use zmove_wire::{
@@ -131,15 +131,14 @@ impl Deceiver {
         let speaking = tokio::spawn(speak(self.state, far, (heard_in, heard), self.answers));
         let transfer = TransferId([9; 16]);
         let cipher = Cipher::Tls;
-        let (supply, relay, quota) = (None, None, None);
         let link = Link {
             transfer,
             cipher,
             control: near,
             lanes: sinks,
-            supply,
-            relay,
-            quota,
+            supply: None,
+            relay: None,
+            quota: Arc::new(NoQuota),
         };
         let ended = push
             .run(&mut run, link, observer, tokio::time::sleep(PATIENCE))

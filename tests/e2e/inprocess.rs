@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use zmove_receiver::{ReceiverConfig, Session, run_session};
 use zmove_scan::ScanRoot;
 use zmove_sender::{
-    LaneNumber, LaneSupply, Link, LossAnswer, Push, PushJob, Removals, Run, SenderConfig,
+    LaneNumber, LaneSupply, Link, LossAnswer, NoQuota, Push, PushJob, Removals, Run, SenderConfig,
     SessionError, Summary,
 };
 use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_lane};
@@ -165,7 +165,7 @@ impl InProcess {
                 lanes: sinks,
                 supply,
                 relay: None,
-                quota: None,
+                quota: Arc::new(NoQuota),
             };
             let observer = Arc::clone(&witness) as Arc<dyn Observer>;
             let pushing = push.run(&mut run, link, observer, std::future::pending());

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use zmove_engine::{
     Connector, DIAL_TIMEOUT, DialSettings, Listener, Push, Remote, Run, SessionFate,
 };
-use zmove_sender::{Feeder, Link, SessionError};
+use zmove_sender::{Feeder, SessionError};
 use zmove_types::{Beginning, Event, Lock, Observer, WorkId};
 use zmove_wire::{FaultCode, FileTotal, Refusal, SharedJobOrder};
 
@@ -444,12 +444,8 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
         let _told_or_dropped = broken_off.await;
     };
     let observer = Arc::clone(events);
-    let link = Link {
-        quota: None,
-        ..reached.link
-    };
     let ended = {
-        let mut session = Box::pin(push.run(&mut run, link, observer, stop));
+        let mut session = Box::pin(push.run(&mut run, reached.link, observer, stop));
         tokio::select! {
             ended = &mut session => match ended {
                 Ok(_summary) => Err(Stop::PeerMisbehaved("the receiver has ended the session early").into()),

@@ -316,7 +316,7 @@ async fn push(
         login: None,
     };
     let settings = dial_settings(order, Fingerprint(key), copies.identity());
-    let quota = Some(Arc::new(KeyQuota(checked.quota.clone())) as Arc<dyn PeerQuota>);
+    let quota: Arc<dyn PeerQuota> = Arc::new(KeyQuota(checked.quota.clone()));
     let search = Arc::new(Search {
         fetch,
         list,

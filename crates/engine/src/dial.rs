@@ -8,9 +8,10 @@ mod plan;
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use zmove_sender::{Learnt, Link, Need, Summary};
+use zmove_sender::{Learnt, Link, Need, NoQuota, Summary};
 use zmove_transport::{
     CONTROL_SILENCE_MAX, Channel, ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts,
     PathEnds, Reach, Resumption, SavedWindow, Transport, TransportChoice,
@@ -102,7 +103,7 @@ impl Connector<'_> {
             lanes: dialled.lanes,
             supply: Some(dialled.supply),
             relay: None,
-            quota: None,
+            quota: Arc::new(NoQuota),
         };
         Ok(Reached { link, route })
     }

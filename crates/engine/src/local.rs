@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use zmove_receiver::{Owning, ReceiverConfig, Rights, Session, run_session};
-use zmove_sender::{Link, Push, Run, SessionError, Summary};
+use zmove_sender::{Link, NoQuota, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
 use zmove_types::Observer;
 use zmove_wire::Cipher;
@@ -65,7 +65,7 @@ pub async fn push_locally(
         lanes: sinks,
         supply: None,
         relay: None,
-        quota: None,
+        quota: Arc::new(NoQuota),
     };
     let pushed = push.run(run, link, observer, stop).await;
     let received = receiving.await.map_err(LocalError::Role)?;

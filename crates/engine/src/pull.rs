@@ -23,8 +23,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use zmove_disk::RemovalBudget;
 use zmove_receiver::{
-    NamedFiles, Owning, ReceiverConfig, Rights, Session, SessionError as ReceiverError, TransferMeter,
-    run_session,
+    NamedFiles, Owning, ReceiverConfig, Rights, Session, SessionError as ReceiverError,
+    TransferMeter, run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Summary};
 use zmove_transport::{LaneError, LaneSource};

@@ -29,8 +29,8 @@ pub struct RemotePush<'a> {
     pub job: &'a (dyn Fn() -> JobMaking + Sync),
     /// The settings of the sender.
     pub config: SenderConfig,
-    /// What the receiver may hold here. `None`: as much as the protocol allows.
-    pub quota: Option<Arc<dyn PeerQuota>>,
+    /// What the receiver may hold here.
+    pub quota: Arc<dyn PeerQuota>,
     /// The observer of what happens in a session.
     pub observer: Arc<dyn Observer>,
 }

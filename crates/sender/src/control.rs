@@ -26,7 +26,7 @@ use crate::error::SessionError;
 pub(crate) async fn greeted(
     mut reader: ControlReader,
     dialled_by: DialledBy,
-    quota: Option<Arc<dyn PeerQuota>>,
+    quota: Arc<dyn PeerQuota>,
 ) -> Result<Inbox<Heard>, SessionError> {
     if dialled_by == DialledBy::Sender {
         reader.greeting().await?;

@@ -26,7 +26,7 @@ pub use account::limit::Limit;
 pub use account::manifest::{Extent, Known, Manifest, Prover};
 pub use account::summary::{AtBest, Learnt, Summary};
 pub use control::link::{LaneNumber, LaneSupply, Link, LossAnswer};
-pub use control::relay::{Beside, Held, Last, PeerQuota, Relay};
+pub use control::relay::{Beside, Held, Last, NoQuota, PeerQuota, Relay};
 pub use error::SessionError;
 pub use mirror::{AfterErrors, Guard, Removals};
 pub use plan::pack::PackSizes;

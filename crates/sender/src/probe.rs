@@ -11,6 +11,7 @@
 //! returns its threads have ended.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -23,7 +24,7 @@ use zmove_wire::{
 };
 
 use crate::control::link::Link;
-use crate::control::relay::{Heard, inbox};
+use crate::control::relay::{Heard, NoQuota, inbox};
 use crate::control::{GOODBYE_TIMEOUT, permission, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
@@ -98,7 +99,7 @@ async fn run(
         };
         // A receiver that refuses need not have read the opening: its answer has the reason.
         let _refused_early = writer.send(&encode_message(&ToReceiver::Open(open))).await;
-        Ok(inbox(reader, None))
+        Ok(inbox(reader, Arc::new(NoQuota)))
     };
     // Do not wait for a turn in the queue: the path would be measured later than the user has asked.
     let (inbox, opened) =

@@ -168,7 +168,7 @@ struct Running<'a> {
     begins_job: bool,
     pipeline: Pipeline,
     receipts: Receipts,
-    quota: Option<Arc<dyn PeerQuota>>,
+    quota: Arc<dyn PeerQuota>,
     /// What is asked for beside, where the push is fed by pieces.
     asked: Option<mpsc::UnboundedReceiver<Asked>>,
 }

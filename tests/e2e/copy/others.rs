@@ -9,7 +9,7 @@ use zmove_engine::{
     Run, SenderConfig, Timeout,
 };
 use zmove_scan::ScanRoot;
-use zmove_sender::SessionError;
+use zmove_sender::{NoQuota, SessionError};
 use zmove_transport::{Access, AuthorizedKeys, Channel, Fingerprint, Grant, control_pair};
 use zmove_types::{GROUP_BYTES, NoObserver, RelPath};
 use zmove_wire::{
@@ -93,7 +93,7 @@ fn a_push_is_interrupted_while_its_sources_are_looked_for_again() {
             Box::pin(std::future::pending())
         },
         config: SenderConfig::default(),
-        quota: None,
+        quota: Arc::new(NoQuota),
         observer: Arc::new(NoObserver),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -202,7 +202,7 @@ impl Granted {
             },
             job: &|| Box::pin(std::future::ready(Ok(job()))),
             config: SenderConfig::default(),
-            quota: None,
+            quota: std::sync::Arc::new(zmove_sender::NoQuota),
             observer: std::sync::Arc::new(NoObserver),
         };
         let pushed = runtime().block_on(pushing.push(first, &mut run, std::future::pending()));

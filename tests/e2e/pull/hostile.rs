@@ -8,7 +8,7 @@ use std::time::Instant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use zmove_scan::ScanRoot;
-use zmove_sender::{Link, Push, PushJob, Relay, Run, SenderConfig};
+use zmove_sender::{Link, NoQuota, Push, PushJob, Relay, Run, SenderConfig};
 use zmove_transport::{
     Channel, ControlError, ControlReader, ControlWriter, Dialler, Fingerprint, HostPolicy,
     Identity, SocketConfig, control_pair,
@@ -108,15 +108,14 @@ async fn send(
     let push = Push::start(job, SenderConfig::default(), &mut run, Instant::now());
     let (words_in, words) = mpsc::unbounded_channel();
     let last = Box::new(move |_: Result<&_, &_>| drop(words_in));
-    let (supply, relay, quota) = (None, Some(Relay { words, last }), None);
     let link = Link {
         transfer,
         cipher: Cipher::Tls,
         control: (reader, writer),
         lanes,
-        supply,
-        relay,
-        quota,
+        supply: None,
+        relay: Some(Relay { words, last }),
+        quota: Arc::new(NoQuota),
     };
     drop(
         push.run(&mut run, link, Arc::new(NoObserver), std::future::pending())

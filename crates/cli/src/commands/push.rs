@@ -13,7 +13,7 @@ use zmove_engine::{
 };
 use zmove_receiver::ListedFiles;
 use zmove_scan::{PathKind, ScanConfig};
-use zmove_sender::{Manifest, PackSizes, Prover};
+use zmove_sender::{Manifest, NoQuota, PackSizes, Prover};
 use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 
 use crate::args::PushArgs;
@@ -216,7 +216,7 @@ async fn push_there(
             Box::pin(async { Ok(job?) })
         },
         config,
-        quota: None,
+        quota: Arc::new(NoQuota),
         observer: display.observer(),
     };
     let pushed = Box::pin(pushing.push(push, run, interrupted())).await?;

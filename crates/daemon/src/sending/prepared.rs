@@ -76,7 +76,7 @@ impl Prepared {
             lanes: session.lanes,
             supply: Some(supply),
             relay: Some(relay),
-            quota: Some(Arc::new(KeyQuota(quota))),
+            quota: Arc::new(KeyQuota(quota)),
         };
         let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
         let mut stopped = None;

@@ -60,13 +60,13 @@ struct OpenOrder {
 }
 
 impl Receipts {
-    /// The receipts of a new session, whose replies are booked on `quota` if the receiver has dialled; also the ends at
+    /// The receipts of a new session, whose replies are booked on `quota`; also the ends at
     /// which replies are taken, and messages on their way out.
     pub(crate) fn begin(
         observer: Arc<dyn Observer>,
         extras: Extras,
         started: Instant,
-        quota: Option<Arc<dyn PeerQuota>>,
+        quota: Arc<dyn PeerQuota>,
     ) -> (Self, Replies, UnboundedReceiver<ToReceiver>) {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let (reply_sender, replies) = replies::channel(quota.clone());

@@ -28,9 +28,8 @@ pub struct Link {
     pub supply: Option<LaneSupply>,
     /// What is said beside the transfer to a receiver that has dialled. `None`: this side has dialled.
     pub relay: Option<Relay>,
-    /// What the receiver may hold here. `None`: as much as the protocol allows, for a sender that
-    /// works for its own user.
-    pub quota: Option<Arc<dyn PeerQuota>>,
+    /// What the receiver may hold here.
+    pub quota: Arc<dyn PeerQuota>,
 }
 
 impl Link {
@@ -132,6 +131,7 @@ mod tests {
     use zmove_wire::{NodeName, SharedJobOpening};
 
     use super::*;
+    use crate::control::relay::NoQuota;
 
     const TRANSFER: TransferId = TransferId([7; 16]);
 
@@ -146,7 +146,7 @@ mod tests {
             lanes: mpsc::channel(1).1,
             supply: None,
             relay: None,
-            quota: None,
+            quota: Arc::new(NoQuota),
         };
         let node = NodeName::new("a").unwrap();
         let shared_job = Some(Box::new(SharedJobOpening {

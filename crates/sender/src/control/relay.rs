@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use zmove_transport::{ControlReader, Inbox};
-use zmove_wire::{ToSender, WireError, decode_message, decode_message_within};
+use zmove_wire::{ToSender, WireError, decode_message_within};
 
 use crate::account::summary::Summary;
 use crate::control::INBOX_MESSAGES_MAX;
@@ -50,22 +50,30 @@ pub trait PeerQuota: fmt::Debug + Send + Sync {
     fn book_helper(&self) -> Option<Held>;
 }
 
+/// The quota of a peer that may hold as much as the protocol allows: this side works for its own user.
+#[derive(Clone, Copy, Debug)]
+pub struct NoQuota;
+
+impl PeerQuota for NoQuota {
+    fn book_memory(&self, _bytes: usize) -> Result<Held, WireError> {
+        Ok(Box::new(()))
+    }
+
+    fn book_helper(&self) -> Option<Held> {
+        Some(Box::new(()))
+    }
+}
+
 /// A message of the receiver, and what is held for it.
 pub(crate) struct Heard {
     pub(crate) message: ToSender,
     /// Given back when the message has been taken.
-    _held: Option<Held>,
+    _held: Held,
 }
 
-/// The messages of a receiver, booked on `quota`, where there is one.
-pub(crate) fn inbox(reader: ControlReader, quota: Option<Arc<dyn PeerQuota>>) -> Inbox<Heard> {
+/// The messages of a receiver, booked on `quota`.
+pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<Heard> {
     let decode = move |bytes: &[u8]| {
-        let Some(quota) = &quota else {
-            return Ok(Heard {
-                message: decode_message(bytes)?,
-                _held: None,
-            });
-        };
         // what is decoded is larger than what has come, by no more than this
         let held = quota.book_memory(bytes.len() * DECODED_BYTES_PER_BYTE)?;
         let mut strings = Vec::new();
@@ -77,7 +85,7 @@ pub(crate) fn inbox(reader: ControlReader, quota: Option<Arc<dyn PeerQuota>>) ->
         let message = decode_message_within(bytes, room)?;
         Ok(Heard {
             message,
-            _held: Some(Box::new((held, strings))),
+            _held: Box::new((held, strings)),
         })
     };
     reader.into_inbox(decode, INBOX_MESSAGES_MAX)

@@ -43,7 +43,7 @@ pub(crate) struct QueuedReply {
     reply: Reply,
     weight: usize,
     all: Arc<AtomicUsize>,
-    held: Option<Booked>,
+    held: Booked,
 }
 
 /// The end at which replies are put in.
@@ -54,8 +54,8 @@ pub(crate) struct ReplySender {
     offers: Sender<QueuedReply>,
     /// The number of values and verdicts that wait.
     waiting: Arc<AtomicUsize>,
-    /// The memory that is booked for what the receiver says, where there is a limit.
-    quota: Option<Arc<dyn PeerQuota>>,
+    /// The quota on which the memory for what the receiver says is booked.
+    quota: Arc<dyn PeerQuota>,
     findings: Sender<Findings>,
     hashed: Sender<Hashed>,
     mirror: Sender<ToSender>,
@@ -72,7 +72,7 @@ const REPLY_BYTES: usize = 40;
 const VALUES_BYTES: usize = 1280;
 
 /// The two ends of the channel from the control conversation to the planner.
-pub(crate) fn channel(quota: Option<Arc<dyn PeerQuota>>) -> (ReplySender, Replies) {
+pub(crate) fn channel(quota: Arc<dyn PeerQuota>) -> (ReplySender, Replies) {
     let (state_in, state) = bounded(1);
     let (offers_in, offers) = unbounded();
     let (findings_in, findings) = bounded(INQUIRIES_OUTSTANDING_MAX);
@@ -120,11 +120,7 @@ impl ReplySender {
             0
         };
         let bytes = weight * REPLY_BYTES + beside;
-        let held = self
-            .quota
-            .as_ref()
-            .map(|quota| quota.book_memory(bytes))
-            .transpose()?;
+        let held = self.quota.book_memory(bytes)?;
         // The planner has gone only when the session is being stopped.
         let all = Arc::clone(&self.waiting);
         let _stopping = self.offers.send(QueuedReply {
@@ -165,7 +161,7 @@ fn queue<T>(queue: &Sender<T>, answer: T, what: &'static str) -> Result<(), Wire
 
 impl QueuedReply {
     /// Takes the reply out of the queue, with what is booked for it.
-    pub(crate) fn take(self) -> (Reply, Option<Booked>) {
+    pub(crate) fn take(self) -> (Reply, Booked) {
         self.all.fetch_sub(self.weight, Ordering::Relaxed);
         (self.reply, self.held)
     }
@@ -174,6 +170,7 @@ impl QueuedReply {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::relay::NoQuota;
 
     fn held(count: usize) -> Reply {
         Reply::Held(Held {
@@ -187,7 +184,7 @@ mod tests {
 
     #[test]
     fn replies_that_are_taken_make_room_for_others_and_too_many_are_an_error() {
-        let (sender, replies) = channel(None);
+        let (sender, replies) = channel(Arc::new(NoQuota));
         for _ in 0..2 * WAITING_MAX / 65_536 {
             sender.reply(held(65_535)).unwrap();
             drop(replies.offers.recv().unwrap().take());
@@ -198,7 +195,7 @@ mod tests {
 
     #[test]
     fn answers_without_questions_are_an_error() {
-        let (sender, _replies) = channel(None);
+        let (sender, _replies) = channel(Arc::new(NoQuota));
         let told = |answer: &dyn Fn() -> ToSender| {
             (0..)
                 .take_while(|_| sender.answer(answer()).is_ok())

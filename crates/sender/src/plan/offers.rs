@@ -117,7 +117,7 @@ impl Offering {
     pub(crate) fn take_held(
         &mut self,
         held: &Held,
-        booked: Option<Booked>,
+        booked: Booked,
     ) -> Option<(SourceDirectory, Entry, Answered)> {
         let key = (held.offer, held.file);
         if let Some(Awaited {
@@ -197,7 +197,7 @@ impl Offering {
 }
 
 /// Adds the values of a large file's groups that a message has.
-fn fill(values: &mut GroupValues, entry: &Entry, held: &Held, booked: Option<Booked>) {
+fn fill(values: &mut GroupValues, entry: &Entry, held: &Held, booked: Booked) {
     let groups = GroupSpan::count(entry.size)
         .filter(|count| *count > 1)
         .unwrap_or(0);
@@ -205,7 +205,7 @@ fn fill(values: &mut GroupValues, entry: &Entry, held: &Held, booked: Option<Boo
         .zip(&held.cvs)
         .for_each(|(index, cv)| values.insert(index, Cv(*cv)));
     if held.first < groups {
-        booked.into_iter().for_each(|booked| values.hold(booked));
+        values.hold(booked);
     }
 }
 
@@ -254,7 +254,7 @@ mod tests {
                 cvs: vec![[7; 32]; 2],
                 end,
             };
-            offering.take_held(&held, Some(Box::new(Arc::clone(&booked))))
+            offering.take_held(&held, Box::new(Arc::clone(&booked)))
         };
         assert!(tell(0, 5, true).is_none());
         assert!(tell(0, u32::MAX, true).is_none(), "there is no such group");
@@ -277,7 +277,7 @@ mod tests {
             cvs: vec![[7; 32]; 2],
             end: true,
         };
-        let (.., answer) = offering.take_held(&held, None).unwrap();
+        let (.., answer) = offering.take_held(&held, Box::new(())).unwrap();
         let Answered::GoOn { there, .. } = answer else {
             panic!("{answer:?}")
         };

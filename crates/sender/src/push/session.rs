@@ -9,12 +9,12 @@ use zmove_disk::{Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
 use zmove_types::{FileId, Lock, Observer};
 use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, ToReceiver, WireError, directory_batches};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, ToReceiver, directory_batches};
 
 use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::account::timeline::Timeline;
-use crate::control::relay::{Held, PeerQuota};
+use crate::control::relay::PeerQuota;
 use crate::plan::queue::Queue;
 use crate::push::piece::Unnamed;
 use crate::read::extras::{Extras, leave_out_xattrs};
@@ -34,8 +34,8 @@ pub(crate) struct Session {
     pub(crate) rate: PushRate,
     /// Held while a message of the receiver is entered, so that who finds nothing in flight has heard of all of it.
     pub(crate) entering: Lock<()>,
-    /// What the receiver may hold here, where there is a limit.
-    pub(crate) quota: Option<Arc<dyn PeerQuota>>,
+    /// What the receiver may hold here.
+    pub(crate) quota: Arc<dyn PeerQuota>,
 }
 
 impl Session {
@@ -45,7 +45,7 @@ impl Session {
         extras: Extras,
         started: Instant,
         outgoing: UnboundedSender<ToReceiver>,
-        quota: Option<Arc<dyn PeerQuota>>,
+        quota: Arc<dyn PeerQuota>,
     ) -> Self {
         let in_flight = Arc::new(InFlight::new(Arc::clone(&observer), outgoing));
         Self {
@@ -59,17 +59,6 @@ impl Session {
             entering: Lock::default(),
             quota,
         }
-    }
-
-    /// Books memory for what the receiver says, where there is a limit.
-    ///
-    /// # Errors
-    /// The limit would be exceeded.
-    pub(crate) fn book_memory(&self, bytes: usize) -> Result<Option<Held>, WireError> {
-        self.quota
-            .as_ref()
-            .map(|quota| quota.book_memory(bytes))
-            .transpose()
     }
 
     /// The declaration of a large file, as it is now.

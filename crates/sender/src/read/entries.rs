@@ -17,7 +17,7 @@ use zmove_wire::{BatchEntry, FileEntry, LinkEntry};
 
 use crate::account::failure::FileError;
 use crate::account::manifest::Known;
-use crate::control::relay::{Held, PeerQuota};
+use crate::control::relay::PeerQuota;
 use crate::plan::links::FirstName;
 use crate::plan::pack::{PackEntry, PackGroup};
 use crate::read::extras::{Extras, Lacks};
@@ -55,8 +55,8 @@ pub(super) struct EntryReader<'a> {
     pub(super) in_flight: &'a InFlight,
     pub(super) extras: &'a Extras,
     pub(super) threads: &'a StorageThreads,
-    /// What whoever has dialled may hold, where there is a limit.
-    pub(super) quota: Option<&'a dyn PeerQuota>,
+    /// What the receiver may hold here.
+    pub(super) quota: &'a dyn PeerQuota,
     /// Whether the root of each file that is read is told, for a manifest.
     pub(super) wants_roots: bool,
     /// Whether files are read for their roots alone, whose contents stay at the target.
@@ -86,17 +86,11 @@ impl EntryReader<'_> {
         self.threads.side_by_side(
             (Task::Look, "zmove-read"),
             stopping,
-            || self.admit(),
+            || self.quota.book_helper(),
             read_some,
         );
         drop(waiting);
         read
-    }
-
-    /// What is held for one more thread, if there may be one.
-    fn admit(&self) -> Option<Option<Held>> {
-        self.quota
-            .map_or(Some(None), |quota| quota.book_helper().map(Some))
     }
 
     fn read_some(
@@ -473,6 +467,7 @@ fn sent_file(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::relay::Held;
 
     use std::path::Path;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -526,7 +521,7 @@ mod tests {
             in_flight: &in_flight,
             extras: &extras,
             threads: &threads,
-            quota: Some(&quota),
+            quota: &quota,
             wants_roots: false,
             lists_what_stays: false,
         };

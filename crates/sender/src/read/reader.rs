@@ -174,7 +174,7 @@ impl Reader<'_> {
             in_flight,
             extras,
             threads: &self.context.threads,
-            quota: quota.as_deref(),
+            quota: &**quota,
             wants_roots,
             lists_what_stays,
         };
@@ -407,7 +407,7 @@ impl Reader<'_> {
             Progress::AllRead => {
                 if self.session.account.files().manifest.is_some() {
                     file.hash_holes(
-                        |bytes| self.session.book_memory(bytes),
+                        |bytes| self.session.quota.book_memory(bytes),
                         || self.session.in_flight.is_stopping(),
                     )?;
                 }

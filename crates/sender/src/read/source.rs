@@ -468,10 +468,10 @@ impl LargeSource {
     /// several threads, since there may be very many; ends early when `stop` says so.
     ///
     /// # Errors
-    /// There is no memory for the values, which `book` is asked for where somebody else's limit holds.
+    /// There is no memory for the values, which `book` is asked for.
     pub(crate) fn hash_holes(
         &self,
-        book: impl FnOnce(usize) -> Result<Option<Held>, WireError>,
+        book: impl FnOnce(usize) -> Result<Held, WireError>,
         stop: impl Fn() -> bool + Sync,
     ) -> Result<(), FileError> {
         let Some(data) = self.data() else {
@@ -481,7 +481,7 @@ impl LargeSource {
         let unknown = groups.saturating_sub(self.lock().cvs.count()) as usize;
         let held = book(groups as usize * HASHED_BYTES_PER_GROUP)
             .map_err(|_over_limit| self.unreadable(Errno::NOMEM.into()))?;
-        held.into_iter().for_each(|held| self.lock().cvs.hold(held));
+        self.lock().cvs.hold(held);
         let next = AtomicU64::new(0);
         let hash = || {
             while let Ok(index) = u32::try_from(next.fetch_add(1, Ordering::Relaxed))
@@ -733,7 +733,7 @@ mod tests {
         let booked = Arc::new(());
         let book = |bytes| {
             assert_eq!(bytes, 1000 * HASHED_BYTES_PER_GROUP);
-            Ok(Some(Box::new(Arc::clone(&booked)) as Held))
+            Ok(Box::new(Arc::clone(&booked)) as Held)
         };
         file.hash_holes(book, || false).unwrap();
         assert!(file.root().is_some());

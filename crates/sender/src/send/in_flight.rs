@@ -466,7 +466,7 @@ pub(crate) mod tests {
             Extras::default(),
             Instant::now(),
             outgoing,
-            None,
+            Arc::new(crate::control::relay::NoQuota),
         );
         let files = vanished(FILES);
         files

@@ -202,7 +202,7 @@ mod tests {
             Extras::default(),
             Instant::now(),
             outgoing,
-            None,
+            Arc::new(crate::control::relay::NoQuota),
         );
         LaneContext {
             session: Arc::new(session),
