@@ -217,14 +217,10 @@ impl Survey<'_> {
             0
         };
         self.gathered.add(asked, name_bytes);
-        if self.gathered.is_full() || self.gathers_enough() {
+        let hashes_enough = self.verification.is_some() && self.gathered_bytes >= HASHED_BYTES_MAX;
+        if self.gathered.is_full() || hashes_enough {
             self.ask();
         }
-    }
-
-    /// Whether one thread has enough to hash with what has been gathered.
-    fn gathers_enough(&self) -> bool {
-        self.verification.is_some() && self.gathered_bytes >= HASHED_BYTES_MAX
     }
 
     /// Sends the gathered inquiries, as far as they may be outstanding.

@@ -103,13 +103,9 @@ impl Steering {
         let awaited = supply.as_ref().map_or(0, |supply| {
             usize::from(supply.asked) + usize::from(supply.again)
         });
-        let tolerant = supply
-            .as_ref()
-            .is_some_and(|supply| supply.congestion.tolerant);
-        let congestion = if tolerant {
-            Congestion::LossTolerant
-        } else {
-            Congestion::AsSet
+        let congestion = match &supply {
+            Some(supply) if supply.congestion.tolerant => Congestion::LossTolerant,
+            _ => Congestion::AsSet,
         };
         Self {
             supply,
