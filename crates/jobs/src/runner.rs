@@ -16,8 +16,9 @@ mod wake;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -78,6 +79,12 @@ pub enum RunnerError {
         /// The runner's process.
         pid: Option<i32>,
     },
+    /// The directory of the jobs, or the runner's lock in it, was removed or replaced.
+    #[error("'{}' was removed or replaced while the runner was at work", path.display())]
+    Replaced {
+        /// The lock.
+        path: PathBuf,
+    },
     /// The store cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -90,7 +97,7 @@ pub struct Runner {
     store: Store,
     config: RunnerConfig,
     /// Held as long as it runs.
-    _lock: File,
+    lock: File,
     bell: Bell,
     attempts: BTreeMap<JobId, Attempt>,
     copies: Copies,
@@ -135,7 +142,7 @@ impl Runner {
             store,
             teller: Teller::begin(place, config.tell.clone())?,
             config,
-            _lock: lock,
+            lock,
             bell,
             attempts: BTreeMap::new(),
             copies: Copies::default(),
@@ -151,6 +158,7 @@ impl Runner {
     /// The store cannot be used any more.
     pub fn run(mut self, warn: impl Fn(&str)) -> Result<(), RunnerError> {
         loop {
+            self.check_lock()?;
             self.bell.clear();
             self.teller.warnings().for_each(|text| warn(&text));
             let pause = match self.work(Moment::now()) {
@@ -165,11 +173,31 @@ impl Runner {
                         warn(&format!("{text}; trying again"));
                         self.trouble = Some(text);
                     }
-                    TURN
+                    // What failed is due still and would end a rest at once.
+                    std::thread::sleep(TURN);
+                    continue;
                 }
                 Err(error) => return Err(error.into()),
             };
             self.rest(pause);
+        }
+    }
+
+    /// Whether the lock still stands for the place: with another file in its stead, another runner can begin there.
+    fn check_lock(&self) -> Result<(), RunnerError> {
+        let path = self.place.runner_lock();
+        let own = self
+            .lock
+            .metadata()
+            .map_err(StoreError::io("look at", &path))?;
+        let is_own = |found: Metadata| (found.dev(), found.ino()) == (own.dev(), own.ino());
+        let stands = path
+            .symlink_metadata()
+            .map_or_else(|error| error.kind() != ErrorKind::NotFound, is_own);
+        if stands {
+            Ok(())
+        } else {
+            Err(RunnerError::Replaced { path })
         }
     }
 

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock, inotify};
+use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::*;
 use crate::namespace::Namespace;
@@ -51,6 +52,21 @@ fn a_job_that_comes_while_a_runner_leaves_is_done() {
     drop(leaves);
     // No command follows that would start another runner.
     wait_for("the file", || yard.site.target().join("f").is_file());
+}
+
+/// Nobody finds it any more, so nobody could end it either.
+#[test]
+fn a_runner_whose_directory_is_moved_away_ends() {
+    let yard = Yard::local();
+    let id = yard.submit_slow();
+    yard.wait_until_moving(&id);
+    let runner = pidfd_open(yard.runner().unwrap(), PidfdFlags::empty()).unwrap();
+    let processes = yard.processes();
+    std::fs::rename(yard.place(), yard.site.path("away")).unwrap();
+    let patience = Timespec::try_from(PATIENCE).unwrap();
+    let mut ended = [PollFd::new(&runner, PollFlags::IN)];
+    assert_eq!(poll(&mut ended, Some(&patience)).unwrap(), 1);
+    processes.into_iter().for_each(kill);
 }
 
 /// Waits until the watched file has been opened `count` times.
