@@ -197,7 +197,7 @@ fn slow_creates_wrong() -> Option<String> {
     for number in 0..400 {
         paint(site.source().join(format!("{}/{number}", number % 4)), 1024);
     }
-    let mut command = strace("utimensat:delay_enter=4000");
+    let mut command = strace("utimensat:delay_enter=20000");
     command
         .arg(ZMOVE)
         .args(["push", "--json"])
