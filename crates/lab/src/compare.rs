@@ -58,6 +58,9 @@ pub(crate) struct CompareArgs {
     /// Seconds after which a run is ended.
     #[arg(long, default_value_t = 180)]
     timeout: u64,
+    /// Seconds to wait before a run, at most, until the machine is idle.
+    #[arg(long, default_value_t = race::SETTLE_MAX.as_secs())]
+    settle: u64,
     /// Size of the target's file system, all of it in memory.
     #[arg(long, default_value = "6GiB")]
     image: ByteCount,
@@ -115,6 +118,7 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
             volume: &volume,
             places: arguments.places,
             timeout: Duration::from_secs(arguments.timeout),
+            settle_max: Duration::from_secs(arguments.settle),
         };
         for task in &tasks {
             report

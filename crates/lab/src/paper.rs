@@ -206,6 +206,7 @@ impl Marathon<'_> {
             volume,
             places,
             timeout,
+            settle_max: race::SETTLE_MAX,
         };
         for block in blocks {
             for contender in self.missing_tools(block, number) {

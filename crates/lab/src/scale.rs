@@ -31,6 +31,7 @@ use self::run::{Figures, Place};
 use self::stand::Stand;
 use crate::data::datasets;
 use crate::late::shared::Costs;
+use crate::measure::race;
 use crate::peers::Ssh;
 use crate::processes::session::Session;
 use crate::units::{Rate, RoundTrip};
@@ -68,6 +69,9 @@ pub(crate) struct ScaleArgs {
     /// Seconds after which a run is ended.
     #[arg(long, default_value_t = 300)]
     timeout: u64,
+    /// Seconds to wait before a run, at most, until the machine is idle.
+    #[arg(long, default_value_t = race::SETTLE_MAX.as_secs())]
+    settle: u64,
     /// Directory for the target. Default: a tmpfs of the lab's own.
     #[arg(long)]
     dir: Option<PathBuf>,

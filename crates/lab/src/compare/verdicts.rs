@@ -81,6 +81,7 @@ pub(crate) fn verdicts(arguments: &VerdictsArgs) -> Result<ExitCode> {
             volume: &volume,
             places: Places::MEMORY,
             timeout: TIMEOUT,
+            settle_max: race::SETTLE_MAX,
         };
         let mut right = 0;
         let mut others = Vec::new();

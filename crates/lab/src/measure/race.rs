@@ -124,12 +124,14 @@ pub(crate) struct Track<'a> {
     pub(crate) volume: &'a Volume,
     pub(crate) places: Places,
     pub(crate) timeout: Duration,
+    /// The longest wait for an idle machine before a run.
+    pub(crate) settle_max: Duration,
 }
 
 /// Waits until the machine is idle: write-back of the run before, and on a virtual machine the return of its
-/// free memory to the host, would take time from whoever comes next.
-pub(crate) fn settle() -> Result<()> {
-    let due = Instant::now() + SETTLE_MAX;
+/// free memory to the host, would take time from whoever comes next. It waits for `settle_max` at most.
+pub(crate) fn settle(settle_max: Duration) -> Result<()> {
+    let due = Instant::now() + settle_max;
     let mut before = processor_ticks()?;
     let mut idle_samples = 0;
     while idle_samples < IDLE_SAMPLES && Instant::now() < due {
@@ -147,7 +149,7 @@ pub(crate) fn settle() -> Result<()> {
 }
 
 /// The longest wait for idle processors; work that still runs then was not started here.
-const SETTLE_MAX: Duration = Duration::from_secs(20);
+pub(crate) const SETTLE_MAX: Duration = Duration::from_secs(20);
 const SAMPLE: Duration = Duration::from_millis(250);
 /// How many samples in a row must be idle.
 const IDLE_SAMPLES: u32 = 6;
@@ -229,7 +231,7 @@ pub(crate) fn run_into(
     }
     let before = (source_group.cpu_time()?, target_group.cpu_time()?);
     if !track.places.any_is_late() {
-        settle()?;
+        settle(track.settle_max)?;
     }
     let timed = timed(track, tool, &stage, servers.first_mut(), &log(CLIENT_LOG));
     source_group.kill();

@@ -25,7 +25,7 @@ fn a_small_set_goes_from_one_site_to_another() {
         "4MiB",
     ]);
     command.args([
-        "--runs", "1", "--tools", "zmove", "--image", "320MiB", "--json", "--dir",
+        "--runs", "1", "--tools", "zmove", "--image", "320MiB", "--settle", "0", "--json", "--dir",
     ]);
     let output = command.arg(place.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
