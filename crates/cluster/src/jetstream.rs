@@ -303,6 +303,13 @@ impl JetStream {
         }
     }
 
+    async fn count_waiting(&self) -> Result<Waiting, BrokerError> {
+        if self.settings.role == Role::Head && self.broker.is_another_server().await {
+            self.restore().await?;
+        }
+        self.broker.waiting().await
+    }
+
     fn patience(&self, operation: &'static str) -> Patience<'_> {
         Patience {
             queue: self,
@@ -371,7 +378,7 @@ impl WorkQueue for JetStream {
     async fn waiting(&self) -> Result<Waiting, WorkError> {
         let mut patience = self.patience("ask how much work there is");
         loop {
-            match self.broker.waiting().await {
+            match self.count_waiting().await {
                 Ok(waiting) => return Ok(waiting),
                 Err(error) => patience.endure(error).await?,
             }

@@ -33,8 +33,9 @@ pub(super) struct Broker {
     pub(super) connection: Connection,
     pub(super) seal: Seal,
     settings: Settings,
-    /// Held while the stream and its consumers are made: a broker takes no second consumer of a line.
-    making: Mutex<()>,
+    /// The server process that has the consumers as this process has made or found them. Locked while the stream and
+    /// its consumers are made: a broker takes no second consumer of a line.
+    made_at: Mutex<Option<String>>,
 }
 
 /// The names of the two consumers.
@@ -93,7 +94,7 @@ impl Broker {
             connection,
             seal,
             settings: settings.clone(),
-            making: Mutex::default(),
+            made_at: Mutex::default(),
         }
     }
 
@@ -123,9 +124,16 @@ impl Broker {
         format!("zmove.{}.ended", self.settings.job)
     }
 
-    /// Makes the stream and its consumers, as far as they are not there.
+    /// Makes the stream and its consumers, as far as they are not there, and the consumers of another server process
+    /// anew.
+    ///
+    /// A server that was killed may have kept items that are done, which no consumer counts, and have lost items that
+    /// its consumers count still. With both, the queue would never be idle. A new consumer counts what there is, and
+    /// has all of it delivered again.
     pub(super) async fn make(&self) -> Result<(), BrokerError> {
-        let _one_at_a_time = self.making.lock().await;
+        let mut made_at = self.made_at.lock().await;
+        let server = self.server();
+        let is_another = made_at.as_ref().is_some_and(|before| *before != server);
         let stream = json!({
             "name": self.stream(),
             "subjects": [self.subject(DATA), self.subject(WALKS)],
@@ -151,13 +159,32 @@ impl Broker {
         }
         let names = self.consumer_names().await?;
         for line in [DATA, WALKS] {
-            if named(&names, line).is_none() {
+            let found = named(&names, line);
+            if let Some(name) = found.as_ref().filter(|_| is_another) {
+                let subject = format!("CONSUMER.DELETE.{}.{name}", self.stream());
+                self.api::<Value>(subject, &json!({})).await?;
+            }
+            if found.is_none() || is_another {
                 self.make_consumer(line).await?;
             }
         }
+        *made_at = Some(server);
         self.connection.tell(BrokerState::Ready);
         self.tell().await;
         Ok(())
+    }
+
+    /// Whether the consumers are those of a server process that has ended.
+    pub(super) async fn is_another_server(&self) -> bool {
+        let made_at = self.made_at.lock().await;
+        made_at
+            .as_ref()
+            .is_some_and(|before| *before != self.server())
+    }
+
+    /// The server process, which has another id after each start.
+    fn server(&self) -> String {
+        self.connection.client.server_info().server_id
     }
 
     async fn make_consumer(&self, line: &str) -> Result<(), BrokerError> {
@@ -215,8 +242,7 @@ impl Broker {
             taken += info.num_ack_pending;
             waiting += info.num_pending;
         }
-        // a server that was killed may keep messages that are done: no consumer counts these. One that has lost
-        // messages may count them still.
+        // A mover may ask before the head has made the consumers of a killed server anew.
         let info: StreamInfo = self
             .api(format!("STREAM.INFO.{}", self.stream()), &json!({}))
             .await?;

@@ -308,6 +308,36 @@ async fn consumers_that_are_gone_are_made_anew() {
     assert_eq!(taker.await.unwrap().item, data(1));
 }
 
+/// What a killed server has written of its consumers may not be what it has written of the items.
+#[tokio::test]
+async fn the_consumers_of_a_broker_that_was_killed_are_made_anew() {
+    let Some(mut lab) = Lab::start().await else {
+        return;
+    };
+    let lease = Duration::from_secs(600);
+    let head = lab
+        .open(Settings {
+            lease,
+            ..settings(Role::Head)
+        })
+        .await
+        .unwrap();
+    let mover = lab.mover().await;
+    put_all(&head, [data(1)]).await;
+    let old = next(&mover).await;
+    assert_eq!(head.waiting().await.unwrap().taken, 1);
+    lab.kill();
+    lab.start_again().await;
+    until(&head, BrokerState::Lost).await;
+    until(&head, BrokerState::Ready).await;
+    let waiting = head.waiting().await.unwrap();
+    assert_eq!((waiting.waiting, waiting.taken), (1, 0));
+    let again = next(&mover).await;
+    assert_eq!(again.item, old.item);
+    mover.done(again).await.unwrap();
+    assert!(head.waiting().await.unwrap().is_idle());
+}
+
 #[tokio::test]
 async fn a_broker_that_stands_still_is_told_and_waited_for() {
     let Some(lab) = Lab::start().await else {
