@@ -81,17 +81,48 @@ impl Record {
     /// # Errors
     /// [`JournalError::TooLong`] when a field cannot be carried.
     pub(super) fn encode(&self) -> Result<Vec<u8>, JournalError> {
-        match self {
-            Self::Begin(begin, boot) => encode_begin(begin, *boot),
-            Self::Part(file, part) => encode_part(*file, part),
-            Self::Groups { file, first, cvs } => encode_groups(GROUPS, *file, *first, cvs),
-            Self::Kept { file, first, cvs } => encode_groups(KEPT, *file, *first, cvs),
-            Self::Flushed { upto } => frame(FLUSHED, &upto.to_le_bytes()),
-            Self::Ended { file } => frame(ENDED, &file.to_le_bytes()),
-            Self::Left { file, ctime } => encode_left(*file, *ctime),
-            Self::WorkEnded(end) => encode_work_end(end),
-            Self::Directories(head) => frame(DIRECTORIES, head),
-        }
+        let mut body = Vec::new();
+        let kind = match self {
+            Self::Begin(begin, boot) => {
+                put_begin(&mut body, begin, *boot)?;
+                BEGIN
+            }
+            Self::Part(file, part) => {
+                body.extend(file.to_le_bytes());
+                put_part(&mut body, part)?;
+                PART
+            }
+            Self::Groups { file, first, cvs } => {
+                put_groups(&mut body, *file, *first, cvs);
+                GROUPS
+            }
+            Self::Kept { file, first, cvs } => {
+                put_groups(&mut body, *file, *first, cvs);
+                KEPT
+            }
+            Self::Flushed { upto } => {
+                body.extend(upto.to_le_bytes());
+                FLUSHED
+            }
+            Self::Ended { file } => {
+                body.extend(file.to_le_bytes());
+                ENDED
+            }
+            Self::Left { file, ctime } => {
+                body.extend(file.to_le_bytes());
+                put_time(&mut body, *ctime);
+                LEFT
+            }
+            Self::WorkEnded(end) => {
+                put_work_end(&mut body, end);
+                WORK_ENDED
+            }
+            Self::Directories(head) => {
+                body.extend_from_slice(head);
+                DIRECTORIES
+            }
+        };
+        frame(kind, &body)
     }
 
     /// Decodes a type and a body whose checksum was right; `None` where they are malformed.
@@ -154,58 +185,38 @@ fn frame(kind: u8, body: &[u8]) -> Result<Vec<u8>, JournalError> {
     Ok(bytes)
 }
 
-fn encode_begin(begin: &Begin, boot: BootId) -> Result<Vec<u8>, JournalError> {
-    let mut body = Vec::new();
-    body.extend_from_slice(&MAGIC);
-    body.extend_from_slice(&VERSION.to_le_bytes());
-    body.extend_from_slice(&boot.0);
-    body.extend_from_slice(&begin.transfer.0);
+fn put_begin(body: &mut Vec<u8>, begin: &Begin, boot: BootId) -> Result<(), JournalError> {
+    body.extend(MAGIC);
+    body.extend(VERSION.to_le_bytes());
+    body.extend(boot.0);
+    body.extend(begin.transfer.0);
     for number in [begin.device, begin.inode, begin.begun] {
-        body.extend_from_slice(&number.to_le_bytes());
+        body.extend(number.to_le_bytes());
     }
-    put_text(&mut body, "the owner", &begin.owner, OWNER_BYTES_MAX)?;
-    put_text(&mut body, "the target", &begin.target, TARGET_BYTES_MAX)?;
-    frame(BEGIN, &body)
+    put_text(body, "the owner", &begin.owner, OWNER_BYTES_MAX)?;
+    put_text(body, "the target", &begin.target, TARGET_BYTES_MAX)
 }
 
-fn encode_part(file: u64, part: &Part) -> Result<Vec<u8>, JournalError> {
-    let mut body = Vec::new();
-    body.extend_from_slice(&file.to_le_bytes());
-    body.extend_from_slice(&part.inode.to_le_bytes());
-    put_time(&mut body, part.born);
-    put_source(&mut body, &part.source);
-    put_text(
-        &mut body,
-        "the path",
-        part.path.as_bytes(),
-        RelPath::BYTES_MAX,
-    )?;
-    put_text(
-        &mut body,
-        "the part's name",
-        part.part.as_bytes(),
-        Name::BYTES_MAX,
-    )?;
-    frame(PART, &body)
+fn put_part(body: &mut Vec<u8>, part: &Part) -> Result<(), JournalError> {
+    let path = part.path.as_bytes();
+    let name = part.part.as_bytes();
+    body.extend(part.inode.to_le_bytes());
+    put_time(body, part.born);
+    put_source(body, &part.source);
+    put_text(body, "the path", path, RelPath::BYTES_MAX)?;
+    put_text(body, "the part's name", name, Name::BYTES_MAX)
 }
 
-fn encode_groups(kind: u8, file: u64, first: u32, cvs: &[Cv]) -> Result<Vec<u8>, JournalError> {
-    let mut body = Vec::with_capacity(12 + 32 * cvs.len());
-    body.extend_from_slice(&file.to_le_bytes());
-    body.extend_from_slice(&first.to_le_bytes());
-    cvs.iter().for_each(|cv| body.extend_from_slice(&cv.0));
-    frame(kind, &body)
+fn put_groups(body: &mut Vec<u8>, file: u64, first: u32, cvs: &[Cv]) {
+    body.reserve_exact(12 + 32 * cvs.len());
+    body.extend(file.to_le_bytes());
+    body.extend(first.to_le_bytes());
+    cvs.iter().for_each(|cv| body.extend(cv.0));
 }
 
-fn encode_left(file: u64, ctime: Timestamp) -> Result<Vec<u8>, JournalError> {
-    let mut body = file.to_le_bytes().to_vec();
-    put_time(&mut body, ctime);
-    frame(LEFT, &body)
-}
-
-fn encode_work_end(end: &WorkEnd) -> Result<Vec<u8>, JournalError> {
-    let mut body = [end.work.0, end.parent.0, end.children_sum.to_le_bytes()].concat();
-    body.extend_from_slice(&end.pass.to_le_bytes());
+fn put_work_end(body: &mut Vec<u8>, end: &WorkEnd) {
+    body.extend([end.work.0, end.parent.0, end.children_sum.to_le_bytes()].concat());
+    body.extend(end.pass.to_le_bytes());
     let WorkCounts {
         files,
         bytes,
@@ -214,22 +225,21 @@ fn encode_work_end(end: &WorkEnd) -> Result<Vec<u8>, JournalError> {
         skipped_bytes,
     } = end.counts;
     for number in [end.children, files, bytes, failed, skipped, skipped_bytes] {
-        body.extend_from_slice(&number.to_le_bytes());
+        body.extend(number.to_le_bytes());
     }
-    frame(WORK_ENDED, &body)
 }
 
 fn put_source(body: &mut Vec<u8>, source: &SourceVersion) {
-    body.extend_from_slice(&source.bytes.to_le_bytes());
+    body.extend(source.bytes.to_le_bytes());
     put_time(body, source.mtime);
     put_time(body, source.ctime);
-    body.extend_from_slice(&source.inode.to_le_bytes());
+    body.extend(source.inode.to_le_bytes());
 }
 
 fn put_time(body: &mut Vec<u8>, time: Timestamp) {
-    body.extend_from_slice(&time.seconds.to_le_bytes());
+    body.extend(time.seconds.to_le_bytes());
     // The reader refuses more, and what is written must be readable.
-    body.extend_from_slice(&time.nanos.min(NANOS_MAX).to_le_bytes());
+    body.extend(time.nanos.min(NANOS_MAX).to_le_bytes());
 }
 
 fn put_text(
@@ -240,7 +250,7 @@ fn put_text(
 ) -> Result<(), JournalError> {
     fits(what, text.len(), limit)?;
     let length = u16::try_from(text.len()).expect("every limit is below 64 KiB");
-    body.extend_from_slice(&length.to_le_bytes());
+    body.extend(length.to_le_bytes());
     body.extend_from_slice(text);
     Ok(())
 }
