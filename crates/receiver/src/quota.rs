@@ -122,11 +122,7 @@ impl Quotas {
     #[must_use]
     pub fn is_crowded(&self, key: Fingerprint) -> bool {
         let book = self.books.lock().get(&key).and_then(Weak::upgrade);
-        book.is_some_and(|book| {
-            let [used, max] =
-                [&book.memory.used, &book.memory.max].map(|bytes| bytes.load(Ordering::Relaxed));
-            used > max / 2
-        })
+        book.is_some_and(|book| book.memory.used() > book.memory.max() / 2)
     }
 }
 
@@ -185,7 +181,7 @@ impl Quota {
 
     #[cfg(test)]
     pub(crate) fn memory_held(&self) -> usize {
-        self.0.memory.used.load(Ordering::Relaxed)
+        self.0.memory.used()
     }
 
     /// Books the window of a lane; `None` where the windows would exceed their limit, half of that of memory.
@@ -320,7 +316,7 @@ impl Quota {
     }
 
     fn leaves_most_descriptors(&self) -> bool {
-        self.0.files.used.load(Ordering::Relaxed) <= self.0.files.most() / 4
+        self.0.files.used() <= self.0.files.most() / 4
     }
 
     /// The limits on this key's journals.
@@ -336,7 +332,7 @@ impl Quota {
             .transfers_max
             .load(Ordering::Relaxed)
             .saturating_mul(writers);
-        self.0.files.max.load(Ordering::Relaxed) / 2 / writers.max(1)
+        self.0.files.max() / 2 / writers.max(1)
     }
 }
 
@@ -405,6 +401,14 @@ impl Gauge {
         }
     }
 
+    fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn max(&self) -> usize {
+        self.max.load(Ordering::Relaxed)
+    }
+
     fn hold(self: &Arc<Self>, amount: usize) -> Option<Booking> {
         self.take(amount).then(|| Booking {
             gauge: Arc::clone(self),
@@ -413,7 +417,7 @@ impl Gauge {
     }
 
     fn take(&self, amount: usize) -> bool {
-        let max = self.max.load(Ordering::Relaxed);
+        let max = self.max();
         let more = |used: usize| used.checked_add(amount).filter(|used| *used <= max);
         let Ok(before) = self
             .used
@@ -434,7 +438,7 @@ impl Gauge {
     /// Adds `amount` for a part, which then has `part` in all, unless that is more than half of what the
     /// other parts leave free. So every further part finds some room.
     fn fits(&self, amount: usize, part: usize) -> bool {
-        let max = self.max.load(Ordering::Relaxed);
+        let max = self.max();
         let more = |used: usize| {
             let with_it = used.checked_add(amount)?;
             let others = with_it.saturating_sub(part);
@@ -447,10 +451,10 @@ impl Gauge {
 
     /// How much there may be now, beside what other parts have.
     fn most(&self) -> usize {
-        let [used, max] = [&self.used, &self.max].map(|count| count.load(Ordering::Relaxed));
+        let max = self.max();
         let Some(whole) = &self.whole else { return max };
-        let others = whole.used.load(Ordering::Relaxed).saturating_sub(used);
-        max.min(whole.max.load(Ordering::Relaxed).saturating_sub(others) / 2)
+        let others = whole.used().saturating_sub(self.used());
+        max.min(whole.max().saturating_sub(others) / 2)
     }
 
     fn release(&self, amount: usize) {
@@ -473,8 +477,8 @@ impl Booking {
         }
         Err(WireError::OverLimit {
             what: "what the transfers of one key keep in memory (limits.memory_per_identity)",
-            value: (self.gauge.used.load(Ordering::Relaxed) + more) as u64,
-            limit: self.gauge.max.load(Ordering::Relaxed) as u64,
+            value: (self.gauge.used() + more) as u64,
+            limit: self.gauge.max() as u64,
         })
     }
 

@@ -149,7 +149,7 @@ impl Previewer {
                     let itself = Descriptor::Open(directory.as_fd());
                     changed(self.metadata_differs(directory, &there, wanted, itself))
                 }
-                Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
+                Err(error) => unreadable(&error),
             },
             Place::Missing => match (
                 path.parent().map(|parent| self.place(&parent)),
@@ -178,11 +178,11 @@ impl Previewer {
         {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Finding::New,
-            Err(errno) => return Finding::Fails(Operation::Read, FaultCode::os(&errno.into())),
+            Err(errno) => return unreadable(&errno.into()),
         };
         let there = match FileIdentity::at(directory, name) {
             Ok(there) => there,
-            Err(error) => return Finding::Fails(Operation::Read, FaultCode::os(&error)),
+            Err(error) => return unreadable(&error),
         };
         let InquiredMetadata(wanted, digest) = &entry.metadata;
         let of_file = || InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
@@ -218,21 +218,14 @@ impl Previewer {
             (InquiredKind::File { bytes }, FileType::RegularFile) => {
                 self.look_at_file(turn, directory, name, &there, *bytes, &of_file())
             }
-            (InquiredKind::Link { bytes, first }, FileType::RegularFile) => {
-                if self.is_one((directory, name), first) {
-                    let alone = FileIdentity { names: 1, ..there };
-                    self.look_at_file(turn, directory, name, &alone, *bytes, &of_file())
-                } else {
-                    Finding::Differs(Differences::LINKS)
-                }
+            (InquiredKind::Link { first, .. }, _) if !self.is_one((directory, name), first) => {
+                Finding::Differs(Differences::LINKS)
             }
-            (InquiredKind::Link { first, .. }, _) => {
-                if self.is_one((directory, name), first) {
-                    Finding::Same
-                } else {
-                    Finding::Differs(Differences::LINKS)
-                }
+            (InquiredKind::Link { bytes, .. }, FileType::RegularFile) => {
+                let alone = FileIdentity { names: 1, ..there };
+                self.look_at_file(turn, directory, name, &alone, *bytes, &of_file())
             }
+            (InquiredKind::Link { .. }, _) => Finding::Same,
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
                 self.look_at_link(directory, name, &there, target, &entry.metadata)
             }
@@ -271,7 +264,7 @@ impl Previewer {
                 Some(_) if bytes > GROUP_BYTES => changed(differences),
                 Some(storage) => match storage.root_at(directory, name) {
                     Ok(root) => Finding::Contents(differences, root.0),
-                    Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
+                    Err(error) => unreadable(&error),
                 },
                 None => contents_root((directory.as_fd(), name), bytes, self.rules.kinds, || {
                     turn.is_over()
@@ -318,7 +311,7 @@ impl Previewer {
                 );
                 changed(differences.and_if(Differences::TARGET, &found.as_bytes(), &target))
             }
-            Err(errno) => Finding::Fails(Operation::Read, FaultCode::os(&errno.into())),
+            Err(errno) => unreadable(&errno.into()),
         }
     }
 
@@ -353,6 +346,10 @@ impl Previewer {
             .and_if(Differences::OWNER, &owned, &true)
             .and_if(Differences::XATTRS, &has_xattrs, &true)
     }
+}
+
+fn unreadable(error: &io::Error) -> Finding {
+    Finding::Fails(Operation::Read, FaultCode::os(error))
 }
 
 fn changed(differences: Differences) -> Finding {

@@ -63,7 +63,7 @@ fn receive_all(
                 let checked =
                     VerifiedBatch::check(frame, &transfer.quota, &transfer.turn(Task::Look))?;
                 if let Ok(batch) = &checked {
-                    batch.check_names(&transfer.top_names)?;
+                    transfer.top_names.check_batch(batch.batch())?;
                     if transfer.allowance.is_some() {
                         transfer.allow_directories(batch.batch())?;
                         transfer.allow(item, Taken::Batch(batch.entry_bytes()))?;

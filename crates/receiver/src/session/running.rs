@@ -417,7 +417,7 @@ impl Running {
                 self.transfer
                     .meter
                     .failed_at((fault.operation, fault.code), || Some(fault.path.clone()));
-                self.count([(fault.operation, fault.code)].into_iter());
+                self.count([(fault.operation, fault.code)]);
                 self.ledger.fault(fault);
             }
             Outcome::Missed(missed) => self.ledger.tell(ToSender::Missed {
@@ -486,13 +486,13 @@ impl Running {
         let faults: Vec<_> = failures_of(&item.faults).filter(|_| counts).collect();
         if self.ledger.settled(item)? {
             self.report.items += 1;
-            self.count(faults.into_iter());
+            self.count(faults);
         }
         Ok(())
     }
 
     /// Counts entries that have failed.
-    fn count(&mut self, faults: impl Iterator<Item = (Operation, FaultCode)>) {
+    fn count(&mut self, faults: impl IntoIterator<Item = (Operation, FaultCode)>) {
         for (operation, code) in faults {
             self.report.faults += 1;
             self.transfer.meter.failed(operation, code);

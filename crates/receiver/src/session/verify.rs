@@ -19,7 +19,6 @@ use crate::quota::messages::ELEMENT_BYTES;
 use crate::quota::{Booking, Quota};
 use crate::store::large_files::RANGE_BYTES;
 use crate::store::publishing::publisher::UNPUBLISHED_BYTES;
-use crate::top_names::TopNames;
 
 /// A batch whose head and files all hashed right.
 #[derive(Debug)]
@@ -103,14 +102,6 @@ impl VerifiedBatch {
     /// The entries.
     pub(crate) fn batch(&self) -> &Batch {
         &self.batch
-    }
-
-    /// Refuses names that were not asked for.
-    ///
-    /// # Errors
-    /// There is such a name.
-    pub(crate) fn check_names(&self, names: &TopNames) -> Result<(), WireError> {
-        names.check_batch(&self.batch)
     }
 
     /// The item, its batch and data, and the booking that lasts as long as they are at work.

@@ -209,10 +209,14 @@ fn compare(
         return Verdict::Need;
     }
     match target.rules.compare {
-        Compare::Checksum if target.keeps_its_owner(&there, &file.metadata) => Verdict::Need,
         // A file that is not remembered could get the source's time with what somebody else has written since.
-        Compare::Checksum if target.is_of_another(opened, name, &there) => Verdict::Need,
-        Compare::Checksum if !target.compared.remember(opened, name, &there) => Verdict::Need,
+        Compare::Checksum
+            if target.keeps_its_owner(&there, &file.metadata)
+                || target.is_of_another(opened, name, &there)
+                || !target.compared.remember(opened, name, &there) =>
+        {
+            Verdict::Need
+        }
         Compare::Checksum => {
             let root = contents_root(
                 (opened.as_fd(), name),

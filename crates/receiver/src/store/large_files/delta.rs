@@ -149,7 +149,13 @@ impl Base {
             return Ok(false);
         };
         let file_io = bases.file_io.as_ref();
-        let of_part = || Sources::of_part(open_old().ok(), new, bases.direct);
+        // How the part began from which the file resumes is not known.
+        let of_part = || Sources {
+            in_place: is_read_from_storage(new),
+            old: open_old()
+                .ok()
+                .and_then(|old| for_reading(old, bases.direct)),
+        };
         let Sources { in_place, old } = self.sources.get_or_init(of_part);
         let mut there = None;
         if *in_place {
@@ -170,16 +176,6 @@ impl Base {
             buffer = back;
         }
         Ok(true)
-    }
-}
-
-impl Sources {
-    /// The sources for a file that resumes from a part: how the part began is not known.
-    fn of_part(old: Option<File>, part: &Staged, direct: Direct) -> Self {
-        Self {
-            in_place: is_read_from_storage(part),
-            old: old.and_then(|old| for_reading(old, direct)),
-        }
     }
 }
 
