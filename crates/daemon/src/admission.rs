@@ -97,14 +97,13 @@ pub(crate) struct Full {
 
 impl Admissions {
     pub(crate) fn new(limits: Limits) -> Self {
-        let book = Book {
-            limits,
-            all: Use::default(),
-            each: HashMap::new(),
-            queue: WaitQueue::default(),
-        };
         Self(Arc::new(Shared {
-            book: Lock::new(book),
+            book: Lock::new(Book {
+                limits,
+                all: Use::default(),
+                each: HashMap::new(),
+                queue: WaitQueue::default(),
+            }),
             transfers: watch::Sender::new(0),
         }))
     }

@@ -201,15 +201,14 @@ impl Allowance {
     /// An allowance for `most` in all, of which so much has been `stored` before.
     #[must_use]
     pub fn new(most: Amount, stored: Amount) -> Self {
-        let book = Book {
-            stored,
-            coming: HashMap::new(),
-            sum: Amount::default(),
-            directories: HashSet::new(),
-        };
         Self {
             most,
-            book: Lock::new(book),
+            book: Lock::new(Book {
+                stored,
+                coming: HashMap::new(),
+                sum: Amount::default(),
+                directories: HashSet::new(),
+            }),
             hashes: RandomState::new(),
         }
     }

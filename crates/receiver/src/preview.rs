@@ -84,8 +84,7 @@ pub(crate) async fn run(
         Ok(seen) => seen,
         Err(refusal) => return connections.refuse(refusal).await,
     };
-    let is_there = seen.tree.is_some() || listed.is_some();
-    let state = if is_there {
+    let state = if seen.tree.is_some() || listed.is_some() {
         TargetState::Populated
     } else {
         TargetState::Empty

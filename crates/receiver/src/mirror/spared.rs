@@ -60,13 +60,12 @@ impl Spared {
     }
 
     pub(super) fn by(look: Look, quota: &Quota) -> Self {
-        let state = State {
-            inodes: HashSet::new(),
-            held: quota.book_nothing(),
-            all: false,
-        };
         Self {
-            state: Lock::new(state),
+            state: Lock::new(State {
+                inodes: HashSet::new(),
+                held: quota.book_nothing(),
+                all: false,
+            }),
             look,
         }
     }

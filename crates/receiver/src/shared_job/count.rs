@@ -108,9 +108,8 @@ pub(super) struct ReadEnds {
 
 impl ReadEnds {
     pub(super) fn new(quota: &Quota) -> Self {
-        let journals = Journals::new(quota.book_nothing());
         Self {
-            journals,
+            journals: Journals::new(quota.book_nothing()),
             ended: Ended::default(),
             held: quota.book_nothing(),
         }

@@ -59,14 +59,13 @@ const GROUP_BYTES: usize = 2 * size_of::<Group>();
 
 impl FlushedGroups {
     pub(super) fn new(quota: &Quota) -> Self {
-        let groups = GroupsByPart {
-            of: HashMap::new(),
-            quota: quota.clone(),
-            held: quota.book_nothing(),
-        };
         Self {
             journals: Journals::new(quota.book_nothing()),
-            groups,
+            groups: GroupsByPart {
+                of: HashMap::new(),
+                quota: quota.clone(),
+                held: quota.book_nothing(),
+            },
         }
     }
 

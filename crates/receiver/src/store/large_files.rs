@@ -117,17 +117,16 @@ pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
     pub(crate) fn new(quota: &Quota, values: Values, whole: Whole) -> Self {
-        let table = Table {
-            slots: HashMap::new(),
-            living: 0,
-            unheard: 0,
-            held: quota.book_nothing(),
-        };
         Self {
             quota: quota.clone(),
             values,
             whole,
-            table: Lock::new(table),
+            table: Lock::new(Table {
+                slots: HashMap::new(),
+                living: 0,
+                unheard: 0,
+                held: quota.book_nothing(),
+            }),
         }
     }
 

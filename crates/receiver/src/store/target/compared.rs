@@ -41,12 +41,11 @@ const FILE_BYTES: usize = 2 * size_of::<(FileNumber, Look)>();
 
 impl ComparedFiles {
     pub(crate) fn new(quota: &Quota) -> Self {
-        let state = State {
-            looks: HashMap::new(),
-            held: quota.book_nothing(),
-        };
         Self {
-            state: Lock::new(state),
+            state: Lock::new(State {
+                looks: HashMap::new(),
+                held: quota.book_nothing(),
+            }),
             hashes: RandomState::new(),
         }
     }

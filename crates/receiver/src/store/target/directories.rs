@@ -20,9 +20,7 @@ use zmove_types::Lock;
 
 /// The directories that are remembered, shared by all writers.
 #[derive(Debug)]
-pub(crate) struct Directories {
-    state: Lock<State>,
-}
+pub(crate) struct Directories(Lock<State>);
 
 #[derive(Debug)]
 struct State {
@@ -53,15 +51,12 @@ const ADDRESS_BYTES: usize = 4 * size_of::<usize>();
 
 impl Directories {
     pub(crate) fn new(quota: &Quota) -> Self {
-        let state = State {
+        Self(Lock::new(State {
             directories: Vec::new(),
             paths: HashSet::new(),
             last_extra: None,
             held: quota.book_nothing(),
-        };
-        Self {
-            state: Lock::new(state),
-        }
+        }))
     }
 
     /// Remembers the directory at `path`, or the one of that name in it.
@@ -75,7 +70,7 @@ impl Directories {
         metadata: Metadata,
     ) -> Result<(), WireError> {
         let name_bytes = name.map_or(0, |name| name.as_bytes().len());
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         let State {
             directories,
             paths,
@@ -121,12 +116,12 @@ impl Directories {
     /// # Errors
     /// As [`remember`](Self::remember).
     pub(crate) fn book(&self, bytes: usize) -> Result<(), WireError> {
-        self.state.lock().held.grow(bytes)
+        self.0.lock().held.grow(bytes)
     }
 
     /// Takes all directories, and books nothing for them any more.
     pub(crate) fn take(&self) -> Vec<Remembered> {
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         state.paths.clear();
         state.last_extra = None;
         state.held.clear();
@@ -135,7 +130,7 @@ impl Directories {
 
     /// Takes all directories, the deepest first: each is then set before those that it is in.
     pub(crate) fn take_bottom_up(&self) -> Vec<Remembered> {
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         let mut directories = std::mem::take(&mut state.directories);
         state.paths.clear();
         drop(state);
