@@ -73,14 +73,7 @@ impl Intruder {
         let (mut sink, source) = memory_lane();
         lanes_in.try_send(source).unwrap();
         let session = Session {
-            config: ReceiverConfig {
-                rights: Rights {
-                    owner: "intruder".to_owned(),
-                    access: WriteAccess::Beneath(self.roots),
-                    ..Rights::default()
-                },
-                ..ReceiverConfig::default()
-            },
+            config: config_of(self.roots),
             ..Session::new(TransferId([5; 16]), far, lanes)
         };
         let stop = async {
@@ -141,6 +134,18 @@ impl Intruder {
             "the receiver hangs"
         );
         Intruded { ended, answers }
+    }
+}
+
+/// A receiver that lets the intruder write beneath these roots.
+fn config_of(roots: Vec<PathBuf>) -> ReceiverConfig {
+    ReceiverConfig {
+        rights: Rights {
+            owner: "intruder".to_owned(),
+            access: WriteAccess::Beneath(roots),
+            ..Rights::default()
+        },
+        ..ReceiverConfig::default()
     }
 }
 
