@@ -17,7 +17,6 @@ use zmove_wire::{
 };
 
 use crate::quota::Quota;
-use crate::store::rules::{Owning, SetIds};
 use crate::store::target::WriteAccess;
 use crate::top_names::TopNames;
 
@@ -81,6 +80,27 @@ impl Default for Rights {
             rate_max: None,
         }
     }
+}
+
+/// Whether files may have setuid and setgid bits. Those of directories, and the sticky bit, lend no rights
+/// and are always carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SetIds {
+    /// The bits are dropped: ownership is not carried over, so they would lend the rights of the receiver's user.
+    #[default]
+    Dropped,
+    /// The bits are carried, as the grant allows.
+    Carried,
+}
+
+/// Whether entries may get owners, and what else takes rights: devices, and the attributes that lend them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Owning {
+    /// All belongs to the receiver's user.
+    #[default]
+    Denied,
+    /// Allowed as far as the receiver's user may.
+    Allowed,
 }
 
 /// A grant that was taken up: what a session by it may do.

@@ -24,7 +24,7 @@ mod top_names;
 
 pub use config::{NamedFiles, ReceiverConfig};
 pub use error::SessionError;
-pub use grant::{Allowance, Amount, Grants, Rights, Stored, TakenUp};
+pub use grant::{Allowance, Amount, Grants, Owning, Rights, SetIds, Stored, TakenUp};
 pub use meters::{Failures, MeterReading, TransferMeter};
 pub use preview::listed::{ListError, ListedFiles, Unlisted};
 pub use quota::limits::{Limits, Portion, files_of_process};
@@ -34,6 +34,6 @@ pub use session::connections::{Looked, SessionReport};
 pub use session::run_leases::{RunLease, RunLeases, RunLeasesByKey};
 pub use session::target_leases::TargetLeases;
 pub use session::{Session, run_session};
-pub use store::rules::{Owning, SetIds};
+
 pub use store::target::{WriteAccess, choose_root, without_dots};
 pub use top_names::{ListedPaths, TopNames};

@@ -257,10 +257,10 @@ mod tests {
     };
     use zmove_wire::{FileHead, OfferedGroup};
 
+    use crate::grant::Owning;
     use crate::store::placer::tests::{
         transfer, transfer_of, transfer_with_one_place, without_a_standstill,
     };
-    use crate::store::rules::Owning;
 
     fn offer(directory: &str, file: OfferedFile) -> Offer {
         let directory = RelPath::from_bytes(directory.as_bytes()).unwrap();

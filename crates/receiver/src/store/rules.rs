@@ -6,7 +6,7 @@ use zmove_disk::{FileIdentity, Replace};
 use zmove_types::{Account, Kinds, Metadata, Special, Timestamp};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite, Proof};
 
-use crate::grant::Rights;
+use crate::grant::{Owning, Rights, SetIds};
 
 /// The rules of one transfer, or of a preview.
 #[derive(Clone, Copy, Debug)]
@@ -100,27 +100,6 @@ impl Rules {
             Overwrite::Nothing => true,
         }
     }
-}
-
-/// Whether files may have setuid and setgid bits. Those of directories, and the sticky bit, lend no rights
-/// and are always carried.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SetIds {
-    /// The bits are dropped: ownership is not carried over, so they would lend the rights of the receiver's user.
-    #[default]
-    Dropped,
-    /// The bits are carried, as the grant allows.
-    Carried,
-}
-
-/// Whether entries may get owners, and what else takes rights: devices, and the attributes that lend them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Owning {
-    /// All belongs to the receiver's user.
-    #[default]
-    Denied,
-    /// Allowed as far as the receiver's user may.
-    Allowed,
 }
 
 const SETUID: u32 = 0o4000;

@@ -12,10 +12,10 @@ use zmove_types::{Account, Extra, ItemId, Kinds, Timestamp};
 use zmove_wire::{EntryFault, FaultCode, Open};
 
 use crate::config::ReceiverConfig;
+use crate::grant::Owning;
 use crate::quota::Quota;
 use crate::store::large_files::Complete;
 use crate::store::publishing::publisher::{STAGING_MAX, SWEPT_MAX};
-use crate::store::rules::Owning;
 use crate::store::target::file_systems::FileSystems;
 use crate::store::target::{Target, WriteAccess};
 use crate::store::writer::finish_file;

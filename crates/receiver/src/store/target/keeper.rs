@@ -12,8 +12,9 @@ use zmove_types::{Account, Accounts, Kinds, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::limits::MISSED_MAX;
 use zmove_wire::{Lack, Missed, NotKept};
 
+use crate::grant::{Owning, SetIds};
 use crate::store::reports::{Outcome, Reports};
-use crate::store::rules::{Owning, Rules, SetIds};
+use crate::store::rules::Rules;
 use zmove_types::Lock;
 
 /// See the module.
