@@ -34,12 +34,12 @@ pub use probe::{
     Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips,
     probe,
 };
-pub use push::config::SenderConfig;
+pub use push::config::{Instead, Mapped, Mapping, Owners, SenderConfig};
 pub use push::feed::{Feeder, Sending, SessionOver};
 pub use push::job::{Need, Push, PushJob};
 pub use push::piece::{AtTarget, LargeFound, Progress, Settled, Unnamed};
 pub use push::run::{Run, SessionFate};
-pub use read::extras::{Instead, Mapped, Mapping, Owners};
+
 pub use read::holes::Zeros;
 pub use tune::congestion_controls::LOSS_TOLERANT;
 pub use tune::path::{Finding, PathReport};

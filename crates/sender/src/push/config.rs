@@ -6,11 +6,10 @@ use std::time::Duration;
 use zmove_disk::{Auto, Direct, FileIo, StorageMemory};
 use zmove_scan::{ScanConfig, unfinished};
 use zmove_transport::{CONTROL_SILENCE_MAX, SharedRate};
-use zmove_types::{GROUP_BYTES, Kinds, RateLimit};
+use zmove_types::{Account, Accounts, GROUP_BYTES, Kinds, NoAccounts, RateLimit, Timestamp};
 use zmove_wire::Open;
 
 use crate::plan::pack::PackSizes;
-use crate::read::extras::{Instead, Owners};
 use crate::read::holes::Zeros;
 
 /// The settings of a sender.
@@ -90,3 +89,55 @@ impl Default for SenderConfig {
 /// The size of a payload buffer: one group.
 #[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
 pub(crate) const BUFFER_BYTES: usize = GROUP_BYTES as usize;
+
+/// Whom entries are said to belong to.
+#[derive(Clone, Debug)]
+pub struct Owners {
+    /// The names that users and groups have here. Default: none, so that numbers count.
+    pub accounts: Arc<dyn Accounts>,
+    /// What users are at the target, the first that applies. Default: what they are here.
+    pub users: Vec<Mapping>,
+    /// What groups are at the target, the first that applies. Default: what they are here.
+    pub groups: Vec<Mapping>,
+}
+
+/// What some users or groups of this host are at the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Which ones.
+    pub from: Mapped,
+    /// What they are there.
+    pub to: Account,
+}
+
+/// Some users or groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mapped {
+    /// All of them.
+    All,
+    /// Users or groups that have no name here.
+    Nameless,
+    /// The one of this name.
+    Name(String),
+    /// Users or groups whose numbers lie between two, both included.
+    Ids(u32, u32),
+}
+
+impl Default for Owners {
+    fn default() -> Self {
+        Self {
+            accounts: Arc::new(NoAccounts),
+            users: Vec::new(),
+            groups: Vec::new(),
+        }
+    }
+}
+
+/// What entries get where their own is not kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Instead {
+    /// The modification time of all of them. Default: each its own.
+    pub mtime: Option<Timestamp>,
+    /// The umask, which leaves permission bits of 0666, and of 0777 for directories. Default: each its own.
+    pub umask: Option<u32>,
+}

@@ -15,66 +15,13 @@ use zmove_disk::{
 };
 use zmove_scan::{Beside, Entry, EntryKind};
 use zmove_types::{
-    Account, Accounts, Extra, GROUP_BYTES, Ids, Kinds, Lock, Metadata, NoAccounts, RelPath, Root,
-    Timestamp, Xattr,
+    Account, Extra, GROUP_BYTES, Ids, Kinds, Lock, Metadata, RelPath, Root, Timestamp, Xattr,
 };
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack};
 
-use crate::push::config::SenderConfig;
+use crate::push::config::{Instead, Mapped, Mapping, Owners, SenderConfig};
 use crate::read::holes::{Holes, Zeros};
 use crate::read::source::SourceDirectory;
-
-/// Whom entries are said to belong to.
-#[derive(Clone, Debug)]
-pub struct Owners {
-    /// The names that users and groups have here. Default: none, so that numbers count.
-    pub accounts: Arc<dyn Accounts>,
-    /// What users are at the target, the first that applies. Default: what they are here.
-    pub users: Vec<Mapping>,
-    /// What groups are at the target, the first that applies. Default: what they are here.
-    pub groups: Vec<Mapping>,
-}
-
-/// What some users or groups of this host are at the target.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mapping {
-    /// Which ones.
-    pub from: Mapped,
-    /// What they are there.
-    pub to: Account,
-}
-
-/// Some users or groups.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mapped {
-    /// All of them.
-    All,
-    /// Users or groups that have no name here.
-    Nameless,
-    /// The one of this name.
-    Name(String),
-    /// Users or groups whose numbers lie between two, both included.
-    Ids(u32, u32),
-}
-
-impl Default for Owners {
-    fn default() -> Self {
-        Self {
-            accounts: Arc::new(NoAccounts),
-            users: Vec::new(),
-            groups: Vec::new(),
-        }
-    }
-}
-
-/// What entries get where their own is not kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Instead {
-    /// The modification time of all of them. Default: each its own.
-    pub mtime: Option<Timestamp>,
-    /// The umask, which leaves permission bits of 0666, and of 0777 for directories. Default: each its own.
-    pub umask: Option<u32>,
-}
 
 /// What an entry is, as far as its permission bits depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -506,7 +453,7 @@ impl Default for Extras {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_types::Name;
+    use zmove_types::{Accounts, Name};
     use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 
     #[derive(Debug)]
