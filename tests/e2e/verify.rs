@@ -6,11 +6,14 @@ mod manifest;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 
-use zmove_types::GROUP_BYTES;
+use zmove_types::{GROUP_BYTES, RelPath};
+use zmove_wire::limits::HASHED_GROUPS_MAX;
+use zmove_wire::{HashOrder, Intent, Open, ToReceiver, ToSender, encode_message};
 
 use crate::command::Outcome;
 use crate::dry_run::snapshot;
 use crate::harness::{Site, both_ways};
+use crate::intruder::{Deed, Intruded, Intruder};
 use crate::namespace::Image;
 use crate::tree::{paint, set_mode, set_old};
 
@@ -21,6 +24,41 @@ both_ways!(
 );
 
 const LARGE: u64 = 5 * GROUP_BYTES + 7;
+
+#[test]
+fn orders_to_hash_are_bounded_and_need_a_verification() {
+    let order = |groups| {
+        let path = RelPath::from_bytes(b"f").unwrap();
+        Deed::Message(encode_message(&ToReceiver::Hash(HashOrder {
+            order: 1,
+            path,
+            first: 0,
+            groups,
+        })))
+    };
+    let most = u32::try_from(HASHED_GROUPS_MAX).unwrap();
+    for (verify, groups, is_refused) in [
+        (true, most, false),
+        (true, most + 1, true),
+        (false, 1, true),
+    ] {
+        let site = Site::local();
+        paint(site.target().join("f"), LARGE);
+        let mut intruder = Intruder::new(&site.target());
+        intruder.open = Open {
+            intent: Intent::Inspect,
+            verify,
+            ..Open::new(Vec::new(), [1; 16])
+        };
+        let Intruded { ended, answers } = intruder.does(vec![order(groups)]);
+        assert_eq!(ended.is_err(), is_refused, "{verify} {groups}: {ended:?}");
+        let hashed = answers.iter().find_map(|answer| match answer {
+            ToSender::Hashed(hashed) => Some(hashed.values.len()),
+            _ => None,
+        });
+        assert_eq!(hashed, (!is_refused).then_some(6), "{verify} {groups}");
+    }
+}
 
 fn verify(site: &Site, options: &[&str]) -> Outcome {
     let mut zmove = site.zmove(&["verify"]);
