@@ -57,7 +57,7 @@ fn a_job_that_comes_while_a_runner_leaves_is_done() {
 /// Nobody finds it any more, so nobody could end it either.
 #[test]
 fn a_runner_whose_directory_is_moved_away_ends() {
-    let yard = Yard::local();
+    let yard = Yard::daemon();
     let id = yard.submit_slow();
     yard.wait_until_moving(&id);
     let runner = pidfd_open(yard.runner().unwrap(), PidfdFlags::empty()).unwrap();
