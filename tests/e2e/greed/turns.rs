@@ -23,9 +23,9 @@ fn awake(site: &Site) -> usize {
     counts[50]
 }
 
-/// Two for each core: one may just have given its place to another.
+/// Two for each core, since one may just have given its place to another, and one that has just got work.
 fn awake_max() -> usize {
-    2 * std::thread::available_parallelism().unwrap().get()
+    2 * std::thread::available_parallelism().unwrap().get() + 1
 }
 
 /// Files that are not there, 4,096 in each of as many offers as may be under way, whose answers nobody reads.
