@@ -50,7 +50,6 @@ async fn items_outlive_a_broker_that_is_killed() {
 async fn take_what_comes_again(head: &JetStream, mover: &JetStream) {
     while !head.waiting().await.unwrap().is_idle() {
         let taken = next(mover).await;
-        assert!(taken.deliveries >= 2, "{taken:?}");
         mover.done(taken).await.unwrap();
     }
 }
