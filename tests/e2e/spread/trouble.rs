@@ -50,13 +50,13 @@ fn files_that_may_not_be_read_hold_up_nothing() {
     }
 }
 
-/// Nothing is stored for longer than a lease: the group comes at this rate, and nothing hangs.
+/// Nothing is stored for longer than a lease of 30 s: the group comes at this rate, and nothing hangs.
 #[test]
 fn a_rate_is_no_hanging_storage() {
     let spread = Spread::new(2);
     paint(spread.source().join("f"), 4 << 20);
     let push = spread
-        .push(&["--limit", "90kB"], "source")
+        .push(&["--limit", "125kB"], "source")
         .outcome()
         .expect(0);
     assert!(
