@@ -4,8 +4,8 @@
 //! calls [`quiet_machine`] and then runs alone. So does a case that starts hundreds of processes or connections. Every
 //! other case shares the machine: the helpers with which a case starts its work call [`share_machine`].
 //!
-//! Cases that need a quiet machine do not hold back the others: they wait, each in a test thread, until no other case is
-//! left or all test threads wait. `RUST_TEST_THREADS` in `.cargo/config.toml` allows for that.
+//! Cases that need a quiet machine do not hold back the others: they wait, each in a test thread, until no other case
+//! is left or all test threads wait. `RUST_TEST_THREADS` in `.cargo/config.toml` allows for that.
 //!
 //! **Invariant:** a case waits for the lock only while it holds no part of it, so that no two cases wait for
 //! each other.

@@ -199,8 +199,8 @@ pub(crate) async fn send_files(
 }
 
 impl SendingSession {
-    /// Prepares what the peer has ordered, if it may have it, as long as it waits for that and the daemon does not stop.
-    /// A peer says nothing more before it is answered: it has gone then, or makes no sense.
+    /// Prepares what the peer has ordered, if it may have it, as long as it waits for that and the daemon does not
+    /// stop. A peer says nothing more before it is answered: it has gone then, or makes no sense.
     pub(crate) async fn prepare(
         &mut self,
         order: Order,

@@ -80,7 +80,7 @@ struct Source {
 
 /// Why a source cannot be sent.
 enum Unusable {
-    /// It cannot be opened. The others are sent.
+    /// The source cannot be opened. The others are sent.
     Missing(io::Error),
     /// Nothing of the order is sent.
     Refused(Refusal),

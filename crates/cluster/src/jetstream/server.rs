@@ -236,7 +236,8 @@ impl ServerConfig {
 
     /// Kills the server that runs by this configuration, and waits until it has ended, for a second at most.
     ///
-    /// A process that ends loses its command line before its sockets, so only its descriptor says that its port is free.
+    /// A process that ends loses its command line before its sockets, so only its descriptor says that its port is
+    /// free.
     pub(super) fn stop(&self) {
         let until = Instant::now() + STOP_MAX;
         while let Some(pid) = self.running_pid() {

@@ -116,8 +116,8 @@ pub enum LaneNumber {
 pub struct LossAnswer {
     /// Whether it ignores loss, and does not send less.
     pub tolerant: bool,
-    /// The usual congestion control, by its kernel name, where [`LOSS_TOLERANT`](crate::LOSS_TOLERANT) may be used in its
-    /// place and it in the place of that. `None`: only the one at first is used.
+    /// The usual congestion control, by its kernel name, where [`LOSS_TOLERANT`](crate::LOSS_TOLERANT) may be used
+    /// in its place and it in the place of that. `None`: only the one at first is used.
     pub usual: Option<String>,
 }
 
