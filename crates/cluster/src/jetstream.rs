@@ -19,7 +19,8 @@
 //! - **Silence.** A request that is not answered at once is followed by the question which consumers there are. Where
 //!   that is not answered either, twice, the connection is made anew.
 //! - **Leases** are the consumers' (`ack_wait`), without an end of deliveries: how many there were is told with the
-//!   item, and from the second one on it counts as a repeat (`mover.rs`).
+//!   item, and from the second one on it counts as a repeat (`mover.rs`). So does all that a consumer delivers which
+//!   was made in place of another.
 //! - **Messages say nothing** (`seal.rs`): a body that does not open is counted and never acted upon. The head takes it
 //!   out of the queue, a mover gives it back: the wrong key may be its own.
 //!
@@ -303,11 +304,17 @@ impl JetStream {
         }
     }
 
+    /// How much work there is. Where nothing waits, and the server was started again since some was taken, that may be
+    /// of what the server has lost: the head has it delivered again.
     async fn count_waiting(&self) -> Result<Waiting, BrokerError> {
-        if self.settings.role == Role::Head && self.broker.is_another_server().await {
+        let counted = self.broker.waiting().await?;
+        let may_be_lost = counted.waiting == 0 && counted.taken > 0;
+        if may_be_lost && self.settings.role == Role::Head && self.broker.is_another_server().await
+        {
             self.restore().await?;
+            return self.broker.waiting().await;
         }
-        self.broker.waiting().await
+        Ok(counted)
     }
 
     fn patience(&self, operation: &'static str) -> Patience<'_> {

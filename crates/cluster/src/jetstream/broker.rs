@@ -129,11 +129,12 @@ impl Broker {
     ///
     /// A server that was killed may have kept items that are done, which no consumer counts, and have lost items that
     /// its consumers count still. With both, the queue would never be idle. A new consumer counts what there is, and
-    /// has all of it delivered again.
+    /// has all of it delivered again, as a repeat ([`AGAIN`]).
     pub(super) async fn make(&self) -> Result<(), BrokerError> {
         let mut made_at = self.made_at.lock().await;
         let server = self.server();
         let is_another = made_at.as_ref().is_some_and(|before| *before != server);
+        let again = made_at.as_ref().map_or("", |_| AGAIN);
         let stream = json!({
             "name": self.stream(),
             "subjects": [self.subject(DATA), self.subject(WALKS)],
@@ -165,7 +166,7 @@ impl Broker {
                 self.api::<Value>(subject, &json!({})).await?;
             }
             if found.is_none() || is_another {
-                self.make_consumer(line).await?;
+                self.make_consumer(line, again).await?;
             }
         }
         *made_at = Some(server);
@@ -187,10 +188,10 @@ impl Broker {
         self.connection.client.server_info().server_id
     }
 
-    async fn make_consumer(&self, line: &str) -> Result<(), BrokerError> {
+    async fn make_consumer(&self, line: &str, again: &str) -> Result<(), BrokerError> {
         let mut random = [0; 4];
         aws_lc_rs::rand::fill(&mut random).expect("the kernel has random numbers");
-        let name = format!("{line}-{}", Hex(&random));
+        let name = format!("{line}{again}-{}", Hex(&random));
         let config = json!({
             "name": name,
             "durable_name": name,
@@ -580,6 +581,9 @@ const NO_ROOM: [ErrorCode; 5] = [
     ErrorCode::STORAGE_RESOURCES_EXCEEDED,
     ErrorCode::MEMORY_RESOURCES_EXCEEDED,
 ];
+
+/// In the name of a consumer that may deliver what another of the same line has delivered.
+pub(super) const AGAIN: &str = "-again";
 
 #[cfg(test)]
 mod tests {

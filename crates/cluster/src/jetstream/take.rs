@@ -9,7 +9,7 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::broker::Consumers;
+use super::broker::{AGAIN, Consumers};
 use super::connection::{BrokerError, BrokerState};
 use super::pull::{Answer, Pull};
 use super::{JetStream, Lease, NOT_THERE, Role, WALKS_FIRST_EVERY};
@@ -194,10 +194,10 @@ async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
         message,
         context: queue.broker.connection.context.clone(),
     };
-    let deliveries = message
-        .info()
-        .ok()
-        .and_then(|info| u64::try_from(info.delivered).ok());
+    let deliveries = message.info().ok().and_then(|info| {
+        let before = u64::from(info.consumer.contains(AGAIN));
+        Some(before + u64::try_from(info.delivered).ok()?)
+    });
     let delivery = message.message.reply?;
     if let (Some(item), Some(deliveries)) = (item, deliveries) {
         return Some(Taken {
