@@ -15,7 +15,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
@@ -241,20 +241,23 @@ impl ServerConfig {
     pub(super) fn stop(&self) {
         let until = Instant::now() + STOP_MAX;
         while let Some(pid) = self.running_pid() {
-            let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
-            let Some(Ok(process)) = process.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else {
+            let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
                 return;
             };
-            // The descriptor may be that of a process which got the number meanwhile.
-            if !self.is_run_by(pid) {
-                continue;
-            }
-            let _ended_meanwhile = pidfd_send_signal(&process, Signal::KILL);
+            // Not every system has descriptors of processes.
+            let descriptor = pidfd_open(process, PidfdFlags::empty());
+            let _ended_meanwhile = kill_process(process, Signal::KILL);
             let left = until.saturating_duration_since(Instant::now());
-            let left = Timespec::try_from(left).ok();
-            let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], left.as_ref());
-            if !matches!(ended, Ok(1..)) {
+            if left.is_zero() {
                 return;
+            }
+            match descriptor {
+                Ok(process) => {
+                    let left = Timespec::try_from(left).ok();
+                    // After a signal, or whatever it may be, it is looked for again.
+                    let _ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], left.as_ref());
+                }
+                Err(_) => std::thread::sleep(LOOK_EVERY),
             }
         }
     }
