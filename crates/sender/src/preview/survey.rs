@@ -122,6 +122,9 @@ impl Survey<'_> {
                 self.ask();
             }
         }
+        if scanning {
+            self.session.account.end_scan(&scan.parts());
+        }
     }
 
     fn is_done(&self) -> bool {
