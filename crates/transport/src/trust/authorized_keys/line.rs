@@ -67,11 +67,33 @@ pub enum GrantFault {
     },
 }
 
+/// The names of the fields behind the first.
+const FIELDS: [&str; 13] = [
+    "name",
+    "root",
+    "write",
+    "read",
+    "read-root",
+    "to",
+    "set-ids",
+    "set-owner",
+    "max-rate",
+    "expires",
+    "crl",
+    "cn",
+    "san",
+];
+
 /// Reads a line that is neither empty nor a comment.
 pub(super) fn parse(line: &str) -> Result<Grant, GrantFault> {
     let mut fields = line.split_ascii_whitespace();
     let first = fields.next().unwrap_or_default();
     let mut fields = Fields(fields.collect());
+    // What is misspelt is named, rather than what is missing for that.
+    let is_unknown = |field: &&&str| !FIELDS.contains(&field.split('=').next().unwrap_or_default());
+    if let Some(unknown) = fields.0.iter().find(is_unknown) {
+        return Err(GrantFault::UnknownField((*unknown).into()));
+    }
     let holder = match Field::named("ca", first) {
         Some(authority) => Holder::Certified {
             authority: authority.path()?,
@@ -411,6 +433,7 @@ mod tests {
         for (fields, fault) in [
             ("name=a root=/ speed=1", unknown("speed=1")),
             ("name=a root=/ Write", unknown("Write")),
+            ("nmae=a root=/", unknown("nmae=a")),
             ("name=a root=/ write=1", unknown("write=1")),
             ("name=a name=b root=/", repeated("name=b")),
             ("name=a root=/ write write", repeated("write")),
