@@ -436,9 +436,10 @@ impl Shared {
     /// Notes that a transfer begins. The daemon waits, when it stops, until all receivers of the returned channel have
     /// been dropped: until transfers that were cut off have removed what they had not finished.
     fn begin(&self, live: &Live, direction: Direction, who: &Who) -> watch::Receiver<bool> {
+        let until_it_has_ended = self.stopping.subscribe();
         live.begins(direction);
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
-        self.stopping.subscribe()
+        until_it_has_ended
     }
 
     async fn run_transfer(
