@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use crate::harness::Site;
 use crate::quiet_machine::quiet_machine;
-use crate::tree::{assert_same, paint};
+use crate::spread::Spread;
+use crate::tree::{assert_same, names, paint};
 
 /// 4 MB per second: so little that a busy machine still sends faster.
 const LIMIT: &str = "32Mbit";
@@ -90,4 +91,25 @@ fn a_limit_that_cannot_be_meant_is_a_usage_error() {
         .push(&["--limit", "100MB"], site.contents(), "")
         .expect(1);
     outcome.says(&["zmove: ", "--limit", "another host"]);
+}
+
+/// Nothing is stored for longer than the 40 s after which a storage counts as hanging: the group comes at this rate.
+#[test]
+fn a_rate_is_no_hanging_storage() {
+    let spread = Spread::new(2);
+    paint(spread.source().join("f"), 4 << 20);
+    let push = spread
+        .push(&["--limit", "90kB"], "source")
+        .outcome()
+        .expect(0);
+    assert!(
+        !push.stderr.contains("does its storage hang?"),
+        "{}",
+        push.stderr
+    );
+    assert_eq!(
+        names(&spread.target_directory()),
+        ["f"],
+        "no session was lost"
+    );
 }

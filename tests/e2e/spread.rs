@@ -35,14 +35,14 @@ impl Drop for Ends<'_> {
 }
 
 /// Receivers that share a directory, and a sender who may write there.
-struct Spread {
+pub(crate) struct Spread {
     site: Site,
     daemons: Vec<Daemon>,
     runner: Runner,
 }
 
 impl Spread {
-    fn new(receivers: usize) -> Self {
+    pub(crate) fn new(receivers: usize) -> Self {
         Self::within(receivers, |_shared| Some(None)).expect("a directory as any")
     }
 
@@ -159,7 +159,7 @@ impl Spread {
         format!("{}:{path}", hosts.join(",")).into()
     }
 
-    fn push(&self, options: &[&str], source: &str) -> Zmove {
+    pub(crate) fn push(&self, options: &[&str], source: &str) -> Zmove {
         self.push_to(self.target("t"), options, source)
     }
 
@@ -205,11 +205,11 @@ impl Spread {
         self.target_by(&relays.collect::<Vec<_>>())
     }
 
-    fn source(&self) -> PathBuf {
+    pub(crate) fn source(&self) -> PathBuf {
         self.site.path("source")
     }
 
-    fn target_directory(&self) -> PathBuf {
+    pub(crate) fn target_directory(&self) -> PathBuf {
         self.shared().join("t")
     }
 

@@ -50,27 +50,6 @@ fn files_that_may_not_be_read_hold_up_nothing() {
     }
 }
 
-/// Nothing is stored for longer than a lease of 30 s: the group comes at this rate, and nothing hangs.
-#[test]
-fn a_rate_is_no_hanging_storage() {
-    let spread = Spread::new(2);
-    paint(spread.source().join("f"), 4 << 20);
-    let push = spread
-        .push(&["--limit", "125kB"], "source")
-        .outcome()
-        .expect(0);
-    assert!(
-        !push.stderr.contains("does its storage hang?"),
-        "{}",
-        push.stderr
-    );
-    assert_eq!(
-        names(&spread.target_directory()),
-        ["f"],
-        "no session was lost"
-    );
-}
-
 /// All movers end up at one receiver else, and when that hangs the push does.
 #[test]
 fn a_receiver_that_comes_back_is_used_again() {
