@@ -152,8 +152,12 @@ fn lock_file(directory: &Path) -> Result<File> {
 }
 
 fn is_dead(directory: &Path) -> Result<bool> {
-    let lock = lock_file(directory)?;
-    Ok(flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok())
+    match lock_file(directory) {
+        Ok(lock) => Ok(flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()),
+        // Its janitor has just removed it.
+        Err(_) if !directory.exists() => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Removes processes, namespaces, mounts, loop devices and files of the lab `id`, in this order.
