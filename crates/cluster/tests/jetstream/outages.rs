@@ -333,7 +333,7 @@ async fn the_consumers_of_a_broker_that_was_killed_are_made_anew() {
     let waiting = head.waiting().await.unwrap();
     assert_eq!((waiting.waiting, waiting.taken), (1, 0));
     let again = next(&mover).await;
-    assert_eq!((again.item, again.deliveries), (old.item, 2));
+    assert_eq!((&again.item, again.deliveries), (&old.item, 2));
     mover.done(again).await.unwrap();
     assert!(head.waiting().await.unwrap().is_idle());
 }
