@@ -105,7 +105,7 @@ fn a_node_that_is_stopped_leaves_its_work_to_others_at_once() {
     lab.paint_more();
     let mut node = lab.join("other", &[]);
     node.wait_for("waiting for it");
-    let push = lab.push_at("40MB", "t", &[]).start();
+    let push = lab.push_at("80MB", "t", &[]).start();
     lab.daemons[1].wait_for_log("begun by node ");
     signal(&node.process.0, Signal::INT);
     let stopped = Instant::now();
