@@ -130,12 +130,7 @@ impl Yard {
 
     pub(crate) fn runner(&self) -> Option<Pid> {
         let text = std::fs::read_to_string(self.place().join("runner.lock")).ok()?;
-        let pid = Pid::from_raw(text.trim().parse().ok()?)?;
-        let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
-        words
-            .split(|&byte| byte == 0)
-            .any(|word| word == b"runner")
-            .then_some(pid)
+        Pid::from_raw(text.trim().parse().ok()?).filter(|pid| is_runner(*pid))
     }
 
     /// The processes whose standard input is the lock of a job here.
@@ -199,6 +194,12 @@ impl Yard {
         );
         assert_eq!(self.processes(), []);
     }
+}
+
+/// Whether a runner has this process id.
+pub(crate) fn is_runner(pid: Pid) -> bool {
+    let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
+    words.is_ok_and(|words| words.split(|&byte| byte == 0).any(|word| word == b"runner"))
 }
 
 fn number(outcome: &Outcome) -> String {

@@ -3,7 +3,7 @@
 //!
 //! **Invariant:** nobody but the user can read it: names of files tell much.
 
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -168,6 +168,12 @@ pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
         Err(Errno::WOULDBLOCK) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether `path` names the open file, and not another one.
+pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let number = |metadata: &Metadata| (metadata.dev(), metadata.ino());
+    Ok(number(&file.metadata()?) == number(&path.symlink_metadata()?))
 }
 
 /// Makes the directory of a job, if it is not there.

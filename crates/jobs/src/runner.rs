@@ -16,9 +16,8 @@ mod wake;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -28,7 +27,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use crate::error::StoreError;
 use crate::job::JobId;
 use crate::moment::Moment;
-use crate::place::{Place, lock};
+use crate::place::{Place, is_at, lock};
 use crate::state::State;
 use crate::store::{Ending, Queued, Running, Started, Store, Verdict};
 use crate::tell::Teller;
@@ -183,21 +182,17 @@ impl Runner {
         }
     }
 
-    /// Whether the lock still stands for the place: with another file in its stead, another runner can begin there.
+    /// Fails if the lock file was removed or replaced: another runner can begin then.
     fn check_lock(&self) -> Result<(), RunnerError> {
         let path = self.place.runner_lock();
-        let own = self
-            .lock
-            .metadata()
-            .map_err(StoreError::io("look at", &path))?;
-        let is_own = |found: Metadata| (found.dev(), found.ino()) == (own.dev(), own.ino());
-        let stands = path
-            .symlink_metadata()
-            .map_or_else(|error| error.kind() != ErrorKind::NotFound, is_own);
-        if stands {
-            Ok(())
-        } else {
+        let is_lost = match is_at(&self.lock, &path) {
+            Ok(is_ours) => !is_ours,
+            Err(error) => error.kind() == ErrorKind::NotFound,
+        };
+        if is_lost {
             Err(RunnerError::Replaced { path })
+        } else {
+            Ok(())
         }
     }
 

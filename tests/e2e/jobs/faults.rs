@@ -8,7 +8,6 @@ use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock, inotify};
-use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::*;
 use crate::namespace::Namespace;
@@ -60,12 +59,10 @@ fn a_runner_whose_directory_is_moved_away_ends() {
     let yard = Yard::daemon();
     let id = yard.submit_slow();
     yard.wait_until_moving(&id);
-    let runner = pidfd_open(yard.runner().unwrap(), PidfdFlags::empty()).unwrap();
+    let runner = yard.runner().unwrap();
     let processes = yard.processes();
     std::fs::rename(yard.place(), yard.site.path("away")).unwrap();
-    let patience = Timespec::try_from(PATIENCE).unwrap();
-    let mut ended = [PollFd::new(&runner, PollFlags::IN)];
-    assert_eq!(poll(&mut ended, Some(&patience)).unwrap(), 1);
+    wait_for("the runner's end", || !is_runner(runner));
     processes.into_iter().for_each(kill);
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
 use rustix::io::Errno;
 
-use crate::place::Place;
+use crate::place::{Place, is_at};
 
 /// The runner's end, which is there as long as the runner is.
 #[derive(Debug)]
@@ -50,11 +50,7 @@ impl Bell {
 
     /// Whether the FIFO still has its name: else nobody finds it.
     pub(super) fn is_at(&self, path: &Path) -> bool {
-        let number = |there: &Metadata| (there.dev(), there.ino());
-        match (self.0.metadata(), path.symlink_metadata()) {
-            (Ok(ours), Ok(there)) => number(&ours) == number(&there),
-            _ => false,
-        }
+        is_at(&self.0, path).unwrap_or(false)
     }
 
     /// Takes what was written meanwhile.
