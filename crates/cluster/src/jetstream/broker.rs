@@ -133,7 +133,7 @@ impl Broker {
     pub(super) async fn make(&self) -> Result<(), BrokerError> {
         let mut made_at = self.made_at.lock().await;
         let server = self.server();
-        let is_another = made_at.as_ref().is_some_and(|before| *before != server);
+        let is_another = is_another(made_at.as_deref(), &server);
         let again = made_at.as_ref().map_or("", |_| AGAIN);
         let stream = json!({
             "name": self.stream(),
@@ -177,10 +177,7 @@ impl Broker {
 
     /// Whether the consumers are those of a server process that has ended.
     pub(super) async fn is_another_server(&self) -> bool {
-        let made_at = self.made_at.lock().await;
-        made_at
-            .as_ref()
-            .is_some_and(|before| *before != self.server())
+        is_another(self.made_at.lock().await.as_deref(), &self.server())
     }
 
     /// The server process, which has another id after each start.
@@ -476,6 +473,11 @@ fn at_once(items: impl Iterator<Item = usize>) -> usize {
         bytes <= BYTES_IN_FLIGHT_MAX
     });
     fit.count().max(1)
+}
+
+/// Whether consumers that were made at one server process, if at any, are now those of another.
+fn is_another(made_at: Option<&str>, server: &str) -> bool {
+    made_at.is_some_and(|before| before != server)
 }
 
 fn named(names: &[String], line: &str) -> Option<String> {

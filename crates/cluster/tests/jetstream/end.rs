@@ -13,13 +13,7 @@ async fn who_waits_is_woken_by_an_item_and_by_the_end() {
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let head = lab
-        .open(Settings {
-            lease: Duration::from_secs(3600),
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(Duration::from_secs(3600)).await;
     let mover = lab
         .open(Settings {
             ask_again_after: Duration::from_secs(3600),

@@ -76,6 +76,15 @@ impl Lab {
         self.open(settings(Role::Head)).await.unwrap()
     }
 
+    /// A head whose items are leased for this time.
+    pub(crate) async fn head_with_lease(&self, lease: Duration) -> JetStream {
+        let settings = Settings {
+            lease,
+            ..settings(Role::Head)
+        };
+        self.open(settings).await.unwrap()
+    }
+
     pub(crate) async fn mover(&self) -> JetStream {
         self.open(settings(Role::Mover)).await.unwrap()
     }

@@ -18,13 +18,7 @@ async fn items_outlive_a_broker_that_is_killed() {
     let Some(mut lab) = Lab::start().await else {
         return;
     };
-    let head = lab
-        .open(Settings {
-            lease: Duration::from_secs(5),
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(Duration::from_secs(5)).await;
     let mover = lab.mover().await;
     put_all(&head, (0..1000).map(data)).await;
     for number in 0..99 {
@@ -61,13 +55,7 @@ async fn what_is_done_during_an_outage_is_done_after_it() {
         return;
     };
     let lease = Duration::from_secs(60);
-    let head = lab
-        .open(Settings {
-            lease,
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(lease).await;
     let mover = Arc::new(lab.mover().await);
     put_all(&head, [data(1), data(2)]).await;
     let done = next(&mover).await;
@@ -104,13 +92,7 @@ async fn a_broker_that_comes_back_empty_is_filled_again() {
     let Some(mut lab) = Lab::start().await else {
         return;
     };
-    let head = lab
-        .open(Settings {
-            lease: Duration::from_secs(60),
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(Duration::from_secs(60)).await;
     let mover = Arc::new(lab.mover().await);
     put_all(&head, [data(1), data(2)]).await;
     let old = next(&mover).await;
@@ -315,13 +297,7 @@ async fn the_consumers_of_a_broker_that_was_killed_are_made_anew() {
         return;
     };
     let lease = Duration::from_secs(600);
-    let head = lab
-        .open(Settings {
-            lease,
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(lease).await;
     let mover = lab.mover().await;
     put_all(&head, [data(1)]).await;
     let old = next(&mover).await;
@@ -344,13 +320,7 @@ async fn a_broker_that_stands_still_is_told_and_waited_for() {
         return;
     };
     let lease = Duration::from_secs(60);
-    let head = lab
-        .open(Settings {
-            lease,
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(lease).await;
     let mover = Arc::new(lab.mover().await);
     put_all(&head, [data(1)]).await;
     let pid = Pid::from_raw(i32::try_from(lab.server.id()).unwrap()).unwrap();
@@ -372,13 +342,7 @@ async fn all_has_been_given_back_when_the_broker_has_answered_and_not_before() {
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let head = lab
-        .open(Settings {
-            lease: Duration::from_secs(60),
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(Duration::from_secs(60)).await;
     put_all(&head, [data(1)]).await;
     let taken = next(&head).await;
     let pid = Pid::from_raw(i32::try_from(lab.server.id()).unwrap()).unwrap();

@@ -33,13 +33,7 @@ async fn walks_go_on_while_there_is_data() {
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let head = lab
-        .open(Settings {
-            lease: LONG_LEASE,
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(LONG_LEASE).await;
     put_all(&head, (0..32).map(data).chain([walk(1), walk(2)])).await;
     // What is dropped comes again, so all is kept.
     let mut taken = Vec::new();
@@ -166,13 +160,7 @@ async fn what_is_dropped_comes_at_once() {
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let head = lab
-        .open(Settings {
-            lease: LONG_LEASE,
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(LONG_LEASE).await;
     put_all(&head, [data(1)]).await;
     let began = Instant::now();
     drop(next(&head).await);
@@ -186,13 +174,7 @@ async fn a_process_that_ends_when_all_has_been_given_back_leaves_nothing_leased(
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let head = lab
-        .open(Settings {
-            lease: LONG_LEASE,
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(LONG_LEASE).await;
     for turn in 0..60 {
         put_all(&head, [data(turn)]).await;
         let access = lab.access();
@@ -275,13 +257,7 @@ async fn a_take_that_is_given_up_costs_no_lease() {
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let head = lab
-        .open(Settings {
-            lease: LONG_LEASE,
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(LONG_LEASE).await;
     let began = Instant::now();
     let mut left = 0;
     // given up ever later, from before the broker has been asked until after it has answered
@@ -347,13 +323,7 @@ async fn a_mover_that_has_another_key_gives_back_what_it_cannot_read() {
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let head = lab
-        .open(Settings {
-            lease: LONG_LEASE,
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(LONG_LEASE).await;
     let stranger = lab
         .open(Settings {
             key: key(2),
@@ -472,13 +442,7 @@ async fn sixteen_takers_lose_nothing() {
     let Some(lab) = Lab::start().await else {
         return;
     };
-    let head = lab
-        .open(Settings {
-            lease: LONG_LEASE,
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(LONG_LEASE).await;
     let items: Vec<_> = (0..10_000)
         .map(|number| {
             if number % 16 == 0 {

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zmove_cluster::WorkQueue;
-use zmove_cluster::jetstream::{Role, Settings};
 
-use crate::lab::{Lab, data, put_all, settings};
+use crate::lab::{Lab, data, put_all};
 
 const ITEMS: u32 = 50_000;
 const MOVERS: usize = 8;
@@ -40,13 +39,7 @@ async fn rate_of_items_and_cpu_of_the_server() {
         return;
     };
     let lease = Duration::from_secs(30);
-    let head = lab
-        .open(Settings {
-            lease,
-            ..settings(Role::Head)
-        })
-        .await
-        .unwrap();
+    let head = lab.head_with_lease(lease).await;
     let (began, before) = (Instant::now(), cpu(lab.server.id()));
     put_all(&head, (0..ITEMS).map(data)).await;
     report("put in", &lab, began, before);
