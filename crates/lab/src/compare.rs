@@ -58,9 +58,8 @@ pub(crate) struct CompareArgs {
     /// Seconds after which a run is ended.
     #[arg(long, default_value_t = 180)]
     timeout: u64,
-    /// Seconds to wait before a run, at most, until the machine is idle.
-    #[arg(long, default_value_t = race::SETTLE_MAX.as_secs())]
-    settle: u64,
+    #[command(flatten)]
+    settle: race::SettleArgs,
     /// Size of the target's file system, all of it in memory.
     #[arg(long, default_value = "6GiB")]
     image: ByteCount,
@@ -118,7 +117,7 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
             volume: &volume,
             places: arguments.places,
             timeout: Duration::from_secs(arguments.timeout),
-            settle_max: Duration::from_secs(arguments.settle),
+            settle_max: arguments.settle.longest(),
         };
         for task in &tasks {
             report

@@ -62,9 +62,8 @@ pub(crate) struct MatrixArgs {
     /// Seconds after which a run is ended.
     #[arg(long, default_value_t = 180)]
     timeout: u64,
-    /// Seconds to wait before a run, at most, until the machine is idle.
-    #[arg(long, default_value_t = race::SETTLE_MAX.as_secs())]
-    settle: u64,
+    #[command(flatten)]
+    settle: race::SettleArgs,
     /// Size of the target's file system, all of it in memory.
     #[arg(long, default_value = "3GiB")]
     image: ByteCount,
@@ -157,7 +156,7 @@ pub(crate) fn matrix(arguments: &MatrixArgs) -> Result<ExitCode> {
             volume: &volume,
             places,
             timeout,
-            settle_max: Duration::from_secs(arguments.settle),
+            settle_max: arguments.settle.longest(),
         };
         for class in &matrix.data {
             let cell = Cell {

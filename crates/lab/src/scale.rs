@@ -69,9 +69,8 @@ pub(crate) struct ScaleArgs {
     /// Seconds after which a run is ended.
     #[arg(long, default_value_t = 300)]
     timeout: u64,
-    /// Seconds to wait before a run, at most, until the machine is idle.
-    #[arg(long, default_value_t = race::SETTLE_MAX.as_secs())]
-    settle: u64,
+    #[command(flatten)]
+    settle: race::SettleArgs,
     /// Directory for the target. Default: a tmpfs of the lab's own.
     #[arg(long)]
     dir: Option<PathBuf>,

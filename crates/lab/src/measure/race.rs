@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -113,6 +114,20 @@ impl Run {
 pub(crate) struct Usage {
     pub(crate) cpu_seconds: f64,
     pub(crate) peak_bytes: u64,
+}
+
+/// The longest wait for an idle machine before a run.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct SettleArgs {
+    /// Seconds to wait before a run, at most, until the machine is idle.
+    #[arg(long, default_value_t = SETTLE_MAX.as_secs())]
+    settle: u64,
+}
+
+impl SettleArgs {
+    pub(crate) const fn longest(self) -> Duration {
+        Duration::from_secs(self.settle)
+    }
 }
 
 /// What stays the same over the runs of one comparison and path.

@@ -137,7 +137,7 @@ pub(super) fn run(
     let (place, model) = (lab.place, stand.model.as_ref());
     let target = place.fresh(model)?;
     let mut crew = assemble(lab, stand, method, data, &target)?;
-    race::settle(Duration::from_secs(lab.arguments.settle))?;
+    race::settle(lab.arguments.settle.longest())?;
     let timed = timed(lab, stand, method, &mut crew);
     drop(crew.workers);
     for mut mover in crew.movers {
