@@ -667,7 +667,7 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
     let ranges = (0..20).map(|number| {
         let directory = greedy.root().join(format!("{number}"));
         std::fs::create_dir(&directory).unwrap();
-        // Names of one file are made faster than files.
+        // Hard links are created faster than files.
         let first = directory.join("first");
         std::fs::write(&first, "").unwrap();
         (0..4000).for_each(|file| {

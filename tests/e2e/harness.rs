@@ -395,10 +395,10 @@ pub(crate) fn own_all(path: &Path) {
     }
 }
 
-/// The directory that has the directories of all sites.
+/// The parent directory of all sites.
 ///
-/// Ext4 spreads what is in it over the whole file system. Where ext4 has no journal, a new file is searched for among
-/// all that other cases have deleted within the last minutes nearby, which took a quarter of the time of all cases.
+/// Ext4 spreads the directories in it over the whole file system. Without a journal, ext4 checks every recently deleted
+/// inode nearby before it creates a file, which took a quarter of the processor time of all cases.
 fn directory_of_sites() -> &'static Path {
     static PATH: LazyLock<PathBuf> = LazyLock::new(|| {
         let user = rustix::process::geteuid().as_raw();
@@ -407,7 +407,7 @@ fn directory_of_sites() -> &'static Path {
         set_mode(&path, 0o755);
         let directory = std::fs::File::open(&path).unwrap();
         if let Ok(flags) = rustix::fs::ioctl_getflags(&directory) {
-            // Only ext4 knows the flag, and only there it is wanted.
+            // Only ext4 knows and needs the flag.
             let _refused = rustix::fs::ioctl_setflags(&directory, flags | IFlags::TOPDIR);
         }
         path

@@ -93,7 +93,7 @@ fn a_limit_that_cannot_be_meant_is_a_usage_error() {
     outcome.says(&["zmove: ", "--limit", "another host"]);
 }
 
-/// Nothing is stored for longer than the 40 s after which a storage counts as hanging: the group comes at this rate.
+/// At this rate no group is stored for 40 s, after which a storage without a rate limit counts as hanging.
 #[test]
 fn a_rate_is_no_hanging_storage() {
     let spread = Spread::new(2);

@@ -22,7 +22,7 @@ use crate::tree::paint;
 struct Pinging {
     reader: ControlReader,
     writer: ControlWriter,
-    /// Messages that came before a pong.
+    /// Messages received while waiting for a pong.
     messages: VecDeque<Vec<u8>>,
     value: u64,
 }
@@ -65,7 +65,7 @@ impl Pinging {
         async move {
             let mut pongs = self.reader.pongs();
             self.writer.ping(value).await.unwrap();
-            // A pong comes behind the messages that the peer has sent before it.
+            // The pong arrives after the messages that the peer sent before it.
             let heard = async {
                 loop {
                     tokio::select! {

@@ -101,7 +101,7 @@ fn table_and_json_agree_and_nothing_is_left() {
 fn whoever_is_interrupted_removes_what_there_is() {
     let site = Site::local();
     for signal in [Signal::INT, Signal::TERM] {
-        // so much that no storage is through with it in the moment until then
+        // Too much to be written before the signal.
         let mut command = site.zmove(&["sweep", "--budget", "1GiB", "--time", "1h", "target"]);
         command.0.args(["--threads", "2"]);
         let child = command.start();

@@ -19,8 +19,8 @@
 //! - **Silence.** A request that is not answered at once is followed by the question which consumers there are. Where
 //!   that is not answered either, twice, the connection is made anew.
 //! - **Leases** are the consumers' (`ack_wait`), without an end of deliveries: how many there were is told with the
-//!   item, and from the second one on it counts as a repeat (`mover.rs`). So does all that a consumer delivers which
-//!   was made in place of another.
+//!   item, and from the second one on it counts as a repeat (`mover.rs`). Every delivery by a consumer that replaced
+//!   another one counts as a repeat too.
 //! - **Messages say nothing** (`seal.rs`): a body that does not open is counted and never acted upon. The head takes it
 //!   out of the queue, a mover gives it back: the wrong key may be its own.
 //!
@@ -304,8 +304,10 @@ impl JetStream {
         }
     }
 
-    /// How much work there is. Where nothing waits, and the server was started again since some was taken, that may be
-    /// of what the server has lost: the head has it delivered again.
+    /// Returns how much work the queue holds.
+    ///
+    /// If only taken items are left after a restart of the server, the server may have lost them. The head then has all
+    /// items delivered again.
     async fn count_waiting(&self) -> Result<Waiting, BrokerError> {
         let counted = self.broker.waiting().await?;
         let may_be_lost = counted.waiting == 0 && counted.taken > 0;

@@ -433,8 +433,8 @@ impl Shared {
         }
     }
 
-    /// Notes that a transfer begins. The daemon waits, when it stops, until all receivers of the returned channel have
-    /// been dropped: until transfers that were cut off have removed what they had not finished.
+    /// Registers and logs the start of a transfer. A stopping daemon waits until all returned receivers are dropped, so
+    /// that interrupted transfers can remove their unfinished files.
     fn begin(&self, live: &Live, direction: Direction, who: &Who) -> watch::Receiver<bool> {
         let until_it_has_ended = self.stopping.subscribe();
         live.begins(direction);

@@ -170,7 +170,7 @@ pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Whether `path` names the open file, and not another one.
+/// Whether `path` names this open file.
 pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let number = |metadata: &Metadata| (metadata.dev(), metadata.ino());
     Ok(number(&file.metadata()?) == number(&path.symlink_metadata()?))

@@ -172,7 +172,7 @@ impl Runner {
                         warn(&format!("{text}; trying again"));
                         self.trouble = Some(text);
                     }
-                    // What failed is due still and would end a rest at once.
+                    // The failed work is still due, so `rest` would return at once.
                     std::thread::sleep(TURN);
                     continue;
                 }

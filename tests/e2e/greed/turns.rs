@@ -23,7 +23,7 @@ fn awake(site: &Site) -> usize {
     counts[50]
 }
 
-/// Two for each core, since one may just have given its place to another, and one that has just got work.
+/// Two threads for each core, because a thread may be handing its place to another, and one thread that was just woken.
 fn awake_max() -> usize {
     2 * std::thread::available_parallelism().unwrap().get() + 1
 }

@@ -53,7 +53,7 @@ fn a_job_that_comes_while_a_runner_leaves_is_done() {
     wait_for("the file", || yard.site.target().join("f").is_file());
 }
 
-/// Nobody finds it any more, so nobody could end it either.
+/// No command finds such a runner, so none could end it.
 #[test]
 fn a_runner_whose_directory_is_moved_away_ends() {
     let yard = Yard::daemon();

@@ -33,8 +33,8 @@ pub(super) struct Broker {
     pub(super) connection: Connection,
     pub(super) seal: Seal,
     settings: Settings,
-    /// The server process that has the consumers as this process has made or found them. Locked while the stream and
-    /// its consumers are made: a broker takes no second consumer of a line.
+    /// Id of the server process at which this process last made or found the consumers. Locked while the stream and
+    /// its consumers are made, because a broker refuses a second consumer of a line.
     made_at: Mutex<Option<String>>,
 }
 
@@ -124,12 +124,11 @@ impl Broker {
         format!("zmove.{}.ended", self.settings.job)
     }
 
-    /// Makes the stream and its consumers, as far as they are not there, and the consumers of another server process
-    /// anew.
+    /// Makes the stream and the consumers that are missing. After a restart of the server, it replaces both consumers.
     ///
-    /// A server that was killed may have kept items that are done, which no consumer counts, and have lost items that
-    /// its consumers count still. With both, the queue would never be idle. A new consumer counts what there is, and
-    /// has all of it delivered again, as a repeat ([`AGAIN`]).
+    /// A killed server may keep finished items that no consumer counts. It may also lose items that its consumers still
+    /// count. With both faults, the queue would never be idle. A new consumer counts only the items that exist, and
+    /// delivers them again as repeats ([`AGAIN`]).
     pub(super) async fn make(&self) -> Result<(), BrokerError> {
         let mut made_at = self.made_at.lock().await;
         let server = self.server();
@@ -175,12 +174,12 @@ impl Broker {
         Ok(())
     }
 
-    /// Whether the consumers are those of a server process that has ended.
+    /// Whether the server was restarted since this process made or found the consumers.
     pub(super) async fn is_another_server(&self) -> bool {
         is_another(self.made_at.lock().await.as_deref(), &self.server())
     }
 
-    /// The server process, which has another id after each start.
+    /// Id of the server process. Each start gives a new one.
     fn server(&self) -> String {
         self.connection.client.server_info().server_id
     }
@@ -240,7 +239,7 @@ impl Broker {
             taken += info.num_ack_pending;
             waiting += info.num_pending;
         }
-        // A mover may ask before the head has made the consumers of a killed server anew.
+        // Until the head replaces the consumers of a killed server, they may count items that are lost.
         let info: StreamInfo = self
             .api(format!("STREAM.INFO.{}", self.stream()), &json!({}))
             .await?;
@@ -475,7 +474,7 @@ fn at_once(items: impl Iterator<Item = usize>) -> usize {
     fit.count().max(1)
 }
 
-/// Whether consumers that were made at one server process, if at any, are now those of another.
+/// Whether consumers were made at a server process with another id than `server`.
 fn is_another(made_at: Option<&str>, server: &str) -> bool {
     made_at.is_some_and(|before| before != server)
 }
@@ -584,7 +583,7 @@ const NO_ROOM: [ErrorCode; 5] = [
     ErrorCode::MEMORY_RESOURCES_EXCEEDED,
 ];
 
-/// In the name of a consumer that may deliver what another of the same line has delivered.
+/// Part of the name of a consumer that replaced another one, and may repeat its deliveries.
 pub(super) const AGAIN: &str = "-again";
 
 #[cfg(test)]

@@ -234,17 +234,16 @@ impl ServerConfig {
             && words.next() == Some(self.config_path().as_os_str().as_bytes())
     }
 
-    /// Kills the server that runs by this configuration, and waits until it has ended, for a second at most.
+    /// Kills the server that runs by this configuration, and waits at most one second for its end.
     ///
-    /// A process that ends loses its command line before its sockets, so only its descriptor says that its port is
-    /// free.
+    /// An ending process loses its command line before its sockets. Only its descriptor shows that its port is free.
     pub(super) fn stop(&self) {
         let until = Instant::now() + STOP_MAX;
         while let Some(pid) = self.running_pid() {
             let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
                 return;
             };
-            // Not every system has descriptors of processes.
+            // Some systems have no process descriptors.
             let descriptor = pidfd_open(process, PidfdFlags::empty());
             let _ended_meanwhile = kill_process(process, Signal::KILL);
             let left = until.saturating_duration_since(Instant::now());
@@ -254,7 +253,7 @@ impl ServerConfig {
             match descriptor {
                 Ok(process) => {
                     let left = Timespec::try_from(left).ok();
-                    // After a signal, or whatever it may be, it is looked for again.
+                    // If a signal interrupts the wait, the next turn looks for the process again.
                     let _ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], left.as_ref());
                 }
                 Err(_) => std::thread::sleep(LOOK_EVERY),

@@ -290,7 +290,7 @@ async fn consumers_that_are_gone_are_made_anew() {
     assert_eq!(taker.await.unwrap().item, data(1));
 }
 
-/// What a killed server has written of its consumers may not be what it has written of the items.
+/// The files of a killed server may disagree about consumers and items.
 #[tokio::test]
 async fn the_consumers_of_a_broker_that_was_killed_are_made_anew() {
     let Some(mut lab) = Lab::start().await else {

@@ -177,8 +177,8 @@ mod tests {
             .begin(change, Direct::Auto)
     }
 
-    /// Begins a change that nothing stands in the way of. Another case may just start a process, which has copies of
-    /// all descriptors until it runs its program, and so keeps the lock of a change that has ended.
+    /// Begins a change of a file that no other change holds. If another case starts a process at the same time, the
+    /// child keeps copies of all locks until it runs its program, so this waits for the lock.
     fn begin(directory: &Arc<OwnedFd>, text: &str, change: Change) -> Staged {
         loop {
             match try_begin(directory, text, change) {

@@ -116,10 +116,10 @@ pub(crate) struct Usage {
     pub(crate) peak_bytes: u64,
 }
 
-/// The longest wait for an idle machine before a run.
+/// Maximum wait for an idle machine before a run.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct SettleArgs {
-    /// Seconds to wait before a run, at most, until the machine is idle.
+    /// Maximum number of seconds to wait for an idle machine before each run.
     #[arg(long, default_value_t = SETTLE_MAX.as_secs())]
     settle: u64,
 }
@@ -139,12 +139,12 @@ pub(crate) struct Track<'a> {
     pub(crate) volume: &'a Volume,
     pub(crate) places: Places,
     pub(crate) timeout: Duration,
-    /// The longest wait for an idle machine before a run.
+    /// Maximum wait for an idle machine before a run.
     pub(crate) settle_max: Duration,
 }
 
 /// Waits until the machine is idle: write-back of the run before, and on a virtual machine the return of its
-/// free memory to the host, would take time from whoever comes next. It waits for `settle_max` at most.
+/// free memory to the host, would take time from whoever comes next. It waits at most `settle_max`.
 pub(crate) fn settle(settle_max: Duration) -> Result<()> {
     let due = Instant::now() + settle_max;
     let mut before = processor_ticks()?;

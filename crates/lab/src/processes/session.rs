@@ -154,7 +154,7 @@ fn lock_file(directory: &Path) -> Result<File> {
 fn is_dead(directory: &Path) -> Result<bool> {
     match lock_file(directory) {
         Ok(lock) => Ok(flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()),
-        // Its janitor has just removed it.
+        // Its janitor removed the session in the meantime.
         Err(_) if !directory.exists() => Ok(false),
         Err(error) => Err(error),
     }

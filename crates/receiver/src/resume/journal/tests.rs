@@ -57,8 +57,8 @@ fn home() -> (tempfile::TempDir, PathBuf) {
     (home, directory)
 }
 
-/// The journal that nobody has. Another case may just start a process, which has copies of all descriptors until it
-/// runs its program, and so keeps the lock of a journal that was dropped.
+/// The only orphaned journal. If another case starts a process at the same time, the child keeps copies of all locks
+/// until it runs its program, so this waits for the lock.
 fn the_only(directory: &Path) -> Orphan {
     let until = Instant::now() + Duration::from_secs(10);
     loop {

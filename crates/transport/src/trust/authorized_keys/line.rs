@@ -67,7 +67,7 @@ pub enum GrantFault {
     },
 }
 
-/// The names of the fields behind the first.
+/// Names of all fields after the first one.
 const FIELDS: [&str; 13] = [
     "name",
     "root",
@@ -89,7 +89,7 @@ pub(super) fn parse(line: &str) -> Result<Grant, GrantFault> {
     let mut fields = line.split_ascii_whitespace();
     let first = fields.next().unwrap_or_default();
     let mut fields = Fields(fields.collect());
-    // What is misspelt is named, rather than what is missing for that.
+    // Report a misspelt field itself, and not the field that is missing because of it.
     let is_unknown = |field: &&&str| !FIELDS.contains(&field.split('=').next().unwrap_or_default());
     if let Some(unknown) = fields.0.iter().find(is_unknown) {
         return Err(GrantFault::UnknownField((*unknown).into()));
