@@ -237,7 +237,9 @@ fn a_daemon_that_sends_answers_pings_before_its_order_and_after_it() {
         pull.reader.greeting().await.unwrap();
         pull.is_answered("before the order").await;
         let open = Open::new(Vec::new(), [1; 16]);
-        let fetch = Fetch::new(open, vec![SourcePath(b"f".to_vec())]);
+        let mut fetch = Fetch::new(open, vec![SourcePath(b"f".to_vec())]);
+        // A sender to whom no lane comes ends at once.
+        fetch.lanes.dialled = 1;
         let order = encode_message(&ToSource::Fetch(Box::new(fetch)));
         pull.writer.send(&order).await.unwrap();
         assert!(matches!(pull.next().await, ToSender::Fetching(_)));
