@@ -20,6 +20,8 @@ use crate::hidden::make_hidden;
 #[derive(Debug, Default)]
 pub struct KeptTimes {
     asked: Mutex<HashMap<u64, Arc<Mutex<Option<Keeping>>>>>,
+    /// Whether a trial must not give any file a name.
+    only_unnamed: bool,
 }
 
 /// The resolution and range of the times that one file system stores.
@@ -34,6 +36,16 @@ struct Keeping {
 }
 
 impl KeptTimes {
+    /// For an inspection, which changes nothing: tries a file system only with a file that has no name. Where there
+    /// are no such files, the unit is that of the directory's change time, and no range is known.
+    #[must_use]
+    pub fn of_inspection() -> Self {
+        Self {
+            only_unnamed: true,
+            ..Self::default()
+        }
+    }
+
     /// Whether the time `there`, of an entry of `directory`, is what its file system makes of `source`. A file system
     /// that cannot be tried, since nothing can be created in the directory, is taken for one that stores every time.
     #[must_use]
@@ -55,7 +67,12 @@ impl KeptTimes {
             return Ok(keeping);
         }
         // A failure is not remembered: another directory of the same file system may allow the trial.
-        let keeping = Keeping::ask(directory)?;
+        let probe = match Probe::unnamed(directory) {
+            Err(_) if self.only_unnamed => return Keeping::seen(directory),
+            Err(_) => Probe::named(directory)?,
+            Ok(probe) => probe,
+        };
+        let keeping = Keeping::ask(&probe)?;
         *known = Some(keeping);
         Ok(keeping)
     }
@@ -86,8 +103,7 @@ pub fn is_beyond_range(got: Timestamp, wanted: Timestamp) -> bool {
 
 impl Keeping {
     /// Finds out the resolution and range: sets times on a temporary probe file and reads them back.
-    fn ask(directory: BorrowedFd<'_>) -> io::Result<Self> {
-        let probe = Probe::make(directory)?;
+    fn ask(probe: &Probe<'_>) -> io::Result<Self> {
         let usual = probe.keeps(USUAL)?;
         // Times that are changed in another way than by cutting count as equal only if they are the same.
         let unit_ns = units_ns()
@@ -103,6 +119,18 @@ impl Keeping {
             unit_ns,
             earliest: limit(at(-FAR_SECONDS)),
             latest: limit(at(FAR_SECONDS)),
+        })
+    }
+
+    /// Infers the resolution from the time at which the directory was last changed. The kernel sets that time, and cuts
+    /// off what the file system cannot store.
+    fn seen(directory: BorrowedFd<'_>) -> io::Result<Self> {
+        let changed = FileIdentity::of(directory)?.ctime;
+        let unit_ns = units_ns().rev().find(|unit| cut(changed, *unit) == changed);
+        Ok(Self {
+            unit_ns: unit_ns.unwrap_or(1),
+            earliest: None,
+            latest: None,
         })
     }
 
@@ -140,19 +168,20 @@ struct Probe<'a> {
 }
 
 impl<'a> Probe<'a> {
-    fn make(directory: BorrowedFd<'a>) -> io::Result<Self> {
-        let mode = Mode::RUSR | Mode::WUSR;
+    fn unnamed(directory: BorrowedFd<'_>) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-        if let Ok(file) = rustix::fs::openat(directory, c".", flags, mode) {
-            return Ok(Self {
-                file: file.into(),
-                named: None,
-            });
-        }
+        let file = rustix::fs::openat(directory, c".", flags, MODE)?;
+        Ok(Self {
+            file: file.into(),
+            named: None,
+        })
+    }
+
+    fn named(directory: BorrowedFd<'a>) -> io::Result<Self> {
         let before = FileIdentity::of(directory)?;
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let make = |name: &Name| rustix::fs::openat(directory, name.as_os_str(), flags, mode);
+        let make = |name: &Name| rustix::fs::openat(directory, name.as_os_str(), flags, MODE);
         let (name, file) = make_hidden(directory, make)?;
         Ok(Self {
             file: file.into(),
@@ -176,6 +205,7 @@ impl Drop for Probe<'_> {
     }
 }
 
+const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// A time that every file system can store: an odd second, and no digit of the fraction is 0.
 const USUAL: Timestamp = Timestamp {
     seconds: 1_000_000_001,
@@ -193,8 +223,8 @@ const UNIT_SECONDS_MAX: u64 = 2;
 
 /// The units that file systems have, in nanoseconds: a power of ten up to a second, or two seconds. The first
 /// that explains an answer counts.
-fn units_ns() -> impl Iterator<Item = u64> {
-    (0..=9)
+fn units_ns() -> impl DoubleEndedIterator<Item = u64> {
+    (0..10)
         .map(|zeros| 10_u64.pow(zeros))
         .chain([UNIT_SECONDS_MAX * NANOS_PER_SECOND])
 }

@@ -101,7 +101,7 @@ pub(crate) async fn run(
         seen,
         rules,
         keeper: Keeper::new(&config.accounts, None),
-        times: KeptTimes::default(),
+        times: KeptTimes::of_inspection(),
         claims: Claims::new(&config.quota),
         quota: config.quota.clone(),
         stopping: AtomicBool::new(false),

@@ -1,0 +1,68 @@
+//! A dry run and a verification of a file system on which every file needs a name.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, UNIX_EPOCH};
+
+use crate::{LAB, skip};
+
+/// The mount is like FAT in that it has no unnamed files, on which the program would otherwise try out times.
+#[test]
+fn an_inspection_makes_no_name_where_files_cannot_be_without_one() {
+    let zmove = Path::new(LAB).with_file_name("zmove");
+    let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    for (here, missing) in [
+        (zmove.is_file(), "zmove beside the lab"),
+        (can_mount, "root with /dev/fuse"),
+    ] {
+        if !here {
+            return skip(&format!("there is no {missing}"));
+        }
+    }
+    let home = tempfile::tempdir().unwrap();
+    let at = |name: &str| home.path().join(name);
+    let exact = UNIX_EPOCH + Duration::new(1_000_000_001, 987_654_321);
+    let whole_second = UNIX_EPOCH + Duration::from_secs(1_000_000_001);
+    for (directory, time) in [("source", exact), ("over", whole_second)] {
+        std::fs::create_dir(at(directory)).unwrap();
+        let file = File::create(at(directory).join("f")).unwrap();
+        file.set_modified(time).unwrap();
+        let directory = File::open(at(directory)).unwrap();
+        directory.set_modified(whole_second).unwrap();
+    }
+    let before = changed_at(&at("over"));
+    for command in ["push -n", "verify"] {
+        let inspection = format!("{} {command} source/ $ZMOVE_LAB_LATE/", zmove.display());
+        let output = Command::new(LAB)
+            .args([
+                "late",
+                "--delay",
+                "0",
+                "--over",
+                "over",
+                "--",
+                "sh",
+                "-c",
+                &inspection,
+            ])
+            .current_dir(&home)
+            .env("HOME", home.path())
+            .output()
+            .unwrap();
+        assert_eq!(
+            changed_at(&at("over")),
+            before,
+            "{command}: {}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+/// The time at which an inode was last changed: nothing can set it back.
+fn changed_at(path: &Path) -> (i64, i64) {
+    let there = path.metadata().unwrap();
+    (there.ctime(), there.ctime_nsec())
+}
