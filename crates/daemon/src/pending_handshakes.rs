@@ -15,9 +15,10 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 
 use zmove_receiver::files_of_process;
 use zmove_types::Lock;
@@ -417,19 +418,13 @@ mod tests {
         }
     }
 
-    /// Makes all members older by so much, and begins what that allows.
-    fn grow_older(pending: &PendingHandshakes, by: Duration) {
-        pending
-            .0
-            .connections
-            .lock()
-            .members
-            .iter_mut()
-            .for_each(|member| member.since -= by);
+    /// Lets so much time pass, and begins what that allows.
+    async fn wait(pending: &PendingHandshakes, time: Duration) {
+        tokio::time::advance(time).await;
         pending.begin_those_that_can();
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn who_has_most_makes_room() {
         let pending = PendingHandshakes::default();
         let [one, many] = ["192.0.2.1", "192.0.2.2"].map(address);
@@ -448,7 +443,7 @@ mod tests {
         assert_eq!(pending.count(), 0);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn those_of_one_address_wait_for_each_other() {
         let pending = PendingHandshakes::default();
         let host = address("192.0.2.1");
@@ -463,7 +458,7 @@ mod tests {
         fourth.try_recv().unwrap();
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn who_says_nothing_goes_first_and_who_does_not_go_on_goes_too() {
         let pending = PendingHandshakes::default();
         let host = address("192.0.2.1");
@@ -473,17 +468,17 @@ mod tests {
         spoken.has_spoken()();
         let [mut third, mut fourth] = [enter(), enter()];
         assert!(third.try_recv().is_err());
-        grow_older(&pending, SILENCE_MAX);
+        wait(&pending, SILENCE_MAX).await;
         assert!(is_taken(&mut silent).await && !is_taken(&mut spoken).await);
         let third = third.try_recv().unwrap();
         third.has_spoken()();
         assert!(fourth.try_recv().is_err());
-        grow_older(&pending, HANDSHAKE_MAX);
+        wait(&pending, HANDSHAKE_MAX).await;
         assert!(is_taken(&mut spoken).await);
         fourth.try_recv().unwrap();
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn the_queue_is_bounded_and_another_address_passes_it() {
         let pending = PendingHandshakes::default();
         let [one, many] = ["192.0.2.1", "192.0.2.2"].map(address);
@@ -520,7 +515,7 @@ mod tests {
         all.extend(addresses.map(|of| pending.enter(address(&of), 64)));
         for _ in 0..4 {
             // Others are closed, however many connections the client has by then.
-            grow_older(&pending, SILENCE_MAX);
+            wait(&pending, SILENCE_MAX).await;
             lanes.iter().for_each(|lane| lane.has_spoken()());
             all.push(pending.enter(client, 64));
             lanes.push(
@@ -535,12 +530,12 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn who_has_a_network_for_each_connection_evicts_nobody() {
         assert_kept((0..52).map(|number| format!("2001:db8:{:x}::1", 0x100 + number))).await;
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn the_networks_of_a_site_count_together() {
         let pending = PendingHandshakes::default();
         let [mut hers, mut others] = [Vec::new(), Vec::new()];
@@ -568,7 +563,7 @@ mod tests {
         );
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn those_that_have_spoken_and_stall_make_room_for_who_has_fewer() {
         let pending = PendingHandshakes::default();
         let source = |number: usize| address(&format!("192.0.2.{}", number % 8));
@@ -581,14 +576,14 @@ mod tests {
             client.try_recv().is_err(),
             "nobody has more than a fair share"
         );
-        grow_older(&pending, HANDSHAKE_ASKED_MAX);
+        wait(&pending, HANDSHAKE_ASKED_MAX).await;
         let mut client = client.try_recv().unwrap();
         assert!(is_taken(&mut stalling[0]).await && !is_taken(&mut stalling[1]).await);
         assert!(!is_taken(&mut client).await);
     }
 
     /// Queued connections of the same few networks do not delay a newcomer until all of them have had their turn.
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_newcomer_passes_a_queue_of_those_that_stall() {
         let pending = PendingHandshakes::default();
         let source = |number: usize| address(&format!("192.0.2.{}", number % 8));
@@ -605,7 +600,7 @@ mod tests {
             client.try_recv().is_err(),
             "nobody has more than a fair share"
         );
-        grow_older(&pending, HANDSHAKE_ASKED_MAX);
+        wait(&pending, HANDSHAKE_ASKED_MAX).await;
         let mut client = client.try_recv().unwrap();
         let mut second = second.try_recv().unwrap();
         assert!(!is_taken(&mut client).await && !is_taken(&mut second).await);
