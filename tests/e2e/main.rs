@@ -61,6 +61,7 @@ mod links;
 mod manifest;
 mod many_lanes;
 mod media;
+mod merged;
 mod metadata;
 mod more_lanes;
 mod operator;

@@ -72,6 +72,25 @@ impl Namespace {
         )
     }
 
+    /// A namespace in which `directory` joins two directories by mergerfs; `None` where that is not possible.
+    pub(crate) fn with_merged(directory: &Path) -> Option<Self> {
+        let programs = ["unshare", "nsenter", "setpriv", "mergerfs"];
+        if !is_root() || !programs.into_iter().all(has_program) {
+            skip("joining directories needs root, unshare, nsenter, setpriv and mergerfs");
+            return None;
+        }
+        let branches = tempfile::tempdir().unwrap();
+        // mergerfs ends with the shell.
+        let script = r#"cd "$1" && mkdir one two && { setpriv --pdeathsig KILL mergerfs -f one:two "$2" & } &&
+            until mountpoint -q "$2"; do kill -0 $! || exit; sleep 0.05; done && echo ready && read -r _"#;
+        let path = branches.path().to_owned();
+        Self::start(
+            script,
+            &[path.as_os_str(), directory.as_os_str()],
+            Some(branches),
+        )
+    }
+
     /// A namespace in which `directory` is a file system in an image; `None` where that is not possible.
     pub(crate) fn with_image(directory: &Path, image: &Image) -> Option<Self> {
         let program = image.make.split(' ').next().unwrap();

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use zmove_types::{DataRanges, Name};
 
@@ -231,12 +231,17 @@ impl Staged {
         let Some(hidden) = &self.temporary else {
             return Err(Errno::NOENT.into());
         };
-        match publish_file(&self.directory, hidden, &name, Replace::Nothing) {
-            // Some file systems can neither rename without replacing nor link.
-            Err(error) if is_refusal(&error) => {
-                publish_file(&self.directory, hidden, &name, Replace::Existing)?;
+        let (directory, from, to) = (&self.directory, hidden.as_os_str(), name.as_os_str());
+        match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
+            // A link in place of the rename would lose the file where a file system finds an open file by the name
+            // under which it was opened, as mergerfs and others in user space do.
+            Err(error) if is_refusal(error) => {
+                if FileIdentity::at(directory, &name).is_ok() {
+                    return Err(Errno::EXIST.into());
+                }
+                rustix::fs::renameat(directory, from, directory, to)?;
             }
-            named => named?,
+            renamed => renamed?,
         }
         self.temporary = Some(name);
         self.lasting.store(true, Ordering::Relaxed);
@@ -362,9 +367,8 @@ impl Drop for Staged {
 }
 
 /// Whether the error may be that of a file system that does not know the operation.
-fn is_refusal(error: &io::Error) -> bool {
-    let refusals = [Errno::INVAL, Errno::NOSYS, Errno::PERM, Errno::OPNOTSUPP];
-    Errno::from_io_error(error).is_some_and(|error| refusals.contains(&error))
+fn is_refusal(error: Errno) -> bool {
+    [Errno::INVAL, Errno::NOSYS, Errno::PERM, Errno::OPNOTSUPP].contains(&error)
 }
 
 /// Opens a file that has its final mode already, which may forbid that: it was about to get its final name.
