@@ -75,4 +75,4 @@ pub use staging_place::StagingPlace;
 pub use storage_threads::memory::{FileSystemMemory, StorageMemory, StorageWork};
 pub use storage_threads::{StorageThreads, Task, Turn};
 pub use tree::{Fence, Tree, open_beneath};
-pub use zmove_uring::{RingConfig, Span, Unavailable, cached_bytes};
+pub use zmove_uring::{RingConfig, Span, Unavailable, cached_bytes, close};

@@ -273,6 +273,15 @@ impl Staged {
         self.data.reserve(bytes, data, direct)
     }
 
+    /// Returns the error that closing the file would return. To be called after the last write and before the file
+    /// looks finished: the file is closed after that, and that error could only be dropped.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn check_close(&self) -> io::Result<()> {
+        self.data.check_close()
+    }
+
     /// Has a file that may hold anything hold nothing where `data` has holes.
     ///
     /// # Errors
@@ -308,6 +317,7 @@ impl Staged {
     }
 
     /// Closes the file: it stays under its hidden name, which is returned. `None` for one that is changed in its place.
+    /// Call [`check_close`](Self::check_close) first if anything was written.
     #[must_use]
     pub fn into_hidden_name(mut self) -> Option<Name> {
         self.temporary.take()

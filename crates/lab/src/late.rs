@@ -8,6 +8,7 @@
 
 pub(crate) mod bare;
 mod nodes;
+mod open_files;
 mod operations;
 mod pace;
 mod passthrough;
@@ -48,6 +49,10 @@ pub(crate) struct Delays {
     /// How many operations may be under way at once.
     #[arg(long, default_value_t = DEPTH)]
     depth: u16,
+    /// Bytes that are stored in all. What is written beyond them is accepted and lost, and the error comes when the
+    /// file is flushed or closed, as NFS answers at the end of a quota. Default: no limit.
+    #[arg(long)]
+    room: Option<ByteCount>,
 }
 
 /// A mount, and what to do with it.
@@ -89,6 +94,7 @@ impl Late {
             data_delay: none,
             rate: None,
             depth: SHARED_DEPTH,
+            room: None,
         };
         Self::serve(root, over, delays, Some(client))
     }

@@ -18,6 +18,7 @@
 //! ```
 
 mod cache;
+mod close;
 mod op;
 mod probe;
 mod registered_buffers;
@@ -26,6 +27,7 @@ mod slot;
 mod xattr_names;
 
 pub use cache::cached_bytes;
+pub use close::close;
 pub use op::Span;
 pub use probe::{Unavailable, probe};
 pub use ring::{Ring, RingConfig};

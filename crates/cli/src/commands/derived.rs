@@ -66,9 +66,9 @@ fn write_pages(command: &clap::Command, directory: &Path) -> std::io::Result<()>
     } else {
         ".SH NOTES\n"
     };
-    std::fs::write(
-        directory.join(page.get_filename()),
-        text.replacen(".SH EXTRA\n", heading, 1),
+    terminal::write_file(
+        &directory.join(page.get_filename()),
+        &text.replacen(".SH EXTRA\n", heading, 1),
     )
 }
 

@@ -3,13 +3,15 @@
 //! name that was not escaped before.
 
 use std::fmt::{self, Display, Write as _};
-use std::io::{IsTerminal, Write as _};
+use std::fs::File;
+use std::io::{self, IsTerminal, Write as _};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use zmove_disk::close;
 use zmove_engine::{Causes, Listener, Notice};
 use zmove_types::{Escaped, is_unprintable};
 
@@ -18,23 +20,23 @@ use crate::display::format::wrapped_within;
 /// Writes one line on standard error, which a terminal does not break within words.
 pub(crate) fn warn(text: impl Display) {
     let mut line = format!("zmove: {}", Printable(text));
-    if let Some(columns) = columns(std::io::stderr()) {
+    if let Some(columns) = columns(io::stderr()) {
         line = wrapped_within(&line, columns);
     }
     line.push('\n');
     // Standard error is not buffered, and a line is one write.
-    let _nobody_reads = std::io::stderr().write_all(line.as_bytes());
+    let _nobody_reads = io::stderr().write_all(line.as_bytes());
 }
 
 /// Writes text on standard output, as it is.
 pub(crate) fn print(text: impl Display) {
-    let mut stdout = std::io::stdout();
+    let mut stdout = io::stdout();
     let _nobody_reads = write!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
 /// Writes lines on standard output, which a terminal does not break within words; elsewhere they stay whole.
 pub(crate) fn print_lines(text: &str) {
-    let width = columns(std::io::stdout());
+    let width = columns(io::stdout());
     text.lines()
         .map(|line| Printable(line).to_string())
         .for_each(|line| match width {
@@ -65,7 +67,7 @@ pub(crate) fn causes(error: &anyhow::Error) -> impl Display {
 /// A spinner or bar on standard error while something runs, where that is a terminal.
 pub(crate) fn running(template: &str) -> ProgressBar {
     let bar = ProgressBar::hidden();
-    if std::io::stderr().is_terminal() {
+    if io::stderr().is_terminal() {
         draw(&bar, template);
         bar.enable_steady_tick(Duration::from_millis(200));
     }
@@ -85,7 +87,14 @@ pub(crate) fn draw(bar: &ProgressBar, template: &str) {
 
 /// Writes a file that the user has asked for.
 pub(crate) fn save(file: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(file, text).with_context(|| format!("write '{}'", Escaped::path(&file)))
+    write_file(file, text).with_context(|| format!("write '{}'", Escaped::path(&file)))
+}
+
+/// Writes a file and closes it, which is where some file systems report that there was no room.
+pub(crate) fn write_file(file: &Path, text: &str) -> io::Result<()> {
+    let mut opened = File::create(file)?;
+    opened.write_all(text.as_bytes())?;
+    close(opened)
 }
 
 /// A listener for times without a bar: each notice is a line on standard error.
@@ -96,7 +105,7 @@ impl Listener for Notices {
     fn hear(&self, notice: &Notice<'_>) {
         match notice {
             Notice::SessionBegins { .. } => {}
-            Notice::Dialling { .. } if !std::io::stderr().is_terminal() => {}
+            Notice::Dialling { .. } if !io::stderr().is_terminal() => {}
             notice => warn(notice),
         }
     }

@@ -103,6 +103,8 @@ impl Trace {
             state.about.limited_by = Some(limited_by.to_owned());
             state.write(last);
         }
+        let closed = state.file.take().map_or(Ok(()), zmove_disk::close);
+        state.report(closed);
     }
 }
 
@@ -119,7 +121,12 @@ impl State {
             )
         });
         self.last = Some(line);
-        if let Some(Err(error)) = written {
+        self.report(written.unwrap_or(Ok(())));
+    }
+
+    /// Reports a failed write, after which nothing more is written.
+    fn report(&mut self, written: io::Result<()>) {
+        if let Err(error) = written {
             terminal::warn(format_args!("sender: write the trace: {error}"));
             self.file = None;
         }

@@ -220,6 +220,19 @@ impl DataFile {
         )?)
     }
 
+    /// Returns the error that closing the file would return, by closing a copy of each of its descriptors: some file
+    /// systems report only there that data could not be stored.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn check_close(&self) -> io::Result<()> {
+        let direct = self.direct.as_ref().map(|direct| &direct.file);
+        direct
+            .into_iter()
+            .chain([&self.cached])
+            .try_for_each(|file| zmove_uring::close(file.try_clone()?))
+    }
+
     /// Remembers that the file system does not take direct requests after all. Other errors come again through the page
     /// cache, and are returned there.
     pub(crate) fn note_refusal(&self, error: &io::Error) {

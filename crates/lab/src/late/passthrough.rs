@@ -3,7 +3,6 @@
 //! Where others have the directory mounted too (`shared.rs`), the kernel is told to keep nothing, so that what they do
 //! is seen at once.
 
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -11,8 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fuser::{
@@ -29,6 +28,7 @@ use rustix::fs::{
 
 use super::Delays;
 use super::nodes::{Nodes, file_type};
+use super::open_files::{Handles, OpenFile};
 use super::operations::Operations;
 use super::pace::Pace;
 use super::shared::Client;
@@ -42,7 +42,9 @@ pub(super) struct Passthrough {
     /// The one for whom it is mounted, where there are others.
     client: Option<Client>,
     operations: Arc<Operations>,
-    files: Handles<File>,
+    files: Handles<OpenFile>,
+    /// Bytes that may still be stored, where that is limited.
+    room: Option<AtomicU64>,
     listings: Handles<Vec<Listed>>,
 }
 
@@ -52,43 +54,6 @@ struct Listed {
     inode: INodeNo,
     kind: FileType,
     name: Box<OsStr>,
-}
-
-/// What is open, by the number that the kernel gives back.
-#[derive(Debug)]
-struct Handles<T> {
-    next: AtomicU64,
-    open: Mutex<HashMap<u64, Arc<T>>>,
-}
-
-impl<T> Handles<T> {
-    fn new() -> Self {
-        Self {
-            next: AtomicU64::new(1),
-            open: Mutex::new(HashMap::new()),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<T>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn add(&self, opened: T) -> FileHandle {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.lock().insert(number, Arc::new(opened));
-        FileHandle(number)
-    }
-
-    fn get(&self, handle: FileHandle) -> io::Result<Arc<T>> {
-        self.lock()
-            .get(&handle.0)
-            .cloned()
-            .ok_or_else(|| io::Error::from_raw_os_error(BAD_DESCRIPTOR))
-    }
-
-    fn remove(&self, handle: FileHandle) {
-        let _closed_outside_of_the_lock = self.lock().remove(&handle.0);
-    }
 }
 
 impl Passthrough {
@@ -103,6 +68,7 @@ impl Passthrough {
         let (files, listings) = (Handles::new(), Handles::new());
         Ok(Self {
             nodes,
+            room: delays.room.map(|room| AtomicU64::new(room.0)),
             delays,
             pace,
             client,
@@ -189,6 +155,21 @@ impl Passthrough {
         } else {
             KEPT_FOR
         }
+    }
+
+    /// Stores what is written, or loses it where there is no room left.
+    fn store(&self, handle: FileHandle, data: &[u8], offset: u64) -> io::Result<usize> {
+        let opened = self.files.get(handle)?;
+        let take = |room: u64| room.checked_sub(data.len() as u64);
+        let has_room = self.room.as_ref().is_none_or(|room| {
+            room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+                .is_ok()
+        });
+        if has_room {
+            return opened.file.write_at(data, offset);
+        }
+        opened.loses();
+        Ok(data.len())
     }
 
     /// How the kernel treats an open file.
@@ -482,7 +463,7 @@ impl Filesystem for Passthrough {
     fn open(&self, _request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.metadata("open");
         match self.open_file(inode, flags) {
-            Ok(file) => reply.opened(self.files.add(file), self.open_flags()),
+            Ok(file) => reply.opened(self.files.add(OpenFile::new(file)), self.open_flags()),
             Err(error) => reply.error(Errno::from(error)),
         }
     }
@@ -503,7 +484,7 @@ impl Filesystem for Passthrough {
         match self
             .files
             .get(handle)
-            .and_then(|file| file.read_at(&mut room, offset))
+            .and_then(|opened| opened.file.read_at(&mut room, offset))
         {
             Ok(bytes) => reply.data(&room[..bytes]),
             Err(error) => reply.error(Errno::from(error)),
@@ -526,14 +507,29 @@ impl Filesystem for Passthrough {
         if let Some(client) = &self.client {
             sleep(client.write(inode.0, offset, data.len(), Instant::now()));
         }
-        match self
-            .files
-            .get(handle)
-            .and_then(|file| file.write_at(data, offset))
-        {
+        match self.store(handle, data, offset) {
             Ok(bytes) => reply.written(u32::try_from(bytes).unwrap_or(u32::MAX)),
             Err(error) => reply.error(Errno::from(error)),
         }
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        _owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        // Without a limit nothing is told, and so the kernel does not ask again.
+        if self.room.is_none() {
+            return reply.error(Errno::ENOSYS);
+        }
+        self.metadata("flush");
+        done(
+            self.files.get(handle).and_then(|opened| opened.check()),
+            reply,
+        );
     }
 
     fn release(
@@ -559,14 +555,15 @@ impl Filesystem for Passthrough {
         reply: ReplyEmpty,
     ) {
         self.metadata("fsync");
-        let flush = |file: &File| {
+        let flush = |opened: Arc<OpenFile>| {
+            opened.check()?;
             if data_only {
-                file.sync_data()
+                opened.file.sync_data()
             } else {
-                file.sync_all()
+                opened.file.sync_all()
             }
         };
-        done(self.files.get(handle).and_then(|file| flush(&file)), reply);
+        done(self.files.get(handle).and_then(flush), reply);
     }
 
     fn opendir(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -669,7 +666,7 @@ impl Filesystem for Passthrough {
         done(
             self.files
                 .get(handle)
-                .and_then(|file| Ok(fallocate(&*file, mode, offset, length)?)),
+                .and_then(|opened| Ok(fallocate(&opened.file, mode, offset, length)?)),
             reply,
         );
     }
@@ -687,7 +684,7 @@ impl Filesystem for Passthrough {
         self.change("create", &[parent]);
         match self.create_file(parent, name, mode, flags) {
             Ok((attributes, file)) => {
-                let handle = self.files.add(file);
+                let handle = self.files.add(OpenFile::new(file));
                 reply.created(
                     &self.kept_for(),
                     &attributes,
@@ -751,5 +748,3 @@ fn timespec(time: Option<TimeOrNow>) -> Timespec {
 /// What libfuse has by default.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 const NANOS_IN_A_SECOND: i64 = 1_000_000_000;
-/// `EBADF`.
-const BAD_DESCRIPTOR: i32 = 9;

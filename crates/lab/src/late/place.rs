@@ -128,6 +128,7 @@ impl FromStr for Place {
             data_delay,
             rate,
             depth: DEPTH,
+            room: None,
         }))
     }
 }

@@ -5,6 +5,7 @@
     reason = "in a test, helpers included, a panic is the report"
 )]
 
+mod closing;
 mod inspection;
 mod late;
 mod matrix;

@@ -32,7 +32,7 @@ use zmove_wire::Operation;
 
 use crate::store::failure::{Failure, failed_to};
 use crate::store::target::keeper::At;
-use crate::store::target::tree::{TargetTree, flush_now};
+use crate::store::target::tree::{TargetTree, check_close, flush_now};
 use crate::store::transfer::Transfer;
 
 impl Transfer {
@@ -92,6 +92,7 @@ impl TargetTree {
             .note(staged.file())
             .map_err(failed_to(Operation::Flush))?;
         flush_now(staged.file(), self.rules.flushes())?;
+        check_close(&staged)?;
         // One that is not proven stays as long as it is, and looks unfinished.
         prove(&staged)?;
         let verify = failed_to(Operation::Verify);

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zmove_disk::{
     ContentsWriter, FileIdentity, Linked, NonRegular, Staged, StagingDirectory, Task, Tree, Turn,
-    remove_abandoned, write_data,
+    close, remove_abandoned, write_data,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{
@@ -40,7 +40,7 @@ use crate::store::publishing::{make_room, publish_all};
 use crate::store::target::file_systems::Flush;
 use crate::store::target::keeper::At;
 use crate::store::target::open_directories::{OpenDirectories, Opened};
-use crate::store::target::tree::{Xattrs, flush_now};
+use crate::store::target::tree::{Xattrs, check_close, flush_now};
 use crate::store::transfer::Transfer;
 use zmove_types::Lock;
 
@@ -655,6 +655,8 @@ impl<'a> Placer<'a> {
         let at = At(path, Some(&file.name));
         let written = self.write_whole(staging, &metadata, at, &created, file, bytes);
         let written = written.and_then(|()| flush_now(&created, self.flushes_each(flush)));
+        // The error of the close counts only where nothing else has failed.
+        let written = written.and(close(created).map_err(failed_to(Operation::Write)));
         let Err(why) = written else { return Ok(()) };
         if staging.discard(&file.name).is_err() {
             return Err(Unmade::Left(why));
@@ -746,6 +748,7 @@ impl<'a> Placer<'a> {
             .target
             .set_new_metadata(made, &metadata, At(path, Some(name)))?;
         flush_now(staged.file(), self.flushes_each(opened.flush))?;
+        check_close(&staged)?;
         Ok(staged.into_hidden_name())
     }
 

@@ -20,7 +20,7 @@ use crate::store::publishing::publisher::{Known, PendingBatch, WholeFile};
 use crate::store::publishing::{end_large, make_room};
 use crate::store::reports::Outcome;
 use crate::store::target::keeper::At;
-use crate::store::target::tree::flush_now;
+use crate::store::target::tree::{check_close, flush_now};
 use crate::store::transfer::Transfer;
 
 /// Work for a writer.
@@ -372,6 +372,7 @@ pub(crate) fn finish_file(
         .target
         .set_metadata(staged.file(), &metadata, At(&path, None));
     let sealed = sealed.and_then(|()| flush_now(staged.file(), transfer.target.rules.flushes()));
+    let sealed = sealed.and_then(|()| check_close(&staged));
     let sealed = sealed.and_then(|()| {
         turn.pause();
         transfer.prove_large(file, &staged)

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
     Descriptor, Fence, FileIdentity, FoundXattrs, GroupOfNew, HasXattrs, KeptTimes, LastingNames,
-    Linked, Named, NewFiles, Replace, StagingPlace, Tree, Wanted, data_begins, is_beyond_range,
+    Linked, Named, NewFiles, Replace, Staged, StagingPlace, Tree, Wanted, data_begins, is_beyond_range,
     is_held_everywhere, is_kept_by_other_names, number_at, open_beneath, place_link, retouch,
 };
 use zmove_types::{
@@ -489,6 +489,11 @@ pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
         file.sync_data().map_err(failed_to(Operation::Flush))?;
     }
     Ok(())
+}
+
+/// Checks that a file that was written can be closed without an error, before it looks finished.
+pub(crate) fn check_close(staged: &Staged) -> Result<(), Failure> {
+    staged.check_close().map_err(failed_to(Operation::Write))
 }
 
 /// Opens the entry that has the name of a file to come. It need not be a regular file: a link is not followed, and

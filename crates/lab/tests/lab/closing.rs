@@ -1,0 +1,85 @@
+//! Storage that reports only at the close of a file that data was lost, beneath the zmove that lies beside the lab's
+//! program.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::{LAB, skip};
+
+/// The ways by which a file is stored: names of files with their bytes, and the options of the push.
+const WAYS: [(&str, usize, usize, &str); 5] = [
+    ("under a hidden name", 1, 100_000, ""),
+    ("in a staging directory", 20, 1000, ""),
+    ("as a large file", 1, 9 << 20, ""),
+    ("past the page cache", 1, 9 << 20, "--direct on"),
+    ("in place", 1, 9 << 20, "--inplace"),
+];
+
+/// NFS reports `ENOSPC` and `EDQUOT` so. Without a flush nothing else would report them.
+#[test]
+fn what_is_lost_at_the_close_of_a_file_is_reported_without_a_flush() {
+    let zmove = Path::new(LAB).with_file_name("zmove");
+    let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    for (here, missing) in [
+        (zmove.is_file(), "zmove beside the lab"),
+        (can_mount, "root with /dev/fuse"),
+    ] {
+        if !here {
+            return skip(&format!("there is no {missing}"));
+        }
+    }
+    for (way, files, bytes, options) in WAYS {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(home.path().join("source/d")).unwrap();
+        let over = home.path().join("over/d");
+        std::fs::create_dir_all(over.parent().unwrap()).unwrap();
+        for number in 0..files {
+            let data: Vec<u8> = (0..251).cycle().take(bytes).collect();
+            let file = format!("d/{number}");
+            std::fs::write(home.path().join("source").join(&file), &data).unwrap();
+            if options == "--inplace" {
+                std::fs::create_dir(&over).unwrap();
+                std::fs::write(over.join(number.to_string()), "old").unwrap();
+            }
+        }
+        let push = format!(
+            "{} push --durability none --json {options} source/ $ZMOVE_LAB_LATE/",
+            zmove.display()
+        );
+        let full = run(home.path(), &push, &["--room", "0B"]);
+        let said = String::from_utf8_lossy(&full.stderr);
+        assert_eq!(full.status.code(), Some(23), "{way}: {said}");
+        assert_eq!(
+            said.matches("No space left on device").count(),
+            files,
+            "{way}: {said}"
+        );
+        let found = std::fs::read_dir(&over).unwrap();
+        let found: Vec<_> = found.map(|entry| entry.unwrap().path()).collect();
+        match options {
+            // The file that is changed in its place looks unfinished.
+            "--inplace" => assert_eq!(found[0].metadata().unwrap().len(), bytes as u64 + 1),
+            _ => assert!(found.is_empty(), "{way}: {found:?}"),
+        }
+        let done = run(home.path(), &push, &[]);
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(0), "{way}: {said}");
+        let diff = Command::new("diff")
+            .args(["-r", "source", "over"])
+            .current_dir(&home)
+            .status();
+        assert!(diff.unwrap().success(), "{way}");
+    }
+}
+
+/// Runs a command over storage that loses data.
+fn run(home: &Path, command: &str, options: &[&str]) -> Output {
+    Command::new(LAB)
+        .args(["late", "--delay", "0", "--over", "over"])
+        .args(options)
+        .args(["--", "sh", "-c", command])
+        .current_dir(home)
+        .env("HOME", home)
+        .output()
+        .unwrap()
+}
