@@ -463,6 +463,39 @@ fn tests_that_documents_name_exist() {
     assert_none(&violations);
 }
 
+/// There is one version of the protocol, and no release before it.
+#[test]
+fn nothing_speaks_of_other_versions() {
+    let documents = ["docs", "docs/decisions", ".github"]
+        .iter()
+        .flat_map(|directory| entries(&root().join(directory)))
+        .chain([root().join("README.md")])
+        .filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let texts = documents.map(|path| {
+        let text = read_to_string(&path).unwrap();
+        (path, text)
+    });
+    let sources = all_rust_files().into_iter().filter(|path| !is_test(path));
+    let shipped = sources.map(|path| {
+        let text = read_to_string(&path).unwrap();
+        let shipped = text.split("mod tests {").next().unwrap().to_owned();
+        (path, shipped)
+    });
+    let mut violations = Vec::new();
+    for (path, text) in texts.chain(shipped) {
+        // a phrase may be broken over two lines
+        let words: Vec<_> = text.split_whitespace().collect();
+        let text = words.join(" ").to_lowercase();
+        let versions = text.split("protocol version ").skip(1);
+        let is_other = |version: &str| version.starts_with(|digit| ('2'..='9').contains(&digit));
+        let has_version = versions.into_iter().any(is_other);
+        if has_version || text.contains("earlier release") {
+            violations.push(shown(&path));
+        }
+    }
+    assert_none(&violations);
+}
+
 #[test]
 fn the_guide_lists_its_sections() {
     let guide = read_to_string(root().join("docs/GUIDE.md")).unwrap();
