@@ -496,6 +496,20 @@ fn nothing_speaks_of_other_versions() {
     assert_none(&violations);
 }
 
+/// A recipe that the page does not list is not found.
+#[test]
+fn the_page_for_contributors_lists_all_recipes() {
+    let page = read_to_string(root().join(".github/CONTRIBUTING.md")).unwrap();
+    let recipes = read_to_string(root().join(".justfile")).unwrap();
+    let is_letter = |letter: char| letter.is_ascii_lowercase();
+    let missing = recipes
+        .lines()
+        .filter(|line| line.starts_with(is_letter) && !line.contains(":=") && line.contains(':'))
+        .filter_map(|line| line.split([' ', ':']).next())
+        .filter(|name| *name != "default" && !page.contains(&format!("| `just {name}` |")));
+    assert_none(&missing.map(str::to_owned).collect::<Vec<_>>());
+}
+
 #[test]
 fn the_guide_lists_its_sections() {
     let guide = read_to_string(root().join("docs/GUIDE.md")).unwrap();
