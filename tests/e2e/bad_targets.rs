@@ -196,6 +196,73 @@ fn no_permission_at_a_daemon() {
     }
 }
 
+/// A directory of another user that lets names through and shows none. It exists, so that nothing tries to make it: a
+/// push, its preview and a verification name it, once for all files in it.
+fn a_directory_that_is_closed(site: &Site) {
+    if !is_root() {
+        return skip("only root can make directories of another user");
+    }
+    for name in ["f0", "f1", "f2"] {
+        paint(site.source().join("sub").join(name), 10);
+    }
+    paint(site.source().join("sub/large"), 17 << 20);
+    let closed = site.target().join("sub");
+    std::fs::create_dir(&closed).unwrap();
+    site.give_away();
+    std::os::unix::fs::chown(&closed, Some(0), Some(0)).unwrap();
+    set_mode(&closed, 0o711);
+    let opens = "zmove: receiver: open directory 'sub': Permission denied (os error 13)";
+    // a verification also lists what the target alone has
+    let lists = "zmove: receiver: list directory 'sub': Permission denied (os error 13)";
+    let commands: [(&[&str], &[&str]); 3] = [
+        (&["push", "-n"], &[opens]),
+        (&["verify"], &[opens, lists]),
+        (&["push"], &[opens]),
+    ];
+    for (words, told) in commands {
+        let mut zmove = site.zmove(words);
+        zmove.0.arg(site.contents()).arg(site.address(""));
+        let outcome = zmove.outcome().expect(23);
+        let lines: Vec<_> = outcome.stderr.lines().collect();
+        assert_eq!(lines, told, "{words:?}");
+        assert!(outcome.stdout.contains(" FAILED"), "{}", outcome.stdout);
+        let is_listed = ["sub/f", "sub/large"]
+            .iter()
+            .any(|name| outcome.stdout.contains(name));
+        assert!(!is_listed, "{words:?}: {}", outcome.stdout);
+        if words == ["push"] {
+            assert!(
+                outcome.stdout.starts_with("no file was moved"),
+                "{}",
+                outcome.stdout
+            );
+        }
+    }
+    let outcome = site.push(&[], site.contents(), "sub/").expect(3);
+    outcome
+        .says(&[
+            "zmove: receiver: open directory '",
+            "sub/': Permission denied",
+        ])
+        .lines(1);
+    assert!(names(&closed).is_empty());
+}
+
+#[test]
+fn a_directory_that_is_closed_locally() {
+    if let Some(site) = Site::unprivileged() {
+        a_directory_that_is_closed(&site);
+    }
+}
+
+#[test]
+fn a_directory_that_is_closed_at_a_daemon() {
+    if let Some(mut site) = Site::unprivileged() {
+        site.start_daemon();
+        a_directory_that_is_closed(&site);
+    }
+}
+
 /// Files of another user can be replaced where the directory allows it, but not retouched.
 #[test]
 fn a_mode_that_cannot_be_set_is_got_by_sending_the_file_again() {

@@ -21,6 +21,7 @@ use zmove_wire::{
 use crate::preview::listed::ListedFiles;
 use crate::quota::Quota;
 use crate::storage_reader::StorageReader;
+use crate::store::failure::failure;
 use crate::store::rules::Rules;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::links::Claims;
@@ -48,6 +49,7 @@ enum Place {
     There(Arc<OwnedFd>),
     /// There is no such directory, or something else has its name.
     Missing,
+    /// The directory cannot be opened.
     Closed(FaultCode),
 }
 
@@ -75,7 +77,7 @@ impl Previewer {
                 _ if turn.is_over() => Finding::New,
                 Place::There(directory) => self.look_at(&turn, directory, &group.directory, entry),
                 Place::Missing => Finding::New,
-                Place::Closed(code) => Finding::Fails(Operation::MakeDirectory, *code),
+                Place::Closed(code) => Finding::Fails(Operation::OpenDirectory, *code),
             });
             findings.extend(found);
         }
@@ -98,7 +100,7 @@ impl Previewer {
                 Some(Errno::NOTDIR | Errno::LOOP) if self.rules.overwrite != Overwrite::Nothing => {
                     Place::Missing
                 }
-                _ => Place::Closed(FaultCode::os(&error)),
+                _ => Place::Closed(failure(Operation::OpenDirectory, &error).1),
             },
         }
     }
@@ -162,7 +164,7 @@ impl Previewer {
                 }
                 _ => Finding::New,
             },
-            Place::Closed(code) => Finding::Fails(Operation::MakeDirectory, *code),
+            Place::Closed(code) => Finding::Fails(Operation::OpenDirectory, *code),
         }
     }
 

@@ -29,7 +29,7 @@ use crate::resume::parts::source_of;
 use crate::shared_job::flushing::flush_file_systems;
 use crate::shared_job::groups::PartKey;
 use crate::shared_job::session::SharedJobSession;
-use crate::store::failure::{ALREADY_THERE, Failure, failed_to};
+use crate::store::failure::{ALREADY_THERE, Failure, failed_to, failed_to_enter};
 use crate::store::large_files::came::Came;
 use crate::store::target::keeper::At;
 use crate::store::transfer::Transfer;
@@ -62,7 +62,7 @@ impl SharedJobSession {
             .target
             .tree
             .ensure_directory(&parent)
-            .map_err(failed_to(Operation::MakeDirectory))?;
+            .map_err(failed_to_enter(&transfer.target.tree, &parent))?;
         self.epoch
             .check_device(&directory)
             .map_err(failed_to(Operation::MakeDirectory))?;

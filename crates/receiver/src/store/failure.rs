@@ -3,7 +3,8 @@
 use std::io;
 
 use rustix::io::Errno;
-use zmove_disk::FENCED;
+use zmove_disk::{FENCED, Tree};
+use zmove_types::RelPath;
 use zmove_wire::{FaultCode, Operation};
 
 /// A failed operation and its error.
@@ -12,6 +13,26 @@ pub(crate) type Failure = (Operation, io::Error);
 /// Adds the operation to an error.
 pub(crate) fn failed_to(operation: Operation) -> impl Fn(io::Error) -> Failure + Copy {
     move |error| (operation, error)
+}
+
+/// Adds the operation to the error of opening a directory, or of making it where it did not exist.
+pub(crate) fn failed_to_enter(tree: &Tree, path: &RelPath) -> impl Fn(io::Error) -> Failure {
+    |error| (entering(tree, path, &error), error)
+}
+
+/// The operation that has failed when a directory was opened, or made where it did not exist. Only a lack of permission
+/// does not show which of the two it was.
+pub(crate) fn entering(tree: &Tree, path: &RelPath, error: &io::Error) -> Operation {
+    let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    let is_closed = || {
+        tree.open_directory(path)
+            .is_err_and(|error| is_denied(&error))
+    };
+    if is_denied(error) && is_closed() {
+        Operation::OpenDirectory
+    } else {
+        Operation::MakeDirectory
+    }
 }
 
 /// The fault of a file that need not have been sent.
@@ -29,7 +50,9 @@ pub(crate) fn is_no_room((_, error): &Failure) -> bool {
 pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, FaultCode) {
     match (operation, Errno::from_io_error(error)) {
         (_, Some(FENCED)) => (operation, FaultCode::Fenced),
-        (Operation::MakeDirectory, Some(Errno::XDEV)) => (operation, FaultCode::Mounted),
+        (Operation::MakeDirectory | Operation::OpenDirectory, Some(Errno::XDEV)) => {
+            (operation, FaultCode::Mounted)
+        }
         (Operation::Rename | Operation::Symlink, Some(Errno::ISDIR)) => {
             (operation, FaultCode::DirectoryInTheWay)
         }

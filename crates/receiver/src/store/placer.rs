@@ -30,7 +30,9 @@ use zmove_wire::{
     BatchEntry, DirectoryGroup, Durability, FileEntry, LinkEntry, Operation, Overwrite,
 };
 
-use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
+use crate::store::failure::{
+    ALREADY_THERE, Failure, again, failed_to, failed_to_enter, failure, is_no_room,
+};
 use crate::store::placer::runs::{Entry, Files, Run, Runs};
 use crate::store::placer::side::{SideDirectories, SideDirectory};
 use crate::store::publishing::publisher::{
@@ -468,7 +470,9 @@ impl<'a> Placer<'a> {
     ) -> Result<(), Failure> {
         let put = |placer: &mut Self, opened: &io::Result<Opened>| match opened {
             Ok(opened) => into(placer, opened),
-            Err(error) => Err((Operation::MakeDirectory, again(error))),
+            Err(error) => Err(failed_to_enter(&placer.transfer.target.tree, path)(again(
+                error,
+            ))),
         };
         let mut done = put(self, opened);
         if done.as_ref().is_err_and(is_no_room) {
@@ -622,7 +626,8 @@ impl<'a> Placer<'a> {
                 .make(&path, || Tree::make_new(parent.as_fd(), name))
                 .map_err(cannot)?
         {
-            self.directory(&path).map_err(cannot)?;
+            let entered = self.directory(&path);
+            entered.map_err(failed_to_enter(&self.transfer.target.tree, &path))?;
         }
         if self.transfer.target.shared_job.is_some() {
             // nothing else flushes it there

@@ -29,6 +29,7 @@ use zmove_types::{Beginning, Escaped, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
 use crate::shared_job::session::{SharedJobSession, not_under_way};
+use crate::store::failure::entering;
 
 /// Where a client may write.
 #[derive(Clone, Debug)]
@@ -164,7 +165,10 @@ impl Target {
             };
             Ok((is_closed, directory?))
         });
-        let (is_closed, fd) = made.map_err(|error| place.cannot_enter("make directory", &error))?;
+        let (is_closed, fd) = made.map_err(|error| {
+            let operation = entering(tree, path, &error).to_string();
+            place.cannot_enter(&operation, &error)
+        })?;
         let state =
             state_of(&fd, &tops).map_err(|error| cannot("read directory", place.shown, &error))?;
         if state == TargetState::Empty {

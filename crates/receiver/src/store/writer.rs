@@ -12,7 +12,7 @@ use zmove_types::{Buffer, Cv, Doing, GroupSpan, ItemId, Name, RelPath};
 use zmove_wire::{FileHead, Operation, TargetState};
 
 use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
-use crate::store::failure::{Failure, failed_to, failure, is_no_room};
+use crate::store::failure::{Failure, failed_to, failed_to_enter, failure, is_no_room};
 use crate::store::large_files::delta::Base;
 use crate::store::large_files::{Complete, GroupCopy, LargeFile};
 use crate::store::placer::Placer;
@@ -292,7 +292,7 @@ pub(crate) fn open_staged(
         let parent = file.head.path.parent().unwrap_or_else(RelPath::root);
         let directory = placer
             .directory_now(&parent)
-            .map_err(failed_to(Operation::MakeDirectory))?;
+            .map_err(failed_to_enter(&transfer.target.tree, &parent))?;
         let name = name_of(&path);
         let FileHead {
             bytes, metadata, ..

@@ -129,11 +129,10 @@ impl FileLedger {
         true
     }
 
-    /// Notes a failure; returns whether no earlier session has reported it.
+    /// Notes a failure; returns whether it has not been reported: all files of a directory may fail for one reason.
     pub(crate) fn tell(&mut self, message: &str) -> bool {
         let failure = self.hasher.hash_one(message);
-        self.telling.insert(failure);
-        !self.told.contains(&failure)
+        self.telling.insert(failure) && !self.told.contains(&failure)
     }
 
     /// Notes that the session has broken off.

@@ -348,16 +348,10 @@ impl Receipts {
         let mut files = 0;
         let mut bytes = 0;
         let mut holes = 0;
-        let faults: Vec<_> = batch
-            .faults
-            .iter()
-            .map(|fault| located(batch, *fault))
-            .collect();
         batch.confirm_pieces();
-        let kept: HashMap<_, _> = faults
-            .iter()
-            .map(|fault| (&fault.path, fault.code))
-            .collect();
+        let of_entry =
+            |fault: &EntryFault| Some((batch.pack.target_path(fault.entry)?, fault.code));
+        let kept: HashMap<_, _> = batch.faults.iter().filter_map(of_entry).collect();
         for (what, path, number) in batch.pack.shared_beside_files() {
             let is_there = kept
                 .get(&path)
@@ -383,11 +377,10 @@ impl Receipts {
             bytes,
             shown,
         });
-        let told = batch.faults.iter().zip(faults);
-        let failed = told.filter(|(entry, fault)| {
-            fault.code != FaultCode::AlreadyThere && batch.coming_back(entry).is_none()
+        let failed = batch.faults.iter().filter(|fault| {
+            fault.code != FaultCode::AlreadyThere && batch.coming_back(fault).is_none()
         });
-        failed.for_each(|(_, fault)| account.fail(&FileError::Receiver(fault)));
+        failed.for_each(|fault| account.fail(&FileError::Receiver(located(batch, *fault))));
         Ok(())
     }
 
@@ -452,8 +445,12 @@ impl Receipts {
         }
         file.close();
         if let Some((operation, code)) = done.fault {
+            let path = match file.target.parent() {
+                Some(directory) if operation.is_on_directory() => directory,
+                _ => file.target.clone(),
+            };
             let fault = Fault {
-                path: file.target.clone(),
+                path,
                 operation,
                 code,
             };
@@ -506,7 +503,7 @@ impl Receipts {
     }
 }
 
-/// A fault with the path of its entry.
+/// A fault with the path at which it happened.
 fn located(batch: &SentBatch, fault: EntryFault) -> Fault {
     let EntryFault {
         entry,
@@ -515,8 +512,10 @@ fn located(batch: &SentBatch, fault: EntryFault) -> Fault {
     } = fault;
     let path = batch
         .pack
-        .target_path(entry)
-        .unwrap_or_else(zmove_types::RelPath::root);
+        .entry(entry)
+        .map_or_else(zmove_types::RelPath::root, |(directory, entry)| {
+            entry.failed_path(directory, operation)
+        });
     Fault {
         path,
         operation,

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 use zmove_scan::{Beside, Entry, EntryKind, Found};
 use zmove_types::{FileNumber, GROUP_BYTES, Metadata, RelPath, Root};
+use zmove_wire::Operation;
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
 use crate::plan::links::FirstName;
@@ -122,6 +123,17 @@ impl PackEntry {
             || directory.target_path().clone(),
             |entry| directory.target_of(&entry.name),
         )
+    }
+
+    /// The path below the target at which an operation for the entry has failed. All entries of a directory that cannot
+    /// be opened or made have the path of that.
+    pub(crate) fn failed_path(&self, directory: &SourceDirectory, operation: Operation) -> RelPath {
+        match self.entry() {
+            Some(entry) if operation.is_on_directory() && entry.kind != EntryKind::Directory => {
+                directory.target_path().clone()
+            }
+            _ => self.target_path(directory),
+        }
     }
 }
 

@@ -411,7 +411,9 @@ impl Survey<'_> {
                 (Some(kind), differences.has_any(moving(self.task.compare)))
             }
             Finding::Fails(operation, code) => {
-                let path = self.final_path(asked);
+                let renamed = self.session.account.files().renamed();
+                let path =
+                    renamed.unwrap_or_else(|| asked.what.failed_path(&asked.directory, operation));
                 self.session.account.fail(&FileError::Receiver(Fault {
                     path,
                     operation,

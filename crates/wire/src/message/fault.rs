@@ -26,7 +26,7 @@ pub struct Fault {
 /// An operation of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
-    /// Opening or making a directory.
+    /// Making a directory.
     MakeDirectory,
     /// Making a file.
     Create,
@@ -54,6 +54,16 @@ pub enum Operation {
     OpenInPlace,
     /// Making a hard link. The sender then sends the file itself. Told only of entries that are hard links.
     Link,
+    /// Opening a directory that exists.
+    OpenDirectory,
+}
+
+impl Operation {
+    /// Whether the operation is on the directory of the entry for which its failure is reported.
+    #[must_use]
+    pub const fn is_on_directory(self) -> bool {
+        matches!(self, Self::MakeDirectory | Self::OpenDirectory)
+    }
 }
 
 /// The cause of a failure.
@@ -201,6 +211,7 @@ impl fmt::Display for Operation {
             Self::Delete => "remove",
             Self::OpenInPlace => "open for a change in place",
             Self::Link => "make hard link",
+            Self::OpenDirectory => "open directory",
         })
     }
 }
