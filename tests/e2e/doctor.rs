@@ -315,8 +315,25 @@ fn what_answers_is_not_zmove() {
     });
     let findings = examine(&site, &address, 4);
     assert_eq!(findings.bad(), ["TCP"]);
-    let text = findings.0.to_string();
+    let text = findings.the("TCP")["text"].as_str().unwrap();
     assert!(text.contains("what answers there is not zmove"), "{text}");
+    assert!(text.ends_with("is the port right?"), "{text}");
+    let on_quic = findings.all().find(|finding| finding["check"] == "QUIC");
+    assert_eq!(on_quic, None, "the wrong port is told once");
+}
+
+/// A program that hangs has the port, so no other can be started there.
+#[test]
+fn what_listens_does_not_answer() {
+    let site = Site::local();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let findings = examine(&site, &listener.local_addr().unwrap(), 4);
+    assert_eq!(findings.bad(), ["TCP"]);
+    let tcp = findings.the("TCP");
+    let text = tcp["text"].as_str().unwrap();
+    assert!(text.contains("no answer"), "{text}");
+    assert_eq!(tcp["mend"].as_array().unwrap().len(), 0, "{tcp}");
+    assert_eq!(findings.the("QUIC")["text"], "fails as TCP does");
 }
 
 #[test]

@@ -133,10 +133,11 @@ fn a_port_where_something_else_answers() {
                 open.push(stream);
             }
         });
-        let outcome = push_to(&site, &format!("{address}:x")).expect(10);
-        outcome
+        let outcome = push_to(&site, &format!("{address}:x"))
+            .expect(10)
             .says(&["zmove: talk to", &address.to_string(), "is not zmove"])
             .lines(1);
+        assert!(outcome.stderr.ends_with("; is the port right?\n"));
     }
 }
 

@@ -130,8 +130,6 @@ pub enum DialError {
     NotTls {
         /// The host that was dialled.
         host: Endpoint,
-        /// The error of the TLS library, which could not read it.
-        source: rustls::Error,
     },
     /// What answers speaks TLS, but not this protocol or not TLS 1.3.
     #[error(

@@ -268,7 +268,7 @@ pub(crate) fn tls_fault(host: Endpoint, source: TlsError) -> DialError {
         TlsError::InvalidCertificate(CertificateError::BadSignature) => {
             DialError::HostKeyUnproven { host }
         }
-        TlsError::InvalidMessage(_) => DialError::NotTls { host, source },
+        TlsError::InvalidMessage(_) => DialError::NotTls { host },
         error if super::speaks_otherwise(error) => DialError::NotZmove { host },
         _ => DialError::Handshake { host, source },
     }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use zmove_engine::Remote;
 use zmove_transport::{
-    Channel, ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity,
-    KnownHosts, PathProbe, Reach, TransportChoice,
+    Channel, ChannelDialler, DialError, DialStage, Fingerprint, FirstKey, HostAuthority,
+    HostPolicy, Identity, KnownHosts, PathProbe, Reach, TransportChoice,
 };
 
 pub(super) mod admission;
@@ -28,6 +28,7 @@ pub(crate) struct Peer {
     pub(super) addresses: Result<Vec<IpAddr>, String>,
     /// The result of dialling by TCP; `None` without an address.
     pub(super) tcp: Option<Reachability>,
+    /// The result of dialling by QUIC; `None` without an address, and where another program has the port.
     pub(super) quic: Option<Reachability>,
     /// The receiver's answer; `None` where neither transport reaches it.
     pub(super) admission: Option<Admission>,
@@ -37,11 +38,15 @@ pub(crate) struct Peer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reachability {
     Reached(Reached),
-    /// Something answers with another key than the pinned one.
+    /// The host answers with another key than the pinned one.
     OtherKey(String),
-    /// Something answers, but it is not taken for the receiver for another reason.
+    /// Another program answers, or a zmove of another version.
+    OtherProgram(String),
+    /// The host answers, but is not trusted for another reason than its key.
     Refused(String),
-    /// Nothing answers.
+    /// A program takes the connection, and does not complete the handshake.
+    Silent(String),
+    /// No program takes the connection.
     Unreached(String),
 }
 
@@ -65,6 +70,9 @@ pub(super) enum HostKey {
     Vouched(Fingerprint),
     Unknown(Fingerprint),
 }
+
+/// The result of dialling by one transport, with the connection if one came up.
+type Dialled = (Reachability, Option<(Channel, ChannelDialler)>);
 
 /// The receiver to dial, and the identity to dial it with.
 struct Visit<'a> {
@@ -96,10 +104,9 @@ impl Peer {
                 admission: None,
             });
         }
-        let (by_tcp, by_quic) =
-            tokio::join!(visit.ask_over_tcp(), visit.reach(TransportChoice::Quic));
-        let ((tcp, by_tcp), (quic, by_quic)) = (by_tcp?, by_quic?);
-        let admission = match (by_tcp, by_quic) {
+        let (tcp, by_tcp, over_quic) = visit.reach_by_both().await?;
+        let (quic, by_quic) = over_quic.unzip();
+        let admission = match (by_tcp, by_quic.flatten()) {
             (Some(admission), _) => Some(admission),
             (None, Some((_, dialler))) => Some(ask_over_quic(&dialler).await),
             (None, None) => None,
@@ -109,7 +116,7 @@ impl Peer {
             key,
             addresses,
             tcp: Some(tcp),
-            quic: Some(quic),
+            quic,
             admission,
         })
     }
@@ -159,6 +166,24 @@ async fn look_up(host: &Remote) -> Result<Vec<IpAddr>, String> {
 }
 
 impl Visit<'_> {
+    /// Dials by TCP and QUIC at once. QUIC is not waited for where another program has the port: that the program is
+    /// silent there says nothing more.
+    async fn reach_by_both(&self) -> Result<(Reachability, Option<Admission>, Option<Dialled>)> {
+        let mut by_quic = Box::pin(self.reach(TransportChoice::Quic));
+        let mut over_quic = None;
+        let mut by_tcp = Box::pin(self.ask_over_tcp());
+        let (tcp, admission) = loop {
+            tokio::select! {
+                asked = &mut by_tcp => break asked?,
+                reached = &mut by_quic, if over_quic.is_none() => over_quic = Some(reached?),
+            }
+        };
+        if over_quic.is_none() && !matches!(tcp, Reachability::OtherProgram(_)) {
+            over_quic = Some(by_quic.await?);
+        }
+        Ok((tcp, admission, over_quic))
+    }
+
     /// Dials by TCP, and asks over that connection at once.
     async fn ask_over_tcp(&self) -> Result<(Reachability, Option<Admission>)> {
         let (mut way, connected) = self.reach(TransportChoice::Tcp).await?;
@@ -173,10 +198,7 @@ impl Visit<'_> {
     }
 
     /// Dials by one transport; the connection is for the caller to use.
-    async fn reach(
-        &self,
-        transport: TransportChoice,
-    ) -> Result<(Reachability, Option<(Channel, ChannelDialler)>)> {
+    async fn reach(&self, transport: TransportChoice) -> Result<Dialled> {
         let begun = Instant::now();
         let known = KnownHosts::open(self.home)?.lookup(&self.host.host, self.host.port);
         let policy = match known {
@@ -236,6 +258,14 @@ impl Reachability {
         let text = format!("failed to {error}");
         match error {
             DialError::HostKeyChanged { .. } => Self::OtherKey(text),
+            DialError::NotTls { .. }
+            | DialError::NotZmove { .. }
+            | DialError::OtherVersion { .. } => Self::OtherProgram(text),
+            DialError::Closed { .. }
+            | DialError::TimedOut {
+                stage: DialStage::Handshaking,
+                ..
+            } => Self::Silent(text),
             DialError::Resolve { .. } | DialError::Socket { .. } => Self::Unreached(text),
             error if error.retryable() => Self::Unreached(text),
             _ => Self::Refused(text),

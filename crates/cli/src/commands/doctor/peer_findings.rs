@@ -12,9 +12,10 @@ use crate::commands::doctor::windows::Millis;
 
 pub(super) fn findings(peer: &Peer, link_mtu: Option<u32>) -> Vec<Finding> {
     let mut findings = vec![judge_name(peer)];
-    if let (Some(tcp), Some(quic)) = (&peer.tcp, &peer.quic) {
-        findings.push(judge_tcp(peer, tcp, quic));
-        findings.push(judge_quic(peer, tcp, quic));
+    if let Some(tcp) = &peer.tcp {
+        findings.push(judge_tcp(peer, tcp, peer.quic.as_ref()));
+        let quic = peer.quic.as_ref();
+        findings.extend(quic.map(|quic| judge_quic(peer, tcp, quic)));
     }
     if let Some(reached) = peer.reached() {
         findings.extend(judge_path(reached, link_mtu));
@@ -42,9 +43,12 @@ fn judge_name(peer: &Peer) -> Finding {
     }
 }
 
-fn judge_tcp(peer: &Peer, tcp: &Reachability, quic: &Reachability) -> Finding {
+fn judge_tcp(peer: &Peer, tcp: &Reachability, quic: Option<&Reachability>) -> Finding {
     match (tcp, quic) {
-        (Reachability::Unreached(reason), Reachability::Reached(_)) => Finding::new(
+        (
+            Reachability::Unreached(reason) | Reachability::Silent(reason),
+            Some(Reachability::Reached(_)),
+        ) => Finding::new(
             Level::Slow,
             "TCP",
             format!("{reason}; a push goes by QUIC, at 1.5 times the CPU"),
@@ -57,10 +61,14 @@ fn judge_tcp(peer: &Peer, tcp: &Reachability, quic: &Reachability) -> Finding {
 }
 
 fn judge_quic(peer: &Peer, tcp: &Reachability, quic: &Reachability) -> Finding {
-    match quic {
-        Reachability::Reached(_) => judge_way("QUIC", peer, quic),
+    match (quic, tcp) {
+        (Reachability::Reached(_), _) => judge_way("QUIC", peer, quic),
         _ if discriminant(quic) == discriminant(tcp) => Finding::note("QUIC", "fails as TCP does"),
-        Reachability::Unreached(reason) => Finding::note(
+        (
+            Reachability::Unreached(_) | Reachability::Silent(_),
+            Reachability::Unreached(_) | Reachability::Silent(_),
+        ) => Finding::note("QUIC", "fails as TCP does"),
+        (Reachability::Unreached(reason) | Reachability::Silent(reason), _) => Finding::note(
             "QUIC",
             format!("{reason}: '--transport quic' does not work, nor a push while TCP is blocked"),
         ),
@@ -84,9 +92,10 @@ fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
                     "zmove trust remove {host} && zmove trust {host}"
                 )))
         }
-        Reachability::Refused(reason) | Reachability::Unreached(reason) => {
-            Finding::new(Level::Bad, check, reason)
-        }
+        Reachability::OtherProgram(reason)
+        | Reachability::Refused(reason)
+        | Reachability::Silent(reason)
+        | Reachability::Unreached(reason) => Finding::new(Level::Bad, check, reason),
     }
 }
 
@@ -281,6 +290,24 @@ mod tests {
             troubles(&neither),
             [(Level::Bad, "TCP", serve), (Level::Note, "QUIC", vec![])]
         );
+    }
+
+    #[test]
+    fn a_port_that_a_program_has_is_not_to_be_served_once_more() {
+        let silent = || Some(Reachability::Silent("connect to dtn: no answer".into()));
+        let peer = Peer {
+            tcp: silent(),
+            quic: unreached(),
+            admission: None,
+            ..healthy()
+        };
+        let found = [(Level::Bad, "TCP", vec![]), (Level::Note, "QUIC", vec![])];
+        assert_eq!(troubles(&peer), found);
+        let by_quic = Peer {
+            tcp: silent(),
+            ..healthy()
+        };
+        assert_eq!(troubles(&by_quic), [(Level::Slow, "TCP", vec![])]);
     }
 
     #[test]
