@@ -131,9 +131,9 @@ const NAMED_MAX: u64 = 10;
 const KINDS_MAX: usize = 100;
 /// What the system calls a full disk, and a quota that is used up.
 const NO_ROOM: [&str; 2] = ["No space left on device", "quota exceeded"];
-const MAKE_ROOM: &str = "receiver: No space left on device: what is whole stays, and the same command goes on from \
-                         there; one receiver alone keeps parts of large files as well: 'zmove journal clean --all' \
-                         there frees them";
+const MAKE_ROOM: &str = "receiver: No space left on device. Complete files stay. Run the same command again when there \
+                         is room. Partial data of large files is kept; to free it, run 'zmove journal clean --all' on \
+                         the receiver.";
 const OTHERS: &str = "failures of other kinds";
 
 #[cfg(test)]
