@@ -152,7 +152,8 @@ pub(crate) fn hint(error: &mut clap::Error) {
         .iter()
         .find(|(words, _)| words.contains(&&*word))
         .map(|(_, hint)| *hint);
-    let known = of_jobs.or(known);
+    let is_key = about.contains("zmove trust") && word.starts_with("SHA256:");
+    let known = of_jobs.or(is_key.then_some(KEY)).or(known);
     if known.is_some() || !is_close {
         error.remove(guess);
     }
@@ -230,6 +231,9 @@ const JOBS: &[(&str, &str)] = &[
         "'zmove job ID' shows it; ID log, wait, attach, pause, resume, cancel, rerun",
     ),
 ];
+
+/// What fits a key behind the host of `zmove trust`.
+const KEY: &str = "--fingerprint SHA256:... pins the key, if it is this one";
 
 /// Options of other commands.
 const ELSEWHERE: &[(&[&str], &str)] = &[(
@@ -486,6 +490,13 @@ mod tests {
                 "{words}"
             );
         }
+    }
+
+    #[test]
+    fn a_key_behind_a_host_needs_its_option() {
+        let key = "SHA256:EdZ6fkZdjHpvfnn+K4fKxJ9yy426OEA5vP3A0EE/l50";
+        assert_eq!(tip(&format!("zmove trust dtn {key}")).as_deref(), Some(KEY));
+        assert_eq!(tip("zmove trust dtn other"), None);
     }
 
     #[test]
