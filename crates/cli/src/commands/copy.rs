@@ -18,7 +18,7 @@ use crate::args::{CopyArgs, ResultArgs};
 use crate::ceiling::Shares;
 use crate::commands::transfer::{exit_of, interrupted};
 use crate::commands::{pull, push};
-use crate::display::format::counted;
+use crate::display::format::{counted, same_files};
 use crate::display::progress::{Display, print_json};
 use crate::display::prompt::Prompt;
 use crate::display::summary::{Ending, Sessions};
@@ -256,7 +256,8 @@ fn of_sender(
     let mut text = if is_preview {
         format!(
             "nothing was sent to {host}:{port}: {added} only at the source, {changed} differ, {removed} only at the \
-             target, {skipped} files are the same, {failed} failed"
+             target, {}, {failed} failed",
+            same_files(skipped)
         )
     } else {
         format!(

@@ -17,6 +17,12 @@ pub(crate) fn counted(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
+/// The number of files that a comparison has found equal, as a sentence: "1 file is the same".
+pub(crate) fn same_files(number: u64) -> String {
+    let are = if number == 1 { "is" } else { "are" };
+    format!("{} {are} the same", counted(number, "file"))
+}
+
 /// A rate of bytes in binary units.
 #[expect(
     clippy::cast_possible_truncation,

@@ -10,7 +10,7 @@ use zmove_types::{ByteCount, ByteRate, Counters, ExitEffect};
 use crate::args::{DurabilityArg, ProofArg, PushArgs};
 use crate::ceiling::Shares;
 use crate::display::failures::SCHEMA;
-use crate::display::format::{counted, files_per_second};
+use crate::display::format::{counted, files_per_second, same_files};
 use crate::display::progress::print_json;
 use crate::display::summary::json::{as_json, cipher_key};
 use crate::display::terminal;
@@ -264,10 +264,11 @@ fn verified(summary: &Summary, args: &PushArgs) -> String {
         let compared = counted(compared, "file");
         return format!("all the same: {compared} compared {how}, in {seconds:.2} s\n");
     }
+    let same = same_files(compared);
     if args.listed.is_some() {
         return format!(
             "{changed} differ, {added} not listed, {removed} listed and not there\n\
-             {compared} files are the same, {how}; {seconds:.2} s\n"
+             {same}, {how}; {seconds:.2} s\n"
         );
     }
     let removed = if args.delete {
@@ -277,7 +278,7 @@ fn verified(summary: &Summary, args: &PushArgs) -> String {
     };
     let mut text = format!(
         "{changed} differ, {added} only at the source{removed}\n\
-         {compared} files are the same, {how}; {seconds:.2} s\n"
+         {same}, {how}; {seconds:.2} s\n"
     );
     if compared == 0 && changed == 0 && added > 0 {
         text += "nothing of the source is at the target: is that the right path? ('SRC' is compared with DST/SRC, 'SRC/' \
@@ -427,6 +428,20 @@ mod tests {
         };
         let partly = as_text(&self::summary(partly), &args(), None);
         assert!(partly.starts_with("0 files, 9 B in "), "{partly}");
+    }
+
+    #[test]
+    fn one_file_is_the_same_and_two_are() {
+        let same = |skipped| {
+            let found = summary(Counters {
+                skipped,
+                changed: 1,
+                ..Counters::default()
+            });
+            verified(&found, &args())
+        };
+        assert!(same(1).contains("\n1 file is the same, by hash"));
+        assert!(same(2).contains("\n2 files are the same, by hash"));
     }
 
     #[test]
