@@ -24,6 +24,8 @@ pub(super) fn as_json(
         .filter(|resumption| resumption.bytes > 0);
     let counters = &summary.counters;
     let is_preview = summary.is_preview;
+    // A preview sends nothing that could have a rate or a limit.
+    let sent = (!is_preview).then_some(());
     let proofs = if is_preview || counters.files == 0 {
         &[]
     } else {
@@ -40,16 +42,16 @@ pub(super) fn as_json(
         "resumed_window_bytes": resumed.map(|resumption| resumption.bytes),
         "resumed_window_refuted": resumed.map(|resumption| resumption.is_refuted),
         "seconds": summary.elapsed.as_secs_f64(),
-        "bytes_per_second": ByteRate::new(counters.bytes, summary.elapsed).0,
+        "bytes_per_second": sent.map(|()| ByteRate::new(counters.bytes, summary.elapsed).0),
         "first_byte_seconds": summary.first_byte.map(|time| time.as_secs_f64()),
         "flush_seconds": summary.flush.as_secs_f64(),
         "sender_cpu_seconds": summary.sender_cpu.as_secs_f64(),
         "receiver_cpu_seconds": summary.receiver_cpu.as_secs_f64(),
-        "limited_by": limit_key(summary.bottleneck.limit),
-        "limited_percent": summary.bottleneck.percent,
-        "shares_percent": shares(&summary.bottleneck),
+        "limited_by": sent.map(|()| limit_key(summary.bottleneck.limit)),
+        "limited_percent": sent.map(|()| summary.bottleneck.percent),
+        "shares_percent": sent.map(|()| shares(&summary.bottleneck)),
         "path": summary.path.as_ref().map(|path| path_as_json(path, summary)),
-        "advice": summary.finding().map(|finding| finding.to_string()),
+        "advice": sent.and_then(|()| summary.finding()).map(|finding| finding.to_string()),
     });
     for (row, value) in counters.rows() {
         let is_counted = match row.scope {
@@ -186,6 +188,27 @@ mod tests {
             };
             assert_eq!(said, expected, "{}", row.name);
         }
+    }
+
+    #[test]
+    fn a_preview_has_no_rate_and_no_limit() {
+        let of_rates = [
+            "bytes_per_second",
+            "limited_by",
+            "limited_percent",
+            "shares_percent",
+            "advice",
+        ];
+        let counters = Counters {
+            files: 1,
+            bytes: 1 << 30,
+            ..Counters::default()
+        };
+        let preview = said(counters, true, Sessions::One);
+        assert_eq!(of_rates.map(|field| &preview[field]), [&Value::Null; 5]);
+        let pushed = said(counters, false, Sessions::One);
+        assert!(pushed["bytes_per_second"].is_f64() && pushed["limited_by"].is_string());
+        assert!(pushed["limited_percent"].is_u64() && pushed["shares_percent"].is_object());
     }
 
     /// The lines of the schema are those of the table.
