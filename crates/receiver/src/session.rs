@@ -159,8 +159,8 @@ struct OpenedSession {
     pulse: ChannelHandle,
 }
 
-/// Does what the intent of the opening permits. Only [`Intent::Write`] leads to code that changes what is at the target;
-/// a probe's sweep of the storage has a hidden directory of its own.
+/// Does what the intent of the opening permits. Only [`Intent::Write`] leads to code that changes what is at the
+/// target; a probe's sweep of the storage has a hidden directory of its own.
 async fn serve(
     session: OpenedSession,
     config: ReceiverConfig,
