@@ -16,7 +16,7 @@ use crate::trust::{Fingerprint, GrantFault, HostLineFault};
 pub enum KeyFileError {
     /// The file, or a directory on the way to it, belongs to somebody else.
     #[error(
-        "trust {}: it belongs to user {owner}, who is neither root nor the user that reads it; run: chown {user} {}",
+        "trust {}: it belongs to user {owner}, who is neither root nor the user that reads it; run: chown -h {owner_wanted} {}",
         path.display(), path.display()
     )]
     Owner {
@@ -24,8 +24,8 @@ pub enum KeyFileError {
         path: PathBuf,
         /// The user that it belongs to.
         owner: u32,
-        /// The user that reads it.
-        user: u32,
+        /// The user that should own it: root, or the owner of its directory if that is the user that reads it.
+        owner_wanted: u32,
     },
     /// Others may write the file, or change what a directory on the way to it holds.
     #[error("trust {}: its mode {mode:04o} lets others write to it; run: chmod go-w {}", path.display(), path.display())]

@@ -379,7 +379,7 @@ fn rewrite<T>(
     let lock = file::open_locked(&home.join(LOCK_FILE))?;
     let mut lines = read_lines(&path)?;
     let changed = change(&mut lines);
-    file::replace(&path, &render(&lines))?;
+    file::replace_list(&path, &render(&lines))?;
     drop(lock);
     Ok(changed)
 }

@@ -4,15 +4,15 @@
 //! **Invariant:** a file is created or replaced whole and flushed, or not at all, also where several processes write.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, Read as _, Write as _},
     os::unix::fs::{
-        DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown,
+        DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
     },
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::fs::{CWD, FlockOperation, OFlags, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
 
 use crate::error::KeyFileError;
@@ -21,6 +21,8 @@ use crate::error::KeyFileError;
 pub(super) const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 const FILE_MODE: u32 = 0o600;
+/// The mode of a list in a directory that all may enter.
+const LIST_MODE: u32 = 0o644;
 const HOME_MODE: u32 = 0o700;
 
 /// The contents and the mode of a file.
@@ -32,7 +34,12 @@ pub(super) struct Contents {
 
 /// Reads a file; `None` where there is none.
 pub(super) fn read(path: &Path) -> Result<Option<Contents>, KeyFileError> {
-    let read = match File::open(path) {
+    // A FIFO must not keep anybody waiting.
+    let opened = File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path);
+    let read = match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.and_then(|file| read_open(&file)),
     };
@@ -55,7 +62,11 @@ pub(super) fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, KeyFileError>
 
 /// Reads a file from its start; the mode is that of the very file that is read.
 pub(super) fn read_open(file: &File) -> io::Result<Contents> {
-    let mode = file.metadata()?.permissions().mode() & 0o7777;
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mode = found.mode() & 0o7777;
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
@@ -103,20 +114,36 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     replace().map_err(unwritten(path))
 }
 
+/// Stores a list that a daemon of another user reads: whoever may enter its directory may read it. A directory with the
+/// setgid bit gives it its group.
+pub(super) fn replace_list(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
+    let replace = || {
+        let temporary = Temporary::write(path, bytes)?;
+        share(&File::open(&temporary.path)?, path)?;
+        fs::rename(&temporary.path, path)?;
+        sync_parent(path)
+    };
+    replace().map_err(unwritten(path))
+}
+
 /// Opens a file to append to it, and holds its [`lock`]. A file that has been replaced meanwhile is left for the one
-/// that has its name now.
+/// that has its name now. A link is not followed, and a file that has another owner or a second name is refused.
 pub(super) fn open_locked(path: &Path) -> Result<File, KeyFileError> {
     let open = || {
         create_home_of(path)?;
         loop {
-            let owner = Owner::of(path);
+            let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
             let file = OpenOptions::new()
                 .read(true)
                 .append(true)
                 .create(true)
                 .mode(FILE_MODE)
+                .custom_flags(flags.bits().cast_signed())
                 .open(path)?;
-            owner.take_over(&file)?;
+            check_own(&file)?;
+            if file.metadata()?.len() == 0 {
+                share(&file, path)?;
+            }
             lock(&file)?;
             if is_named(&file, path)? {
                 return Ok(file);
@@ -124,6 +151,32 @@ pub(super) fn open_locked(path: &Path) -> Result<File, KeyFileError> {
         }
     };
     open().map_err(unwritten(path))
+}
+
+/// Lets those read a list who may read its directory.
+fn share(file: &File, path: &Path) -> io::Result<()> {
+    let directory = fs::metadata(directory_of(path))?.mode();
+    file.set_permissions(Permissions::from_mode(FILE_MODE | (directory & LIST_MODE)))
+}
+
+/// Checks that a file is a regular one of this user, with one name. Root works only where nobody else can make names,
+/// so for root any owner is right.
+fn check_own(file: &File) -> io::Result<()> {
+    let found = file.metadata()?;
+    let user = rustix::process::geteuid();
+    if !found.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    if !user.is_root() && found.uid() != user.as_raw() {
+        return Err(io::Error::other(format!(
+            "it belongs to user {}",
+            found.uid()
+        )));
+    }
+    if found.nlink() > 1 {
+        return Err(io::Error::other("it has a second name (a hard link)"));
+    }
+    Ok(())
 }
 
 fn is_named(file: &File, path: &Path) -> io::Result<bool> {
@@ -186,7 +239,6 @@ impl Temporary {
             .mode(FILE_MODE)
             .open(&path)?;
         let temporary = Self { path };
-        Owner::of(target).take_over(&file)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         Ok(temporary)
@@ -197,30 +249,6 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         // After a rename the name is gone already; a leftover is private and harmless.
         drop(fs::remove_file(&self.path));
-    }
-}
-
-/// The owner that a file has, or is to have: that of the directory where the file does not exist yet. A file that root
-/// writes for a daemon with another user stays that user's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Owner(Option<(u32, u32)>);
-
-impl Owner {
-    fn of(path: &Path) -> Self {
-        let there = fs::symlink_metadata(path).or_else(|_| fs::metadata(directory_of(path)));
-        Self(there.ok().map(|there| (there.uid(), there.gid())))
-    }
-
-    /// Changes the owner of a file to this one, if this process may do that.
-    fn take_over(self, file: &File) -> io::Result<()> {
-        let is = file.metadata()?;
-        let Some((user, group)) = self.0.filter(|(user, _)| *user != is.uid()) else {
-            return Ok(());
-        };
-        match fchown(file, Some(user), Some(group)) {
-            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => Err(error),
-            _ => Ok(()),
-        }
     }
 }
 
@@ -264,5 +292,48 @@ mod tests {
     fn missing_file_is_none() {
         let home = tempfile::tempdir().unwrap();
         assert!(read(&home.path().join("file")).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_list_can_be_read_by_whoever_may_read_its_directory() {
+        let home = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        for (directory, expected) in [(0o700, 0o600), (0o2750, 0o640), (0o755, 0o644)] {
+            fs::set_permissions(home.path(), Permissions::from_mode(directory)).unwrap();
+            let [list, lock, key] = ["list", "lock", "key"].map(|name| home.path().join(name));
+            replace_list(&list, b"x").unwrap();
+            drop(open_locked(&lock).unwrap());
+            create(&key, b"x").unwrap();
+            assert_eq!(
+                [mode(&list), mode(&lock), mode(&key)],
+                [expected, expected, 0o600]
+            );
+            for path in [list, lock, key] {
+                fs::remove_file(path).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_but_a_file_with_one_name_is_locked() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().join(name);
+        fs::write(at("other"), "other").unwrap();
+        fs::set_permissions(at("other"), Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink("other", at("link")).unwrap();
+        std::os::unix::fs::symlink("none", at("dangling")).unwrap();
+        fs::hard_link(at("other"), at("hard")).unwrap();
+        let fifo = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(CWD, at("fifo"), rustix::fs::FileType::Fifo, fifo, 0).unwrap();
+        fs::create_dir(at("directory")).unwrap();
+        for name in ["link", "dangling", "hard", "fifo", "directory"] {
+            open_locked(&at(name)).unwrap_err();
+        }
+        assert!(!at("none").exists());
+        for name in ["fifo", "directory"] {
+            assert!(read(&at(name)).is_err(), "{name}");
+        }
+        fs::remove_file(at("hard")).unwrap();
+        drop(open_locked(&at("other")).unwrap());
     }
 }

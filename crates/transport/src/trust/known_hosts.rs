@@ -104,8 +104,8 @@ impl KnownHosts {
         let Some(pin) = self.pins.remove(&host_key) else {
             return Ok(None);
         };
-        file::replace(&self.home.join(KNOWN_HOSTS_OLD), &bytes)?;
-        file::replace(&path, &without(&bytes, &host_key))?;
+        file::replace_list(&self.home.join(KNOWN_HOSTS_OLD), &bytes)?;
+        file::replace_list(&path, &without(&bytes, &host_key))?;
         Ok(Some(pin.fingerprint))
     }
 
@@ -163,6 +163,8 @@ struct Pin {
 
 /// The present list, which no other process changes while the file is open.
 fn read_locked(path: &Path) -> Result<(File, Vec<u8>), KeyFileError> {
+    // Users keep lists elsewhere, with a link in the home; the lock is for the list itself.
+    let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let file = file::open_locked(path)?;
     let contents = file::read_open(&file).map_err(|source| KeyFileError::Read {
         path: path.into(),

@@ -54,7 +54,7 @@ fn check_way(path: &Path, user: u32) -> Result<(), KeyFileError> {
             return Err(KeyFileError::Owner {
                 path: path.into(),
                 owner: found.uid(),
-                user,
+                owner_wanted: owner_wanted(path, &found, user),
             });
         }
         if others_may_write(&found) {
@@ -65,6 +65,18 @@ fn check_way(path: &Path, user: u32) -> Result<(), KeyFileError> {
         }
         Ok(())
     })
+}
+
+/// The user that should own an entry: a directory that the reader does not own already stays with root, and so does a
+/// file in a directory of root's. Otherwise the reader could change what root reads there.
+fn owner_wanted(path: &Path, found: &Metadata, user: u32) -> u32 {
+    let parent = path.parent().and_then(|parent| fs::metadata(parent).ok());
+    let is_of_user = parent.is_some_and(|parent| parent.uid() == user);
+    if is_of_user && !found.is_dir() {
+        user
+    } else {
+        0
+    }
 }
 
 /// Whether others may change an entry. In a directory with the sticky bit others may make files, but neither remove nor
@@ -141,7 +153,7 @@ mod tests {
             std::os::unix::fs::lchown(path, Some(65_534), None).unwrap();
             let error = check(read).unwrap_err();
             assert!(
-                matches!(&error, KeyFileError::Owner { path: at, owner: 65_534, user: 0 } if at == path),
+                matches!(&error, KeyFileError::Owner { path: at, owner: 65_534, owner_wanted: 0 } if at == path),
                 "{error}"
             );
             std::os::unix::fs::lchown(path, Some(0), None).unwrap();
