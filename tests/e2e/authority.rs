@@ -121,6 +121,7 @@ impl Issued {
         let commands = commands
             .replace("~/.config/zmove", client.to_str().unwrap())
             .replace("/etc/zmove", server.to_str().unwrap())
+            .replace("/var/lib/zmove", server.to_str().unwrap())
             .replace("dtn.example.org", "localhost");
         let mut shell = Command::new("sh");
         let output = shell

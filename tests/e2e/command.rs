@@ -81,6 +81,15 @@ impl LinesOf {
         Self { lines }
     }
 
+    /// Waits for the next line, and tells whether this holds of it; the end of the output is no line.
+    pub(crate) fn next_is(&self, holds: impl Fn(&str) -> bool) -> bool {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => holds(&line),
+            Err(mpsc::RecvTimeoutError::Disconnected) => false,
+            Err(error @ mpsc::RecvTimeoutError::Timeout) => panic!("no line: {error}"),
+        }
+    }
+
     /// Waits for a line of which this holds, and returns it.
     #[track_caller]
     pub(crate) fn wait_for(&self, holds: impl Fn(&str) -> bool) -> String {

@@ -38,7 +38,9 @@ impl Journals<'_> {
     }
 
     fn part_file(&self, transfer: u8) -> PathBuf {
-        self.site.target().join(format!("sub/.zmove-{transfer}"))
+        self.site
+            .target()
+            .join(format!("sub/{}", part_name(transfer)))
     }
 
     /// A transfer that has half of a file of three groups, the first of them flushed.
@@ -61,7 +63,7 @@ impl Journals<'_> {
         };
         let part = Part {
             path: RelPath::from_bytes(format!("sub/file {transfer}\x1b").as_bytes()).unwrap(),
-            part: Name::from_bytes(format!(".zmove-{transfer}").as_bytes()).unwrap(),
+            part: Name::from_bytes(part_name(transfer).as_bytes()).unwrap(),
             source,
             inode: self.part_file(transfer).metadata().unwrap().ino(),
             born: Timestamp::default(),
@@ -106,6 +108,11 @@ impl Journals<'_> {
             .map(|line| serde_json::from_str(line).unwrap())
             .collect()
     }
+}
+
+/// The name of the part file of a transfer.
+fn part_name(transfer: u8) -> String {
+    format!(".zmove-{transfer:012x}-0")
 }
 
 /// A hash in the name of a journal.
@@ -185,7 +192,7 @@ fn json_has_everything() {
     assert!(whole["last_written_seconds_ago"].as_u64().unwrap() >= DAY.as_secs());
     let file = json!({
         "path": "sub/file 1\u{1b}",
-        "part": ".zmove-1",
+        "part": part_name(1),
         "bytes": 2 * GROUP_BYTES + 5,
         "bytes_written": GROUP_BYTES + 5,
         "bytes_flushed": GROUP_BYTES,

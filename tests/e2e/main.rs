@@ -79,6 +79,7 @@ mod quic;
 mod reconnect;
 mod resume;
 mod resync;
+mod root;
 mod scan;
 mod schema;
 mod selection;

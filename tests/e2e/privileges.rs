@@ -7,7 +7,7 @@ use std::process::Command;
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 use zmove_types::GROUP_BYTES;
 
-use crate::command::{NOBODY, Outcome, Runner};
+use crate::command::{NOBODY, Outcome, Runner, Zmove};
 use crate::daemon::Daemon;
 use crate::harness::{Site, is_root, own_all, skip};
 use crate::tree::{assert_same, names, paint};
@@ -15,7 +15,7 @@ use crate::tree::{assert_same, names, paint};
 const ENGINES: [&str; 2] = ["threads", "uring"];
 const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
 
-/// A site whose daemon's files belong to a user who is not root; `None` where nobody can become them.
+/// A site whose daemon's state and target belong to a user who is not root; `None` where nobody can become them.
 fn given_away() -> Option<Site> {
     if !is_root() {
         skip("not root: cannot become another user");
@@ -23,7 +23,9 @@ fn given_away() -> Option<Site> {
     }
     let site = Site::local();
     site.authorize(Access::WriteOnly);
-    own_all(&site.path(""));
+    std::fs::create_dir(site.path("state")).unwrap();
+    own_all(&site.path("state"));
+    own_all(&site.target());
     Some(site)
 }
 
@@ -33,9 +35,19 @@ fn paint_sources(site: &Site) {
     (0..20).for_each(|number| paint(site.source().join(format!("n/{number}")), number));
 }
 
+/// The program with the settings of root and the state of the daemon's user.
+fn command(site: &Site) -> Command {
+    let mut command = Runner::default().zmove(&site.path("server")).0;
+    let state = site.path("state");
+    if state.exists() {
+        command.env("STATE_DIRECTORY", state);
+    }
+    command
+}
+
 fn start(site: &Site, options: &[&str]) -> Daemon {
     let options = [&["--listen", "127.0.0.1:0", "--metrics", "off"], options].concat();
-    let daemon = Daemon::start_with(&site.path("server"), &options, &Runner::default());
+    let daemon = Daemon::run(command(site), &options);
     site.pin(&daemon.address, daemon.fingerprint);
     daemon
 }
@@ -52,12 +64,11 @@ fn push(site: &Site, daemon: &Daemon, options: &[&str], path: &str) -> Outcome {
 
 /// `zmove serve` where it does not come to listening.
 fn serve(site: &Site, options: &[&str]) -> Outcome {
-    let mut zmove = Runner::default().zmove(&site.path("server"));
-    zmove
-        .0
+    let mut command = command(site);
+    command
         .args(["serve", "--listen", "127.0.0.1:0", "--metrics", "off"])
         .args(options);
-    zmove.outcome()
+    Zmove(command).outcome()
 }
 
 fn grant_later(site: &Site, root: &str) {
@@ -109,10 +120,7 @@ fn a_daemon_that_has_become_another_user_has_nothing_left_of_root_in_any_thread(
             }
             assert_all_are(status, "NoNewPrivs:", "1");
         }
-        assert_eq!(
-            site.path("server/key.pem").metadata().unwrap().uid(),
-            NOBODY
-        );
+        assert_eq!(site.path("state/key.pem").metadata().unwrap().uid(), NOBODY);
     }
 }
 
@@ -172,21 +180,33 @@ fn what_the_user_cannot_read_is_named_with_the_line_that_mends_it() {
     let site = Site::local();
     site.authorize(Access::WriteOnly);
     let home = site.path("server");
-    Identity::load_or_create(&home).unwrap();
+    let list = home.join("authorized_keys");
+    let state = site.path("state");
+    std::fs::create_dir(&state).unwrap();
     let config = site.path("settings.toml");
     std::fs::write(&config, "user = \"nobody\"\n").unwrap();
-    for (path, mode) in [(&config, 0o600), (&home, 0o700), (&site.path("."), 0o700)] {
+    for (path, mode) in [
+        (&config, 0o600),
+        (&list, 0o600),
+        (&home, 0o700),
+        (&site.path("."), 0o700),
+    ] {
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     }
     let options = ["--config", config.to_str().unwrap()];
     let name = |path: &Path| format!("'{}'", path.display());
-    for path in [&site.path("."), &home, &config] {
+    for path in [&site.path("."), &home, &list, &config, &state] {
         let path = path.canonicalize().unwrap();
         let outcome = serve(&site, &options)
             .expect(11)
             .says(&["the user 'nobody' cannot use", &name(&path)])
             .lines(1);
         let (_, line) = outcome.stderr.trim_end().rsplit_once("run: ").unwrap();
+        let gives_settings = line.contains("chown") || line.contains("-o nobody");
+        assert!(
+            path == state.canonicalize().unwrap() || !gives_settings,
+            "{line}"
+        );
         assert!(
             Command::new("sh")
                 .args(["-c", line])
@@ -213,19 +233,19 @@ fn keys_and_settings_are_read_again_as_the_user() {
     daemon.hang_up();
     daemon.wait_for_log("kept as it was: ");
     daemon.wait_for_log("zmove.toml: Permission denied");
-    lchown(&settings, Some(NOBODY), None).unwrap();
+    std::fs::set_permissions(&settings, PermissionsExt::from_mode(0o644)).unwrap();
     daemon.hang_up();
     daemon.wait_for_log("transfers: 5");
-    // by root: the list stays the user's
+    // The list is root's, and the user can read it.
     grant_later(&site, "target");
     push(&site, &daemon, &[], "").done();
     let list = site.path("server/authorized_keys");
-    lchown(&list, Some(0), None).unwrap();
+    std::fs::set_permissions(&list, PermissionsExt::from_mode(0o600)).unwrap();
     push(&site, &daemon, &[], "")
         .expect(10)
         .says(&["the receiver cannot read its authorized_keys; see its log"]);
     daemon.wait_for_log("authorized_keys: Permission denied");
-    own_all(&site.path("server"));
+    std::fs::set_permissions(&list, PermissionsExt::from_mode(0o644)).unwrap();
     push(&site, &daemon, &[], "").done();
 }
 
@@ -364,25 +384,13 @@ fn confined_and_another_user_at_once() {
         return;
     }
     paint_sources(&site);
-    let state = site.path("state");
-    std::fs::create_dir(&state).unwrap();
-    own_all(&state);
-    let mut runner = Runner::default().zmove(&site.path("server")).0;
-    runner.env("STATE_DIRECTORY", &state);
-    let options = [
-        "--listen",
-        "127.0.0.1:0",
-        "--metrics",
-        "off",
-        "--confine",
-        "--user",
-        "nobody",
-    ];
-    let daemon = Daemon::run(runner, &options);
-    site.pin(&daemon.address, daemon.fingerprint);
+    let daemon = start(&site, &["--confine", "--user", "nobody"]);
     push(&site, &daemon, &[], "").done();
     assert_same(&site.source(), &site.target());
-    assert_eq!(names(&state), ["copies", "journal", "learnt"]);
+    assert_eq!(
+        names(&site.path("state")),
+        ["control.sock", "copies", "journal", "key.pem", "learnt"]
+    );
 }
 
 /// What root may read has any mode at its source; where it goes, its owner may not even list it.

@@ -124,6 +124,15 @@ pub(crate) enum Command {
     /// Do one job; the runner starts this
     #[command(hide = true)]
     RunJob(Box<SubmitArgs>),
+    /// Do a command as another user; root starts this where that user controls the directory
+    #[command(hide = true)]
+    AsUser(AsUserArgs),
+    /// Pass a request from standard input to a daemon's socket; root starts this as the daemon's user
+    #[command(hide = true)]
+    AskDaemon {
+        /// The socket
+        socket: PathBuf,
+    },
     /// Receive one push; 'push --ssh' starts this over ssh
     #[command(hide = true)]
     Receive,
@@ -177,7 +186,11 @@ impl Command {
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
     /// Print the fingerprint; the key is made at first use
-    Show,
+    Show {
+        /// The key of this host's daemon
+        #[arg(long)]
+        daemon: bool,
+    },
     /// Make a new key and print its fingerprint
     New {
         /// Replace the key that is there, which is kept in key.pem.old; whoever has allowed or pinned it does
@@ -185,6 +198,22 @@ pub(crate) enum KeyCommand {
         #[arg(long)]
         force: bool,
     },
+}
+
+impl KeyCommand {
+    /// Whether the key is that of the daemon.
+    pub(crate) const fn is_of_daemon(&self) -> bool {
+        matches!(self, Self::Show { daemon: true })
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct AsUserArgs {
+    /// The number of the user
+    pub(crate) user: u32,
+    /// The command of zmove
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    pub(crate) words: Vec<OsString>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -8,33 +8,69 @@ mod commands;
 mod display;
 #[doc(hidden)]
 pub mod fuzzing;
+mod ownership;
 mod settings;
 mod signals;
 mod value;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use anyhow::Result;
 use zmove_engine::After;
 
-use args::{Args, Command, SubmitArgs};
+use args::{Args, AsUserArgs, Command, SubmitArgs};
 use commands::{
     allow, cluster, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push,
     receive, runner, scan, serve, submit, sweep, trace, trust, verify,
 };
 use display::{failures, terminal};
+use ownership::Settled;
 use value::exit::{self, Exit};
 
 /// Runs the command line and returns the exit code.
 pub fn main() -> ExitCode {
     let started = Instant::now();
-    let args = match Args::read(std::env::args_os().collect()) {
+    run(std::env::args_os().collect(), started)
+}
+
+fn run(words: Vec<OsString>, started: Instant) -> ExitCode {
+    let args = match Args::read(words) {
         Ok(args) => args,
         Err(error) => return exit::usage(error),
     };
-    settings::prepare_process();
     let is_json = args.command.tells_events();
-    let done = match args.command {
+    let done = match ownership::settle(&args.command) {
+        Ok(Settled::Elsewhere(code)) => return code.into(),
+        Ok(Settled::Here) => run_here(args.command, started),
+        Err(error) => Err(error),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            terminal::warn(terminal::causes(&error));
+            let exit = Exit::of(&error);
+            if is_json {
+                failures::print_end(&error, exit);
+            }
+            exit.into()
+        }
+    }
+}
+
+fn run_here(command: Command, started: Instant) -> Result<ExitCode> {
+    settings::prepare_process();
+    let done = match command {
+        Command::AsUser(args) => {
+            return ownership::run_as(args, |AsUserArgs { words, .. }| {
+                run(
+                    [OsString::from("zmove")].into_iter().chain(words).collect(),
+                    started,
+                )
+            });
+        }
+        Command::AskDaemon { socket } => operate::pass_on(&socket),
         Command::Push(args) => push::run(*args, started),
         Command::Pull(args) => pull::run(*args, started),
         Command::Copy(args) if args.detach => submit::run(SubmitArgs::of(*args)),
@@ -64,15 +100,5 @@ pub fn main() -> ExitCode {
         Command::Completions { shell } => Ok(derived::completions(shell)),
         Command::Man { directory } => derived::manual(&directory),
     };
-    match done {
-        Ok(exit) => exit.into(),
-        Err(error) => {
-            terminal::warn(terminal::causes(&error));
-            let exit = Exit::of(&error);
-            if is_json {
-                failures::print_end(&error, exit);
-            }
-            exit.into()
-        }
-    }
+    done.map(Exit::into)
 }

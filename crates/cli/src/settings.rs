@@ -36,13 +36,13 @@ pub(crate) enum Role {
     Daemon,
 }
 
-/// The directory with `key.pem`, `known_hosts` and `authorized_keys`.
+/// The directory with `known_hosts`, `authorized_keys` and, but for a daemon whose [`state`] is elsewhere, `key.pem`.
 pub(crate) fn home(role: Role) -> Result<PathBuf> {
     if let Some(home) = std::env::var_os("ZMOVE_HOME").filter(|home| !home.is_empty()) {
         return Ok(home.into());
     }
     if role == Role::Daemon && rustix::process::geteuid().is_root() {
-        return Ok("/etc/zmove".into());
+        return Ok(SERVICE_HOME.into());
     }
     let home = std::env::home_dir().context("no home directory: set HOME or ZMOVE_HOME")?;
     Ok(home.join(".config/zmove"))
@@ -58,20 +58,29 @@ pub(crate) fn target_leases(home: &Path) -> PathBuf {
     home.join("ending")
 }
 
-/// The socket by which a daemon is asked and told by the operator of its host: in the service manager's directory for
-/// that, else in the daemon's home.
+/// The directory of a daemon's state: its key, journals, copies and records. By default that is its home, but for the
+/// service, whose settings belong to root.
+pub(crate) fn state(home: &Path) -> PathBuf {
+    let given = std::env::var_os("STATE_DIRECTORY").filter(|given| !given.is_empty());
+    match given {
+        Some(given) => given.into(),
+        None if home == Path::new(SERVICE_HOME) => SERVICE_STATE.into(),
+        None => home.to_owned(),
+    }
+}
+
+/// The socket by which the operator of the host asks a daemon and gives it orders: in the service manager's directory
+/// for that, else in the daemon's [`state`].
 pub(crate) fn control_socket(home: &Path) -> PathBuf {
     let given = std::env::var_os("RUNTIME_DIRECTORY").filter(|given| !given.is_empty());
     given
-        .as_deref()
-        .map_or(home, Path::new)
+        .map_or_else(|| state(home), PathBuf::from)
         .join("control.sock")
 }
 
-/// The directory of a daemon's journals: below the service manager's state directory, else in the daemon's home.
+/// The directory of a daemon's journals.
 pub(crate) fn daemon_journals(home: &Path) -> PathBuf {
-    let given = std::env::var_os("STATE_DIRECTORY").filter(|given| !given.is_empty());
-    journals(given.as_deref().map_or(home, Path::new))
+    journals(&state(home))
 }
 
 /// The directory in which a daemon keeps what it has to remember of copies between hosts, beside its journals.
@@ -110,8 +119,11 @@ pub(crate) fn jobs() -> Result<PathBuf> {
     Ok(home.join(".local/state/zmove/jobs"))
 }
 
-/// The directory of journals of a daemon that runs by `docs/systemd/zmove.service`.
-pub(crate) const SERVICE_JOURNALS: &str = "/var/lib/zmove/journal";
+/// The settings of the daemon of this host, which belong to root.
+pub(crate) const SERVICE_HOME: &str = "/etc/zmove";
+
+/// The state of that daemon, which belongs to the daemon's user.
+pub(crate) const SERVICE_STATE: &str = "/var/lib/zmove";
 
 /// The directory of the socket of a daemon that runs by `docs/systemd/zmove.service`.
 pub(crate) const SERVICE_RUNTIME: &str = "/run/zmove";

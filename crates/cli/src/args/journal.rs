@@ -1,5 +1,7 @@
 //! The arguments of `zmove journal`.
 
+use std::path::PathBuf;
+
 use clap::Subcommand;
 
 use super::help;
@@ -12,6 +14,9 @@ pub(crate) enum JournalCommand {
         /// Print each journal as a JSON object on a line
         #[arg(long)]
         json: bool,
+        /// The only directory; root gives it to a child process
+        #[arg(long = "in", value_name = "DIR", hide = true)]
+        directory: Option<PathBuf>,
     },
     /// Remove unfinished transfers that nobody has come back for, with their part files
     Clean(JournalCleanArgs),
@@ -29,4 +34,15 @@ pub(crate) struct JournalCleanArgs {
     /// Only say what would be removed
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// The only directory; root gives it to a child process
+    #[arg(long = "in", value_name = "DIR", hide = true)]
+    pub(crate) directory: Option<PathBuf>,
+    /// Only part files below this directory; may be repeated
+    #[arg(
+        long = "below",
+        value_name = "DIR",
+        hide = true,
+        requires = "directory"
+    )]
+    pub(crate) roots: Vec<PathBuf>,
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 pub(crate) struct ControlArgs {
     /// The daemon's socket
     ///
-    /// [default: control.sock in ZMOVE_HOME, else /run/zmove/control.sock]
+    /// [default: control.sock in the daemon's directory of state, else /run/zmove/control.sock]
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }

@@ -5,6 +5,7 @@
 //! on either host; a fact that cannot be found out is reported as unknown.
 
 mod finding;
+mod homes;
 mod link;
 mod peer;
 mod peer_findings;
@@ -83,6 +84,7 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     network.extend(tcp::judge(root, link.mtu));
     let mut host = vec![Finding::ok("zmove", VERSION.as_str())];
     host.extend(system::judge(root));
+    host.extend(homes::judge());
     host.extend(storage::judge(root, &args.path, part));
     let mut report = Report::default();
     report.add("this host", host);

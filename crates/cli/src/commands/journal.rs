@@ -6,12 +6,13 @@ mod list;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use zmove_receiver::journal;
 use zmove_transport::AuthorizedKeys;
 
-use crate::args::JournalCommand;
+use crate::args::{JournalCleanArgs, JournalCommand};
 use crate::display::terminal;
+use crate::ownership::{self, Child};
 use crate::settings::{self, Role};
 use crate::value::age::Age;
 use crate::value::exit::Exit;
@@ -20,43 +21,169 @@ pub(crate) use clean::expire;
 
 /// Runs `zmove journal`.
 pub(crate) fn run(command: &JournalCommand) -> Result<Exit> {
+    let mut found = Found::default();
     match command {
-        JournalCommand::List { json } => {
-            let mut journals = Vec::new();
-            for directory in directories()? {
-                journals.extend(journal::list(&directory)?);
+        JournalCommand::List { json, directory } => {
+            for place in places(directory.as_deref())? {
+                match place {
+                    Place::Own(directory) => list(&directory, *json, &mut found)?,
+                    Place::OfUser(user, directory) => {
+                        found.merge(listed_by(user, &directory, *json)?);
+                    }
+                }
             }
-            let show = if *json {
-                list::show_as_json
-            } else {
-                list::show
-            };
-            let names = names();
-            journals.iter().for_each(|journal| show(journal, &names));
-            if journals.is_empty() && !json {
+            if found.is_nothing() && !json && directory.is_none() {
                 terminal::say("nothing is unfinished");
             }
-            Ok(Exit::Done)
         }
-        JournalCommand::Clean(args) => clean::run(args, &directories()?),
+        JournalCommand::Clean(args) => {
+            for place in places(args.directory.as_deref())? {
+                found.merge(match place {
+                    Place::Own(directory) => clean::run(args, &directory)?,
+                    Place::OfUser(user, directory) => cleaned_by(user, &directory, args)?,
+                });
+            }
+            if found.is_nothing() && args.directory.is_none() {
+                terminal::say("nothing to remove");
+            }
+        }
+    }
+    Ok(found.exit(command))
+}
+
+/// The result of a command for one or more directories.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Found {
+    /// There is no journal.
+    #[default]
+    Nothing,
+    /// All was shown or removed.
+    Whole,
+    /// Something could not be removed.
+    Partial,
+}
+
+impl Found {
+    fn is_nothing(self) -> bool {
+        self == Self::Nothing
+    }
+
+    fn merge(&mut self, other: Self) {
+        *self = other.max(*self);
+    }
+
+    /// The exit code. A child process reports by [`Exit::Busy`], which no command about journals has otherwise, that
+    /// there is no journal.
+    fn exit(self, command: &JournalCommand) -> Exit {
+        let is_child = match command {
+            JournalCommand::List { directory, .. } => directory.is_some(),
+            JournalCommand::Clean(args) => args.directory.is_some(),
+        };
+        match self {
+            Self::Nothing if is_child => Exit::Busy,
+            Self::Nothing | Self::Whole => Exit::Done,
+            Self::Partial => Exit::Partial,
+        }
+    }
+
+    fn of_child(code: u8) -> Result<Self> {
+        let known = [
+            (Exit::Busy, Self::Nothing),
+            (Exit::Done, Self::Whole),
+            (Exit::Partial, Self::Partial),
+        ];
+        let found = known.into_iter().find(|(exit, _)| *exit as u8 == code);
+        found
+            .map(|(_, found)| found)
+            .with_context(|| format!("zmove as another user ended with exit code {code}"))
     }
 }
 
-/// The directories in which daemons and local pushes of this user keep their journals.
-fn directories() -> Result<Vec<PathBuf>> {
-    let mut directories = Vec::new();
-    for role in [Role::Daemon, Role::Client] {
-        let directory = settings::journals(&settings::home(role)?);
-        if !directories.contains(&directory) {
-            directories.push(directory);
+fn list(directory: &Path, json: bool, found: &mut Found) -> Result<()> {
+    let names = names();
+    for journal in journal::list(directory)? {
+        found.merge(Found::Whole);
+        if json {
+            list::show_as_json(&journal, &names);
+        } else {
+            list::show(&journal, &names);
         }
     }
-    let service = PathBuf::from(settings::SERVICE_JOURNALS);
-    let own = std::env::var_os("ZMOVE_HOME").is_none();
-    if own && rustix::process::geteuid().is_root() && service.is_dir() {
-        directories.push(service);
+    Ok(())
+}
+
+fn child(user: u32, word: &str, directory: &Path) -> Result<Child> {
+    let home = std::path::absolute(settings::home(Role::Daemon)?)?;
+    let child = Child::new(user)?.env("ZMOVE_HOME", &home);
+    Ok(child.arg("journal").arg(word).arg("--in").arg(directory))
+}
+
+/// Has the user to whom a directory belongs list it.
+fn listed_by(user: u32, directory: &Path, json: bool) -> Result<Found> {
+    let child = child(user, "list", directory)?;
+    let child = if json { child.arg("--json") } else { child };
+    Found::of_child(child.code()?)
+}
+
+/// Has the user to whom a directory belongs clean it, below the roots in root's own settings.
+fn cleaned_by(user: u32, directory: &Path, args: &JournalCleanArgs) -> Result<Found> {
+    let home = settings::home(Role::Daemon)?;
+    ownership::demand_root(
+        &home,
+        "the roots below which it cleans the journals of other users",
+    )?;
+    let keys = AuthorizedKeys::load(&home)?;
+    let mut child = child(user, "clean", directory)?;
+    for grant in keys.grants().iter().filter(|grant| grant.access.writes()) {
+        child = grant
+            .roots
+            .iter()
+            .fold(child, |child, root| child.arg("--below").arg(root));
     }
-    Ok(directories)
+    if args.all {
+        child = child.arg("--all");
+    } else {
+        child = child
+            .arg("--older-than")
+            .arg(format!("{}s", args.older_than.0.as_secs()));
+    }
+    if args.dry_run {
+        child = child.arg("--dry-run");
+    }
+    Found::of_child(child.code()?)
+}
+
+/// A directory of journals, and who works in it.
+enum Place {
+    /// This process.
+    Own(PathBuf),
+    /// A child process of this user.
+    OfUser(u32, PathBuf),
+}
+
+/// The directories in which daemons and local pushes of this user keep their journals, or the one that was named.
+fn places(only: Option<&Path>) -> Result<Vec<Place>> {
+    let directories = match only {
+        Some(directory) => vec![directory.to_owned()],
+        None => {
+            let daemon = settings::daemon_journals(&settings::home(Role::Daemon)?);
+            let own = settings::journals(&settings::home(Role::Client)?);
+            let mut directories = vec![daemon, own];
+            directories.dedup();
+            directories
+        }
+    };
+    directories.into_iter().map(Place::of).collect()
+}
+
+impl Place {
+    fn of(directory: PathBuf) -> Result<Self> {
+        let directory = std::path::absolute(directory)?;
+        Ok(match ownership::other_owner(&directory, "journals")? {
+            Some(user) => Self::OfUser(user, directory),
+            None => Self::Own(directory),
+        })
+    }
 }
 
 /// The names of the keys that are let in here; without them journals are listed by key alone.

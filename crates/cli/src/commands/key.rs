@@ -7,12 +7,18 @@ use zmove_transport::Identity;
 
 use crate::args::KeyCommand;
 use crate::display::terminal;
+use crate::ownership::{self, Control};
 use crate::settings;
 use crate::value::exit::{Exit, failure};
 
 /// Runs `zmove key`.
 pub(crate) fn run(command: &KeyCommand) -> Result<Exit> {
-    let home = settings::home(settings::Role::Client)?;
+    let state = settings::state(&settings::home(settings::Role::Daemon)?);
+    let home = if command.is_of_daemon() {
+        state.clone()
+    } else {
+        settings::home(settings::Role::Client)?
+    };
     let identity = match command {
         KeyCommand::New { force: false } if Identity::exists(&home)? => return Err(kept(&home)),
         KeyCommand::New { force: true } if Identity::exists(&home)? => {
@@ -23,18 +29,31 @@ pub(crate) fn run(command: &KeyCommand) -> Result<Exit> {
             ));
             identity
         }
-        KeyCommand::Show | KeyCommand::New { .. } => Identity::load_or_create(&home)?,
+        KeyCommand::Show { .. } | KeyCommand::New { .. } => Identity::load_or_create(&home)?,
     };
     terminal::print(format_args!("{}\n", identity.fingerprint()));
-    let daemon = settings::home(settings::Role::Daemon)?;
-    if daemon != home && Identity::exists(&daemon)? {
-        let key = Identity::load_or_create(&daemon)?.fingerprint();
-        terminal::warn(format_args!(
-            "this is the key by which you send; the daemon of this host has {key}, in '{}'",
-            daemon.display()
-        ));
+    if state != home {
+        hint_at_daemon(&state)?;
     }
     Ok(Exit::Done)
+}
+
+/// Reports that the daemon of this host has another key.
+fn hint_at_daemon(state: &Path) -> Result<()> {
+    if ownership::is_root() && Control::of(state)? != Control::Root {
+        if state.is_dir() {
+            terminal::warn(
+                "this is the key by which you send; 'zmove key show --daemon' prints that of this host's daemon",
+            );
+        }
+    } else if Identity::exists(state)? {
+        let key = Identity::load_or_create(state)?.fingerprint();
+        terminal::warn(format_args!(
+            "this is the key by which you send; the daemon of this host has {key}, in '{}'",
+            state.display()
+        ));
+    }
+    Ok(())
 }
 
 fn kept(home: &Path) -> anyhow::Error {

@@ -6,6 +6,7 @@ mod table;
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -14,8 +15,9 @@ use zmove_daemon::TransferStatus;
 use crate::args::{ControlArgs, DrainArgs, StatusArgs, StopArgs};
 use crate::display::format::counted;
 use crate::display::terminal;
+use crate::ownership::{self, Child};
 use crate::settings::{self, Role};
-use crate::value::control::{Answer, Request, Status};
+use crate::value::control::{Answer, REQUEST_BYTES_MAX, Request, Status};
 use crate::value::exit::{Exit, failure, usage_error};
 
 /// How long a daemon may take to answer.
@@ -110,11 +112,8 @@ pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
     };
     let mut failed = Vec::new();
     for place in places {
-        match UnixStream::connect(&place) {
-            Ok(stream) => {
-                return converse(stream, request)
-                    .with_context(|| format!("ask '{}'", place.display()));
-            }
+        match ask_at(&place, request)? {
+            Ok(answer) => return Ok(answer),
             Err(error) => failed.push(format!("'{}': {error}", place.display())),
         }
     }
@@ -123,6 +122,58 @@ pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
         failed.join("; ")
     );
     Err(failure(Exit::Connection, text))
+}
+
+/// Asks the daemon at a socket; the inner error says that none answers there. Root connects only where nobody else can
+/// change the socket's name, and otherwise has the user connect who can.
+fn ask_at(socket: &Path, request: &Request) -> Result<Result<Answer, String>> {
+    let socket = &std::path::absolute(socket)?;
+    let directory = socket.parent().unwrap_or(socket);
+    if let Some(user) = ownership::other_owner(directory, "the socket of a daemon")? {
+        return ask_as(user, socket, request);
+    }
+    match UnixStream::connect(socket) {
+        Ok(stream) => converse(stream, request)
+            .with_context(|| format!("ask '{}'", socket.display()))
+            .map(Ok),
+        Err(error) => Ok(Err(error.to_string())),
+    }
+}
+
+/// Has a process of that user ask.
+fn ask_as(user: u32, socket: &Path, request: &Request) -> Result<Result<Answer, String>> {
+    let mut command = Child::new(user)?.arg("ask-daemon").arg(socket).0;
+    let piped = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = piped.spawn().context("start zmove as another user")?;
+    let words = serde_json::to_string(request)? + "\n";
+    // A process that has ended says why.
+    let _ended = child
+        .stdin
+        .take()
+        .map(|mut input| input.write_all(words.as_bytes()));
+    let output = child
+        .wait_with_output()
+        .context("wait for zmove as another user")?;
+    if output.status.success() {
+        return understood(&String::from_utf8_lossy(&output.stdout)).map(Ok);
+    }
+    let told = String::from_utf8_lossy(&output.stderr);
+    Ok(Err(told.trim().trim_start_matches("zmove: ").to_owned()))
+}
+
+/// Runs `zmove ask-daemon`: passes on what root asks, as the daemon's user.
+pub(crate) fn pass_on(socket: &Path) -> Result<Exit> {
+    let mut words = String::new();
+    std::io::stdin()
+        .take(REQUEST_BYTES_MAX)
+        .read_to_string(&mut words)?;
+    let stream = UnixStream::connect(socket)
+        .map_err(|error| failure(Exit::Connection, error.to_string()))?;
+    terminal::print(exchange(stream, &words)?);
+    Ok(Exit::Done)
 }
 
 /// Where a daemon of this host may have its socket.
@@ -139,14 +190,25 @@ fn places() -> Result<Vec<PathBuf>> {
     })
 }
 
-fn converse(mut stream: UnixStream, request: &Request) -> Result<Answer> {
+fn converse(stream: UnixStream, request: &Request) -> Result<Answer> {
+    understood(&exchange(
+        stream,
+        &(serde_json::to_string(request)? + "\n"),
+    )?)
+}
+
+/// Sends a line, and returns the answer.
+fn exchange(mut stream: UnixStream, request: &str) -> Result<String> {
     stream.set_read_timeout(Some(PATIENCE))?;
-    let request = serde_json::to_string(request)? + "\n";
     stream.write_all(request.as_bytes())?;
     let mut line = String::new();
     // a daemon answers in one line, and closes
     BufReader::new(stream).take(u64::MAX).read_line(&mut line)?;
-    match serde_json::from_str(&line)? {
+    Ok(line)
+}
+
+fn understood(line: &str) -> Result<Answer> {
+    match serde_json::from_str(line)? {
         Answer::Nonsense(why) => bail!("the daemon does not understand: {why}"),
         answer => Ok(answer),
     }

@@ -1,9 +1,10 @@
 //! `zmove serve`: the receiver in the foreground, started by hand or as a service. It joins settings, sockets, signals
 //! and the service manager with the [`Daemon`].
 //!
-//! The rights of the process are settled before it starts a second thread. First its sockets are bound, with the rights
-//! of the user who started it; then it becomes `--user`; only then keys are read; and last `--confine` closes the rest,
-//! from which nothing is exempt.
+//! The rights of the process are settled before it starts a second thread. Root reads settings only from a directory
+//! that nobody else can change. First the process binds the network sockets, with the rights of the user who started
+//! it. Then it becomes `--user`. Only then it opens the log, the control socket, keys and state. Last, `--confine`
+//! closes the rest, without exception.
 //!
 //! SIGTERM first refuses new transfers, and ends the others when they are done or out of time.
 
@@ -46,6 +47,7 @@ use crate::args::{LogFormat, ServeArgs, StorageArgs};
 use crate::commands::journal;
 use crate::display::log::LogFile;
 use crate::display::{log, terminal};
+use crate::ownership::become_user;
 use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
 use crate::value::age::Age;
@@ -60,18 +62,31 @@ const JOURNALS_EVERY: Duration = Duration::from_secs(60 * 60);
 /// Runs `zmove serve` until a signal ends it.
 pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     let home = crate::settings::home(crate::settings::Role::Daemon)?;
+    let own = belongings(args, home);
     if args.check {
-        return Ok(check::run(args, &home));
+        return Ok(check::run(args, &own));
     }
-    let config =
-        Config::read(args.config.as_deref(), &home).map_err(|faults| usage_error(list(&faults)))?;
+    own.demand_settings()?;
+    let config = Config::read(args.config.as_deref(), &own.home)
+        .map_err(|faults| usage_error(list(&faults)))?;
     let config = config.with(args);
+    let user = config
+        .user
+        .as_deref()
+        .map_or(Ok(None), privileges::to_become)?;
+    if user.is_none() {
+        own.demand_state(config.log.file.as_deref())?;
+    }
+    let bound = Bound::new(&config);
+    if let Some(user) = &user {
+        become_user(user)?;
+    }
     let file = config.log.file.as_deref().map(|path| {
         LogFile::open(path).with_context(|| format!("open the log '{}'", path.display()))
     });
     let file = file.transpose()?;
     log::start(config.log.format, file.as_ref());
-    match begin(args, &config, home, file.as_ref()) {
+    match begin((args, file.as_ref()), &config, own, user.as_ref(), bound) {
         // The error is a line of the log like any other, so that a program which reads it can.
         Err(error) if file.is_some() || config.log.format == LogFormat::Json => {
             log::failed(terminal::causes(&error));
@@ -81,26 +96,36 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     }
 }
 
+/// The sockets of the network, which may take the rights of root.
+struct Bound {
+    senders: Result<Inherited>,
+    metrics: Option<io::Result<TcpListener>>,
+}
+
+impl Bound {
+    fn new(config: &Config) -> Self {
+        Self {
+            senders: bind(config),
+            metrics: config.metrics.listen.0.map(bind_metrics),
+        }
+    }
+}
+
 fn begin(
-    args: &ServeArgs,
+    (args, file): (&ServeArgs, Option<&Arc<LogFile>>),
     config: &Config,
-    home: PathBuf,
-    file: Option<&Arc<LogFile>>,
+    own: Belongings,
+    user: Option<&User>,
+    bound: Bound,
 ) -> Result<Exit> {
-    let user = config
-        .user
-        .as_deref()
-        .map_or(Ok(None), privileges::to_become)?;
-    let sockets = bind(config)?;
-    let metrics = config.metrics.listen.0.map(bind_metrics);
-    let own = belongings(args, home);
-    let control = bind_control(&own.home, user.as_ref());
-    if let Some(user) = &user {
-        privileges::become_user(user)?;
+    let sockets = bound.senders?;
+    if let Some(user) = user {
         own.check(user)?;
     }
+    own.warn_of_shared_settings();
+    let control = bind_control(&own);
     let reader = rustix::process::geteuid().as_raw();
-    let identity = Identity::load_or_create_guarded(&own.home, reader)?;
+    let identity = Identity::load_or_create_guarded(&own.state, reader)?;
     let keys = AuthorizedKeys::load_guarded(&own.home, reader)?;
     if keys.grants().is_empty() {
         log::warning(
@@ -110,7 +135,7 @@ fn begin(
     if config.allow_clear {
         log::warning("senders may send names and contents in clear (--allow-clear)");
     }
-    if let Some(user) = &user {
+    if let Some(user) = user {
         privileges::warn_of_closed_roots(user, &keys);
     }
     let log_directory = config.log.file.as_deref().and_then(Path::parent);
@@ -120,7 +145,7 @@ fn begin(
         (args, file),
         config,
         &identity,
-        (sockets, metrics, control),
+        (sockets, bound.metrics, control),
         own,
     ))?;
     runtime.shutdown_background();
@@ -136,6 +161,7 @@ fn belongings(args: &ServeArgs, home: PathBuf) -> Belongings {
     let config = args.config.clone().unwrap_or_else(|| Config::usual(&home));
     Belongings {
         config,
+        state: crate::settings::state(&home),
         journals: crate::settings::daemon_journals(&home),
         home,
     }
@@ -293,13 +319,14 @@ fn bind_metrics(listen: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// The socket for the operator of this host; one that cannot be made is no reason not to receive.
-fn bind_control(home: &Path, user: Option<&User>) -> Option<UnixListener> {
-    let path = crate::settings::control_socket(home);
-    if user.is_none() {
-        // The keys are made in it in a moment; an error shows in the socket's.
-        let _shown = DirBuilder::new().recursive(true).mode(0o700).create(home);
-    }
-    control::bind(&path, user)
+fn bind_control(own: &Belongings) -> Option<UnixListener> {
+    let path = crate::settings::control_socket(&own.home);
+    // The key is made in it in a moment; an error shows in the socket's.
+    let _shown = DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&own.state);
+    control::bind(&path)
         .inspect_err(|error| {
             let path = path.display();
             log::warning(format_args!(

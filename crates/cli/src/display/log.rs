@@ -12,6 +12,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::OFlags;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber, error, info, warn};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -60,12 +61,17 @@ impl LogFile {
     }
 }
 
+/// Opens a log. A FIFO that nobody reads is an error, and does not keep the daemon from starting without a word.
 fn append_to(path: &Path) -> io::Result<File> {
-    File::options()
+    let file = File::options()
         .append(true)
         .create(true)
         .mode(0o640)
-        .open(path)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)?;
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, flags.difference(OFlags::NONBLOCK))?;
+    Ok(file)
 }
 
 impl io::Write for &LogFile {

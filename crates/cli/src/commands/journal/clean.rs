@@ -10,14 +10,13 @@ use zmove_receiver::journal::{
 };
 use zmove_types::Escaped;
 
-use super::{age, name};
+use super::{Found, age, name};
 use crate::args::JournalCleanArgs;
 use crate::display::terminal;
 use crate::value::age::Age;
-use crate::value::exit::Exit;
 
-/// Cleans all journals in `directories`.
-pub(super) fn run(args: &JournalCleanArgs, directories: &[PathBuf]) -> Result<Exit> {
+/// Cleans the journals in a directory.
+pub(super) fn run(args: &JournalCleanArgs, directory: &Path) -> Result<Found> {
     let rule = CleanRule {
         older_than: if args.all {
             Duration::ZERO
@@ -34,28 +33,20 @@ pub(super) fn run(args: &JournalCleanArgs, directories: &[PathBuf]) -> Result<Ex
         } else {
             CleanMode::Remove
         },
+        roots: args.directory.is_some().then(|| args.roots.clone()),
     };
-    let mut exit = Exit::Done;
-    let mut is_empty = true;
-    for directory in directories {
-        for cleaned in clean(directory, &rule)? {
-            is_empty = false;
-            tell(&cleaned, rule.mode);
-            let whole = matches!(cleaned.removed, Ok(true));
-            if !whole
-                || cleaned
-                    .parts
-                    .iter()
-                    .any(|fate| matches!(fate, PartFate::Failed(_)))
-            {
-                exit = Exit::Partial;
-            }
-        }
+    let mut found = Found::Nothing;
+    for cleaned in clean(directory, &rule)? {
+        tell(&cleaned, rule.mode);
+        let whole = matches!(cleaned.removed, Ok(true));
+        let failed = |fate: &PartFate| matches!(fate, PartFate::Failed(_));
+        found.merge(if whole && !cleaned.parts.iter().any(failed) {
+            Found::Whole
+        } else {
+            Found::Partial
+        });
     }
-    if is_empty {
-        terminal::say("nothing to remove");
-    }
-    Ok(exit)
+    Ok(found)
 }
 
 /// Removes the journals that nobody has come back for in `age`, and reports one line for each.
@@ -65,6 +56,7 @@ pub(crate) fn expire(directory: &Path, age: Age, tell: impl Fn(&dyn fmt::Display
         older_than: age.0,
         unreachable,
         mode: CleanMode::Remove,
+        roots: None,
     };
     match clean(directory, &rule) {
         Ok(cleaned) => cleaned
@@ -91,6 +83,8 @@ fn tell(cleaned: &Cleaned, mode: CleanMode) {
             PartFate::Removed | PartFate::Gone => continue,
             PartFate::InUse => &"a transfer that runs has taken it over",
             PartFate::Replaced => &"it is not the file that the journal means",
+            PartFate::Foreign => &"its name is not that of a part file",
+            PartFate::Outside => &"its target is below none of the roots in authorized_keys",
             PartFate::Elsewhere => &"its target is not the directory that the journal means",
             PartFate::Failed(error) => error,
         };

@@ -1,50 +1,37 @@
 //! `zmove serve --check`: reads what a daemon would read, changes nothing, and reports all faults.
 
-use std::path::Path;
-
+use anyhow::Result;
 use zmove_transport::{AuthorizedKeys, Identity};
 
+use super::privileges::Belongings;
 use super::{confinement, privileges};
 use crate::args::{ConfineArg, ServeArgs};
 use crate::commands::serve::config::Config;
 use crate::display::terminal;
+use crate::ownership::{self, become_user};
 use crate::value::exit::Exit;
 
 /// Runs `zmove serve --check`.
-pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
+pub(super) fn run(args: &ServeArgs, own: &Belongings) -> Exit {
     let mut faults = Vec::new();
-    let config = Config::read(args.config.as_deref(), home).unwrap_or_else(|wrong| {
+    if let Err(error) = own.demand_settings() {
+        // Root reads nothing there.
+        terminal::warn(terminal::causes(&error));
+        return Exit::Usage;
+    }
+    let config = Config::read(args.config.as_deref(), &own.home).unwrap_or_else(|wrong| {
         faults.extend(wrong.iter().map(ToString::to_string));
         Config::default()
     });
     let config = config.with(args);
-    let user = config.user.as_ref().map(|name| privileges::known(name));
-    // The rightful owners of the files depend on the user that will read them.
-    let reader = match user {
-        None => Some(rustix::process::geteuid().as_raw()),
-        Some(Ok(user)) => Some(user.uid.as_raw()),
-        Some(Err(error)) => {
-            faults.push(terminal::causes(&error).to_string());
-            None
-        }
-    };
     if config.confine == ConfineArg::On
         && let Err(error) = confinement::possible()
     {
         faults.push(terminal::causes(&error).to_string());
     }
-    // A key that does not exist yet is made by the daemon.
-    if let Some(reader) = reader
-        && home.join("key.pem").exists()
-        && let Err(error) = Identity::load_or_create_guarded(home, reader)
-    {
-        faults.push(terminal::causes(&error.into()).to_string());
-    }
-    if let Some(reader) = reader {
-        match AuthorizedKeys::load_guarded(home, reader) {
-            Ok(keys) => faults.extend(missing_roots(&keys)),
-            Err(error) => faults.push(terminal::causes(&error.into()).to_string()),
-        }
+    match as_reader(&config, own) {
+        Ok(()) => faults.extend(faults_of_files(own)),
+        Err(error) => faults.push(terminal::causes(&error).to_string()),
     }
     // A directory above several files is reported for each of them.
     faults.dedup();
@@ -56,6 +43,34 @@ pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
         return Exit::Done;
     }
     Exit::Usage
+}
+
+/// Becomes the user that will read the daemon's files, for whom they have to be right.
+fn as_reader(config: &Config, own: &Belongings) -> Result<()> {
+    let user = config.user.as_deref().map(privileges::known).transpose()?;
+    match user {
+        Some(user) if ownership::is_root() => {
+            become_user(&user)?;
+            own.check(&user)
+        }
+        _ => own.demand_state(config.log.file.as_deref()),
+    }
+}
+
+/// The faults of keys and lists. A key that does not exist yet is made by the daemon.
+fn faults_of_files(own: &Belongings) -> Vec<String> {
+    let reader = rustix::process::geteuid().as_raw();
+    let mut faults = Vec::new();
+    if own.state.join("key.pem").exists()
+        && let Err(error) = Identity::load_or_create_guarded(&own.state, reader)
+    {
+        faults.push(terminal::causes(&error.into()).to_string());
+    }
+    match AuthorizedKeys::load_guarded(&own.home, reader) {
+        Ok(keys) => faults.extend(missing_roots(&keys)),
+        Err(error) => faults.push(terminal::causes(&error.into()).to_string()),
+    }
+    faults
 }
 
 fn missing_roots(keys: &AuthorizedKeys) -> Vec<String> {

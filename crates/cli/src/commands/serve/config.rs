@@ -7,10 +7,14 @@ mod fault;
 pub(crate) mod fuzzing;
 mod value;
 
+use std::fs::File;
+use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use serde::Deserialize;
 use zmove_daemon::Limits;
 use zmove_engine::DEFAULT_PORT;
@@ -132,9 +136,9 @@ impl Config {
             Some(file) => (file.to_owned(), false),
             None => (Self::usual(home), true),
         };
-        match std::fs::read_to_string(&path) {
+        match read_text(&path) {
             Ok(text) => Self::parse(&path, &text),
-            Err(error) if may_be_missing && error.kind() == std::io::ErrorKind::NotFound => {
+            Err(error) if may_be_missing && error.kind() == io::ErrorKind::NotFound => {
                 Ok(Self::default())
             }
             Err(error) => Err(vec![ConfigFault::unread(&path, &error)]),
@@ -172,6 +176,15 @@ impl Config {
     fn parse(path: &Path, text: &str) -> Result<Self, Vec<ConfigFault>> {
         toml::from_str(text).map_err(|first| fault::all::<Self>(path, text, first))
     }
+}
+
+/// Reads a file; a FIFO keeps nobody waiting.
+fn read_text(path: &Path) -> io::Result<String> {
+    let opened = File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path);
+    io::read_to_string(opened?)
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Context;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nix::unistd::User;
 use rustix::fs::Mode;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::Notify;
@@ -35,12 +34,11 @@ pub(super) struct Control {
     drain: Notify,
 }
 
-/// Binds the socket, for `user` if the process becomes one. To be called while the process has one thread, since it
-/// sets the mask for new files meanwhile.
+/// Binds the socket. To be called while the process has one thread, since it sets the mask for new files meanwhile.
 ///
 /// # Errors
 /// The system's error, or another daemon answers there.
-pub(super) fn bind(path: &Path, user: Option<&User>) -> io::Result<UnixListener> {
+pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
     // A daemon that was killed, or may not remove it, leaves its socket.
     if path
         .symlink_metadata()
@@ -58,9 +56,6 @@ pub(super) fn bind(path: &Path, user: Option<&User>) -> io::Result<UnixListener>
     let bound = UnixListener::bind(path);
     rustix::process::umask(before);
     let listener = bound?;
-    if let Some(user) = user {
-        std::os::unix::fs::chown(path, Some(user.uid.as_raw()), Some(user.gid.as_raw()))?;
-    }
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

@@ -1,20 +1,21 @@
-//! The user that a daemon becomes once its sockets are open (`--user`), and a check that this user can read the
-//! daemon's files.
+//! The user that a daemon becomes once its network sockets are open (`--user`), the directories that root demands for
+//! itself before that, and a check that the user can use the daemon's files.
 //!
 //! **Invariant:** a daemon that has become another user has nothing left of root, in none of its threads: it becomes so
-//! before it starts any, and before a byte of a client is read.
+//! before it starts any, before it opens a file but its settings, and before a byte of a client is read.
 
-use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use nix::unistd::{ROOT, Uid, User};
+use anyhow::{Context, Result};
+use nix::unistd::{Uid, User};
 use rustix::fs::Access;
 use rustix::io::Errno;
 use zmove_transport::AuthorizedKeys;
 
 use crate::display::log;
 use crate::display::terminal::quoted;
+use crate::ownership::{self, Control, Fault};
+use crate::settings;
 use crate::value::exit::{Exit, failure, usage_error};
 
 /// The user of that name, who may not be root.
@@ -51,84 +52,123 @@ pub(super) fn to_become(name: &str) -> Result<Option<User>> {
     Ok(Some(user))
 }
 
-/// Gives this process that user's identity and groups, for good.
-///
-/// # Errors
-/// The system's error; the process must end then.
-pub(super) fn become_user(user: &User) -> Result<()> {
-    let name = CString::new(user.name.as_str()).context("read the user's name")?;
-    rustix::thread::set_no_new_privs(true).context("rule out that rights are gained again")?;
-    // The groups come first: only root may change them.
-    nix::unistd::initgroups(&name, user.gid).context("take on the user's groups")?;
-    nix::unistd::setgid(user.gid).context("take on the user's group")?;
-    nix::unistd::setuid(user.uid).with_context(|| format!("become the user '{}'", user.name))?;
-    ensure!(
-        nix::unistd::setuid(ROOT).is_err(),
-        "the rights of root could not be given up"
-    );
-    Ok(())
-}
-
 /// The files that a daemon reads and writes beside its roots.
 #[derive(Debug)]
 pub(super) struct Belongings {
+    /// The directory of settings: lists of keys, certificates of authorities.
     pub(super) home: PathBuf,
     pub(super) config: PathBuf,
+    /// The directory of the daemon's key and records.
+    pub(super) state: PathBuf,
     pub(super) journals: PathBuf,
 }
 
 impl Belongings {
+    /// Demands that root alone controls the settings, if this process is root.
+    ///
+    /// # Errors
+    /// Somebody else can change them.
+    pub(super) fn demand_settings(&self) -> Result<()> {
+        ownership::demand_root(&self.home, SETTINGS)?;
+        ownership::demand_root_of(&self.config, SETTINGS)
+    }
+
+    /// Demands that root alone controls all other directories of a daemon that stays root.
+    ///
+    /// # Errors
+    /// Somebody else can change one of them.
+    pub(super) fn demand_state(&self, log: Option<&Path>) -> Result<()> {
+        let socket = settings::control_socket(&self.home);
+        let directories = [Some(self.state.as_path()), socket.parent()];
+        let demand = |directory: &Path| ownership::demand_root(directory, STATE);
+        directories
+            .into_iter()
+            .flatten()
+            .try_for_each(demand)
+            .and_then(|()| log.map_or(Ok(()), |log| ownership::demand_root_of(log, "its log")))
+            .context("a daemon that stays root: set 'user' in zmove.toml, or give --user")
+    }
+
+    /// Warns of settings of the host's daemon that the daemon itself could change.
+    pub(super) fn warn_of_shared_settings(&self) {
+        if ownership::is_root() || self.home != Path::new(settings::SERVICE_HOME) {
+            return;
+        }
+        let fault = Control::with_entries(&self.home)
+            .ok()
+            .and_then(|control| control.fault());
+        if let Some(Fault { text, mend }) = fault {
+            log::warning(format_args!(
+                "the settings of this host's daemon should be root's, and {text}; run: {mend}"
+            ));
+        }
+    }
+
     /// Checks that the user, whom this process has become, can use all of them.
     ///
     /// # Errors
     /// The first file or directory that the user cannot use, and the command that mends it.
     pub(super) fn check(&self, user: &User) -> Result<()> {
-        let home = &self.home;
-        self.check_directory(user, home, home.join("key.pem").exists())?;
-        for name in ["key.pem", "cert.pem", "authorized_keys"] {
-            let whole = format!("chown -R {} {}", user.name, quoted(home));
-            check_file(user, &home.join(name), &whole)?;
+        let group = user.gid;
+        let home = quoted(&self.home);
+        check_way(user, &self.home)?;
+        if denied(&self.home, READ) {
+            let mend = format!("chgrp {group} {home} && chmod 2750 {home}");
+            return refused(user, &self.home, &mend);
         }
-        check_file(
-            user,
-            &self.config,
-            &format!("chown {} {}", user.name, quoted(&self.config)),
-        )?;
-        self.check_directory(user, &self.journals, false)
+        for file in [&self.home.join("authorized_keys"), &self.config] {
+            check_way(user, file)?;
+            if denied(file, Access::READ_OK) {
+                let file_name = quoted(file);
+                let mend = format!("chgrp {group} {file_name} && chmod g+r {file_name}");
+                return refused(user, file, &mend);
+            }
+        }
+        self.check_state(user)
     }
 
-    fn check_directory(&self, user: &User, directory: &Path, only_read: bool) -> Result<()> {
-        check_way(user, directory)?;
-        let access = if only_read {
-            READ
-        } else {
-            READ | Access::WRITE_OK
+    fn check_state(&self, user: &User) -> Result<()> {
+        let mend = |directory: &Path| {
+            format!(
+                "install -d -o {} -g {} -m 700 {}",
+                user.name,
+                user.gid,
+                quoted(directory)
+            )
         };
-        if denied(directory, access) {
-            // The home holds private files, and the journals may lie in it.
-            let whole = if directory.starts_with(&self.home) {
-                &self.home
-            } else {
-                directory
-            };
-            return refused(
-                user,
-                directory,
-                &format!("chown -R {} {}", user.name, quoted(whole)),
+        if self.state == self.home {
+            let text = format!(
+                "'{}' has root's settings, so the state of a daemon with --user needs a directory of its own; run: {}, and \
+                 set STATE_DIRECTORY={}",
+                self.home.display(),
+                mend(Path::new(settings::SERVICE_STATE)),
+                settings::SERVICE_STATE
             );
+            return Err(failure(Exit::File, text));
         }
-        let there = directory.ancestors().find(|path| path.exists());
-        if there.is_some_and(|there| there != directory && denied(there, READ | Access::WRITE_OK)) {
-            return refused(
-                user,
-                directory,
-                &format!("install -d -o {} -m 700 {}", user.name, quoted(directory)),
-            );
+        for directory in [&self.state, &self.journals] {
+            check_way(user, directory)?;
+            let there = directory.ancestors().find(|path| path.exists());
+            if there.is_some_and(|there| denied(there, READ | Access::WRITE_OK)) {
+                return refused(user, directory, &mend(directory));
+            }
+        }
+        for name in ["key.pem", "cert.pem"] {
+            let file = self.state.join(name);
+            if denied(&file, Access::READ_OK) {
+                return refused(
+                    user,
+                    &file,
+                    &format!("chown -h {} {}", user.name, quoted(&file)),
+                );
+            }
         }
         Ok(())
     }
 }
 
+const SETTINGS: &str = "the settings of a daemon";
+const STATE: &str = "the state of a daemon";
 const READ: Access = Access::READ_OK.union(Access::EXEC_OK);
 
 /// Warns of roots that the user cannot write to.
@@ -146,15 +186,6 @@ pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys) {
                 user.name
             ));
         }
-    }
-}
-
-fn check_file(user: &User, file: &Path, mend: &str) -> Result<()> {
-    check_way(user, file)?;
-    if denied(file, Access::READ_OK) {
-        refused(user, file, mend)
-    } else {
-        Ok(())
     }
 }
 

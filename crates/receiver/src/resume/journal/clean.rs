@@ -16,14 +16,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
-use zmove_disk::Tree;
+use zmove_disk::{Tree, is_part};
 use zmove_types::{RelPath, Timestamp};
 
 use super::orphans::{self, FoundJournal, Orphan, discard, list};
 use super::{JournalError, Part, Unfinished};
 
 /// Which journals are removed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CleanRule {
     /// The age of the journals to remove: the time since they were last written.
     pub older_than: Duration,
@@ -31,6 +31,8 @@ pub struct CleanRule {
     pub unreachable: Unreachable,
     /// Whether anything is really removed.
     pub mode: CleanMode,
+    /// The directories below which part files are removed; `None` stands for all. Absolute, without `..` and links.
+    pub roots: Option<Vec<PathBuf>>,
 }
 
 /// What happens to the journal of a target that cannot be reached, for example because it is not mounted now.
@@ -75,6 +77,10 @@ pub enum PartFate {
     Gone,
     /// A running transfer has taken the part file over.
     InUse,
+    /// The journal lists a name that no part file has.
+    Foreign,
+    /// The target is below none of the roots of the rule.
+    Outside,
     /// Another file has the name of the part file.
     Replaced,
     /// The path of the target leads to another directory than the one that the journal lists.
@@ -139,10 +145,13 @@ fn clean_one(
             });
         }
     };
-    let parts = clean_parts(orphan.unfinished(), rule.mode, in_use);
-    let missed = parts
-        .iter()
-        .any(|fate| matches!(fate, PartFate::Failed(_) | PartFate::Elsewhere));
+    let parts = clean_parts(orphan.unfinished(), rule, in_use);
+    let missed = parts.iter().any(|fate| {
+        matches!(
+            fate,
+            PartFate::Failed(_) | PartFate::Elsewhere | PartFate::Outside
+        )
+    });
     let keep = missed && rule.unreachable == Unreachable::Keep;
     let contents = Ok(orphan.unfinished().clone());
     let removed = match rule.mode {
@@ -161,24 +170,37 @@ fn clean_one(
 
 fn clean_parts(
     unfinished: &Unfinished,
-    mode: CleanMode,
+    rule: &CleanRule,
     in_use: &HashSet<(u64, Timestamp)>,
 ) -> Vec<PartFate> {
-    let target = open_target(unfinished);
+    let path = Path::new(OsStr::from_bytes(&unfinished.begin.target));
+    let is_inside = rule
+        .roots
+        .as_ref()
+        .is_none_or(|roots| is_below(path, roots));
+    let target = open_target(path, unfinished);
     let files = unfinished.files.iter().map(|file| match &target {
         _ if in_use.contains(&(file.part.inode, file.part.born)) => PartFate::InUse,
-        Ok(Some(tree)) => clean_part(tree, &file.part, mode).unwrap_or_else(PartFate::Failed),
-        Ok(None) => PartFate::Elsewhere,
+        _ if !is_part(file.part.part.as_bytes()) => PartFate::Foreign,
         Err(error) => PartFate::Failed(again(error)),
+        Ok(_) if !is_inside => PartFate::Outside,
+        Ok(Some(tree)) => clean_part(tree, &file.part, rule.mode).unwrap_or_else(PartFate::Failed),
+        Ok(None) => PartFate::Elsewhere,
     });
     files.collect()
 }
 
+/// Whether a path leads to one of the roots or below it, without a link on the way.
+fn is_below(path: &Path, roots: &[PathBuf]) -> bool {
+    let real = path.canonicalize();
+    real.is_ok_and(|real| real == path && roots.iter().any(|root| real.starts_with(root)))
+}
+
 /// The target directory, if its path still leads to the one that the journal lists. Devices may have other numbers
 /// after a reboot; then all parts must have a known time of birth.
-fn open_target(unfinished: &Unfinished) -> io::Result<Option<Tree>> {
+fn open_target(path: &Path, unfinished: &Unfinished) -> io::Result<Option<Tree>> {
     let begin = &unfinished.begin;
-    let tree = Tree::open(Path::new(OsStr::from_bytes(&begin.target)))?;
+    let tree = Tree::open(path)?;
     let stat = rustix::fs::fstat(tree.fd())?;
     let births = || {
         unfinished

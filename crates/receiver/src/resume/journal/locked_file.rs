@@ -74,7 +74,7 @@ impl LockedFile {
     }
 }
 
-/// Opens a file that is there; `None` when it is not, or is no regular one.
+/// Opens a file that is there; `None` when it is not, or is no regular file of this user with one name.
 pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
@@ -84,8 +84,10 @@ pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
     };
     let stat = rustix::fs::fstat(&file)
         .map_err(|error| JournalError::io("look at", path)(error.into()))?;
-    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    Ok(regular.then(|| File::from(file)))
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    // A file with a second name may be anybody's, linked here by another user who can write to the directory.
+    let is_own = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_nlink <= 1;
+    Ok((is_regular && is_own).then(|| File::from(file)))
 }
 
 /// Whether somebody holds a file to write or to take it over.

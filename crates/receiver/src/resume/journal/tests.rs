@@ -23,6 +23,11 @@ fn begin(transfer: u8) -> Begin {
     }
 }
 
+/// The name of the part of a file.
+fn part_name(name: &str) -> String {
+    format!(".zmove-{}-0", &blake3::hash(name.as_bytes()).to_hex()[..12])
+}
+
 /// A part of a file of `groups` groups, the last of them short.
 fn part(name: &str, groups: u64) -> Part {
     let bytes = groups * zmove_types::GROUP_BYTES - 1;
@@ -32,7 +37,7 @@ fn part(name: &str, groups: u64) -> Part {
     };
     Part {
         path: RelPath::from_bytes(format!("sub/{name}").as_bytes()).unwrap(),
-        part: Name::from_bytes(format!(".zmove-{name}").as_bytes()).unwrap(),
+        part: Name::from_bytes(part_name(name).as_bytes()).unwrap(),
         source: SourceVersion {
             bytes,
             mtime,

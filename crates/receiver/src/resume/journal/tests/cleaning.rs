@@ -8,6 +8,7 @@ const ALL: CleanRule = CleanRule {
     older_than: Duration::ZERO,
     unreachable: Unreachable::Keep,
     mode: CleanMode::Remove,
+    roots: None,
 };
 
 /// A target with one part file, and the directory of the journal that lists it.
@@ -30,7 +31,7 @@ impl Scene {
     }
 
     fn part_file(&self) -> PathBuf {
-        self.target().join("sub/.zmove-x")
+        self.target().join("sub").join(part_name("x"))
     }
 
     fn journals(&self) -> PathBuf {
@@ -126,7 +127,7 @@ fn a_part_that_is_gone_keeps_no_journal() {
 fn another_file_of_that_name_is_left() {
     let scene = Scene::new();
     let part = scene.part();
-    symlink(".zmove-x", scene.target().join("sub/link")).unwrap();
+    symlink(part_name("x"), scene.target().join("sub/link")).unwrap();
     let link = scene
         .target()
         .join("sub/link")
@@ -178,7 +179,7 @@ fn a_link_on_the_way_is_not_followed() {
         !matches!(cleaned.parts[..], [PartFate::Removed]),
         "{cleaned:?}"
     );
-    assert!(moved.join(".zmove-x").exists());
+    assert!(moved.join(part_name("x")).exists());
 }
 
 #[test]
@@ -206,7 +207,7 @@ fn the_journal_of_a_target_that_is_not_there_now_is_kept_unless_it_is_to_go() {
             ..ALL
         });
         assert!(matches!(cleaned.removed, Ok(true)), "{cleaned:?}");
-        assert!(scene.journals_left() == 0 && away.join("sub/.zmove-x").exists());
+        assert!(scene.journals_left() == 0 && away.join("sub").join(part_name("x")).exists());
     }
 }
 
@@ -319,5 +320,65 @@ fn after_a_reboot_a_part_is_known_by_its_birth() {
         let cleaned = scene.clean(&ALL);
         assert_eq!(!scene.part_file().exists(), removed, "{cleaned:?}");
         assert_eq!(!path.exists(), removed, "{cleaned:?}");
+    }
+}
+
+/// A journal is a file like any other, and a user who can write it can name anything in it.
+#[test]
+fn a_name_that_no_part_has_is_left() {
+    for name in [
+        "shadow",
+        ".zmove-0123456789ab",
+        ".zmove-0123456789AB-0",
+        ".zmove-x",
+    ] {
+        let scene = Scene::new();
+        let path = scene.target().join("sub").join(name);
+        fs::hard_link(scene.part_file(), &path).unwrap();
+        drop(scene.journal(&Part {
+            part: Name::from_bytes(name.as_bytes()).unwrap(),
+            ..scene.part()
+        }));
+        let cleaned = scene.clean(&ALL);
+        assert!(
+            matches!(cleaned.parts[..], [PartFate::Foreign]),
+            "{cleaned:?}"
+        );
+        assert!(path.exists());
+    }
+}
+
+#[test]
+fn a_target_below_none_of_the_roots_is_left() {
+    for (root, is_removed) in [
+        ("target", true),
+        ("", true),
+        ("targe", false),
+        ("link", false),
+    ] {
+        let scene = Scene::new();
+        symlink("target", scene.home.path().join("link")).unwrap();
+        drop(scene.journal(&scene.part()));
+        let cleaned = scene.clean(&CleanRule {
+            roots: Some(vec![
+                scene.home.path().join("none"),
+                scene.home.path().join(root),
+            ]),
+            ..ALL
+        });
+        assert_eq!(
+            matches!(cleaned.parts[..], [PartFate::Removed]),
+            is_removed,
+            "{cleaned:?}"
+        );
+        assert_eq!(
+            matches!(cleaned.parts[..], [PartFate::Outside]),
+            !is_removed,
+            "{cleaned:?}"
+        );
+        assert_eq!(
+            (scene.part_file().exists(), scene.journals_left()),
+            (!is_removed, usize::from(!is_removed))
+        );
     }
 }

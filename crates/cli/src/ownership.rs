@@ -1,0 +1,458 @@
+//! The one rule for the directories of settings, state, logs, sockets, jobs and journals: who can change the names in
+//! them, and work there as that user.
+//!
+//! **Invariant:** root opens, makes or removes a name only in a directory in which nobody else can. In a directory of
+//! another user a child process does the work ([`as_user`]), which has become that user. A directory that several users
+//! can change is refused. See `docs/decisions/0011-roots-directories.md`.
+
+mod child;
+mod commands;
+
+use std::ffi::OsString;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context, Result};
+use nix::unistd::{Uid, User};
+use rustix::io::Errno;
+
+use crate::display::terminal::quoted;
+use crate::value::exit::{Exit, failure};
+
+pub(crate) use child::{Child, become_user, run_as};
+pub(crate) use commands::{Settled, settle};
+
+/// The users other than root who can change the names in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Control {
+    /// Nobody but root.
+    Root,
+    /// One user.
+    User {
+        /// The user.
+        user: u32,
+        /// The directory, or an entry on the way to it, that belongs to the user.
+        entry: PathBuf,
+    },
+    /// A group or all users.
+    Others {
+        /// The directory, or an entry on the way to it, that lets them write.
+        entry: PathBuf,
+        /// The permission bits of the entry.
+        mode: u32,
+    },
+}
+
+impl Control {
+    /// Finds the users who control a directory, which need not exist.
+    ///
+    /// # Errors
+    /// An entry on the way cannot be looked at, or is no directory.
+    pub(crate) fn of(directory: &Path) -> io::Result<Self> {
+        let path = std::path::absolute(directory)?;
+        let mut walk = Walk::new(&path)?;
+        while let Some(name) = walk.rest.pop() {
+            if let Some(control) = walk.step(&name)? {
+                return Ok(control);
+            }
+        }
+        Ok(walk.shared.unwrap_or(Self::Root))
+    }
+
+    /// Like [`of`](Self::of), and looks at the entries of a directory that root alone controls: an entry may have been
+    /// given away.
+    ///
+    /// # Errors
+    /// Like [`of`](Self::of).
+    pub(crate) fn with_entries(directory: &Path) -> io::Result<Self> {
+        let control = Self::of(directory)?;
+        if control != Self::Root {
+            return Ok(control);
+        }
+        let entries = match fs::read_dir(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::Root),
+            entries => entries?,
+        };
+        for entry in entries {
+            let path = entry?.path();
+            // A link leads to a place with a way of its own. One that leads nowhere is judged as far as its way goes.
+            let control = match fs::symlink_metadata(&path) {
+                Ok(found) if found.is_symlink() => match Self::of(&path)? {
+                    Self::Others { entry, .. } if !entry.is_dir() => Self::Root,
+                    control => control,
+                },
+                Ok(found) => judge_entry(&path, &found, root_of_files()?),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Self::Root,
+                Err(error) => return Err(error),
+            };
+            if control != Self::Root {
+                return Ok(control);
+            }
+        }
+        Ok(Self::Root)
+    }
+
+    /// The entry that somebody else can change, and how to take that away; `None` where root alone controls all.
+    pub(crate) fn fault(&self) -> Option<Fault> {
+        match self {
+            Self::Root => None,
+            Self::User { user, entry } => Some(Fault {
+                text: format!("'{}' belongs to {}", entry.display(), name_of(*user)),
+                mend: format!("chown -h root {}", quoted(entry)),
+            }),
+            Self::Others { entry, mode } => Some(Fault {
+                text: format!("'{}' has mode {mode:04o}", entry.display()),
+                mend: format!("chmod go-w {}", quoted(entry)),
+            }),
+        }
+    }
+}
+
+/// A setup that breaks the rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// The entry and who can change it.
+    pub(crate) text: String,
+    /// The command that makes it root's.
+    pub(crate) mend: String,
+}
+
+/// Whether the rule is for this process.
+pub(crate) fn is_root() -> bool {
+    Uid::effective().is_root()
+}
+
+/// Demands that root alone controls `directory`, if this process is root. `purpose` names its contents.
+///
+/// # Errors
+/// Somebody else controls it, or that cannot be found out.
+pub(crate) fn demand_root(directory: &Path, purpose: &str) -> Result<()> {
+    let control = || {
+        Control::with_entries(directory)
+            .with_context(|| format!("find out who can change '{}'", directory.display()))
+    };
+    match is_root().then(control).transpose()? {
+        Some(control) if control != Control::Root => Err(refusal(directory, purpose, &control)),
+        _ => Ok(()),
+    }
+}
+
+/// Like [`demand_root`], of the directory of a file alone and of the file itself: other entries are not used.
+///
+/// # Errors
+/// Like [`demand_root`].
+pub(crate) fn demand_root_of(file: &Path, purpose: &str) -> Result<()> {
+    if !is_root() {
+        return Ok(());
+    }
+    let path = std::path::absolute(file)?;
+    let directory = path.parent().unwrap_or(&path);
+    for way in [directory, &path] {
+        let control = Control::of(way)
+            .with_context(|| format!("find out who can change '{}'", way.display()))?;
+        if control != Control::Root {
+            return Err(refusal(directory, purpose, &control));
+        }
+    }
+    Ok(())
+}
+
+/// The user who has to work in `directory` instead of this process; `None` where this process can.
+///
+/// # Errors
+/// Several users control the directory, an entry of a directory of root's was given away, or that cannot be found out.
+pub(crate) fn other_owner(directory: &Path, purpose: &str) -> Result<Option<u32>> {
+    if !is_root() {
+        return Ok(None);
+    }
+    let control = Control::of(directory)
+        .with_context(|| format!("find out who can change '{}'", directory.display()))?;
+    match control {
+        Control::User { user, .. } => Ok(Some(user)),
+        _ => demand_root(directory, purpose).map(|()| None),
+    }
+}
+
+fn refusal(directory: &Path, purpose: &str, control: &Control) -> anyhow::Error {
+    let Fault { text, mend } = control.fault().expect("root does not control it alone");
+    failure(
+        Exit::File,
+        format!(
+            "root does not use '{}' for {purpose}: others can change names in it, because {text}; run: {mend} (or use \
+             another directory: sudo -H, or ZMOVE_HOME)",
+            directory.display()
+        ),
+    )
+}
+
+/// The name of a user for a message.
+fn name_of(user: u32) -> String {
+    match User::from_uid(Uid::from_raw(user)) {
+        Ok(Some(user)) => format!("the user '{}'", user.name),
+        _ => format!("user {user}"),
+    }
+}
+
+/// A way through directories and links, and the place that has been reached.
+struct Walk {
+    /// The real path of the place.
+    here: PathBuf,
+    /// The names that are still to be taken, the last one first.
+    rest: Vec<OsString>,
+    /// The place lets others make names, but not change those of root: it has the sticky bit.
+    shared: Option<Control>,
+    links: usize,
+    root: u32,
+}
+
+impl Walk {
+    fn new(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            here: PathBuf::from("/"),
+            rest: parts(path),
+            shared: None,
+            links: 0,
+            root: root_of_files()?,
+        })
+    }
+
+    /// Goes one name further; `None` where root alone controls that name.
+    fn step(&mut self, name: &OsString) -> io::Result<Option<Control>> {
+        let next = if name == ".." {
+            self.here.parent().unwrap_or(Path::new("/")).to_owned()
+        } else {
+            self.here.join(name)
+        };
+        let found = match fs::symlink_metadata(&next) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // Nothing exists below it, so the place where names would be made decides.
+                self.rest.clear();
+                return Ok(None);
+            }
+            found => found?,
+        };
+        let shared = self.shared.take();
+        if let Some(control) = judge(&next, &found, self.root) {
+            let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
+            if !(is_sticky && matches!(control, Control::Others { .. })) {
+                return Ok(Some(control));
+            }
+            self.shared = Some(control);
+        }
+        if found.is_symlink() {
+            self.shared = shared;
+            self.follow(&next)?;
+        } else if found.is_dir() || self.rest.is_empty() {
+            self.here = next;
+        } else {
+            return Err(Errno::NOTDIR.into());
+        }
+        Ok(None)
+    }
+
+    fn follow(&mut self, link: &Path) -> io::Result<()> {
+        self.links += 1;
+        if self.links > LINKS_MAX {
+            return Err(Errno::LOOP.into());
+        }
+        let target = fs::read_link(link)?;
+        if target.is_absolute() {
+            self.here = PathBuf::from("/");
+            self.shared = None;
+        }
+        self.rest.extend(parts(&target));
+        Ok(())
+    }
+}
+
+/// The control of an entry in a directory of root's. The mode of a file follows the umask of the process that made it,
+/// and no name depends on that mode.
+fn judge_entry(path: &Path, found: &Metadata, root: u32) -> Control {
+    match judge(path, found, root) {
+        Some(Control::Others { .. }) if !found.is_dir() => Control::Root,
+        control => control.unwrap_or(Control::Root),
+    }
+}
+
+/// The control of an entry by others than root; `None` where they can change nothing.
+fn judge(path: &Path, found: &Metadata, root: u32) -> Option<Control> {
+    let entry = || path.to_owned();
+    if ![0, root].contains(&found.uid()) {
+        return Some(Control::User {
+            user: found.uid(),
+            entry: entry(),
+        });
+    }
+    let others_may_write = !found.is_symlink() && found.mode() & 0o022 != 0;
+    others_may_write.then(|| Control::Others {
+        entry: entry(),
+        mode: found.mode() & 0o7777,
+    })
+}
+
+/// The user who counts as root beside 0: the owner of `/`. In a user namespace that may be a user who has no number
+/// there, and who has more rights than this process.
+fn root_of_files() -> io::Result<u32> {
+    Ok(fs::metadata("/")?.uid())
+}
+
+/// The names of a path, the last one first.
+fn parts(path: &Path) -> Vec<OsString> {
+    let named = path
+        .components()
+        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+    named
+        .rev()
+        .map(|part| part.as_os_str().to_owned())
+        .collect()
+}
+
+/// The maximum number of links that are followed: as many as the kernel follows.
+const LINKS_MAX: usize = 40;
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt as _, lchown, symlink};
+
+    use super::*;
+
+    const USER: u32 = 65_534;
+
+    /// A directory of root in `/tmp`; `None` where this process is not root.
+    fn directory() -> Option<tempfile::TempDir> {
+        if !is_root() {
+            eprintln!("skipped: only root can give files away");
+            return None;
+        }
+        Some(tempfile::tempdir().unwrap())
+    }
+
+    fn mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn a_directory_belongs_to_whoever_can_change_a_step_of_the_way() {
+        let Some(top) = directory() else { return };
+        let at = |name: &str| top.path().join(name);
+        fs::create_dir_all(at("a/b/c")).unwrap();
+        symlink(at("a"), at("link")).unwrap();
+        let paths = ["a/b/c", "a/b/c/missing/too", "link/b/c", "a/../a/b/c"];
+        for entry in ["a", "a/b", "a/b/c"] {
+            for path in paths {
+                assert_eq!(Control::of(&at(path)).unwrap(), Control::Root, "{path}");
+            }
+            lchown(at(entry), Some(USER), None).unwrap();
+            let user = Control::User {
+                user: USER,
+                entry: at(entry),
+            };
+            for path in paths {
+                assert_eq!(Control::of(&at(path)).unwrap(), user, "{path}");
+            }
+            lchown(at(entry), Some(0), None).unwrap();
+            for bits in [0o775, 0o757] {
+                mode(&at(entry), bits);
+                let others = Control::Others {
+                    entry: at(entry),
+                    mode: bits,
+                };
+                for path in paths {
+                    assert_eq!(Control::of(&at(path)).unwrap(), others, "{path}");
+                }
+            }
+            mode(&at(entry), 0o755);
+        }
+        lchown(at("link"), Some(USER), None).unwrap();
+        assert!(
+            matches!(Control::of(&at("link/b")).unwrap(), Control::User { entry, .. } if entry == at("link"))
+        );
+        assert_eq!(Control::of(&at("a/b")).unwrap(), Control::Root);
+    }
+
+    #[test]
+    fn the_sticky_bit_keeps_the_entries_that_exist_and_no_others() {
+        let Some(top) = directory() else { return };
+        let at = |name: &str| top.path().join(name);
+        fs::create_dir_all(at("t/mine")).unwrap();
+        symlink("mine", at("t/link")).unwrap();
+        symlink("nothing", at("t/dangling")).unwrap();
+        mode(&at("t"), 0o1777);
+        for path in ["t/mine", "t/mine/missing", "t/link", "t/link/.."] {
+            let expected = if path.ends_with("..") {
+                Control::Others {
+                    entry: at("t"),
+                    mode: 0o1777,
+                }
+            } else {
+                Control::Root
+            };
+            assert_eq!(Control::of(&at(path)).unwrap(), expected, "{path}");
+        }
+        for path in ["t", "t/missing", "t/dangling", "t/missing/below"] {
+            let control = Control::of(&at(path)).unwrap();
+            assert!(
+                matches!(control, Control::Others { mode: 0o1777, .. }),
+                "{path}: {control:?}"
+            );
+        }
+        lchown(at("t"), Some(USER), None).unwrap();
+        assert!(matches!(
+            Control::of(&at("t/mine")).unwrap(),
+            Control::User { user: USER, .. }
+        ));
+    }
+
+    #[test]
+    fn an_entry_that_was_given_away_is_named() {
+        let Some(top) = directory() else { return };
+        let at = |name: &str| top.path().join(name);
+        fs::create_dir_all(at("home/journal")).unwrap();
+        fs::create_dir(at("other")).unwrap();
+        fs::write(at("home/key.pem"), "").unwrap();
+        symlink(at("other/list"), at("home/list")).unwrap();
+        symlink("/proc/self/nothing", at("home/dangling")).unwrap();
+        assert_eq!(Control::with_entries(&at("home")).unwrap(), Control::Root);
+        assert_eq!(Control::with_entries(&at("none")).unwrap(), Control::Root);
+        for entry in ["home", "home/journal", "home/key.pem", "other"] {
+            lchown(at(entry), Some(USER), None).unwrap();
+            let control = Control::with_entries(&at("home")).unwrap();
+            assert_eq!(
+                control,
+                Control::User {
+                    user: USER,
+                    entry: at(entry)
+                }
+            );
+            let fault = control.fault().unwrap();
+            assert_eq!(
+                fault.text,
+                format!("'{}' belongs to the user 'nobody'", at(entry).display())
+            );
+            lchown(at(entry), Some(0), None).unwrap();
+        }
+        mode(&at("home/journal"), 0o777);
+        let fault = Control::with_entries(&at("home")).unwrap().fault().unwrap();
+        assert_eq!(
+            fault.mend,
+            format!("chmod go-w {}", at("home/journal").display())
+        );
+    }
+
+    #[test]
+    fn a_way_without_an_end_is_an_error() {
+        let Some(top) = directory() else { return };
+        symlink("round", top.path().join("round")).unwrap();
+        fs::write(top.path().join("file"), "").unwrap();
+        let fault = |name: &str| {
+            Control::of(&top.path().join(name))
+                .unwrap_err()
+                .raw_os_error()
+        };
+        assert_eq!(fault("round"), Some(Errno::LOOP.raw_os_error()));
+        assert_eq!(fault("file/below"), Some(Errno::NOTDIR.raw_os_error()));
+    }
+}

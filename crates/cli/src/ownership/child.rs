@@ -1,0 +1,115 @@
+//! The process that works in a directory of another user: `zmove as-user UID COMMAND...`, which root starts.
+//!
+//! **Invariant:** nothing but its identity is done before it has become the user, with nothing left of root.
+
+use std::ffi::{CString, OsStr};
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, ensure};
+use nix::unistd::{ROOT, Uid, User};
+
+use super::{is_root, name_of};
+use crate::args::AsUserArgs;
+use crate::value::exit::{Exit, failure, usage_error};
+
+/// A command of zmove for another user.
+#[derive(Debug)]
+pub(crate) struct Child(pub(crate) Command);
+
+impl Child {
+    /// A command of zmove that `user` runs, with the home directories of that user and nothing of this process's
+    /// environment but what concerns the terminal.
+    ///
+    /// # Errors
+    /// The user has no account, so its groups are not known.
+    pub(crate) fn new(user: u32) -> Result<Self> {
+        let account = account(user)?;
+        let mut command = Command::new("/proc/self/exe");
+        command.env_clear();
+        for name in ENVIRONMENT {
+            command.envs(std::env::var_os(name).map(|value| (name, value)));
+        }
+        command
+            .env("HOME", account.dir)
+            .args(["as-user", &user.to_string()]);
+        Ok(Self(command))
+    }
+
+    pub(crate) fn arg(mut self, word: impl AsRef<OsStr>) -> Self {
+        self.0.arg(word);
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, path: &Path) -> Self {
+        self.0.env(name, path);
+        self
+    }
+
+    /// Runs the command, and returns its exit code.
+    ///
+    /// # Errors
+    /// It cannot be started, or was killed.
+    pub(crate) fn code(mut self) -> Result<u8> {
+        let status = self
+            .0
+            .status()
+            .context("start zmove as another user (/proc/self/exe)")?;
+        let code = status.code().and_then(|code| u8::try_from(code).ok());
+        code.with_context(|| format!("zmove as another user ended by {status}"))
+    }
+}
+
+fn account(user: u32) -> Result<User> {
+    let found = User::from_uid(Uid::from_raw(user))
+        .with_context(|| format!("look for the account of user {user}"))?;
+    found.ok_or_else(|| {
+        let text = format!("root cannot act as user {user}, who has no account on this host");
+        failure(Exit::File, text)
+    })
+}
+
+/// Gives this process that user's identity and groups, for good.
+///
+/// # Errors
+/// The system's error; the process must end then.
+pub(crate) fn become_user(user: &User) -> Result<()> {
+    let name = CString::new(user.name.as_str()).context("read the user's name")?;
+    rustix::thread::set_no_new_privs(true).context("rule out that rights are gained again")?;
+    // The groups come first: only root may change them.
+    nix::unistd::initgroups(&name, user.gid).context("take on the user's groups")?;
+    nix::unistd::setgid(user.gid).context("take on the user's group")?;
+    nix::unistd::setuid(user.uid).with_context(|| format!("become the user '{}'", user.name))?;
+    ensure!(
+        nix::unistd::setuid(ROOT).is_err(),
+        "the rights of root could not be given up"
+    );
+    Ok(())
+}
+
+/// Runs `zmove as-user`: becomes the user, then does the command.
+pub(crate) fn run_as(
+    args: AsUserArgs,
+    command: impl FnOnce(AsUserArgs) -> ExitCode,
+) -> Result<ExitCode> {
+    let user = args.user;
+    if !is_root() || user == 0 {
+        return Err(usage_error(format!(
+            "only root becomes another user, and {} is root or this process is not",
+            name_of(user)
+        )));
+    }
+    become_user(&account(user)?)?;
+    Ok(command(args))
+}
+
+/// The variables that the child keeps: none names a file that zmove opens.
+const ENVIRONMENT: [&str; 7] = [
+    "PATH",
+    "TERM",
+    "LANG",
+    "LC_ALL",
+    "COLUMNS",
+    "NO_COLOR",
+    "RUST_BACKTRACE",
+];

@@ -1,0 +1,131 @@
+//! The directories of each command, and who works there.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::{Child, demand_root, is_root, other_owner};
+use crate::args::Command;
+use crate::settings::{self, Role};
+
+/// Where a command is done.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// In this process.
+    Here,
+    /// In a child process of the directory's user, which has ended with this exit code.
+    Elsewhere(u8),
+}
+
+/// The way in which a command uses its directory.
+enum Use {
+    /// The command needs nothing else, so the directory's user can do it.
+    ByOwner {
+        directory: Result<PathBuf>,
+        /// The variable that leads the child process to the directory.
+        variable: &'static str,
+    },
+    /// The command needs the rights of root elsewhere too.
+    ByRoot(Vec<Result<PathBuf>>),
+    /// The command uses none, or asks this module for each.
+    None,
+}
+
+/// Applies the rule to a command of root's, before the command opens a file.
+///
+/// # Errors
+/// The directories of the command are refused, or the child process cannot be started.
+pub(crate) fn settle(command: &Command) -> Result<Settled> {
+    if !is_root() {
+        return Ok(Settled::Here);
+    }
+    match use_of(command) {
+        Use::None => {}
+        // The command itself reports that it has no home.
+        Use::ByRoot(directories) => directories
+            .into_iter()
+            .flatten()
+            .try_for_each(|directory| demand_root(&directory, PURPOSE))?,
+        Use::ByOwner {
+            directory: Ok(directory),
+            variable,
+        } => return by_owner(&std::path::absolute(&directory)?, variable),
+        Use::ByOwner { .. } => {}
+    }
+    Ok(Settled::Here)
+}
+
+fn use_of(command: &Command) -> Use {
+    let home = || settings::home(Role::Client);
+    match command {
+        Command::Allow(_) => Use::ByOwner {
+            directory: settings::home(Role::Daemon),
+            variable: "ZMOVE_HOME",
+        },
+        Command::Key(command) if command.is_of_daemon() => Use::ByOwner {
+            directory: settings::home(Role::Daemon).map(|home| settings::state(&home)),
+            variable: "STATE_DIRECTORY",
+        },
+        Command::Key(_) | Command::Trust(_) => Use::ByOwner {
+            directory: home(),
+            variable: "ZMOVE_HOME",
+        },
+        Command::Jobs(_) | Command::Job(_) => Use::ByOwner {
+            directory: settings::jobs(),
+            variable: "ZMOVE_JOBS",
+        },
+        Command::Push(_)
+        | Command::Pull(_)
+        | Command::Copy(_)
+        | Command::Result(_)
+        | Command::Verify(_)
+        | Command::Cluster(_)
+        | Command::Receive
+        | Command::Scan(_)
+        | Command::Sweep(_)
+        | Command::Probe(_) => Use::ByRoot(vec![home()]),
+        Command::Submit(_) | Command::Runner(_) | Command::RunJob(_) => {
+            Use::ByRoot(vec![home(), settings::jobs()])
+        }
+        Command::Doctor(args) if args.host.is_some() => Use::ByRoot(vec![home()]),
+        Command::Doctor(_)
+        | Command::Serve(_)
+        | Command::Status(_)
+        | Command::Stop(_)
+        | Command::Drain(_)
+        | Command::Journal(_)
+        | Command::AskDaemon { .. }
+        | Command::AsUser(_)
+        | Command::Trace(_)
+        | Command::Completions { .. }
+        | Command::Man { .. } => Use::None,
+    }
+}
+
+/// Has this process's whole command done by the user who controls the directory, if that is not root.
+fn by_owner(directory: &Path, variable: &'static str) -> Result<Settled> {
+    let Some(user) = other_owner(directory, PURPOSE)? else {
+        return Ok(Settled::Here);
+    };
+    let child = places().fold(Child::new(user)?, |child, (name, path)| {
+        child.env(name, &path)
+    });
+    let child = child.env(variable, directory);
+    let words = std::env::args_os().skip(1);
+    Ok(Settled::Elsewhere(words.fold(child, Child::arg).code()?))
+}
+
+/// The directories that the environment names, for a process that has no other variables.
+fn places() -> impl Iterator<Item = (&'static str, PathBuf)> {
+    PLACES
+        .into_iter()
+        .filter_map(|name| Some((name, std::path::absolute(std::env::var_os(name)?).ok()?)))
+}
+
+const PLACES: [&str; 4] = [
+    "ZMOVE_HOME",
+    "ZMOVE_JOBS",
+    "STATE_DIRECTORY",
+    "RUNTIME_DIRECTORY",
+];
+const PURPOSE: &str = "keys, lists and records";
