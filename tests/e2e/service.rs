@@ -25,11 +25,11 @@ fn a_check_says_ok_and_changes_nothing() {
     let site = Site::local();
     check(&site).done();
     assert_eq!(std::fs::read_dir(site.path("server")).unwrap().count(), 0);
-    std::fs::copy(
-        shipped("zmove.toml"),
-        site.path("server").join("zmove.toml"),
-    )
-    .unwrap();
+    // The user is there once the package is installed.
+    let settings = std::fs::read_to_string(shipped("zmove.toml")).unwrap();
+    assert!(settings.contains("\nuser = \"zmove\"\n"));
+    let settings = settings.replace("\nuser = \"zmove\"\n", "\n");
+    std::fs::write(site.path("server").join("zmove.toml"), settings).unwrap();
     assert_eq!(check(&site).done().stdout, "ok\n");
 }
 
