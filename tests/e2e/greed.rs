@@ -111,7 +111,6 @@ impl<'a> Greedy<'a> {
     }
 
     /// The same, or what the daemon says instead.
-    #[expect(clippy::result_large_err, reason = "a case makes a few of them")]
     fn try_open(&mut self, open: &Open) -> Result<Transfer, ToSender> {
         self.transfers += 1;
         let transfer = TransferId([self.transfers; 16]);

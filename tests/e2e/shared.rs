@@ -120,7 +120,6 @@ impl Cluster {
     }
 
     /// Begins a session with a node, or returns what it says instead.
-    #[expect(clippy::result_large_err, reason = "a case makes a few of them")]
     fn try_begin(&self, node: &Node, epoch: u64) -> Result<Mover<'_>, ToSender> {
         self.sessions.set(self.sessions.get() + 1);
         let run = [self.sessions.get(); 16];

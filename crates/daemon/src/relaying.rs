@@ -204,8 +204,12 @@ impl Relaying {
     pub(crate) fn end(&self, ended: Result<&Summary, &SessionError>, missing: u64) {
         let last = match ended {
             Ok(summary) => {
-                let mut account = TransferAccount::from(summary);
-                account.counters.failed += missing;
+                let mut counters = summary.counters;
+                counters.failed += missing;
+                let account = TransferAccount {
+                    counters: counters.into(),
+                    ..TransferAccount::from(summary)
+                };
                 Relay::Account(Box::new(account))
             }
             Err(error) => Relay::Broken(

@@ -367,14 +367,15 @@ impl RemoteCopy<'_> {
             None => None,
         };
         let elapsed = run.started.elapsed();
+        let told = Summary::from(account);
         let summary = Summary {
             counters: Counters {
                 reconnects: restarts,
-                ..account.counters
+                ..told.counters
             },
             elapsed,
             first_byte,
-            ..Summary::from(account)
+            ..told
         };
         Ok(Copied { summary, receipt })
     }

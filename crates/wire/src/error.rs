@@ -43,6 +43,10 @@ pub enum WireError {
     /// A control message that does not decode.
     #[error("decode a control message")]
     Message,
+    /// A control message whose bytes are not those to which it encodes: a number in more bytes than it needs, or
+    /// something that has no meaning.
+    #[error("decode a control message: it is not in the form that it must have")]
+    OtherForm,
     /// A critical extension that is not known here: ignoring it would misinterpret the message.
     #[error(
         "decode: extension {number} of {what} is not known here: install the same release on both hosts"

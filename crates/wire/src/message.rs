@@ -1,5 +1,6 @@
 //! The control messages: postcard behind a 4-byte little-endian length.
 //!
+//! A message has one form: bytes that decode to it and are not those to which it encodes are refused.
 //! A message grows by [extensions](crate::extensions) after its fields. **Invariant:** variants and fields are never
 //! edited or reordered; the tests pin their bytes. Paths and names are parsed while decoding, so a message that exists
 //! holds none that is invalid.
@@ -7,7 +8,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use zmove_types::{Counters, Metadata, Name, RelPath, Timestamp};
+use zmove_types::{Metadata, Name, RelPath, Timestamp};
 
 use crate::error::WireError;
 use crate::extensions::{Extensions, OF_MESSAGES};
@@ -21,6 +22,7 @@ mod counted;
 mod counters;
 mod fault;
 mod fetch;
+mod form;
 mod job_grant;
 mod kept;
 mod list;
@@ -38,6 +40,7 @@ pub use copy::{
     Receipt, SignedReceipt, TransportChoice,
 };
 use counted::Counted;
+pub use counters::CounterList;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
 pub use fetch::{
     AccountOrder, AccountsFrom, Fetch, Fetching, LaneOrder, ListOrder, OwnerOrder, RemovalOrder,
@@ -160,7 +163,7 @@ pub enum ToSender {
     /// The result of measuring the target's storage.
     Swept(Swept),
     /// The report counters of the receiver, if any is above 0. Sent before the end; the last message counts.
-    Counters(#[serde(with = "counters")] Counters),
+    Counters(CounterList),
     /// The files of these batches have their final names, but for those in `faults`, and are flushed as asked. Sent
     /// once for each batch that was stored.
     Published {
@@ -216,7 +219,10 @@ pub struct Waiting {
     /// The number of transfers of the same key that are before it.
     pub ahead: u32,
     /// The reason in words, one line.
-    #[serde(deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>")]
+    #[serde(
+        serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
+        deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>"
+    )]
     pub text: String,
 }
 
@@ -418,7 +424,7 @@ pub fn encode_message<M: Serialize>(message: &M) -> Vec<u8> {
 ///
 /// # Errors
 /// [`WireError`] when the bytes are not one message.
-pub fn decode_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError> {
+pub fn decode_message<M: Serialize + DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError> {
     decode_message_within(bytes, |_strings| Ok(()))
 }
 
@@ -427,7 +433,7 @@ pub fn decode_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError>
 ///
 /// # Errors
 /// The errors of [`decode_message`], and any error of `room`.
-pub fn decode_message_within<M: DeserializeOwned>(
+pub fn decode_message_within<M: Serialize + DeserializeOwned>(
     bytes: &[u8],
     room: impl FnMut(usize) -> Result<(), WireError>,
 ) -> Result<M, WireError> {
@@ -438,6 +444,7 @@ pub fn decode_message_within<M: DeserializeOwned>(
         (_, Ok((_, Some(refused)))) => Err(refused),
         (Ok(message), Ok((rest, None))) => {
             check_extensions(rest)?;
+            form::check(&message, &bytes[..bytes.len() - rest.len()])?;
             Ok(message)
         }
         (Err(_), _) | (_, Err(_)) => Err(WireError::Message),
@@ -652,7 +659,7 @@ mod tests {
             })),
             11
         );
-        assert_eq!(tag(&ToSender::Counters(Counters::default())), 12);
+        assert_eq!(tag(&ToSender::Counters(CounterList::default())), 12);
         assert_eq!(tag(&ToSender::Published { items: vec![] }), 13);
         assert_eq!(
             tag(&ToSender::Waiting(Waiting {

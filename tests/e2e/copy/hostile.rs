@@ -39,7 +39,7 @@ async fn lie(channel: Channel, greeting: Greeting, receipt: SignedReceipt) {
     let follows = ToSender::Copy(CopyState::Follows { id: read.id });
     writer.send(&encode_message(&follows)).await.unwrap();
     let account = Relay::Account(Box::new(TransferAccount {
-        counters: one_file(),
+        counters: one_file().into(),
         ..TransferAccount::default()
     }));
     for relay in [Relay::Receipt(receipt), account] {
@@ -76,7 +76,7 @@ async fn take_and_lie(
     // the grant
     reader.receive().await.unwrap().unwrap();
     let account = TransferAccount {
-        counters: one_file(),
+        counters: one_file().into(),
         ..TransferAccount::default()
     };
     let said = receipt(order.id)
@@ -188,48 +188,35 @@ fn a_result_is_a_success_only_where_nothing_is_missing_and_the_target_s_host_has
         host: "127.0.0.1".into(),
         port: world.receiver.address.port(),
     };
-    let well = TransferAccount {
-        counters: one_file(),
-        ..TransferAccount::default()
+    let account = |is_preview, change: fn(&mut Counters)| {
+        let mut counters = one_file();
+        change(&mut counters);
+        TransferAccount {
+            counters: counters.into(),
+            is_preview,
+            ..TransferAccount::default()
+        }
     };
-    let with = |change: fn(&mut TransferAccount)| {
-        let mut account = well.clone();
-        change(&mut account);
-        account
-    };
+    let well = || account(false, |_| ());
     let cases = [
-        (well.clone(), Some(0), 0),
-        (well.clone(), None, 12),
-        (well.clone(), Some(1), 23),
-        (with(|account| account.counters.failed = 1), Some(1), 23),
-        (with(|account| account.counters.failed = 1), None, 23),
+        (well(), Some(0), 0),
+        (well(), None, 12),
+        (well(), Some(1), 23),
+        (account(false, |counters| counters.failed = 1), Some(1), 23),
+        (account(false, |counters| counters.failed = 1), None, 23),
         (
-            with(|account| account.counters.source_changed_kept = 1),
+            account(false, |counters| counters.source_changed_kept = 1),
             Some(0),
             23,
         ),
         (
-            with(|account| account.counters.max_delete_kept = 1),
+            account(false, |counters| counters.max_delete_kept = 1),
             Some(0),
             25,
         ),
-        (with(|account| account.is_preview = true), None, 0),
-        (
-            with(|account| {
-                account.is_preview = true;
-                account.counters.changed = 1;
-            }),
-            None,
-            6,
-        ),
-        (
-            with(|account| {
-                account.is_preview = true;
-                account.counters.removed = 1;
-            }),
-            None,
-            6,
-        ),
+        (account(true, |_| ()), None, 0),
+        (account(true, |counters| counters.changed = 1), None, 6),
+        (account(true, |counters| counters.removed = 1), None, 6),
     ];
     for (number, (account, faults, exit)) in cases.into_iter().enumerate() {
         let receipt = faults.map(|faults| signed(&identity, ID, faults));

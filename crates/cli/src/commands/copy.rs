@@ -241,6 +241,7 @@ fn of_sender(
         None => None,
     };
     let is_preview = account.is_preview;
+    let counters = Counters::from(account.counters);
     let Counters {
         files,
         bytes,
@@ -250,7 +251,7 @@ fn of_sender(
         removed,
         skipped,
         ..
-    } = account.counters;
+    } = counters;
     let host = Escaped(to.host.as_bytes());
     let port = to.port;
     let mut text = if is_preview {
@@ -271,7 +272,7 @@ fn of_sender(
         None if is_preview => {}
         None => text += "; without a receipt of that host",
     }
-    let told = match Exit::of_counters(&account.counters, is_preview) {
+    let told = match Exit::of_counters(&counters, is_preview) {
         Exit::Partial => Exit::Partial,
         // Files for which nobody has signed may not have arrived.
         _ if receipt.is_none() && !is_preview => Exit::Broken,

@@ -42,7 +42,7 @@ impl Store {
     ///
     /// # Errors
     /// A file cannot be read, or has another format version.
-    pub(super) fn read<T: DeserializeOwned>(&self) -> io::Result<Vec<T>> {
+    pub(super) fn read<T: Serialize + DeserializeOwned>(&self) -> io::Result<Vec<T>> {
         let mut read = Vec::new();
         let Some(directory) = &self.directory else {
             return Ok(read);

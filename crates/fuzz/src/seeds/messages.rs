@@ -212,7 +212,8 @@ fn relays() -> Vec<ToReceiver> {
             added: 1,
             changed: 300,
             ..Counters::default()
-        },
+        }
+        .into(),
         not_kept: vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, 1)],
         shares: vec![100],
         path: Some(PathAccount {
@@ -673,10 +674,13 @@ fn replies_beside_transfers() -> Vec<ToSender> {
             remove: 1,
             entries: 300,
         },
-        ToSender::Counters(Counters {
-            times_beyond_range: 300,
-            ..Counters::default()
-        }),
+        ToSender::Counters(
+            Counters {
+                times_beyond_range: 300,
+                ..Counters::default()
+            }
+            .into(),
+        ),
         ToSender::RateMax {
             bytes_per_second: 1 << 30,
         },

@@ -577,7 +577,9 @@ impl Running {
     async fn tell_counts(&mut self) -> Result<(), SessionError> {
         let counters = self.transfer.target.counters.read();
         if counters != Counters::default() {
-            self.connections.send(&ToSender::Counters(counters)).await?;
+            self.connections
+                .send(&ToSender::Counters(counters.into()))
+                .await?;
         }
         let counts = self.transfer.target.keeper.counts();
         if !counts.is_empty() {

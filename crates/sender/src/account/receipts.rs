@@ -130,7 +130,7 @@ impl Receipts {
                 }
                 .into());
             }
-            ToSender::Counters(counters) => self.counters = counters,
+            ToSender::Counters(counters) => self.counters = counters.into(),
             ToSender::NotKept { counts } => self.session.account.not_kept(&counts),
             ToSender::Missed { entries } => {
                 not_empty(!entries.is_empty())?;

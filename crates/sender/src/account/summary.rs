@@ -94,7 +94,7 @@ fn micros(time: Duration) -> u64 {
 impl From<&Summary> for TransferAccount {
     fn from(summary: &Summary) -> Self {
         Self {
-            counters: summary.counters,
+            counters: summary.counters.into(),
             not_kept: summary.not_kept.clone(),
             elapsed_us: micros(summary.elapsed),
             first_byte_us: summary.first_byte.map(micros),
@@ -129,7 +129,7 @@ impl From<TransferAccount> for Summary {
             .copied()
             .unwrap_or_default();
         Self {
-            counters: account.counters,
+            counters: account.counters.into(),
             not_kept: account.not_kept,
             elapsed: time(account.elapsed_us),
             measured: time(account.elapsed_us),

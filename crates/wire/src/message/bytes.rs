@@ -31,10 +31,22 @@ pub(super) fn at_most<'de, const MAX: usize, D: Deserializer<'de>>(
     Ok(bytes.to_vec())
 }
 
-/// Reads a text of which a person would read no more than `MAX` characters, and cuts it there.
+/// Writes the first `MAX` characters of a text, since a person would read no more of it.
+pub(super) fn cut<const MAX: usize, S: Serializer>(
+    text: &str,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let end = text.char_indices().nth(MAX);
+    serializer.serialize_str(end.map_or(text, |(end, _)| &text[..end]))
+}
+
+/// Reads a text of at most `MAX` characters.
 pub(super) fn text<'de, const MAX: usize, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<String, D::Error> {
     let text = <&str>::deserialize(deserializer)?;
-    Ok(text.chars().take(MAX).collect())
+    match text.char_indices().nth(MAX) {
+        None => Ok(text.to_owned()),
+        Some(_) => Err(D::Error::invalid_length(text.len(), &"fewer characters")),
+    }
 }

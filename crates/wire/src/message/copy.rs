@@ -49,7 +49,10 @@ impl CopyOrder {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The host's name or address.
-    #[serde(deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>")]
+    #[serde(
+        serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
+        deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>"
+    )]
     pub host: String,
     /// The daemon's port.
     pub port: u16,

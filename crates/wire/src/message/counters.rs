@@ -1,29 +1,44 @@
-//! Report counters on the wire: pairs of id and value, without those that are 0. A peer skips ids that it does not
-//! know.
+//! Report counters on the wire: pairs of id and value, by ascending id and without those that are 0.
 
-use serde::{Deserializer, Serialize, Serializer};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use zmove_types::Counters;
 
 use super::list;
 
-pub(super) fn serialize<S: Serializer>(
-    counters: &Counters,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    let counted = counters.rows().filter(|(_, value)| *value > 0);
-    let pairs: Vec<_> = counted.map(|(row, value)| (row.id, value)).collect();
-    pairs.serialize(serializer)
+/// Report counters as they travel. A peer ignores ids that it does not know.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CounterList(Vec<(u16, u64)>);
+
+impl From<Counters> for CounterList {
+    fn from(counters: Counters) -> Self {
+        let counted = counters.rows().filter(|(_, value)| *value > 0);
+        let mut pairs: Vec<_> = counted.map(|(row, value)| (row.id, value)).collect();
+        pairs.sort_unstable();
+        Self(pairs)
+    }
 }
 
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Counters, D::Error> {
-    let pairs: Vec<(u16, u64)> = list::at_most::<COUNTERS_MAX, _, _>(deserializer)?;
-    let mut counters = Counters::default();
-    pairs
-        .into_iter()
-        .for_each(|(id, value)| counters.set(id, value));
-    Ok(counters)
+impl From<CounterList> for Counters {
+    fn from(CounterList(pairs): CounterList) -> Self {
+        let mut counters = Self::default();
+        for (id, value) in pairs {
+            counters.set(id, value);
+        }
+        counters
+    }
+}
+
+impl<'de> Deserialize<'de> for CounterList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let pairs: Vec<(u16, u64)> = list::at_most::<COUNTERS_MAX, _, _>(deserializer)?;
+        let ascends = pairs.is_sorted_by(|(one, _), (next, _)| one < next);
+        if ascends && pairs.iter().all(|(_, value)| *value > 0) {
+            Ok(Self(pairs))
+        } else {
+            Err(D::Error::custom("the order or value of a counter"))
+        }
+    }
 }
 
 /// The most counters in a message. Later versions may have more than this one knows.
@@ -35,11 +50,14 @@ mod tests {
     use crate::error::WireError;
     use crate::message::{ToSender, decode_message, encode_message};
 
-    fn decoded(pairs: &[(u16, u64)]) -> Result<ToSender, WireError> {
+    fn decoded(pairs: &[(u16, u64)]) -> Result<Counters, WireError> {
         const TAG: u8 = 12;
         let mut bytes = vec![TAG];
         bytes.extend(postcard::to_allocvec(pairs).unwrap());
-        decode_message(&bytes)
+        match decode_message(&bytes)? {
+            ToSender::Counters(counters) => Ok(counters.into()),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
@@ -50,14 +68,9 @@ mod tests {
             let value = 1000 + u64::from(row.id);
             alone.set(row.id, value);
             all.set(row.id, value);
-            assert_eq!(
-                decoded(&[(row.id, value)]),
-                Ok(ToSender::Counters(alone)),
-                "{}",
-                row.name
-            );
+            assert_eq!(decoded(&[(row.id, value)]), Ok(alone), "{}", row.name);
         }
-        let message = ToSender::Counters(all);
+        let message = ToSender::Counters(all.into());
         assert_eq!(decode_message(&encode_message(&message)[4..]), Ok(message));
     }
 
@@ -69,7 +82,7 @@ mod tests {
             ..Counters::default()
         };
         assert_eq!(
-            encode_message(&ToSender::Counters(counters)),
+            encode_message(&ToSender::Counters(counters.into())),
             [7, 0, 0, 0, 12, 2, 1, 0xAC, 2, 20, 1][..]
         );
     }
@@ -80,10 +93,7 @@ mod tests {
             failed: 5,
             ..Counters::default()
         };
-        assert_eq!(
-            decoded(&[(16, 5), (1000, 9)]),
-            Ok(ToSender::Counters(known))
-        );
+        assert_eq!(decoded(&[(16, 5), (1000, 9)]), Ok(known));
     }
 
     #[test]
@@ -92,10 +102,20 @@ mod tests {
             let pairs: Vec<_> = (1000..).take(count).map(|id| (id, 1)).collect();
             decoded(&pairs)
         };
-        assert_eq!(
-            many(COUNTERS_MAX),
-            Ok(ToSender::Counters(Counters::default()))
-        );
+        assert_eq!(many(COUNTERS_MAX), Ok(Counters::default()));
         assert_eq!(many(COUNTERS_MAX + 1), Err(WireError::Message));
+    }
+
+    #[test]
+    fn a_counter_stands_once_and_in_its_place() {
+        for pairs in [
+            &[(1, 5), (1, 6)][..],
+            &[(1000, 5), (1000, 5)],
+            &[(16, 5), (1, 5)],
+            &[(1, 0)],
+            &[(1000, 0)],
+        ] {
+            assert_eq!(decoded(pairs), Err(WireError::Message), "{pairs:?}");
+        }
     }
 }

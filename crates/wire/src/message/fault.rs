@@ -129,7 +129,10 @@ pub struct Refusal {
     /// The kind of reason.
     pub code: RefusalCode,
     /// The reason in words, one line.
-    #[serde(deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>")]
+    #[serde(
+        serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
+        deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>"
+    )]
     pub text: String,
 }
 

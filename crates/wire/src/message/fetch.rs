@@ -145,7 +145,10 @@ pub struct OwnerOrder {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountOrder {
     /// The name that they become; empty where only the number counts.
-    #[serde(deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>")]
+    #[serde(
+        serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
+        deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>"
+    )]
     pub name: String,
     /// The number that they become.
     pub id: u32,
@@ -161,7 +164,13 @@ pub enum AccountsFrom {
     /// All without a name.
     Nameless,
     /// The one of this name.
-    Name(#[serde(deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>")] String),
+    Name(
+        #[serde(
+            serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
+            deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>"
+        )]
+        String,
+    ),
     /// All whose numbers lie between two, both included.
     Ids(u32, u32),
 }

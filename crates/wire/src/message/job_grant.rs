@@ -121,12 +121,17 @@ impl SignedJobGrant {
             .into_iter()
             .map(|certificate| certificate.0)
             .collect();
-        Ok(Self {
+        let signed = Self {
             grant: decode_message(&text)?,
             text,
             certificates,
             signature,
-        })
+        };
+        if signed.encode() == bytes {
+            Ok(signed)
+        } else {
+            Err(WireError::OtherForm)
+        }
     }
 }
 
@@ -196,6 +201,12 @@ mod tests {
             SignedJobGrant::decode(&longer.encode()).is_err(),
             "the text goes on"
         );
+        // the number of certificates in two bytes
+        let count = 18 + 1 + sample().text.len();
+        let mut overlong = bytes.clone();
+        overlong[count] |= 0x80;
+        overlong.insert(count + 1, 0);
+        assert_eq!(SignedJobGrant::decode(&overlong), Err(WireError::OtherForm));
         let unknown = [7, 0, 0, 0, 9, 0, 1, 0, 0, 0, 0];
         let extended = SignedJobGrant {
             text: [&sample().text[..], &unknown].concat(),

@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use zmove_types::{Change, ChangeKind, Counters, EntryForm, Event, RelPath, Root, Sample};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, RelPath, Root, Sample};
 
-use super::{NotKept, Refusal, SignedReceipt, bytes, counters, list};
+use super::{CounterList, NotKept, Refusal, SignedReceipt, bytes, list};
 use crate::limits::{HASHED_MAX, LANES_MAX, MISSED_MAX, TOLD_CHARS_MAX, TOLD_MAX};
 
 /// One word beside a transfer.
@@ -58,15 +58,45 @@ pub enum Told {
     /// So many lanes are up now.
     LaneUp(u16),
     /// Data arrived damaged and is sent again.
-    Resent(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
+    Resent(
+        #[serde(
+            serialize_with = "bytes::cut::<TOLD_CHARS_MAX, _>",
+            deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>"
+        )]
+        String,
+    ),
     /// A file or directory failed.
-    Failed(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
+    Failed(
+        #[serde(
+            serialize_with = "bytes::cut::<TOLD_CHARS_MAX, _>",
+            deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>"
+        )]
+        String,
+    ),
     /// An entry lacks something.
-    NotKept(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
+    NotKept(
+        #[serde(
+            serialize_with = "bytes::cut::<TOLD_CHARS_MAX, _>",
+            deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>"
+        )]
+        String,
+    ),
     /// A warning.
-    Warned(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
+    Warned(
+        #[serde(
+            serialize_with = "bytes::cut::<TOLD_CHARS_MAX, _>",
+            deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>"
+        )]
+        String,
+    ),
     /// The present limit of the rate.
-    Limited(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
+    Limited(
+        #[serde(
+            serialize_with = "bytes::cut::<TOLD_CHARS_MAX, _>",
+            deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>"
+        )]
+        String,
+    ),
     /// The progress of each stage, in all.
     Sampled(#[serde(with = "SentSample")] Sample),
     /// A change that a transfer would make.
@@ -222,7 +252,13 @@ struct SentChange {
 #[serde(remote = "ChangeKind")]
 enum SentChangeKind {
     Added,
-    Changed(#[serde(deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>")] String),
+    Changed(
+        #[serde(
+            serialize_with = "bytes::cut::<TOLD_CHARS_MAX, _>",
+            deserialize_with = "bytes::text::<TOLD_CHARS_MAX, _>"
+        )]
+        String,
+    ),
     Removed,
 }
 
@@ -239,8 +275,7 @@ enum SentEntryForm {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferAccount {
     /// The report counters.
-    #[serde(with = "counters")]
-    pub counters: Counters,
+    pub counters: CounterList,
     /// What was not kept.
     #[serde(deserialize_with = "list::at_most::<MISSED_MAX, _, _>")]
     pub not_kept: Vec<NotKept>,
@@ -303,8 +338,13 @@ const ACKED_MAX: usize = 16 * LANES_MAX as usize;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The first byte of an encoded [`ToReceiver::Relay`].
+    const RELAY_TAG: u8 = 11;
+
     use crate::error::WireError;
     use crate::message::{ToReceiver, decode_message, encode_message};
+    use zmove_types::Counters;
 
     #[test]
     fn a_sample_is_pinned_in_whole_microseconds() {
@@ -320,10 +360,6 @@ mod tests {
     }
 
     #[test]
-    #[expect(
-        clippy::too_many_lines,
-        reason = "a table of the bytes of each message"
-    )]
     fn words_beside_a_transfer_are_pinned() {
         let bytes = |relay: Relay| {
             let message = ToReceiver::Relay(relay);
@@ -344,24 +380,7 @@ mod tests {
         ];
         assert_eq!(
             bytes(Relay::Told(told)),
-            [
-                ToReceiver::RELAY_TAG,
-                0,
-                3,
-                0,
-                1,
-                0,
-                0,
-                0,
-                0,
-                0xAC,
-                2,
-                5,
-                1,
-                b'x',
-                3,
-                2
-            ]
+            [RELAY_TAG, 0, 3, 0, 1, 0, 0, 0, 0, 0xAC, 2, 5, 1, b'x', 3, 2]
         );
         let path = || RelPath::from_bytes(b"p").unwrap();
         let hashed = FileHash {
@@ -370,7 +389,7 @@ mod tests {
         };
         assert_eq!(
             bytes(Relay::Hashed(vec![hashed])),
-            [&[ToReceiver::RELAY_TAG, 1, 1, 1, b'p'][..], &[9; 32]].concat()
+            [&[RELAY_TAG, 1, 1, 1, b'p'][..], &[9; 32]].concat()
         );
         let looked = FileHash {
             path: path(),
@@ -378,9 +397,9 @@ mod tests {
         };
         assert_eq!(
             bytes(Relay::Looked(vec![looked])),
-            [&[ToReceiver::RELAY_TAG, 6, 1, 1, b'p'][..], &[9; 32]].concat()
+            [&[RELAY_TAG, 6, 1, 1, b'p'][..], &[9; 32]].concat()
         );
-        assert_eq!(bytes(Relay::Lanes(4)), [ToReceiver::RELAY_TAG, 2, 4]);
+        assert_eq!(bytes(Relay::Lanes(4)), [RELAY_TAG, 2, 4]);
         let change = Change {
             path: path(),
             kind: ChangeKind::Changed("t".into()),
@@ -388,23 +407,16 @@ mod tests {
         };
         assert_eq!(
             bytes(Relay::Told(vec![Told::Listed(change)])),
-            [
-                ToReceiver::RELAY_TAG,
-                0,
-                1,
-                10,
-                1,
-                b'p',
-                1,
-                1,
-                b't',
-                3,
-                1,
-                b'p'
-            ]
+            [RELAY_TAG, 0, 1, 10, 1, b'p', 1, 1, b't', 3, 1, b'p']
         );
-        let mut account = TransferAccount::default();
-        account.counters.failed = 300;
+        let failed = Counters {
+            failed: 300,
+            ..Counters::default()
+        };
+        let account = TransferAccount {
+            counters: failed.into(),
+            ..TransferAccount::default()
+        };
         assert_eq!(
             bytes(Relay::Account(Box::new(account))),
             [&[11, 3, 1, 16, 0xAC, 2][..], &[0; 12]].concat()

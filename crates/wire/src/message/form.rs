@@ -1,0 +1,147 @@
+//! The one form of a message.
+//!
+//! Postcard reads a number also from more bytes than it needs, and some decoders could drop what they do not know. A
+//! peer could hide a message from a reader of its bytes that way, or have two readers see different messages.
+
+use postcard::ser_flavors::Flavor;
+use postcard::{Error, Result, serialize_with_flavor};
+use serde::Serialize;
+
+use crate::error::WireError;
+
+/// Checks that `message` encodes to `bytes`, from which it was decoded. Takes no memory.
+pub(super) fn check<M: Serialize>(message: &M, bytes: &[u8]) -> std::result::Result<(), WireError> {
+    let compared = serialize_with_flavor(message, Compared { left: bytes });
+    compared.map_err(|_differs| WireError::OtherForm)
+}
+
+/// Encoded bytes that are compared instead of kept.
+struct Compared<'a> {
+    /// The bytes that must come next.
+    left: &'a [u8],
+}
+
+impl Flavor for Compared<'_> {
+    type Output = ();
+
+    fn try_push(&mut self, byte: u8) -> Result<()> {
+        self.try_extend(&[byte])
+    }
+
+    fn try_extend(&mut self, bytes: &[u8]) -> Result<()> {
+        self.left = self
+            .left
+            .strip_prefix(bytes)
+            .ok_or(Error::SerializeBufferFull)?;
+        Ok(())
+    }
+
+    fn finalize(self) -> Result<()> {
+        if self.left.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::SerializeBufferFull)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{
+        Answer, Open, Refusal, RefusalCode, Relay, ToReceiver, ToSender, Told, Verdict,
+        decode_message, encode_message,
+    };
+
+    /// Some messages with numbers, lists, texts and tags in them.
+    fn messages() -> Vec<Vec<u8>> {
+        let encoded = [
+            encode_message(&ToReceiver::Open(Open::new(b"/target".to_vec(), [7; 16]))),
+            encode_message(&ToReceiver::Announce {
+                items: 300,
+                mismatches: 0,
+            }),
+            encode_message(&ToReceiver::LaneLost {
+                items: vec![0, 127, 128, u64::MAX],
+            }),
+            encode_message(&ToReceiver::Relay(Relay::Told(vec![
+                Told::Warned("text".to_owned()),
+                Told::LaneUp(1),
+            ]))),
+        ];
+        encoded.iter().map(|bytes| bytes[4..].to_vec()).collect()
+    }
+
+    /// `bytes` with the last byte of a number at `at` in two bytes, where that is the end of a number.
+    fn lengthened(bytes: &[u8], at: usize) -> Vec<u8> {
+        let mut longer = bytes.to_vec();
+        longer[at] |= 0x80;
+        longer.insert(at + 1, 0);
+        longer
+    }
+
+    #[test]
+    fn a_number_in_more_bytes_than_it_needs_is_refused() {
+        for bytes in messages() {
+            let message = decode_message::<ToReceiver>(&bytes).unwrap();
+            let mut others = 0;
+            for at in 0..bytes.len() {
+                let longer = lengthened(&bytes, at);
+                match decode_message::<ToReceiver>(&longer) {
+                    // The byte is part of a text or an array, so the longer bytes are another message.
+                    Ok(other) => assert_eq!(encode_message(&other)[4..], longer),
+                    Err(error) => others += usize::from(error == WireError::OtherForm),
+                }
+                let plain = postcard::take_from_bytes::<ToReceiver>(&longer);
+                let is_the_same =
+                    plain.is_ok_and(|(other, rest)| other == message && rest.is_empty());
+                let refused = decode_message::<ToReceiver>(&longer) == Err(WireError::OtherForm);
+                assert!(!is_the_same || refused, "{at} of {bytes:?}");
+            }
+            assert!(others > 1, "the tag of a message and more: {bytes:?}");
+        }
+    }
+
+    #[test]
+    fn an_overlong_tag_hides_no_message() {
+        let open = encode_message(&ToReceiver::Open(Open::new(b"/".to_vec(), [0; 16])));
+        for tag in [
+            &[0x80, 0][..],
+            &[0x80, 0x80, 0],
+            &[0x80, 0x80, 0x80, 0x80, 0],
+        ] {
+            let hidden = [tag, &open[5..]].concat();
+            assert_eq!(
+                decode_message::<ToReceiver>(&hidden),
+                Err(WireError::OtherForm),
+                "{tag:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_decoder_would_drop_is_refused() {
+        // a bit of a mode that means nothing, and a kind that is not known
+        let mode = [1, b'a', 1, 0x80, 0x80, 4, 0, 0, 0, 0, 0, 0];
+        assert_eq!(
+            decode_message::<crate::message::OfferedFile>(&mode),
+            Err(WireError::OtherForm)
+        );
+        assert_eq!(
+            decode_message::<crate::message::Keeping>(&[0x80, 0x80, 4, 0]),
+            Err(WireError::OtherForm)
+        );
+    }
+
+    #[test]
+    fn messages_without_lists_and_with_long_ones_have_the_form() {
+        let answer = ToSender::Answer(Answer {
+            offer: u64::MAX,
+            verdicts: vec![Verdict::Compare([200; 32]); 1000],
+        });
+        let refused = ToSender::Refused(Refusal::new(RefusalCode::Denied, ""));
+        for message in [answer, refused, ToSender::LaneFailed] {
+            assert_eq!(decode_message(&encode_message(&message)[4..]), Ok(message));
+        }
+    }
+}
