@@ -22,8 +22,8 @@ use zmove_transport::{
 use zmove_types::{Counters, Hex, NoObserver, Observer};
 use zmove_wire::{
     Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, Granted, Intent, Receipt, Refusal,
-    RefusalCode, SignedReceipt, SourcePath, ToSender, ToSource, WireError, decode_message,
-    encode_message,
+    RefusalCode, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource, WireError,
+    decode_message, encode_message,
 };
 
 use crate::dial::Connector;
@@ -327,7 +327,13 @@ impl RemoteCopy<'_> {
         let mut restarts = 0;
         while let Some(bytes) = reader.receive().await? {
             first.get_or_insert_with(Instant::now);
-            relayed.take(&bytes)?;
+            let ToReceiver::Relay(relay) = decode_message(&bytes)? else {
+                return Err(WireError::OutOfOrder {
+                    what: "a message that is no word beside the transfer",
+                }
+                .into());
+            };
+            relayed.take(relay);
             if std::mem::replace(&mut restarts, relayed.restarts()) < restarts {
                 self.source
                     .connector

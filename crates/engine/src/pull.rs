@@ -1,8 +1,8 @@
 //! A pull from another host: this side dials and is the receiver, and the host is the sender. Whoever dials, both roles
 //! are those of a push; what is said beside the transfer (`relayed`) is all that differs.
 //!
-//! **Invariant:** the target and how it is written are this side's own words (`conversation`), never the host's; and
-//! what the host names at the top of the target must be what was asked for (`sources`).
+//! **Invariant:** the receiver's opening is this side's own, never the host's: it never passes the host's connection
+//! (`conversation`). What the host names at the top of the target must be what was asked for (`sources`).
 
 pub(crate) mod asking;
 mod conversation;
@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use zmove_disk::RemovalBudget;
 use zmove_receiver::{
-    NamedFiles, Owning, ReceiverConfig, Rights, Session, SessionError as ReceiverError,
+    NamedFiles, Opening, Owning, ReceiverConfig, Rights, Session, SessionError as ReceiverError,
     TransferMeter, run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Summary};
@@ -39,7 +39,7 @@ use crate::error::{PullError, PushError};
 use crate::notice::Notice;
 use crate::retrying::{Retrying, Sessions, moment};
 use asking::ask;
-use conversation::{Conversation, Ended};
+use conversation::{Between, Ended, converse};
 use relayed::{Heard, Relayed};
 
 pub use sources::RemoteSources;
@@ -203,15 +203,16 @@ impl RemotePull<'_> {
             supply.more.clone(),
             run.started.elapsed(),
         ));
-        let conversation = Conversation {
-            open: own_open,
-            sources: self.sources.clone(),
-            relayed: Arc::clone(&relayed),
-        };
-        let (reader, conversing) = conversation.between(asked.reader);
+        let Between {
+            reader,
+            shape,
+            conversing,
+        } = converse(self.sources.clone(), Arc::clone(&relayed), asked.reader);
+        let open = Box::new(own_open);
         let forwarded = forward(lanes, dialled);
         let meter = Arc::<TransferMeter>::default();
         let session = Session {
+            opening: Opening::Ordered { open, shape },
             failed_lanes: Some(forwarded.failed_lanes),
             pulse,
             config: self.receiver_config(run, &meter, &relayed),
@@ -258,8 +259,7 @@ impl RemotePull<'_> {
         let most = self
             .fetch
             .removals
-            .and_then(|order| order.entries_max)
-            .unwrap_or(u64::MAX);
+            .map_or(0, |order| order.entries_max.unwrap_or(u64::MAX));
         let removals = run
             .removals
             .get_or_insert_with(|| Arc::new(RemovalBudget::new(most)));

@@ -33,6 +33,6 @@ pub use resume::journal;
 pub use session::connections::{Looked, SessionReport};
 pub use session::run_leases::{RunLease, RunLeases, RunLeasesByKey};
 pub use session::target_leases::TargetLeases;
-pub use session::{Session, run_session};
+pub use session::{Opening, Session, run_session};
 pub use store::target::{WriteAccess, choose_root, without_dots};
 pub use top_names::{ListedPaths, TopNames};

@@ -27,6 +27,7 @@ use crate::error::SessionError;
 use crate::quota::Booking;
 use crate::quota::messages::messages;
 use crate::session::connections::{Connections, SessionReport, cpu_time};
+pub use crate::session::opening::Opening;
 use crate::session::opening::{Resolved, by_grant, opening, refuse_opening, resolve, take_up};
 use crate::session::run_leases::RunLeases;
 use crate::session::running::Running;
@@ -41,6 +42,8 @@ pub struct Session {
     pub transfer: TransferId,
     /// The control connection.
     pub control: (ControlReader, ControlWriter),
+    /// Where the opening comes from.
+    pub opening: Opening,
     /// The lanes, as they arrive.
     pub lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     /// Where this side has dialled: a word for each lane that has not come up.
@@ -64,6 +67,7 @@ impl Session {
         Self {
             transfer,
             control,
+            opening: Opening::Sent,
             lanes,
             failed_lanes: None,
             pulse: ChannelHandle::default(),
@@ -92,6 +96,7 @@ async fn run(
     let Session {
         transfer,
         control: (reader, mut writer),
+        opening: opened_by,
         lanes,
         failed_lanes,
         pulse,
@@ -102,7 +107,7 @@ async fn run(
         .greet(&Greeting::new(Role::Control, transfer))
         .await?;
     let booked_on = Arc::new(Lock::new(config.quota.clone()));
-    let inbox = messages(reader, Arc::clone(&booked_on));
+    let inbox = messages(reader, Arc::clone(&booked_on), opened_by.sent_max());
     let mut connections = Connections {
         writer,
         inbox,
@@ -110,7 +115,7 @@ async fn run(
         failed_lanes,
     };
     // what the opening takes counts until it is done with
-    let (open, held) = match opening(&mut connections.inbox).await {
+    let (open, held) = match opening(opened_by, &mut connections.inbox, &config.quota).await {
         Ok(opening) => opening,
         Err(error) => return Err(refuse_opening(connections, error).await),
     };

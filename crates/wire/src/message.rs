@@ -122,13 +122,6 @@ pub enum ToReceiver {
     SharedJob(SharedJobRequest),
 }
 
-impl ToReceiver {
-    /// The first byte of an encoded [`Open`](Self::Open).
-    pub const OPEN_TAG: u8 = 0;
-    /// The first byte of an encoded [`Relay`](Self::Relay).
-    pub const RELAY_TAG: u8 = 11;
-}
-
 /// A message from the receiver to the sender.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToSender {

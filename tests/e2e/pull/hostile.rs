@@ -1,6 +1,7 @@
 //! A host that sends what was not asked for, and a receiver that asks for too much.
 
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc as std_mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -10,18 +11,19 @@ use tokio::sync::mpsc;
 use zmove_scan::ScanRoot;
 use zmove_sender::{Link, NoQuota, Push, PushJob, Relay, Run, SenderConfig};
 use zmove_transport::{
-    Channel, ControlError, ControlReader, ControlWriter, Dialler, Fingerprint, HostPolicy,
+    Channel, ControlError, ControlReader, ControlWriter, Dialler, Fingerprint, Frame, HostPolicy,
     Identity, SocketConfig, control_pair,
 };
-use zmove_types::{Name, NoObserver, RelPath, TransferId};
+use zmove_types::{Name, NoObserver, RelPath, StageClock, TransferId};
 use zmove_wire::{
-    Cipher, Fetching, Greeting, ListedName, Open, Remove, RemoveGroup, Role, TargetShape,
-    ToReceiver, ToSender, ToSource, TopName, decode_message, encode_message,
+    Cipher, Extraneous, Fetching, Greeting, ListedName, Open, Remove, RemoveGroup, Role,
+    TargetShape, ToReceiver, ToSender, ToSource, TopName, decode_message, encode_message,
 };
 
 use super::site;
 use crate::harness::{PATIENCE, Site};
 use crate::host::host;
+use crate::intruder::{Deed, batch, file};
 use crate::tree::{names, paint};
 
 /// A host that sends `sources` of the site, by their names at the target, whatever it was asked for.
@@ -364,6 +366,87 @@ fn a_host_brings_nothing_that_is_not_listed() {
             .says(&["something that was not asked for"])
             .lines(1);
         assert!(!site.target().join(brought).join("authorized_keys").exists());
+    }
+}
+
+/// A host that says `words` once it has begun, and sends this frame on its first lane. It stays until the receiver has
+/// finished or gone.
+fn talking_host(site: &Site, words: Vec<u8>, frame: Option<Frame>) -> (SocketAddr, Fingerprint) {
+    let frame = Arc::new(Mutex::new(frame));
+    host(&site.path("server"), move |channel, greeting| {
+        let (words, frame) = (words.clone(), Arc::clone(&frame));
+        async move {
+            if let Role::Lane(_) = greeting.role {
+                let frame = frame.lock().unwrap().take();
+                if let Some(frame) = frame {
+                    let mut sink = channel.into_sink(Cipher::Tls, 8).unwrap();
+                    let send =
+                        move || sink.send(frame, &mut Arc::new(StageClock::default()).start());
+                    // a receiver that has had enough is no longer there
+                    drop(tokio::task::spawn_blocking(send).await);
+                }
+                return;
+            }
+            let (mut reader, mut writer) = control_pair(channel);
+            let ours = Greeting::new(Role::Control, greeting.transfer);
+            writer.greet(&ours).await.unwrap();
+            reader.receive().await.unwrap();
+            let fetching = ToSender::Fetching(Fetching { lanes_max: 8 });
+            let said = [encode_message(&fetching), words].concat();
+            drop(writer.send(&said).await);
+            while let Ok(Some(bytes)) = reader.receive().await
+                && !matches!(decode_message(&bytes), Ok(ToSender::Finished(_)))
+            {}
+        }
+    })
+}
+
+/// An opening whose tag takes two bytes instead of one, so that its first byte is no tag of an opening.
+fn disguised(open: Open) -> Vec<u8> {
+    let plain = encode_message(&ToReceiver::Open(open));
+    let body = [&[0x80, 0][..], &plain[5..]].concat();
+    let length = u32::try_from(body.len()).unwrap();
+    [&length.to_le_bytes(), &body[..]].concat()
+}
+
+/// The target, the intent and the right to remove are in the opening: a host whose own reached the receiver could write
+/// and remove anywhere.
+#[test]
+fn a_host_whose_opening_is_disguised_changes_nothing() {
+    for options in [&[][..], &["--dry-run"]] {
+        let site = tempting();
+        let elsewhere = site.path("elsewhere");
+        paint(elsewhere.join("there"), 1);
+        let open = Open {
+            extraneous: Extraneous::Goes,
+            ..Open::new(elsewhere.as_os_str().as_bytes().to_vec(), [0; 16])
+        };
+        let groups = vec![RemoveGroup {
+            directory: RelPath::root(),
+            names: vec![ListedName(name("there"))],
+        }];
+        let remove = ToReceiver::Remove(Remove { remove: 0, groups });
+        let end = |items| {
+            encode_message(&ToReceiver::Announce {
+                items,
+                mismatches: 0,
+            })
+        };
+        let write = [disguised(open.clone()), end(1)].concat();
+        let removal = [disguised(open), encode_message(&remove), end(0)].concat();
+        let Deed::Frame(frame) = batch(0, "", vec![file("stolen", 0o600)]) else {
+            unreachable!("a batch is a frame")
+        };
+        for (words, frame) in [(write, Some(frame)), (removal, None)] {
+            let (address, fingerprint) = talking_host(&site, words, frame);
+            site.pin(&address, fingerprint);
+            let from = format!("{address}:good/");
+            let mut pull = site.zmove(&["pull", "--timeout", "0", "--streams", "1"]);
+            pull.0.args(options).args([&from, "target"]);
+            let outcome = pull.outcome();
+            assert_eq!(names(&elsewhere), ["there"], "{options:?}");
+            outcome.expect(12).says(&["not in the form"]).lines(1);
+        }
     }
 }
 

@@ -1,27 +1,31 @@
-//! Control of a pull, between the host and this side's receiver: words beside the transfer are taken out of it, and in
-//! the host's opening everything is replaced by what this side wants, but for the shape of the target.
+//! Control of a pull, between the host and this side's receiver: words beside the transfer are taken out of it, and of
+//! the host's opening only the shape of its sources is.
 //!
-//! **Invariant:** of the host's opening the receiver gets its shape alone, and that only where the host names nothing
-//! but what was asked for.
+//! **Invariant:** the receiver gets no opening from here, and no byte of the host: each message is decoded, and those
+//! that the receiver gets are encoded again.
 
 use std::sync::Arc;
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWriteExt, DuplexStream};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use zmove_transport::{ControlError, ControlReader, control_pair};
+use zmove_types::{Name, RelPath};
 use zmove_wire::{
-    Open, Refusal, RefusalCode, TargetShape, ToReceiver, WireError, decode_message, encode_message,
+    Refusal, RefusalCode, TargetShape, ToReceiver, WireError, decode_message, encode_message,
 };
 
 use super::relayed::Relayed;
 use super::sources::RemoteSources;
 
-/// See the module.
-pub(super) struct Conversation {
-    /// How this side writes.
-    pub(super) open: Open,
-    pub(super) sources: RemoteSources,
-    pub(super) relayed: Arc<Relayed>,
+/// What the receiver gets of a host.
+pub(super) struct Between {
+    /// The host's messages to the receiver.
+    pub(super) reader: ControlReader,
+    /// The shape of the host's sources.
+    pub(super) shape: oneshot::Receiver<TargetShape>,
+    /// Ends with the host's words.
+    pub(super) conversing: JoinHandle<Ended>,
 }
 
 /// Why the host's words came to an end before its connection did.
@@ -30,131 +34,289 @@ pub(super) type Ended = Option<Refusal>;
 /// What may wait between the host's connection and the receiver.
 const PIPE_BYTES: usize = 1 << 20;
 
-impl Conversation {
-    /// The reader for the receiver, and the task that ends with the host's words.
-    pub(super) fn between(self, reader: ControlReader) -> (ControlReader, JoinHandle<Ended>) {
-        let (near, far) = tokio::io::duplex(PIPE_BYTES);
-        let conversing = tokio::spawn(self.converse(reader, far));
-        (control_pair(near).0, conversing)
+/// Begins to hear a host that was asked for `sources`.
+pub(super) fn converse(
+    sources: RemoteSources,
+    relayed: Arc<Relayed>,
+    host: ControlReader,
+) -> Between {
+    let (near, far) = tokio::io::duplex(PIPE_BYTES);
+    let (shape_in, shape) = oneshot::channel();
+    let conversation = Conversation {
+        sources,
+        relayed,
+        shape: Some(shape_in),
+    };
+    Between {
+        reader: control_pair(near).0,
+        shape,
+        conversing: tokio::spawn(conversation.run(host, far)),
     }
+}
 
-    async fn converse(self, mut reader: ControlReader, mut pipe: tokio::io::DuplexStream) -> Ended {
+struct Conversation {
+    sources: RemoteSources,
+    relayed: Arc<Relayed>,
+    /// Takes the shape of the host's sources; `None` after the host's opening.
+    shape: Option<oneshot::Sender<TargetShape>>,
+}
+
+impl Conversation {
+    async fn run(mut self, mut host: ControlReader, mut pipe: DuplexStream) -> Ended {
+        let refusal = |code, text| Some(Refusal { code, text });
         loop {
-            let bytes = match reader.receive().await {
+            let bytes = match host.receive().await {
                 Ok(Some(bytes)) => bytes,
                 // the receiver finds its connection closed
                 Ok(None) | Err(ControlError::Closed) => return None,
-                Err(error) => {
-                    let code = if error.is_lost() {
-                        RefusalCode::Broken
-                    } else {
-                        RefusalCode::Protocol
-                    };
-                    return Some(Refusal {
-                        code,
-                        text: error.to_string(),
-                    });
+                Err(error) if error.is_lost() => {
+                    return refusal(RefusalCode::Broken, error.to_string());
                 }
+                Err(error) => return refusal(RefusalCode::Protocol, error.to_string()),
             };
-            let passed = match bytes.first() {
-                Some(&ToReceiver::RELAY_TAG) => self.relayed.take(&bytes).map(|()| None),
-                Some(&ToReceiver::OPEN_TAG) => self.own_opening(&bytes).map(Some),
-                _ => Ok(Some(framed(&bytes))),
-            };
-            match passed {
-                Ok(Some(bytes)) => {
+            match self.take(&bytes) {
+                Ok(Some(message)) => {
                     // A receiver that has ended reads no more; what else comes beside is still heard.
-                    let _over = pipe.write_all(&bytes).await;
+                    let _over = pipe.write_all(&encode_message(&message)).await;
                 }
                 Ok(None) => {}
-                Err(error) => {
-                    return Some(Refusal {
-                        code: RefusalCode::Protocol,
-                        text: error.to_string(),
-                    });
-                }
+                Err(error) => return refusal(RefusalCode::Protocol, error.to_string()),
             }
         }
     }
 
-    /// This side's opening, with the shape that the host's sources have.
-    fn own_opening(&self, bytes: &[u8]) -> Result<Vec<u8>, WireError> {
-        let ToReceiver::Open(theirs) = decode_message(bytes)? else {
+    /// Takes a message of the host, and returns it if it is for the receiver.
+    fn take(&mut self, bytes: &[u8]) -> Result<Option<ToReceiver>, WireError> {
+        match decode_message(bytes)? {
+            ToReceiver::Relay(relay) => {
+                self.relayed.take(relay);
+                Ok(None)
+            }
+            ToReceiver::Open(open) => {
+                self.take_shape(open.shape)?;
+                Ok(None)
+            }
+            _ if self.shape.is_some() => Err(WireError::OutOfOrder {
+                what: "a message before the opening",
+            }),
+            message => Ok(Some(message)),
+        }
+    }
+
+    /// Hands on the shape of the host's sources, if it names nothing but what was asked for.
+    fn take_shape(&mut self, shape: TargetShape) -> Result<(), WireError> {
+        let Some(receiver) = self.shape.take() else {
             return Err(WireError::OutOfOrder {
-                what: "the opening",
+                what: "a second opening",
             });
         };
         let names = self.sources.top_names();
-        let check = |name: &zmove_types::Name| {
-            names.check(
-                &zmove_types::RelPath::root()
-                    .join(name)
-                    .map_err(WireError::Path)?,
-            )
+        let check = |name: &Name| {
+            let path = RelPath::root().join(name).map_err(WireError::Path)?;
+            names.check(&path)
         };
-        match &theirs.shape {
+        match &shape {
             TargetShape::Single { name } => check(name)?,
             TargetShape::Directory { tops } => tops.iter().try_for_each(|top| check(&top.0))?,
         }
-        let open = Open {
-            shape: theirs.shape,
-            ..self.open.clone()
-        };
-        Ok(encode_message(&ToReceiver::Open(open)))
+        // A receiver that has ended needs none.
+        let _over = receiver.send(shape);
+        Ok(())
     }
-}
-
-fn framed(bytes: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(bytes.len()).expect("a message is within its limit");
-    [&length.to_le_bytes(), bytes].concat()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_types::{Name, NoObserver};
-    use zmove_wire::{Intent, TopName};
+    use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
+    use zmove_types::NoObserver;
+    use zmove_wire::{FoundSoFar, Intent, Open, Relay, TopName};
 
-    fn opening(shape: TargetShape) -> Result<Open, WireError> {
-        let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
-        let relayed = Relayed::new(Arc::new(NoObserver), None, more, std::time::Duration::ZERO);
-        let sources = RemoteSources::new(vec![b"d/asked".to_vec()], None);
-        let open = Open::new(b"/mine".to_vec(), [1; 16]);
-        let conversation = Conversation {
-            open,
-            sources,
-            relayed: Arc::new(relayed),
-        };
-        let theirs = Open {
+    /// What came of the words of a host.
+    #[derive(Debug, PartialEq, Eq)]
+    struct Heard {
+        shape: Option<TargetShape>,
+        /// What the receiver got.
+        passed: Vec<ToReceiver>,
+        ended: Ended,
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn single(text: &str) -> TargetShape {
+        TargetShape::Single { name: name(text) }
+    }
+
+    fn directory(text: &str) -> TargetShape {
+        TargetShape::Directory {
+            tops: vec![TopName(name(text))],
+        }
+    }
+
+    /// The opening of a host that would write elsewhere.
+    fn opening(shape: TargetShape) -> ToReceiver {
+        ToReceiver::Open(Open {
             shape,
             inplace: true,
-            intent: Intent::Inspect,
+            intent: Intent::Write,
             ..Open::new(b"/etc".to_vec(), [2; 16])
-        };
-        let bytes = encode_message(&ToReceiver::Open(theirs));
-        let own = conversation.own_opening(&bytes[4..])?;
-        match decode_message(&own[4..]).unwrap() {
-            ToReceiver::Open(open) => Ok(open),
-            other => panic!("{other:?}"),
+        })
+    }
+
+    fn announce() -> ToReceiver {
+        ToReceiver::Announce {
+            items: 300,
+            mismatches: 0,
+        }
+    }
+
+    fn encoded(messages: &[ToReceiver]) -> Vec<u8> {
+        messages.iter().flat_map(encode_message).collect()
+    }
+
+    /// A message of these bytes.
+    fn framed(bytes: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(bytes.len()).unwrap();
+        [&length.to_le_bytes(), bytes].concat()
+    }
+
+    /// The words of a host that was asked for `asked`.
+    fn heard(words: &[u8]) -> Heard {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
+            let relayed = Relayed::new(Arc::new(NoObserver), None, more, std::time::Duration::ZERO);
+            let sources = RemoteSources::new(vec![b"d/asked".to_vec()], None);
+            let (mut host, near) = tokio::io::duplex(1 << 20);
+            host.write_all(words).await.unwrap();
+            drop(host);
+            let Between {
+                mut reader,
+                mut shape,
+                conversing,
+            } = converse(sources, Arc::new(relayed), control_pair(near).0);
+            let mut passed = Vec::new();
+            while let Some(bytes) = reader.receive().await.unwrap() {
+                passed.push(decode_message(&bytes).unwrap());
+            }
+            Heard {
+                ended: conversing.await.unwrap(),
+                shape: shape.try_recv().ok(),
+                passed,
+            }
+        })
+    }
+
+    fn refused(words: &[u8]) -> (Heard, String) {
+        let mut heard = heard(words);
+        let refusal = heard.ended.take().unwrap();
+        assert_eq!(refusal.code, RefusalCode::Protocol);
+        (heard, refusal.text)
+    }
+
+    #[test]
+    fn the_host_s_opening_counts_for_its_shape_alone() {
+        for shape in [single("asked"), directory("asked")] {
+            let expected = Heard {
+                shape: Some(shape.clone()),
+                passed: vec![announce()],
+                ended: None,
+            };
+            assert_eq!(heard(&encoded(&[opening(shape), announce()])), expected);
+        }
+        for shape in [single("other"), directory("other")] {
+            let (heard, text) = refused(&encoded(&[opening(shape), announce()]));
+            assert_eq!(text, WireError::Unasked.to_string());
+            assert_eq!((heard.shape, heard.passed), (None, vec![]));
         }
     }
 
     #[test]
-    fn the_host_s_word_counts_for_the_shape_alone() {
-        let name = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
-        let single = |text| TargetShape::Single { name: name(text) };
-        let directory = |text| TargetShape::Directory {
-            tops: vec![TopName(name(text))],
-        };
-        for shape in [single("asked"), directory("asked")] {
-            let expected = Open {
-                shape: shape.clone(),
-                ..Open::new(b"/mine".to_vec(), [1; 16])
-            };
-            assert_eq!(opening(shape), Ok(expected));
+    fn an_opening_in_another_form_does_not_pass() {
+        let open = encode_message(&opening(single("asked")));
+        let overlong = [&[0x80, 0][..], &open[5..]].concat();
+        let words = framed(&overlong);
+        for (words, shape) in [
+            (words.clone(), None),
+            (
+                [encoded(&[opening(single("asked"))]), words].concat(),
+                Some(single("asked")),
+            ),
+        ] {
+            let (heard, text) = refused(&words);
+            assert_eq!(text, WireError::OtherForm.to_string());
+            assert_eq!((heard.shape, heard.passed), (shape, vec![]));
         }
-        for shape in [single("other"), directory("other")] {
-            assert_eq!(opening(shape), Err(WireError::Unasked));
+    }
+
+    #[test]
+    fn there_is_one_opening_and_it_comes_first() {
+        let twice = [
+            opening(single("asked")),
+            announce(),
+            opening(directory("asked")),
+            announce(),
+        ];
+        let (heard, text) = refused(&encoded(&twice));
+        assert!(text.contains("a second opening"), "{text}");
+        let passed = (Some(single("asked")), vec![announce()]);
+        assert_eq!((heard.shape, heard.passed), passed);
+        let (heard, text) = refused(&encoded(&[announce(), opening(single("asked"))]));
+        assert!(text.contains("a message before the opening"), "{text}");
+        assert_eq!((heard.shape, heard.passed), (None, vec![]));
+    }
+
+    #[test]
+    fn words_beside_the_transfer_may_come_at_any_time_and_stay_here() {
+        let word = || ToReceiver::Relay(Relay::Lanes(1));
+        let words = [word(), opening(single("asked")), word(), announce(), word()];
+        let expected = Heard {
+            shape: Some(single("asked")),
+            passed: vec![announce()],
+            ended: None,
+        };
+        assert_eq!(heard(&encoded(&words)), expected);
+    }
+
+    /// Messages of a host, whole or with a byte changed or added.
+    fn any_words() -> impl Strategy<Value = Vec<u8>> {
+        let message = prop_oneof![
+            Just(opening(single("asked"))),
+            Just(opening(directory("asked"))),
+            Just(announce()),
+            Just(ToReceiver::Found(FoundSoFar::default())),
+            Just(ToReceiver::Relay(Relay::Lanes(1))),
+        ];
+        (message, any::<u16>(), any::<u8>(), 0..4_u8).prop_map(|(message, at, byte, change)| {
+            let mut bytes = encode_message(&message)[4..].to_vec();
+            let at = usize::from(at) % bytes.len();
+            match change {
+                0 => bytes[at] = byte,
+                1 => bytes.insert(at, byte),
+                // a number in more bytes than it needs
+                2 => {
+                    bytes[at] |= 0x80;
+                    bytes.insert(at + 1, 0);
+                }
+                _ => {}
+            }
+            framed(&bytes)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_host_says_no_opening_reaches_the_receiver(
+            words in proptest::collection::vec(any_words(), 0..6)
+        ) {
+            let heard = heard(&words.concat());
+            let is_open = |message: &ToReceiver| matches!(message, ToReceiver::Open(_));
+            assert!(!heard.passed.iter().any(is_open), "{heard:?}");
+            assert!(heard.passed.is_empty() || heard.shape.is_some(), "{heard:?}");
         }
     }
 }

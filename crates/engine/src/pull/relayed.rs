@@ -13,8 +13,7 @@ use zmove_sender::{Known, Manifest};
 use zmove_types::{ChangeKind, Event, Lock, Observer, RelPath, Root, Sample, printable};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
-    FileHash, Refusal, Relay, SignedReceipt, ToReceiver, Told, TransferAccount, TransferProgress,
-    WireError, decode_message,
+    FileHash, Refusal, Relay, SignedReceipt, Told, TransferAccount, TransferProgress,
 };
 
 /// See the module.
@@ -72,13 +71,8 @@ impl Relayed {
         }
     }
 
-    /// Takes a message that is a word beside the transfer.
-    pub(crate) fn take(&self, bytes: &[u8]) -> Result<(), WireError> {
-        let ToReceiver::Relay(relay) = decode_message(bytes)? else {
-            return Err(WireError::OutOfOrder {
-                what: "a word beside the transfer",
-            });
-        };
+    /// Takes a word beside the transfer.
+    pub(crate) fn take(&self, relay: Relay) {
         match relay {
             Relay::Told(told) => told.into_iter().for_each(|told| self.tell(told)),
             Relay::Hashed(hashed) => {
@@ -104,7 +98,6 @@ impl Relayed {
                 self.heard.lock().broken = Some(refusal);
             }
         }
-        Ok(())
     }
 
     fn list(&self, hashed: &[FileHash], known: Known) {
@@ -251,7 +244,7 @@ mod tests {
     use super::*;
     use zmove_sender::Extent;
     use zmove_types::NoObserver;
-    use zmove_wire::{FileTotal, encode_message};
+    use zmove_wire::FileTotal;
 
     #[test]
     fn what_each_session_of_the_sender_counts_anew_is_there_once() {
@@ -271,8 +264,7 @@ mod tests {
             })
         };
         for told in [told(5, 1), told(5, 1), Told::SessionBegins, told(2, 3)] {
-            let told = ToReceiver::Relay(Relay::Told(vec![told]));
-            relayed.take(&encode_message(&told)[4..]).unwrap();
+            relayed.take(Relay::Told(vec![told]));
         }
         let (_, heard) = relayed.end(None);
         assert_eq!(
@@ -303,9 +295,7 @@ mod tests {
             path: path("told"),
             root: Root([1; 32]),
         }]);
-        relayed
-            .take(&encode_message(&ToReceiver::Relay(hashed))[4..])
-            .unwrap();
+        relayed.take(hashed);
         drop(relayed.end(None));
         let expected = [
             ("told".to_owned(), Root([1; 32])),

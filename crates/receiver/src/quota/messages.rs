@@ -25,17 +25,23 @@ pub(crate) struct BookedMessage {
 pub(crate) type Messages = Inbox<BookedMessage>;
 
 /// Reads the messages of a session, and books them on `quota`, which another key's replaces once the opening has named
-/// its grant. A message for which its key has no memory left ends the session, and so does a
-/// second opening: openings in the queue would keep their names, where those of the first are dropped once the target
-/// is open.
-pub(crate) fn messages(reader: ControlReader, quota: Arc<Lock<Quota>>) -> Messages {
-    let opened = Cell::new(false);
+/// its grant. A message for which its key has no memory left ends the session, and so does an opening beyond
+/// `openings_max`, which is 1, or 0 where this side has ordered the transfer: openings in the queue would keep their
+/// names, where those of the first are dropped once the target is open.
+pub(crate) fn messages(
+    reader: ControlReader,
+    quota: Arc<Lock<Quota>>,
+    openings_max: usize,
+) -> Messages {
+    let openings = Cell::new(0);
     let decode = move |bytes: &[u8]| {
         // Book the raw bytes first: nothing is decoded for which there is no room.
         let mut held = quota.lock().book_memory(bytes.len())?;
         let room = |strings| held.grow(ELEMENT_BYTES * strings);
         let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
-        if matches!(message, ToReceiver::Open(_)) && opened.replace(true) {
+        if matches!(message, ToReceiver::Open(_))
+            && openings.replace(openings.get() + 1) >= openings_max
+        {
             return Err(WireError::OutOfOrder {
                 what: "a second opening",
             });
@@ -104,9 +110,22 @@ mod tests {
 
     /// The messages as a session with this quota reads them.
     async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<BookedMessage, String>> {
+        read_with(1, said, quota).await
+    }
+
+    /// The same of a session whose peer may send so many openings.
+    async fn read_with(
+        openings_max: usize,
+        said: &[ToReceiver],
+        quota: &Quota,
+    ) -> Vec<Result<BookedMessage, String>> {
         let (mut peer, own) = tokio::io::duplex(1 << 20);
         let quota_now = Arc::new(Lock::new(quota.clone()));
-        let mut inbox = messages(zmove_transport::control_pair(own).0, quota_now);
+        let mut inbox = messages(
+            zmove_transport::control_pair(own).0,
+            quota_now,
+            openings_max,
+        );
         for message in said {
             peer.write_all(&encode_message(message)).await.unwrap();
         }
@@ -140,11 +159,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_peer_that_was_asked_to_send_opens_nothing() {
+        let quota = Quota::default();
+        let said = [
+            ToReceiver::LaneLost { items: vec![] },
+            ToReceiver::Open(open(1)),
+        ];
+        let read = read_with(0, &said, &quota).await;
+        let [Ok(_), Err(error)] = &read[..] else {
+            panic!("{read:?}")
+        };
+        assert!(
+            error.ends_with("a second opening is out of order"),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
     async fn messages_are_booked_on_the_quota_that_is_the_session_s_by_then() {
         let quotas = [Quota::default(), Quota::default()];
         let current = Arc::new(Lock::new(quotas[0].clone()));
         let (mut peer, own) = tokio::io::duplex(1 << 20);
-        let mut inbox = messages(zmove_transport::control_pair(own).0, current.clone());
+        let mut inbox = messages(zmove_transport::control_pair(own).0, current.clone(), 1);
         let mut held = Vec::new();
         for expected in [[true, false], [true, true]] {
             let message = ToReceiver::Announce {

@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use zmove_disk::FileSystemMemory;
 use zmove_transport::ControlError;
 use zmove_types::TransferId;
@@ -12,13 +13,37 @@ use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, ToReceiver};
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::grant::{Rights, TakenUp};
-use crate::quota::Booking;
 use crate::quota::messages::{BookedMessage, Messages};
+use crate::quota::{Booking, Quota};
 use crate::resume::journal::Begin;
 use crate::resume::parts::{Parts, begin};
 use crate::session::connections::{Connections, look, refusal_of};
 use crate::shared_job::session::{SharedJobSession, check};
 use crate::store::target::Target;
+
+/// Where the opening of a session comes from.
+#[derive(Debug)]
+pub enum Opening {
+    /// The peer sends it, as its first message.
+    Sent,
+    /// This side has ordered the transfer, so the opening is its own and the peer sends none.
+    Ordered {
+        /// The opening, whose shape is filled in.
+        open: Box<Open>,
+        /// The shape of the peer's sources.
+        shape: oneshot::Receiver<TargetShape>,
+    },
+}
+
+impl Opening {
+    /// The number of openings that the peer may send.
+    pub(super) const fn sent_max(&self) -> usize {
+        match self {
+            Self::Sent => 1,
+            Self::Ordered { .. } => 0,
+        }
+    }
+}
 
 /// Takes up the grant by which an opening is made, if it is by one.
 pub(super) async fn take_up(
@@ -59,9 +84,27 @@ pub(super) async fn refuse_opening(connections: Connections, error: SessionError
     error
 }
 
-pub(super) async fn opening(inbox: &mut Messages) -> Result<(Open, Booking), SessionError> {
-    let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
-    match first.map_err(|_| SessionError::Silent)? {
+/// The opening, and the memory that is booked for it on `quota`.
+pub(super) async fn opening(
+    from: Opening,
+    inbox: &mut Messages,
+    quota: &Quota,
+) -> Result<(Open, Booking), SessionError> {
+    let opened = async {
+        match from {
+            Opening::Sent => sent(inbox).await,
+            Opening::Ordered { open, shape } => {
+                let shape = shape.await.map_err(|_ended| ControlError::Closed)?;
+                Ok((Open { shape, ..*open }, quota.book_nothing()))
+            }
+        }
+    };
+    let in_time = tokio::time::timeout(OPEN_TIMEOUT, opened).await;
+    in_time.unwrap_or(Err(SessionError::Silent))
+}
+
+async fn sent(inbox: &mut Messages) -> Result<(Open, Booking), SessionError> {
+    match inbox.recv().await {
         Some(Ok(BookedMessage {
             message: ToReceiver::Open(open),
             held,
