@@ -5,6 +5,7 @@
 //! length is checked against the limit before its bytes are awaited.
 
 use std::fmt;
+use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,8 +55,20 @@ struct Sending {
     broken: bool,
 }
 
-/// How long the peer of a control connection may acknowledge nothing, on either side, before the connection counts as
-/// lost, and its transfer with it.
+/// How long the peer may take nothing of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    /// [`CONTROL_SILENCE_MAX`] for each [`PORTION_BYTES`].
+    Limited,
+    /// No limit while the peer is there.
+    Unlimited,
+}
+
+/// The bytes of a write that have a time limit of their own: one TLS record.
+const PORTION_BYTES: usize = 16 << 10;
+
+/// How long the peer of a control connection may acknowledge or read nothing, on either side, before the connection
+/// counts as lost, and its transfer with it.
 pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Why the control connection ended early.
@@ -65,6 +78,12 @@ pub enum ControlError {
     /// The other end is gone.
     #[error("control connection: the peer closed it in mid-transfer")]
     Closed,
+    /// The other end is there and does not read what it is sent.
+    #[error(
+        "control connection: the peer has read nothing for {} s",
+        CONTROL_SILENCE_MAX.as_secs()
+    )]
+    Unread,
     /// The operating system or TLS has returned an error.
     #[error("control connection: {source}")]
     Io {
@@ -84,7 +103,7 @@ impl ControlError {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
-            Self::Closed => true,
+            Self::Closed | Self::Unread => true,
             Self::Io { source } => is_loss(source),
             Self::Greeting(_) | Self::Wire(_) => false,
         }
@@ -273,9 +292,22 @@ impl ControlWriter {
     /// Sends bytes that are a greeting or messages with their lengths.
     ///
     /// # Errors
-    /// [`ControlError`] when the stream is gone.
+    /// [`ControlError`] when the stream is gone, or the peer reads nothing for [`CONTROL_SILENCE_MAX`].
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
-        self.sending.lock().await.write(bytes).await?;
+        self.send_with(Patience::Limited, bytes).await
+    }
+
+    /// Sends an order, like [`send`](Self::send), to a peer that may take any time to read it: in its queue it does not
+    /// read a long one.
+    ///
+    /// # Errors
+    /// [`ControlError`] when the stream is gone.
+    pub async fn send_order(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
+        self.send_with(Patience::Unlimited, bytes).await
+    }
+
+    async fn send_with(&mut self, patience: Patience, bytes: &[u8]) -> Result<(), ControlError> {
+        self.sending.lock().await.write(bytes, patience).await?;
         self.begun
             .send_if_modified(|begun| !std::mem::replace(begun, true));
         Ok(())
@@ -292,21 +324,40 @@ impl ControlWriter {
     /// Ends this direction in order.
     ///
     /// # Errors
-    /// [`ControlError`] when the stream is gone.
+    /// [`ControlError`] when the stream is gone, or the peer reads nothing for [`CONTROL_SILENCE_MAX`].
     pub async fn finish(&mut self) -> Result<(), ControlError> {
-        Ok(self.sending.lock().await.stream.shutdown().await?)
+        let mut sending = self.sending.lock().await;
+        Patience::Limited.wait(sending.stream.shutdown()).await
     }
 }
 
 impl Sending {
     /// Writes bytes whole. After a write that failed or was cancelled nothing is written any more.
-    async fn write(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
+    async fn write(&mut self, bytes: &[u8], patience: Patience) -> Result<(), ControlError> {
         if std::mem::replace(&mut self.broken, true) {
             return Err(ControlError::Closed);
         }
-        self.stream.write_all(bytes).await?;
-        self.stream.flush().await?;
+        for portion in bytes.chunks(PORTION_BYTES) {
+            let written = async {
+                self.stream.write_all(portion).await?;
+                self.stream.flush().await
+            };
+            patience.wait(written).await?;
+        }
         self.broken = false;
+        Ok(())
+    }
+}
+
+impl Patience {
+    /// Waits for the peer to take what `written` writes.
+    async fn wait(self, written: impl Future<Output = io::Result<()>>) -> Result<(), ControlError> {
+        match self {
+            Self::Limited => tokio::time::timeout(CONTROL_SILENCE_MAX, written)
+                .await
+                .map_err(|_| ControlError::Unread)??,
+            Self::Unlimited => written.await?,
+        }
         Ok(())
     }
 }

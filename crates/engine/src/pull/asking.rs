@@ -102,13 +102,13 @@ async fn say(
 ) -> Result<ControlWriter, ControlError> {
     let mut words = greeting.encode().to_vec();
     words.extend(encode_message(&wanted));
-    writer.send(&words).await?;
+    writer.send_order(&words).await?;
     for part in list
         .iter()
         .flat_map(|list| list.chunks(FETCH_LIST_PART_BYTES_MAX))
     {
         writer
-            .send(&encode_message(&ToSource::Listed {
+            .send_order(&encode_message(&ToSource::Listed {
                 bytes: part.to_vec(),
             }))
             .await?;

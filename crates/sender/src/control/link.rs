@@ -56,7 +56,7 @@ impl Link {
                 })?;
         }
         opening.extend(encode_message(&ToReceiver::Open(open)));
-        Ok(self.control.1.send(&opening).await?)
+        Ok(self.control.1.send_order(&opening).await?)
     }
 
     pub(crate) fn greeting(&self) -> Greeting {

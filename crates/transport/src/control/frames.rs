@@ -7,11 +7,11 @@
 use std::sync::{Arc, Weak};
 
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::sync::{Mutex, mpsc, watch};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use zmove_wire::limits::{MESSAGE_BYTES_MAX, within};
 use zmove_wire::{ControlHeader, encode_pong};
 
-use super::{ControlError, Sending};
+use super::{ControlError, Patience, Sending};
 
 /// A message that is no longer is read before anyone asks for it: room for nearly all openings.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
@@ -25,8 +25,8 @@ pub(super) struct Listening {
 }
 
 impl Listening {
-    /// Reads `stream` in a task, which ends when this is dropped. Pings are answered by `sending`, once something has
-    /// been sent there.
+    /// Reads `stream` in a task, which ends when this is dropped, or with an error when the peer does not read its
+    /// pongs. Pings are answered by `sending`, once something has been sent there.
     pub(super) fn begin(
         stream: impl AsyncRead + Send + Unpin + 'static,
         sending: Weak<Mutex<Sending>>,
@@ -36,7 +36,8 @@ impl Listening {
         let wanted = watch::Sender::new(0);
         let (pings, to_answer) = watch::channel(None);
         let (pongs_in, pongs) = watch::channel(None);
-        tokio::spawn(answer(sending, begun, to_answer));
+        let (unread_in, unread) = oneshot::channel();
+        tokio::spawn(answer(sending, begun, to_answer, unread_in));
         let reading = Reading {
             stream,
             wanted: wanted.clone(),
@@ -48,6 +49,8 @@ impl Listening {
                 () = reading.run(&messages_in) => {}
                 // A message that is cut off is of no use.
                 () = messages_in.closed() => {}
+                // What the peer sent before it was lost is read to its end, so only this error ends the reading.
+                Ok(error) = unread => drop(messages_in.send(Err(error)).await),
             }
         });
         Self {
@@ -168,11 +171,13 @@ impl<R: AsyncRead + Unpin> Reading<R> {
     }
 }
 
-/// Answers pings until the writer is gone. Of several pings that wait, the newest is answered.
+/// Answers pings until the writer is gone. Of several pings that wait, the newest is answered. `unread` takes the error
+/// of a peer that does not read its pongs.
 async fn answer(
     sending: Weak<Mutex<Sending>>,
     mut begun: watch::Receiver<bool>,
     mut pings: watch::Receiver<Option<u64>>,
+    unread: oneshot::Sender<ControlError>,
 ) {
     let mut writer = begun.clone();
     let answering = async {
@@ -186,8 +191,14 @@ async fn answer(
                 return;
             };
             let pong = encode_pong(value);
-            if write(&sending, &pong).await.is_err() {
-                return;
+            match write(&sending, &pong).await {
+                Ok(()) => {}
+                Err(error @ ControlError::Unread) => {
+                    // Nobody reads any more if this fails.
+                    let _over = unread.send(error);
+                    return;
+                }
+                Err(_) => return,
             }
         }
     };
@@ -199,5 +210,5 @@ async fn answer(
 }
 
 async fn write(sending: &Arc<Mutex<Sending>>, bytes: &[u8]) -> Result<(), ControlError> {
-    sending.lock().await.write(bytes).await
+    sending.lock().await.write(bytes, Patience::Limited).await
 }

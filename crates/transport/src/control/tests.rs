@@ -119,3 +119,113 @@ async fn a_writer_that_is_dropped_answers_nothing_more() {
     drop(near);
     assert_eq!(far.0.receive().await.unwrap(), None);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_reads_nothing_is_lost() {
+    let (near, _far) = tokio::io::duplex(16);
+    let mut near = control_pair(near);
+    let began = tokio::time::Instant::now();
+    let error = near.1.send(&message(1000)).await.unwrap_err();
+    assert!(matches!(error, ControlError::Unread), "{error}");
+    assert!(error.is_lost());
+    assert_eq!(began.elapsed(), CONTROL_SILENCE_MAX);
+    let error = near.1.send(b"more").await.unwrap_err();
+    assert!(matches!(error, ControlError::Closed), "{error}");
+}
+
+/// The end of this direction is written too.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_reads_no_end_is_lost() {
+    struct Stuck;
+    impl AsyncRead for Stuck {
+        fn poll_read(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+            _: &mut tokio::io::ReadBuf<'_>,
+        ) -> std::task::Poll<io::Result<()>> {
+            std::task::Poll::Pending
+        }
+    }
+    impl AsyncWrite for Stuck {
+        fn poll_write(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+            _: &[u8],
+        ) -> std::task::Poll<io::Result<usize>> {
+            std::task::Poll::Pending
+        }
+        fn poll_flush(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<io::Result<()>> {
+            std::task::Poll::Pending
+        }
+        fn poll_shutdown(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<io::Result<()>> {
+            std::task::Poll::Pending
+        }
+    }
+    let error = control_pair(Stuck).1.finish().await.unwrap_err();
+    assert!(matches!(error, ControlError::Unread), "{error}");
+}
+
+/// Each ping is answered, and nobody reads the answers.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_pings_and_does_not_read_is_lost_though_the_session_is_silent() {
+    let (near, far) = tokio::io::duplex(16);
+    let mut near = control_pair(near);
+    let (mut unread, mut far) = tokio::io::split(far);
+    let greeting = greeting();
+    let ours = greeting.encode();
+    let (sent, heard) = tokio::join!(far.write_all(&ours), near.0.greeting());
+    sent.unwrap();
+    heard.unwrap();
+    let mut theirs = [0; Greeting::BYTES];
+    let (sent, heard) = tokio::join!(near.1.greet(&greeting), unread.read_exact(&mut theirs));
+    sent.unwrap();
+    heard.unwrap();
+    let began = tokio::time::Instant::now();
+    for value in 0..10 {
+        far.write_all(&encode_ping(value)).await.unwrap();
+        // until it has been read, and its pong written if there is room
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let error = near.0.receive().await.unwrap_err();
+    assert!(matches!(error, ControlError::Unread), "{error}");
+    assert!(began.elapsed() >= CONTROL_SILENCE_MAX);
+    drop((unread, far));
+}
+
+/// A message goes slowly and is not cut off: the limit is for a peer that reads nothing.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_reads_slowly_is_not_lost() {
+    let (near, far) = tokio::io::duplex(PORTION_BYTES);
+    let mut writer = control_pair(near).1;
+    let mut far = far;
+    let bytes = vec![7; 8 * PORTION_BYTES];
+    let sent = bytes.clone();
+    let sending = tokio::spawn(async move { writer.send(&sent).await });
+    let mut heard = Vec::new();
+    let mut portion = vec![0; PORTION_BYTES];
+    while heard.len() < bytes.len() {
+        tokio::time::sleep(CONTROL_SILENCE_MAX - Duration::from_secs(1)).await;
+        far.read_exact(&mut portion).await.unwrap();
+        heard.extend_from_slice(&portion);
+    }
+    sending.await.unwrap().unwrap();
+    assert_eq!(heard, bytes);
+}
+
+/// A host in whose queue this side waits does not read a long order.
+#[tokio::test(start_paused = true)]
+async fn an_order_waits_for_as_long_as_its_peer_is_there() {
+    let (near, mut far) = tokio::io::duplex(16);
+    let mut writer = control_pair(near).1;
+    let sending = tokio::spawn(async move { writer.send_order(&[7; 100]).await });
+    tokio::time::sleep(100 * CONTROL_SILENCE_MAX).await;
+    let mut heard = [0; 100];
+    far.read_exact(&mut heard).await.unwrap();
+    sending.await.unwrap().unwrap();
+}
