@@ -95,5 +95,6 @@ mod tamper;
 mod times;
 mod trees;
 mod trust;
+mod unread;
 mod verdict;
 mod verify;

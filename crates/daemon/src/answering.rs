@@ -4,12 +4,12 @@
 
 use std::future::Future;
 
-use zmove_receiver::Booking;
-use zmove_wire::{CopyOrder, Fetch, Greeting, Role, ToSource, WireError};
+use zmove_wire::{CopyOrder, GrantOrder, Greeting, Role, ToSource, WireError};
 
 use crate::copying;
 use crate::sending::{
-    Order, SendingError, SendingSession, Sent, next, order, refuse_nonsense, send_files, shown,
+    Order, SendingError, SendingSession, Sent, cut_off, next, order, refuse_nonsense, send_files,
+    shown, unless_stopped,
 };
 use crate::transfers::Cut;
 
@@ -21,48 +21,53 @@ pub(crate) async fn answer(
     mut session: SendingSession,
     stop: impl Future<Output = Cut>,
 ) -> Result<Sent, SendingError> {
-    session
-        .control
-        .1
-        .greet(&Greeting::new(Role::Control, session.transfer))
-        .await?;
-    let mut held = session.share.quota.book_nothing();
-    let first = match next(&mut session.control.0, &mut held).await {
-        Ok(first) => first,
-        Err(error) => return Err(refuse_nonsense(session.control, error).await),
+    tokio::pin!(stop);
+    let asked = match unless_stopped(stop.as_mut(), asked(&mut session)).await {
+        Ok(Ok(asked)) => asked,
+        Ok(Err(error)) => return Err(refuse_nonsense(session.control, error).await),
+        Err(cut) => return Err(cut_off(session.control, cut).await),
     };
-    match first {
-        ToSource::Fetch(fetch) => {
-            let (session, order) = rest_of(session, *fetch, held).await?;
-            send_files(session, order, stop).await
-        }
-        ToSource::Copy(copy) => {
-            let CopyOrder { fetch, .. } = &*copy;
-            let (session, order) = rest_of(session, fetch.clone(), held).await?;
-            copying::copy(session, *copy, order, stop).await
-        }
-        ToSource::Grant(order) => copying::grant(session, *order).await,
-        ToSource::Result { id, stop } => copying::tell_result(session, id, stop).await,
-        ToSource::Listed { .. } | ToSource::Begin(_) => {
-            let error = WireError::OutOfOrder {
-                what: "a list, or a beginning, without an order",
-            };
-            Err(refuse_nonsense(session.control, error.into()).await)
-        }
+    match asked {
+        Asked::Files(order) => send_files(session, order, stop).await,
+        Asked::Copy(copy, order) => copying::copy(session, *copy, order, stop).await,
+        Asked::Grant(order) => copying::grant(session, *order).await,
+        Asked::Result { id, stop } => copying::tell_result(session, id, stop).await,
     }
 }
 
-/// The whole order for files, which the session is for from now on.
-async fn rest_of(
-    mut session: SendingSession,
-    fetch: Fetch,
-    held: Booking,
-) -> Result<(SendingSession, Order), SendingError> {
-    match order(&mut session.control.0, fetch, held).await {
-        Ok(order) => {
+/// What a peer asks for.
+enum Asked {
+    Files(Order),
+    Copy(Box<CopyOrder>, Order),
+    Grant(Box<GrantOrder>),
+    Result { id: [u8; 16], stop: bool },
+}
+
+/// Greets the peer, and reads all that it asks for.
+async fn asked(session: &mut SendingSession) -> Result<Asked, SendingError> {
+    let (reader, writer) = &mut session.control;
+    writer
+        .greet(&Greeting::new(Role::Control, session.transfer))
+        .await?;
+    let mut held = session.share.quota.book_nothing();
+    Ok(match next(reader, &mut held).await? {
+        ToSource::Fetch(fetch) => {
+            let order = order(reader, *fetch, held).await?;
             session.meter.opened(&shown(&order.fetch));
-            Ok((session, order))
+            Asked::Files(order)
         }
-        Err(error) => Err(refuse_nonsense(session.control, error).await),
-    }
+        ToSource::Copy(copy) => {
+            let order = order(reader, copy.fetch.clone(), held).await?;
+            session.meter.opened(&shown(&order.fetch));
+            Asked::Copy(copy, order)
+        }
+        ToSource::Grant(order) => Asked::Grant(order),
+        ToSource::Result { id, stop } => Asked::Result { id, stop },
+        ToSource::Listed { .. } | ToSource::Begin(_) => {
+            return Err(WireError::OutOfOrder {
+                what: "a list, or a beginning, without an order",
+            }
+            .into());
+        }
+    })
 }

@@ -33,8 +33,8 @@ use crate::copies::{Copies, RunningCopy};
 use crate::refusals::denied;
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::sending::{
-    Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, argument_of, job,
-    may_not_read, next, refuse, refuse_nonsense, say_last, tell_often,
+    Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, argument_of, cut_off,
+    job, may_not_read, next, refuse, refuse_nonsense, say_last, tell_often, unless_stopped,
 };
 use crate::sources::ReadAccess;
 use crate::transfers::Cut;
@@ -59,23 +59,26 @@ pub(crate) async fn copy(
         return Err(refuse(session.control, no_copies()).await);
     };
     let client = session.peer.0;
+    tokio::pin!(stop);
     if let Some(running) = copies.running(client, &copy, order.list.as_ref()) {
-        return listen(session.control, &running).await;
+        // The copy goes on: only this client hears no more of it.
+        let listened = unless_stopped(stop, listen(session.control, &running)).await;
+        return listened.unwrap_or_else(|cut| Err(SendingError::CutOff(cut.refusal())));
     }
     if let Some(ended) = copies.ended(client, copy.id) {
         return tell_ended(session.control, copy.id, ended).await;
     }
     let list = order.list.clone();
-    tokio::pin!(stop);
     let access = rights(&session.authorized, &session.peer, &copy.to);
     let prepared = session.prepare(order, access, Target::There, stop.as_mut());
     let prepared = match prepared.await? {
         Ok(prepared) => prepared,
         Err(refusal) => return Err(refuse(session.control, refusal).await),
     };
-    let begin = match begin(&mut session).await {
-        Ok(begin) => begin,
-        Err(error) => return Err(refuse_nonsense(session.control, error).await),
+    let begin = match unless_stopped(stop.as_mut(), begin(&mut session)).await {
+        Ok(Ok(begin)) => begin,
+        Ok(Err(error)) => return Err(refuse_nonsense(session.control, error).await),
+        Err(cut) => return Err(cut_off(session.control, cut).await),
     };
     let (relaying, words) = Relaying::new(
         session.share.quota.clone(),
@@ -85,7 +88,7 @@ pub(crate) async fn copy(
     let Some((running, entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
         return Err(refuse(session.control, runs_already()).await);
     };
-    let listening = tokio::spawn(follow(session.control, words));
+    let mut listening = tokio::spawn(follow(session.control, words));
     let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
     let checked = Checked {
         peer: session.peer,
@@ -109,7 +112,8 @@ pub(crate) async fn copy(
     let ended = finish(&copies, client, &copy, ended, cut_off, &relaying).await;
     // An equal order begins anew from now on, whether the client still hears or has gone without a word.
     drop(entered);
-    let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, listening).await;
+    let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, &mut listening).await;
+    listening.abort();
     ended.map(|summary| Sent::Copied(copy.to, Box::new(summary)))
 }
 

@@ -260,8 +260,7 @@ pub(crate) async fn refuse(
     refusal: Refusal,
 ) -> SendingError {
     let words = encode_message(&ToSender::Refused(refusal.clone()));
-    let _in_time =
-        tokio::time::timeout(CLOSE_TIMEOUT, say_last(control, &words, CLOSE_TIMEOUT)).await;
+    let _peer_gone = say_last(control, &words, CLOSE_TIMEOUT).await;
     SendingError::Refused(refusal)
 }
 
@@ -280,17 +279,42 @@ pub(crate) async fn refuse_nonsense(
     .await
 }
 
-/// Says the last words on a connection, and reads for `patience` what the peer still says: a close with unread data
-/// could destroy them on their way.
+/// Refuses a peer whose transfer is ended from outside before it has begun.
+pub(crate) async fn cut_off(control: (ControlReader, ControlWriter), cut: Cut) -> SendingError {
+    let SendingError::Refused(refusal) = refuse(control, cut.refusal()).await else {
+        unreachable!("the refusal is the error")
+    };
+    SendingError::CutOff(refusal)
+}
+
+/// Takes a step of a session that sends nothing yet, unless `stop` resolves before: the peer, who need not read what it
+/// is sent, keeps no session that is to end.
+pub(crate) async fn unless_stopped<T>(
+    stop: impl Future<Output = Cut>,
+    step: impl Future<Output = T>,
+) -> Result<T, Cut> {
+    tokio::select! {
+        done = step => Ok(done),
+        cut = stop => Err(cut),
+    }
+}
+
+/// Says the last words on a connection, and reads what the peer still says: a close with unread data could destroy them
+/// on their way. Takes no longer than `patience`.
 pub(crate) async fn say_last(
     (mut reader, mut writer): (ControlReader, ControlWriter),
     words: &[u8],
     patience: Duration,
 ) -> Result<(), ControlError> {
-    writer.send(words).await?;
-    writer.finish().await?;
+    let until = tokio::time::Instant::now() + patience;
+    let said = async {
+        writer.send(words).await?;
+        writer.finish().await
+    };
+    let said = tokio::time::timeout_at(until, said).await;
+    said.unwrap_or(Err(ControlError::Unread))?;
     let drained = async { while let Ok(Some(_)) = reader.receive_within(FETCH_BYTES_MAX).await {} };
-    let _in_time = tokio::time::timeout(patience, drained).await;
+    let _in_time = tokio::time::timeout_at(until, drained).await;
     Ok(())
 }
 

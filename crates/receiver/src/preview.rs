@@ -31,7 +31,7 @@ use crate::mirror::{Spared, WorkBudget, extra};
 use crate::preview::inquiry::Previewer;
 use crate::quota::Booking;
 use crate::quota::messages::BookedMessage;
-use crate::session::connections::{Connections, Looked, SessionReport, look};
+use crate::session::connections::{Connections, Looked, SessionReport, look, unless_stopped};
 use crate::session::threads::Workers;
 use crate::storage_reader::StorageReader;
 use crate::store::rules::Rules;
@@ -76,27 +76,32 @@ pub(crate) async fn run(
     let rules = Rules::of(&open, &config.rights);
     let listed = config.listed.clone();
     let access = config.rights.access.clone();
-    let seen = match listed {
-        Some(_) => Ok(Seen::default()),
-        None => look(move || Seen::look(&open, &access)).await,
+    let looked_at = async {
+        let seen = match listed {
+            Some(_) => Seen::default(),
+            None => look(move || Seen::look(&open, &access))
+                .await
+                .map_err(SessionError::Refused)?,
+        };
+        let state = if seen.tree.is_some() || listed.is_some() {
+            TargetState::Populated
+        } else {
+            TargetState::Empty
+        };
+        let opened = Opened {
+            state,
+            lanes_max: config.lanes_max,
+            single_name: seen.rename.as_ref().map(|(_, to)| TopName(to.clone())),
+            free_bytes: None,
+        };
+        connections.open(opened).await?;
+        Ok(seen)
     };
-    let seen = match seen {
+    tokio::pin!(stop);
+    let seen = match unless_stopped(stop.as_mut(), looked_at).await {
         Ok(seen) => seen,
-        Err(refusal) => return connections.refuse(refusal).await,
+        Err(error) => return Err(connections.refuse(error).await),
     };
-    let state = if seen.tree.is_some() || listed.is_some() {
-        TargetState::Populated
-    } else {
-        TargetState::Empty
-    };
-    let single_name = seen.rename.as_ref().map(|(_, to)| TopName(to.clone()));
-    let opened = Opened {
-        state,
-        lanes_max: config.lanes_max,
-        single_name,
-        free_bytes: None,
-    };
-    connections.send(&ToSender::Opened(opened)).await?;
     let previewer = Arc::new(Previewer {
         seen,
         rules,

@@ -24,7 +24,9 @@ use zmove_wire::{
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
 use crate::meters::TransferMeter;
-use crate::session::connections::{Connections, SessionReport, cpu_time, look, micros};
+use crate::session::connections::{
+    Connections, SessionReport, cpu_time, look, micros, unless_stopped,
+};
 use crate::session::threads::LaneThreads;
 use crate::session::verify::is_filler;
 use crate::store::target::Seen;
@@ -43,18 +45,24 @@ pub(crate) async fn run(
     config.meter.probes();
     let target = open.target.clone();
     let access = config.rights.access.clone();
-    let seen = match look(move || Seen::look(&open, &access)).await {
-        Ok(seen) => seen,
-        Err(refusal) => return connections.refuse(refusal).await,
-    };
     let lanes_max = config.lanes_max.max(LANES_UNASKED_MAX);
-    let opened = Opened {
-        state: TargetState::Empty,
-        lanes_max,
-        single_name: None,
-        free_bytes: None,
+    let looked_at = async {
+        let seen = look(move || Seen::look(&open, &access)).await;
+        let seen = seen.map_err(SessionError::Refused)?;
+        let opened = Opened {
+            state: TargetState::Empty,
+            lanes_max,
+            single_name: None,
+            free_bytes: None,
+        };
+        connections.open(opened).await?;
+        Ok(seen)
     };
-    connections.send(&ToSender::Opened(opened)).await?;
+    tokio::pin!(stop);
+    let seen = match unless_stopped(stop.as_mut(), looked_at).await {
+        Ok(seen) => seen,
+        Err(error) => return Err(connections.refuse(error).await),
+    };
     let (told, news) = mpsc::channel(usize::from(lanes_max));
     let tally = Tally::new(
         PROBE_BYTES_MAX,

@@ -24,12 +24,12 @@ use zmove_wire::{Greeting, Intent, Open, Opened, Role, TargetState, ToSender, To
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::quota::Booking;
 use crate::quota::messages::messages;
-use crate::session::connections::{Connections, SessionReport, cpu_time};
+use crate::quota::{Booking, Quota};
+use crate::session::connections::{Connections, SessionReport, cpu_time, unless_stopped};
 pub use crate::session::opening::Opening;
-use crate::session::opening::{Resolved, by_grant, opening, refuse_opening, resolve, take_up};
-use crate::session::run_leases::RunLeases;
+use crate::session::opening::{Resolved, by_grant, opening, resolve, take_up};
+use crate::session::run_leases::{RunLease, RunLeases};
 use crate::session::running::Running;
 use crate::shared_job::session::not_in_a_job;
 use crate::store::transfer::Transfer;
@@ -95,53 +95,42 @@ async fn run(
 ) -> Result<SessionReport, SessionError> {
     let Session {
         transfer,
-        control: (reader, mut writer),
-        opening: opened_by,
+        control: (reader, writer),
+        opening,
         lanes,
         failed_lanes,
         pulse,
         run_leases,
-        mut config,
+        config,
     } = session;
-    writer
-        .greet(&Greeting::new(Role::Control, transfer))
-        .await?;
     let booked_on = Arc::new(Lock::new(config.quota.clone()));
-    let inbox = messages(reader, Arc::clone(&booked_on), opened_by.sent_max());
     let mut connections = Connections {
         writer,
-        inbox,
+        inbox: messages(reader, Arc::clone(&booked_on), opening.sent_max()),
         lanes,
         failed_lanes,
     };
-    // what the opening takes counts until it is done with
-    let (open, held) = match opening(opened_by, &mut connections.inbox, &config.quota).await {
-        Ok(opening) => opening,
-        Err(error) => return Err(refuse_opening(connections, error).await),
+    let beginning = Beginning {
+        transfer,
+        opening,
+        run_leases,
+        booked_on,
     };
-    config.meter.opened(&open.target);
-    let lease = run_leases.acquire(open.run).await;
-    // only now, when the session before has counted what it has stored
-    match take_up(&config, &open).await {
-        Ok(Some(grant)) => {
-            config = by_grant(config, grant);
-            *booked_on.lock() = config.quota.clone();
-        }
-        Ok(None) => {}
-        Err(refusal) => return connections.refuse(refusal).await,
-    }
-    config.top_names = config.top_names.of_shape(&open.shape);
-    if let Some(limit) = config.rights.rate_max {
-        connections
-            .send(&ToSender::RateMax {
-                bytes_per_second: limit.bytes_per_second(),
-            })
-            .await?;
-    }
+    tokio::pin!(stop);
+    let begun = beginning.begin(&mut connections, config);
+    let Begun {
+        open,
+        held,
+        lease,
+        config,
+    } = match unless_stopped(stop.as_mut(), begun).await {
+        Ok(begun) => begun,
+        Err(error) => return Err(connections.refuse(error).await),
+    };
     let stop = async {
         tokio::select! {
-        error = stop => error,
-        () = lease.superseded() => SessionError::Superseded,
+            error = stop => error,
+            () = lease.superseded() => SessionError::Superseded,
         }
     };
     let opened = OpenedSession {
@@ -152,6 +141,70 @@ async fn run(
         pulse,
     };
     serve(opened, config, stop).await
+}
+
+/// A session whose opening is awaited.
+struct Beginning {
+    transfer: TransferId,
+    opening: Opening,
+    run_leases: RunLeases,
+    /// The quota on which messages are booked.
+    booked_on: Arc<Lock<Quota>>,
+}
+
+/// A session that may begin.
+struct Begun {
+    open: Open,
+    /// What is booked for the opening, until it is done with.
+    held: Booking,
+    lease: RunLease,
+    /// The settings, by the rights with which it was opened.
+    config: ReceiverConfig,
+}
+
+impl Beginning {
+    /// Greets the peer, and takes its opening, its run and its rights.
+    async fn begin(
+        self,
+        connections: &mut Connections,
+        mut config: ReceiverConfig,
+    ) -> Result<Begun, SessionError> {
+        let greeting = Greeting::new(Role::Control, self.transfer);
+        connections.writer.greet(&greeting).await?;
+        let (open, held) = opening(self.opening, &mut connections.inbox, &config.quota).await?;
+        config.meter.opened(&open.target);
+        let lease = self.run_leases.acquire(open.run).await;
+        // only now, when the session before has counted what it has stored
+        let taken_up = take_up(&config, &open).await;
+        if let Some(grant) = taken_up.map_err(SessionError::Refused)? {
+            config = by_grant(config, grant);
+            *self.booked_on.lock() = config.quota.clone();
+        }
+        config.top_names = config.top_names.of_shape(&open.shape);
+        if let Some(limit) = config.rights.rate_max {
+            let bytes_per_second = limit.bytes_per_second();
+            connections
+                .send(&ToSender::RateMax { bytes_per_second })
+                .await?;
+        }
+        if open.shared_job.is_some() && open.intent != Intent::Write {
+            return Err(SessionError::Refused(not_in_a_job("a preview or a probe")));
+        }
+        // a list is nowhere
+        if open.intent != Intent::Measure && config.listed.is_none() {
+            config
+                .target_leases
+                .wait_until_free(&config.rights.owner, &open.target)
+                .await
+                .map_err(SessionError::Refused)?;
+        }
+        Ok(Begun {
+            open,
+            held,
+            lease,
+            config,
+        })
+    }
 }
 
 /// A session whose opening has been read and is within the rights of its peer.
@@ -171,22 +224,7 @@ async fn serve(
     config: ReceiverConfig,
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
-    let open = &session.open;
-    if open.shared_job.is_some() && open.intent != Intent::Write {
-        let refusal = not_in_a_job("a preview or a probe");
-        return session.connections.refuse(refusal).await;
-    }
-    // a list is nowhere
-    if open.intent != Intent::Measure
-        && config.listed.is_none()
-        && let Err(refusal) = config
-            .target_leases
-            .wait_until_free(&config.rights.owner, &open.target)
-            .await
-    {
-        return session.connections.refuse(refusal).await;
-    }
-    match open.intent {
+    match session.open.intent {
         Intent::Write => receive(session, config, stop).await,
         Intent::Inspect => preview::run(session.connections, session.open, &config, stop).await,
         Intent::Measure => probe::run(session.connections, session.open, &config, stop).await,
@@ -209,6 +247,7 @@ async fn receive(
     let place = config
         .target_leases
         .work_at(&config.rights.owner, &open.target);
+    // Not cut short: what it begins at the target is taken over or given up here, before the next session comes.
     let Resolved {
         open,
         target,
@@ -217,7 +256,7 @@ async fn receive(
         free_bytes,
     } = match resolve(open, transfer, config.clone()).await {
         Ok(resolved) => resolved,
-        Err(refusal) => return connections.refuse(refusal).await,
+        Err(refusal) => return Err(connections.refuse(SessionError::Refused(refusal)).await),
     };
     let quota = config.quota.clone();
     drop(held);
@@ -234,7 +273,10 @@ async fn receive(
         single_name,
         free_bytes,
     };
-    connections.send(&ToSender::Opened(opened)).await?;
+    tokio::pin!(stop);
+    if let Err(error) = unless_stopped(stop.as_mut(), connections.open(opened)).await {
+        return Err(connections.refuse(error).await);
+    }
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Transfer::new(transfer, &open, target, parts, &config, outcomes_in);
     let started = cpu_time();

@@ -13,7 +13,7 @@ use zmove_transport::blocking;
 use zmove_types::{Event, Observer};
 use zmove_wire::{Fetch, Fetching, ToSender, encode_message};
 
-use super::{Prepared, SendingError, SendingSession, tell_often};
+use super::{Prepared, SendingError, SendingSession, cut_off, tell_often, unless_stopped};
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::transfers::Cut;
 
@@ -47,11 +47,19 @@ impl Prepared {
         stop: impl Future<Output = Cut>,
     ) -> Result<Summary, SendingError> {
         let started = Instant::now();
+        tokio::pin!(stop);
         let (reader, mut writer) = session.control;
-        let lease = session.run_leases.acquire(self.fetch.open.run).await;
         let lanes_max = session.share.portion.lanes;
-        let fetching = ToSender::Fetching(Fetching { lanes_max });
-        writer.send(&encode_message(&fetching)).await?;
+        let beginning = async {
+            let lease = session.run_leases.acquire(self.fetch.open.run).await;
+            let fetching = ToSender::Fetching(Fetching { lanes_max });
+            writer.send(&encode_message(&fetching)).await?;
+            Ok::<_, SendingError>(lease)
+        };
+        let lease = match unless_stopped(stop.as_mut(), beginning).await {
+            Ok(lease) => lease?,
+            Err(cut) => return Err(cut_off((reader, writer), cut).await),
+        };
         let quota = session.share.quota;
         let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed, session.meter);
         self.tell_missing(&relaying);

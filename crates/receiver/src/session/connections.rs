@@ -1,10 +1,11 @@
 //! What connects a session of any kind with its peer, how a session ends, and its report.
 
+use std::future::Future;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlWriter, LaneSource};
-use zmove_wire::{Refusal, RefusalCode, ToSender, encode_message};
+use zmove_wire::{Opened, Refusal, RefusalCode, ToSender, encode_message};
 
 use crate::error::SessionError;
 use crate::quota::messages::Messages;
@@ -50,19 +51,28 @@ impl Connections {
         self.writer.send(&encode_message(message)).await
     }
 
+    /// Lets the peer begin.
+    pub(crate) async fn open(&mut self, opened: Opened) -> Result<(), SessionError> {
+        Ok(self.send(&ToSender::Opened(opened)).await?)
+    }
+
     /// Sends the last message of the session.
     pub(crate) async fn send_last(&mut self, message: &ToSender) -> Result<(), ControlError> {
         self.send(message).await?;
         self.writer.finish().await
     }
 
-    /// Refuses the peer, and ends the session with that.
-    pub(crate) async fn refuse(mut self, refusal: Refusal) -> Result<SessionReport, SessionError> {
-        self.send_last(&ToSender::Refused(refusal.clone())).await?;
-        // Read what the peer still sends: a close with unread data could destroy the refusal on its way.
-        let drained = async { while self.inbox.recv().await.is_some() {} };
-        let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, drained).await;
-        Err(SessionError::Refused(refusal))
+    /// Sends the peer the reason why its transfer does not begin, and returns that.
+    pub(crate) async fn refuse(mut self, error: SessionError) -> SessionError {
+        let said = async {
+            self.send_last(&ToSender::Refused(refusal_of(&error)))
+                .await?;
+            // Read what the peer still sends: a close with unread data could destroy the refusal on its way.
+            while self.inbox.recv().await.is_some() {}
+            Ok::<_, ControlError>(())
+        };
+        let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, said).await;
+        error
     }
 
     /// Sends the peer the reason why this side cannot go on, if it is still there. After a good end the peer closes
@@ -79,6 +89,18 @@ impl Connections {
     }
 }
 
+/// Takes a step of a session that has no threads yet, unless `stop` resolves before: the peer, who need not read what
+/// it is sent, keeps no session that is to end.
+pub(crate) async fn unless_stopped<T>(
+    stop: impl Future<Output = SessionError>,
+    step: impl Future<Output = Result<T, SessionError>>,
+) -> Result<T, SessionError> {
+    tokio::select! {
+        done = step => done,
+        error = stop => Err(error),
+    }
+}
+
 /// Looks at the target on a thread that may block.
 pub(crate) async fn look<T: Send + 'static>(
     look: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
@@ -89,7 +111,7 @@ pub(crate) async fn look<T: Send + 'static>(
 
 /// The refusal that is sent to the peer for an error of this side.
 pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
-    if let SessionError::CutOff(refusal) = error {
+    if let SessionError::CutOff(refusal) | SessionError::Refused(refusal) = error {
         return refusal.clone();
     }
     let code = match error {

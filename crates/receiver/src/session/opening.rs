@@ -17,7 +17,7 @@ use crate::quota::messages::{BookedMessage, Messages};
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::Begin;
 use crate::resume::parts::{Parts, begin};
-use crate::session::connections::{Connections, look, refusal_of};
+use crate::session::connections::look;
 use crate::shared_job::session::{SharedJobSession, check};
 use crate::store::target::Target;
 
@@ -74,14 +74,6 @@ pub(super) fn by_grant(config: ReceiverConfig, grant: TakenUp) -> ReceiverConfig
         quota: grant.quota,
         ..config
     }
-}
-
-/// Tells a peer why its opening is not understood: a newer sender may ask for what this receiver does not know.
-pub(super) async fn refuse_opening(connections: Connections, error: SessionError) -> SessionError {
-    if let SessionError::PeerMisbehaved(_) = error {
-        let _peer_gone = connections.refuse(refusal_of(&error)).await;
-    }
-    error
 }
 
 /// The opening, and the memory that is booked for it on `quota`.

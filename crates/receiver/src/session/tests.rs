@@ -1,7 +1,8 @@
 //! The messages to a sender.
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use zmove_chunk::group_cv;
-use zmove_transport::{Frame, LaneBreaker, LaneError, memory_control, memory_lane};
+use zmove_transport::{Frame, LaneBreaker, LaneError, control_pair, memory_control, memory_lane};
 use zmove_types::{
     Brought, Buffer, BufferPool, Doing, ItemId, Lock, Metadata, Name, RelPath, StageClock,
     Stopwatch, Timestamp,
@@ -330,3 +331,62 @@ async fn an_opening_that_cannot_be_understood_is_refused_by_its_extension() {
         "{taken:?}"
     );
 }
+
+/// The operator ends a transfer in any phase, although its peer reads no more than so many bytes of what it is sent.
+#[tokio::test(start_paused = true)]
+async fn a_session_whose_peer_does_not_read_ends_when_it_is_stopped() {
+    let open = |intent| Open {
+        intent,
+        ..Open::new(Vec::new(), [1; 16])
+    };
+    let elsewhere = Open::new(b"/".to_vec(), [1; 16]);
+    for (phase, opening, bytes_read) in [
+        ("greeting", None, 0),
+        ("opening", None, Greeting::BYTES),
+        ("refusal", Some(elsewhere), Greeting::BYTES),
+        ("write", Some(open(Intent::Write)), Greeting::BYTES),
+        ("inspect", Some(open(Intent::Inspect)), Greeting::BYTES),
+        ("measure", Some(open(Intent::Measure)), Greeting::BYTES),
+    ] {
+        let home = tempfile::tempdir().unwrap();
+        let (near, far) = tokio::io::duplex(LITTLE_ROOM);
+        let (mut near_read, mut near_write) = tokio::io::split(near);
+        let (_lanes_in, lanes) = mpsc::channel(1);
+        let session = Session {
+            config: ReceiverConfig {
+                rights: rights_at(home.path()),
+                ..ReceiverConfig::default()
+            },
+            ..Session::new(TransferId([1; 16]), control_pair(far), lanes)
+        };
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let stopped = async {
+            stopped.await.unwrap();
+            SessionError::Stopping
+        };
+        let session = tokio::spawn(run_session(session, stopped));
+        near_read
+            .read_exact(&mut vec![0; bytes_read])
+            .await
+            .unwrap();
+        if let Some(open) = opening {
+            let opening = encode_message(&ToReceiver::Open(open));
+            near_write.write_all(&opening).await.unwrap();
+        }
+        // The clock moves on once nothing else does.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(!session.is_finished(), "{phase}");
+        let since = tokio::time::Instant::now();
+        stop.send(()).unwrap();
+        let ended = session.await.unwrap().unwrap_err();
+        assert!(since.elapsed() < Duration::from_secs(6), "{phase}");
+        let is_right = match phase {
+            "refusal" => matches!(ended, SessionError::Refused(_)),
+            _ => matches!(ended, SessionError::Stopping),
+        };
+        assert!(is_right, "{phase}: {ended}");
+    }
+}
+
+/// Less than a greeting.
+const LITTLE_ROOM: usize = 16;
