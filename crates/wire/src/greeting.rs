@@ -53,6 +53,17 @@ pub enum GreetingError {
     /// The bytes are not a zmove greeting.
     #[error("the peer is not zmove: it does not send zmove's greeting")]
     NotZmove,
+    /// The peer is a zmove that wants something which this one does not know.
+    #[error(
+        "the peer is a zmove whose greeting has the {what} {tag}, which is not known here: install the same release on \
+         both hosts"
+    )]
+    Unknown {
+        /// The kind of value.
+        what: &'static str,
+        /// The value.
+        tag: u8,
+    },
     /// The peer is a zmove that speaks another version of the protocol.
     #[error(
         "the peer is a zmove that speaks protocol version {theirs}, this one speaks version {PROTOCOL_VERSION}: \
@@ -104,8 +115,8 @@ impl Greeting {
     /// Reads a greeting.
     ///
     /// # Errors
-    /// [`GreetingError::NotZmove`] when the magic, the role or the cipher is unknown, and
-    /// [`GreetingError::OtherVersion`] when the peer speaks another version.
+    /// [`GreetingError::NotZmove`] when the magic is unknown, [`GreetingError::OtherVersion`] when the peer speaks
+    /// another version, and [`GreetingError::Unknown`] when the role or the cipher is unknown.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, GreetingError> {
         let mut reader = Reader::new(bytes);
         if reader.array() != Ok(Self::MAGIC) {
@@ -116,7 +127,10 @@ impl Greeting {
             Ok(theirs) => return Err(GreetingError::OtherVersion { theirs }),
             Err(_) => return Err(GreetingError::NotZmove),
         }
-        Self::read(reader).map_err(|_| GreetingError::NotZmove)
+        Self::read(reader).map_err(|error| match error {
+            WireError::UnknownTag { what, tag } => GreetingError::Unknown { what, tag },
+            _ => GreetingError::NotZmove,
+        })
     }
 
     /// Reads the fields after the version.
@@ -185,7 +199,10 @@ mod tests {
         );
         assert_eq!(
             Greeting::decode(&with_byte(10, 3)),
-            Err(GreetingError::NotZmove)
+            Err(GreetingError::Unknown {
+                what: "role",
+                tag: 3
+            })
         );
     }
 
@@ -202,7 +219,10 @@ mod tests {
         );
         assert_eq!(
             Greeting::decode(&with_byte(11, 2)),
-            Err(GreetingError::NotZmove)
+            Err(GreetingError::Unknown {
+                what: "cipher",
+                tag: 2
+            })
         );
     }
 
