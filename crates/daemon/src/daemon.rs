@@ -714,7 +714,7 @@ fn crowded_out(max: usize) -> String {
 fn moved(meter: &TransferMeter, elapsed: Duration) -> Moved {
     let reading = meter.reading();
     Moved {
-        target: meter.target().to_vec(),
+        target: meter.target().map(<[u8]>::to_vec),
         bytes: reading.bytes + reading.sent_bytes,
         probed: meter.probed(),
         files: reading.files + reading.sent_files,

@@ -18,8 +18,8 @@ use crate::transfers::Who;
 /// What a transfer has moved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// The target that the sender asked for; empty if it asked for none.
-    pub target: Vec<u8>,
+    /// The target that the sender asked for; `None` if the transfer ended before that.
+    pub target: Option<Vec<u8>>,
     /// Bytes of file contents received.
     pub bytes: u64,
     /// Bytes of filler received; `None` for anything but a probe.
@@ -183,6 +183,11 @@ impl Moved {
         }
     }
 
+    /// The target or the sources as they are shown.
+    fn shown(&self) -> Escaped<'_> {
+        Escaped(self.target.as_deref().unwrap_or_default())
+    }
+
     /// Writes how much it is, and whose key it was.
     fn write_amount(&self, f: &mut fmt::Formatter<'_>, who: &Who) -> fmt::Result {
         let files = Files(self.files);
@@ -214,6 +219,19 @@ struct Files(u64);
 impl fmt::Display for Files {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} file{}", self.0, if self.0 == 1 { "" } else { "s" })
+    }
+}
+
+/// The target or the sources of a transfer behind this word, or nothing where the peer has named none.
+struct Named<'a>(&'static str, &'a Moved);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(word, moved) = self;
+        match moved.target {
+            Some(_) => write!(f, " {word} '{}'", moved.shown()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -259,7 +277,7 @@ impl fmt::Display for DaemonEvent {
                 moved,
                 failed,
             } => {
-                let sources = Escaped(&moved.target);
+                let sources = moved.shown();
                 let seconds = moved.elapsed.as_secs_f64();
                 let clear = InClear(*cipher);
                 write!(
@@ -287,11 +305,11 @@ impl fmt::Display for DaemonEvent {
                 )
             }
             Self::SendingBroken { who, moved, error } => {
-                let sources = Escaped(&moved.target);
+                let sources = Named("from", moved);
                 let seconds = moved.elapsed.as_secs_f64();
                 write!(
                     f,
-                    "sending from '{sources}' to {who} broken off after {seconds:.2} s: {error}"
+                    "sending{sources} to {who} broken off after {seconds:.2} s: {error}"
                 )?;
                 write!(f, "; key {}", who.key)
             }
@@ -307,7 +325,7 @@ fn write_received(
     moved: &Moved,
     report: &SessionReport,
 ) -> fmt::Result {
-    let target = Escaped(&moved.target);
+    let target = moved.shown();
     let seconds = moved.elapsed.as_secs_f64();
     let faults = report.faults;
     if let Some(looked) = report.looked {
@@ -340,7 +358,7 @@ fn write_copied(
     moved: &Moved,
     failed: u64,
 ) -> fmt::Result {
-    let sources = Escaped(&moved.target);
+    let sources = moved.shown();
     let seconds = moved.elapsed.as_secs_f64();
     let host = Escaped(to.host.as_bytes());
     let port = to.port;
@@ -362,10 +380,10 @@ fn write_broken(
         write!(f, "probe broken off by {who} after {seconds:.2} s: {error}")?;
         return write!(f, "; {bytes} bytes of filler; key {}", who.key);
     }
-    let target = Escaped(&moved.target);
+    let target = Named("into", moved);
     write!(
         f,
-        "broken off by {who} into '{target}' after {seconds:.2} s: {error}"
+        "broken off by {who}{target} after {seconds:.2} s: {error}"
     )?;
     moved.write_amount(f, who)?;
     moved.write_failures(f)

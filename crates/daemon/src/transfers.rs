@@ -323,7 +323,7 @@ impl Live {
             reason,
             direction,
             probe: self.meter.probed().is_some(),
-            path: String::from_utf8_lossy(self.meter.target()).into_owned(),
+            path: String::from_utf8_lossy(self.meter.target().unwrap_or_default()).into_owned(),
             files: reading.files + reading.sent_files,
             bytes,
             files_found: found.map(|found| found.files),

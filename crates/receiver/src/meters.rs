@@ -98,10 +98,10 @@ impl TransferMeter {
         self.probed.get().map(AtomicCounter::get)
     }
 
-    /// The target that the sender asked for; empty until then.
+    /// The target that the sender asked for; `None` until then.
     #[must_use]
-    pub fn target(&self) -> &[u8] {
-        self.target.get().map_or(&[], Vec::as_slice)
+    pub fn target(&self) -> Option<&[u8]> {
+        self.target.get().map(Vec::as_slice)
     }
 
     /// Notes what the transfer is about.

@@ -240,7 +240,7 @@ const fn word_of(cipher: Cipher) -> &'static str {
 }
 
 fn target(moved: &Moved) -> String {
-    String::from_utf8_lossy(&moved.target).into_owned()
+    String::from_utf8_lossy(moved.target.as_deref().unwrap_or_default()).into_owned()
 }
 
 fn seconds(moved: &Moved) -> f64 {
