@@ -14,8 +14,9 @@ use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
     Descriptor, Fence, FileIdentity, FoundXattrs, GroupOfNew, HasXattrs, KeptTimes, LastingNames,
-    Linked, Named, NewFiles, Replace, Staged, StagingPlace, Tree, Wanted, data_begins, is_beyond_range,
-    is_held_everywhere, is_kept_by_other_names, number_at, open_beneath, place_link, retouch,
+    Linked, Named, NewFiles, Replace, Staged, StagingPlace, Tree, Wanted, data_begins,
+    is_beyond_range, is_held_everywhere, is_kept_by_other_names, number_at, open_beneath,
+    place_link, retouch,
 };
 use zmove_types::{
     AtomicCounters, GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId,
