@@ -592,14 +592,15 @@ mod tests {
 
     #[test]
     fn allowed_key_is_found_and_the_list_is_private() {
-        let home = tempfile::tempdir().unwrap();
+        let parent = tempfile::tempdir().unwrap();
+        let home = parent.path().join("new");
         let alice = grant(ONE, "alice", &["/data/a b"], Access::ReadOnly);
-        AuthorizedKeys::allow(home.path(), alice.clone()).unwrap();
+        AuthorizedKeys::allow(&home, alice.clone()).unwrap();
         assert_eq!(
-            AuthorizedKeys::load(home.path()).unwrap().find(&ONE),
+            AuthorizedKeys::load(&home).unwrap().find(&ONE),
             Some(&alice)
         );
-        let mode = fs::metadata(home.path().join(AUTHORIZED_KEYS_FILE))
+        let mode = fs::metadata(home.join(AUTHORIZED_KEYS_FILE))
             .unwrap()
             .permissions()
             .mode();

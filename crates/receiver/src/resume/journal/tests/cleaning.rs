@@ -127,14 +127,10 @@ fn a_part_that_is_gone_keeps_no_journal() {
 fn another_file_of_that_name_is_left() {
     let scene = Scene::new();
     let part = scene.part();
-    symlink(part_name("x"), scene.target().join("sub/link")).unwrap();
-    let link = scene
-        .target()
-        .join("sub/link")
-        .symlink_metadata()
-        .unwrap()
-        .ino();
-    let name = Name::from_bytes(b"link").unwrap();
+    let path = scene.target().join("sub").join(part_name("link"));
+    symlink(part_name("x"), &path).unwrap();
+    let link = path.symlink_metadata().unwrap().ino();
+    let name = Name::from_bytes(part_name("link").as_bytes()).unwrap();
     let replaced = [
         Part {
             part: name.clone(),
