@@ -164,7 +164,7 @@ fn hidden_names(site: &Site) -> usize {
 const STOP_AT: &str = "ZMOVE_TEST_STOP_AT";
 
 #[test]
-fn a_process_that_ends_at_each_write() {
+fn after_an_end_at_one_of_the_first_writes_the_same_push_completes() {
     for number in 0..3 {
         let site = Site::local();
         paint_mixture(&site.source());
@@ -187,7 +187,7 @@ fn command_with(mut command: Command, number: &str) -> Command {
 }
 
 #[test]
-#[ignore = "ends its own process: a part of a_process_that_ends_at_each_write"]
+#[ignore = "ends its own process: a part of after_an_end_at_one_of_the_first_writes_the_same_push_completes"]
 fn ends_in_a_write() {
     let number = std::env::var(STOP_AT)
         .expect("only for the other test")
@@ -234,21 +234,21 @@ const LAST_CALLS: [&str; 8] = [
 const CALLS_MAX: usize = 4;
 
 #[test]
-fn every_call_that_fails_at_the_target() {
-    every_call_that_fails(&FAILING_AT_THE_TARGET, &[]);
+fn calls_that_fail_at_the_target_are_named_and_nothing_is_lost() {
+    assert_calls_that_fail_are_named(&FAILING_AT_THE_TARGET, &[]);
 }
 
 #[test]
-fn every_call_that_fails_at_the_source() {
+fn calls_that_fail_at_the_source_are_named_and_nothing_is_lost() {
     // the loader of programs reads too
-    every_call_that_fails(
+    assert_calls_that_fail_are_named(
         &FAILING_AT_THE_SOURCE,
         &["source", "source/d0", "source/d1", "source/large"],
     );
 }
 
 #[track_caller]
-fn every_call_that_fails(calls: &[Failing], paths: &[&str]) {
+fn assert_calls_that_fail_are_named(calls: &[Failing], paths: &[&str]) {
     if !can_inject() {
         return skip("strace cannot run here: nothing makes a system call fail");
     }
@@ -284,7 +284,7 @@ fn every_call_that_fails(calls: &[Failing], paths: &[&str]) {
 }
 
 #[test]
-fn every_call_that_is_the_last() {
+fn after_a_kill_in_a_call_the_same_push_completes() {
     if !can_inject() {
         return skip("strace cannot run here: nothing ends a process in a system call");
     }

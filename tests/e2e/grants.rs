@@ -170,27 +170,21 @@ fn setuid_and_setgid_are_set_only_where_the_grant_says_so() {
 }
 
 #[test]
-fn what_is_typed_wrong() {
+fn what_is_wrong_in_an_allow_command_is_named() {
     let site = Site::local();
-    for words in [
-        &[][..],
-        &[OTHER],
-        &[OTHER, "--name", "x"],
-        &[OTHER, "--name", "x", "--root", "source", "--max-rate", "10"],
-        &[
-            OTHER,
-            "--name",
-            "x",
-            "--root",
-            "source",
-            "--expires",
-            "soon",
-        ],
-        &[OTHER, "--name", "x", "--root", "source", "--set-ids"],
-        &["remove"],
-        &["list", "--name", "x"],
+    let allowing = [OTHER, "--name", "x", "--root", "source"];
+    let with = |options: &[&'static str]| [&allowing, options].concat();
+    for (words, part) in [
+        (vec![], "<KEY>"),
+        (vec![OTHER], "--name <NAME>"),
+        (vec![OTHER, "--name", "x"], "--root <DIR>"),
+        (with(&["--max-rate", "10"]), "'10' is not a rate"),
+        (with(&["--expires", "soon"]), "'soon' is no date"),
+        (with(&["--set-ids"]), "--write"),
+        (vec!["remove"], "<KEY|NAME>"),
+        (vec!["list", "--name", "x"], "unexpected argument '--name'"),
     ] {
-        allow(&site, words).expect(1);
+        allow(&site, &words).expect(1).says(&[part]);
     }
     assert!(!site.path("server/authorized_keys").exists());
 }

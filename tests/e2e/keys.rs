@@ -177,22 +177,21 @@ fn a_host_with_another_key_than_the_known_one_is_told() {
 }
 
 #[test]
-fn what_is_typed_wrong() {
+fn what_is_wrong_in_a_trust_command_is_named() {
     let site = Site::local();
-    for words in [
-        &["trust"][..],
-        &["trust", "a", "b"],
-        &["trust", "a:x"],
-        &["trust", "u@a"],
-        &["trust", "list", "a"],
+    for (words, part) in [
+        (&["trust"][..], "<HOST[:PORT]>"),
+        (&["trust", "a", "b"], "'b'"),
+        (&["trust", "a:x"], "'x' is no port"),
+        (&["trust", "u@a"], "write the host without 'USER@'"),
+        (&["trust", "list", "a"], "unexpected argument 'a'"),
+        (
+            &["trust", "127.0.0.1:1", "--fingerprint", "SHA256:short"],
+            "not a key fingerprint",
+        ),
     ] {
-        zmove(&site, words).expect(1);
+        zmove(&site, words).expect(1).says(&[part]);
     }
-    zmove(
-        &site,
-        &["trust", "127.0.0.1:1", "--fingerprint", "SHA256:short"],
-    )
-    .expect(1);
 }
 
 fn own_key(site: &Site) -> String {

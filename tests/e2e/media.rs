@@ -243,7 +243,7 @@ fn a_bit_is_found_whichever_way_a_file_comes() {
 }
 
 #[test]
-fn what_is_not_flushed_cannot_be_read_back() {
+fn reading_back_is_refused_where_nothing_is_flushed() {
     let site = Site::local();
     push(&site, &["--durability", "none"])
         .expect(1)

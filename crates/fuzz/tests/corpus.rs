@@ -13,7 +13,7 @@ use zmove_fuzz::{TARGETS, Target, decodes};
 
 /// One test, not one for each target: the limit of memory is that of the process.
 #[test]
-fn what_is_kept_is_decoded_or_refused() {
+fn no_kept_input_makes_a_decoder_panic() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let mut kept: Vec<_> = names_in(&corpus);
     kept.retain(|name| Target::named(name).is_none());

@@ -181,7 +181,7 @@ fn what_is_too_large_is_refused() {
 
 /// More of them than there are places.
 #[test]
-fn clients_that_hang_cost_the_others_nothing() {
+fn a_job_is_taken_and_ends_while_clients_hang() {
     let served = Served::local();
     let hanging: Vec<_> = (0..100)
         .map(|_| {

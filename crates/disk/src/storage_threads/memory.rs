@@ -228,6 +228,10 @@ mod tests {
         assert_eq!(name_of(mountinfo, 36).unwrap(), "nfs4:server:/ex_port");
         assert_eq!(name_of(mountinfo, 37).unwrap(), "xfs:/dev/sdb1");
         assert_eq!(name_of(mountinfo, 38), None);
+    }
+
+    #[test]
+    fn a_line_without_a_sensible_number_and_day_is_refused() {
         for line in [
             "threads=0 day=1",
             "threads=257 day=1",

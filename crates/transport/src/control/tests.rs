@@ -103,9 +103,8 @@ async fn a_long_message_is_read_when_it_is_asked_for_and_within_its_limit() {
     assert!(sending.await.unwrap().is_err());
 }
 
-/// The connection is closed also while a pong cannot be written.
 #[tokio::test]
-async fn a_writer_that_is_dropped_answers_nothing_more() {
+async fn a_ping_that_comes_after_the_end_of_a_connection_has_no_pong() {
     let (mut near, mut far) = pair(16);
     let greeting = greeting();
     let (sent, heard) = tokio::join!(near.1.greet(&greeting), far.0.greeting());
@@ -117,7 +116,9 @@ async fn a_writer_that_is_dropped_answers_nothing_more() {
     far.1.ping(3).await.unwrap();
     pong(&mut far.0, 3).await;
     drop(near);
+    let _refused = far.1.ping(4).await;
     assert_eq!(far.0.receive().await.unwrap(), None);
+    assert_eq!(*far.0.pongs().borrow(), Some(3));
 }
 
 #[tokio::test(start_paused = true)]

@@ -797,7 +797,7 @@ fn of_one_name_in_two_batches_the_last_stays() {
 }
 
 #[test]
-fn files_are_placed_when_somebody_has_removed_their_staging_directory() {
+fn files_in_a_staging_directory_that_was_removed_fail_and_the_next_are_placed() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
