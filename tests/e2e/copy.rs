@@ -1,5 +1,6 @@
 //! Copies between two daemons, ordered by a client that is neither: data goes straight from one to the other.
 
+mod growth;
 mod hostile;
 mod others;
 mod outliving;

@@ -13,8 +13,9 @@ use zmove_sender::{Link, NoQuota, Push, PushJob, Run, SenderConfig, SessionError
 use zmove_transport::{Frame, LaneSource, control_pair, memory_lane};
 use zmove_types::{BufferPool, Event, GROUP_BYTES, Observer, StageClock, TransferId};
 use zmove_wire::{
-    Batch, BatchEntry, Cipher, FileHead, Finished, FrameKind, Greeting, Opened, PublishedItem,
-    Role, Stored, StoredItem, TargetState, ToReceiver, ToSender, decode_message, encode_message,
+    Batch, BatchEntry, Cipher, Extensions, FileHead, Finished, FrameKind, Greeting, Opened,
+    PublishedItem, Role, Stored, StoredItem, TargetState, ToReceiver, ToSender, decode_message,
+    encode_message,
 };
 
 use crate::harness::PATIENCE;
@@ -290,6 +291,7 @@ pub(crate) fn opened(state: TargetState) -> ToSender {
         lanes_max: 8,
         single_name: None,
         free_bytes: None,
+        extensions: Extensions::NONE,
     })
 }
 

@@ -17,7 +17,9 @@ use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, Reach, TransportChoice};
 use zmove_types::{Beginning, NoObserver, RelPath};
-use zmove_wire::{Durability, JobGrant, NodeName, Open, SignedJobGrant};
+use zmove_wire::{
+    Durability, Extensions, JobGrant, KnownExtension, NodeName, Open, SignedJobGrant,
+};
 
 use crate::clusters::has_nats_server;
 use crate::command::{Outcome, Runner, Zmove};
@@ -423,6 +425,13 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
             let refused = refused(lab.job(target, 2), lab.signed(granted())).await;
             assert!(refused.contains("another target"), "{target}: {refused}");
         }
+        let mut limited = lab.job("t", 2);
+        limited.open.extensions = Extensions::NONE.with(&KnownExtension::critical(9), *b"z");
+        let not_known = "extension 9 of the opening is not known here";
+        let in_the_grant = refused(lab.job("t", 2), lab.signed(lab.grant(&limited))).await;
+        assert!(in_the_grant.contains(not_known), "{in_the_grant}");
+        let in_the_opening = refused(limited, lab.signed(granted())).await;
+        assert!(in_the_opening.contains(not_known), "{in_the_opening}");
         // the head's own rights end at its root
         let climbs = "'.' or '..' in a path";
         for (target, why) in [

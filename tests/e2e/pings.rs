@@ -9,8 +9,8 @@ use zmove_transport::{
 };
 use zmove_types::{Beginning, SharedJobId, TransferId};
 use zmove_wire::{
-    Compare, Durability, Fetch, Fetching, Greeting, Intent, NodeName, Open, Opened, Role,
-    SharedJobOpening, SourcePath, TargetState, ToReceiver, ToSender, ToSource, Waiting,
+    Compare, Durability, Extensions, Fetch, Fetching, Greeting, Intent, NodeName, Open, Opened,
+    Role, SharedJobOpening, SourcePath, TargetState, ToReceiver, ToSender, ToSource, Waiting,
     decode_message, encode_message,
 };
 
@@ -137,6 +137,7 @@ fn opened(state: TargetState) -> ToSender {
         free_bytes: None,
     })
 }
+        extensions: Extensions::NONE,
 
 fn waiting() -> ToSender {
     ToSender::Waiting(Waiting {

@@ -44,7 +44,8 @@ impl NodeGrant {
         encoded: &[u8],
         now: u64,
     ) -> Result<Self, Cow<'static, str>> {
-        let signed = SignedJobGrant::decode(encoded).map_err(|_| "it cannot be read")?;
+        let signed = SignedJobGrant::decode(encoded)
+            .map_err(|error| format!("it cannot be read: {error}"))?;
         let JobGrant {
             node,
             receivers,

@@ -21,8 +21,8 @@ use zmove_wire::limits::{
     INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, within,
 };
 use zmove_wire::{
-    ExtraneousNames, FaultCode, Finished, HashOrder, Inquiry, Keep, Open, Opened, TargetState,
-    ToReceiver, ToSender, TopName, WireError,
+    Extensions, ExtraneousNames, FaultCode, Finished, HashOrder, Inquiry, Keep, Open, Opened,
+    TargetState, ToReceiver, ToSender, TopName, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -102,6 +102,20 @@ pub(crate) async fn run(
         Ok(seen) => seen,
         Err(error) => return Err(connections.refuse(error).await),
     };
+    let state = if seen.tree.is_some() || listed.is_some() {
+        TargetState::Populated
+    } else {
+        TargetState::Empty
+    };
+    let single_name = seen.rename.as_ref().map(|(_, to)| TopName(to.clone()));
+    let opened = Opened {
+        state,
+        lanes_max: config.lanes_max,
+        single_name,
+        free_bytes: None,
+        extensions: Extensions::NONE,
+    };
+    connections.send(&ToSender::Opened(opened)).await?;
     let previewer = Arc::new(Previewer {
         seen,
         rules,

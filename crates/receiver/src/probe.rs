@@ -18,7 +18,8 @@ use zmove_wire::limits::{
     LANES_UNASKED_MAX, PROBE_BYTES_MAX, PROBE_SECONDS_MAX, SAMPLES_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    Finished, Moment, Open, Opened, Sampled, TargetState, ToReceiver, ToSender, WireError,
+    Extensions, Finished, Moment, Open, Opened, Sampled, TargetState, ToReceiver, ToSender,
+    WireError,
 };
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
@@ -46,22 +47,12 @@ pub(crate) async fn run(
     let target = open.target.clone();
     let access = config.rights.access.clone();
     let lanes_max = config.lanes_max.max(LANES_UNASKED_MAX);
-    let looked_at = async {
-        let seen = look(move || Seen::look(&open, &access)).await;
-        let seen = seen.map_err(SessionError::Refused)?;
-        let opened = Opened {
-            state: TargetState::Empty,
-            lanes_max,
-            single_name: None,
-            free_bytes: None,
-        };
-        connections.open(opened).await?;
-        Ok(seen)
-    };
-    tokio::pin!(stop);
-    let seen = match unless_stopped(stop.as_mut(), looked_at).await {
-        Ok(seen) => seen,
-        Err(error) => return Err(connections.refuse(error).await),
+    let opened = Opened {
+        state: TargetState::Empty,
+        lanes_max,
+        single_name: None,
+        free_bytes: None,
+        extensions: Extensions::NONE,
     };
     let (told, news) = mpsc::channel(usize::from(lanes_max));
     let tally = Tally::new(

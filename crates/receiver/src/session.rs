@@ -20,7 +20,9 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use zmove_transport::{ChannelHandle, ControlReader, ControlWriter, LaneSource};
 use zmove_types::{Lock, TransferId};
-use zmove_wire::{Greeting, Intent, Open, Opened, Role, TargetState, ToSender, TopName};
+use zmove_wire::{
+    Extensions, Greeting, Intent, Open, Opened, Role, TargetState, ToSender, TopName,
+};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
@@ -272,6 +274,7 @@ async fn receive(
         lanes_max: config.lanes_max,
         single_name,
         free_bytes,
+        extensions: Extensions::NONE,
     };
     tokio::pin!(stop);
     if let Err(error) = unless_stopped(stop.as_mut(), connections.open(opened)).await {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use zmove_types::{DataRanges, GroupSpan, Metadata, Name, RelPath, Root, Special, Timestamp};
 
 use crate::error::WireError;
-use crate::extensions::{DATA, Extensions, OF_ENTRIES, OF_LARGE_FILES};
-use crate::extra::{ExtraReader, ExtraWriter};
+use crate::extensions::{Extensible, Extensions, KnownExtension};
+use crate::extra::{ATIME, ExtraReader, ExtraWriter, FIRST_NAME, OWNERSHIP, XATTRS};
 use crate::fields::{Reader, put_metadata, put_name, put_path, put_timestamp};
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX, within};
 use crate::ranges::{decode_ranges, encode_ranges};
@@ -171,7 +171,7 @@ impl Batch {
                     .ok_or(WireError::OutOfOrder {
                         what: "an entry's extensions",
                     })?;
-            let extensions = Extensions::take(reader)?.only(OF_ENTRIES, "a batch's entry")?;
+            let extensions = Extensions::take::<BatchEntry>(reader)?;
             entry.metadata_mut().extra = extras.next(&extensions)?;
             entry.take_data(&extensions)?;
         }
@@ -474,7 +474,7 @@ impl FileHead {
         let (ctime, inode) = (reader.timestamp()?, reader.u64()?);
         let mut data = None;
         if !reader.is_empty() {
-            let extensions = Extensions::take(&mut reader)?.only(OF_LARGE_FILES, "a large file")?;
+            let extensions = Extensions::take::<Self>(&mut reader)?;
             metadata.extra = ExtraReader::default().next(&extensions)?;
             let ranges = extensions
                 .get(&DATA)
@@ -491,6 +491,19 @@ impl FileHead {
             data,
         })
     }
+}
+
+/// The [ranges](crate::ranges) of data of a file with holes. Critical, since frames carry the data alone.
+const DATA: KnownExtension = KnownExtension::critical(5);
+
+impl Extensible for BatchEntry {
+    const NAME: &'static str = "a batch's entry";
+    const KNOWN: &'static [KnownExtension] = &[OWNERSHIP, XATTRS, ATIME, FIRST_NAME, DATA];
+}
+
+impl Extensible for FileHead {
+    const NAME: &'static str = "a large file";
+    const KNOWN: &'static [KnownExtension] = &[OWNERSHIP, XATTRS, ATIME, DATA];
 }
 
 fn with_data(extensions: Extensions, data: Option<&DataRanges>) -> Extensions {
@@ -949,8 +962,8 @@ mod tests {
 
     #[test]
     fn extensions_of_entries_that_are_not_there_are_refused() {
-        let block = |entry: u8| [entry, 0, 0, 0, 0, 0, 0, 0];
-        let decode = |blocks: &[[u8; 8]]| {
+        let block = |entry: u8| [entry, 0, 0, 0, 7, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0];
+        let decode = |blocks: &[[u8; 15]]| {
             Batch::decode(&[two_entries().encode(), blocks.concat()].concat(), 0).map(|_| ())
         };
         let error = Err(WireError::OutOfOrder {

@@ -1,9 +1,14 @@
-//! Numbered extensions: the one way in which messages, heads and entries grow.
+//! Numbered extensions: the one way in which the protocol grows.
 //!
-//! A block of extensions follows the fields of a message, of a large file's head, or of a batch's entries, behind its
-//! own length. Where there is no extension there is no block. A peer skips an extension whose number it does not know,
-//! unless the extension is marked critical: then the peer refuses what it belongs to. [`KNOWN`] lists all extensions.
-//! **Invariant:** the numbers of a block ascend, so each occurs once and a block has one form.
+//! A message that grows ends with a block of extensions, wherever it is nested; so do the heads of large files and the
+//! entries of batches. A peer skips an extension whose number it does not know, unless the extension is critical: then
+//! the peer refuses the message. **Invariant:** a block has one form, since its numbers ascend and a number keeps its
+//! mark.
+
+use std::cell::Cell;
+
+use serde::de::Error as _;
+use serde::{Deserialize as _, Deserializer, Serialize, Serializer};
 
 use crate::error::WireError;
 use crate::fields::Reader;
@@ -11,77 +16,43 @@ use crate::limits::{EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX, within};
 
 /// An extension that this program knows. A number is never used again for something else.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct KnownExtension {
-    /// The number among the extensions of what it belongs to.
-    pub(crate) number: u16,
-    /// What the extension carries.
-    meaning: &'static str,
-    /// Whether a peer that does not know the extension has to refuse what it belongs to.
+pub struct KnownExtension {
+    number: u16,
     critical: bool,
-    /// Whether the extension changes what the peer may do: a grant, a limit or an intent.
-    changes_permission: bool,
 }
 
-/// Owner and group. An empty value repeats those of the last entry before that had any.
-pub(crate) const OWNERSHIP: KnownExtension = KnownExtension::optional(1, "owner and group");
-/// Extended attributes, access control lists among them.
-pub(crate) const XATTRS: KnownExtension = KnownExtension::optional(2, "extended attributes");
-/// The time of the last access.
-pub(crate) const ATIME: KnownExtension = KnownExtension::optional(3, "access time");
-/// The first name of a symbolic link or special file that has several.
-pub(crate) const FIRST_NAME: KnownExtension = KnownExtension::optional(4, "first name");
-/// The [ranges](crate::ranges) of data of a file with holes. Critical, since frames carry the data alone.
-pub(crate) const DATA: KnownExtension = KnownExtension {
-    critical: true,
-    ..KnownExtension::optional(5, "ranges of data")
-};
-
-/// The extensions of messages; there are none yet.
-pub(crate) const OF_MESSAGES: &[KnownExtension] = &[];
-/// The extensions of entries of batches.
-pub(crate) const OF_ENTRIES: &[KnownExtension] = &[OWNERSHIP, XATTRS, ATIME, FIRST_NAME, DATA];
-/// The extensions of large files.
-pub(crate) const OF_LARGE_FILES: &[KnownExtension] = &[OWNERSHIP, XATTRS, ATIME, DATA];
-
-/// All extensions, by what they belong to.
-const KNOWN: [(&str, &[KnownExtension]); 3] = [
-    ("a message", OF_MESSAGES),
-    ("an entry of a batch", OF_ENTRIES),
-    ("a large file", OF_LARGE_FILES),
-];
-
-/// A peer that ignored a grant, a limit or an intent would do what it may not, so such extensions are critical.
-const _: () = {
-    let mut block = 0;
-    while block < KNOWN.len() {
-        let mut at = 0;
-        while at < KNOWN[block].1.len() {
-            let known = &KNOWN[block].1[at];
-            assert!(
-                known.critical || !known.changes_permission,
-                "it must be critical"
-            );
-            at += 1;
-        }
-        block += 1;
-    }
-};
-
 impl KnownExtension {
-    /// An extension that may be ignored.
-    const fn optional(number: u16, meaning: &'static str) -> Self {
+    /// An extension that a peer may ignore. It changes nothing that the peer may do.
+    #[must_use]
+    pub const fn optional(number: u16) -> Self {
         Self {
             number,
-            meaning,
             critical: false,
-            changes_permission: false,
         }
     }
+
+    /// An extension that a peer must know. A grant, a limit and an intent are always critical: a peer that ignored one
+    /// would do what it may not.
+    #[must_use]
+    pub const fn critical(number: u16) -> Self {
+        Self {
+            number,
+            critical: true,
+        }
+    }
+}
+
+/// A value that ends with a block of extensions.
+pub(crate) trait Extensible {
+    /// The name of the value in errors.
+    const NAME: &'static str;
+    /// The extensions of it that this program knows, by ascending number.
+    const KNOWN: &'static [KnownExtension] = &[];
 }
 
 /// One block of extensions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Extensions(Vec<Extension>);
+pub struct Extensions(Vec<Extension>);
 
 /// One extension.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,12 +63,15 @@ struct Extension {
 }
 
 impl Extensions {
+    /// A block without extensions.
+    pub const NONE: Self = Self(Vec::new());
+
     /// Adds an extension, which replaces one with the same number.
     ///
     /// # Panics
     /// When the block would exceed its limits; the caller has to stay within them.
     #[must_use]
-    pub(crate) fn with(self, known: &KnownExtension, bytes: impl Into<Box<[u8]>>) -> Self {
+    pub fn with(self, known: &KnownExtension, bytes: impl Into<Box<[u8]>>) -> Self {
         self.insert(Extension {
             number: known.number,
             critical: known.critical,
@@ -118,7 +92,8 @@ impl Extensions {
     }
 
     /// The value of an extension.
-    pub(crate) fn get(&self, known: &KnownExtension) -> Option<&[u8]> {
+    #[must_use]
+    pub fn get(&self, known: &KnownExtension) -> Option<&[u8]> {
         let at = self
             .0
             .binary_search_by_key(&known.number, |extension| extension.number)
@@ -131,43 +106,62 @@ impl Extensions {
         self.0.is_empty()
     }
 
-    /// Keeps the extensions in `known` and drops the others; the error names `what` they belong to.
+    /// Reads the block at the end of an `E` in a message.
     ///
     /// # Errors
-    /// [`WireError::UnknownExtension`] when one of the others is critical.
-    pub(crate) fn only(
-        mut self,
-        known: &[KnownExtension],
-        what: &'static str,
-    ) -> Result<Self, WireError> {
-        let is_known =
-            |extension: &Extension| known.iter().any(|known| known.number == extension.number);
-        if let Some(unknown) = self
-            .0
-            .iter()
-            .find(|extension| extension.critical && !is_known(extension))
-        {
+    /// Those of [`known_to`](Self::known_to), which [`take_refusal`] returns.
+    pub(crate) fn deserialize<'de, E: Extensible, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Self, D::Error> {
+        let block = <&[u8]>::deserialize(deserializer)?;
+        let known = Self::of_block(block).and_then(Self::known_to::<E>);
+        known.map_err(|error| {
+            REFUSAL.set(Some(error));
+            D::Error::custom(error)
+        })
+    }
+
+    /// Keeps the extensions of an `E` that this program knows and drops the others.
+    ///
+    /// # Errors
+    /// [`WireError::UnknownExtension`] when one of the others is critical, or a known one has the other mark.
+    fn known_to<E: Extensible>(mut self) -> Result<Self, WireError> {
+        let known = |extension: &Extension| {
+            E::KNOWN
+                .iter()
+                .find(|known| known.number == extension.number)
+        };
+        let is_refused = |extension: &&Extension| {
+            extension.critical != known(extension).is_some_and(|known| known.critical)
+        };
+        if let Some(refused) = self.0.iter().find(is_refused) {
             return Err(WireError::UnknownExtension {
-                what,
-                number: unknown.number,
+                what: E::NAME,
+                number: refused.number,
             });
         }
-        self.0.retain(is_known);
+        self.0.retain(|extension| known(extension).is_some());
         Ok(self)
     }
 
     /// Appends the length of the block and the block.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
-        let length =
-            u32::try_from(self.block_bytes()).expect("a block is within EXTENSIONS_BYTES_MAX");
+        let block = self.block();
+        let length = u32::try_from(block.len()).expect("a block is within EXTENSIONS_BYTES_MAX");
         out.extend(length.to_le_bytes());
-        self.put_block(out);
+        out.extend(block);
     }
 
-    /// Reads the length of a block and the block.
-    pub(crate) fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+    /// Reads the length of a block and the block, of a head or entry that has extensions.
+    pub(crate) fn take<E: Extensible>(reader: &mut Reader<'_>) -> Result<Self, WireError> {
         let length = reader.bounded_u32("extensions", EXTENSIONS_BYTES_MAX)?;
-        Self::of_block(reader.bytes(length)?)
+        let extensions = Self::of_block(reader.bytes(length)?)?;
+        if extensions.is_empty() {
+            return Err(WireError::OutOfOrder {
+                what: "an empty block of extensions",
+            });
+        }
+        extensions.known_to::<E>()
     }
 
     fn block_bytes(&self) -> usize {
@@ -177,7 +171,8 @@ impl Extensions {
             .sum()
     }
 
-    fn put_block(&self, out: &mut Vec<u8>) {
+    fn block(&self) -> Vec<u8> {
+        let mut out = Vec::new();
         for Extension {
             number,
             critical,
@@ -190,6 +185,7 @@ impl Extensions {
             out.extend(length.to_le_bytes());
             out.extend_from_slice(bytes);
         }
+        out
     }
 
     fn of_block(block: &[u8]) -> Result<Self, WireError> {
@@ -229,168 +225,24 @@ impl Extensions {
     }
 }
 
+impl Serialize for Extensions {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.block())
+    }
+}
+
+thread_local! {
+    /// The error of a block that was refused while a message was decoded: serde's own errors cannot carry it.
+    static REFUSAL: Cell<Option<WireError>> = const { Cell::new(None) };
+}
+
+/// The error of the block that the last decoding on this thread refused, if it did.
+pub(crate) fn take_refusal() -> Option<WireError> {
+    REFUSAL.take()
+}
+
 /// The bytes before an extension's value: number, mark and length.
 const EXTENSION_HEAD_BYTES: usize = 7;
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use proptest::prelude::{Strategy, any, prop_oneof, proptest};
-
-    impl Extensions {
-        /// A block of one extension.
-        pub(crate) fn of_one(number: u16, critical: bool, bytes: &[u8]) -> Self {
-            Self::default().insert(extension(number, critical, bytes))
-        }
-    }
-
-    /// An extension with this number.
-    fn numbered(number: u16) -> KnownExtension {
-        KnownExtension::optional(number, "a test")
-    }
-
-    fn extension(number: u16, critical: bool, bytes: &[u8]) -> Extension {
-        Extension {
-            number,
-            critical,
-            bytes: bytes.into(),
-        }
-    }
-
-    fn two() -> Extensions {
-        Extensions::default()
-            .insert(extension(0x0203, true, b"xy"))
-            .insert(extension(1, false, b""))
-    }
-
-    #[test]
-    fn the_bytes_of_a_block_are_pinned() {
-        let mut out = vec![9];
-        two().put(&mut out);
-        assert_eq!(
-            out,
-            [
-                9, 16, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 3, 2, 1, 2, 0, 0, 0, b'x', b'y'
-            ]
-        );
-        let mut reader = Reader::new(&out[1..]);
-        assert_eq!(Extensions::take(&mut reader), Ok(two()));
-        assert!(reader.is_empty());
-        let mut none = Vec::new();
-        Extensions::default().put(&mut none);
-        assert_eq!(none, [0; 4]);
-    }
-
-    /// A peer that ignored a grant, a limit or an intent would do what it may not.
-    #[test]
-    fn extensions_that_change_a_permission_are_critical_and_numbers_are_unique() {
-        for (what, extensions) in KNOWN {
-            let numbers: Vec<_> = extensions.iter().map(|known| known.number).collect();
-            assert!(numbers.is_sorted_by(|one, next| one < next), "{what}");
-            for known in extensions {
-                let meaning = known.meaning;
-                assert!(known.critical || !known.changes_permission, "{meaning}");
-                let block = Extensions::default().with(known, *b"");
-                assert_eq!(block.only(&[], what).is_err(), known.critical, "{meaning}");
-            }
-        }
-        assert_eq!((DATA.critical, OWNERSHIP.critical), (true, false));
-    }
-
-    #[test]
-    fn an_unknown_extension_is_skipped_unless_it_is_critical() {
-        let unknown = |number| {
-            Err(WireError::UnknownExtension {
-                what: "a test",
-                number,
-            })
-        };
-        assert_eq!(
-            two().only(&[numbered(1), numbered(0x0203)], "a test"),
-            Ok(two())
-        );
-        assert_eq!(two().only(&[numbered(1)], "a test"), unknown(0x0203));
-        let critical = two().only(&[numbered(0x0203)], "a test").unwrap();
-        assert_eq!(
-            (critical.get(&numbered(0x0203)), critical.get(&numbered(1))),
-            (Some(&b"xy"[..]), None)
-        );
-        let error = two().only(&[], "a test").unwrap_err().to_string();
-        assert!(error.contains("extension 515 of a test"), "{error}");
-    }
-
-    #[test]
-    fn numbers_ascend() {
-        let block = |numbers: &[u8]| -> Vec<u8> {
-            numbers
-                .iter()
-                .flat_map(|number| [*number, 0, 0, 0, 0, 0, 0])
-                .collect()
-        };
-        assert!(Extensions::of_block(&block(&[1, 2])).is_ok());
-        let error = Err(WireError::OutOfOrder {
-            what: "an extension",
-        });
-        assert_eq!(Extensions::of_block(&block(&[2, 2])), error);
-        assert_eq!(Extensions::of_block(&block(&[2, 1])), error);
-        assert!(
-            Extensions::of_block(&[1, 0, 2, 0, 0, 0, 0]).is_err(),
-            "of another mark"
-        );
-        assert_eq!(
-            two().insert(extension(1, false, b"z")).get(&numbered(1)),
-            Some(&b"z"[..])
-        );
-    }
-
-    #[test]
-    fn blocks_are_short() {
-        let many = |count: usize| -> Vec<u8> {
-            (0..count)
-                .flat_map(|number| [u8::try_from(number).unwrap(), 0, 0, 0, 0, 0, 0])
-                .collect()
-        };
-        assert!(Extensions::of_block(&many(EXTENSIONS_MAX)).is_ok());
-        assert!(Extensions::of_block(&many(EXTENSIONS_MAX + 1)).is_err());
-        let mut reader = Reader::new(&[0xFF; 4]);
-        assert!(Extensions::take(&mut reader).is_err());
-        assert!(Extensions::of_block(&vec![0; EXTENSIONS_BYTES_MAX + 1]).is_err());
-        // The length announces bytes that do not come.
-        assert_eq!(
-            Extensions::of_block(&[1, 0, 0, 9, 0, 0, 0]),
-            Err(WireError::Truncated { wanted: 9 })
-        );
-    }
-
-    pub(crate) fn any_extensions() -> impl Strategy<Value = Extensions> {
-        let bytes = proptest::collection::vec(any::<u8>(), 0..9);
-        proptest::collection::vec((any::<u16>(), any::<bool>(), bytes), 0..5).prop_map(|list| {
-            list.iter()
-                .fold(Extensions::default(), |all, (number, critical, bytes)| {
-                    all.insert(extension(*number, *critical, bytes))
-                })
-        })
-    }
-
-    proptest! {
-        #[test]
-        fn blocks_survive_the_wire(extensions in any_extensions()) {
-            let mut out = Vec::new();
-            extensions.put(&mut out);
-            assert_eq!(Extensions::take(&mut Reader::new(&out)), Ok(extensions));
-        }
-
-        /// A block has one form, so no two blocks mean the same.
-        #[test]
-        fn any_block_decodes_to_itself_or_fails(block in prop_oneof![
-            proptest::collection::vec(any::<u8>(), 0..60),
-            proptest::collection::vec(0..3_u8, 0..60),
-        ]) {
-            if let Ok(extensions) = Extensions::of_block(&block) {
-                let mut again = Vec::new();
-                extensions.put_block(&mut again);
-                assert_eq!(again, block);
-            }
-        }
-    }
-}
+pub(crate) mod tests;

@@ -10,9 +10,18 @@ use std::sync::Arc;
 use zmove_types::{Account, Extra, Kinds, RelPath, Timestamp, Xattr};
 
 use crate::error::WireError;
-use crate::extensions::{ATIME, Extensions, FIRST_NAME, OWNERSHIP, XATTRS};
+use crate::extensions::{Extensions, KnownExtension};
 use crate::fields::{Reader, put_timestamp};
 use crate::limits::within;
+
+/// Owner and group. An empty value repeats those of the last entry before that had any.
+pub(crate) const OWNERSHIP: KnownExtension = KnownExtension::optional(1);
+/// Extended attributes, access control lists among them.
+pub(crate) const XATTRS: KnownExtension = KnownExtension::optional(2);
+/// The time of the last access.
+pub(crate) const ATIME: KnownExtension = KnownExtension::optional(3);
+/// The first name of a symbolic link or special file that has several.
+pub(crate) const FIRST_NAME: KnownExtension = KnownExtension::optional(4);
 
 /// A digest of extended attributes, by which two files are compared.
 pub type XattrDigest = [u8; 32];

@@ -30,6 +30,7 @@ pub use batch::{
 };
 pub use control_frame::{ControlHeader, encode_ping, encode_pong};
 pub use error::WireError;
+pub use extensions::{Extensions, KnownExtension};
 pub use extra::XattrDigest;
 pub use frame::{FrameHeader, FrameKind};
 pub use greeting::{Cipher, Greeting, GreetingError, PROTOCOL_NAME, PROTOCOL_VERSION, Role};

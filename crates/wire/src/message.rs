@@ -1,9 +1,9 @@
 //! The control messages: postcard behind a 4-byte little-endian length.
 //!
-//! A message has one form: bytes that decode to it and are not those to which it encodes are refused.
-//! A message grows by [extensions](crate::extensions) after its fields. **Invariant:** variants and fields are never
-//! edited or reordered; the tests pin their bytes. Paths and names are parsed while decoding, so a message that exists
-//! holds none that is invalid.
+//! The messages in which two peers agree on a transfer ([`Open`], [`Opened`] and [`Fetch`]) grow by
+//! [extensions](crate::extensions); every other one is fixed, and what is new gets a new tag. **Invariant:** variants
+//! and fields are never edited or reordered; the tests pin their bytes. Paths and names are parsed while decoding, so a
+//! message that exists holds none that is invalid.
 
 use std::fmt;
 
@@ -11,9 +11,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zmove_types::{Metadata, Name, RelPath, Timestamp};
 
 use crate::error::WireError;
-use crate::extensions::{Extensions, OF_MESSAGES};
+use crate::extensions::take_refusal;
 use crate::extra::XattrDigest;
-use crate::fields::Reader;
 use crate::limits::{MESSAGE_BYTES_MAX, REASON_CHARS_MAX, within};
 
 mod bytes;
@@ -431,32 +430,21 @@ pub fn decode_message_within<M: Serialize + DeserializeOwned>(
     room: impl FnMut(usize) -> Result<(), WireError>,
 ) -> Result<M, WireError> {
     within("message", bytes.len(), MESSAGE_BYTES_MAX)?;
+    take_refusal();
     let mut decoder = postcard::Deserializer::from_flavor(Counted::new(bytes, room));
     let message = M::deserialize(&mut decoder);
     match (message, decoder.finalize()) {
         (_, Ok((_, Some(refused)))) => Err(refused),
-        (Ok(message), Ok((rest, None))) => {
-            check_extensions(rest)?;
-            form::check(&message, &bytes[..bytes.len() - rest.len()])?;
-            Ok(message)
-        }
-        (Err(_), _) | (_, Err(_)) => Err(WireError::Message),
+        (Ok(message), Ok(([], None))) => Ok(message),
+        (Ok(_), Ok((rest, None))) => Err(WireError::Trailing { left: rest.len() }),
+        (Err(_), _) | (_, Err(_)) => Err(take_refusal().unwrap_or(WireError::Message)),
     }
-}
-
-/// Checks the extensions after the fields of a message, if there are any.
-fn check_extensions(rest: &[u8]) -> Result<(), WireError> {
-    if rest.is_empty() {
-        return Ok(());
-    }
-    let mut reader = Reader::new(rest);
-    Extensions::take(&mut reader)?.only(OF_MESSAGES, "a message")?;
-    reader.finish()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::extensions::Extensions;
     use crate::limits::{
         ITEMS_OUTSTANDING_MAX, KEEP_NAMES_MAX, KEEP_RANGES_MAX, MESSAGE_STRINGS_MAX,
         REMOVE_NAMES_MAX, STORED_ITEMS_MAX,
@@ -480,32 +468,6 @@ mod tests {
                 panic!("another message")
             };
             assert_eq!(text, "\u{e4}".repeat(4096));
-        }
-    }
-
-    /// What a newer peer adds to a message: extension 9.
-    fn extended(message: &[u8], critical: bool) -> Vec<u8> {
-        let block = [8, 0, 0, 0, 9, 0, u8::from(critical), 1, 0, 0, 0, b'z'];
-        [message, &block].concat()
-    }
-
-    #[test]
-    fn extensions_of_a_message_are_skipped_unless_they_are_critical() {
-        let announce = ToReceiver::Announce {
-            items: 300,
-            mismatches: 2,
-        };
-        let open = ToReceiver::Open(Open::new(b"/d".to_vec(), [7; 16]));
-        for message in [announce, open] {
-            let bytes = encode_message(&message);
-            assert_eq!(decode_message(&extended(&bytes[4..], false)), Ok(message));
-            assert_eq!(
-                decode_message::<ToReceiver>(&extended(&bytes[4..], true)),
-                Err(WireError::UnknownExtension {
-                    what: "a message",
-                    number: 9
-                })
-            );
         }
     }
 
@@ -583,7 +545,8 @@ mod tests {
                 state: TargetState::Empty,
                 lanes_max: 1,
                 single_name: None,
-                free_bytes: None
+                free_bytes: None,
+                extensions: Extensions::NONE,
             })),
             0
         );
@@ -926,7 +889,7 @@ mod tests {
         bytes.push(0);
         assert_eq!(
             decode_message::<ToReceiver>(&bytes[4..]),
-            Err(WireError::Truncated { wanted: 3 })
+            Err(WireError::Trailing { left: 1 })
         );
     }
 

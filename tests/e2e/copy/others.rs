@@ -13,8 +13,8 @@ use zmove_sender::{NoQuota, SessionError};
 use zmove_transport::{Access, AuthorizedKeys, Channel, Fingerprint, Grant, control_pair};
 use zmove_types::{GROUP_BYTES, NoObserver, RelPath};
 use zmove_wire::{
-    Begin, Greeting, Held, Open, Opened, Place, Refusal, Relay, Role, TargetState, ToSender,
-    ToSource, decode_message, encode_message,
+    Begin, Extensions, Greeting, Held, Open, Opened, Place, Refusal, Relay, Role, TargetState,
+    ToSender, ToSource, decode_message, encode_message,
 };
 
 use super::rights::{copy_order, grant_order, key_of, last_relay, say};
@@ -46,6 +46,7 @@ async fn answer(channel: Channel, greeting: Greeting, words: Vec<ToSender>) {
         lanes_max: 8,
         single_name: None,
         free_bytes: None,
+        extensions: Extensions::NONE,
     };
     for word in [&ToSender::Opened(opened)].into_iter().chain(&words) {
         drop(writer.send(&encode_message(word)).await);

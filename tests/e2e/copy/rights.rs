@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use serde::Serialize;
 use tokio::io::AsyncWriteExt;
 use zmove_engine::{
     Causes, Connector, DialSettings, NoListener, Push, PushJob, Remote, RemotePush, Retrying, Run,
@@ -43,6 +44,16 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// Says these messages to a daemon, each after the answer to the one before, and returns all that it says.
 pub(super) fn say(home: &Path, daemon: &Daemon, messages: &[ToSource]) -> Vec<Vec<u8>> {
+    say_as(Role::Fetch, home, daemon, messages)
+}
+
+/// Like [`say`], on a connection of this role.
+pub(super) fn say_as<M: Serialize>(
+    role: Role,
+    home: &Path,
+    daemon: &Daemon,
+    messages: &[M],
+) -> Vec<Vec<u8>> {
     let identity = Identity::load_or_create(home).unwrap();
     let talk = async {
         let (policy, socket) = (
@@ -62,7 +73,7 @@ pub(super) fn say(home: &Path, daemon: &Daemon, messages: &[ToSource]) -> Vec<Ve
         // a daemon that has answered may not yet have forgotten the transfer before
         let number = NEXT_TRANSFER.fetch_add(1, Ordering::Relaxed);
         let transfer = TransferId(u128::from(number).to_le_bytes());
-        let greeting = Greeting::new(Role::Fetch, transfer).encode();
+        let greeting = Greeting::new(role, transfer).encode();
         connection.write_all(&greeting).await.unwrap();
         let (mut reader, mut writer) = control_pair(connection);
         let mut said = Vec::new();
@@ -394,7 +405,7 @@ fn kept<T: serde::Serialize + serde::de::DeserializeOwned>(path: &Path) -> T {
     decode_message(bytes.strip_prefix(HEADER).unwrap()).unwrap()
 }
 
-fn keep(path: &Path, contents: &impl serde::Serialize) {
+fn keep(path: &Path, contents: &impl Serialize) {
     let bytes = [HEADER, &encode_message(contents)[4..]].concat();
     std::fs::write(path, bytes).unwrap();
 }

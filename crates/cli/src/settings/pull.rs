@@ -16,8 +16,8 @@ use zmove_wire::limits::{
     FETCH_SOURCES_MAX,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Extraneous, Fetch, LaneOrder, ListOrder, Open, OwnerOrder,
-    RemovalOrder, RuleText, SourcePath, Time,
+    AccountOrder, AccountsFrom, Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open,
+    OwnerOrder, RemovalOrder, RuleText, SourcePath, Time,
 };
 
 use super::push::{dial_settings, open_of, refuse_contradictions};
@@ -233,6 +233,7 @@ pub(super) fn fetch(
             .trace
             .as_ref()
             .and_then(|_| u32::try_from(trace::INTERVAL.as_millis()).ok()),
+        extensions: Extensions::NONE,
         open,
     })
 }

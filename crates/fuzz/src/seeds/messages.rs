@@ -8,18 +8,19 @@ use zmove_types::{
 };
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
-    Differences, Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames,
-    Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, FileTotal, Finding, Findings, Finished,
-    FoundSoFar, GrantOrder, Granted, GroupRange, HashOrder, Hashed, Held, InquiredEntry,
-    InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Intent, JobGrant, Keep, Keeping,
-    KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer,
-    OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place,
-    Proof, PublishedItem, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role,
-    RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
-    SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath,
-    StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time,
-    ToReceiver, ToSender, ToSource, Told, TopName, TransferAccount, TransferProgress,
-    TransportChoice, Verdict, WorkCounts, WorkEnd, encode_message,
+    Differences, Durability, EndedCopy, EntryFault, Extensions, Extraneous, ExtraneousName,
+    ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, FileTotal, Finding,
+    Findings, Finished, FoundSoFar, GrantOrder, Granted, GroupRange, HashOrder, Hashed, Held,
+    InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Intent, JobGrant, Keep,
+    Keeping, KeptRange, KnownExtension, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment,
+    NodeName, NotKept, Offer, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite,
+    OwnerOrder, PathAccount, Place, Proof, PublishedItem, Refusal, RefusalCode, Relay,
+    RemovalOrder, Remove, RemoveGroup, Role, RuleText, Sampled, SharedJobAnswer, SharedJobCount,
+    SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant,
+    SignedReceipt, SourceMark, SourcePath, StageReport, Stored, StoredItem, SweepOrder, Swept,
+    SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, TopName,
+    TransferAccount, TransferProgress, TransportChoice, Verdict, WorkCounts, WorkEnd,
+    encode_message,
 };
 
 use super::{
@@ -132,7 +133,13 @@ fn fetch() -> Fetch {
         },
         manifest: true,
         sample_millis: Some(100),
+        extensions: later(),
     }
+}
+
+/// What a later release may add, and this one skips.
+fn later() -> Extensions {
+    Extensions::NONE.with(&KnownExtension::optional(1), *b"z")
 }
 
 fn copy_order() -> CopyOrder {
@@ -424,6 +431,7 @@ fn open(shape: TargetShape) -> Open {
         removals_max: Some(7),
         known_state: None,
         shared_job: None,
+        extensions: later(),
     }
 }
 
@@ -583,12 +591,14 @@ fn replies_to_openings() -> Vec<ToSender> {
             lanes_max: 64,
             single_name,
             free_bytes: Some(300),
+            extensions: Extensions::NONE,
         }),
         ToSender::Opened(Opened {
             state: TargetState::Empty,
             lanes_max: 8,
             single_name: None,
             free_bytes: None,
+            extensions: later(),
         }),
         ToSender::NotKept {
             counts: vec![NotKept::new(Kinds::ACLS, Lack::Os(5), 300)],

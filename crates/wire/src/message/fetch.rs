@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Begin, CopyOrder, GrantOrder, Open, Time, bytes, list};
+use crate::extensions::{Extensible, Extensions};
 use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_RULES_MAX, FETCH_SOURCES_MAX, REASON_CHARS_MAX};
 
 /// A message from a receiver that has dialled to the host that is to send.
@@ -70,6 +71,13 @@ pub struct Fetch {
     pub manifest: bool,
     /// The interval in which the progress of all stages is to be told, in milliseconds.
     pub sample_millis: Option<u32>,
+    /// The fields that later releases have added.
+    #[serde(deserialize_with = "Extensions::deserialize::<Fetch, _>")]
+    pub extensions: Extensions,
+}
+
+impl Extensible for Fetch {
+    const NAME: &'static str = "the order of a pull";
 }
 
 impl Fetch {
@@ -92,6 +100,7 @@ impl Fetch {
             lanes: LaneOrder::default(),
             manifest: false,
             sample_millis: None,
+            extensions: Extensions::NONE,
         }
     }
 }
@@ -246,6 +255,7 @@ pub(crate) mod tests {
             },
             manifest: true,
             sample_millis: Some(100),
+            extensions: Extensions::NONE,
         }
     }
 
@@ -260,7 +270,7 @@ pub(crate) mod tests {
             ][..],
             &[
                 1, 1, 1, b'u', 5, 3, 1, 2, 1, 0, 6, 2, 1, b'g', 0, 1, 18, 1, 1, 2, 1, 9, 2, 1, 2,
-                64, 1, 1, 100,
+                64, 1, 1, 100, 0,
             ],
         ];
         assert_eq!(bytes[4..], [&[0][..], &open, &rest.concat()].concat());

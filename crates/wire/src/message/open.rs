@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use zmove_types::Name;
 
+use crate::extensions::{Extensible, Extensions};
+
 use super::{Extraneous, GrantToken, Keeping, Proof, SharedJobOpening, bytes, list};
 
 /// The order for a transfer: the target and how to write it.
@@ -48,6 +50,15 @@ pub struct Open {
     pub known_state: Option<TargetState>,
     /// The part that the session has in a job of several receivers.
     pub shared_job: Option<Box<SharedJobOpening>>,
+    /// The fields that later releases have added.
+    #[serde(deserialize_with = "Extensions::deserialize::<Open, _>")]
+    pub extensions: Extensions,
+}
+
+impl Extensible for Open {
+    const NAME: &'static str = "the opening";
+    #[cfg(test)]
+    const KNOWN: &'static [crate::KnownExtension] = &[tests::LIMIT];
 }
 
 impl Open {
@@ -72,6 +83,7 @@ impl Open {
             removals_max: None,
             known_state: None,
             shared_job: None,
+            extensions: Extensions::NONE,
         }
     }
 }
@@ -155,6 +167,13 @@ pub struct Opened {
     pub single_name: Option<TopName>,
     /// The bytes that the receiver's user may still store in the file system of the target, if they are limited.
     pub free_bytes: Option<u64>,
+    /// The fields that later releases have added.
+    #[serde(deserialize_with = "Extensions::deserialize::<Opened, _>")]
+    pub extensions: Extensions,
+}
+
+impl Extensible for Opened {
+    const NAME: &'static str = "the answer to an opening";
 }
 
 /// How much the sender has found so far, and how much of it need not travel.
@@ -180,98 +199,4 @@ pub enum TargetState {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use zmove_types::{Beginning, SharedJobId};
-
-    use super::*;
-    use crate::error::WireError;
-    use crate::message::{NodeName, ToReceiver, ToSender, decode_message, encode_message};
-
-    /// The fields of [`Open::new`] with a short target and this byte throughout its run.
-    pub(crate) fn fixed(target: &[u8], run: u8) -> Vec<u8> {
-        let length = u8::try_from(target.len()).unwrap();
-        let after_run = [0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0];
-        [&[length], target, &[0; 5], &[run; 16], &after_run].concat()
-    }
-
-    #[test]
-    fn the_usual_opening_is_pinned() {
-        let open = ToReceiver::Open(Open::new(b"/d".to_vec(), [7; 16]));
-        let bytes = encode_message(&open);
-        assert_eq!(bytes[4..], [&[0], &fixed(b"/d", 7)[..]].concat());
-        assert_eq!(decode_message(&bytes[4..]), Ok(open));
-    }
-
-    #[test]
-    fn an_opening_with_all_options_is_pinned() {
-        let shared_job = SharedJobOpening {
-            job: SharedJobId([5; 16]),
-            epoch: 300,
-            beginning: Beginning::Allowed,
-            node: NodeName::new("n").unwrap(),
-        };
-        let open = ToReceiver::Open(Open {
-            shape: TargetShape::Single {
-                name: Name::from_bytes(b"f").unwrap(),
-            },
-            compare: Compare::Checksum,
-            durability: Durability::End,
-            delta: true,
-            overwrite: Overwrite::Older,
-            intent: Intent::Inspect,
-            extraneous: Extraneous::Goes,
-            inplace: true,
-            keeping: Keeping::default(),
-            verify: true,
-            proof: Proof::Media,
-            grant: Some([9; 32]),
-            removals_max: Some(300),
-            known_state: Some(TargetState::Empty),
-            shared_job: Some(Box::new(shared_job)),
-            ..Open::new(b"/d".to_vec(), [7; 16])
-        });
-        let bytes = encode_message(&open);
-        let expected = [
-            &[0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1][..],
-            &[7; 16],
-            &[1, 1, 1, 1, 0xB3, 12, 0, 1, 1, 1],
-            &[9; 32],
-            &[1, 0xAC, 2, 1, 0, 1],
-            &[5; 16],
-            &[0xAC, 2, 1, 1, b'n'],
-        ]
-        .concat();
-        assert_eq!(bytes[4..], expected);
-        assert_eq!(decode_message(&expected), Ok(open));
-    }
-
-    #[test]
-    fn a_climbing_name_does_not_decode() {
-        let mut open = encode_message(&ToReceiver::Open(Open {
-            shape: TargetShape::Single {
-                name: Name::from_bytes(b"xx").unwrap(),
-            },
-            ..Open::new(b"/d".to_vec(), [7; 16])
-        }));
-        let name = open.windows(2).position(|pair| pair == b"xx").unwrap();
-        assert!(decode_message::<ToReceiver>(&open[4..]).is_ok());
-        open[name..name + 2].copy_from_slice(b"..");
-        assert_eq!(
-            decode_message::<ToReceiver>(&open[4..]),
-            Err(WireError::Message)
-        );
-    }
-
-    #[test]
-    fn the_permission_to_begin_is_pinned() {
-        let opened = ToSender::Opened(Opened {
-            state: TargetState::Populated,
-            lanes_max: 300,
-            single_name: Some(TopName(Name::from_bytes(b"f").unwrap())),
-            free_bytes: Some(258),
-        });
-        let bytes = encode_message(&opened);
-        assert_eq!(bytes[4..], [0, 1, 0xAC, 2, 1, 1, b'f', 1, 0x82, 2]);
-        assert_eq!(decode_message(&bytes[4..]), Ok(opened));
-    }
-}
+pub(super) mod tests;

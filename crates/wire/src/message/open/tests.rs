@@ -1,0 +1,246 @@
+//! The bytes of openings, and where their extensions travel.
+
+use zmove_types::{Beginning, SharedJobId};
+
+use super::*;
+use crate::error::WireError;
+use crate::message::{
+    CopyOrder, Fetch, GrantOrder, JobGrant, NodeName, SignedJobGrant, ToReceiver, ToSender,
+    ToSource, copy, decode_message, encode_message, fetch,
+};
+use crate::{KnownExtension, message::Fetching};
+
+/// A limit that only this test's peers know.
+pub(super) const LIMIT: KnownExtension = KnownExtension::critical(77);
+
+/// The fields of [`Open::new`] with a short target and this byte throughout its run.
+pub(crate) fn fixed(target: &[u8], run: u8) -> Vec<u8> {
+    let length = u8::try_from(target.len()).unwrap();
+    let after_run = [0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0];
+    [&[length], target, &[0; 5], &[run; 16], &after_run].concat()
+}
+
+#[test]
+fn the_usual_opening_is_pinned() {
+    let open = ToReceiver::Open(Open::new(b"/d".to_vec(), [7; 16]));
+    let bytes = encode_message(&open);
+    assert_eq!(bytes[4..], [&[0], &fixed(b"/d", 7)[..]].concat());
+    assert_eq!(decode_message(&bytes[4..]), Ok(open));
+}
+
+#[test]
+fn an_opening_with_all_options_is_pinned() {
+    let shared_job = SharedJobOpening {
+        job: SharedJobId([5; 16]),
+        epoch: 300,
+        beginning: Beginning::Allowed,
+        node: NodeName::new("n").unwrap(),
+    };
+    let open = ToReceiver::Open(Open {
+        shape: TargetShape::Single {
+            name: Name::from_bytes(b"f").unwrap(),
+        },
+        compare: Compare::Checksum,
+        durability: Durability::End,
+        delta: true,
+        overwrite: Overwrite::Older,
+        intent: Intent::Inspect,
+        extraneous: Extraneous::Goes,
+        inplace: true,
+        keeping: Keeping::default(),
+        verify: true,
+        proof: Proof::Media,
+        grant: Some([9; 32]),
+        removals_max: Some(300),
+        known_state: Some(TargetState::Empty),
+        shared_job: Some(Box::new(shared_job)),
+        ..Open::new(b"/d".to_vec(), [7; 16])
+    });
+    let bytes = encode_message(&open);
+    let expected = [
+        &[0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1][..],
+        &[7; 16],
+        &[1, 1, 1, 1, 0xB3, 12, 0, 1, 1, 1],
+        &[9; 32],
+        &[1, 0xAC, 2, 1, 0, 1],
+        &[5; 16],
+        &[0xAC, 2, 1, 1, b'n', 0],
+    ]
+    .concat();
+    assert_eq!(bytes[4..], expected);
+    assert_eq!(decode_message(&expected), Ok(open));
+}
+
+#[test]
+fn a_climbing_name_does_not_decode() {
+    let mut open = encode_message(&ToReceiver::Open(Open {
+        shape: TargetShape::Single {
+            name: Name::from_bytes(b"xx").unwrap(),
+        },
+        ..Open::new(b"/d".to_vec(), [7; 16])
+    }));
+    let name = open.windows(2).position(|pair| pair == b"xx").unwrap();
+    assert!(decode_message::<ToReceiver>(&open[4..]).is_ok());
+    open[name..name + 2].copy_from_slice(b"..");
+    assert_eq!(
+        decode_message::<ToReceiver>(&open[4..]),
+        Err(WireError::Message)
+    );
+}
+
+#[test]
+fn the_permission_to_begin_is_pinned() {
+    let opened = ToSender::Opened(Opened {
+        state: TargetState::Populated,
+        lanes_max: 300,
+        single_name: Some(TopName(Name::from_bytes(b"f").unwrap())),
+        free_bytes: Some(258),
+        extensions: Extensions::NONE,
+    });
+    let bytes = encode_message(&opened);
+    assert_eq!(bytes[4..], [0, 1, 0xAC, 2, 1, 1, b'f', 1, 0x82, 2, 0]);
+    assert_eq!(decode_message(&bytes[4..]), Ok(opened));
+}
+
+/// An opening with one extension.
+fn extended(known: &KnownExtension) -> Open {
+    Open {
+        extensions: Extensions::NONE.with(known, *b"z"),
+        ..Open::new(b"/d".to_vec(), [7; 16])
+    }
+}
+
+/// The opening that arrives where this one is sent: in a push, a pull, a copy, a copy's grant and a node's grant.
+fn arrived(open: &Open) -> [Result<Open, WireError>; 5] {
+    let asked = |asked: ToSource| decode_message::<ToSource>(&encode_message(&asked)[4..]);
+    let open = || open.clone();
+    let fetch = || Fetch {
+        open: open(),
+        ..fetch::tests::sample()
+    };
+    let pushed = decode_message(&encode_message(&ToReceiver::Open(open()))[4..]);
+    let pulled = asked(ToSource::Fetch(Box::new(fetch())));
+    let copied = asked(ToSource::Copy(Box::new(CopyOrder {
+        fetch: fetch(),
+        ..copy::tests::sample()
+    })));
+    let granted = asked(ToSource::Grant(Box::new(GrantOrder {
+        open: open(),
+        ..copy::tests::grant()
+    })));
+    let grant = JobGrant {
+        node: [1; 32],
+        receivers: vec![],
+        open: open(),
+        not_before: 1,
+        not_after: 2,
+    };
+    let signed = SignedJobGrant {
+        text: grant.encode(),
+        grant,
+        certificates: vec![],
+        signature: vec![],
+    };
+    [
+        pushed.map(|message| match message {
+            ToReceiver::Open(open) => open,
+            other => panic!("{other:?}"),
+        }),
+        pulled.map(opening_of),
+        copied.map(opening_of),
+        granted.map(opening_of),
+        SignedJobGrant::decode(&signed.encode()).map(|signed| signed.grant.open),
+    ]
+}
+
+fn opening_of(asked: ToSource) -> Open {
+    match asked {
+        ToSource::Fetch(fetch) => fetch.open,
+        ToSource::Copy(order) => order.fetch.open,
+        ToSource::Grant(order) => order.open,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_limit_reaches_a_peer_that_knows_it_wherever_the_opening_travels() {
+    for open in arrived(&extended(&LIMIT)) {
+        let open = open.unwrap();
+        assert_eq!(open.extensions.get(&LIMIT), Some(&b"z"[..]));
+        assert_eq!(open, extended(&LIMIT));
+    }
+}
+
+#[test]
+fn a_peer_refuses_a_limit_that_it_does_not_know_wherever_the_opening_travels() {
+    let error = WireError::UnknownExtension {
+        what: "the opening",
+        number: 9,
+    };
+    for open in arrived(&extended(&KnownExtension::critical(9))) {
+        assert_eq!(open, Err(error));
+    }
+}
+
+#[test]
+fn what_may_be_ignored_is_dropped_by_a_peer_that_does_not_know_it() {
+    for open in arrived(&extended(&KnownExtension::optional(9))) {
+        assert_eq!(open, Ok(Open::new(b"/d".to_vec(), [7; 16])));
+    }
+}
+
+/// Otherwise a limit of the one could be sent as an extension of the other, where nobody looks at it.
+#[test]
+fn each_message_knows_its_own_extensions_alone() {
+    let fetch = Fetch {
+        extensions: extended(&LIMIT).extensions,
+        ..fetch::tests::sample()
+    };
+    let error = WireError::UnknownExtension {
+        what: "the order of a pull",
+        number: 77,
+    };
+    let bytes = encode_message(&ToSource::Fetch(Box::new(fetch)));
+    assert_eq!(decode_message::<ToSource>(&bytes[4..]), Err(error));
+    let opened = Opened {
+        state: TargetState::Empty,
+        lanes_max: 1,
+        single_name: None,
+        free_bytes: None,
+        extensions: extended(&LIMIT).extensions,
+    };
+    let error = WireError::UnknownExtension {
+        what: "the answer to an opening",
+        number: 77,
+    };
+    let bytes = encode_message(&ToSender::Opened(opened));
+    assert_eq!(decode_message::<ToSender>(&bytes[4..]), Err(error));
+}
+
+/// A message without a block is fixed: it has nothing that a peer could pass over.
+#[test]
+fn nothing_follows_a_message() {
+    let block = [8, 9, 0, 0, 1, 0, 0, 0, b'z'];
+    let fetching = encode_message(&ToSender::Fetching(Fetching { lanes_max: 1 }));
+    let open = encode_message(&ToReceiver::Open(extended(&LIMIT)));
+    for end in [&[0][..], &[0; 4], &block] {
+        let left = Err(WireError::Trailing { left: end.len() });
+        let longer = |message: &[u8]| [&message[4..], end].concat();
+        let refused = [
+            decode_message::<ToSender>(&longer(&fetching)).map(drop),
+            decode_message::<ToReceiver>(&longer(&open)).map(drop),
+        ];
+        assert_eq!(refused, [left; 2]);
+    }
+}
+
+#[test]
+fn an_extension_of_an_opening_is_pinned() {
+    let bytes = encode_message(&ToReceiver::Open(extended(&LIMIT)));
+    let fields = fixed(b"/d", 7);
+    let block = [8, 77, 0, 1, 1, 0, 0, 0, b'z'];
+    assert_eq!(
+        bytes[4..],
+        [&[0], &fields[..fields.len() - 1], &block].concat()
+    );
+}
