@@ -2,9 +2,12 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::version::TLS13;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use zmove_transport::{Acceptor, Connection, Fingerprint, Identity, SocketConfig};
 use zmove_types::TransferId;
@@ -85,6 +88,63 @@ fn a_peer_of_another_version() {
             "install the same release",
         ])
         .lines(1);
+}
+
+/// A zmove over QUIC that speaks version 9, and names this in the reason of its close.
+fn serve_newer_over_quic(site: &Site) -> (SocketAddr, Fingerprint) {
+    let home = site.path("server");
+    let fingerprint = Identity::load_or_create(&home).unwrap().fingerprint();
+    let pem = home.join("key.pem");
+    let certificates = vec![CertificateDer::from_pem_file(&pem).unwrap()];
+    let key = PrivateKeyDer::from_pem_file(&pem).unwrap();
+    let mut tls = rustls::ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(certificates, key)
+        .unwrap();
+    tls.alpn_protocols = vec![b"zmove/9".to_vec(), b"zmove".to_vec()];
+    let crypto = quinn::crypto::rustls::QuicServerConfig::try_from(tls).unwrap();
+    let config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
+    let (address_in, address) = mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+            let endpoint = quinn::Endpoint::server(config, listen).unwrap();
+            address_in.send(endpoint.local_addr().unwrap()).unwrap();
+            while let Some(incoming) = endpoint.accept().await {
+                if let Ok(connection) = incoming.await {
+                    connection.close(0_u32.into(), &newer_greeting(0));
+                }
+            }
+        });
+    });
+    (address.recv().unwrap(), fingerprint)
+}
+
+#[test]
+fn a_peer_of_another_version_over_quic() {
+    let site = site();
+    let (address, fingerprint) = serve_newer_over_quic(&site);
+    site.pin(&address, fingerprint);
+    let target = format!("{address}:x");
+    let versions = [
+        "a zmove that speaks protocol version 9",
+        "this one speaks version 1",
+    ];
+    let push = ["push", "--transport", "quic", "source", &target];
+    site.zmove(&push).outcome().expect(2).says(&versions);
+    let doctor = site.zmove(&["doctor", &address.to_string()]).outcome();
+    // the text is wrapped
+    let told: Vec<_> = doctor.stdout.split_whitespace().collect();
+    let told = told.join(" ");
+    versions
+        .iter()
+        .for_each(|part| assert!(told.contains(part), "{told}"));
 }
 
 #[test]

@@ -302,6 +302,9 @@ pub enum AcceptError {
     /// The client speaks TLS, but not this protocol or not TLS 1.3.
     #[error("accept a client: it speaks TLS without the zmove protocol")]
     NotZmove,
+    /// The client is a zmove that speaks another version of the protocol.
+    #[error("accept a client: it is a zmove that speaks another version of the protocol")]
+    OtherVersion,
     /// The QUIC handshake failed.
     #[error("agree on a QUIC connection with a client")]
     Quic(#[source] io::Error),

@@ -128,15 +128,20 @@ impl QuicConnection {
     }
 }
 
-/// The key that a peer has proved; `None` if it does not speak the protocol.
-fn peer_of(connection: &quinn::Connection) -> Option<Fingerprint> {
+/// The name of the protocol that was agreed on.
+fn protocol_of(connection: &quinn::Connection) -> Option<Vec<u8>> {
     let agreed = connection
         .handshake_data()?
         .downcast::<HandshakeData>()
         .ok()?;
+    agreed.protocol
+}
+
+/// The key that a peer has proved; `None` if it does not speak the protocol.
+fn peer_of(connection: &quinn::Connection) -> Option<Fingerprint> {
     let chain = chain_of(connection)?;
     let peer = Fingerprint::of_certificate(chain.first()?).ok()?;
-    (agreed.protocol.as_deref() == Some(PROTOCOL_NAME)).then_some(peer)
+    (protocol_of(connection).as_deref() == Some(PROTOCOL_NAME)).then_some(peer)
 }
 
 fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static>>> {

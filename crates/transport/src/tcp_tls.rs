@@ -29,9 +29,11 @@ mod unsent_limit;
 mod whole_records;
 
 pub use acceptor::Acceptor;
-pub(crate) use acceptor::{canonical, listen};
+pub(crate) use acceptor::{canonical, listen, own_greeting};
 pub use dialler::Dialler;
-pub(crate) use dialler::{Connected, Deadline, Host, OneAddress, SILENCE_MAX, tls_fault};
+pub(crate) use dialler::{
+    Connected, Deadline, Host, OneAddress, SILENCE_MAX, greeting_fault, tls_fault,
+};
 pub use socket::SocketConfig;
 pub(crate) use unsent_limit::UnsentLimit;
 use whole_records::WholeRecords;

@@ -13,6 +13,9 @@ use crate::fields::Reader;
 pub const PROTOCOL_VERSION: u16 = 1;
 /// The name of the protocol in TLS (ALPN).
 pub const PROTOCOL_NAME: &[u8] = b"zmove/1";
+/// The name in TLS (ALPN) on which all versions agree, where they have no other in common. The server then sends its
+/// greeting and closes.
+pub const ANY_PROTOCOL_NAME: &[u8] = b"zmove";
 
 /// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +78,18 @@ pub enum GreetingError {
     },
 }
 
+/// Checks the version of the protocol that a peer has named.
+///
+/// # Errors
+/// [`GreetingError::OtherVersion`] when the peer speaks another version.
+pub const fn check_version(theirs: u16) -> Result<(), GreetingError> {
+    if theirs == PROTOCOL_VERSION {
+        Ok(())
+    } else {
+        Err(GreetingError::OtherVersion { theirs })
+    }
+}
+
 impl Greeting {
     /// The greeting's length on the wire.
     pub const BYTES: usize = 40;
@@ -122,15 +137,8 @@ impl Greeting {
         if reader.array() != Ok(Self::MAGIC) {
             return Err(GreetingError::NotZmove);
         }
-        match reader.u16() {
-            Ok(PROTOCOL_VERSION) => {}
-            Ok(theirs) => return Err(GreetingError::OtherVersion { theirs }),
-            Err(_) => return Err(GreetingError::NotZmove),
-        }
-        Self::read(reader).map_err(|error| match error {
-            WireError::UnknownTag { what, tag } => GreetingError::Unknown { what, tag },
-            _ => GreetingError::NotZmove,
-        })
+        check_version(reader.u16().map_err(|_| GreetingError::NotZmove)?)?;
+        Self::read(reader).map_err(|_| GreetingError::NotZmove)
     }
 
     /// Reads the fields after the version.

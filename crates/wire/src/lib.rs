@@ -33,7 +33,10 @@ pub use error::WireError;
 pub use extensions::{Extensions, KnownExtension};
 pub use extra::XattrDigest;
 pub use frame::{FrameHeader, FrameKind};
-pub use greeting::{Cipher, Greeting, GreetingError, PROTOCOL_NAME, PROTOCOL_VERSION, Role};
+pub use greeting::{
+    ANY_PROTOCOL_NAME, Cipher, Greeting, GreetingError, PROTOCOL_NAME, PROTOCOL_VERSION, Role,
+    check_version,
+};
 pub use message::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState,
     CounterList, Differences, Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName,

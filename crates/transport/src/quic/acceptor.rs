@@ -12,12 +12,13 @@ use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{ConnectionError, Endpoint, Incoming, TokioRuntime};
 use rustls::AlertDescription as Alert;
 use tokio::time::timeout;
+use zmove_wire::ANY_PROTOCOL_NAME;
 
 use super::dialler::alert;
 use super::settings::{self, QuicCongestion};
-use super::{QuicConnection, socket};
+use super::{DONE, QuicConnection, protocol_of, socket};
 use crate::error::{AcceptError, BindError};
-use crate::tcp_tls::canonical;
+use crate::tcp_tls::{canonical, own_greeting};
 use crate::trust::{Identity, server_config};
 
 /// Listens for clients over UDP.
@@ -99,6 +100,10 @@ async fn secure(
         .accept_with(Arc::new(config))
         .map_err(handshake_error)?;
     let connection = accepted.await.map_err(handshake_error)?;
+    if protocol_of(&connection).as_deref() == Some(ANY_PROTOCOL_NAME) {
+        connection.close(DONE, &own_greeting());
+        return Err(AcceptError::OtherVersion);
+    }
     let stream = match connection.accept_bi().await {
         Ok(stream) => stream,
         // A client dials more lanes than a short path needs.

@@ -15,15 +15,16 @@ use rustls::AlertDescription;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 use zmove_types::Lock;
+use zmove_wire::ANY_PROTOCOL_NAME;
 
 use super::resume::{Allowance, Resumption, SavedWindow};
 use super::settings::{self, QuicCongestion};
 use super::timer::FineRuntime;
 use super::tolerant::Account;
-use super::{DONE, QuicConnection, socket};
+use super::{DONE, QuicConnection, protocol_of, socket};
 use crate::endpoint::unspecified;
 use crate::error::{DialError, DialStage};
-use crate::tcp_tls::{Deadline, Host, OneAddress, tls_fault};
+use crate::tcp_tls::{Deadline, Host, OneAddress, greeting_fault, tls_fault};
 use crate::trust::{HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, provider};
 
 /// Makes connections to one host. Cheap to clone; clones go to the same address.
@@ -217,6 +218,11 @@ impl QuicDialler {
         let connecting = endpoint.connect_with(config, address, SERVER_NAME);
         let connecting = connecting.map_err(|error| self.local(io::Error::other(error)))?;
         match timeout_at(deadline.due, connecting).await {
+            Ok(Ok(connection))
+                if protocol_of(&connection).as_deref() == Some(ANY_PROTOCOL_NAME) =>
+            {
+                Err(self.greeting_fault(&connection, deadline).await)
+            }
             Ok(Ok(connection)) => Ok(Connected {
                 endpoint,
                 connection,
@@ -227,6 +233,21 @@ impl QuicDialler {
                 None => self.lost(error, deadline),
             }),
             Err(_) => Err(self.address.timed_out(DialStage::Handshaking, deadline)),
+        }
+    }
+
+    /// The error for a host that speaks another version, which it names in the reason of its close.
+    async fn greeting_fault(
+        &self,
+        connection: &quinn::Connection,
+        deadline: Deadline,
+    ) -> DialError {
+        match timeout_at(deadline.due, connection.closed()).await {
+            Ok(ConnectionError::ApplicationClosed(close)) => {
+                greeting_fault(self.address.endpoint(), &close.reason)
+            }
+            Ok(error) => self.lost(error, deadline),
+            Err(_) => self.address.timed_out(DialStage::Handshaking, deadline),
         }
     }
 

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_rustls::LazyConfigAcceptor;
 use zmove_types::TransferId;
-use zmove_wire::{Greeting, Role};
+use zmove_wire::{ANY_PROTOCOL_NAME, Greeting, Role};
 
 use super::{Connection, EARLY_WINDOW_BYTES, SocketConfig, WholeRecords, tls_error};
 use crate::{
@@ -117,14 +117,13 @@ impl Acceptor {
             .into_stream(secrets.of_server(&self.tls))
             .await
             .map_err(handshake_error)?;
-        if stream.get_ref().1.alpn_protocol().is_none() {
-            // a zmove of another version asks so what answers here
-            let greeting = Greeting::new(Role::Control, TransferId([0; 16])).encode();
+        if stream.get_ref().1.alpn_protocol() == Some(ANY_PROTOCOL_NAME) {
             stream
-                .write_all(&greeting)
+                .write_all(&own_greeting())
                 .await
                 .map_err(AcceptError::Gone)?;
             stream.shutdown().await.map_err(AcceptError::Gone)?;
+            return Err(AcceptError::OtherVersion);
         }
         Connection::new(stream.into(), secrets, address, answered.elapsed())
             .ok_or(AcceptError::NotZmove)
@@ -152,6 +151,11 @@ pub(crate) fn listen(
     };
     listen().map_err(|source| BindError::Listen { address, source })?;
     Ok(socket.into())
+}
+
+/// The greeting for a client that speaks another version, which reads this side's version there.
+pub(crate) fn own_greeting() -> [u8; Greeting::BYTES] {
+    Greeting::new(Role::Control, TransferId([0; 16])).encode()
 }
 
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {

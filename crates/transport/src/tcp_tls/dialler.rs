@@ -13,10 +13,9 @@ use std::{
 use rustls::{CertificateError, ClientConfig, Error as TlsError, OtherError};
 use rustls_pki_types::ServerName;
 use tokio::io::AsyncReadExt as _;
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_rustls::{TlsConnector, TlsStream};
-use zmove_wire::{Greeting, GreetingError};
+use tokio_rustls::TlsConnector;
+use zmove_wire::{ANY_PROTOCOL_NAME, Greeting, GreetingError};
 
 use super::{Connection, SocketConfig, WholeRecords, tls_error};
 use crate::{
@@ -34,9 +33,6 @@ pub(crate) use race::{Connected, OneAddress};
 
 /// How long an address may be silent: the packets of a TCP handshake are sent again after one second and after three.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(5);
-
-/// How long a host may take to identify itself that does not speak this protocol.
-const IDENTIFY_MAX: Duration = Duration::from_secs(5);
 
 /// How long the system may look a name up.
 const RESOLVE_MAX: Duration = Duration::from_secs(30);
@@ -185,52 +181,20 @@ impl Dialler {
             rtt,
         } = connected;
         let secrets = Arc::<TrafficSecrets>::default();
-        let tls = secrets.of_client(&self.tls);
-        let made = match self.handshake_on(socket, tls).await {
-            Ok(stream) => {
-                let host = self.address.endpoint();
-                Connection::new(stream, secrets, address, rtt).ok_or(DialError::NotZmove { host })
-            }
-            Err(error) => Err(error),
-        };
-        match made {
-            Err(stranger @ DialError::NotZmove { .. }) => Err(self.identify(stranger).await),
-            made => made,
-        }
-    }
-
-    async fn handshake_on(
-        &self,
-        socket: TcpStream,
-        tls: Arc<ClientConfig>,
-    ) -> Result<TlsStream<WholeRecords>, DialError> {
+        let connector = TlsConnector::from(secrets.of_client(&self.tls));
         let name = ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name");
-        let connecting = TlsConnector::from(tls).connect(name, WholeRecords::new(socket));
-        let stream = connecting
+        let connecting = connector.connect(name, WholeRecords::new(socket));
+        let mut stream = connecting
             .await
             .map_err(|error| self.handshake_error(error))?;
-        Ok(stream.into())
-    }
-
-    /// Asks a host that does not speak this protocol in TLS whether it is a zmove of another version: to a client that
-    /// names no protocol in TLS, every zmove sends its greeting.
-    async fn identify(&self, stranger: DialError) -> DialError {
-        let greeting = async {
-            let socket = self.connect().await.ok()?.socket;
-            let mut nameless = (*self.tls).clone();
-            nameless.alpn_protocols.clear();
-            let mut stream = self.handshake_on(socket, Arc::new(nameless)).await.ok()?;
-            let mut bytes = [0; Greeting::BYTES];
-            stream.read_exact(&mut bytes).await.ok()?;
-            Greeting::decode(&bytes).err()
-        };
-        match timeout(IDENTIFY_MAX, greeting).await {
-            Ok(Some(fault @ GreetingError::OtherVersion { .. })) => DialError::OtherVersion {
-                host: self.address.endpoint(),
-                fault,
-            },
-            _ => stranger,
+        let host = self.address.endpoint();
+        if stream.get_ref().1.alpn_protocol() == Some(ANY_PROTOCOL_NAME) {
+            let mut greeting = [0; Greeting::BYTES];
+            let heard = stream.read_exact(&mut greeting).await;
+            heard.map_err(|error| self.handshake_error(error))?;
+            return Err(greeting_fault(host, &greeting));
         }
+        Connection::new(stream.into(), secrets, address, rtt).ok_or(DialError::NotZmove { host })
     }
 
     fn handshake_error(&self, error: io::Error) -> DialError {
@@ -271,6 +235,16 @@ pub(crate) fn tls_fault(host: Endpoint, source: TlsError) -> DialError {
         TlsError::InvalidMessage(_) => DialError::NotTls { host },
         error if super::speaks_otherwise(error) => DialError::NotZmove { host },
         _ => DialError::Handshake { host, source },
+    }
+}
+
+/// The error for a host with which no version of the protocol was agreed on, and which has sent this greeting.
+pub(crate) fn greeting_fault(host: Endpoint, greeting: &[u8]) -> DialError {
+    match greeting.try_into().map(Greeting::decode) {
+        Ok(Err(fault @ GreetingError::OtherVersion { .. })) => {
+            DialError::OtherVersion { host, fault }
+        }
+        _ => DialError::NotZmove { host },
     }
 }
 

@@ -23,7 +23,7 @@ use rustls::{
     version::TLS13,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
-use zmove_wire::PROTOCOL_NAME;
+use zmove_wire::{ANY_PROTOCOL_NAME, PROTOCOL_NAME};
 
 use super::authority::{CertificateFault, HostAuthority};
 use super::{fingerprint::Fingerprint, identity::Identity, provider};
@@ -87,6 +87,11 @@ impl HandshakeFault {
     }
 }
 
+/// The names in ALPN, the preferred one first.
+fn protocol_names() -> Vec<Vec<u8>> {
+    [PROTOCOL_NAME, ANY_PROTOCOL_NAME].map(Vec::from).into()
+}
+
 /// The TLS settings of a client: no resumption, which would bypass the check of the key, and no early data.
 pub(crate) fn client_config(
     provider: CryptoProvider,
@@ -105,7 +110,7 @@ pub(crate) fn client_config(
             fault,
         }))
         .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified())));
-    config.alpn_protocols = vec![PROTOCOL_NAME.to_vec()];
+    config.alpn_protocols = protocol_names();
     config.resumption = Resumption::disabled();
     config
 }
@@ -120,7 +125,7 @@ pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
         .expect("the provider has TLS 1.3 suites")
         .with_client_cert_verifier(Arc::new(AnyClientVerifier { algorithms }))
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified())));
-    config.alpn_protocols = vec![PROTOCOL_NAME.to_vec()];
+    config.alpn_protocols = protocol_names();
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config

@@ -18,6 +18,11 @@ use zmove_transport::{Fingerprint, Identity};
 /// Longer than anything takes that succeeds.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
+/// The names that version 9 of zmove uses in ALPN.
+pub(crate) const NEWER_NAMES: [&[u8]; 2] = [b"zmove/9", b"zmove"];
+/// The greeting of version 9, whose other fields mean nothing here.
+pub(crate) const NEWER_GREETING: [u8; 40] = *b"ZMOVE\r\n\x1a\x09\0..............................";
+
 /// A host or user with a key of its own.
 pub(crate) struct Party {
     home: TempDir,

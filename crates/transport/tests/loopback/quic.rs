@@ -16,7 +16,7 @@ use zmove_types::{BufferPool, ItemId, StageClock};
 use zmove_wire::Cipher;
 
 use crate::frames::{BUFFER_BYTES, GREETING, frame, pattern};
-use crate::party::{LONG, Party, client_config, host_config};
+use crate::party::{LONG, NEWER_GREETING, NEWER_NAMES, Party, client_config, host_config};
 
 impl Party {
     async fn listen_by(&self, choice: TransportChoice) -> (Listener, u16) {
@@ -246,16 +246,18 @@ async fn an_unknown_host_is_refused_and_its_key_told() {
     );
 }
 
-/// A host that shows `certificate` and signs with its own key.
-fn serve_quic(key: Arc<SingleCertAndKey>) -> u16 {
-    let tls = host_config(key, &[zmove_wire::PROTOCOL_NAME]);
+/// A host that shows `certificate` and signs with its own key. It closes each connection with a greeting.
+fn serve_quic(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> u16 {
+    let tls = host_config(key, protocols);
     let crypto = QuicServerConfig::try_from(tls).unwrap();
     let config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     let endpoint = quinn::Endpoint::server(config, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let port = endpoint.local_addr().unwrap().port();
     tokio::spawn(async move {
         while let Some(incoming) = endpoint.accept().await {
-            drop(incoming.await);
+            if let Ok(connection) = incoming.await {
+                connection.close(0_u32.into(), &NEWER_GREETING);
+            }
         }
     });
     port
@@ -264,7 +266,10 @@ fn serve_quic(key: Arc<SingleCertAndKey>) -> u16 {
 #[tokio::test]
 async fn a_host_with_a_copied_certificate_is_refused_and_never_pinned() {
     let (thief, host, user) = (Party::new(), Party::new(), Party::new());
-    let port = serve_quic(thief.key_with(vec![host.certificate()]));
+    let port = serve_quic(
+        thief.key_with(vec![host.certificate()]),
+        &[zmove_wire::PROTOCOL_NAME],
+    );
     let pinned = user
         .dial_quic(port, HostPolicy::Pinned(host.fingerprint()))
         .await;
@@ -283,18 +288,69 @@ async fn a_host_with_a_copied_certificate_is_refused_and_never_pinned() {
     assert_eq!(first.get(), None);
 }
 
+#[tokio::test]
+async fn a_host_that_speaks_another_version_is_told_from_one_that_is_not_zmove() {
+    let (host, user) = (Party::new(), Party::new());
+    let dial = async |protocols: &[&[u8]]| {
+        let port = serve_quic(host.key_with(vec![host.certificate()]), protocols);
+        user.dial_quic(port, HostPolicy::Pinned(host.fingerprint()))
+            .await
+            .unwrap_err()
+    };
+    let error = dial(&NEWER_NAMES).await;
+    let DialError::OtherVersion { fault, .. } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(fault, zmove_wire::GreetingError::OtherVersion { theirs: 9 });
+    let error = dial(&[b"h3"]).await;
+    assert!(matches!(error, DialError::NotZmove { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_speaks_another_version_is_sent_the_greeting() {
+    let (host, user) = (Party::new(), Party::new());
+    let (listener, port) = host.listen_by(TransportChoice::Quic).await;
+    let key = user.key_with(vec![user.certificate()]);
+    let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let connecting = connect_quic(&endpoint, port, Some(key), &NEWER_NAMES);
+    let asking = async { connecting.await.unwrap().closed().await };
+    let (closed, accepted) = tokio::join!(asking, accept(&listener));
+    assert!(
+        matches!(accepted, Err(AcceptError::OtherVersion)),
+        "{accepted:?}"
+    );
+    let quinn::ConnectionError::ApplicationClosed(close) = closed else {
+        panic!("{closed:?}")
+    };
+    let greeting = zmove_wire::Greeting::decode(close.reason.as_ref().try_into().unwrap());
+    assert_eq!(
+        greeting.map(|greeting| greeting.role),
+        Ok(zmove_wire::Role::Control)
+    );
+}
+
+/// A client's connection, which trusts every host, shows the given key, if any, and speaks any protocol.
+fn connect_quic(
+    endpoint: &quinn::Endpoint,
+    port: u16,
+    key: Option<Arc<SingleCertAndKey>>,
+    protocols: &[&[u8]],
+) -> quinn::Connecting {
+    let tls = client_config(key, protocols);
+    let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
+    endpoint
+        .connect_with(config, SocketAddr::from(([127, 0, 0, 1], port)), "zmove")
+        .unwrap()
+}
+
 /// The listener's error for a client that trusts every host and shows the given key, if any.
 async fn accept_quic(
     listener: &Listener,
     port: u16,
     key: Option<Arc<SingleCertAndKey>>,
 ) -> AcceptError {
-    let tls = client_config(key, &[zmove_wire::PROTOCOL_NAME]);
-    let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
     let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-    let connecting = endpoint
-        .connect_with(config, SocketAddr::from(([127, 0, 0, 1], port)), "zmove")
-        .unwrap();
+    let connecting = connect_quic(&endpoint, port, key, &[zmove_wire::PROTOCOL_NAME]);
     let talking = async {
         // The client receives a refusal only after its own handshake is complete.
         let connection = connecting.await?;
@@ -507,14 +563,9 @@ fn names_of_congestion_controls_are_pinned() {
 async fn little_is_held_of_who_is_not_let_in_and_of_a_lane_that_nobody_has_taken() {
     let (host, user) = (Party::new(), Party::new());
     let (listener, port) = host.listen_by(TransportChoice::Quic).await;
-    let tls = client_config(
-        Some(user.key_with(vec![user.certificate()])),
-        &[zmove_wire::PROTOCOL_NAME],
-    );
-    let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
+    let key = user.key_with(vec![user.certificate()]);
     let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-    let address = SocketAddr::from(([127, 0, 0, 1], port));
-    let connecting = endpoint.connect_with(config, address, "zmove").unwrap();
+    let connecting = connect_quic(&endpoint, port, Some(key), &[zmove_wire::PROTOCOL_NAME]);
     let dialled = async {
         let connection = connecting.await.unwrap();
         let (mut stream, answer) = connection.open_bi().await.unwrap();

@@ -13,9 +13,11 @@ use zmove_transport::{
     AcceptError, Acceptor, Connection, DialError, DialStage, Dialler, FirstKey, HostPolicy,
     SocketConfig,
 };
-use zmove_wire::{GreetingError, PROTOCOL_NAME};
+use zmove_wire::{Greeting, GreetingError, PROTOCOL_NAME, Role};
 
-use crate::party::{LONG, Party, client_config, host_config, serve_tls};
+use crate::party::{
+    LONG, NEWER_GREETING, NEWER_NAMES, Party, client_config, host_config, serve_tls,
+};
 
 const SHORT: Duration = Duration::from_millis(100);
 const LOOPBACK: &str = "127.0.0.1";
@@ -113,23 +115,19 @@ async fn both_sides_learn_the_other_key() {
     assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
 }
 
-/// A host of another version sends its greeting to a client that names no protocol in TLS.
+/// Version 9 and this one have only the name without a version in common, on which the host sends its greeting.
 #[tokio::test]
-async fn a_zmove_of_another_version_is_recognized_although_tls_refuses_it() {
+async fn a_host_that_speaks_another_version_is_recognized() {
     let [host, user] = [Party::new(), Party::new()];
-    let newer = host_config(host.key_with(vec![host.certificate()]), &[b"zmove/9"]);
+    let newer = host_config(host.key_with(vec![host.certificate()]), &NEWER_NAMES);
     let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
+        let (socket, _) = listener.accept().await.unwrap();
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(newer));
-        loop {
-            let (socket, _) = listener.accept().await.unwrap();
-            if let Ok(mut stream) = acceptor.accept(socket).await {
-                let greeting = [&b"ZMOVE\r\n\x1a\x09"[..], &[0; 31]].concat();
-                stream.write_all(&greeting).await.unwrap();
-                stream.shutdown().await.unwrap();
-            }
-        }
+        let mut stream = acceptor.accept(socket).await.unwrap();
+        stream.write_all(&NEWER_GREETING).await.unwrap();
+        stream.shutdown().await.unwrap();
     });
     let policy = HostPolicy::Pinned(host.fingerprint());
     let error = user.dial(port, policy).await.unwrap_err();
@@ -139,31 +137,20 @@ async fn a_zmove_of_another_version_is_recognized_although_tls_refuses_it() {
     assert_eq!(fault, GreetingError::OtherVersion { theirs: 9 });
 }
 
-/// So that a zmove of another version can say what answers here.
 #[tokio::test]
-async fn a_client_that_names_no_protocol_is_sent_the_greeting() {
+async fn a_client_that_speaks_another_version_is_sent_the_greeting() {
     let [host, user] = [Party::new(), Party::new()];
-    let (acceptor, port) = host.listen().await;
+    let (acceptor, _) = host.listen().await;
     let key = user.key_with(vec![user.certificate()]);
-    let asking = async {
-        let tls = TlsConnector::from(Arc::new(client_config(Some(key), &[])));
-        let socket = TcpStream::connect((LOOPBACK, port)).await.unwrap();
-        let name = ServerName::try_from("zmove").unwrap();
-        let mut greeting = Vec::new();
-        let mut stream = tls.connect(name, socket).await.unwrap();
-        stream.read_to_end(&mut greeting).await.unwrap();
-        greeting
-    };
-    let (greeting, accepted) = tokio::join!(asking, accept(&acceptor));
+    let (client, accepted) = meet_tls(&acceptor, Some(key), &NEWER_NAMES).await;
     assert!(
-        matches!(accepted, Err(AcceptError::NotZmove)),
+        matches!(accepted, Err(AcceptError::OtherVersion)),
         "{accepted:?}"
     );
-    let greeting = zmove_wire::Greeting::decode(greeting.as_slice().try_into().unwrap());
-    assert_eq!(
-        greeting.map(|greeting| greeting.role),
-        Ok(zmove_wire::Role::Control)
-    );
+    let mut greeting = Vec::new();
+    client.unwrap().read_to_end(&mut greeting).await.unwrap();
+    let greeting = Greeting::decode(greeting.as_slice().try_into().unwrap());
+    assert_eq!(greeting.map(|greeting| greeting.role), Ok(Role::Control));
 }
 
 #[tokio::test]
