@@ -19,7 +19,7 @@ use zmove_transport::{
     ParseFingerprintError,
 };
 use zmove_types::Escaped;
-use zmove_wire::{Refusal, RefusalCode, WireError};
+use zmove_wire::{GreetingError, Refusal, RefusalCode, WireError};
 
 use crate::backoff::Timeout;
 
@@ -161,14 +161,9 @@ pub enum SshMessageError {
     /// An answer cannot be parsed.
     #[error("read what the receiver says over ssh")]
     Answer(#[source] serde_json::Error),
-    /// The other side speaks another version.
-    #[error("the other side speaks version {theirs} over ssh, this one {ours}")]
-    Version {
-        /// The version of the other side.
-        theirs: u32,
-        /// The version of this side.
-        ours: u32,
-    },
+    /// The other side speaks another version of the protocol.
+    #[error(transparent)]
+    Version(#[from] GreetingError),
 }
 
 /// The reason why ssh has started no receiver.

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use zmove_engine::{
     ConnectError, LocalError, LocationError, OverlapError, PullError, PushError, SourcesError,
-    SshError,
+    SshError, SshMessageError,
 };
 use zmove_jobs::{StoreError, Verdict};
 use zmove_receiver::SessionError as ReceiverError;
@@ -149,6 +149,7 @@ impl Exit {
             return Self::of_dial(error);
         }
         match error {
+            ConnectError::Ssh(SshError::Words(SshMessageError::Version(_))) => Self::Incompatible,
             ConnectError::Ssh(
                 SshError::Start { .. }
                 | SshError::NotReached { .. }

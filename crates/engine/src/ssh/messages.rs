@@ -1,9 +1,12 @@
-//! The messages over ssh's pipes: one line of JSON each way.
+//! The messages over ssh's pipes: one line of JSON each way, with the version of the protocol.
+//!
+//! **Invariant:** a member that this program does not know is refused, since it may change a permission.
 
 use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zmove_transport::{Fingerprint, TransportChoice};
+use zmove_wire::{PROTOCOL_VERSION, check_version};
 
 use crate::error::SshMessageError;
 use crate::settings::PortRange;
@@ -23,8 +26,9 @@ enum Transports {
 
 /// The request to a receiver that ssh starts.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ReceiveRequest {
-    version: u32,
+    version: u16,
     /// The only key that the receiver lets in.
     pub key: String,
     /// The transports on which the receiver listens.
@@ -40,8 +44,9 @@ pub struct ReceiveRequest {
 
 /// The answer of a receiver that listens.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ReceiveReply {
-    version: u32,
+    version: u16,
     /// The receiver's key.
     pub key: String,
     /// The port at which it listens.
@@ -60,7 +65,7 @@ impl ReceiveRequest {
         allow_clear: bool,
     ) -> Self {
         Self {
-            version: VERSION,
+            version: PROTOCOL_VERSION,
             key: key.to_string(),
             carriers,
             ports,
@@ -80,9 +85,7 @@ impl ReceiveRequest {
     /// # Errors
     /// The line cannot be parsed, or is of another version.
     pub fn read(line: &str) -> Result<Self, SshMessageError> {
-        let request: Self = serde_json::from_str(line).map_err(SshMessageError::Request)?;
-        check(request.version)?;
-        Ok(request)
+        parsed(line.as_bytes(), SshMessageError::Request)
     }
 }
 
@@ -91,7 +94,7 @@ impl ReceiveReply {
     #[must_use]
     pub fn new(key: Fingerprint, port: u16, address: Option<IpAddr>) -> Self {
         Self {
-            version: VERSION,
+            version: PROTOCOL_VERSION,
             key: key.to_string(),
             port,
             address,
@@ -113,9 +116,7 @@ impl ReceiveReply {
         let Some(json) = line.strip_prefix(MARK.as_bytes()) else {
             return Ok(None);
         };
-        let ready: Self = serde_json::from_slice(json).map_err(SshMessageError::Answer)?;
-        check(ready.version)?;
-        Ok(Some(ready))
+        parsed(json, SshMessageError::Answer).map(Some)
     }
 }
 
@@ -123,18 +124,20 @@ fn in_words(said: &impl Serialize) -> String {
     serde_json::to_string(said).expect("numbers and texts can be written")
 }
 
-fn check(version: u32) -> Result<(), SshMessageError> {
-    if version == VERSION {
-        Ok(())
-    } else {
-        Err(SshMessageError::Version {
-            theirs: version,
-            ours: VERSION,
-        })
+/// Parses a line, once its version is known: another version may have other members.
+fn parsed<M: DeserializeOwned>(
+    line: &[u8],
+    fault: fn(serde_json::Error) -> SshMessageError,
+) -> Result<M, SshMessageError> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u16,
     }
+    let Versioned { version } = serde_json::from_slice(line).map_err(fault)?;
+    check_version(version)?;
+    serde_json::from_slice(line).map_err(fault)
 }
 
-const VERSION: u32 = 1;
 /// The prefix of the receiver's answer, with which no output of a login shell begins.
 const MARK: &str = "zmove-receive ";
 /// The upper bound of a request's length, in bytes; every request is shorter.
@@ -173,15 +176,39 @@ mod tests {
     fn what_a_shell_says_is_passed_over_and_nonsense_is_not() {
         assert_eq!(ReceiveReply::read(b"Welcome to dtn07").unwrap(), None);
         assert!(ReceiveReply::read(b"zmove-receive {}").is_err());
-        let later = ReceiveRequest {
-            version: 2,
-            ..ReceiveRequest::new(Fingerprint([7; 32]), TransportChoice::Auto, None, false)
-        };
-        assert!(
-            ReceiveRequest::read(&later.line())
-                .unwrap_err()
-                .to_string()
-                .contains("version 2")
-        );
+    }
+
+    /// Whatever else the other version has changed.
+    #[test]
+    fn the_version_is_that_of_the_protocol() {
+        let line = r#"{"version":9,"new":[1]}"#;
+        let request = ReceiveRequest::read(line).unwrap_err();
+        let answer = ReceiveReply::read(format!("{MARK}{line}").as_bytes()).unwrap_err();
+        for error in [request, answer] {
+            let text = error.to_string();
+            assert!(
+                text.contains("protocol version 9, this one speaks version 1"),
+                "{text}"
+            );
+        }
+    }
+
+    /// A new member may be a permission: a receiver that passed it over would do more than the sender allows.
+    #[test]
+    fn a_member_that_is_not_known_is_refused() {
+        let more = |line: String| line.trim().replacen('{', r#"{"read_only":true,"#, 1);
+        let key = Fingerprint([7; 32]);
+        let request = ReceiveRequest::new(key, TransportChoice::Auto, None, false).line();
+        assert!(ReceiveRequest::read(&request).is_ok());
+        assert!(matches!(
+            ReceiveRequest::read(&more(request)),
+            Err(SshMessageError::Request(_))
+        ));
+        let reply = ReceiveReply::new(key, 1, None).line();
+        assert!(ReceiveReply::read(reply.trim().as_bytes()).is_ok());
+        assert!(matches!(
+            ReceiveReply::read(more(reply).as_bytes()),
+            Err(SshMessageError::Answer(_))
+        ));
     }
 }
