@@ -371,9 +371,9 @@ impl Lab {
             let notices = Notices::open(&access, &key).await.unwrap();
             loop {
                 let heard = notices.hear().await.unwrap();
-                if let Notice::Node(NodeNotice {
+                if let Ok(Notice::Node(NodeNotice {
                     part: Some(part), ..
-                }) = heard.notice
+                })) = heard.notice
                     && let Some(until) = part.granted_until.filter(|until| *until > before)
                 {
                     return until;

@@ -25,7 +25,7 @@ use zmove_cluster::jetstream::{
 use zmove_engine::Remote;
 use zmove_transport::Identity;
 use zmove_types::{Escaped, Hex, SharedJobId};
-use zmove_wire::{SignedJobGrant, TransferProgress};
+use zmove_wire::{GreetingError, SignedJobGrant, TransferProgress};
 
 use self::broker::BrokerLook;
 use self::part::{Part, Work};
@@ -36,7 +36,6 @@ use crate::display::terminal;
 use crate::settings;
 use crate::settings::cluster::{Cluster, ClusterReceiver};
 use crate::value::exit::{Exit, failure, usage_error};
-use crate::value::version::VERSION;
 
 /// Runs `zmove cluster`.
 pub(crate) fn run(command: ClusterCommand) -> Result<Exit> {
@@ -262,16 +261,13 @@ impl<'a> Member<'a> {
                 // nobody is taken for silent before what waits has been heard
                 biased;
                 heard = notices.hear() => match heard?.notice {
-                    Notice::Job(job) => self.take(job, notices).await?,
-                    Notice::Grant(grant) => self.hold(&grant),
-                    Notice::Refused(refusal) if refusal.node == self.node => {
+                    Ok(Notice::Job(job)) => self.take(job, notices).await?,
+                    Ok(Notice::Grant(grant)) => self.hold(&grant),
+                    Ok(Notice::Refused(refusal)) if refusal.node == self.node => {
                         self.on_refused(refusal, notices).await?;
                     }
-                    Notice::Node(_)
-                    | Notice::Failed(_)
-                    | Notice::Warned(_)
-                    | Notice::Absent(_)
-                    | Notice::Refused(_) => {}
+                    Ok(_) => {}
+                    Err(other) => self.tell_of_version(other),
                 },
                 Some(ended) = self.running.join_next() => match ended {
                     Ok((job, ended)) => self.end(job, ended, notices).await?,
@@ -291,6 +287,13 @@ impl<'a> Member<'a> {
                     self.forget(Instant::now());
                 }
             }
+        }
+    }
+
+    /// Warns once that a node of the cluster cannot work with this one.
+    fn tell_of_version(&mut self, other: GreetingError) {
+        if !std::mem::replace(&mut self.told_of_version, true) {
+            terminal::warn(format_args!("{other}; its jobs are left to others"));
         }
     }
 
@@ -365,15 +368,6 @@ impl<'a> Member<'a> {
             return Ok(());
         }
         if self.is_backed_off(id) || self.ended.contains_key(&id) || self.looked_at.contains(&id) {
-            return Ok(());
-        }
-        if job.version != *VERSION {
-            if !std::mem::replace(&mut self.told_of_version, true) {
-                terminal::warn(format_args!(
-                    "a job of another version of zmove, '{}', is left to others: all nodes need the same",
-                    job.version
-                ));
-            }
             return Ok(());
         }
         match (job.nodes.get(&self.node), self.grants.get(&id)) {
@@ -555,11 +549,9 @@ impl<'a> Member<'a> {
     }
 
     fn notice(&self, part: Option<NodePart>) -> Notice {
-        let (node, version, key) = (self.node.clone(), VERSION.clone(), self.key);
         Notice::Node(NodeNotice {
-            node,
-            version,
-            key,
+            node: self.node.clone(),
+            key: self.key,
             part,
         })
     }

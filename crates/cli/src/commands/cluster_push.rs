@@ -31,7 +31,6 @@ use crate::display::progress::Display;
 use crate::settings::cluster::Cluster;
 use crate::settings::{self, PushSettings, Role as KeyRole};
 use crate::value::exit::{Exit, failure, usage_error};
-use crate::value::version::VERSION;
 
 /// Leads a push of these settings.
 pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant) -> Result<Exit> {
@@ -50,7 +49,6 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let notice = JobNotice {
         job: job.id.0,
         epoch: job.epoch,
-        version: VERSION.clone(),
         sources: node_sources::notices(&mountinfo, &directory, &sources),
         mounts: trees.mounts(&mountinfo),
         directory: directory.into_os_string().into_vec(),
@@ -280,7 +278,9 @@ impl Leading<'_> {
             Answer::Grant(grant) => notices.tell(&grant).await?,
             Answer::Nothing => {}
         }
-        if self.take(heard.notice, participants) {
+        if let Ok(notice) = heard.notice
+            && self.take(notice, participants)
+        {
             self.tell_nodes(notices).await?;
         }
         Ok(())
@@ -382,7 +382,7 @@ impl Leading<'_> {
                 participants.leave(failure);
                 false
             }
-            Notice::Node(node) if node.version == self.notice.version => match node.part {
+            Notice::Node(node) => match node.part {
                 None => participants.has_come(node.node),
                 Some(part) if part.job == self.notice.job => {
                     let numbered = self.notice.number(&node.node);

@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 use zmove_types::SharedJobId;
-use zmove_wire::TransferProgress;
+use zmove_wire::{GreetingError, PROTOCOL_VERSION, TransferProgress, check_version};
 
 use super::connection::{Access, Connection};
 use super::seal::{JobKey, aes_of, open, seal};
@@ -51,8 +51,8 @@ pub enum Notice {
 /// A notice that has been heard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// What is told.
-    pub notice: Notice,
+    /// What is told, where the other node speaks this version of the protocol.
+    pub notice: Result<Notice, GreetingError>,
     /// The nkey of whoever tells it, for which a broker that [zmove has made](super::ServerConfig) vouches; `None` from
     /// nodes that have none.
     pub nkey: Option<String>,
@@ -87,8 +87,6 @@ pub struct JobNotice {
     pub job: [u8; 16],
     /// The epoch.
     pub epoch: u64,
-    /// The version of the head's program: what its words mean to another is not known.
-    pub version: String,
     /// The directory that the words are about.
     pub directory: Vec<u8>,
     /// What was typed at the head.
@@ -208,8 +206,6 @@ pub struct SourceMark {
 pub struct NodeNotice {
     /// The name of the node.
     pub node: String,
-    /// The version of its program.
-    pub version: String,
     /// The node's key, by which receivers know it.
     pub key: [u8; 32],
     /// The part that it has in a job, or would have.
@@ -281,7 +277,7 @@ impl Notices {
         let body = seal(
             &self.key,
             ASSOCIATED_DATA,
-            postcard::to_stdvec(notice).expect("a vector grows"),
+            postcard::to_stdvec(&(PROTOCOL_VERSION, notice)).expect("a vector grows"),
         );
         let subject = self
             .connection
@@ -313,7 +309,7 @@ impl Notices {
         while let Some(message) = heard.next().await {
             let opened = open(&self.key, ASSOCIATED_DATA, &message.payload);
             // of another cluster, or of nobody's
-            if let Some(notice) = opened.and_then(|body| postcard::from_bytes(&body).ok()) {
+            if let Some(notice) = opened.and_then(|body| read(&body)) {
                 return Ok(Heard {
                     notice,
                     nkey: nkey_of(&message.subject),
@@ -321,6 +317,15 @@ impl Notices {
             }
         }
         Err(failed("hear the other nodes", "the connection has ended"))
+    }
+}
+
+/// A notice behind the version of the protocol; `None` where the bytes are none.
+fn read(body: &[u8]) -> Option<Result<Notice, GreetingError>> {
+    let (version, notice) = postcard::take_from_bytes(body).ok()?;
+    match check_version(version) {
+        Ok(()) => postcard::from_bytes(notice).ok().map(Ok),
+        Err(other) => Some(Err(other)),
     }
 }
 
@@ -374,6 +379,19 @@ mod tests {
         assert_eq!((got, job.nodes.len()), (NODES_MAX - 2, NODES_MAX));
         assert_eq!(job.number("a"), Numbered::Before);
         assert!(job.fits());
+    }
+
+    /// Whatever else the other version has changed.
+    #[test]
+    fn a_notice_of_another_version_is_recognized() {
+        let told = Notice::Job(JobNotice::default());
+        let body = postcard::to_stdvec(&(PROTOCOL_VERSION, &told)).unwrap();
+        assert_eq!(read(&body), Some(Ok(told)));
+        assert_eq!(
+            read(&[9, 255, 255]),
+            Some(Err(GreetingError::OtherVersion { theirs: 9 }))
+        );
+        assert_eq!(read(&[1, 255, 255]), None);
     }
 
     const NUMBERED: [Numbered; 3] = [Numbered::Now, Numbered::Before, Numbered::Before];

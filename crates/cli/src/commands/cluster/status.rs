@@ -56,13 +56,9 @@ impl Told {
         let until = Instant::now() + LISTEN_FOR;
         while let Ok(heard) = timeout_at(until, notices.hear()).await {
             match heard?.notice {
-                Notice::Job(job) => drop(told.jobs.insert(job.id(), job)),
-                Notice::Node(node) => drop(told.nodes.insert(node.node.clone(), node)),
-                Notice::Failed(_)
-                | Notice::Warned(_)
-                | Notice::Absent(_)
-                | Notice::Grant(_)
-                | Notice::Refused(_) => {}
+                Ok(Notice::Job(job)) => drop(told.jobs.insert(job.id(), job)),
+                Ok(Notice::Node(node)) => drop(told.nodes.insert(node.node.clone(), node)),
+                _ => {}
             }
         }
         Ok(told)
@@ -170,12 +166,11 @@ mod tests {
             items: 1,
             granted_until: None,
         };
-        let (version, part) = (String::new(), part.map(part_of));
+        let part = part.map(part_of);
         (
             name.to_owned(),
             NodeNotice {
                 node: name.to_owned(),
-                version,
                 key: [0; 32],
                 part,
             },

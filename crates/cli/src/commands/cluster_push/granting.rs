@@ -13,7 +13,6 @@ use zmove_transport::{Fingerprint, Identity};
 
 use crate::settings::cluster::Cluster;
 use crate::settings::{self, Role};
-use crate::value::version::VERSION;
 
 /// What grants are made of.
 pub(super) struct Granting {
@@ -50,15 +49,14 @@ impl Granting {
 
     /// The answer to a notice: a grant, where a node of the job has none, or one that ends soon.
     pub(super) fn answer(&mut self, Heard { notice, nkey }: &Heard) -> Result<Answer> {
-        let Notice::Node(node) = notice else {
-            return Ok(Answer::Nothing);
-        };
-        let NodeNotice {
+        let Ok(Notice::Node(NodeNotice {
             node: name,
             key,
             part,
-            ..
-        } = node;
+        })) = notice
+        else {
+            return Ok(Answer::Nothing);
+        };
         let Some(part) = part.as_ref().filter(|part| part.job == self.job.id.0) else {
             return Ok(Answer::Nothing);
         };
@@ -82,7 +80,7 @@ impl Granting {
         let lasts = part
             .granted_until
             .is_some_and(|until| until > (now + RENEW_BEFORE).as_secs());
-        if lasts || node.version != *VERSION {
+        if lasts {
             return Ok(Answer::Nothing);
         }
         let valid = now.as_secs()..(now + GRANTED_FOR).as_secs();
