@@ -54,7 +54,8 @@ impl Pinging {
         let greeting = Greeting::new(role, TransferId([number; 16])).encode();
         channel.write_all(&greeting).await.unwrap();
         channel.flush().await.unwrap();
-        Self::over(control_pair(channel))
+        let (reader, writer) = control_pair(channel);
+        Self::over((reader, writer.greeted()))
     }
 
     /// Sends a ping and waits for its pong.
@@ -63,8 +64,10 @@ impl Pinging {
         self.value += 1;
         let value = self.value;
         async move {
-            let mut pongs = self.reader.pongs();
-            self.writer.ping(value).await.unwrap();
+            let pinger = self.writer.pinger();
+            let mut pongs = pinger.pongs();
+            self.reader.listen();
+            pinger.ping(value);
             // The pong arrives after the messages that the peer sent before it.
             let heard = async {
                 loop {
@@ -135,9 +138,9 @@ fn opened(state: TargetState) -> ToSender {
         lanes_max: 1,
         single_name: None,
         free_bytes: None,
+        extensions: Extensions::NONE,
     })
 }
-        extensions: Extensions::NONE,
 
 fn waiting() -> ToSender {
     ToSender::Waiting(Waiting {

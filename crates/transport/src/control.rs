@@ -14,7 +14,7 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{Mutex, mpsc, watch};
 use zmove_wire::limits::MESSAGE_BYTES_MAX;
-use zmove_wire::{Greeting, GreetingError, WireError, encode_ping};
+use zmove_wire::{Greeting, GreetingError, WireError};
 
 pub(crate) mod frames;
 
@@ -31,6 +31,8 @@ pub struct ControlReader {
     more_came: bool,
     /// What pings are answered by.
     writer: WriterHandle,
+    /// The ends of the pingers, while nothing but the greeting has been read.
+    pinging: Option<Pinging>,
 }
 
 /// A way to the writer that keeps it from nothing.
@@ -40,12 +42,41 @@ struct WriterHandle {
     begun: watch::Receiver<bool>,
 }
 
+/// The ends of the [`Pinger`]s of a connection.
+struct Pinging {
+    /// The value of the newest ping that is to be sent.
+    asked: watch::Receiver<Option<u64>>,
+    pongs: watch::Sender<Option<u64>>,
+}
+
+/// Pings the peer of a control connection, from any task and without waiting.
+#[derive(Clone, Debug)]
+pub struct Pinger {
+    asked: watch::Sender<Option<u64>>,
+    pongs: watch::Receiver<Option<u64>>,
+}
+
+impl Pinger {
+    /// Sends a ping, whose value the peer echoes, as soon as both sides have greeted and the connection takes it. Of
+    /// several pings that wait, the newest is sent.
+    pub fn ping(&self, value: u64) {
+        self.asked.send_replace(Some(value));
+    }
+
+    /// The value of the newest pong. It closes when nothing is read from the connection any more.
+    #[must_use]
+    pub fn pongs(&self) -> watch::Receiver<Option<u64>> {
+        self.pongs.clone()
+    }
+}
+
 /// Sends messages.
 pub struct ControlWriter {
     sending: Arc<Mutex<Sending>>,
     /// Whether something has been sent; pings are answered from then on.
     begun: watch::Sender<bool>,
     greeted: bool,
+    pinger: Pinger,
 }
 
 /// The sending direction of a stream.
@@ -136,6 +167,8 @@ pub fn control_pair(
         broken: false,
     }));
     let (begun, has_begun) = watch::channel(false);
+    let (ask, asked) = watch::channel(None);
+    let (pongs, answered) = watch::channel(None);
     let reader = ControlReader {
         stream: Some(BufReader::new(Box::new(reader))),
         listening: None,
@@ -145,11 +178,16 @@ pub fn control_pair(
             sending: Arc::downgrade(&sending),
             begun: has_begun,
         },
+        pinging: Some(Pinging { asked, pongs }),
     };
     let writer = ControlWriter {
         sending,
         begun,
         greeted: false,
+        pinger: Pinger {
+            asked: ask,
+            pongs: answered,
+        },
     };
     (reader, writer)
 }
@@ -177,9 +215,11 @@ impl ControlReader {
 
     /// Answers the peer's pings from now on, whether messages are asked for or not. The greeting has been read.
     pub fn listen(&mut self) -> &mut Self {
-        if let Some(stream) = self.stream.take() {
+        if let Some(stream) = self.stream.take()
+            && let Some(pinging) = self.pinging.take()
+        {
             let WriterHandle { sending, begun } = self.writer.clone();
-            self.listening = Some(Listening::begin(stream, sending, begun));
+            self.listening = Some(Listening::begin(stream, sending, begun, pinging));
         }
         self
     }
@@ -188,11 +228,6 @@ impl ControlReader {
     #[must_use]
     pub const fn has_more(&self) -> bool {
         self.more_came
-    }
-
-    /// The value of the newest pong that the peer has sent.
-    pub fn pongs(&mut self) -> watch::Receiver<Option<u64>> {
-        self.messages().pongs()
     }
 
     /// The next message's bytes without their length; `None` when the peer ended the connection between messages. Safe
@@ -258,6 +293,7 @@ impl ControlWriter {
     /// The writer of a stream on which this side has greeted already.
     #[must_use]
     pub fn greeted(self) -> Self {
+        self.begun.send_replace(true);
         Self {
             greeted: true,
             ..self
@@ -313,12 +349,10 @@ impl ControlWriter {
         Ok(())
     }
 
-    /// Sends a ping, whose value the peer echoes ([`ControlReader::pongs`]).
-    ///
-    /// # Errors
-    /// [`ControlError`] when the stream is gone.
-    pub async fn ping(&mut self, value: u64) -> Result<(), ControlError> {
-        self.send(&encode_ping(value)).await
+    /// A handle to ping the peer, also when the writer has been handed over to another task.
+    #[must_use]
+    pub fn pinger(&self) -> Pinger {
+        self.pinger.clone()
     }
 
     /// Ends this direction in order.

@@ -1,4 +1,4 @@
-//! Reading the frames of a control connection in a task of its own, which answers pings.
+//! Reading the frames of a control connection in a task of its own, beside one that sends pings and answers them.
 //!
 //! The task reads from the greeting on, whatever the session does, so a ping is answered in any phase. It reads ahead
 //! one short message; a longer one waits until the session asks for it, and the pings behind that wait too.
@@ -9,9 +9,9 @@ use std::sync::{Arc, Weak};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use zmove_wire::limits::{MESSAGE_BYTES_MAX, within};
-use zmove_wire::{ControlHeader, encode_pong};
+use zmove_wire::{ControlHeader, encode_ping, encode_pong};
 
-use super::{ControlError, Patience, Sending};
+use super::{ControlError, Pinging, Sending};
 
 /// A message that is no longer is read before anyone asks for it: room for nearly all openings.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
@@ -21,7 +21,6 @@ pub(super) struct Listening {
     messages: mpsc::Receiver<Result<Vec<u8>, ControlError>>,
     /// The length of the longest message that the session asks for; 0 once a message has been read.
     wanted: watch::Sender<usize>,
-    pongs: watch::Receiver<Option<u64>>,
 }
 
 impl Listening {
@@ -31,18 +30,17 @@ impl Listening {
         stream: impl AsyncRead + Send + Unpin + 'static,
         sending: Weak<Mutex<Sending>>,
         begun: watch::Receiver<bool>,
+        Pinging { asked, pongs }: Pinging,
     ) -> Self {
         let (messages_in, messages) = mpsc::channel(1);
         let wanted = watch::Sender::new(0);
         let (pings, to_answer) = watch::channel(None);
-        let (pongs_in, pongs) = watch::channel(None);
-        let (unread_in, unread) = oneshot::channel();
-        tokio::spawn(answer(sending, begun, to_answer, unread_in));
+        tokio::spawn(exchange(sending, begun, to_answer, asked));
         let reading = Reading {
             stream,
             wanted: wanted.clone(),
             pings,
-            pongs: pongs_in,
+            pongs,
         };
         tokio::spawn(async move {
             tokio::select! {
@@ -53,11 +51,7 @@ impl Listening {
                 Ok(error) = unread => drop(messages_in.send(Err(error)).await),
             }
         });
-        Self {
-            messages,
-            wanted,
-            pongs,
-        }
+        Self { messages, wanted }
     }
 
     /// The next message that is no longer than `longest`; `None` when the peer ended the connection between messages.
@@ -77,11 +71,6 @@ impl Listening {
             within("message", message.len(), longest)?;
         }
         Ok(message)
-    }
-
-    /// The value of the newest pong.
-    pub(super) fn pongs(&self) -> watch::Receiver<Option<u64>> {
-        self.pongs.clone()
     }
 }
 
@@ -171,40 +160,37 @@ impl<R: AsyncRead + Unpin> Reading<R> {
     }
 }
 
-/// Answers pings until the writer is gone. Of several pings that wait, the newest is answered. `unread` takes the error
-/// of a peer that does not read its pongs.
-async fn answer(
+/// Answers pings, and sends those that are asked for, until the writer is gone. Of several that wait, the newest is
+/// taken.
+async fn exchange(
     sending: Weak<Mutex<Sending>>,
     mut begun: watch::Receiver<bool>,
     mut pings: watch::Receiver<Option<u64>>,
-    unread: oneshot::Sender<ControlError>,
+    mut asked: watch::Receiver<Option<u64>>,
 ) {
     let mut writer = begun.clone();
-    let answering = async {
-        while pings.changed().await.is_ok() {
-            // Nothing goes before this side's greeting.
-            if begun.wait_for(|begun| *begun).await.is_err() {
-                return;
-            }
-            let value = *pings.borrow_and_update();
-            let (Some(value), Some(sending)) = (value, sending.upgrade()) else {
+    let exchanging = async {
+        // Nothing goes before this side's greeting.
+        if begun.wait_for(|begun| *begun).await.is_err() {
+            return;
+        }
+        loop {
+            let frame = tokio::select! {
+                Ok(()) = pings.changed() => (*pings.borrow_and_update()).map(encode_pong),
+                Ok(()) = asked.changed() => (*asked.borrow_and_update()).map(encode_ping),
+                else => return,
+            };
+            let (Some(frame), Some(sending)) = (frame, sending.upgrade()) else {
                 return;
             };
-            let pong = encode_pong(value);
-            match write(&sending, &pong).await {
-                Ok(()) => {}
-                Err(error @ ControlError::Unread) => {
-                    // Nobody reads any more if this fails.
-                    let _over = unread.send(error);
-                    return;
-                }
-                Err(_) => return,
+            if write(&sending, &frame).await.is_err() {
+                return;
             }
         }
     };
     let writer_gone = async { while writer.changed().await.is_ok() {} };
     tokio::select! {
-        () = answering => {}
+        () = exchanging => {}
         () = writer_gone => {}
     }
 }

@@ -22,9 +22,10 @@ fn message(names: usize) -> Vec<u8> {
     })
 }
 
-/// Waits for the pong of this value.
-async fn pong(reader: &mut ControlReader, value: u64) {
-    let mut pongs = reader.pongs();
+/// Sends a ping and waits for its pong.
+async fn ping(pinger: &Pinger, value: u64) {
+    pinger.ping(value);
+    let mut pongs = pinger.pongs();
     let heard = pongs.wait_for(|pong| *pong == Some(value)).await;
     assert_eq!(*heard.unwrap(), Some(value));
 }
@@ -39,10 +40,8 @@ async fn pings_are_answered_while_the_session_reads_nothing() {
     // an opening that waits in the queue, and pings behind it, from both sides
     near.1.send(&message(9)).await.unwrap();
     for value in [7, u64::MAX, 0] {
-        near.1.ping(value).await.unwrap();
-        pong(&mut near.0, value).await;
-        far.1.ping(value).await.unwrap();
-        pong(&mut far.0, value).await;
+        ping(&near.1.pinger(), value).await;
+        ping(&far.1.pinger(), value).await;
     }
     let heard = far.0.receive().await.unwrap().unwrap();
     assert_eq!(heard, message(9)[4..]);
@@ -52,13 +51,36 @@ async fn pings_are_answered_while_the_session_reads_nothing() {
 async fn no_pong_goes_before_the_greeting() {
     let (mut near, mut far) = pair(1 << 10);
     near.1.greet(&greeting()).await.unwrap();
-    near.1.ping(5).await.unwrap();
+    near.1.send(&zmove_wire::encode_ping(5)).await.unwrap();
     far.0.greeting().await.unwrap();
     // as soon as the ping may have been read
     tokio::task::yield_now().await;
     far.1.greet(&greeting()).await.unwrap();
+    let mut pongs = near.1.pinger().pongs();
     assert_eq!(near.0.greeting().await.unwrap(), greeting());
-    pong(&mut near.0, 5).await;
+    pongs.wait_for(|pong| *pong == Some(5)).await.unwrap();
+}
+
+/// A session hands its writer over, and pings from another task.
+#[tokio::test]
+async fn a_pinger_outlives_the_handing_over_of_its_writer_and_sends_nothing_before_the_greeting() {
+    let (mut near, mut far) = pair(1 << 10);
+    let pinger = near.1.pinger();
+    pinger.ping(1);
+    let greet = async |control: &mut Control| {
+        control.1.greet(&greeting()).await.unwrap();
+        assert_eq!(control.0.greeting().await.unwrap(), greeting());
+    };
+    tokio::join!(greet(&mut near), greet(&mut far));
+    let mut pongs = pinger.pongs();
+    pongs.wait_for(|pong| *pong == Some(1)).await.unwrap();
+    let writing = tokio::spawn(async move { near.1.send(&message(9)).await.map(|()| near.1) });
+    tokio::spawn(async move { ping(&pinger, 2).await })
+        .await
+        .unwrap();
+    drop(writing.await.unwrap().unwrap());
+    let heard = far.0.receive().await.unwrap().unwrap();
+    assert_eq!(heard, message(9)[4..]);
 }
 
 /// Each would wait for the other if reading waited for writing.
@@ -66,17 +88,18 @@ async fn no_pong_goes_before_the_greeting() {
 async fn pings_are_answered_between_peers_who_both_send_more_than_fits() {
     let (near, far) = pair(64);
     let talk = |(mut reader, mut writer): Control| async move {
+        let pinger = writer.pinger();
         let sending = async {
             for value in 0..100 {
                 writer.send(&message(100)).await.unwrap();
-                writer.ping(value).await.unwrap();
+                pinger.ping(value);
             }
         };
         let receiving = async {
             for _ in 0..100 {
                 assert_eq!(reader.receive().await.unwrap().unwrap(), message(100)[4..]);
             }
-            pong(&mut reader, 99).await;
+            ping(&pinger, 100).await;
         };
         tokio::join!(sending, receiving);
     };
@@ -113,8 +136,7 @@ async fn a_ping_that_comes_after_the_end_of_a_connection_has_no_pong() {
     let (sent, heard) = tokio::join!(far.1.greet(&greeting), near.0.greeting());
     sent.unwrap();
     heard.unwrap();
-    far.1.ping(3).await.unwrap();
-    pong(&mut far.0, 3).await;
+    ping(&far.1.pinger(), 3).await;
     drop(near);
     let _refused = far.1.ping(4).await;
     assert_eq!(far.0.receive().await.unwrap(), None);
