@@ -37,6 +37,7 @@ mod clock;
 mod clusters;
 mod confine;
 mod copy;
+mod counters;
 mod delete;
 mod delta;
 mod doctor;

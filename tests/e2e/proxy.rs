@@ -1,6 +1,7 @@
 //! A TCP relay that stops after a given number of bytes, so that "in mid-transfer" is an event and no guess; or that
 //! reads what passes, and changes it.
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
@@ -27,6 +28,8 @@ struct State {
     bytes_left: u64,
     /// Whether all connections are closed each time, and others may come, in the place of a stall.
     cuts_after: Option<u64>,
+    /// The bytes that may pass after each of the next cuts.
+    cuts: VecDeque<u64>,
     /// What may still come down, and what may after all connections have been closed for it.
     down: Option<(u64, u64)>,
     /// What ends all connections once, if something comes down then.
@@ -49,6 +52,15 @@ pub(crate) struct Strike {
     pub(crate) before: usize,
 }
 
+/// The direction in which bytes are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To the upstream.
+    Up,
+    /// From there.
+    Down,
+}
+
 impl Proxy {
     /// A relay to `upstream` that stalls when `bytes_max` have gone there.
     pub(crate) fn start(upstream: SocketAddr, bytes_max: u64) -> Self {
@@ -64,6 +76,22 @@ impl Proxy {
     pub(crate) fn cutting_down(upstream: SocketAddr, bytes: u64) -> Self {
         let proxy = Self::start(upstream, u64::MAX);
         proxy.shared.state.lock().unwrap().down = Some((bytes, bytes));
+        proxy
+    }
+
+    /// A relay to `upstream` that closes all connections when so many bytes have gone this way, again when so many more
+    /// have, and so on.
+    pub(crate) fn cutting_at(upstream: SocketAddr, way: Way, cuts: &[u64]) -> Self {
+        let mut cuts: VecDeque<_> = cuts.iter().copied().collect();
+        let first = cuts.pop_front().unwrap_or(u64::MAX);
+        let proxy = Self::start_with(upstream, (u64::MAX, Some(u64::MAX)), None);
+        let mut state = proxy.shared.state.lock().unwrap();
+        match way {
+            Way::Up => state.bytes_left = first,
+            Way::Down => state.down = Some((first, u64::MAX)),
+        }
+        state.cuts = cuts;
+        drop(state);
         proxy
     }
 
@@ -93,6 +121,7 @@ impl Proxy {
             upstream,
             bytes_left,
             cuts_after,
+            cuts: VecDeque::new(),
             down: None,
             cuts_when: None,
             strike,
@@ -281,7 +310,7 @@ impl Shared {
         }
         if let Some(bytes) = state.cuts_after {
             state.cut();
-            state.bytes_left = bytes;
+            state.bytes_left = state.cuts.pop_front().unwrap_or(bytes);
             return false;
         }
         state.bytes_left = 0;
@@ -313,14 +342,15 @@ impl Shared {
             state.cut();
             return false;
         }
-        let Some((left, each)) = &mut state.down else {
+        let Some((left, each)) = state.down else {
             return true;
         };
-        if *left >= bytes {
-            *left -= bytes;
+        if left >= bytes {
+            state.down = Some((left - bytes, each));
             return true;
         }
-        *left = *each;
+        let next = state.cuts.pop_front().unwrap_or(each);
+        state.down = Some((next, each));
         state.cut();
         false
     }

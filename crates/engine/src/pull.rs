@@ -74,19 +74,16 @@ pub struct PullRun {
     /// The most bytes that a session that broke off has found here.
     bytes_found_most: u64,
     patience: Duration,
-    earlier: Earlier,
+    /// The most lanes of a session that broke off.
+    lanes_most: usize,
+    first_byte: Option<Duration>,
+    /// The files that were whole before the last session.
+    files_before: u64,
     /// The entries that the run may still remove, and how many these were before the last session.
     removals: Option<Arc<RemovalBudget>>,
     removals_left: u64,
     /// The id of the run: that of its first transfer.
     id: Option<[u8; 16]>,
-}
-
-/// What the sessions before this one have brought.
-#[derive(Clone, Copy, Debug, Default)]
-struct Earlier {
-    counters: Counters,
-    first_byte: Option<Duration>,
 }
 
 /// How long a host may take to tell its account when all has arrived.
@@ -106,7 +103,9 @@ impl PullRun {
             brought: Arc::default(),
             bytes_found_most: 0,
             patience: Duration::ZERO,
-            earlier: Earlier::default(),
+            lanes_most: 0,
+            first_byte: None,
+            files_before: 0,
             removals: None,
             removals_left: 0,
             id: None,
@@ -227,10 +226,7 @@ impl RemotePull<'_> {
         let received = receiving.run(stop).await;
         let (manifest, heard) = relayed.end(received.last_words.clone());
         run.manifest = manifest;
-        let files = meter.files().max(heard.progress.stored.files);
-        let summary = received
-            .account(&heard)
-            .inspect_err(|_| run.add(files, &heard))?;
+        let summary = received.account(&heard).inspect_err(|_| run.add(&heard))?;
         self.finish(run, summary, &heard, session_started)
     }
 
@@ -256,13 +252,9 @@ impl RemotePull<'_> {
         relayed: &Arc<Relayed>,
     ) -> ReceiverConfig {
         // The host was told the same, and need not keep to it.
-        let most = self
-            .fetch
-            .removals
-            .map_or(0, |order| order.entries_max.unwrap_or(u64::MAX));
         let removals = run
             .removals
-            .get_or_insert_with(|| Arc::new(RemovalBudget::new(most)));
+            .get_or_insert_with(|| Arc::new(RemovalBudget::new(self.removals_max())));
         run.removals_left = removals.left();
         let named = self
             .fetch
@@ -280,6 +272,38 @@ impl RemotePull<'_> {
             meter: Arc::clone(meter),
             brought: Some(Arc::clone(&run.brought)),
             ..self.receiver.clone()
+        }
+    }
+
+    /// The most entries that the run may remove.
+    fn removals_max(&self) -> u64 {
+        let order = self.fetch.removals;
+        order.map_or(0, |order| order.entries_max.unwrap_or(u64::MAX))
+    }
+
+    /// The counters of the whole run when its last session has counted `last`. What is stored and removed here is
+    /// counted here: a host knows nothing of the sessions before its own, and the last words of a lost one are lost.
+    fn counters(&self, run: &PullRun, last: Counters) -> Counters {
+        let last = Counters {
+            reconnects: run.begun.saturating_sub(1),
+            lanes: last.lanes.max(run.lanes_most as u64),
+            ..last
+        };
+        if self.fetch.open.intent == Intent::Inspect {
+            return last;
+        }
+        let whole = run.brought.lock().whole();
+        let removals_left = run.removals.as_ref().map(|removals| removals.left());
+        Counters {
+            files: whole.files,
+            bytes: whole.bytes,
+            hard_links: whole.hard_links,
+            bytes_resumed: whole.bytes_resumed,
+            bytes_matched: whole.bytes_matched,
+            // Files that this run has moved before were found equal by its last session.
+            skipped: last.skipped.saturating_sub(run.files_before),
+            removed: removals_left.map_or(0, |left| self.removals_max() - left),
+            ..last
         }
     }
 
@@ -302,25 +326,15 @@ impl RemotePull<'_> {
         let manifest_left_out = manifest
             .map_or(Ok(0), Manifest::finish)
             .map_err(PullError::Manifest)?;
-        let Earlier {
-            counters,
-            first_byte,
-        } = run.earlier;
-        let last = summary.counters;
-        let counters = counters.then(&Counters {
-            // Files that this run has moved before were found equal by its last session.
-            skipped: last.skipped.saturating_sub(counters.files),
-            bytes_resumed: last.bytes_resumed.saturating_sub(counters.bytes),
-            reconnects: run.begun.saturating_sub(1),
-            manifest_left_out,
-            manifest_unread,
-            ..last
-        });
         Ok(Summary {
-            counters,
+            counters: Counters {
+                manifest_left_out,
+                manifest_unread,
+                ..self.counters(run, summary.counters)
+            },
             elapsed: run.started.elapsed(),
             measured: session_started.elapsed(),
-            first_byte: first_byte.or(heard.first_byte),
+            first_byte: run.first_byte.or(heard.first_byte),
             ..summary
         })
     }
@@ -330,6 +344,7 @@ impl PullRun {
     /// Notes that a session has begun, which has come to nothing yet.
     fn begin_session(&mut self) {
         self.begun += 1;
+        self.files_before = self.brought.lock().whole().files;
         self.fate = SessionFate::InVain {
             answered: Duration::ZERO,
         };
@@ -337,7 +352,7 @@ impl PullRun {
 
     /// Adds a session that broke off. It has come further if a file, or a group of a large one, was stored here that
     /// none before has brought, if something was removed, or if it has found more bytes here than each of these.
-    fn add(&mut self, files: u64, heard: &Heard) {
+    fn add(&mut self, heard: &Heard) {
         let bytes_found = heard.progress.skipped.bytes;
         let has_removed = self
             .removals
@@ -354,13 +369,8 @@ impl PullRun {
             }
         };
         self.bytes_found_most = self.bytes_found_most.max(bytes_found);
-        self.earlier.counters = self.earlier.counters.then(&Counters {
-            files,
-            bytes: heard.progress.stored.bytes,
-            lanes: heard.lanes as u64,
-            ..Counters::default()
-        });
-        self.earlier.first_byte = self.earlier.first_byte.or(heard.first_byte);
+        self.lanes_most = self.lanes_most.max(heard.lanes);
+        self.first_byte = self.first_byte.or(heard.first_byte);
         self.manifest.iter_mut().for_each(Manifest::may_repeat);
     }
 }
@@ -583,13 +593,10 @@ mod tests {
                 },
                 ..TransferProgress::default()
             };
-            run.add(
-                1,
-                &Heard {
-                    progress,
-                    ..Heard::default()
-                },
-            );
+            run.add(&Heard {
+                progress,
+                ..Heard::default()
+            });
             std::mem::take(&mut run.fate) == SessionFate::OfUse
         };
         assert!(is_of_use(0, &["log"]) && !is_of_use(0, &["log"]));
@@ -606,7 +613,7 @@ mod tests {
             ),
         ] {
             run.removals_left = left;
-            run.add(0, &Heard::default());
+            run.add(&Heard::default());
             assert_eq!(run.fate, fate);
         }
     }

@@ -15,17 +15,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use zmove_scan::{Entry, EntryKind, Parts, ScanError};
-use zmove_types::{ByteCount, Escaped, Event, GroupSpan, Kinds, Lock, Observer, RelPath, Root};
+use zmove_types::{
+    ByteCount, ByteOrigins, Escaped, Event, GroupSpan, Kinds, Lock, Observer, RelPath, Root,
+};
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
 use zmove_wire::{FoundSoFar, Lack, Missed, NotKept};
 
 use self::failure::FileError;
-use self::file_ledger::FileLedger;
+use self::file_ledger::{FileLedger, Unconfirmed};
 use self::manifest::Known;
 use self::totals::Totals;
 use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
-use crate::read::source::{Counted, LargeSource, Look, SourceDirectory};
+use crate::read::source::{LargeSource, Look, SourceDirectory};
 
 /// Counts what happens to files, and reports it to the user.
 pub(crate) struct Account {
@@ -42,8 +44,8 @@ pub(crate) struct Account {
 pub(crate) struct Moved {
     /// Files that have become whole.
     pub(crate) files: u64,
-    /// All bytes of the files counted in `files`.
-    pub(crate) whole_bytes: u64,
+    /// All bytes of the files counted in `files`, whenever they were counted.
+    pub(crate) whole: ByteOrigins,
     /// Bytes of any file that were not counted before.
     pub(crate) bytes: u64,
     /// The part of `bytes` that was shown to the user before.
@@ -70,13 +72,9 @@ impl Account {
     /// earlier session has brought it, and then the answer is `false`.
     pub(crate) fn skipped(&self, path: &RelPath, look: Look, root: Option<(&Root, Known)>) -> bool {
         let bytes = look.bytes;
-        if self.files().confirm_earlier(path, look) {
-            self.moved(&Moved {
-                files: 1,
-                whole_bytes: bytes,
-                bytes,
-                shown: 0,
-            });
+        let earlier = self.files().confirm_earlier(path, look);
+        if let Some(sent) = earlier {
+            self.found_moved(bytes, &sent);
             return false;
         }
         self.totals.counters.skipped.add(1);
@@ -92,18 +90,57 @@ impl Account {
         true
     }
 
-    /// Counts the groups of a file of `bytes` that came in an earlier transfer; returns the bytes of these.
-    pub(crate) fn resumed(&self, held: &GroupValues, bytes: u64) -> u64 {
-        let spans = held.known().filter_map(|index| GroupSpan::of(bytes, index));
-        let bytes = spans.map(|span| u64::from(span.len)).sum();
-        self.totals.counters.bytes_resumed.add(bytes);
-        self.need_not_travel(0, bytes);
-        bytes
+    /// Counts a file of so many bytes as moved that an earlier session has sent.
+    fn found_moved(&self, bytes: u64, sent: &Unconfirmed) {
+        let Unconfirmed::File { origins, .. } = sent else {
+            return self.linked(bytes);
+        };
+        self.moved(&Moved {
+            files: 1,
+            whole: *origins,
+            bytes: origins.sent,
+            shown: 0,
+        });
+        self.totals.counters.bytes_matched.add(origins.matched);
+        self.totals.counters.bytes_resumed.add(origins.resumed);
+        self.need_not_travel(0, bytes.saturating_sub(origins.sent));
     }
 
-    /// Takes back what of resumed groups has turned out to be holes, which are no part of what is moved.
-    pub(crate) fn not_resumed(&self, bytes: u64) {
-        self.totals.counters.bytes_resumed.take_back(bytes);
+    /// Counts the groups of a file of `bytes` that the target holds; returns the bytes of these.
+    pub(crate) fn held(&self, path: &RelPath, held: &GroupValues, bytes: u64) -> ByteOrigins {
+        let mut origins = ByteOrigins::default();
+        let files = self.files();
+        for span in held.known().filter_map(|index| GroupSpan::of(bytes, index)) {
+            origins += ByteOrigins::of(files.brought.origin(path, span.index), span.len.into());
+        }
+        drop(files);
+        self.totals.counters.bytes.add(origins.sent);
+        self.totals.counters.bytes_matched.add(origins.matched);
+        self.totals.counters.bytes_resumed.add(origins.resumed);
+        self.need_not_travel(0, origins.sum());
+        origins
+    }
+
+    /// Takes back the bytes of groups that the target holds and that have turned out to be holes, which are no part of
+    /// what is moved; returns how many these are. `holes` has the group's number and that of its bytes.
+    pub(crate) fn not_held(&self, file: &LargeSource, holes: &[(u32, u64)]) -> u64 {
+        if holes.is_empty() {
+            return 0;
+        }
+        let mut origins = ByteOrigins::default();
+        let files = self.files();
+        for (index, bytes) in holes {
+            origins += ByteOrigins::of(files.brought.origin(&file.target, *index), *bytes);
+        }
+        drop(files);
+        self.take_back(&file.take_back(&origins));
+        origins.sum()
+    }
+
+    fn take_back(&self, bytes: &ByteOrigins) {
+        self.totals.counters.bytes.take_back(bytes.sent);
+        self.totals.counters.bytes_matched.take_back(bytes.matched);
+        self.totals.counters.bytes_resumed.take_back(bytes.resumed);
     }
 
     /// Counts a name that leads to a file at the target now; `bytes` is the file's size.
@@ -174,12 +211,12 @@ impl Account {
     pub(crate) fn moved(&self, moved: &Moved) {
         let Moved {
             files,
-            whole_bytes,
+            whole,
             bytes,
             shown,
         } = *moved;
         self.totals.counters.files.add(files);
-        self.totals.whole_bytes.add(whole_bytes);
+        *self.totals.whole.lock() += whole;
         self.totals.counters.bytes.add(bytes);
         self.show(files, bytes.saturating_sub(shown));
     }
@@ -190,10 +227,13 @@ impl Account {
         self.observer.on(&Event::Stored { files, bytes });
     }
 
-    /// Counts a group that another version at the target has as well.
-    pub(crate) fn matched(&self, bytes: u64) {
-        self.totals.counters.bytes_matched.add(bytes);
-        self.need_not_travel(0, bytes);
+    /// Counts a group that need not be sent, since the target has its bytes; of a file that has failed it `counts` not.
+    pub(crate) fn same(&self, bytes: &ByteOrigins, counts: bool) {
+        if counts {
+            self.totals.counters.bytes.add(bytes.sent);
+            self.totals.counters.bytes_matched.add(bytes.matched);
+        }
+        self.need_not_travel(0, bytes.sum());
     }
 
     /// Bytes of files are holes, and are not sent.
@@ -276,10 +316,8 @@ impl Account {
 
     /// A large file failed. What was counted of it is taken back: the summary is about files that are whole, and one
     /// that has no room may have brought more bytes than all of these.
-    pub(crate) fn fail_large(&self, file: &LargeSource, counted: Counted, error: &FileError) {
-        let Counted { moved, resumed } = counted;
-        self.totals.counters.bytes.take_back(moved);
-        self.totals.counters.bytes_resumed.take_back(resumed);
+    pub(crate) fn fail_large(&self, file: &LargeSource, counted: ByteOrigins, error: &FileError) {
+        self.take_back(&counted);
         match file.piece_of_range() {
             Some(piece) => piece.fail_range(error.to_string()),
             None => self.fail(error),

@@ -175,9 +175,9 @@ counters! {
     /// Failed entries that vanished while the source was scanned.
     17 vanished, Sender, Last, None, Any, Phrase::JsonOnly;
     /// Bytes of large files that an earlier transfer had brought and that were not sent again.
-    18 bytes_resumed, Sender, Last, None, Any, Phrase::Bytes("of large files had come before");
+    18 bytes_resumed, Sender, Sum, None, Any, Phrase::Bytes("of large files had come before");
     /// Bytes of large files that another version at the target had as well, and that were not sent.
-    19 bytes_matched, Sender, Last, None, Any, Phrase::Bytes("of large files were the same at the target");
+    19 bytes_matched, Sender, Sum, None, Any, Phrase::Bytes("of large files were the same at the target");
     /// Files whose time differs from the source's because the target's file system cannot store it.
     20 times_beyond_range, Receiver, Last, None, Any, Phrase::Count {
         one: "file keeps another time than the source's: the target's file system cannot hold theirs\n",

@@ -29,7 +29,7 @@ mod rel_path;
 mod stage;
 mod units;
 
-pub use brought::Brought;
+pub use brought::{Brought, ByteOrigins, Origin};
 pub use buffer::{Buffer, BufferPool, MemoryId, PAGE_BYTES};
 pub use counters::{
     AtomicCounter, AtomicCounters, CounterRow, CounterScope, Counters, ExitEffect, Merge, Phrase,

@@ -447,6 +447,13 @@ impl FileHead {
         }
     }
 
+    /// How many bytes of data a group has.
+    #[must_use]
+    pub fn data_bytes_within(&self, span: GroupSpan) -> u64 {
+        let ranges = self.data_within(span);
+        ranges.iter().map(|range| range.len() as u64).sum()
+    }
+
     /// The head's bytes; see [`Batch::encode`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {

@@ -123,9 +123,10 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
         transfer.bases.take(&transfer.target.final_path(head))
     };
     let prior = |head: &FileHead| {
-        transfer
-            .parts
-            .take_up(id, &transfer.target.final_path(head), head)
+        let path = transfer.target.final_path(head);
+        let prior = transfer.parts.take_up(id, &path, head)?;
+        let origins = transfer.origins_of_held(head, &prior.groups);
+        Some((prior, origins))
     };
     let declared = transfer.files.declare(id, head, base, prior);
     allowed?;

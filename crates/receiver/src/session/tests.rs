@@ -4,8 +4,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use zmove_chunk::group_cv;
 use zmove_transport::{Frame, LaneBreaker, LaneError, control_pair, memory_control, memory_lane};
 use zmove_types::{
-    Brought, Buffer, BufferPool, Doing, ItemId, Lock, Metadata, Name, RelPath, StageClock,
-    Stopwatch, Timestamp,
+    Brought, Buffer, BufferPool, Counters, Doing, ItemId, Lock, Metadata, Name, Origin, RelPath,
+    StageClock, Stopwatch, Timestamp,
 };
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead, FrameHeader, FrameKind, PublishedItem,
@@ -135,6 +135,13 @@ async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
         );
         assert_eq!(brought.lock().take_new(), is_new);
     }
+    // The second session made all of it once more.
+    let expected = Counters {
+        files: 2 * 2,
+        bytes: 2 * (9 + BUFFER_BYTES as u64 + 1),
+        ..Counters::default()
+    };
+    assert_eq!(brought.lock().whole(), expected);
     let mut brought = brought.lock();
     let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
     let mut is_new = |thing: &dyn Fn(&mut Brought)| {
@@ -150,7 +157,7 @@ async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
         "a large file"
     );
     assert!(
-        !is_new(&|brought| brought.note(&(path("large"), 1_u32))),
+        !is_new(&|brought| brought.note_group(&path("large"), 1, Origin::Sent)),
         "a group"
     );
 }

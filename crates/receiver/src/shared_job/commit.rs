@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{FileIdentity, NewFiles, PartFound, set_file_mtime};
-use zmove_types::{GROUP_BYTES, GroupSpan, Name, RelPath, Root};
+use zmove_types::{Counters, GROUP_BYTES, GroupSpan, Name, RelPath, Root};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobResult};
 
@@ -140,7 +140,9 @@ impl SharedJobSession {
         // who has written while the part had both names believes that it was not committed
         set_file_mtime(part, head.metadata.mtime).map_err(failed_to(Operation::SetMetadata))?;
         if !has_name {
-            transfer.stored(head.bytes, || Some(head.path.clone()), root);
+            // whoever orders it counts
+            let counters = Counters::default();
+            transfer.stored(head.bytes, &counters, || Some(head.path.clone()), root);
         }
         self.committed(transfer, place, inode)
     }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use zmove_disk::{FileIdentity, Staged};
-use zmove_types::{Cv, FileId, GroupSpan, ItemId, Root};
+use zmove_types::{ByteOrigins, Cv, FileId, GroupSpan, ItemId, Origin, Root};
 use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
@@ -82,6 +82,8 @@ struct State {
     writing: HashMap<u32, Vec<ItemId>>,
     /// What is to be found again on the storage, where that is asked for.
     came: Option<Came>,
+    /// The bytes of the groups that are written.
+    origins: ByteOrigins,
 }
 
 /// The order of a chunk among the copies of its group.
@@ -151,7 +153,7 @@ impl FileTable {
     }
 
     /// Takes a declaration; a second, equal one is ignored. `base` gives the old version of a new file, `prior` the
-    /// part from which it resumes. Only this file waits for `prior`.
+    /// part from which it resumes, with the bytes of its data. Only this file waits for `prior`.
     ///
     /// # Errors
     /// The declaration contradicts an earlier one, which kills the file, or too many files are alive.
@@ -160,7 +162,7 @@ impl FileTable {
         id: FileId,
         head: FileHead,
         base: impl FnOnce(&FileHead) -> Option<Base>,
-        prior: impl FnOnce(&FileHead) -> Option<Prior>,
+        prior: impl FnOnce(&FileHead) -> Option<(Prior, ByteOrigins)>,
     ) -> Result<(), Undeclarable> {
         let mut table = self.table.lock();
         match table.slots.get(&id) {
@@ -319,9 +321,10 @@ pub(crate) struct Undeclared;
 impl State {
     fn going_on_with(
         head: &FileHead,
-        prior: Option<Prior>,
+        prior: Option<(Prior, ByteOrigins)>,
         mut came: Option<Came>,
     ) -> Result<Self, WireError> {
+        let (prior, origins) = prior.unzip();
         let (staged, groups) = prior
             .map(|prior| (Arc::new(prior.staged), prior.groups))
             .unzip();
@@ -351,6 +354,7 @@ impl State {
             written,
             unwritten,
             came,
+            origins: origins.unwrap_or_default(),
             ..Self::default()
         })
     }
@@ -389,6 +393,17 @@ impl LargeFile {
     /// What is to be found again on the storage, once.
     pub(crate) fn came(&self) -> Option<Came> {
         self.state.lock().came.take()
+    }
+
+    /// Counts a group that has been written.
+    pub(crate) fn count(&self, span: GroupSpan, origin: Origin) {
+        let bytes = self.head.data_bytes_within(span);
+        self.state.lock().origins += ByteOrigins::of(origin, bytes);
+    }
+
+    /// The bytes of the groups that have been written.
+    pub(crate) fn origins(&self) -> ByteOrigins {
+        self.state.lock().origins
     }
 
     /// Whether no group of the file has been written.
@@ -490,7 +505,7 @@ mod tests {
         None
     }
 
-    fn no_prior(_: &FileHead) -> Option<Prior> {
+    fn no_prior(_: &FileHead) -> Option<(Prior, ByteOrigins)> {
         None
     }
 
@@ -566,7 +581,7 @@ mod tests {
                 FileId(1),
                 with_holes(5 * GROUP_BYTES, &ranges),
                 no_base,
-                |_| Some(prior()),
+                |_| Some((prior(), ByteOrigins::default())),
             )
             .unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
@@ -653,7 +668,9 @@ mod tests {
             groups: vec![(0, Cv([1; 32])), (2, Cv([2; 32]))],
         };
         table
-            .declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| Some(prior()))
+            .declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| {
+                Some((prior(), ByteOrigins::default()))
+            })
             .unwrap();
         table
             .declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| {

@@ -452,11 +452,8 @@ impl<'a> Placer<'a> {
             return Err(Unmade::NotTaken);
         }
         self.transfer.publisher.has_named_in(path);
-        self.transfer.stored(
-            file.bytes.into(),
-            || path.join(&file.name).ok(),
-            Some(file.root),
-        );
+        self.transfer
+            .stored_small(file, || path.join(&file.name).ok());
         Ok(())
     }
 
@@ -602,8 +599,7 @@ impl<'a> Placer<'a> {
             .as_it_is(&parent)
             .map_err(failed_to(Operation::Link))?;
         match target.place_link((&from, &first), (&opened.directory, name), link)? {
-            // its bytes are those of the first name
-            Linked::Made => self.transfer.stored(0, || path.join(&link.name).ok(), None),
+            Linked::Made => self.transfer.stored_link(|| path.join(&link.name).ok()),
             Linked::There => batch.fault(number, ALREADY_THERE),
         }
         Ok(())
@@ -731,11 +727,7 @@ impl<'a> Placer<'a> {
             transfer
                 .target
                 .finish_in_place(staged, name, &metadata, at, prove)?;
-            transfer.stored(
-                file.bytes.into(),
-                || path.join(&file.name).ok(),
-                Some(file.root),
-            );
+            transfer.stored_small(file, || path.join(&file.name).ok());
             return Ok(None);
         }
         let mode = transfer

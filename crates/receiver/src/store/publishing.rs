@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_disk::{Answers, FileIdentity, Staged, StagingDirectory, StoredFile, Turn, open_own};
-use zmove_types::{FileId, Name, RelPath, Root, Timestamp};
+use zmove_types::{ByteOrigins, FileId, Name, RelPath, Root, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
 use crate::store::failure::{ALREADY_THERE, failure};
@@ -168,10 +168,13 @@ impl Generation {
         for file in self.large {
             turn.is_over();
             changed.extend(file.path.parent());
-            let WholeFile { id, bytes, .. } = file;
+            let WholeFile {
+                id, bytes, origins, ..
+            } = file;
             named.large.push(EndedFile {
                 id,
                 bytes,
+                origins,
                 root: file.root.clone(),
                 path: file.path.clone(),
                 fault: publish_large(transfer, &mut directories, file).err(),
@@ -353,6 +356,7 @@ struct Named {
 struct EndedFile {
     id: FileId,
     bytes: u64,
+    origins: ByteOrigins,
     root: Option<(RelPath, Root)>,
     path: RelPath,
     fault: Option<(Operation, FaultCode)>,
@@ -364,6 +368,7 @@ impl Named {
         for EndedFile {
             id,
             bytes,
+            origins,
             root,
             path,
             fault,
@@ -373,7 +378,8 @@ impl Named {
             let fault = fault.or_else(|| lost.take(&path));
             if fault.is_none() {
                 let (at_source, root) = root.unzip();
-                transfer.stored(bytes, || at_source.or(Some(path.clone())), root);
+                let counters = origins.of_file();
+                transfer.stored(bytes, &counters, || at_source.or(Some(path.clone())), root);
             }
             end_large(transfer, id, &path, fault);
         }
@@ -425,11 +431,7 @@ fn settle<'a>(
             }
             None => {
                 let file = &small.file;
-                transfer.stored(
-                    file.bytes.into(),
-                    || directory.join(&file.name).ok(),
-                    Some(file.root),
-                );
+                transfer.stored_small(file, || directory.join(&file.name).ok());
             }
         }
     }

@@ -1,16 +1,18 @@
 //! The state that all threads of one transfer share.
 
-use std::hash::Hash;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_metadata};
-use zmove_types::{Brought, BufferPool, FileId, Metadata, Name, RelPath, Root, TransferId};
+use zmove_types::{
+    Brought, BufferPool, ByteOrigins, Counters, Cv, FileId, GroupSpan, Metadata, Name, Origin,
+    RelPath, Root, TransferId,
+};
 use zmove_wire::{
-    Batch, DirectoryGroup, Durability, FaultCode, FileDone, Open, Operation, Proof, WireError,
-    session::Arrivals,
+    Batch, DirectoryGroup, Durability, FaultCode, FileDone, FileEntry, FileHead, FrameKind, Open,
+    Operation, Proof, WireError, session::Arrivals,
 };
 
 use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
@@ -179,29 +181,75 @@ impl Transfer {
         }
     }
 
+    /// Counts a small file that got its name; `path` is that at the source.
+    pub(crate) fn stored_small(&self, file: &FileEntry, path: impl FnOnce() -> Option<RelPath>) {
+        let origins = ByteOrigins::of(Origin::Sent, file.data_bytes() as u64);
+        self.stored(file.bytes.into(), &origins.of_file(), path, Some(file.root));
+    }
+
+    /// Counts a name that leads to a file at the target now.
+    pub(crate) fn stored_link(&self, path: impl FnOnce() -> Option<RelPath>) {
+        let counters = Counters {
+            files: 1,
+            hard_links: 1,
+            ..Counters::default()
+        };
+        // its bytes are those of the first name
+        self.stored(0, &counters, path, None);
+    }
+
     /// Counts a regular file of so many bytes that got its name; `path` is that at the source, where `root` is known.
     pub(crate) fn stored(
         &self,
         bytes: u64,
+        counters: &Counters,
         path: impl FnOnce() -> Option<RelPath>,
         root: Option<Root>,
     ) {
         self.meter.stored(bytes);
-        let wants_path = self.named.is_some() || self.brought.is_some();
-        let Some(path) = wants_path.then(path).flatten() else {
+        if self.named.is_none() && self.brought.is_none() {
             return;
-        };
-        self.note_brought(&path);
-        if let (Some(named), Some(root)) = (&self.named, root) {
+        }
+        let path = path();
+        if let Some(brought) = &self.brought {
+            let mut brought = brought.lock();
+            brought.count(counters);
+            path.iter().for_each(|path| brought.note(path));
+        }
+        if let (Some(named), Some(path), Some(root)) = (&self.named, path, root) {
             named.named(path, root);
         }
     }
 
-    /// Notes a file, or a group of a large one, that has been stored.
-    pub(crate) fn note_brought(&self, thing: &impl Hash) {
-        if let Some(brought) = &self.brought {
-            brought.lock().note(thing);
+    /// The bytes of groups that were at the target when their file was declared.
+    pub(crate) fn origins_of_held(&self, head: &FileHead, groups: &[(u32, Cv)]) -> ByteOrigins {
+        let mut origins = ByteOrigins::default();
+        let Some(brought) = &self.brought else {
+            return origins;
+        };
+        let brought = brought.lock();
+        let spans = groups
+            .iter()
+            .filter_map(|(index, _)| GroupSpan::of(head.bytes, *index));
+        for span in spans {
+            let origin = brought.origin(&head.path, span.index);
+            origins += ByteOrigins::of(origin, head.data_bytes_within(span));
         }
+        origins
+    }
+
+    /// Notes a group of a large file that has been stored, by a frame of this kind; returns the origin of its bytes.
+    pub(crate) fn note_group(&self, path: &RelPath, index: u32, kind: FrameKind) -> Origin {
+        let mut brought = self.brought.as_ref().map(|brought| brought.lock());
+        let origin = match (kind, &brought) {
+            (FrameKind::Same, Some(brought)) => brought.origin_of_same(path, index),
+            (FrameKind::Same, None) => Origin::Matched,
+            _ => Origin::Sent,
+        };
+        if let Some(brought) = &mut brought {
+            brought.note_group(path, index, origin);
+        }
+        origin
     }
 
     /// Discards a large file that the sender has given up.

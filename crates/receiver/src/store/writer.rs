@@ -9,7 +9,7 @@ use crossbeam_channel::Receiver;
 use rustix::io::Errno;
 use zmove_disk::{PART_GONE, Span, Staged, Task, Turn};
 use zmove_types::{Buffer, Cv, Doing, GroupSpan, ItemId, Name, RelPath};
-use zmove_wire::{FileHead, Operation, TargetState};
+use zmove_wire::{FileHead, FrameKind, Operation, TargetState};
 
 use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::store::failure::{Failure, failed_to, failed_to_enter, failure, is_no_room};
@@ -131,7 +131,8 @@ fn store_chunk(
             .map_err(cannot)?;
         Ok(staged)
     });
-    book_group(transfer, turn, file, item, span, written);
+    let kind = FrameKind::Chunk;
+    book_group(transfer, turn, file, Group { item, span, kind }, written);
 }
 
 /// Whether an item is the first copy of its group; a later copy is settled with the first.
@@ -211,7 +212,12 @@ fn keep_group(
                 is_written(transfer, file, span, cv).map_err(failed_to(Operation::Write))?;
                 Ok(kept)
             });
-            book_group(transfer, turn, file, item, span, kept);
+            let group = Group {
+                item,
+                span,
+                kind: FrameKind::Same,
+            };
+            book_group(transfer, turn, file, group, kept);
         }
         None => {
             for item in std::iter::once(item).chain(file.end(span)) {
@@ -232,17 +238,24 @@ fn is_written(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) ->
     Ok(())
 }
 
+/// A group of a file, and the kind of the frame that stands for it.
+struct Group {
+    item: ItemId,
+    span: GroupSpan,
+    kind: FrameKind,
+}
+
 /// Books a group that is in its place, or could not be put there, and settles its items with all that follows from it.
 fn book_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
     file: &Arc<LargeFile>,
-    item: ItemId,
-    span: GroupSpan,
+    Group { item, span, kind }: Group,
     written: Result<Arc<Staged>, Failure>,
 ) {
     if written.is_ok() {
-        transfer.note_brought(&(&file.head.path, span.index));
+        let origin = transfer.note_group(&file.head.path, span.index, kind);
+        file.count(span, origin);
     }
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
@@ -361,7 +374,9 @@ pub(crate) fn finish_file(
                 .finish_in_place(staged, &name_of(&path), &metadata, at, prove);
         let fault = match finished {
             Ok(()) => {
-                transfer.stored(file.head.bytes, || Some(file.head.path.clone()), root);
+                let counters = file.origins().of_file();
+                let path = || Some(file.head.path.clone());
+                transfer.stored(file.head.bytes, &counters, path, root);
                 None
             }
             Err((operation, error)) => Some(failure(operation, &error)),
@@ -394,6 +409,7 @@ pub(crate) fn finish_file(
     transfer.publisher.add_large(WholeFile {
         id: file.id,
         bytes: file.head.bytes,
+        origins: file.origins(),
         root: root.map(|root| (file.head.path.clone(), root)),
         staged,
         path,

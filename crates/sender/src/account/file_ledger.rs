@@ -8,12 +8,12 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 
-use zmove_types::{Brought, Name, RelPath, Root};
-use zmove_wire::Overwrite;
+use zmove_types::{Brought, ByteOrigins, Name, Origin, RelPath, Root};
+use zmove_wire::{FrameKind, Overwrite};
 
 use crate::account::manifest::{Extent, Known, ListedNames, Manifest};
 use crate::read::source::{LargeSource, Look};
-use crate::send::sent::Sent;
+use crate::send::sent::{NamePart, Sent, SentFile};
 
 /// The ledger of single files, which lasts longer than a session.
 #[derive(Debug, Default)]
@@ -36,12 +36,44 @@ pub(crate) struct FileLedger {
     hasher: RandomState,
 }
 
-/// A file that may be at the target because of this run.
+/// A name that may be at the target because of this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Unconfirmed {
-    look: Look,
-    /// None of a file whose holes were not hashed.
-    root: Option<Root>,
+pub(crate) enum Unconfirmed {
+    /// A file that was sent.
+    File {
+        look: Look,
+        /// None of a file whose holes were not hashed.
+        root: Option<Root>,
+        origins: ByteOrigins,
+    },
+    /// A link to another name of the file.
+    Link {
+        look: Look,
+        root: Option<Root>,
+        known: Known,
+    },
+}
+
+impl Unconfirmed {
+    fn of(file: &SentFile) -> Self {
+        let SentFile {
+            look, root, known, ..
+        } = *file;
+        match file.part {
+            NamePart::Link => Self::Link { look, root, known },
+            NamePart::Alone | NamePart::First(_) => Self::File {
+                look,
+                root,
+                origins: ByteOrigins::of(Origin::Sent, file.data_bytes),
+            },
+        }
+    }
+
+    const fn look(&self) -> Look {
+        match self {
+            Self::File { look, .. } | Self::Link { look, .. } => *look,
+        }
+    }
 }
 
 impl FileLedger {
@@ -112,21 +144,35 @@ impl FileLedger {
             .and_then(|name| RelPath::root().join(name).ok())
     }
 
-    /// Enters a file that is at the target already; returns whether an earlier session sent it and got no confirmation.
-    pub(crate) fn confirm_earlier(&mut self, path: &RelPath, look: Look) -> bool {
+    /// Enters a file that is at the target already, if an earlier session sent it and got no confirmation.
+    pub(crate) fn confirm_earlier(&mut self, path: &RelPath, look: Look) -> Option<Unconfirmed> {
         if self.unconfirmed.is_empty() {
-            return false;
+            return None;
         }
-        let Some(sent) = self
-            .unconfirmed
-            .remove(path)
-            .filter(|sent| sent.look == look)
-        else {
-            return false;
-        };
+        let sent = self.unconfirmed.remove(path);
+        let sent = sent.filter(|sent| sent.look() == look)?;
         // The session that sent it has asked for the same proof, without which it would have no name.
-        self.confirm_moved(path, sent.root.as_ref(), Known::Received);
-        true
+        let (root, known) = match &sent {
+            Unconfirmed::File { root, .. } => (root, Known::Received),
+            Unconfirmed::Link { root, known, .. } => (root, *known),
+        };
+        self.confirm_moved(path, root.as_ref(), known);
+        Some(sent)
+    }
+
+    /// Notes a group that is at the target because of a frame of this kind; returns the origin of its bytes.
+    pub(crate) fn settle_group(&mut self, path: &RelPath, index: u32, kind: FrameKind) -> Origin {
+        let origin = self.origin_by(kind, path, index);
+        self.brought.note_group(path, index, origin);
+        origin
+    }
+
+    /// The origin of the bytes of a group that a frame of this kind stands for.
+    pub(crate) fn origin_by(&self, kind: FrameKind, path: &RelPath, index: u32) -> Origin {
+        match kind {
+            FrameKind::Same => self.brought.origin_of_same(path, index),
+            _ => Origin::Sent,
+        }
     }
 
     /// Notes a failure; returns whether it has not been reported: all files of a directory may fail for one reason.
@@ -143,19 +189,17 @@ impl FileLedger {
         self.broke_off = true;
     }
 
-    /// Remembers the files of a batch whose names the receiver has not confirmed when the session is over.
+    /// Remembers the work that the receiver has not confirmed when the session is over: the files of a batch, or a
+    /// group of a large one.
     pub(crate) fn leave_open(&mut self, work: &Sent) {
-        if let Sent::Batch(batch) = work {
-            for file in batch.stored_files() {
-                if file.root.is_some() {
-                    self.remember(
-                        file.path.clone(),
-                        Unconfirmed {
-                            look: file.look,
-                            root: file.root,
-                        },
-                    );
-                }
+        match work {
+            Sent::Batch(batch) => batch
+                .placed_files()
+                .for_each(|file| self.remember(file.path.clone(), Unconfirmed::of(file))),
+            Sent::Group(file, span, kind) => {
+                let origin = self.origin_by(*kind, &file.target, span.index);
+                self.brought
+                    .note_unsettled(&file.target, span.index, origin);
             }
         }
     }
@@ -166,13 +210,16 @@ impl FileLedger {
         }
     }
 
-    /// Remembers a large file that the receiver has not confirmed as whole when the session is over. A file that was
-    /// not sent in full cannot be whole.
-    pub(crate) fn leave_large_open(&mut self, file: &LargeSource) {
+    /// Remembers a large file that the receiver has not confirmed as whole when the session is over, with the bytes of
+    /// its groups that are not confirmed. A file that was not sent in full cannot be whole.
+    pub(crate) fn leave_large_open(&mut self, file: &LargeSource, unsettled: ByteOrigins) {
         if file.is_all_read() && !file.is_dead() {
-            let sent = Unconfirmed {
+            let mut origins = file.counted();
+            origins += unsettled;
+            let sent = Unconfirmed::File {
                 look: Look::of(&file.entry),
                 root: file.root(),
+                origins,
             };
             self.remember(file.target.clone(), sent);
         }
@@ -236,11 +283,11 @@ mod tests {
             ledger.leave_open(&sent(name));
         }
         assert!(
-            ledger.confirm_earlier(&path("a"), look(5))
-                && !ledger.confirm_earlier(&path("a"), look(5))
+            ledger.confirm_earlier(&path("a"), look(5)).is_some()
+                && ledger.confirm_earlier(&path("a"), look(5)).is_none()
         );
         assert!(
-            !ledger.confirm_earlier(&path("b"), look(6)),
+            ledger.confirm_earlier(&path("b"), look(6)).is_none(),
             "it is another one"
         );
         let changed = Look {
@@ -251,12 +298,12 @@ mod tests {
             ..look(5)
         };
         assert!(
-            !ledger.confirm_earlier(&path("d"), changed),
+            ledger.confirm_earlier(&path("d"), changed).is_none(),
             "another version is there"
         );
         ledger.confirm(&path("c"), Some(&Root([8; 32])), Known::Received);
         assert!(
-            !ledger.confirm_earlier(&path("c"), look(5)),
+            ledger.confirm_earlier(&path("c"), look(5)).is_none(),
             "it was moved again"
         );
         ledger.manifest.take().unwrap().finish().unwrap();
@@ -302,21 +349,24 @@ mod tests {
     #[test]
     fn what_sessions_leave_open_is_bounded() {
         let mut ledger = FileLedger::default();
-        let sent = Unconfirmed {
+        let sent = Unconfirmed::File {
             look: look(5),
             root: Some(Root([7; 32])),
+            origins: ByteOrigins::of(Origin::Sent, 5),
         };
         (0..=UNCONFIRMED_MAX).for_each(|number| ledger.remember(path(&number.to_string()), sent));
         assert_eq!(ledger.unconfirmed.len(), UNCONFIRMED_MAX);
         // A path that is known already takes the new entry.
         ledger.remember(
             path("0"),
-            Unconfirmed {
+            Unconfirmed::Link {
                 look: look(6),
-                ..sent
+                root: None,
+                known: Known::Looked,
             },
         );
-        assert!(ledger.confirm_earlier(&path("0"), look(6)));
+        let found = ledger.confirm_earlier(&path("0"), look(6));
+        assert!(matches!(found, Some(Unconfirmed::Link { .. })), "{found:?}");
     }
 
     #[test]

@@ -149,10 +149,14 @@ impl Manifest {
         }
     }
 
-    /// Notes that files may be moved again: the last line of each name counts.
+    /// Notes that a session has ended and another follows. Files may be moved again, so the last line of each name
+    /// counts; a file that a session finds where an earlier one has put it keeps its line.
     pub fn may_repeat(&mut self) {
         if let Kind::Written(lines) = &mut self.0 {
-            lines.iter_mut().for_each(|lines| lines.repeats = true);
+            for lines in lines {
+                lines.repeats = true;
+                lines.earlier = None;
+            }
         }
     }
 
@@ -205,6 +209,8 @@ struct Lines {
     unwritable_names: u64,
     /// Whether the same name may come again.
     repeats: bool,
+    /// The names that earlier sessions have listed; read back when a file is found at the target.
+    earlier: Option<ListedNames>,
 }
 
 /// Where the manifest's lines go when the push ends well.
@@ -250,11 +256,12 @@ impl Lines {
             error: None,
             unwritable_names: 0,
             repeats: false,
+            earlier: None,
         })
     }
 
     fn add(&mut self, path: &RelPath, root: &Root, known: Known) {
-        if self.error.is_some() {
+        if self.error.is_some() || known == Known::Looked && self.has_earlier(path) {
             return;
         }
         match self.form.write(&mut self.out, path, root, known) {
@@ -262,6 +269,15 @@ impl Lines {
             Ok(false) => self.unwritable_names += 1,
             Err(error) => self.error = Some(error),
         }
+    }
+
+    /// Whether an earlier session has listed this name.
+    fn has_earlier(&mut self, path: &RelPath) -> bool {
+        if !self.repeats {
+            return false;
+        }
+        let earlier = self.earlier.take().unwrap_or_else(|| self.names());
+        self.earlier.insert(earlier).has(path)
     }
 
     /// The names of the lines so far. What cannot be read back counts as not there.

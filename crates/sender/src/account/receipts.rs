@@ -8,7 +8,7 @@ use std::time::Instant;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
 use zmove_transport::Inbox;
-use zmove_types::{Counters, FileId, ItemId, Observer};
+use zmove_types::{ByteOrigins, Counters, FileId, ItemId, Observer, Origin};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
@@ -189,7 +189,7 @@ impl Receipts {
             (Some(bytes), SharedJobResult::Committed { .. }) => {
                 self.session.account.moved(&Moved {
                     files: 1,
-                    whole_bytes: bytes,
+                    whole: ByteOrigins::of(Origin::Sent, bytes),
                     ..Moved::default()
                 });
             }
@@ -242,21 +242,18 @@ impl Receipts {
                 0,
             )?,
             Some(Sent::Group(file, span, kind)) => {
+                let account = &self.session.account;
                 let bytes = file.data_bytes_within(span);
-                let is_same = kind == FrameKind::Same;
-                let stored = file.group_stored(if is_same { 0 } else { bytes });
-                self.session
-                    .account
-                    .files()
-                    .brought
-                    .note(&(&file.target, span.index));
-                match (is_same, stored.counts) {
-                    (true, _) => self.session.account.matched(bytes),
-                    (false, true) => self.session.account.moved(&Moved {
+                let origin = account.files().settle_group(&file.target, span.index, kind);
+                let origins = ByteOrigins::of(origin, bytes);
+                let stored = file.group_stored(origins);
+                match (kind, stored.counts) {
+                    (FrameKind::Same, counts) => account.same(&origins, counts),
+                    (_, true) => account.moved(&Moved {
                         bytes,
                         ..Moved::default()
                     }),
-                    (false, false) => self.session.account.show(0, bytes),
+                    (_, false) => account.show(0, bytes),
                 }
                 if let Some(piece) = file.directory.piece() {
                     piece.has_moved();
@@ -373,7 +370,7 @@ impl Receipts {
         account.found_holes(holes);
         account.moved(&Moved {
             files,
-            whole_bytes: bytes,
+            whole: ByteOrigins::of(Origin::Sent, bytes),
             bytes,
             shown,
         });
@@ -461,7 +458,7 @@ impl Receipts {
         }
         self.session.account.moved(&Moved {
             files: 1,
-            whole_bytes: file.data_bytes(),
+            whole: file.counted(),
             ..Moved::default()
         });
         self.session.account.files().confirm_moved(

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use zmove_types::{AtomicCounter, AtomicCounters, Kinds, Lock};
+use zmove_types::{AtomicCounter, AtomicCounters, ByteOrigins, Kinds, Lock};
 use zmove_wire::{Lack, NotKept};
 
 use crate::account::summary::Summary;
@@ -21,7 +21,7 @@ pub(crate) struct Totals {
     /// Bytes that are stored, with those of files that are not named yet.
     pub(crate) bytes_stored: AtomicCounter,
     /// Bytes of the files that are whole.
-    pub(crate) whole_bytes: AtomicCounter,
+    pub(crate) whole: Lock<ByteOrigins>,
     pub(crate) bytes_read: AtomicCounter,
     pub(crate) bytes_handed_over: AtomicCounter,
     /// The part of `bytes_handed_over` that the receiver has settled, stored or not.

@@ -228,6 +228,7 @@ mod tests {
     use std::sync::Arc;
 
     use zmove_chunk::Groups;
+    use zmove_types::ByteOrigins;
     use zmove_types::FileId;
 
     use super::*;
@@ -266,7 +267,8 @@ mod tests {
             panic!("{answer:?}")
         };
         assert_eq!((held.count(), there.count()), (2, 0));
-        let source = LargeSource::new(FileId(1), &directory, entry).resuming(held, 0);
+        let source =
+            LargeSource::new(FileId(1), &directory, entry).resuming(held, ByteOrigins::default());
         assert_eq!(source.groups(), Groups::Only([0..5, 7..u32::MAX].into()));
         drop(source);
         assert_eq!(Arc::strong_count(&booked), 1, "given back with the values");

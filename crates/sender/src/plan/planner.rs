@@ -625,7 +625,8 @@ impl Planner<'_> {
             self.need_room(source.entry.size.saturating_sub(groups * GROUP_BYTES));
         }
         if held.count() > 0 {
-            let bytes = self.session.account.resumed(&held, source.entry.size);
+            let account = &self.session.account;
+            let bytes = account.held(&source.target, &held, source.entry.size);
             source = source.resuming(held, bytes);
         }
         self.session

@@ -4,7 +4,8 @@
 //! the receiver of what is there.
 //!
 //! - Files and bytes moved: those of earlier sessions are added. Files that the last session found equal because of
-//!   them are taken off. [`FileLedger`] keeps what is known of single files.
+//!   them are taken off. Groups of a large file that an earlier session has brought count as if the session that makes
+//!   the file whole had sent them. [`FileLedger`] keeps what is known of single files and groups.
 //! - Entries removed: those of earlier sessions are added. The walk for names begins again, and nothing of a
 //!   session is being removed when the next begins.
 //! - Failures are counted by the last session, which has tried everything again.
@@ -72,10 +73,9 @@ pub(crate) enum Phase {
 /// The results of all sessions before this one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Earlier {
-    /// The report counters. Their bytes are those of files that are whole.
+    /// The report counters. Their bytes are those of files that are whole; the next session counts what these have
+    /// brought of other files, since it finds that at the target.
     pub(crate) counters: Counters,
-    /// Other bytes that these sessions have brought: groups of files that are not whole.
-    pub(crate) partial_bytes: u64,
     /// Entries that any of these sessions asked to be removed.
     pub(crate) extraneous: u64,
     pub(crate) first_byte: Option<Duration>,
@@ -168,12 +168,14 @@ impl Run {
 impl Earlier {
     /// Adds the results of a session that broke off.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
+        let whole = *totals.whole.lock();
         let session = Counters {
-            bytes: totals.whole_bytes.get(),
+            bytes: whole.sent,
+            bytes_matched: whole.matched,
+            bytes_resumed: whole.resumed,
             lanes: lanes as u64,
             ..totals.counters.read()
         };
-        self.partial_bytes += totals.counters.bytes.get().saturating_sub(session.bytes);
         self.counters = self.counters.then(&session);
         self.extraneous = totals.extraneous.get();
         self.first_byte = self.first_byte.or(first_byte);
@@ -181,11 +183,7 @@ impl Earlier {
 
     /// The counters of the whole run when it has ended with a session that counted `last`.
     pub(crate) fn counters_with(&self, last: Counters) -> Counters {
-        // The part of what the last session has resumed that another session of this run has brought.
-        let resumed_own = last.bytes_resumed.min(self.partial_bytes);
         self.counters.then(&Counters {
-            bytes: last.bytes + resumed_own,
-            bytes_resumed: last.bytes_resumed - resumed_own,
             // The last session finds equal what this run has moved before.
             skipped: last.skipped.saturating_sub(self.counters.files),
             ..last
@@ -220,7 +218,7 @@ pub(crate) fn cpu_time() -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use zmove_types::AtomicCounters;
+    use zmove_types::{AtomicCounters, ByteOrigins, Lock};
 
     use super::*;
 
@@ -240,19 +238,25 @@ mod tests {
             counters: AtomicCounters {
                 files: 3.into(),
                 bytes: 50.into(),
+                bytes_matched: 9.into(),
                 resent: 1.into(),
                 failed: 4.into(),
                 ..AtomicCounters::default()
             },
-            whole_bytes: 30.into(),
+            whole: Lock::new(ByteOrigins {
+                sent: 30,
+                matched: 8,
+                resumed: 7,
+            }),
             ..Totals::default()
         };
         let mut earlier = Earlier::default();
         earlier.add(&broken_off, 8, None);
         let last = Counters {
             files: 2,
-            bytes: 10,
-            bytes_resumed: 25,
+            bytes: 30,
+            bytes_matched: 1,
+            bytes_resumed: 5,
             skipped: 4,
             resent: 1,
             lanes: 2,
@@ -261,7 +265,8 @@ mod tests {
         let whole = Counters {
             files: 5,
             bytes: 60,
-            bytes_resumed: 5,
+            bytes_matched: 9,
+            bytes_resumed: 12,
             skipped: 1,
             resent: 2,
             lanes: 8,

@@ -28,12 +28,12 @@ pub enum Zeros {
 }
 
 /// The holes of a large file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FoundHoles {
     /// How many bytes are not sent.
     pub(crate) bytes: u64,
-    /// How many of these lie in groups that the target holds, and have been counted with them.
-    pub(crate) held_bytes: u64,
+    /// How many of these lie in each group that the target holds, and have been counted with it.
+    pub(crate) held: Vec<(u32, u64)>,
     /// Why some, or all, are sent as zeros.
     pub(crate) lack: Option<Lack>,
 }

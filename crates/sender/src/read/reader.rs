@@ -470,8 +470,7 @@ impl Reader<'_> {
             },
         )?;
         let holes = &source.holes;
-        account.found_holes(holes.bytes - holes.held_bytes);
-        account.not_resumed(holes.held_bytes);
+        account.found_holes(holes.bytes - account.not_held(file, &holes.held));
         if let Some(why) = holes.lack {
             account.lacking(extras, &file.target, &[(Kinds::HOLES, why)]);
         }

@@ -19,7 +19,7 @@ use zmove_chunk::{Groups, merge_root, sparse_group_cv};
 use zmove_disk::{DataFile, Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, SourceRoot};
 use zmove_types::{
-    Cv, DataRanges, FileId, GroupSpan, Lock, Metadata, Name, RelPath, Root, Timestamp,
+    ByteOrigins, Cv, DataRanges, FileId, GroupSpan, Lock, Metadata, Name, RelPath, Root, Timestamp,
 };
 use zmove_wire::{FileHead, WireError};
 
@@ -232,7 +232,8 @@ struct LargeState {
     groups_unread: u32,
     /// The number of groups that are to be sent and that the receiver has not stored.
     groups_unstored: u32,
-    counted: Counted,
+    /// The bytes that the account has counted.
+    counted: ByteOrigins,
     dead: bool,
     /// What it was when it was opened first.
     identity: Option<FileIdentity>,
@@ -247,15 +248,6 @@ struct LargeState {
     /// The values of groups of another version at the target, which need not be sent where they are the same.
     there: GroupValues,
     tries: HashMap<u32, u8>,
-}
-
-/// The bytes of a large file that the account has counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counted {
-    /// Bytes counted as moved.
-    pub(crate) moved: u64,
-    /// Bytes counted as what had come in an earlier transfer.
-    pub(crate) resumed: u64,
 }
 
 /// A large file that is open for reading.
@@ -317,12 +309,12 @@ impl LargeSource {
         self.directory.piece().filter(|_| self.range.is_some())
     }
 
-    /// This file as a resumed one: the target holds the groups that have a value in `held`, `bytes` in all.
-    pub(crate) fn resuming(mut self, held: GroupValues, bytes: u64) -> Self {
+    /// This file as a resumed one: the target holds the groups that have a value in `held`, of `bytes` in all.
+    pub(crate) fn resuming(mut self, held: GroupValues, bytes: ByteOrigins) -> Self {
         let unread = self.groups_in_all().saturating_sub(held.count());
         let state = self.state.get_mut();
         state.expect(unread);
-        state.counted.resumed = bytes;
+        state.counted = bytes;
         state.cvs = held;
         self.resumed = true;
         self
@@ -386,8 +378,7 @@ impl LargeSource {
             found.lack = lack;
             if let Some(data) = data {
                 found.bytes = identity.bytes - data.data_bytes();
-                found.held_bytes = state.hole_bytes_of_held(&data, identity.bytes);
-                state.counted.resumed = state.counted.resumed.saturating_sub(found.held_bytes);
+                found.held = state.holes_of_held(&data, identity.bytes);
                 let groups = self.range.clone().unwrap_or(0..self.groups_in_all());
                 state.leave_out_holes(data, groups);
             }
@@ -442,14 +433,6 @@ impl LargeSource {
             .iter()
             .map(|range| range.len() as u64)
             .sum()
-    }
-
-    /// How many bytes of data the file has.
-    pub(crate) fn data_bytes(&self) -> u64 {
-        self.lock()
-            .data
-            .as_ref()
-            .map_or(self.entry.size, |data| data.data_bytes())
     }
 
     /// Where a group is a hole that is not sent: the next one that may have to be.
@@ -543,9 +526,17 @@ impl LargeSource {
         (state.identity.is_some() || self.resumed) && state.groups_unread == 0
     }
 
-    /// Notes that the receiver has stored a group, of which `moved` bytes have travelled. After the last one the file
-    /// need not stay open until it has its name.
-    pub(crate) fn group_stored(&self, moved: u64) -> Stored {
+    /// Takes back what has been counted of groups that the target holds, and that are holes; returns what that was,
+    /// which is nothing once the file has failed.
+    pub(crate) fn take_back(&self, bytes: &ByteOrigins) -> ByteOrigins {
+        let mut state = self.lock();
+        let left = state.counted.without(bytes);
+        std::mem::replace(&mut state.counted, left).without(&left)
+    }
+
+    /// Notes that the receiver has stored a group, with the origin of its bytes. After the last one the file need not
+    /// stay open until it has its name.
+    pub(crate) fn group_stored(&self, bytes: ByteOrigins) -> Stored {
         let mut state = self.lock();
         state.groups_unstored = state.groups_unstored.saturating_sub(1);
         if state.groups_unstored == 0 {
@@ -553,7 +544,7 @@ impl LargeSource {
         }
         let counts = !state.dead;
         if counts {
-            state.counted.moved += moved;
+            state.counted += bytes;
         }
         Stored {
             counts,
@@ -584,9 +575,14 @@ impl LargeSource {
         self.lock().tries.get(&span.index).copied().unwrap_or(0)
     }
 
+    /// The bytes that have been counted of the file.
+    pub(crate) fn counted(&self) -> ByteOrigins {
+        self.lock().counted
+    }
+
     /// Stops the file: no group of it is read any more. Returns what has been counted of it until then.
     #[must_use]
-    pub(crate) fn kill(&self) -> Counted {
+    pub(crate) fn kill(&self) -> ByteOrigins {
         let mut state = self.lock();
         state.opened = None;
         state.dead = true;
@@ -631,21 +627,17 @@ impl LargeState {
         self.groups_unstored = groups;
     }
 
-    /// How many bytes of the groups that the target holds are no data.
-    fn hole_bytes_of_held(&self, data: &DataRanges, bytes: u64) -> u64 {
+    /// The groups that the target holds and that are not all data, with the number of bytes that are none.
+    fn holes_of_held(&self, data: &DataRanges, bytes: u64) -> Vec<(u32, u64)> {
         let spans = self
             .cvs
             .known()
             .filter_map(|index| GroupSpan::of(bytes, index));
-        spans
-            .map(|span| {
-                u64::from(span.len)
-                    - data
-                        .within(span)
-                        .map(|range| range.len() as u64)
-                        .sum::<u64>()
-            })
-            .sum()
+        let holes = spans.map(|span| {
+            let data: u64 = data.within(span).map(|range| range.len() as u64).sum();
+            (span.index, u64::from(span.len) - data)
+        });
+        holes.filter(|(_, bytes)| *bytes > 0).collect()
     }
 
     /// Takes out of these groups of the file what is not `data`.
@@ -664,7 +656,7 @@ impl LargeState {
 #[cfg(test)]
 mod tests {
     use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
-    use zmove_types::GROUP_BYTES;
+    use zmove_types::{GROUP_BYTES, Origin};
 
     use super::*;
 
@@ -701,16 +693,11 @@ mod tests {
     fn what_comes_to_a_file_that_has_failed_does_not_count() {
         let home = tempfile::tempdir().unwrap();
         let file = of_holes(home.path());
-        assert!(file.group_stored(3).counts && file.group_stored(4).counts);
-        assert_eq!(
-            file.kill(),
-            Counted {
-                moved: 7,
-                resumed: 0
-            }
-        );
-        assert!(!file.group_stored(5).counts);
-        assert_eq!(file.kill(), Counted::default(), "taken back once");
+        let sent = |bytes| ByteOrigins::of(Origin::Sent, bytes);
+        assert!(file.group_stored(sent(3)).counts && file.group_stored(sent(4)).counts);
+        assert_eq!(file.kill(), sent(7));
+        assert!(!file.group_stored(sent(5)).counts);
+        assert_eq!(file.kill(), ByteOrigins::default(), "taken back once");
     }
 
     #[test]

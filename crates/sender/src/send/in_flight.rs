@@ -4,13 +4,13 @@
 
 mod record;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
-use zmove_types::{Event, FileId, GroupSpan, ItemId, Lock, Observer, RelPath};
+use zmove_types::{ByteOrigins, Event, FileId, GroupSpan, ItemId, Lock, Observer, RelPath};
 use zmove_wire::limits::FILES_BEGUN_MAX;
 use zmove_wire::session::Receipt;
 use zmove_wire::{EntryFault, ToReceiver, WireError};
@@ -19,7 +19,7 @@ use self::record::{GroupId, Mismatch, Record};
 use crate::account::file_ledger::FileLedger;
 use crate::account::report_limits::SentCounts;
 use crate::plan::links::Word;
-use crate::read::source::{Counted, LargeSource};
+use crate::read::source::LargeSource;
 use crate::send::sent::Sent;
 
 /// The items in flight in one session, and the large files that have not come to their end.
@@ -211,7 +211,7 @@ impl InFlight {
 
     /// Ends a large file badly on this side, and informs the receiver. Returns what has been counted of it, unless it
     /// had come to its end before.
-    pub(crate) fn abandon_large(&self, id: FileId) -> Option<Counted> {
+    pub(crate) fn abandon_large(&self, id: FileId) -> Option<ByteOrigins> {
         let counted = self.end_large(id)?.kill();
         self.tell(ToReceiver::Abandon { file: id.0 });
         Some(counted)
@@ -334,10 +334,21 @@ impl InFlight {
     /// Leaves in the ledger of files all that the receiver has not settled when the session is over.
     pub(crate) fn leave_open(&self, files: &mut FileLedger) {
         let state = self.lock();
-        let items = state.record.transfer.unsettled();
-        items.for_each(|item| files.leave_open(&item.work));
-        let large = state.large.values();
-        large.for_each(|file| files.leave_large_open(file));
+        let mut groups = HashMap::<FileId, BTreeMap<u32, ByteOrigins>>::new();
+        for item in state.record.transfer.unsettled() {
+            files.leave_open(&item.work);
+            if let Sent::Group(file, span, kind) = &item.work {
+                let origin = files.origin_by(*kind, &file.target, span.index);
+                let bytes = ByteOrigins::of(origin, file.data_bytes_within(*span));
+                groups.entry(file.id).or_default().insert(span.index, bytes);
+            }
+        }
+        for (id, file) in &state.large {
+            let mut unsettled = ByteOrigins::default();
+            let groups = groups.get(id).into_iter().flat_map(BTreeMap::values);
+            groups.for_each(|bytes| unsettled += *bytes);
+            files.leave_large_open(file, unsettled);
+        }
     }
 
     /// Sends a control message.

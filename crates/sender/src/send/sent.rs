@@ -119,14 +119,20 @@ impl Sent {
 impl SentBatch {
     /// The files that were sent, without those that have failed.
     pub(crate) fn stored_files(&self) -> impl Iterator<Item = &SentFile> {
+        self.placed_files().filter(|file| !file.retouched)
+    }
+
+    /// The files that were sent and the links to others, without those that have failed.
+    pub(crate) fn placed_files(&self) -> impl Iterator<Item = &SentFile> {
         let failed = self
             .faults
             .iter()
             .filter_map(|fault| self.pack.target_path(fault.entry));
         let failed: HashSet<_> = failed.collect();
+        let is_placed = |file: &SentFile| !file.retouched || matches!(file.part, NamePart::Link);
         self.files
             .iter()
-            .filter(move |file| !file.retouched && !failed.contains(&file.path))
+            .filter(move |file| is_placed(file) && !failed.contains(&file.path))
     }
 
     /// An entry that has failed in a way for which it is to be sent as a file: a link that could not be made, or the

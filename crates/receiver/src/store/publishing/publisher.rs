@@ -40,7 +40,9 @@ use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use zmove_disk::{Staged, StagingDirectory};
-use zmove_types::{ALLOCATION_BYTES, FileId, HashOnlySet, ItemId, Metadata, Name, RelPath, Root};
+use zmove_types::{
+    ALLOCATION_BYTES, ByteOrigins, FileId, HashOnlySet, ItemId, Metadata, Name, RelPath, Root,
+};
 use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
@@ -143,6 +145,7 @@ pub(crate) struct HiddenFile {
 pub(crate) struct WholeFile {
     pub(crate) id: FileId,
     pub(crate) bytes: u64,
+    pub(crate) origins: ByteOrigins,
     /// The path at the source and the root, where somebody hears of them.
     pub(crate) root: Option<(RelPath, Root)>,
     pub(crate) staged: Staged,

@@ -13,7 +13,7 @@ use crate::store::large_files::tests::cpu_time;
 use crate::store::placer::tests::transfer_of;
 use crate::store::transfer::Transfer;
 use zmove_chunk::group_cv;
-use zmove_types::{FileId, Metadata, Timestamp};
+use zmove_types::{ByteOrigins, FileId, Metadata, Timestamp};
 use zmove_wire::{Offer, OfferedFile, OfferedGroup, SourceMark, Verdict};
 
 const GROUPS: u32 = 4;
@@ -147,7 +147,10 @@ impl World {
             .into_iter()
             .for_each(|candidate| candidate.tell(transfer, true));
         let base = |_: &FileHead| transfer.bases.take(&path());
-        let prior = |head: &FileHead| transfer.parts.take_up(FileId(8), &path(), head);
+        let prior = |head: &FileHead| {
+            let prior = transfer.parts.take_up(FileId(8), &path(), head)?;
+            Some((prior, ByteOrigins::default()))
+        };
         transfer
             .files
             .declare(FileId(8), self.head(), base, prior)
