@@ -12,8 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
+use zmove_types::{CounterScope, Counters};
 
 use crate::command::{Runner, Zmove};
 use crate::daemon::Daemon;
@@ -835,4 +837,47 @@ fn what_several_receivers_cannot_do_is_refused() {
         .outcome()
         .expect(1)
         .says(&["hard links"]);
+}
+
+/// All receivers together count what one alone counts.
+#[test]
+fn several_receivers_count_what_one_does() {
+    let spread = Spread::new(2);
+    let source = spread.site.source();
+    paint_interesting_sizes(&source);
+    for number in 0..50 {
+        paint(source.join(format!("d{}/f{number}", number % 5)), 100);
+        paint(source.join(format!("d{}/f{number}.tmp", number % 5)), 100);
+    }
+    for name in ["fifo", "d1/fifo"] {
+        mknodat(CWD, source.join(name), FileType::Fifo, Mode::RUSR, 0).unwrap();
+    }
+    let options = ["--json", "--exclude", "*.tmp"];
+    let push = |target: OsString| {
+        spread
+            .push_to(target, &options, "source")
+            .outcome()
+            .expect(0)
+    };
+    let one = push(format!("{}:one", spread.daemons[0].address).into()).summary();
+    let several = push(spread.target("several")).summary();
+    for row in Counters::TABLE {
+        match row.scope {
+            CounterScope::Any => {
+                assert_eq!(one[row.name], several[row.name], "{}: {several}", row.name);
+            }
+            CounterScope::Preview | CounterScope::OneSession => {
+                assert!(several[row.name].is_null(), "{}: {several}", row.name);
+            }
+        }
+    }
+    assert_eq!(
+        (&several["specials"], &several["left_out"]),
+        (&2.into(), &50.into())
+    );
+    let text = spread.push_to(spread.target("text"), &options[1..], "source");
+    let text = text.outcome().expect(0).stdout;
+    for words in ["2 special files not copied", "50 left out by the selection"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
 }

@@ -165,21 +165,21 @@ counters! {
     /// Entries that the selection left out; a directory counts once, whatever it contains.
     12 left_out, Sender, Last, None, Any, same("left out by the selection");
     /// Items that arrived damaged and were sent again.
-    13 resent, Sender, Sum, None, Any, same("resent after damage");
+    13 resent, Sender, Sum, None, OneSession, same("resent after damage");
     /// Chunks that were sent again because their lane was slow.
-    14 repeated, Sender, Sum, None, Any, Phrase::JsonOnly;
+    14 repeated, Sender, Sum, None, OneSession, Phrase::JsonOnly;
     /// Number of times that connections were lost and restored.
-    15 reconnects, Sender, Sum, None, Any, same("× reconnected");
+    15 reconnects, Sender, Sum, None, OneSession, same("× reconnected");
     /// Files and directories that failed.
     16 failed, Sender, Last, Partial, Any, same("FAILED");
     /// Failed entries that vanished while the source was scanned.
-    17 vanished, Sender, Last, None, Any, Phrase::JsonOnly;
+    17 vanished, Sender, Last, None, OneSession, Phrase::JsonOnly;
     /// Bytes of large files that an earlier transfer had brought and that were not sent again.
     18 bytes_resumed, Sender, Sum, None, Any, Phrase::Bytes("of large files had come before");
     /// Bytes of large files that another version at the target had as well, and that were not sent.
     19 bytes_matched, Sender, Sum, None, Any, Phrase::Bytes("of large files were the same at the target");
     /// Files whose time differs from the source's because the target's file system cannot store it.
-    20 times_beyond_range, Receiver, Last, None, Any, Phrase::Count {
+    20 times_beyond_range, Receiver, Last, None, OneSession, Phrase::Count {
         one: "file keeps another time than the source's: the target's file system cannot hold theirs\n",
         many: "files keep another time than the source's: the target's file system cannot hold theirs\n",
     };

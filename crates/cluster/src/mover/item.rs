@@ -217,6 +217,10 @@ impl<W: WorkQueue> Mover<W> {
         progress: &ItemProgress,
     ) -> Result<Done, Stop> {
         let announced = self.announce_work(item, rest_of(&portion, source)).await?;
+        let announced = announced.and(Done::counting(WorkCounts {
+            left_out: portion.left_out,
+            ..WorkCounts::default()
+        }));
         self.tell_parts(&portion);
         if portion.items.is_empty() {
             return Ok(announced);
@@ -314,7 +318,7 @@ impl<W: WorkQueue> Mover<W> {
                 bytes: file.bytes,
                 skipped: 1,
                 skipped_bytes: file.bytes,
-                failed: 0,
+                ..WorkCounts::default()
             })),
         }
     }

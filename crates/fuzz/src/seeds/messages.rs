@@ -347,6 +347,8 @@ fn job_orders() -> Vec<ToReceiver> {
                 failed: 3,
                 skipped: 1,
                 skipped_bytes: 300,
+                specials: 4,
+                left_out: 1 << 20,
             },
         }),
         SharedJobOrder::Commit {

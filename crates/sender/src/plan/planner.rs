@@ -350,7 +350,7 @@ impl Planner<'_> {
                 .piece()
                 .filter(|_| left_out)
                 .into_iter()
-                .for_each(|piece| piece.confirm(&entry));
+                .for_each(|piece| piece.leave_special());
             return;
         }
         // Other names of a file may be another's to send.

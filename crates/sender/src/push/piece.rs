@@ -184,6 +184,12 @@ impl Piece {
         is_large
     }
 
+    /// A special file is not copied.
+    pub(crate) fn leave_special(&self) {
+        self.confirm_without_data();
+        self.settled.lock().counts.specials += 1;
+    }
+
     /// The receiver has a directory itself.
     pub(crate) fn confirm_without_data(&self) {
         self.confirmed.fetch_add(1, Ordering::Relaxed);

@@ -155,6 +155,10 @@ pub struct WorkCounts {
     pub skipped: u64,
     /// Bytes of the files that were at the target already.
     pub skipped_bytes: u64,
+    /// FIFOs, sockets and devices, which were not copied.
+    pub specials: u64,
+    /// Entries that the selection left out.
+    pub left_out: u64,
 }
 
 impl WorkCounts {
@@ -167,6 +171,8 @@ impl WorkCounts {
             failed: self.failed.saturating_add(other.failed),
             skipped: self.skipped.saturating_add(other.skipped),
             skipped_bytes: self.skipped_bytes.saturating_add(other.skipped_bytes),
+            specials: self.specials.saturating_add(other.specials),
+            left_out: self.left_out.saturating_add(other.left_out),
         }
     }
 }
@@ -179,6 +185,8 @@ impl From<WorkCounts> for Counters {
             bytes: counts.bytes.saturating_sub(counts.skipped_bytes),
             skipped: counts.skipped,
             failed: counts.failed,
+            specials: counts.specials,
+            left_out: counts.left_out,
             ..Self::default()
         }
     }
@@ -365,6 +373,8 @@ mod tests {
                 failed: 4,
                 skipped: 5,
                 skipped_bytes: 6,
+                specials: 7,
+                left_out: 8,
             },
         };
         let ended = order(300, SharedJobOrder::End(end));
@@ -374,7 +384,7 @@ mod tests {
                 &[13, 0xAC, 2, 0][..],
                 &[5; 16],
                 &[6; 16],
-                &[3, 0xAC, 2, 7, 2, 1, 4, 5, 6]
+                &[3, 0xAC, 2, 7, 2, 1, 4, 5, 6, 7, 8]
             ]
             .concat()
         );
@@ -439,13 +449,17 @@ mod tests {
                 failed: 6,
                 skipped: 7,
                 skipped_bytes: 8,
+                specials: 9,
+                left_out: 10,
             },
-            repeats: 9,
-            contradictions: 10,
+            repeats: 11,
+            contradictions: 12,
         };
         assert_eq!(
             answer(SharedJobResult::Counted(Box::new(count))),
-            [15, 0xAC, 2, 5, 11, 1, 2, 3, 0xAC, 2, 4, 5, 6, 7, 8, 9, 10]
+            [
+                15, 0xAC, 2, 5, 11, 1, 2, 3, 0xAC, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12
+            ]
         );
         let directories = SharedJobResult::Directories {
             head: b"h".to_vec(),

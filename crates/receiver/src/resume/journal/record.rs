@@ -223,8 +223,20 @@ fn put_work_end(body: &mut Vec<u8>, end: &WorkEnd) {
         failed,
         skipped,
         skipped_bytes,
+        specials,
+        left_out,
     } = end.counts;
-    for number in [end.children, files, bytes, failed, skipped, skipped_bytes] {
+    let numbers = [
+        end.children,
+        files,
+        bytes,
+        failed,
+        skipped,
+        skipped_bytes,
+        specials,
+        left_out,
+    ];
+    for number in numbers {
         body.extend(number.to_le_bytes());
     }
 }
@@ -347,6 +359,8 @@ impl<'a> Fields<'a> {
                 failed: self.u64()?,
                 skipped: self.u64()?,
                 skipped_bytes: self.u64()?,
+                specials: self.u64()?,
+                left_out: self.u64()?,
             },
         })
     }

@@ -106,10 +106,12 @@ fn the_bytes_of_the_end_of_a_work_item_are_pinned() {
             failed: 4,
             skipped: 5,
             skipped_bytes: 6,
+            specials: 7,
+            left_out: 8,
         },
     };
     let ended = [
-        "64000000",
+        "74000000",
         "08",
         "33333333333333333333333333333333", // work
         "44444444444444444444444444444444", // parent
@@ -121,6 +123,8 @@ fn the_bytes_of_the_end_of_a_work_item_are_pinned() {
         "0400000000000000",                 // failed
         "0500000000000000",                 // skipped
         "0600000000000000",                 // bytes of these
+        "0700000000000000",                 // special files
+        "0800000000000000",                 // left out
         "c9838f80",
     ];
     assert_bytes(&Record::WorkEnded(end), &ended);
