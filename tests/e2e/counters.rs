@@ -176,3 +176,44 @@ fn cuts_change_no_counter_of_a_push() {
 fn cuts_change_no_counter_of_a_pull() {
     cuts_change_no_counter(&Site::reading(&[], &[]), Way::Down);
 }
+
+/// An inspection whose connections are lost after the target was opened has reported a part of it already.
+fn inspection_that_is_cut_ends(site: &Site, way: Way, command: &[&str]) {
+    for number in 0..4000 {
+        let name = format!("a-name-that-is-long-enough-for-a-message-{number}");
+        std::fs::write(site.source().join(name), "new").unwrap();
+    }
+    // more than two handshakes take, and less than the names
+    let proxy = Proxy::cutting_at(site.the_daemon().address, way, &[64 << 10]);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let mut zmove = site.zmove(&[command, &["--json", "--transport", "tcp"]].concat());
+    let remote = format!("{}:", proxy.address);
+    match way {
+        Way::Up => zmove.0.arg(site.contents()).arg(remote),
+        Way::Down => zmove.0.arg(remote).arg(site.target()),
+    };
+    let outcome = zmove.outcome().expect(12);
+    let mut listed: Vec<_> = outcome
+        .stdout
+        .lines()
+        .filter(|line| line.contains(r#""event":"added""#))
+        .collect();
+    let lines = listed.len();
+    listed.sort_unstable();
+    listed.dedup();
+    assert_eq!(listed.len(), lines, "nothing is reported twice");
+    let last = outcome.stdout.lines().last().unwrap();
+    assert!(last.contains(r#""event":"error""#), "{last}");
+}
+
+#[test]
+fn a_preview_that_loses_its_connections_ends() {
+    inspection_that_is_cut_ends(&Site::daemon(), Way::Up, &["push", "--dry-run"]);
+    inspection_that_is_cut_ends(&Site::reading(&[], &[]), Way::Down, &["pull", "--dry-run"]);
+}
+
+#[test]
+fn a_verification_that_loses_its_connections_ends_in_either_direction() {
+    inspection_that_is_cut_ends(&Site::daemon(), Way::Up, &["verify"]);
+    inspection_that_is_cut_ends(&Site::reading(&[], &[]), Way::Down, &["verify"]);
+}

@@ -148,8 +148,7 @@ impl Sessions for PushSessions<'_, '_> {
     }
 
     fn may_follow(&self) -> bool {
-        // a preview is never up
-        true
+        self.run.may_follow()
     }
 
     fn take_fate(&mut self) -> SessionFate {

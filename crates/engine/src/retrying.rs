@@ -44,8 +44,8 @@ pub(crate) trait Sessions {
     /// Whether the host has ever begun the transfer.
     fn was_up(&self) -> bool;
 
-    /// Whether another session follows one that has begun and lost its connections. None does in a preview, which would
-    /// tell all of it again, or leave out what was told meanwhile.
+    /// Whether another session follows one that has begun and lost its connections. None follows an inspection, which
+    /// would report all of it again, or leave out what was reported meanwhile.
     fn may_follow(&self) -> bool;
 
     /// What the last session has come to.

@@ -69,6 +69,7 @@ pub(crate) async fn run(
         let waits = |waiting| control::tell_waiting(&*session.account.observer, &waiting);
         let permission = control::permission(greeted, run.patience, waits, |_none_to_keep| ());
         let (mut inbox, opened) = permission.await?;
+        run.note_inspection();
         session.account.files().single_name = opened.single_name.map(|name| name.0);
         session.account.totals.scan_errors.set(push.sources_missing);
         start_survey(&push, &session, replies, &mut threads).map_err(SessionError::Thread)?;

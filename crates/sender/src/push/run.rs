@@ -33,6 +33,8 @@ pub struct Run {
     id: Option<TransferId>,
     /// The number of sessions that the receiver has opened.
     begun: u64,
+    /// Whether a session has begun that only inspects the target.
+    inspects: bool,
     /// What the last session has come to.
     fate: SessionFate,
     /// The most bytes that a session that broke off has found at the target.
@@ -92,6 +94,7 @@ impl Run {
             cpu_started: cpu_time(),
             id: None,
             begun: 0,
+            inspects: false,
             fate: SessionFate::NotBegun,
             bytes_found_most: 0,
             earlier: Earlier::default(),
@@ -105,6 +108,19 @@ impl Run {
     #[must_use]
     pub const fn was_up(&self) -> bool {
         self.begun > 0
+    }
+
+    /// Whether another session may follow one that has lost its connections. None follows an inspection: it would
+    /// report again what is reported already.
+    #[must_use]
+    pub const fn may_follow(&self) -> bool {
+        !self.inspects
+    }
+
+    /// Notes that the receiver has opened an inspection.
+    pub(crate) fn note_inspection(&mut self) {
+        self.inspects = true;
+        self.note(Phase::Permission);
     }
 
     /// Sets how long the next session waits for its turn at a busy receiver; the default is not at all.
