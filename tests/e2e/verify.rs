@@ -21,6 +21,7 @@ both_ways!(
     what_is_the_same_is_found_the_same_and_not_touched,
     each_difference_is_named_and_of_large_files_its_bytes,
     a_single_file_is_compared_with_the_one_it_became,
+    entries_of_other_types_differ,
 );
 
 const LARGE: u64 = 5 * GROUP_BYTES + 7;
@@ -300,4 +301,25 @@ fn a_bit_that_has_changed_on_the_disk_is_found_past_the_page_cache() {
             "~ small (contents)"
         ]
     );
+}
+
+/// A file at one end whose name a directory has at the other.
+fn entries_of_other_types_differ(site: &Site) {
+    for (name, bytes) in [("small", 5), ("large", LARGE)] {
+        paint(site.source().join(name), bytes);
+        paint(site.target().join(name).join("inside"), 5);
+    }
+    paint(site.source().join("directory/inside"), 5);
+    paint(site.target().join("directory"), 5);
+    symlink("small", site.source().join("link")).unwrap();
+    std::fs::create_dir(site.target().join("link")).unwrap();
+    let outcome = verify(site, &["--one-way"]).expect(6);
+    let expected = [
+        "+ directory/inside",
+        "~ directory/ (type)",
+        "~ large (type)",
+        "~ link -> small (type)",
+        "~ small (type)",
+    ];
+    assert_eq!(list(&outcome), expected);
 }

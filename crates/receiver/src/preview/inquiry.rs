@@ -192,7 +192,11 @@ impl Previewer {
             let entry = Named(directory.as_fd(), name);
             changed(self.metadata_differs(directory, &there, wanted, entry))
         };
-        let in_the_way = |operation| Finding::Fails(operation, FaultCode::DirectoryInTheWay);
+        let in_the_way = |operation| match self.storage {
+            // a verification compares, and makes nothing
+            Some(_) => Finding::Differs(Differences::TYPE),
+            None => Finding::Fails(operation, FaultCode::DirectoryInTheWay),
+        };
         match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
             (InquiredKind::Directory, FileType::Directory) => differs(&entry.metadata),
             (InquiredKind::Directory, _) if self.rules.overwrite == Overwrite::Nothing => {
