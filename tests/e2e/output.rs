@@ -321,7 +321,7 @@ fn usage_errors_exit_with_one() {
     for case in cases {
         let outcome = site.zmove(case).outcome().expect(1);
         assert!(
-            !outcome.stderr.is_empty() && outcome.stdout.is_empty(),
+            !outcome.stderr.is_empty() && outcome.stdout.is_empty() != case.contains(&"--json"),
             "{case:?}"
         );
     }
@@ -335,4 +335,34 @@ fn a_port_that_is_taken() {
     let outcome = site.zmove(&["serve", "--listen", &address]).outcome();
     assert!(matches!(outcome.code, Some(10 | 11)), "{:?}", outcome.code);
     outcome.says(&["zmove: listen on", &address, "in use"]);
+}
+
+/// A program that cannot spell an option reads why where it reads all else.
+#[test]
+fn a_command_line_that_cannot_be_parsed_is_an_object_too() {
+    let site = Site::local();
+    for command in ["push", "pull", "copy", "verify"] {
+        let words = [command, "--json", "--no-such-option", "a", "b"];
+        let outcome = site.zmove(&words).outcome().expect(1);
+        let object: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        assert_eq!(
+            (&object["event"], &object["exit"]),
+            (&"error".into(), &1.into())
+        );
+        let message = object["message"].as_str().unwrap();
+        assert!(
+            message.starts_with("unexpected argument '--no-such-option'"),
+            "{message}"
+        );
+    }
+    let outcome = site
+        .zmove(&["push", "--json", "--help"])
+        .outcome()
+        .expect(0);
+    assert!(!outcome.stdout.contains("\"event\""), "{}", outcome.stdout);
+    let outcome = site
+        .zmove(&["push", "--no-such-option"])
+        .outcome()
+        .expect(1);
+    assert_eq!(outcome.stdout, "");
 }

@@ -169,6 +169,16 @@ pub(crate) enum Command {
     },
 }
 
+/// Whether words that cannot be parsed ask for the events of a transfer.
+pub(crate) fn asks_for_events(words: &[OsString]) -> bool {
+    let commands = ["push", "pull", "copy", "verify"];
+    let mut words = words.iter().skip(1).take_while(|word| *word != "--");
+    let is_transfer = words
+        .next()
+        .is_some_and(|word| commands.iter().any(|command| word == command));
+    is_transfer && words.any(|word| word == "--json")
+}
+
 impl Command {
     /// Whether the command tells a transfer as events in JSON, the last of which has its exit code.
     pub(crate) fn tells_events(&self) -> bool {

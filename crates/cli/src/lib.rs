@@ -20,7 +20,7 @@ use std::time::Instant;
 use anyhow::Result;
 use zmove_engine::After;
 
-use args::{Args, AsUserArgs, Command, SubmitArgs};
+use args::{Args, AsUserArgs, Command, SubmitArgs, asks_for_events};
 use commands::{
     allow, cluster, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push,
     receive, runner, scan, serve, submit, sweep, trace, trust, verify,
@@ -36,9 +36,15 @@ pub fn main() -> ExitCode {
 }
 
 fn run(words: Vec<OsString>, started: Instant) -> ExitCode {
+    let asks_for_events = asks_for_events(&words);
     let args = match Args::read(words) {
         Ok(args) => args,
-        Err(error) => return exit::usage(error),
+        Err(error) => {
+            if asks_for_events && error.use_stderr() {
+                failures::print_end(&exit::parse_error(&error), Exit::Usage);
+            }
+            return exit::usage(error);
+        }
     };
     let is_json = args.command.tells_events();
     let done = match ownership::settle(&args.command) {

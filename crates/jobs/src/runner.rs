@@ -563,7 +563,7 @@ fn last_line(log: &Path) -> Option<String> {
     end.lines()
         .rev()
         .find(|line| !line.trim().is_empty())
-        .map(str::to_owned)
+        .map(|line| line.strip_prefix("zmove: ").unwrap_or(line).to_owned())
 }
 
 /// Takes the lock of the one runner, and writes its process into it.

@@ -303,6 +303,13 @@ pub(crate) fn usage_error(text: impl Into<String>) -> anyhow::Error {
     failure(Exit::Usage, text)
 }
 
+/// The first line of clap's message, for programs.
+pub(crate) fn parse_error(error: &clap::Error) -> anyhow::Error {
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    usage_error(line.strip_prefix("error: ").unwrap_or(line))
+}
+
 /// Prints clap's message: help is no error, the rest is a usage error.
 pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
     habits::hint(&mut error);
