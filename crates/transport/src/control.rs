@@ -107,7 +107,7 @@ pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 #[non_exhaustive]
 pub enum ControlError {
     /// The other end is gone.
-    #[error("control connection: the peer closed it in mid-transfer")]
+    #[error("control connection: the peer closed it")]
     Closed,
     /// The other end is there and does not read what it is sent.
     #[error(

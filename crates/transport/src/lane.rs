@@ -205,7 +205,7 @@ impl fmt::Debug for LaneBreaker {
 #[non_exhaustive]
 pub enum LaneError {
     /// The other end is gone without an orderly end.
-    #[error("data lane: the peer closed the connection in mid-transfer")]
+    #[error("data lane: the peer closed the connection")]
     Closed,
     /// The transfer is being stopped on this side.
     #[error("data lane: stopped")]
