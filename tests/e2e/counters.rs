@@ -177,6 +177,56 @@ fn cuts_change_no_counter_of_a_pull() {
     cuts_change_no_counter(&Site::reading(&[], &[]), Way::Down);
 }
 
+/// Rows that a preview has and a transfer has not, or the other way round.
+const OF_ONE_OF_BOTH: [&str; 3] = ["lanes", "added", "changed"];
+
+fn preview_counts_what_the_transfer_does(site: &Site, way: Way) {
+    grow(site);
+    prepare(site);
+    let run = |more: &[&str]| {
+        let options = [
+            "--json",
+            "--delete",
+            "--exclude",
+            "*.tmp",
+            "--delta",
+            "never",
+        ];
+        let options = [&options, more].concat();
+        let ended = match way {
+            Way::Up => site.push(&options, site.contents(), ""),
+            Way::Down => site.pull(&options, &[""], ""),
+        };
+        ended.expect(0).summary()
+    };
+    let preview = run(&["--dry-run"]);
+    let transfer = run(&[]);
+    for row in Counters::TABLE {
+        if !OF_ONE_OF_BOTH.contains(&row.name) {
+            assert_eq!(
+                preview[row.name], transfer[row.name],
+                "{}: {preview}",
+                row.name
+            );
+        }
+    }
+    assert!(
+        preview["removed"] == 4,
+        "a directory, and what is in it: {preview}"
+    );
+}
+
+#[test]
+fn a_preview_of_a_push_counts_what_the_push_does() {
+    preview_counts_what_the_transfer_does(&Site::daemon(), Way::Up);
+    preview_counts_what_the_transfer_does(&Site::local(), Way::Up);
+}
+
+#[test]
+fn a_preview_of_a_pull_counts_what_the_pull_does() {
+    preview_counts_what_the_transfer_does(&Site::reading(&[], &[]), Way::Down);
+}
+
 /// An inspection whose connections are lost after the target was opened has reported a part of it already.
 fn inspection_that_is_cut_ends(site: &Site, way: Way, command: &[&str]) {
     for number in 0..4000 {

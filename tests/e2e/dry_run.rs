@@ -186,8 +186,7 @@ fn each_difference_is_named(site: &Site) {
         "~ time (time)",
     ];
     assert_eq!(list(&outcome), expected);
-    let summary =
-        "dry run: 6 to add, 6 to change; 6 files with 8.00 MiB to send, 3 there already\n";
+    let summary = "dry run: 6 to add, 6 to change; 6 files of 8.00 MiB to send, 3 there already\n";
     assert!(outcome.stdout.ends_with(summary), "{}", outcome.stdout);
 }
 

@@ -260,7 +260,7 @@ fn a_preview_names_them(site: &Site) {
         told.contains("+ one => two\n") || told.contains("+ two => one\n"),
         "{told}"
     );
-    assert!(told.contains("2 files with 10 B to send"), "{told}");
+    assert!(told.contains("2 files of 10 B to send"), "{told}");
     assert_eq!(names(&site.target()), [""; 0]);
     let told = site
         .push(&["-n", "--json"], site.contents(), "")

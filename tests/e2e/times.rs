@@ -47,7 +47,7 @@ fn a_time_without_its_fraction_is_another_time(site: &Site) {
     }
     let told = site.push(&["-n"], site.contents(), "").done().stdout;
     assert!(
-        told.contains("; 3 files with 27 B to send, 0 there already"),
+        told.contains("; 3 files of 27 B to send, 0 there already"),
         "{told}"
     );
     assert_eq!(site.push_contents()["files"], 3);

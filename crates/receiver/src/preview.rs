@@ -32,6 +32,7 @@ use crate::preview::inquiry::Previewer;
 use crate::quota::Booking;
 use crate::quota::messages::BookedMessage;
 use crate::session::connections::{Connections, Looked, SessionReport, look, unless_stopped};
+use crate::session::opening::free_bytes;
 use crate::session::threads::Workers;
 use crate::storage_reader::StorageReader;
 use crate::store::rules::Rules;
@@ -92,7 +93,12 @@ pub(crate) async fn run(
             state,
             lanes_max: config.lanes_max,
             single_name: seen.rename.as_ref().map(|(_, to)| TopName(to.clone())),
-            free_bytes: None,
+            free_bytes: seen
+                .tree
+                .as_ref()
+                .filter(|_| storage.is_none())
+                .and_then(|tree| free_bytes(tree.fd())),
+            extensions: Extensions::NONE,
         };
         connections.open(opened).await?;
         Ok(seen)

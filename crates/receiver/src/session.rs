@@ -7,7 +7,7 @@ pub(crate) mod connections;
 pub(crate) mod finish;
 pub(crate) mod lanes;
 pub(crate) mod lost_lanes;
-mod opening;
+pub(crate) mod opening;
 pub(crate) mod run_leases;
 mod running;
 pub(crate) mod target_leases;

@@ -227,7 +227,8 @@ impl<'a> Round<'a> {
             removing: 0,
             extraneous: ExtraneousList::new(
                 mirror.selection.clone(),
-                mirror.removals.entries_max.is_some(),
+                // a preview counts what the receiver counts when it removes
+                mirror.removals.entries_max.is_some() || mirror.intent == Intent::Inspect,
             ),
             full: false,
         }
@@ -466,7 +467,7 @@ impl<'a> Round<'a> {
 
     /// Takes as many extraneous entries as may still be removed in this run. They count as removed from now on: should
     /// the connection be lost, it is not known which are.
-    fn take_extraneous(&mut self) -> Vec<ExtraneousEntries> {
+    fn take_extraneous(&mut self) -> TakenEntries {
         let totals = &self.session.account.totals;
         let before = totals.extraneous.get();
         let room = self
@@ -474,16 +475,11 @@ impl<'a> Round<'a> {
             .removals
             .entries_max
             .map(|max| max.saturating_sub(before));
-        let TakenEntries {
-            extraneous,
-            entries,
-            spared,
-            kept,
-        } = self.extraneous.take(room.unwrap_or(u64::MAX));
-        totals.extraneous.add(entries);
-        totals.counters.max_delete_kept.add(spared);
-        totals.counters.source_changed_kept.add(kept);
-        extraneous
+        let taken = self.extraneous.take(room.unwrap_or(u64::MAX));
+        totals.extraneous.add(taken.entries);
+        totals.counters.max_delete_kept.add(taken.spared);
+        totals.counters.source_changed_kept.add(taken.kept);
+        taken
     }
 
     /// Has the extraneous entries removed, or reports which would be.
@@ -495,7 +491,7 @@ impl<'a> Round<'a> {
         let mut load = MessageLoad::default();
         for ExtraneousEntries {
             directory, names, ..
-        } in self.take_extraneous()
+        } in self.take_extraneous().extraneous
         {
             for (name, _) in names {
                 if load.names >= REMOVE_NAMES_MAX || load.name_bytes >= REMOVE_NAME_BYTES_MAX {
@@ -538,16 +534,16 @@ impl<'a> Round<'a> {
             let message = "more entries would be removed than a preview lists";
             self.session.account.warn(message.to_owned());
         }
+        let TakenEntries {
+            extraneous,
+            entries,
+            ..
+        } = self.take_extraneous();
+        self.session.account.totals.counters.removed.add(entries);
         for ExtraneousEntries {
             directory, names, ..
-        } in self.take_extraneous()
+        } in extraneous
         {
-            self.session
-                .account
-                .totals
-                .counters
-                .removed
-                .add(names.len() as u64);
             let change = |(name, form): (ListedName, EntryForm)| {
                 let path = directory.join(&name.0).ok()?;
                 Some(Change {

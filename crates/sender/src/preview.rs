@@ -70,8 +70,7 @@ pub(crate) async fn run(
         let permission = control::permission(greeted, run.patience, waits, |_none_to_keep| ());
         let (mut inbox, opened) = permission.await?;
         run.note_inspection();
-        session.account.files().single_name = opened.single_name.map(|name| name.0);
-        session.account.totals.scan_errors.set(push.sources_missing);
+        session.account.inspects(opened, push.sources_missing);
         start_survey(&push, &session, replies, &mut threads).map_err(SessionError::Thread)?;
         loop {
             tokio::select! {

@@ -136,7 +136,8 @@ counters! {
     /// Regular files that are whole and verified at the target because of the transfer; of a preview, those
     /// that would be sent.
     1 files, Sender, Sum, None, Any, Phrase::Own;
-    /// Bytes of these files.
+    /// Bytes of these files that were sent, without those of holes. Of a preview, the bytes of their data: the
+    /// transfer sends less of large files of which the target has a part or another version.
     2 bytes, Sender, Sum, None, Any, Phrase::Own;
     /// Maximum number of lanes that were up at once.
     3 lanes, Sender, Max, None, OneSession, Phrase::Own;
@@ -151,7 +152,7 @@ counters! {
         one: "of the files is a hard link to another",
         many: "of the files are hard links to others",
     };
-    /// Entries only at the target that were removed, or would be; of a tree, only its top counts.
+    /// Entries only at the target that were removed, or would be; all below a directory count.
     8 removed, Sender, Sum, Difference, Any, same("removed");
     /// Entries only at the target that stay because the limit of removals was reached.
     9 max_delete_kept, Sender, Last, MaxDelete, Any, same("not removed (--max-delete)");

@@ -163,7 +163,7 @@ fn previewed(summary: &Summary, args: &PushArgs) -> String {
         String::new()
     };
     format!(
-        "dry run: {added} to add, {changed} to change{removed}; {} with {} to send, {skipped} there already\n",
+        "dry run: {added} to add, {changed} to change{removed}; {} of {} to send, {skipped} there already\n",
         counted(files, "file"),
         ByteCount(bytes),
     )

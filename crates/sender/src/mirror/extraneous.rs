@@ -5,9 +5,9 @@
 //! the rest. Directories that rules leave out of the push are not listed on the second walk either: all below them is
 //! spared.
 //!
-//! With `--max-delete` extraneous directories are looked into as well, so that what is in them counts. Each directory
-//! stands in the list before what is in it, and the list is cut from its beginning; so what is removed with a directory
-//! has been counted.
+//! With `--max-delete`, and in a preview, extraneous directories are looked into as well, so that what is in them
+//! counts. Each directory stands in the list before what is in it, and the list is cut from its beginning; so what is
+//! removed with a directory has been counted.
 //!
 //! **Invariant:** where there are rules, or all removals are to be counted, a directory is removed with all below it
 //! only if all below it has been listed and none of it is spared. Entries of a directory whose source has changed stay,

@@ -28,6 +28,7 @@ use crate::preview::hashing::{Done, Hashing, Source};
 use crate::preview::verification::{LargeFile, Taken, Verification};
 use crate::push::session::Session;
 use crate::read::extras::{Extras, Form};
+use crate::read::holes::Holes;
 use crate::read::source::{Look, SourceDirectory};
 
 /// A preview of one push.
@@ -439,10 +440,10 @@ impl Survey<'_> {
                 let is_link = matches!(asked.what, PackEntry::Link(..));
                 totals.counters.files.add(1);
                 totals.counters.hard_links.add(u64::from(is_link));
-                totals
-                    .counters
-                    .bytes
-                    .add(if is_link { 0 } else { entry.size });
+                if !is_link {
+                    totals.counters.bytes.add(self.data_bytes(asked, entry));
+                    self.session.account.need_room(totals.counters.bytes.get());
+                }
             } else {
                 self.session
                     .account
@@ -461,6 +462,21 @@ impl Survey<'_> {
             path: self.final_path(asked),
             form: asked.form(),
         })
+    }
+
+    /// How many bytes of a file are data, as a transfer finds them. A file that cannot be opened counts whole: the
+    /// transfer fails it.
+    fn data_bytes(&self, asked: &Inquired, entry: &Entry) -> u64 {
+        let holes = self.session.extras.holes();
+        if holes != Holes::Kept || !entry.may_have_holes {
+            return entry.size;
+        }
+        let Ok((file, identity)) = asked.directory.open_file(&entry.name) else {
+            return entry.size;
+        };
+        let stop = || self.session.in_flight.is_stopping();
+        let (data, _) = holes.find((&file, identity.bytes), true, stop);
+        data.map_or(entry.size, |data| data.data_bytes())
     }
 
     /// The path that an entry has at the target.
