@@ -163,7 +163,14 @@ impl Lab {
             Grant::new(key, node, roots, Access::ReadWrite),
         );
         AuthorizedKeys::remove(&home, node).unwrap();
-        AuthorizedKeys::allow(&home, grant).unwrap();
+        AuthorizedKeys::allow(
+            &home,
+            Grant {
+                lead: true,
+                ..grant
+            },
+        )
+        .unwrap();
     }
 
     fn zmove(&self, node: &str, words: &[&str]) -> Zmove {

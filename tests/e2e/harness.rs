@@ -231,6 +231,23 @@ impl Site {
         AuthorizedKeys::allow(&self.path("server"), grant).unwrap();
     }
 
+    /// Lets the client's key lead jobs of several receivers.
+    pub(crate) fn let_lead(&self) {
+        let key = Identity::load_or_create(&self.path("client"))
+            .unwrap()
+            .fingerprint();
+        let roots = vec![self.path("target").canonicalize().unwrap()];
+        let grant = Grant::new(key, "tester", roots, Access::WriteOnly);
+        AuthorizedKeys::allow(
+            &self.path("server"),
+            Grant {
+                lead: true,
+                ..grant
+            },
+        )
+        .unwrap();
+    }
+
     /// Lets the client's key read what is in `directory` of the site, beside what it may do already.
     pub(crate) fn let_read(&self, directory: &str) {
         let identity = Identity::load_or_create(&self.path("client")).unwrap();

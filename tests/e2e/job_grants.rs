@@ -63,7 +63,15 @@ impl Lab {
         let home = self.receiver_home(number);
         std::fs::create_dir_all(&home).unwrap();
         let roots = vec![self.site.path("shared").canonicalize().unwrap()];
-        AuthorizedKeys::allow(&home, Grant::new(head, "ann", roots, access)).unwrap();
+        let grant = Grant::new(head, "ann", roots, access);
+        AuthorizedKeys::allow(
+            &home,
+            Grant {
+                lead: true,
+                ..grant
+            },
+        )
+        .unwrap();
     }
 
     fn home(&self, name: &str) -> PathBuf {

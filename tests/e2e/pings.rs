@@ -187,6 +187,7 @@ fn openings() -> Vec<(&'static str, Open)> {
 #[test]
 fn a_receiver_answers_pings_in_each_kind_of_session() {
     let site = Site::daemon();
+    site.let_lead();
     runtime().block_on(async {
         for transport in [TransportChoice::Tcp, TransportChoice::Quic] {
             for (number, (phase, open)) in (1..).zip(openings()) {

@@ -21,9 +21,9 @@ use zmove_types::{
 };
 use zmove_wire::{
     Batch, BatchEntry, Cipher, DirectoryGroup, Durability, FaultCode, FileEntry, FileHead,
-    FrameHeader, FrameKind, Greeting, NodeName, Open, Operation, Role, SharedJobAnswer,
-    SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, ToReceiver, ToSender,
-    WorkCounts, WorkEnd, decode_message, encode_message,
+    FrameHeader, FrameKind, Greeting, NodeName, Open, Operation, RefusalCode, Role,
+    SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult,
+    ToReceiver, ToSender, WorkCounts, WorkEnd, decode_message, encode_message,
 };
 
 use crate::command::Runner;
@@ -93,9 +93,25 @@ impl Cluster {
             roots,
             Access::ReadWrite,
         );
-        AuthorizedKeys::allow(&home, grant).unwrap();
+        AuthorizedKeys::allow(
+            &home,
+            Grant {
+                lead: true,
+                ..grant
+            },
+        )
+        .unwrap();
         let options = ["--listen", "127.0.0.1:0"];
         Node(Daemon::start_with(&home, &options, &Runner::default()))
+    }
+
+    /// Begins a session as somebody else, or returns what the node says instead.
+    #[expect(clippy::result_large_err, reason = "a case makes a few of them")]
+    fn try_begin_as(&mut self, other: Identity, node: &Node, epoch: u64) -> Result<(), ToSender> {
+        let own = std::mem::replace(&mut self.identity, other);
+        let begun = self.try_begin(node, epoch).map(drop);
+        self.identity = own;
+        begun
     }
 
     async fn greet(&self, node: &Node, transfer: TransferId, role: Role) -> Channel {
@@ -451,6 +467,35 @@ fn large(to: &str, contents: &[u8]) -> FileHead {
         inode: 3,
         data: None,
     }
+}
+
+/// Another key may write below the same root, and knows the job's id from the name of its directory.
+#[test]
+fn a_key_that_may_not_lead_cannot_take_over_or_begin_a_job() {
+    let mut cluster = Cluster::new();
+    let node = cluster.start();
+    let other = || Identity::load_or_create(&cluster.site.path("other")).unwrap();
+    let roots = vec![cluster.root().canonicalize().unwrap()];
+    let grant = Grant::new(other().fingerprint(), "other", roots, Access::ReadWrite);
+    AuthorizedKeys::allow(&cluster.site.path("node1"), grant).unwrap();
+    let others = [other(), other()];
+    let mut mover = cluster.begin(&node, 1);
+    let work = mover.end(1, 1, 0);
+    mover.finish();
+    for (epoch, other) in (1..).zip(others) {
+        let refusal = match cluster.try_begin_as(other, &node, epoch) {
+            Err(ToSender::Refused(refusal)) => refusal,
+            begun => panic!("epoch {epoch}: {begun:?}"),
+        };
+        assert_eq!(refusal.code, RefusalCode::Denied);
+        assert!(
+            refusal.text.contains("zmove allow KEY --lead"),
+            "{refusal:?}"
+        );
+    }
+    assert_eq!(work, SharedJobResult::Done);
+    let mut mover = cluster.begin(&node, 1);
+    assert_eq!(mover.order(SharedJobOrder::Close), SharedJobResult::Done);
 }
 
 /// A node is stopped in the middle of a batch, as a client of a shared file system that hangs. Others take over, and it

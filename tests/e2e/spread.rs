@@ -109,7 +109,14 @@ impl Spread {
         std::fs::write(home.join("zmove.toml"), settings).unwrap();
         let roots = vec![self.site.path(directory).canonicalize().unwrap()];
         let grant = Grant::new(identity.fingerprint(), "sender", roots, Access::ReadWrite);
-        AuthorizedKeys::allow(&home, grant).unwrap();
+        AuthorizedKeys::allow(
+            &home,
+            Grant {
+                lead: true,
+                ..grant
+            },
+        )
+        .unwrap();
         self.site.give_away();
         let daemon = Daemon::start_with(&home, &["--listen", "127.0.0.1:0"], &self.runner);
         let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
@@ -798,6 +805,32 @@ fn a_directory_that_is_made_for_one_file_is_open_to_others() {
             std::fs::read(spread.site.path("file")).unwrap()
         );
     }
+}
+
+#[test]
+fn a_key_that_may_not_lead_pushes_to_one_receiver_alone() {
+    let mut spread = Spread::new(2);
+    spread.paint();
+    let daemons = spread.daemons.len();
+    for number in 0..daemons {
+        let list = spread
+            .site
+            .path(&format!("receiver{number}/authorized_keys"));
+        let lines = std::fs::read_to_string(&list).unwrap();
+        assert!(lines.contains(" lead"), "{lines}");
+        std::fs::write(&list, lines.replace(" lead", "")).unwrap();
+    }
+    let refused = spread
+        .push_to(spread.target("in"), &[], "source/")
+        .outcome();
+    let said = refused.expect(3).stderr;
+    let why = "this key may not lead a job of several receivers here";
+    assert!(said.contains(why) && said.contains("--lead"), "{said}");
+    spread.daemons.truncate(1);
+    spread
+        .push_to(spread.target("in"), &[], "source/")
+        .outcome()
+        .done();
 }
 
 #[test]

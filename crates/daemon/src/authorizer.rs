@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 
-use zmove_receiver::{Owning, Rights, SetIds, WriteAccess};
+use zmove_receiver::{Leading, Owning, Rights, SetIds, WriteAccess};
 
 use crate::node_grant::NodeGrant;
 use crate::sources::ReadAccess;
@@ -99,6 +99,11 @@ impl Authorized {
         } else {
             Owning::Denied
         };
+        let leading = if grant.lead {
+            Leading::Allowed
+        } else {
+            Leading::Denied
+        };
         Self {
             name: grant.name.clone(),
             rights: Rights {
@@ -106,6 +111,7 @@ impl Authorized {
                 owner: key.to_string(),
                 set_ids,
                 owning,
+                leading,
                 rate_max: grant.max_rate,
             },
             reads,
@@ -141,6 +147,7 @@ impl Authorized {
             // the others are those of the client whose grant is taken up
             rights: Rights {
                 access: WriteAccess::ReadOnly,
+                leading: Leading::Denied,
                 ..Rights::default()
             },
             reads: None,
@@ -172,6 +179,11 @@ impl Authorized {
             key,
             by_head,
         }
+    }
+
+    /// Whether the peer may open jobs that several receivers write together by a line of its own.
+    pub(crate) fn may_lead(&self) -> bool {
+        self.may_write() && self.rights.leading == Leading::Allowed
     }
 
     pub(crate) fn may_write(&self) -> bool {

@@ -256,8 +256,8 @@ impl Shared {
         let authorize = move || {
             let authorized = authorizer.authorize(&claim);
             match (&authorized, &claim.job_grant) {
-                // A node that may write by a line of its own needs no grant.
-                (Ok(Ok(by_line)), Some(_)) if by_line.may_write() => {}
+                // A node that may lead by a line of its own needs no grant.
+                (Ok(Ok(by_line)), Some(_)) if by_line.may_lead() => {}
                 (Ok(Ok(_) | Err(Denial::Unknown { .. })), Some(grant)) => {
                     return node_session::authorize(&authorizer, own, &claim, grant);
                 }

@@ -42,6 +42,10 @@ pub(crate) fn authorize(
             "{}, who has signed it, may not write here",
             head.name
         )),
+        Ok(head) if !head.may_lead() => denied(format!(
+            "{}, who has signed it, may not lead jobs here (zmove allow --lead)",
+            head.name
+        )),
         Ok(head) => Ok(Ok(Authorized::by_head(head.name, grant))),
         Err(denial) => denied(format!(
             "the key that has signed it is not let in: {denial}"
@@ -68,9 +72,9 @@ impl Grants for NodeSession {
             .authorizer
             .authorize(self.grant.claim())
             .map_err(|_| rights_unreadable())?;
-        let head = head.ok().filter(Authorized::may_write);
+        let head = head.ok().filter(Authorized::may_lead);
         let head =
-            head.ok_or_else(|| denied("the key of the job's head may not write here any more"))?;
+            head.ok_or_else(|| denied("the key of the job's head may not lead here any more"))?;
         let Around {
             rate,
             rates,
@@ -150,6 +154,7 @@ mod tests {
                 access,
             );
             let grant = Grant {
+                lead: true,
                 max_rate: Some("1MB".parse().unwrap()),
                 ..grant
             };
@@ -255,11 +260,19 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_by_a_key_that_may_not_write_here_does_not_count() {
+    fn a_grant_by_a_key_that_may_not_write_or_lead_here_does_not_count() {
         let site = Site::new(Access::ReadOnly);
         assert!(
             site.fault_of(usual())
                 .contains("ann, who has signed it, may not write here")
+        );
+        let site = Site::new(Access::ReadWrite);
+        let list = site.home.path().join("authorized_keys");
+        let lines = std::fs::read_to_string(&list).unwrap();
+        std::fs::write(&list, lines.replace(" lead", "")).unwrap();
+        assert!(
+            site.fault_of(usual())
+                .contains("ann, who has signed it, may not lead jobs here")
         );
         let stranger = Identity::for_once().unwrap();
         let encoded = stranger.sign_job_grant(usual()).unwrap().encode();
@@ -418,7 +431,7 @@ mod tests {
         AuthorizedKeys::remove(site.home.path(), "ann").unwrap();
         let refusal = session.take_up(&opening("t", 7, 3)).unwrap_err();
         assert!(
-            refusal.text.contains("may not write here any more"),
+            refusal.text.contains("may not lead here any more"),
             "{refusal:?}"
         );
         assert!(site.fault_of(usual()).contains("is not let in"));

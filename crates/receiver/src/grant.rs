@@ -66,6 +66,8 @@ pub struct Rights {
     pub set_ids: SetIds,
     /// Whether entries may get owners, devices be made, and attributes be set that take rights. Default: no.
     pub owning: Owning,
+    /// Whether it may open jobs that several receivers write together. Default: yes, as within one process.
+    pub leading: Leading,
     /// The rate that its lanes are held to: senders that can keep it by themselves are told. Default: none.
     pub rate_max: Option<RateLimit>,
 }
@@ -77,6 +79,7 @@ impl Default for Rights {
             owner: String::new(),
             set_ids: SetIds::default(),
             owning: Owning::default(),
+            leading: Leading::default(),
             rate_max: None,
         }
     }
@@ -91,6 +94,17 @@ pub enum SetIds {
     Dropped,
     /// The bits are carried, as the grant allows.
     Carried,
+}
+
+/// Whether a key may lead jobs that several receivers write together. The head of a job begins it, ends it, replaces
+/// its epoch and signs the grants of its nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leading {
+    /// Every opening of such a job by this right is refused.
+    Denied,
+    /// The key may lead such jobs.
+    #[default]
+    Allowed,
 }
 
 /// Whether entries may get owners, and what else takes rights: devices, and the attributes that lend them.

@@ -24,7 +24,7 @@ mod top_names;
 
 pub use config::{NamedFiles, ReceiverConfig};
 pub use error::SessionError;
-pub use grant::{Allowance, Amount, Grants, Owning, Rights, SetIds, Stored, TakenUp};
+pub use grant::{Allowance, Amount, Grants, Leading, Owning, Rights, SetIds, Stored, TakenUp};
 pub use meters::{Failures, MeterReading, TransferMeter};
 pub use preview::listed::{ListError, ListedFiles, Unlisted};
 pub use quota::limits::{Limits, Portion, files_of_process};

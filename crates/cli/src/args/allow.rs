@@ -71,6 +71,12 @@ pub(crate) struct GrantArgs {
     /// attributes; all as far as the daemon's user may.
     #[arg(long, requires = "write")]
     pub(crate) set_owner: bool,
+    /// The sender may lead jobs of several receivers
+    ///
+    /// Needed for 'zmove push SRC host1,host2:DST' and for the node of a cluster that begins pushes. Whoever has this
+    /// can end and replace the jobs of others below the same directories.
+    #[arg(long, requires = "write")]
+    pub(crate) lead: bool,
     /// The rate of all its transfers together, say 10Gbit
     ///
     /// Per second, for example 10Gbit or 500MB. [default: no limit]

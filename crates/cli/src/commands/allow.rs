@@ -122,6 +122,7 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys) -> Result<Grant> {
         to,
         set_ids,
         set_owner,
+        lead,
         max_rate,
         expires,
         ..
@@ -131,6 +132,7 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys) -> Result<Grant> {
         to,
         set_ids,
         set_owner,
+        lead,
         max_rate,
         expires,
         ..Grant::new(args.fingerprint, &args.name, roots, access)
@@ -180,6 +182,9 @@ fn sentence(grant: &Grant) -> String {
     if grant.set_owner {
         text += ", and set owners, devices and capabilities";
     }
+    if grant.lead {
+        text += ", and lead jobs of several receivers";
+    }
     if let Some(rate) = grant.max_rate {
         text += &format!(", at {rate}/s at most");
     }
@@ -211,6 +216,7 @@ fn json_of(grant: &Grant) -> Value {
         "to": grant.to,
         "set_ids": grant.set_ids,
         "set_owner": grant.set_owner,
+        "lead": grant.lead,
         "max_bytes_per_second": grant.max_rate.map(|rate| rate.bytes_per_second()),
         "expires": grant.expires.map(|expires| expires.to_string()),
         "expired": grant.expires.is_some_and(|expires| expires.has_come(SystemTime::now())),

@@ -79,7 +79,7 @@ fn init(args: ClusterInitArgs) -> Result<Exit> {
     let key = Identity::load_or_create(&settings::home(settings::Role::Client)?)?.fingerprint();
     terminal::say("at each receiver, for the key of this node alone:");
     terminal::say(format!(
-        "  zmove allow {key} --name NAME --root DIR --write"
+        "  zmove allow {key} --name NAME --root DIR --write --lead"
     ));
     terminal::say("for each other node, here and there:");
     terminal::say(format!("  zmove cluster invite {name} -o FILE"));

@@ -149,7 +149,9 @@ impl<'a> Stand<'a> {
                 let name = format!("sender{number}");
                 self.output(
                     &receiver,
-                    &["allow", key, "--name", &name, "--write", "--root", root],
+                    &[
+                        "allow", key, "--name", &name, "--write", "--lead", "--root", root,
+                    ],
                 )?;
             }
             let mut command = self.command(&receiver)?;

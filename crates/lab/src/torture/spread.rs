@@ -325,7 +325,7 @@ const COMMAND: [Row; 3] = [
     ],
     &[(3, &[]), (1, &["--io-engine=uring"])],
 ];
-const GRANTS: [&str; 2] = ["--write", "--set-owner"];
+const GRANTS: [&str; 3] = ["--write", "--set-owner", "--lead"];
 const HOMES: [&str; 3] = [DAEMON_HOME, "daemon-2", "daemon-3"];
 
 const LARGE_BYTES_MAX: u64 = 200 << 20;

@@ -12,7 +12,7 @@ use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, ToReceiver};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::grant::{Rights, TakenUp};
+use crate::grant::{Leading, Rights, TakenUp};
 use crate::quota::messages::{BookedMessage, Messages};
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::Begin;
@@ -125,10 +125,19 @@ pub(super) async fn resolve(
     config: ReceiverConfig,
 ) -> Result<Resolved, Refusal> {
     look(move || {
+        let Rights {
+            access,
+            owner,
+            leading,
+            ..
+        } = config.rights;
         if open.shared_job.is_some() {
+            // The right of a node is that of the head that has signed its grant: this covers all sessions of a job.
+            if leading == Leading::Denied {
+                return Err(Refusal::new(RefusalCode::Denied, MAY_NOT_LEAD));
+            }
             check(&open)?;
         }
-        let Rights { access, owner, .. } = config.rights;
         let quota = config.quota;
         let mut target = Target::resolve(&open, &access)?;
         let parts = match open.shared_job.clone() {
@@ -171,3 +180,5 @@ pub(crate) fn free_bytes(directory: BorrowedFd<'_>) -> Option<u64> {
 
 /// How long a peer may take to send its opening.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+const MAY_NOT_LEAD: &str = "this key may not lead a job of several receivers here: an operator of this receiver allows \
+     that with `zmove allow KEY --lead`";

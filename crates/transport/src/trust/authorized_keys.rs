@@ -6,10 +6,11 @@
 //! SHA256:AAEC… name=alice root=/data/alice root=/scratch write max-rate=10Gbit expires=2027-01-31
 //! ```
 //!
-//! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may write there, and `read` where
-//! it may read as well; without both it may read. `read-root=` is a directory that it may only read, `to=` a daemon
-//! (`HOST` or `HOST:PORT`) that it may have files sent to from here, `set-ids` stands where files keep their setuid and
-//! setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where there is a limit.
+//! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may write there, and `read`
+//! where it may read as well; without both it may read. `read-root=` is a directory that it may only read, `to=` a
+//! daemon (`HOST` or `HOST:PORT`) that it may have files sent to from here, `set-ids` stands where files keep their
+//! setuid and setgid bits, `lead` where the key may lead jobs of several receivers, `max-rate=` and `expires=` (see
+//! [`Expiry`]) where there is a limit.
 //! In a value a space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits
 //! (`%20`).
 //!
@@ -113,6 +114,9 @@ pub struct Grant {
     /// whether it may make devices and set attributes that take rights, as far as the receiver's user may.
     /// Default: no.
     pub set_owner: bool,
+    /// Whether the holder may lead jobs that several receivers write together: begin and end them, and sign grants for
+    /// their nodes. Default: no.
+    pub lead: bool,
     /// What all its connections together may send. Default: as much as they can.
     pub max_rate: Option<RateLimit>,
     /// When the grant expires. Default: never.
@@ -133,6 +137,7 @@ impl Grant {
             to: Vec::new(),
             set_ids: false,
             set_owner: false,
+            lead: false,
             max_rate: None,
             expires: None,
         }
@@ -454,19 +459,18 @@ fn union(old: Grant, new: Grant) -> Grant {
         _ => (writes, Access::WriteOnly, reads),
     };
     let max_rate = new.max_rate.or(old.max_rate);
-    let (set_ids, set_owner) = (old.set_ids || new.set_ids, old.set_owner || new.set_owner);
     let expires = new.expires.or(old.expires);
     let to = both(old.to, new.to);
-    let (holder, name) = (new.holder, new.name);
     Grant {
-        holder,
-        name,
+        holder: new.holder,
+        name: new.name,
         roots,
         access,
         read_roots,
         to,
-        set_ids,
-        set_owner,
+        set_ids: old.set_ids || new.set_ids,
+        set_owner: old.set_owner || new.set_owner,
+        lead: old.lead || new.lead,
         max_rate,
         expires,
     }

@@ -323,7 +323,7 @@ pub(super) const RECEIVERS_MAX: usize = RECEIVER_HOMES.len();
 pub(super) const NODES_MAX: usize = NODE_HOMES.len();
 /// The name of the cluster.
 pub(super) const CLUSTER: &str = "t";
-const GRANTS: [&str; 2] = ["--write", "--set-owner"];
+const GRANTS: [&str; 3] = ["--write", "--set-owner", "--lead"];
 const RECEIVER_HOMES: [&str; 3] = [DAEMON_HOME, "daemon-2", "daemon-3"];
 const NODE_HOMES: [&str; 3] = ["node-1", "node-2", "node-3"];
 /// The exit code of a command that the user has ended.

@@ -68,7 +68,7 @@ pub enum GrantFault {
 }
 
 /// Names of all fields after the first one.
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 14] = [
     "name",
     "root",
     "write",
@@ -77,6 +77,7 @@ const FIELDS: [&str; 13] = [
     "to",
     "set-ids",
     "set-owner",
+    "lead",
     "max-rate",
     "expires",
     "crl",
@@ -122,6 +123,7 @@ pub(super) fn parse(line: &str) -> Result<Grant, GrantFault> {
         })?,
         set_ids: fields.has("set-ids")?,
         set_owner: fields.has("set-owner")?,
+        lead: fields.has("lead")?,
         max_rate: fields.one_parsed("max-rate", GrantFault::Rate)?,
         expires: fields.one_parsed("expires", GrantFault::Expiry)?,
     };
@@ -148,6 +150,7 @@ pub(super) fn render(grant: &Grant) -> String {
     fields.extend(grant.to.iter().map(|to| encoded("to", to)));
     fields.extend(grant.set_ids.then(|| "set-ids".to_owned()));
     fields.extend(grant.set_owner.then(|| "set-owner".to_owned()));
+    fields.extend(grant.lead.then(|| "lead".to_owned()));
     fields.extend(grant.max_rate.map(|rate| format!("max-rate={rate}")));
     fields.extend(grant.expires.map(|expires| format!("expires={expires}")));
     fields.join(" ")
@@ -494,17 +497,17 @@ mod tests {
             (1000_u64..1 << 40).prop_map(|bytes| format!("{bytes}B").parse().unwrap()),
         );
         let days = proptest::option::of(0_u64..2_000_000);
-        let access = (access, any::<bool>(), any::<bool>());
+        let rights = (any::<bool>(), any::<bool>(), any::<bool>());
         (
             any::<[u8; 32]>(),
             name,
             proptest::collection::vec(any_root(), 1..4),
-            access,
+            (access, rights),
             rate,
             days,
         )
             .prop_map(
-                |(key, name, roots, (access, set_ids, set_owner), max_rate, days)| {
+                |(key, name, roots, (access, (set_ids, set_owner, lead)), max_rate, days)| {
                     let moment = |days| {
                         Expiry::after(
                             UNIX_EPOCH,
@@ -515,6 +518,7 @@ mod tests {
                     Grant {
                         set_ids,
                         set_owner,
+                        lead,
                         max_rate,
                         expires,
                         ..Grant::new(Fingerprint(key), &name, roots, access)
