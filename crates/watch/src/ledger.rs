@@ -9,7 +9,7 @@
 //! ```
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::RandomState;
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,8 @@ impl Batch {
         self.files.iter().map(|(path, _)| path.as_path())
     }
 
-    /// Whether a file is among them that was changed and looks like what was moved of it: by size and time it would be
-    /// taken for the same.
+    /// Whether the target may hold another version of one of the files with the same size and time. A comparison by
+    /// size and time would take that version for the present one.
     #[must_use]
     pub fn is_by_contents(&self) -> bool {
         self.by_contents
@@ -42,13 +42,24 @@ pub(crate) struct Ledger {
     rest: Duration,
     changing: HashMap<PathBuf, Changing>,
     ready: BTreeMap<PathBuf, ()>,
-    /// Versions of files that are at the target, and what they look like, by number: a path costs more.
-    sent: HashSet<u64>,
-    /// The versions of `sent` that the walk under way has met; `None`: there is none.
+    /// The files that were handed out, by the number of their path: a path costs more memory.
+    known: HashMap<u64, Known>,
+    /// The files of `known` that the walk under way has met; `None`: no walk is under way.
     met: Option<HashSet<u64>>,
     /// Files that could not be moved: how often, in a row.
     failures: HashMap<PathBuf, u32>,
     state: RandomState,
+}
+
+/// A file that was handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    /// The file is in a batch, since it had this version.
+    InBatch { version: u64 },
+    /// The target has this version, which looks like this.
+    AtTarget { version: u64, look: u64 },
+    /// The target may have any version: the file has changed while its batch ran, or the batch failed.
+    InDoubt,
 }
 
 #[derive(Debug)]
@@ -66,7 +77,7 @@ impl Ledger {
             rest,
             changing: HashMap::new(),
             ready: BTreeMap::new(),
-            sent: HashSet::new(),
+            known: HashMap::new(),
             met: None,
             failures: HashMap::new(),
             state: RandomState::new(),
@@ -102,14 +113,15 @@ impl Ledger {
 
     /// A walk has met a file, which is ready if it `has_rested` already.
     pub(crate) fn met(&mut self, path: PathBuf, stamp: Stamp, has_rested: bool, now: Instant) {
-        let numbers = self.numbers(&path, &stamp);
-        let known = numbers
-            .into_iter()
-            .filter(|number| self.sent.contains(number));
+        let number = self.state.hash_one(&path);
+        let known = self.known.get(&number);
         self.met
             .iter_mut()
-            .for_each(|met| met.extend(known.clone()));
-        if self.sent.contains(&numbers[0]) {
+            .for_each(|met| met.extend(known.map(|_| number)));
+        // A batch may run longer than the time between two walks.
+        if let Some(Known::InBatch { version } | Known::AtTarget { version, .. }) = known
+            && *version == stamp.number(&self.state)
+        {
             return;
         }
         if self.ready.contains_key(&path) {
@@ -144,7 +156,9 @@ impl Ledger {
     /// A walk has met all that there is, or has not: then nothing is forgotten.
     pub(crate) fn walk_ends(&mut self, is_whole: bool) {
         if let Some(met) = self.met.take().filter(|_| is_whole) {
-            self.sent = met;
+            self.known.retain(|number, known| {
+                met.contains(number) || matches!(known, Known::InBatch { .. })
+            });
         }
     }
 
@@ -199,18 +213,24 @@ impl Ledger {
             && let Some((path, ())) = self.ready.pop_first()
         {
             let Some(stamp) = look(&path) else { continue };
-            by_contents |= self.sent.contains(&self.numbers(&path, &stamp)[1]);
+            let version = stamp.number(&self.state);
+            by_contents |= match self.note(&path, Known::InBatch { version }) {
+                None => false,
+                Some(Known::AtTarget { look, .. }) => look == stamp.number_of_look(&self.state),
+                Some(Known::InDoubt | Known::InBatch { .. }) => true,
+            };
             files.push((path, stamp));
         }
         Batch { files, by_contents }
     }
 
-    /// The numbers of a version, and of what it looks like.
-    fn numbers(&self, path: &Path, stamp: &Stamp) -> [u64; 2] {
-        [
-            stamp.number(path, &self.state),
-            stamp.number_of_look(path, &self.state),
-        ]
+    /// Notes what is known of a file; returns what was known before.
+    fn note(&mut self, path: &Path, known: Known) -> Option<Known> {
+        let number = self.state.hash_one(path);
+        self.met.iter_mut().for_each(|met| {
+            met.insert(number);
+        });
+        self.known.insert(number, known)
     }
 
     /// Takes note of what has become of a batch. What has changed meanwhile is to be moved again, and so, after a
@@ -223,6 +243,7 @@ impl Ledger {
         look: impl Fn(&Path) -> Option<Stamp>,
     ) {
         for (path, stamp) in batch.files {
+            self.note(&path, Known::InDoubt);
             let Some(found) = look(&path) else {
                 self.gone(&path);
                 continue;
@@ -246,9 +267,11 @@ impl Ledger {
             }
             self.failures.remove(&path);
             if found == stamp {
-                let numbers = self.numbers(&path, &stamp);
-                self.sent.extend(numbers);
-                self.met.iter_mut().for_each(|met| met.extend(numbers));
+                let at_target = Known::AtTarget {
+                    version: stamp.number(&self.state),
+                    look: stamp.number_of_look(&self.state),
+                };
+                self.note(&path, at_target);
             } else if !self.ready.contains_key(&path) {
                 let changing = Changing {
                     stamp: Some(found),
@@ -263,6 +286,7 @@ impl Ledger {
     /// Takes a batch back that was not moved.
     pub(crate) fn put_back(&mut self, batch: Batch) {
         for (path, _) in batch.files {
+            self.note(&path, Known::InDoubt);
             if !self.changing.contains_key(&path) {
                 self.ready.insert(path, ());
             }
@@ -284,6 +308,25 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         Stamp::of(&file.path().metadata().unwrap()).unwrap()
+    }
+
+    fn stamp_of(file: &tempfile::NamedTempFile) -> Stamp {
+        Stamp::of(&file.path().metadata().unwrap()).unwrap()
+    }
+
+    /// Writes other contents of the same length, and sets the time back.
+    fn written_again(file: &tempfile::NamedTempFile, text: &str) -> Stamp {
+        let before = stamp_of(file);
+        let modified = file.path().metadata().unwrap().modified().unwrap();
+        loop {
+            std::fs::write(file.path(), text).unwrap();
+            let opened = std::fs::File::options().write(true).open(file.path());
+            opened.unwrap().set_modified(modified).unwrap();
+            let after = stamp_of(file);
+            if after != before {
+                return after;
+            }
+        }
     }
 
     fn taken(ledger: &mut Ledger, look: Option<Stamp>) -> Vec<String> {
@@ -340,10 +383,8 @@ mod tests {
     #[test]
     fn what_looks_the_same_and_was_written_again_is_compared_by_contents() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let stamp = || Stamp::of(&file.path().metadata().unwrap()).unwrap();
         std::fs::write(file.path(), "one").unwrap();
-        let (mut ledger, now, one) = (Ledger::new(REST), Instant::now(), stamp());
-        let modified = file.path().metadata().unwrap().modified().unwrap();
+        let (mut ledger, now, one) = (Ledger::new(REST), Instant::now(), stamp_of(&file));
         ledger.closed("a".into());
         let batch = ledger.take(9, |_| Some(one));
         assert!(!batch.is_by_contents());
@@ -352,17 +393,7 @@ mod tests {
         ledger.closed("a".into());
         assert!(ledger.take(9, |_| Some(one)).is_by_contents());
         // or a walk finds that something was changed
-        let mut two = one;
-        while two == one {
-            std::fs::write(file.path(), "two").unwrap();
-            std::fs::File::options()
-                .write(true)
-                .open(file.path())
-                .unwrap()
-                .set_modified(modified)
-                .unwrap();
-            two = stamp();
-        }
+        let two = written_again(&file, "two");
         ledger.walk_begins();
         ledger.met("a".into(), two, true, now);
         ledger.walk_ends(true);
@@ -370,6 +401,76 @@ mod tests {
         // another file of that name is sent in any case
         ledger.closed("b".into());
         assert!(!ledger.take(9, |_| Some(two)).is_by_contents());
+    }
+
+    /// What the batch has moved, or whether it has moved anything, is then not known.
+    #[test]
+    fn what_was_written_again_while_its_batch_ran_is_compared_by_contents() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "one").unwrap();
+        let one = stamp_of(&file);
+        let two = written_again(&file, "two");
+        let now = Instant::now();
+        type End = fn(&mut Ledger, Batch, Stamp, Instant);
+        let ends: [End; 3] = [
+            |ledger, batch, two, now| ledger.settle(batch, |_| false, now, |_| Some(two)),
+            |ledger, batch, two, now| ledger.settle(batch, |_| true, now, |_| Some(two)),
+            |ledger, batch, _, _| ledger.put_back(batch),
+        ];
+        for end in ends {
+            let mut ledger = Ledger::new(REST);
+            ledger.closed("a".into());
+            let batch = ledger.take(9, |_| Some(one));
+            assert!(!batch.is_by_contents());
+            end(&mut ledger, batch, two, now);
+            ledger.closed("a".into());
+            let batch = ledger.take(9, |_| Some(two));
+            assert!(batch.is_by_contents());
+            ledger.settle(batch, |_| false, now, |_| Some(two));
+            ledger.walk_begins();
+            ledger.met("a".into(), two, true, now);
+            ledger.walk_ends(true);
+            assert_eq!(ledger.counts(), (0, 0), "it is settled");
+        }
+    }
+
+    /// For a moment a file that is written again has another size, which a walk may see.
+    #[test]
+    fn what_a_walk_meets_between_two_versions_that_look_the_same_is_compared_by_contents() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "one").unwrap();
+        let (mut ledger, now, one) = (Ledger::new(REST), Instant::now(), stamp_of(&file));
+        ledger.closed("a".into());
+        assert_eq!(taken(&mut ledger, Some(one)), ["a"]);
+        ledger.walk_begins();
+        ledger.met("a".into(), stamp("between"), false, now);
+        ledger.walk_ends(true);
+        let two = written_again(&file, "two");
+        ledger.closed("a".into());
+        assert!(ledger.take(9, |_| Some(two)).is_by_contents());
+    }
+
+    #[test]
+    fn a_batch_that_outlasts_the_time_between_walks_is_handed_out_once() {
+        let (mut ledger, now, one, two) =
+            (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
+        ledger.met("a".into(), one, true, now);
+        ledger.met("b".into(), one, true, now);
+        let batch = ledger.take(9, |_| Some(one));
+        for _ in 0..2 {
+            ledger.walk_begins();
+            ledger.met("a".into(), one, true, now);
+            ledger.met("b".into(), two, true, now);
+            ledger.walk_ends(true);
+        }
+        let b = taken(&mut ledger, Some(two));
+        assert_eq!(b, ["b"], "the one that has changed meanwhile");
+        let of_b = |path: &Path| Some(if path == Path::new("a") { one } else { two });
+        ledger.settle(batch, |_| false, now, of_b);
+        ledger.walk_begins();
+        ledger.met("a".into(), one, true, now);
+        ledger.walk_ends(true);
+        assert!(!taken(&mut ledger, Some(two)).contains(&"a".to_owned()));
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::fs::Metadata;
 use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 /// A version of a file, as far as its metadata tells one.
@@ -37,15 +36,15 @@ impl Stamp {
         })
     }
 
-    /// One number for a path at this version. Another process has others, so that two which are the same by chance
-    /// are not so again.
-    pub(crate) fn number(&self, path: &Path, state: &RandomState) -> u64 {
-        state.hash_one((path, self))
+    /// The number of this version. Another process has other numbers, so two versions with the same number by chance
+    /// differ there.
+    pub(crate) fn number(&self, state: &RandomState) -> u64 {
+        state.hash_one(self)
     }
 
-    /// One number for a path at all versions that look like this one.
-    pub(crate) fn number_of_look(&self, path: &Path, state: &RandomState) -> u64 {
-        state.hash_one((path, self.look))
+    /// The number of all versions that look like this one.
+    pub(crate) fn number_of_look(&self, state: &RandomState) -> u64 {
+        state.hash_one(self.look)
     }
 }
 

@@ -6,6 +6,8 @@ use std::io::Write as _;
 
 use super::*;
 
+use crate::command::ZMOVE;
+use crate::tree::set_old;
 impl Yard {
     fn watch(&self, options: &[&str], path: &str) -> String {
         let mut submit = self.site.zmove(&["submit", "--watch", "--rest", "1s"]);
@@ -153,6 +155,27 @@ fn batches_of(yard: &Yard) -> Vec<Pid> {
 }
 
 #[test]
+/// The target has the first version when the second one, which looks the same, comes.
+#[test]
+fn a_file_that_is_written_again_while_its_batch_runs_arrives_in_its_last_version() {
+    let yard = Yard::daemon();
+    let (source, target) = (yard.site.source(), yard.site.target());
+    std::fs::write(source.join("a"), "first").unwrap();
+    paint(source.join("b"), 12 << 20);
+    set_old(&source);
+    let modified = source.join("a").metadata().unwrap().modified().unwrap();
+    let id = yard.watch(&["--limit", "20Mbit"], "");
+    wait_for("the first version", || target.join("a").is_file());
+    assert!(!target.join("b").exists(), "the batch has ended");
+    std::fs::write(source.join("a"), "again").unwrap();
+    let opened = File::options().write(true).open(source.join("a"));
+    opened.unwrap().set_modified(modified).unwrap();
+    wait_for("the second version", || {
+        std::fs::read(target.join("a")).unwrap() == b"again"
+    });
+    yard.cancel(&id);
+}
+
 fn a_job_that_watches_is_held_and_goes_on() {
     let yard = Yard::daemon();
     let (source, target) = (yard.site.source(), yard.site.target());
