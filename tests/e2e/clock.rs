@@ -1,15 +1,20 @@
 //! Clocks that jump, by days and years, in the middle of a transfer and between two: nothing is lost by it and nothing
 //! hangs.
 
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::fs::{FlockOperation, flock};
 use zmove_types::GROUP_BYTES;
 
 use crate::command::{ZMOVE, finish};
 use crate::harness::{Site, has_program, skip};
+use crate::jobs::{Yard, wait_for};
 use crate::resume::{assert_done, stalled};
+use crate::tree::assert_same;
 
 /// The wall clock of a site's programs, as a shift from the true one that can be changed while they run.
 pub(crate) struct Clock(PathBuf);
@@ -60,6 +65,31 @@ impl Clock {
         std::fs::write(&new, format!("{shift}\n")).unwrap();
         std::fs::rename(new, &self.0).unwrap();
     }
+}
+
+/// A host may begin with a clock that is far ahead. The first runner begins after the correction.
+#[test]
+fn a_schedule_that_was_made_before_the_clock_was_set_back_runs() {
+    let Some((site, clock)) = Clock::site() else {
+        return;
+    };
+    let yard = Yard { site };
+    clock.jump("+4000d");
+    yard.run(&["jobs"]).done();
+    let lock = File::create(yard.place().join("runner.lock")).unwrap();
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    yard.submit(&["--every", "* * * * * *"], "");
+    let is_due = |day_max: i64| {
+        let job = yard.job("1");
+        let due = job["not_before"].as_i64().unwrap();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        (due - i64::try_from(now.as_secs()).unwrap()) / 86_400 < day_max
+    };
+    assert!(!is_due(3999));
+    clock.jump("+0");
+    drop(lock);
+    wait_for("the first run", || yard.job("1")["state"] == "done");
+    assert_same(&yard.site.source(), &yard.site.target());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::moment::Moment;
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, StartTime};
 use crate::state::State;
 
 /// The number of a job, which no other job ever has in the same store.
@@ -92,6 +92,8 @@ pub struct NewJob {
     pub priority: i32,
     /// The moment before which it does not begin.
     pub not_before: Option<Moment>,
+    /// The start time as it was typed, from which `not_before` is computed anew after the clock was corrected.
+    pub at: Option<StartTime>,
     /// The times at which it is done again.
     pub schedule: Option<Schedule>,
     /// The jobs that have to be done before.

@@ -24,7 +24,7 @@ pub use runner::{
     COPY_TO_END, Follower, Limits, Node, Nodes, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig,
     RunnerError, Stay, Watching, progress_of, samples_of, wake,
 };
-pub use schedule::{Schedule, parse_moment, shown};
+pub use schedule::{Schedule, StartTime, first_time, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
     Answer, Delivery, DeliveryState, Ending, Page, Queued, Released, Running, Selection, Started,

@@ -55,12 +55,59 @@ impl fmt::Display for Schedule {
     }
 }
 
+/// The time at which a job is to begin, as it was typed, with the moment that the text named then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartTime {
+    typed: String,
+    moment: Moment,
+}
+
+impl StartTime {
+    /// Reads `2026-11-26T02:00:00+01:00`, `2026-11-26 02:00` or `02:00`, which is the next such time, both by the
+    /// host's clock.
+    ///
+    /// # Errors
+    /// The text is no time.
+    pub fn parse(text: &str, now: Moment) -> Result<Self, String> {
+        Ok(Self {
+            typed: text.to_owned(),
+            moment: parse_moment(text, now)?,
+        })
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn typed(&self) -> &str {
+        &self.typed
+    }
+
+    /// The moment.
+    #[must_use]
+    pub const fn moment(&self) -> Moment {
+        self.moment
+    }
+}
+
+/// The moment before which a job does not begin, by the clock as it is `now`; none where the job may begin at once. A
+/// clock that was wrong when the job was submitted has no effect on the result.
+#[must_use]
+pub fn first_time(
+    at: Option<&StartTime>,
+    schedule: Option<&Schedule>,
+    now: Moment,
+) -> Option<Moment> {
+    let at = at.map(StartTime::moment);
+    schedule
+        .and_then(|schedule| schedule.next(at.unwrap_or(now)))
+        .or(at)
+}
+
 /// Reads a moment: `2026-11-26T02:00:00+01:00`, `2026-11-26 02:00` or `02:00`, which is the next such time, both by the
 /// host's clock.
 ///
 /// # Errors
 /// The text is none of these.
-pub fn parse_moment(text: &str, now: Moment) -> Result<Moment, String> {
+fn parse_moment(text: &str, now: Moment) -> Result<Moment, String> {
     let fail = || {
         format!("'{text}' is no time: write '02:00', '2026-11-26 02:00' or '2026-11-26T02:00:00Z'")
     };

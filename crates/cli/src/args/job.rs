@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
-use zmove_jobs::{JobId, Moment, Schedule, State, parse_moment};
+use zmove_jobs::{JobId, Moment, Schedule, StartTime, State};
 
 use super::copy::CopyArgs;
 use crate::value::age::Age;
@@ -32,7 +32,7 @@ pub(crate) struct SubmitArgs {
     pub(crate) priority: i32,
     /// Begin no earlier: 02:00, '2026-11-26 02:00' or 2026-11-26T02:00:00Z
     #[arg(long, value_name = "TIME", value_parser = parse_at, help_heading = JOB, hide_short_help = true)]
-    pub(crate) at: Option<Moment>,
+    pub(crate) at: Option<StartTime>,
     /// Do it again and again, at times as in a crontab: '0 2 * * *' is each day at 2
     #[arg(long, value_name = "CRON", help_heading = JOB, hide_short_help = true)]
     pub(crate) every: Option<Schedule>,
@@ -98,8 +98,8 @@ fn parse_timeout(text: &str) -> Result<Age, String> {
         .or_else(|_| text.parse())
 }
 
-fn parse_at(text: &str) -> Result<Moment, String> {
-    parse_moment(text, Moment::now())
+fn parse_at(text: &str) -> Result<StartTime, String> {
+    StartTime::parse(text, Moment::now())
 }
 
 #[derive(Debug, clap::Args)]

@@ -12,8 +12,8 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::{Location, Remote};
 use zmove_jobs::{
-    Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work, shown,
-    variable,
+    Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work,
+    first_time, shown, variable,
 };
 use zmove_types::Escaped;
 
@@ -129,8 +129,8 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         ..
     } = args;
     refuse_unknown_channels(&tell)?;
-    if let Some(at) = at {
-        tell_if_past(at);
+    if let Some(at) = &at {
+        tell_if_past(at.moment());
     }
     let directory = std::env::current_dir().context("find the working directory")?;
     let (target, sources) = copy.push.paths.split_last().expect("two are demanded");
@@ -162,9 +162,6 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
             .iter()
             .try_for_each(|host| get_to_know(host, strict))?;
     }
-    let first_time = every
-        .as_ref()
-        .and_then(|every| every.next(at.unwrap_or_else(Moment::now)));
     Ok(NewJob {
         submission: submission_id,
         label,
@@ -177,7 +174,8 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         target,
         host: hosts.first().map(ToString::to_string).unwrap_or_default(),
         priority,
-        not_before: first_time.or(at),
+        not_before: first_time(at.as_ref(), every.as_ref(), Moment::now()),
+        at,
         schedule: every,
         after,
         deadline: deadline.0,

@@ -17,6 +17,8 @@ CREATE TABLE jobs (
     priority INTEGER NOT NULL,
     submitted INTEGER NOT NULL,
     not_before INTEGER,
+    -- the start time of the first run as it was typed
+    at TEXT,
     started INTEGER,
     ended INTEGER CHECK ((ended IS NOT NULL) = (state IN ('done', 'failed', 'cancelled', 'expired'))),
     schedule TEXT,

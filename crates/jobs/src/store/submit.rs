@@ -9,6 +9,7 @@ use super::step::{add_event, state_of};
 use crate::error::StoreError;
 use crate::job::{JobId, NewJob, Work};
 use crate::moment::Moment;
+use crate::schedule::StartTime;
 use crate::state::State;
 
 /// A job that was submitted.
@@ -113,8 +114,8 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
     transaction
         .prepare(
             "INSERT INTO jobs (submission, label, state, arguments, directory, environment, source, target, host,
-                 priority, submitted, not_before, schedule, deadline, tell, message)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
+                 priority, submitted, not_before, schedule, deadline, tell, message, at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
         )?
         .execute(params![
             job.submission,
@@ -133,6 +134,7 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
             i64::try_from(job.deadline.as_millis()).unwrap_or(i64::MAX),
             (!job.tell.is_empty()).then(|| job.tell.join("\n")),
             waits_for(&job.after),
+            job.at.as_ref().map(StartTime::typed),
         ])?;
     let id = JobId(transaction.last_insert_rowid());
     for needed in &job.after {

@@ -48,6 +48,7 @@ fn job(label: &str) -> NewJob {
         host: "h".to_owned(),
         priority: 0,
         not_before: None,
+        at: None,
         schedule: None,
         after: Vec::new(),
         deadline: Duration::from_secs(3600),

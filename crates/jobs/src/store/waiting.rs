@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rusqlite::{OptionalExtension, Row, Transaction};
+use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use super::Store;
 use super::step::{add_event, send, state_of, take};
@@ -10,7 +10,7 @@ use super::submit::{Again, again};
 use crate::error::StoreError;
 use crate::job::JobId;
 use crate::moment::Moment;
-use crate::schedule::{Schedule, shown};
+use crate::schedule::{Schedule, StartTime, first_time, shown};
 use crate::state::{State, Step};
 
 /// What a change of waiting jobs has done.
@@ -75,12 +75,13 @@ impl Store {
         })
     }
 
-    /// Gives runs of schedules that were made before the clock was set back their time by the clock as it is.
+    /// Computes the times of waiting jobs anew that were submitted before the clock was set back: first runs of
+    /// schedules, later ones, and jobs with a typed start time.
     fn bring_forward(&mut self, now: Moment) -> Result<(), StoreError> {
         let made_later: Vec<i64> = self.read(|connection| {
             let mut found = connection.prepare(
-                "SELECT id FROM jobs WHERE state = 'waiting' AND schedule IS NOT NULL AND previous IS NOT NULL
-                     AND submitted > ?1",
+                "SELECT id FROM jobs WHERE state = 'waiting' AND attempt = 0 AND submitted > ?1
+                     AND (schedule IS NOT NULL OR at IS NOT NULL)",
             )?;
             found.query_map([now.0], |row| row.get(0))?.collect()
         })?;
@@ -89,14 +90,12 @@ impl Store {
         }
         self.transact(|transaction| {
             for id in made_later {
-                if let Some((_, next)) = next_run(transaction, JobId(id), now)? {
-                    transaction
-                        .prepare(
-                            "UPDATE jobs SET submitted = ?2, not_before = min(not_before, ?3)
-                             WHERE id = ?1 AND state = 'waiting'",
-                        )?
-                        .execute([id, now.0, next.0])?;
-                }
+                let not_before = time_of(transaction, JobId(id), now)?;
+                transaction
+                    .prepare(
+                        "UPDATE jobs SET submitted = ?2, not_before = ?3 WHERE id = ?1 AND state = 'waiting'",
+                    )?
+                    .execute(params![id, now.0, not_before.map(|moment| moment.0)])?;
             }
             Ok(Ok(()))
         })
@@ -182,6 +181,20 @@ pub(super) fn do_again(
         )?;
     }
     Ok(())
+}
+
+/// The time of a job by its schedule and its typed start time.
+fn time_of(
+    transaction: &Transaction<'_>,
+    id: JobId,
+    now: Moment,
+) -> rusqlite::Result<Option<Moment>> {
+    let mut found = transaction.prepare("SELECT at, schedule FROM jobs WHERE id = ?1")?;
+    let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let (at, schedule): (Option<String>, Option<String>) = found.query_row([id.0], read)?;
+    let at = at.and_then(|at| StartTime::parse(&at, now).ok());
+    let schedule = schedule.and_then(|schedule| schedule.parse().ok());
+    Ok(first_time(at.as_ref(), schedule.as_ref(), now))
 }
 
 /// A job's schedule, and the time of the next run after this moment; none if there is none.

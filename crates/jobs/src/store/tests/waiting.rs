@@ -1,6 +1,7 @@
 //! Jobs that wait, by a clock that may be set.
 
 use super::*;
+use crate::schedule::{StartTime, first_time};
 
 #[test]
 fn a_clock_that_is_set_back_does_not_hold_up_an_attempt() {
@@ -41,6 +42,40 @@ fn a_clock_that_is_set_back_puts_off_neither_deadlines_nor_schedules() {
         State::Expired
     );
     assert_eq!(site.state(next), State::Queued);
+}
+
+#[test]
+fn what_was_submitted_while_the_clock_was_ahead_begins_by_the_corrected_clock() {
+    let mut site = site();
+    let (ahead, now) = (later(1_000_000_000), START);
+    let mut submit = |at: Option<&str>, schedule: Option<&str>| {
+        let at = at.map(|at| StartTime::parse(at, ahead).unwrap());
+        let schedule = schedule.map(|schedule| schedule.parse().unwrap());
+        let not_before = first_time(at.as_ref(), schedule.as_ref(), ahead);
+        assert!(not_before.unwrap() > ahead);
+        let job = NewJob {
+            not_before,
+            at,
+            schedule,
+            ..job("x")
+        };
+        site.store.submit(&job, ahead).unwrap().id
+    };
+    let hourly = submit(None, Some("0 * * * *"));
+    let next_morning = submit(Some("02:00"), None);
+    let far = "2199-01-01T00:30:00Z";
+    let [on_a_date, hourly_from_then] =
+        [None, Some("0 * * * *")].map(|every| submit(Some(far), every));
+    site.store.release(now).unwrap();
+    let due = |id| site.store.job(id).unwrap().not_before.unwrap();
+    let hour = Duration::from_secs(3600);
+    assert!(due(hourly) > now && due(hourly) <= now.after(hour));
+    assert!(due(next_morning) > now && due(next_morning) <= now.after(25 * hour));
+    let date = StartTime::parse(far, now).unwrap().moment();
+    assert_eq!(due(on_a_date), date, "a date is no matter of the clock");
+    assert!(due(hourly_from_then) > date && due(hourly_from_then) <= date.after(hour));
+    site.store.release(now.after(hour)).unwrap();
+    assert_eq!(site.state(hourly), State::Queued);
 }
 
 #[test]
