@@ -147,6 +147,8 @@ pub(crate) fn prepare_process() {
             maximum: limit.maximum,
         },
     );
+    // The kernel names a process after the file that it executes, which may be `/proc/self/exe`.
+    let _a_mere_name = rustix::thread::set_name(c"zmove");
 }
 
 /// Runs work that waits for few connections, on so many threads. Tasks that block a thread are not waited for at the

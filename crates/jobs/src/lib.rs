@@ -8,6 +8,7 @@ mod error;
 mod job;
 mod moment;
 mod place;
+mod program;
 mod runner;
 mod schedule;
 mod state;
@@ -20,9 +21,10 @@ pub use job::{
 };
 pub use moment::Moment;
 pub use place::{Place, is_shared};
+pub use program::{Program, THIS_PROGRAM, this_program};
 pub use runner::{
-    COPY_TO_END, Follower, Limits, Node, Nodes, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig,
-    RunnerError, Stay, Watching, progress_of, samples_of, wake,
+    COPY_TO_END, Follower, Limits, Node, Nodes, OF_THE_SUBMITTER, Progress, RunEnd, Runner,
+    RunnerConfig, RunnerError, Stay, Watching, progress_of, samples_of, wake,
 };
 pub use schedule::{Schedule, StartTime, first_time, shown};
 pub use state::{IllegalStep, State, Step};

@@ -28,6 +28,7 @@ use crate::error::StoreError;
 use crate::job::JobId;
 use crate::moment::Moment;
 use crate::place::{Place, is_at, lock};
+use crate::program::Program;
 use crate::state::State;
 use crate::store::{Ending, Queued, Running, Started, Store, Verdict};
 use crate::tell::Teller;
@@ -55,6 +56,8 @@ pub struct RunnerConfig {
     pub limits: Limits,
     /// Whether it ends by itself.
     pub stay: Stay,
+    /// The runner's own program, for whose successor it makes room; `None`: it looks for none.
+    pub program: Option<Program>,
     /// The file that names who is told.
     pub tell: PathBuf,
 }
@@ -68,7 +71,16 @@ pub enum Stay {
     UntilIdle(Duration),
 }
 
-/// The reason why a runner ends.
+/// The reason why a runner returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunEnd {
+    /// There has been nothing to do for long enough.
+    Idle,
+    /// Another program has taken the place of the runner's, and no job needs the runner at this moment.
+    Replaced,
+}
+
+/// The reason why a runner fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunnerError {
@@ -155,13 +167,14 @@ impl Runner {
     ///
     /// # Errors
     /// The store cannot be used any more.
-    pub fn run(mut self, warn: impl Fn(&str)) -> Result<(), RunnerError> {
+    pub fn run(mut self, warn: impl Fn(&str)) -> Result<RunEnd, RunnerError> {
         loop {
             self.check_lock()?;
             self.bell.clear();
             self.teller.warnings().for_each(|text| warn(&text));
             let pause = match self.work(Moment::now()) {
-                Ok(None) => return Ok(()),
+                Ok(None) => return Ok(RunEnd::Idle),
+                Ok(Some(_)) if self.has_successor() => return Ok(RunEnd::Replaced),
                 Ok(Some(pause)) => {
                     self.trouble = None;
                     pause
@@ -180,6 +193,15 @@ impl Runner {
             };
             self.rest(pause);
         }
+    }
+
+    /// Whether another program has taken the place of this one, and no job but those that watch has a process. Such a
+    /// job may never end, and its process does not need this runner.
+    fn has_successor(&self) -> bool {
+        let is_idle =
+            || self.copies.is_empty() && self.attempts.values().all(|attempt| attempt.job.watches);
+        let is_replaced = self.config.program.as_ref().map(Program::is_replaced);
+        is_replaced == Some(true) && is_idle()
     }
 
     /// Fails if the lock file was removed or replaced: another runner can begin then.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 
 use super::*;
 
@@ -207,6 +208,58 @@ fn a_connection_that_is_lost_is_tried_again() {
     );
     yard.site.start_daemon_at(&address.to_string(), &[]);
     wait_for("the file", || target.join("f").is_file());
+    yard.cancel(&id);
+}
+
+fn inode(path: impl AsRef<Path>) -> u64 {
+    path.as_ref().metadata().unwrap().ino()
+}
+
+/// An upgrade renames another program into the place of this one.
+#[test]
+fn a_job_that_watches_and_its_runner_outlive_their_program() {
+    let mut yard = Yard::local();
+    let program = yard.site.path("zmove");
+    std::fs::copy(ZMOVE, &program).unwrap();
+    yard.site.run_by(program.clone());
+    let (source, target) = (yard.site.source(), yard.site.target());
+    let id = yard.watch(&[], "");
+    let arrives = |name: &str| {
+        paint(source.join(name), 1000);
+        wait_for(name, || target.join(name).is_file());
+    };
+    arrives("before");
+    yard.wait_until_idle(&id);
+    let watcher = yard.processes();
+    let runner = yard.runner().unwrap();
+    let of_runner = format!("/proc/{}/exe", runner.as_raw_nonzero());
+    assert_eq!(inode(&of_runner), inode(&program));
+    std::fs::remove_file(&program).unwrap();
+    arrives("removed");
+    let new = yard.site.path("zmove.new");
+    std::fs::copy(ZMOVE, &new).unwrap();
+    std::fs::rename(&new, &program).unwrap();
+    wait_for("the new program in the runner's process", || {
+        inode(&of_runner) == inode(&program)
+    });
+    arrives("replaced");
+    assert_eq!(yard.processes(), watcher, "it keeps its version");
+    let [watcher] = watcher[..] else {
+        panic!("{watcher:?}")
+    };
+    assert_ne!(
+        inode(format!("/proc/{}/exe", watcher.as_raw_nonzero())),
+        inode(&program)
+    );
+    wait_for("the lock of the runner", || yard.runner() == Some(runner));
+    let job = yard.job(&id);
+    assert_eq!(
+        (&job["state"], &job["attempts"]),
+        (&"running".into(), &1.into()),
+        "{job}"
+    );
+    let once = yard.submit(&["--ignore-existing"], "once");
+    yard.wait(&once).expect(0);
     yard.cancel(&id);
 }
 

@@ -10,7 +10,7 @@ use std::io::{BufRead as _, BufReader, Seek as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use zmove_disk::is_part;
-use zmove_jobs::is_shared;
+use zmove_jobs::{is_shared, this_program};
 use zmove_types::Escaped;
 use zmove_watch::{Batch, How, Terms, Watch};
 
@@ -272,7 +272,8 @@ impl Moved {
 /// Moves a batch by a process of its own.
 fn move_batch(batch: &Batch, stop: &Stop, mut tell: impl FnMut(&Value)) -> Result<Moved> {
     let list = list_of(batch).context("list files in memory")?;
-    let mut command = Command::new(std::env::current_exe().context("find this program")?);
+    // A program that was replaced still is the one that this process executes.
+    let mut command = this_program();
     command
         .args(std::env::args_os().skip(1))
         .env(BATCH, std::process::id().to_string());

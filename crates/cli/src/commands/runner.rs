@@ -9,11 +9,12 @@ pub(crate) mod mount;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rustix::fs::Mode;
 use zmove_engine::After;
 use zmove_jobs::{
-    COPY_TO_END, Channels, Limits, Place, Runner, RunnerConfig, RunnerError, Stay, Store,
+    COPY_TO_END, Channels, Limits, Place, Program, RunEnd, Runner, RunnerConfig, RunnerError, Stay,
+    Store, THIS_PROGRAM,
 };
 
 use crate::args::{RunnerArgs, RunnerCommand, SubmitArgs};
@@ -37,12 +38,16 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
     }
     let config = config(args)?;
     if args.detached {
-        let runner = Runner::begin_unless_up(&place, config)?;
-        runner.map_or(Ok(()), |runner| runner.run(|text| terminal::warn(text)))?;
-        return Ok(Exit::Done);
+        return match Runner::begin_unless_up(&place, config.clone())? {
+            Some(runner) => stay(runner, &place, config),
+            None => Ok(Exit::Done),
+        };
     }
     let runner = match Runner::begin(&place, config.clone()) {
-        Err(RunnerError::Up { pid }) if args.http.is_some() => succeed(&place, &config, pid)?,
+        // A command may have started another runner while this process changed its program.
+        Err(RunnerError::Up { pid }) if args.http.is_some() || Program::is_successor() => {
+            succeed(&place, &config, pid)?
+        }
         Err(error @ RunnerError::Up { .. }) => return Err(failure(Exit::Busy, error.to_string())),
         runner => runner?,
     };
@@ -50,8 +55,29 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
         "running the jobs of '{}'",
         place.path().display()
     ));
-    runner.run(|text| terminal::warn(text))?;
-    Ok(Exit::Done)
+    stay(runner, &place, config)
+}
+
+/// Runs jobs to the end of the runner. A runner whose program was replaced executes the new one.
+fn stay(runner: Runner, place: &Place, config: RunnerConfig) -> Result<Exit> {
+    let end = runner.run(|text| terminal::warn(text))?;
+    let replaced = config.program.clone().filter(|_| end == RunEnd::Replaced);
+    let Some(program) = replaced else {
+        return Ok(Exit::Done);
+    };
+    let error = program.execute_successor();
+    terminal::warn(format_args!(
+        "runner: cannot execute '{}', which has replaced this program: {error}; the old version continues",
+        program.path().display()
+    ));
+    let config = RunnerConfig {
+        program: None,
+        ..config
+    };
+    match Runner::begin_unless_up(place, config.clone())? {
+        Some(runner) => stay(runner, place, config),
+        None => Ok(Exit::Done),
+    }
 }
 
 /// Tells by one channel that this is a test.
@@ -73,7 +99,7 @@ fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
         .map(|age| age.0)
         .or(args.detached.then_some(IDLE));
     Ok(RunnerConfig {
-        words: vec![std::env::current_exe()?.into_os_string(), "run-job".into()],
+        words: vec![THIS_PROGRAM.into(), "run-job".into()],
         judge: verdict,
         limits: Limits {
             all: args.max,
@@ -82,6 +108,7 @@ fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
             key: args.max_per_key.unwrap_or(usize::MAX),
         },
         stay: until_idle.map_or(Stay::Always, Stay::UntilIdle),
+        program: Some(Program::of_this_process().context("find this program")?),
         tell: settings::tell()?,
     })
 }

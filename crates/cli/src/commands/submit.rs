@@ -5,7 +5,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -13,7 +13,7 @@ use serde_json::json;
 use zmove_engine::{Location, Remote};
 use zmove_jobs::{
     Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work,
-    first_time, shown, variable,
+    first_time, shown, this_program, variable,
 };
 use zmove_types::Escaped;
 
@@ -75,7 +75,7 @@ pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
         .mode(0o600)
         .open(place.runner_log());
     let log = log.with_context(|| format!("open '{}'", place.runner_log().display()))?;
-    let mut runner = Command::new(std::env::current_exe().context("find this program")?);
+    let mut runner = this_program();
     // not in a directory that somebody may want to unmount
     runner
         .args(["runner", "--detached"])

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command};
 
@@ -16,6 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 use crate::environment;
 use crate::job::{JobId, Work};
 use crate::place::{Place, lock, make_directory, private};
+use crate::program::THIS_PROGRAM;
 use crate::store::Started;
 
 /// A process that does a job.
@@ -105,6 +107,9 @@ fn command(work: &Work, words: &[OsString]) -> io::Result<Command> {
     });
     let (program, first) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
+    if program == THIS_PROGRAM {
+        command.arg0("zmove");
+    }
     command.env_clear().envs(environment::handed_on());
     // What is the submitter's own is not whoever's has started the runner.
     for name in OF_THE_SUBMITTER {

@@ -9,7 +9,7 @@ use tokio::runtime::Builder;
 use zmove_api::{
     Api, Host, Reminders, Tls, TlsFiles, Token, bind_tcp, bind_tls, bind_unix, socket,
 };
-use zmove_jobs::{Moment, Place};
+use zmove_jobs::{Moment, Place, THIS_PROGRAM};
 
 use super::options;
 use crate::args::{ControlArgs, RunnerArgs};
@@ -48,9 +48,8 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
             file.display()
         ));
     }
-    let program = std::env::current_exe().context("find this program")?;
     let host = Host {
-        program,
+        program: THIS_PROGRAM.into(),
         options: options::of_submit().into(),
         version: version(),
         daemon,
