@@ -42,6 +42,7 @@ mod delete;
 mod delta;
 mod doctor;
 mod dry_run;
+mod exit_codes;
 mod faults;
 mod full_disk;
 mod grants;

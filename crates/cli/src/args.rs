@@ -12,7 +12,7 @@ mod copy;
 mod dial;
 mod doctor;
 pub(crate) mod habits;
-mod help;
+pub(crate) mod help;
 mod job;
 mod journal;
 mod keeping;

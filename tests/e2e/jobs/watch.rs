@@ -6,9 +6,9 @@ use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 
 use super::*;
-
 use crate::command::ZMOVE;
 use crate::tree::set_old;
+
 impl Yard {
     fn watch(&self, options: &[&str], path: &str) -> String {
         let mut submit = self.site.zmove(&["submit", "--watch", "--rest", "1s"]);
@@ -155,7 +155,6 @@ fn batches_of(yard: &Yard) -> Vec<Pid> {
         .collect()
 }
 
-#[test]
 /// The target has the first version when the second one, which looks the same, comes.
 #[test]
 fn a_file_that_is_written_again_while_its_batch_runs_arrives_in_its_last_version() {
@@ -177,6 +176,7 @@ fn a_file_that_is_written_again_while_its_batch_runs_arrives_in_its_last_version
     yard.cancel(&id);
 }
 
+#[test]
 fn a_job_that_watches_is_held_and_goes_on() {
     let yard = Yard::daemon();
     let (source, target) = (yard.site.source(), yard.site.target());
@@ -341,12 +341,8 @@ fn what_makes_no_sense_with_watching_is_refused() {
         1,
         "--watch watches one directory",
     );
-    refused(
-        &["none", "target"],
-        11,
-        "none' is no directory of this host",
-    );
-    refused(&["h:x", "target"], 11, "is no directory of this host");
+    refused(&["none", "target"], 23, "'none' is not there");
+    refused(&["h:x", "target"], 1, "is no directory of this host");
     yard.run(&["submit", "--rest", "1s", "source", "target"])
         .expect(1)
         .says(&["--watch"]);

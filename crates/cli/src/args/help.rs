@@ -36,7 +36,7 @@ pub(super) const SHORT: &str = concat!(
     "'zmove COMMAND -h' is one screen, '--help' all; 'zmove --help' has exit codes."
 );
 
-pub(super) const LONG: &str = concat!(
+pub(crate) const LONG: &str = concat!(
     commands!(),
     "
 Examples:

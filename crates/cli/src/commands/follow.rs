@@ -19,11 +19,13 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use zmove_disk::is_part;
+use zmove_engine::SourcesError;
 use zmove_jobs::{is_shared, this_program};
 use zmove_types::Escaped;
 use zmove_watch::{Batch, How, Terms, Watch};
 
 use crate::args::{PushArgs, SubmitArgs};
+use crate::commands::submit::names_other_host;
 use crate::commands::transfer::interrupted;
 use crate::display::progress::print_json;
 use crate::display::terminal;
@@ -60,12 +62,16 @@ pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
     if let Some((_, why)) = refused.into_iter().find(|(is_typed, _)| *is_typed) {
         return Err(usage_error(format!("--watch cannot be used with {why}")));
     }
+    let is_missing = !names_other_host(source) && Path::new(source).symlink_metadata().is_err();
+    if is_missing {
+        terminal::warn(format_args!("'{}' is not there", Escaped::path(source)));
+        return Err(SourcesError::Nothing.into());
+    }
     if !Path::new(source).is_dir() {
-        let text = format!(
+        return Err(usage_error(format!(
             "--watch: '{}' is no directory of this host",
             Escaped::path(source)
-        );
-        return Err(failure(Exit::File, text));
+        )));
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use zmove_engine::{Location, Remote};
+use zmove_engine::{Location, Remote, SourcesError};
 use zmove_jobs::{
     Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work,
     first_time, shown, this_program, variable,
@@ -154,7 +154,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         && at.is_none()
         && every.is_none()
     {
-        tell_missing(&settings.args);
+        refuse_missing(&settings.args)?;
     }
     let hosts = hosts(copy);
     if !are_known {
@@ -216,15 +216,18 @@ fn checked_label(label: String) -> Result<String> {
 /// The longest label: as the name of a file.
 const LABEL_BYTES_MAX: usize = 255;
 
-/// Says which sources are not there.
-fn tell_missing(args: &PushArgs) {
+/// Warns of sources that do not exist. Refuses a job without any source as a push does.
+fn refuse_missing(args: &PushArgs) -> Result<()> {
     let (_, sources) = args.paths.split_last().expect("two are demanded");
-    let missing = sources
-        .iter()
-        .filter(|source| Path::new(source).symlink_metadata().is_err());
-    for source in missing {
+    let is_missing = |source: &&OsString| Path::new(source).symlink_metadata().is_err();
+    let missing: Vec<_> = sources.iter().filter(is_missing).collect();
+    for source in &missing {
         terminal::warn(format_args!("'{}' is not there", Escaped::path(source)));
     }
+    if missing.len() == sources.len() {
+        return Err(SourcesError::Nothing.into());
+    }
+    Ok(())
 }
 
 /// Refuses what has no meaning where nobody watches.
@@ -334,14 +337,17 @@ pub(crate) const UMASK: &str = "ZMOVE_JOB_UMASK";
 /// The variable by which a job's process gets the mount that its target has to be on.
 pub(crate) const MOUNT: &str = "ZMOVE_JOB_MOUNT";
 
+/// Whether a path is one of another host, `HOST:PATH`.
+pub(crate) fn names_other_host(path: &OsStr) -> bool {
+    let path = path.to_string_lossy();
+    path.split('/')
+        .next()
+        .is_some_and(|head| head.contains(':'))
+}
+
 /// A path as it is shown: one of this host from the root on.
 pub(crate) fn described(path: &OsStr, directory: &Path, count: usize) -> String {
-    let is_remote = path
-        .to_string_lossy()
-        .split('/')
-        .next()
-        .is_some_and(|head| head.contains(':'));
-    let path = if is_remote {
+    let path = if names_other_host(path) {
         path.to_owned()
     } else {
         directory.join(path).into_os_string()

@@ -57,6 +57,28 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
+    /// All codes. The table of the guide and that of `zmove --help` have the same.
+    const ALL: [Self; 18] = [
+        Self::Done,
+        Self::Usage,
+        Self::Incompatible,
+        Self::Target,
+        Self::Unwell,
+        Self::Authentication,
+        Self::Differs,
+        Self::Connection,
+        Self::File,
+        Self::Broken,
+        Self::Busy,
+        Self::Interrupted,
+        Self::Partial,
+        Self::MaxDelete,
+        Self::JobFailed,
+        Self::JobCancelled,
+        Self::JobExpired,
+        Self::StillGoing,
+    ];
+
     /// The code for an error that ended a command.
     pub(crate) fn of(error: &anyhow::Error) -> Self {
         if let Some(InTransfer { error, .. }) = error.downcast_ref() {
@@ -92,18 +114,8 @@ impl Exit {
 
     /// The code with which another process of zmove has ended.
     pub(crate) fn told(code: i32) -> Self {
-        const TOLD: [Exit; 9] = [
-            Exit::Usage,
-            Exit::Incompatible,
-            Exit::Target,
-            Exit::Authentication,
-            Exit::Connection,
-            Exit::Broken,
-            Exit::Busy,
-            Exit::Interrupted,
-            Exit::Partial,
-        ];
-        TOLD.into_iter()
+        Self::ALL
+            .into_iter()
             .find(|exit| *exit as i32 == code)
             .unwrap_or(Self::File)
     }
@@ -319,5 +331,53 @@ pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
         Exit::Usage.into()
     } else {
         Exit::Done.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::args::help::LONG;
+
+    fn codes() -> BTreeSet<i32> {
+        Exit::ALL.into_iter().map(|exit| exit as i32).collect()
+    }
+
+    #[test]
+    fn the_table_of_the_guide_has_each_code_once() {
+        let guide = include_str!("../../../../docs/GUIDE.md");
+        let table = guide.split("## Exit codes\n").nth(1).unwrap();
+        let table = table.split("\n## ").next().unwrap();
+        let rows = table.lines().filter_map(|line| line.strip_prefix("| "));
+        let listed: Vec<i32> = rows
+            .filter_map(|row| row.split(" |").next())
+            .flat_map(|codes| codes.split(", "))
+            .filter_map(|code| code.parse().ok())
+            .collect();
+        assert_eq!(listed.iter().copied().collect::<BTreeSet<_>>(), codes());
+        assert_eq!(listed.len(), codes().len(), "{listed:?}");
+    }
+
+    /// `zmove job --help` has those from 30 on.
+    #[test]
+    fn the_table_of_the_help_has_the_same_codes() {
+        let table = LONG.split("Exit codes:\n").nth(1).unwrap();
+        let table = table.split("\n\n").next().unwrap();
+        let listed: BTreeSet<i32> = table
+            .split_whitespace()
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        let of_transfers = codes().into_iter().filter(|code| *code < 30);
+        assert_eq!(listed, of_transfers.collect());
+    }
+
+    #[test]
+    fn the_code_of_another_process_is_told_as_it_is() {
+        for code in codes() {
+            assert_eq!(Exit::told(code) as i32, code);
+        }
+        assert_eq!(Exit::told(101), Exit::File);
     }
 }
