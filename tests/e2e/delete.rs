@@ -24,6 +24,7 @@ both_ways!(
     a_file_alone_removes_nothing,
     a_source_that_is_missing_removes_nothing,
     what_running_transfers_hide_stays,
+    an_empty_source_empties_its_mirror_only_where_that_is_allowed,
     a_directory_in_the_way_of_a_file_still_stays,
     a_renamed_file_that_cannot_be_stored_keeps_its_old_name,
     names_of_any_bytes_go,
@@ -183,6 +184,50 @@ fn a_source_that_is_missing_removes_nothing(site: &Site) {
         .expect(23);
     outcome.lines(1);
     assert_same(&site.source(), &site.target());
+}
+
+/// The file system of the source may not be mounted.
+fn an_empty_source_empties_its_mirror_only_where_that_is_allowed(site: &Site) {
+    paint(site.target().join("f"), 10);
+    paint(site.target().join("d/f"), 10);
+    let refused = |options: &[&str]| {
+        let options = [&["--delete"], options].concat();
+        site.push(&options, site.contents(), "")
+            .expect(23)
+            .says(&["is empty and its mirror is not", "--allow-empty"]);
+        assert!(site.target().join("f").is_file() && site.target().join("d/f").is_file());
+    };
+    refused(&[]);
+    refused(&["-n"]);
+    refused(&["--ignore-errors"]);
+    std::fs::create_dir(site.path("full")).unwrap();
+    paint(site.path("full/f"), 10);
+    let sources = [site.path("full/"), site.contents().into()];
+    let sources = [sources[0].as_os_str(), sources[1].as_os_str()];
+    site.push_command(&["--delete"], &sources, "")
+        .outcome()
+        .expect(23)
+        .says(&["is empty and its mirror is not"]);
+    assert!(site.target().join("d/f").is_file());
+    site.push(&["--delete", "--allow-empty"], site.contents(), "")
+        .done();
+    assert_same(&site.source(), &site.target());
+    site.push(&["--delete"], site.contents(), "").done();
+}
+
+#[test]
+fn an_empty_source_of_a_pull_empties_its_mirror_only_where_that_is_allowed() {
+    let site = Site::reading(&[], &[]);
+    paint(site.target().join("f"), 10);
+    let source = site.source().join("");
+    let sources = [source.to_str().unwrap()];
+    site.pull(&["--delete"], &sources, "")
+        .expect(23)
+        .says(&["is empty and its mirror is not"]);
+    assert!(site.target().join("f").is_file());
+    site.pull(&["--delete", "--allow-empty"], &sources, "")
+        .done();
+    assert!(!site.target().join("f").exists());
 }
 
 fn what_running_transfers_hide_stays(site: &Site) {

@@ -11,6 +11,7 @@ pub(crate) mod job;
 pub(crate) mod jobs;
 pub(crate) mod journal;
 pub(crate) mod key;
+pub(crate) mod mount;
 pub(crate) mod operate;
 pub(crate) mod participants;
 pub(crate) mod probe;

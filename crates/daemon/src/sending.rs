@@ -18,8 +18,8 @@ use zmove_scan::{
     Effect, FileSystems, PathList, PatternError, Rule, ScanConfig, Selection, Separator,
 };
 use zmove_sender::{
-    AfterErrors, Instead, Mapped, Mapping, Owners, PushJob, Removals, SenderConfig, SessionError,
-    Summary, Zeros,
+    AfterErrors, EmptySources, Instead, Mapped, Mapping, Owners, PushJob, Removals, SenderConfig,
+    SessionError, Summary, Zeros,
 };
 use zmove_transport::{
     Claim, ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate,
@@ -521,6 +521,11 @@ pub(crate) fn job(
                 AfterErrors::Keep
             },
             entries_max: order.entries_max,
+            empty_sources: if order.empty_sources {
+                EmptySources::Mirror
+            } else {
+                EmptySources::Refuse
+            },
             ..Removals::default()
         });
     let sources_missing = missing.len() as u64;

@@ -7,6 +7,7 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, RawDir, StatxFlags, statx};
@@ -28,6 +29,8 @@ pub struct DirectoryNames {
     pub names: Vec<Name>,
     /// Whether the source's names may differ from those that the first walk has seen.
     pub changed: bool,
+    /// A source that brings this directory and has no entry at all.
+    pub empty_source: Option<PathBuf>,
 }
 
 /// The listings of all directories below some roots, each after the one above it. Only the names of one directory and
@@ -135,6 +138,7 @@ impl SourceNames {
         let mut listing = None;
         let mut names = brought;
         let mut changed = moved;
+        let mut empty_source = None;
         for root in &roots {
             let Some((directory, found)) = self.read(root, &path)? else {
                 continue;
@@ -147,6 +151,9 @@ impl SourceNames {
             };
             self.waiting
                 .extend(found.directories.into_iter().map(below).map(Ok));
+            if path.is_root() && found.names.is_empty() {
+                empty_source = Some(root.path().to_owned());
+            }
             names.extend(found.names);
             changed |= found.changed;
             listing = Some(directory);
@@ -157,6 +164,7 @@ impl SourceNames {
             directory,
             names,
             changed,
+            empty_source,
         }))
     }
 

@@ -28,7 +28,7 @@ pub use account::summary::{AtBest, Learnt, Summary};
 pub use control::link::{LaneNumber, LaneSupply, Link, LossAnswer};
 pub use control::relay::{Beside, Held, Last, NoQuota, PeerQuota, Relay};
 pub use error::SessionError;
-pub use mirror::{AfterErrors, Guard, Removals};
+pub use mirror::{AfterErrors, EmptySources, Guard, Removals};
 pub use plan::pack::PackSizes;
 pub use probe::{
     Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips,

@@ -18,16 +18,19 @@
 //! A removal that the sender has asked for counts as done, also for the next session when the connection is
 //! lost before the answer.
 //!
-//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of them
-//! that were to be sent are at the target; and when any of it could not be read or stored, nothing at all, unless the
-//! user asks for it. Directories that could not be listed are left alone then too, and so are entries that rules leave
-//! out of the push. Nothing is removed either when a source is another directory than the one that was pushed, or
-//! something that was mounted in it is gone; nor from a directory whose source has changed since the push began.
+//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of
+//! them that were to be sent are at the target; and when any of it could not be read or stored, nothing at all,
+//! unless the user asks for it. Nothing is removed where a source is empty and the target is not, unless the user
+//! allows that: the file system of the source may not be mounted. Directories that could not be listed are left alone
+//! then too, and so are entries that rules leave out of the push. Nothing is removed either when a source is another
+//! directory than the one that was pushed, or something that was mounted in it is gone; nor from a directory whose
+//! source has changed since the push began.
 
 mod extraneous;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +38,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use zmove_scan::{
     DirectoryNames, FileSystems, FirstWalk, ScanError, ScanRoot, Selection, SourceNames,
 };
-use zmove_types::{Change, ChangeKind, EntryForm, Event, FileNumber};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, FileNumber, RelPath};
 use zmove_wire::limits::{
     KEEP_NAME_BYTES_MAX, KEEP_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX,
     REMOVE_NAMES_MAX, REMOVES_OUTSTANDING_MAX,
@@ -71,6 +74,8 @@ pub struct Removals {
     pub after_errors: AfterErrors,
     /// The most files and directories that are removed. Default: any number. The deepest go first, and the rest stays.
     pub entries_max: Option<u64>,
+    /// What a source directory without entries does. Default: it is refused where the target has entries.
+    pub empty_sources: EmptySources,
     /// The guard that is asked before anything is removed. Default: none.
     pub guard: Option<Arc<dyn Guard>>,
     /// Directories that this program itself changes during the push, and that may lie in the sources: a change of
@@ -92,6 +97,17 @@ pub enum AfterErrors {
     Keep,
     /// Entries are removed, except where names could not be read.
     Remove,
+}
+
+/// What a source directory without entries means for its mirror.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EmptySources {
+    /// Nothing is removed in the whole run where the directory at the target has entries: the file system of the source
+    /// may not be mounted.
+    #[default]
+    Refuse,
+    /// The mirror becomes empty.
+    Mirror,
 }
 
 /// Makes the target a mirror of the sources; `answers` are the receiver's answers about names there.
@@ -125,6 +141,9 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
         });
         if session.in_flight.is_stopping() || stays(&session.account, mirror) {
             return;
+        }
+        if let Some(path) = round.emptied {
+            return session.account.fail(&FileError::EmptySource { path });
         }
         if let Some(why) = mirror
             .removals
@@ -199,6 +218,10 @@ struct Round<'a> {
     extraneous: ExtraneousList,
     /// Whether more is to be removed than can be held: another round does the rest.
     full: bool,
+    /// Empty sources that may not empty their mirror, by directory of the target.
+    empty: HashMap<RelPath, PathBuf>,
+    /// An empty source whose mirror has entries that would be removed.
+    emptied: Option<PathBuf>,
 }
 
 struct Question {
@@ -231,6 +254,8 @@ impl<'a> Round<'a> {
                 mirror.removals.entries_max.is_some() || mirror.intent == Intent::Inspect,
             ),
             full: false,
+            empty: HashMap::new(),
+            emptied: None,
         }
     }
 
@@ -297,8 +322,14 @@ impl<'a> Round<'a> {
             directory,
             names,
             changed,
+            empty_source,
         }: DirectoryNames,
     ) {
+        if self.mirror.removals.empty_sources == EmptySources::Refuse
+            && let Some(source) = empty_source
+        {
+            self.empty.insert(directory.clone(), source);
+        }
         let whereabouts = if changed {
             Whereabouts::ChangedSource
         } else {
@@ -442,10 +473,14 @@ impl<'a> Round<'a> {
                     EntryForm::File
                 };
                 let room = !self.full && !self.extraneous.is_full();
+                let names = self.extraneous.names();
                 self.full |=
                     !self
                         .extraneous
                         .add(&range.directory, (extra.name, form), whereabouts, room);
+                if self.emptied.is_none() && self.extraneous.names() > names {
+                    self.emptied = self.empty.get(&range.directory).cloned();
+                }
             }
         }
         if self.full && self.mirror.intent == Intent::Inspect {

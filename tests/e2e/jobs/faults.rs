@@ -187,6 +187,69 @@ fn a_target_that_is_not_mounted_any_more_is_not_written_to() {
     assert!(arrived.is_file());
 }
 
+/// The source is a mount point, and so is a directory in it.
+#[test]
+fn a_source_that_is_not_mounted_any_more_empties_no_mirror() {
+    let Some(site) = Site::within(|target| Namespace::with_small_disk(target, 8 << 20)) else {
+        return;
+    };
+    let yard = Yard { site };
+    let namespace = yard.site.namespace();
+    let (source, mirror) = (yard.site.path("target"), yard.site.path("mirror"));
+    let below = source.join("below");
+    let mount = |point: &Path| {
+        std::fs::create_dir_all(namespace.outside(point)).unwrap();
+        let mount = ["mount", "-t", "tmpfs", "none"].map(std::ffi::OsStr::new);
+        assert!(namespace.run(&[&mount[..], &[point.as_os_str()]].concat()));
+    };
+    let fill = || {
+        mount(&below);
+        paint(namespace.outside(&source).join("f"), 1000);
+        paint(namespace.outside(&below).join("g"), 1000);
+    };
+    let assert_kept = || {
+        assert!(mirror.join("f").is_file() && mirror.join("below/g").is_file());
+    };
+    let push = |options: &[&str]| {
+        let mut push = yard.site.zmove(&["push", "--delete"]);
+        push.0.args(options).arg(source.join("")).arg(&mirror);
+        push.outcome()
+    };
+    let require = ["--require-mount", source.to_str().unwrap()];
+    fill();
+    let mut submit = yard.site.zmove(&["submit", "--delete"]);
+    submit.0.arg(source.join("")).arg(&mirror);
+    let id = number(&submit.outcome().done());
+    yard.wait(&id).expect(0);
+    push(&require).done();
+    assert_kept();
+    for gone in [&below, &source] {
+        assert!(namespace.run(&["umount".as_ref(), gone.as_os_str()]));
+        let id = number(&yard.run(&["job", &id, "rerun"]).done());
+        let job = yard.wait_until(&id, |job| job["state"] == "waiting");
+        let why = job["message"].as_str().unwrap();
+        let missing = format!("'{}' (tmpfs), which belonged to the source", gone.display());
+        assert!(
+            why.contains(&missing) && why.contains("is not mounted"),
+            "{why}"
+        );
+        assert_kept();
+        yard.run(&["job", &id, "cancel"]).done();
+    }
+    push(&require)
+        .expect(10)
+        .says(&["nothing is mounted there"]);
+    push(&[])
+        .expect(23)
+        .says(&["is empty and its mirror is not"]);
+    assert_kept();
+    mount(&source);
+    fill();
+    let id = number(&yard.run(&["job", &id, "rerun"]).done());
+    yard.wait(&id).expect(0);
+    assert_kept();
+}
+
 #[test]
 fn a_host_whose_key_has_changed_ends_the_job_at_once() {
     let yard = Yard::daemon();

@@ -63,9 +63,16 @@ pub(crate) struct PushArgs {
     /// With --delete: remove also when something could not be read or stored, but nothing below what was not read
     #[arg(long, requires = "delete", help_heading = MIRROR)]
     pub(crate) ignore_errors: bool,
+    /// With --delete: empty the target also where a source directory is empty, as it is when its file system is not
+    /// mounted
+    #[arg(long, requires = "delete", help_heading = MIRROR)]
+    pub(crate) allow_empty: bool,
     /// With --delete: remove no more than N files and directories; what is over stays (exit code 25)
     #[arg(long, value_name = "N", requires = "delete", help_heading = MIRROR)]
     pub(crate) max_delete: Option<u64>,
+    /// Begin only if a file system is mounted at DIR of this host; may be repeated (exit code 10)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) require_mount: Vec<PathBuf>,
     /// Change nothing, and list what would be done: '+ NEW', '~ CHANGED (WHY)', '- REMOVED'
     #[arg(short = 'n', long, conflicts_with_all = ["manifest", "proofs", "trace"])]
     pub(crate) dry_run: bool,

@@ -87,6 +87,9 @@ impl From<VerifyArgs> for PushArgs {
             // what could not be read is told, and so is what is at the target alone
             ignore_errors: true,
             max_delete: None,
+            // what would be removed is told in any case
+            allow_empty: true,
+            require_mount: Vec::new(),
             durability: DurabilityArg::None,
             proof: ProofArg::Wire,
             manifest: None,

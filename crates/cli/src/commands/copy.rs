@@ -17,7 +17,7 @@ use zmove_wire::{CopyResult, EndedCopy, Receipt, SignedReceipt};
 use crate::args::{CopyArgs, ResultArgs};
 use crate::ceiling::Shares;
 use crate::commands::transfer::{exit_of, interrupted};
-use crate::commands::{pull, push};
+use crate::commands::{mount, pull, push};
 use crate::display::format::{counted, same_files};
 use crate::display::progress::{Display, print_json};
 use crate::display::prompt::Prompt;
@@ -39,6 +39,7 @@ pub(crate) fn run(args: CopyArgs, started: Instant, after: After) -> Result<Exit
 
 fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Exit> {
     let args = &settings.args;
+    mount::require(args)?;
     let (from, to) = (&settings.source.host, &settings.target.host);
     let trace = args
         .trace

@@ -25,8 +25,7 @@ use zmove_types::Escaped;
 use zmove_watch::{Batch, How, Terms, Watch};
 
 use crate::args::{PushArgs, SubmitArgs};
-use crate::commands::submit::names_other_host;
-use crate::commands::transfer::interrupted;
+use crate::commands::transfer::{interrupted, names_other_host};
 use crate::display::progress::print_json;
 use crate::display::terminal;
 use crate::settings;

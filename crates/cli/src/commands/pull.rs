@@ -11,6 +11,7 @@ use zmove_receiver::{ListedFiles, TargetLeases};
 
 use crate::args::PushArgs;
 use crate::ceiling::Shares;
+use crate::commands::mount;
 use crate::commands::push::{add_missing, manifest};
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::display::progress::Display;
@@ -30,6 +31,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
 /// Pulls by these settings.
 pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
+    mount::require(args)?;
     let from = &settings.remote.host;
     let trace = args
         .trace

@@ -19,6 +19,7 @@ use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
 use crate::commands::cluster_push;
+use crate::commands::mount;
 use crate::commands::scan::tell_unmatched;
 use crate::commands::shared_job;
 use crate::commands::spread;
@@ -40,6 +41,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
 /// Pushes by these settings.
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
+    mount::require(args)?;
     if let Some(cluster) = &settings.cluster {
         return cluster_push::push(settings, cluster, started);
     }

@@ -4,9 +4,6 @@ mod http;
 mod options;
 mod ssh_words;
 
-pub(crate) mod mount;
-
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -18,8 +15,8 @@ use zmove_jobs::{
 };
 
 use crate::args::{RunnerArgs, RunnerCommand, SubmitArgs};
-use crate::commands::submit::{MOUNT, UMASK};
-use crate::commands::{copy, follow};
+use crate::commands::submit::UMASK;
+use crate::commands::{copy, follow, mount};
 use crate::display::terminal;
 use crate::settings;
 use crate::value::exit::{Exit, failure, usage_error, verdict};
@@ -138,9 +135,7 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     if let Some(umask) = umask {
         rustix::process::umask(Mode::from_raw_mode(umask));
     }
-    if let Some(mount) = std::env::var_os(MOUNT) {
-        mount::demand(&args.copy.push, Path::new(&mount))?;
-    }
+    mount::demand_recorded(&args.copy.push)?;
     args.copy.push.json = true;
     if let Ok(id) = std::env::var(COPY_TO_END) {
         return copy::end(args.copy, &id);

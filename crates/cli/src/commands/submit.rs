@@ -19,7 +19,8 @@ use zmove_types::Escaped;
 
 use crate::args::{PushArgs, SubmitArgs};
 use crate::commands::follow;
-use crate::commands::runner::mount;
+use crate::commands::mount;
+use crate::commands::transfer::names_other_host;
 use crate::commands::trust::get_to_know;
 use crate::display::progress::print_json;
 use crate::display::prompt::Prompt;
@@ -143,7 +144,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         Some(label) => checked_label(label)?,
         None => name_of(&sources[0]),
     };
-    let environment = environment(mount::of_target(&copy.push)?);
+    let environment = environment(mount::recorded(&copy.push)?);
     // the file of a cluster has the keys of its receivers
     let are_known = copy.push.dial.accept_new || copy.push.cluster.is_some();
     let strict = copy.push.dial.strict;
@@ -302,8 +303,8 @@ fn refuse_unknown_channels(names: &[String]) -> Result<()> {
     known.map_err(|error| usage_error(error.to_string()))
 }
 
-/// What a job needs of the environment in which it was submitted, and the mount that its target is on.
-fn environment(mount: Option<OsString>) -> Words {
+/// What a job needs of the environment in which it was submitted, and the variables that record its mounts.
+fn environment(mounts: Vec<OsString>) -> Words {
     // Reading the mask is setting it; nobody else makes files meanwhile.
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);
@@ -313,10 +314,9 @@ fn environment(mount: Option<OsString>) -> Words {
         .filter(|name| *name != ZMOVE_HOME);
     let kept = kept.filter_map(|name| Some(variable(name, &std::env::var_os(name)?)));
     let home = absolute_home().map(|home| variable(ZMOVE_HOME, home.as_os_str()));
-    let mount = mount.map(|mount| variable(MOUNT, &mount));
     Words(
         kept.chain(home)
-            .chain(mount)
+            .chain(mounts)
             .chain([variable(UMASK, OsStr::new(&umask))])
             .collect(),
     )
@@ -333,17 +333,6 @@ const ZMOVE_HOME: &str = "ZMOVE_HOME";
 
 /// The variable by which a job's process gets the mask for modes of new files.
 pub(crate) const UMASK: &str = "ZMOVE_JOB_UMASK";
-
-/// The variable by which a job's process gets the mount that its target has to be on.
-pub(crate) const MOUNT: &str = "ZMOVE_JOB_MOUNT";
-
-/// Whether a path is one of another host, `HOST:PATH`.
-pub(crate) fn names_other_host(path: &OsStr) -> bool {
-    let path = path.to_string_lossy();
-    path.split('/')
-        .next()
-        .is_some_and(|head| head.contains(':'))
-}
 
 /// A path as it is shown: one of this host from the root on.
 pub(crate) fn described(path: &OsStr, directory: &Path, count: usize) -> String {

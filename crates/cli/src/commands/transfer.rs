@@ -1,5 +1,7 @@
 //! What pushes and pulls have in common around their run.
 
+use std::ffi::OsStr;
+
 use anyhow::Error;
 use zmove_engine::Summary;
 
@@ -24,6 +26,14 @@ pub(crate) fn exit_of(summary: &Summary, args: &PushArgs) -> Exit {
         return Exit::Partial;
     }
     Exit::of_counters(&summary.counters, args.verify)
+}
+
+/// Whether a path is one of another host, `HOST:PATH`.
+pub(crate) fn names_other_host(path: &OsStr) -> bool {
+    let path = path.to_string_lossy();
+    path.split('/')
+        .next()
+        .is_some_and(|head| head.contains(':'))
 }
 
 /// The name of this host.

@@ -217,6 +217,7 @@ pub(super) fn fetch(
         removals: args.delete.then_some(RemovalOrder {
             after_errors: args.ignore_errors,
             entries_max: args.max_delete,
+            empty_sources: args.allow_empty,
         }),
         owners: OwnerOrder {
             numeric: args.keeping.numeric_ids,

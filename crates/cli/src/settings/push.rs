@@ -17,7 +17,7 @@ use zmove_engine::{
     Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
-use zmove_sender::{AfterErrors, Guard, Instead, Owners, Removals, Zeros};
+use zmove_sender::{AfterErrors, EmptySources, Guard, Instead, Owners, Removals, Zeros};
 use zmove_transport::{Fingerprint, KnownHosts, TransportChoice};
 use zmove_types::{Escaped, FileNumber, Kinds};
 use zmove_wire::{Cipher, Compare, Durability, Intent, Keeping, Open, Overwrite, Proof};
@@ -494,8 +494,18 @@ fn removals(args: &PushArgs, sources: &Sources, location: &Location) -> Removals
             AfterErrors::Keep
         },
         entries_max: args.max_delete,
+        empty_sources: empty_sources(args),
         guard,
         own_directories: own_directories(location),
+    }
+}
+
+/// What an empty source does to its mirror.
+fn empty_sources(args: &PushArgs) -> EmptySources {
+    if args.allow_empty {
+        EmptySources::Mirror
+    } else {
+        EmptySources::Refuse
     }
 }
 

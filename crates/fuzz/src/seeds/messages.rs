@@ -110,6 +110,7 @@ fn fetch() -> Fetch {
         removals: Some(RemovalOrder {
             after_errors: true,
             entries_max: Some(1),
+            empty_sources: false,
         }),
         owners: OwnerOrder {
             numeric: true,

@@ -7,6 +7,7 @@ class Options(TypedDict, total=False):
     """What ``zmove submit`` takes, with ``_`` for ``-``."""
 
     acls: bool
+    allow_empty: bool
     archive: bool
     at: str
     checksum: bool
@@ -63,6 +64,7 @@ class Options(TypedDict, total=False):
     ]
     priority: int
     proofs: str
+    require_mount: Iterable[str]
     rescan: str
     rest: str
     sparse: Literal["auto", "zeros", "never"]

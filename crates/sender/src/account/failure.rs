@@ -50,6 +50,13 @@ pub(crate) enum FileError {
     /// The removal could reach the source itself.
     #[error("sender: nothing is removed at the target: {why}")]
     Guarded { why: String },
+    /// A source has no entries, and its mirror has.
+    #[error(
+        "sender: '{}' is empty and its mirror is not (is its file system mounted?): nothing is removed at the target; \
+         --allow-empty empties the mirror",
+        Escaped::path(path)
+    )]
+    EmptySource { path: PathBuf },
     /// A source is another directory than the one that was pushed.
     #[error("sender: {0}; nothing is removed at the target")]
     OtherSource(ScanError),
@@ -89,6 +96,7 @@ impl FileError {
             Self::Scan(_)
             | Self::Receiver(_)
             | Self::Guarded { .. }
+            | Self::EmptySource { .. }
             | Self::OtherSource(_)
             | Self::Damaged { .. }
             | Self::Unconfirmed { .. }

@@ -88,6 +88,11 @@ impl ExtraneousList {
         }
     }
 
+    /// The number of entries that have been added.
+    pub(super) fn names(&self) -> usize {
+        self.names
+    }
+
     /// Whether no more should be added.
     pub(super) fn is_full(&self) -> bool {
         self.names >= PENDING_NAMES_MAX || self.path_bytes >= PENDING_PATH_BYTES_MAX

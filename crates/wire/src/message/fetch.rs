@@ -135,6 +135,8 @@ pub struct RemovalOrder {
     pub after_errors: bool,
     /// The most entries that are removed.
     pub entries_max: Option<u64>,
+    /// Whether a source directory that is empty empties its mirror.
+    pub empty_sources: bool,
 }
 
 /// Whom entries are said to belong to.
@@ -227,6 +229,7 @@ pub(crate) mod tests {
             removals: Some(RemovalOrder {
                 after_errors: true,
                 entries_max: Some(2),
+                empty_sources: true,
             }),
             owners: OwnerOrder {
                 numeric: true,
@@ -266,7 +269,7 @@ pub(crate) mod tests {
         let open = fixed(b"", 7);
         let rest = [
             &[
-                1, 2, b'a', b'/', 1, 3, b'*', b'.', b'o', 0, 0, 1, 1, 1, 1, 3, 1, 1, 1, 2,
+                1, 2, b'a', b'/', 1, 3, b'*', b'.', b'o', 0, 0, 1, 1, 1, 1, 3, 1, 1, 1, 2, 1,
             ][..],
             &[
                 1, 1, 1, b'u', 5, 3, 1, 2, 1, 0, 6, 2, 1, b'g', 0, 1, 18, 1, 1, 2, 1, 9, 2, 1, 2,

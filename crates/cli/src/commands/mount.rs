@@ -1,0 +1,205 @@
+//! Where the target and the sources of a transfer on this host are mounted. After a reboot a mount may be missing. A
+//! job would then fill the file system below its target, or take an empty mount point for its source and empty a
+//! mirror.
+//!
+//! A mount is known by its point, its type and the id of its file system, which outlive a reboot. Device numbers do
+//! not.
+
+mod table;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use zmove_engine::Location;
+use zmove_jobs::variable;
+use zmove_scan::{FileSystems, PathKind, Selection};
+use zmove_types::{Escaped, RelPath};
+
+use self::table::{Mount, mount_of, mounts_below};
+use crate::args::PushArgs;
+use crate::commands::transfer::names_other_host;
+use crate::settings;
+use crate::value::exit::{Exit, failure, usage_error};
+
+/// The variables by which the process of a job knows the mounts that its target and its sources have now.
+pub(crate) fn recorded(args: &PushArgs) -> Result<Vec<OsString>> {
+    let mounts = [
+        (OF_TARGET, of_target(args)?),
+        (OF_SOURCES, of_sources(args)?),
+    ];
+    let recorded = mounts.into_iter();
+    Ok(recorded
+        .filter_map(|(name, word)| Some(variable(name, &word?)))
+        .collect())
+}
+
+/// Refuses what this process of a job would do while a mount is missing that was recorded.
+pub(crate) fn demand_recorded(args: &PushArgs) -> Result<()> {
+    if let Some(word) = std::env::var_os(OF_TARGET) {
+        demand_target(args, &word)?;
+    }
+    std::env::var_os(OF_SOURCES).map_or(Ok(()), |word| demand_sources(&word))
+}
+
+/// The mount that the target is on, as one word; none where the target is on another host, or on the root's file
+/// system. Another file system may be mounted there later: backups rotate.
+fn of_target(args: &PushArgs) -> Result<Option<OsString>> {
+    let Some(target) = local_target(args) else {
+        return Ok(None);
+    };
+    let mount = Mount {
+        id: None,
+        ..mount_of(&target)?
+    };
+    Ok((mount.point != Path::new("/")).then(|| OsString::from_vec(mount.to_word())))
+}
+
+/// Refuses a target that is not on this mount any more, but on one above: that may pass.
+fn demand_target(args: &PushArgs, word: &OsStr) -> Result<()> {
+    let (Some(wanted), Some(target)) = (Mount::from_word(word.as_bytes()), local_target(args))
+    else {
+        return Ok(());
+    };
+    let found = mount_of(&target)?;
+    // One that has come below is where the user meant.
+    if found.is_same(&wanted)
+        || found.point.starts_with(&wanted.point) && found.point != wanted.point
+    {
+        return Ok(());
+    }
+    let text = format!(
+        "{}, where the target was when the job was submitted, is not mounted: '{}' is on {} now, and nothing is \
+         written there",
+        wanted.shown(),
+        Escaped::path(&target),
+        found.shown()
+    );
+    Err(failure(Exit::Connection, text))
+}
+
+/// The mounts that the sources on this host consist of, as one word with a line each: those that the sources are on,
+/// and those below them that are sent. None where the sources are on the root's file system alone.
+fn of_sources(args: &PushArgs) -> Result<Option<OsString>> {
+    let (_, sources) = args.paths.split_last().expect("two are demanded");
+    let selection = args.selection.selection()?;
+    let mut words = Vec::<Vec<u8>>::new();
+    for source in sources.iter().filter(|source| !names_other_host(source)) {
+        let path = Path::new(source);
+        let is_link = path.is_symlink() && !source.as_bytes().ends_with(b"/");
+        // What is not there yet may still come, and a link is sent as a link.
+        let Ok(path) = path.canonicalize() else {
+            continue;
+        };
+        if is_link {
+            continue;
+        }
+        let own = Some(mount_of(&path)?).filter(|mount| mount.point != Path::new("/"));
+        let below = if args.selection.files_from.is_none()
+            && args.selection.file_systems() == FileSystems::All
+        {
+            mounts_below(&path)?
+        } else {
+            Vec::new()
+        };
+        let is_sent =
+            |mount: &Mount| is_selected(selection.as_deref(), source, (&path, &mount.point));
+        let mounts = own.into_iter().chain(below.into_iter().filter(is_sent));
+        words.extend(mounts.map(|mount| mount.to_word()));
+    }
+    words.sort_unstable();
+    words.dedup();
+    let word = words.join(&b'\n');
+    if word.len() > WORD_BYTES_MAX {
+        return Err(usage_error(format!(
+            "{} file systems are mounted in the sources, more than a job keeps in mind: name fewer of them, or add -x",
+            words.len()
+        )));
+    }
+    Ok((!word.is_empty()).then(|| OsString::from_vec(word)))
+}
+
+/// Whether the rules let a mount point below a source be sent.
+fn is_selected(
+    selection: Option<&Selection>,
+    source: &OsStr,
+    (path, point): (&Path, &Path),
+) -> bool {
+    let own_name = if source.as_bytes().ends_with(b"/") {
+        None
+    } else {
+        path.file_name()
+    };
+    let below = point.strip_prefix(path).unwrap_or(Path::new(""));
+    let sent = own_name.map_or_else(|| below.to_owned(), |name| Path::new(name).join(below));
+    let sent = RelPath::from_bytes(sent.as_os_str().as_bytes());
+    match (selection, sent) {
+        (Some(selection), Ok(sent)) => selection.admits(&sent, PathKind::Directory),
+        _ => true,
+    }
+}
+
+/// Refuses sources of which one of these mounts is missing, or another file system is mounted in its place: that may
+/// pass.
+fn demand_sources(word: &OsStr) -> Result<()> {
+    let lines = word.as_bytes().split(|&byte| byte == b'\n');
+    for wanted in lines.filter_map(Mount::from_word) {
+        let found = mount_of(&wanted.point)?;
+        if found.is_same(&wanted) {
+            continue;
+        }
+        let instead = if found.point == wanted.point {
+            format!(
+                "another file system, {}, is mounted there now",
+                found.shown()
+            )
+        } else {
+            format!("{} is there now", found.shown())
+        };
+        let text = format!(
+            "sender: {}, which belonged to the source when the job was submitted, is not mounted: {instead}, and \
+             nothing is sent or removed (mount it, or submit the job anew)",
+            wanted.shown()
+        );
+        return Err(failure(Exit::Connection, text));
+    }
+    Ok(())
+}
+
+/// Refuses a transfer unless a file system is mounted at each directory that `--require-mount` names.
+pub(crate) fn require(args: &PushArgs) -> Result<()> {
+    for directory in &args.require_mount {
+        let found = directory
+            .canonicalize()
+            .map_err(anyhow::Error::from)
+            .and_then(|path| Ok(mount_of(&path)?.point == path));
+        let why = match found {
+            Ok(true) => continue,
+            Ok(false) => "nothing is mounted there".to_owned(),
+            Err(error) => format!("{error:#}"),
+        };
+        let text = format!(
+            "--require-mount '{}': {why}; nothing is sent or removed",
+            Escaped::path(directory)
+        );
+        return Err(failure(Exit::Connection, text));
+    }
+    Ok(())
+}
+
+fn local_target(args: &PushArgs) -> Option<PathBuf> {
+    // of a cluster it is a path at the receivers
+    let target = args.paths.last().filter(|_| args.cluster.is_none())?;
+    match Location::parse(target, settings::start(&args.dial)) {
+        Ok(Location::Local(path)) => std::path::absolute(path).ok(),
+        _ => None,
+    }
+}
+
+/// The variable with the mount that the target has to be on.
+const OF_TARGET: &str = "ZMOVE_JOB_MOUNT";
+/// The variable with the mounts that the sources consist of.
+const OF_SOURCES: &str = "ZMOVE_JOB_SOURCE_MOUNTS";
+/// The longest record of mounts: the kernel takes no variable of 128 KiB.
+const WORD_BYTES_MAX: usize = 100_000;

@@ -1,0 +1,297 @@
+//! The kernel's table of mounts, and mounts as words that mean something after a reboot.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::{Mode, OFlags};
+use zmove_types::Escaped;
+
+/// A mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mount {
+    pub(super) point: PathBuf,
+    /// The type of its file system.
+    pub(super) kind: OsString,
+    /// The id of its file system, if that has one which outlives a reboot.
+    pub(super) id: Option<String>,
+}
+
+impl Mount {
+    /// `KIND ID POINT`, in the escapes of the kernel's table.
+    pub(super) fn to_word(&self) -> Vec<u8> {
+        let id = self.id.as_deref().unwrap_or("-");
+        let words = [
+            self.kind.as_bytes(),
+            id.as_bytes(),
+            self.point.as_os_str().as_bytes(),
+        ];
+        words.map(escaped).join(&b' ')
+    }
+
+    pub(super) fn from_word(word: &[u8]) -> Option<Self> {
+        let mut words = word.split(|&byte| byte == b' ').map(unescaped);
+        let kind = OsString::from_vec(words.next()?);
+        let id = String::from_utf8(words.next()?).ok()?;
+        let point = OsString::from_vec(words.next()?).into();
+        Some(Self {
+            point,
+            kind,
+            id: Some(id).filter(|id| id != "-"),
+        })
+    }
+
+    /// Whether both are one file system at one point, as far as their ids are known.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let are_known = self.id.is_some() && other.id.is_some();
+        self.point == other.point && self.kind == other.kind && (!are_known || self.id == other.id)
+    }
+
+    /// The mount as messages name it.
+    pub(super) fn shown(&self) -> String {
+        format!(
+            "'{}' ({})",
+            Escaped::path(&self.point),
+            Escaped(self.kind.as_bytes())
+        )
+    }
+}
+
+/// The mount of a path, or of the directory that it will be made in.
+pub(super) fn mount_of(path: &Path) -> Result<Mount> {
+    // By way of its '.' a directory that is mounted on demand is, and none has to be readable.
+    let open = |path: &Path| {
+        rustix::fs::open(
+            path.join("."),
+            OFlags::PATH | OFlags::DIRECTORY,
+            Mode::empty(),
+        )
+    };
+    let directory = path.ancestors().find_map(|path| open(path).ok());
+    let directory = directory.with_context(|| format!("open '{}'", Escaped::path(&path)))?;
+    let info = format!("/proc/self/fdinfo/{}", directory.as_raw_fd());
+    let info = std::fs::read_to_string(&info).with_context(|| format!("read '{info}'"))?;
+    let id = info
+        .lines()
+        .find_map(|line| line.strip_prefix("mnt_id:"))
+        .map(str::trim);
+    let lines = lines()?;
+    let line = id.and_then(|id| lines.iter().find(|line| line.number == id.as_bytes()));
+    let line = line.with_context(|| format!("'{}' is on no mount", Escaped::path(&path)))?;
+    Ok(line.mount())
+}
+
+/// The mounts below a directory that can be reached, without those that hold no files of users.
+pub(super) fn mounts_below(directory: &Path) -> Result<Vec<Mount>> {
+    // What is mounted later at the same point hides the earlier one.
+    let at_points: BTreeMap<_, _> = lines()?
+        .into_iter()
+        .map(|line| (line.point.clone(), line))
+        .collect();
+    let is_of_users = |line: &Line| {
+        let is_below = |above: &&str| line.point.starts_with(above);
+        let is_system = SYSTEM
+            .iter()
+            .any(|above| is_below(above) && !directory.starts_with(above));
+        let kind = line.kind.to_str().unwrap_or_default();
+        !is_system && !PSEUDO.contains(&kind)
+    };
+    let below = at_points.into_values().filter(|line| {
+        line.point != directory && line.point.starts_with(directory) && is_of_users(line)
+    });
+    let mounts = below.map(|line| Ok((mount_of(&line.point)?, line.point)));
+    let reached = mounts.filter_map(|found: Result<(Mount, PathBuf)>| match found {
+        Ok((mount, point)) => (mount.point == point).then_some(Ok(mount)),
+        Err(error) => Some(Err(error)),
+    });
+    reached.collect()
+}
+
+/// A line of the table: `NUMBER PARENT MAJOR:MINOR ROOT POINT OPTIONS... - KIND ...`.
+#[derive(Debug)]
+struct Line {
+    number: Vec<u8>,
+    device: Option<u64>,
+    point: PathBuf,
+    kind: OsString,
+}
+
+impl Line {
+    fn parse(line: &[u8]) -> Option<Self> {
+        let mut words = line.split(|&byte| byte == b' ');
+        let number = words.next()?.to_vec();
+        let device = std::str::from_utf8(words.nth(1)?).ok().and_then(device);
+        let point = OsString::from_vec(unescaped(words.nth(1)?)).into();
+        let kind = words.skip_while(|word| *word != b"-").nth(1)?;
+        Some(Self {
+            number,
+            device,
+            point,
+            kind: OsString::from_vec(unescaped(kind)),
+        })
+    }
+
+    fn mount(&self) -> Mount {
+        let of_itself = || {
+            let status = rustix::fs::statvfs(&self.point).ok()?;
+            (status.f_fsid != 0).then(|| format!("{:016x}", status.f_fsid))
+        };
+        let id = match self.kind.to_str() {
+            Some(kind) if WITH_LASTING_ID.contains(&kind) => of_itself(),
+            _ => self.device.and_then(uuid),
+        };
+        Mount {
+            point: self.point.clone(),
+            kind: self.kind.clone(),
+            id,
+        }
+    }
+}
+
+fn lines() -> Result<Vec<Line>> {
+    let table = std::fs::read("/proc/self/mountinfo").context("read '/proc/self/mountinfo'")?;
+    let lines = table.split(|&byte| byte == b'\n');
+    Ok(lines.filter_map(Line::parse).collect())
+}
+
+/// The number of a device in `MAJOR:MINOR`; none where no device is behind it.
+fn device(text: &str) -> Option<u64> {
+    let (major, minor) = text.split_once(':')?;
+    let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
+    (major != 0).then(|| rustix::fs::makedev(major, minor))
+}
+
+/// The UUID of the file system on a device, as udev names it.
+fn uuid(device: u64) -> Option<String> {
+    let entries = std::fs::read_dir("/dev/disk/by-uuid").ok()?.flatten();
+    let mut names = entries.filter(|entry| {
+        let found = std::fs::metadata(entry.path());
+        found.is_ok_and(|found| found.rdev() == device)
+    });
+    names.next()?.file_name().into_string().ok()
+}
+
+/// Bytes in which the kernel has written some as `\040`.
+fn unescaped(bytes: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((&first, after)) = rest.split_first() {
+        let octal = rest
+            .get(1..4)
+            .and_then(|digits| std::str::from_utf8(digits).ok());
+        match octal
+            .filter(|_| first == b'\\')
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok())
+        {
+            Some(byte) => {
+                plain.push(byte);
+                rest = &rest[4..];
+            }
+            None => {
+                plain.push(first);
+                rest = after;
+            }
+        }
+    }
+    plain
+}
+
+/// The same bytes with the escapes of the kernel.
+fn escaped(bytes: &[u8]) -> Vec<u8> {
+    let escape = |&byte: &u8| match byte {
+        b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+        plain => vec![plain],
+    };
+    bytes.iter().flat_map(escape).collect()
+}
+
+/// File systems whose id in `statvfs` is part of them. That of others is the number of a device, random, or 0.
+const WITH_LASTING_ID: [&str; 5] = ["btrfs", "ext2", "ext3", "ext4", "zfs"];
+/// File systems that hold no files of users.
+const PSEUDO: [&str; 18] = [
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "nsfs",
+    "proc",
+    "pstore",
+    "securityfs",
+    "sysfs",
+];
+/// Directories in which the system mounts and unmounts by itself.
+const SYSTEM: [&str; 4] = ["/dev", "/proc", "/run", "/sys"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_table_is_read() {
+        let line =
+            b"98 29 0:44 / /mnt/two\\040words rw shared:5 master:2 - nfs4 host:/x rw,vers=4.2";
+        let line = Line::parse(line).unwrap();
+        assert_eq!((&line.number[..], line.device), (&b"98"[..], None));
+        let expected = Mount {
+            point: "/mnt/two words".into(),
+            kind: "nfs4".into(),
+            id: None,
+        };
+        assert_eq!(line.mount(), expected);
+        let disk = Line::parse(b"29 1 8:1 / / rw,relatime shared:1 - xfs /dev/sda1 rw").unwrap();
+        assert_eq!(disk.device, Some(rustix::fs::makedev(8, 1)));
+    }
+
+    #[test]
+    fn a_mount_comes_back_from_its_word() {
+        for (point, id) in [("/mnt/a b\n\\040", None), ("/", Some("0123"))] {
+            let mount = Mount {
+                point: point.into(),
+                kind: "fuse.x".into(),
+                id: id.map(str::to_owned),
+            };
+            let word = mount.to_word();
+            assert!(!word.contains(&b'\n'));
+            assert_eq!(Mount::from_word(&word), Some(mount));
+        }
+        assert_eq!(Mount::from_word(b"ext4 -"), None);
+    }
+
+    #[test]
+    fn another_file_system_at_the_same_point_is_another_mount() {
+        let mount = |kind: &str, id: Option<&str>| Mount {
+            point: "/m".into(),
+            kind: kind.into(),
+            id: id.map(str::to_owned),
+        };
+        let wanted = mount("ext4", Some("1"));
+        assert!(wanted.is_same(&wanted) && wanted.is_same(&mount("ext4", None)));
+        assert!(!wanted.is_same(&mount("ext4", Some("2"))));
+        assert!(!wanted.is_same(&mount("xfs", None)));
+    }
+
+    #[test]
+    fn what_does_not_exist_yet_is_on_the_mount_of_its_directory() {
+        assert_eq!(
+            mount_of(Path::new("/proc/self/none/none")).unwrap().kind,
+            "proc"
+        );
+        assert_eq!(
+            mount_of(Path::new("/none/none")).unwrap().point,
+            Path::new("/")
+        );
+    }
+}
