@@ -34,7 +34,12 @@ fn paint_all(site: &Site) {
     }
 }
 
-both_ways_within!(EXT4, a_disk_that_fills_up, a_disk_that_is_read_only);
+both_ways_within!(
+    EXT4,
+    a_disk_that_fills_up,
+    small_files_beside_one_that_cannot_fit,
+    a_disk_that_is_read_only
+);
 
 /// What is not zmove's takes the room, and goes.
 fn a_disk_that_fills_up(site: &Site) {
@@ -81,6 +86,28 @@ fn a_disk_that_fills_up(site: &Site) {
             .iter()
             .all(|(path, inode)| after.get(path) == Some(inode)),
         "what was whole was sent again"
+    );
+}
+
+/// The part of the large file fills the disk. It gives way, and all small files arrive.
+fn small_files_beside_one_that_cannot_fit(site: &Site) {
+    for number in 0..400 {
+        paint(site.source().join(format!("small/{number}")), 50_000);
+    }
+    let large = site.source().join("large");
+    paint(&large, 80 << 20);
+    let outcome = site.push(&["--json"], site.contents(), "in").expect(23);
+    assert_eq!(
+        outcome.summary()["failed"],
+        1,
+        "only the large file fails: {}",
+        outcome.stderr
+    );
+    outcome.says(&["zmove: receiver: write 'large'", "No space left on device"]);
+    std::fs::remove_file(large).unwrap();
+    assert_same(
+        &site.source().join("small"),
+        &site.target().join("in/small"),
     );
 }
 

@@ -113,6 +113,18 @@ pub(crate) enum Whole {
     ByOrder,
 }
 
+/// The room that an unfinished file still needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lacking {
+    /// Bytes of data for which nothing is allocated.
+    pub(crate) bytes: u64,
+    /// Bytes that are free on the file system.
+    pub(crate) free: u64,
+}
+
+/// The unit of `st_blocks`.
+const BLOCK_BYTES: u64 = 512;
+
 /// The proof that every group of a file has been written.
 #[derive(Debug)]
 pub(crate) struct Complete(pub(crate) Staged);
@@ -366,6 +378,34 @@ impl LargeFile {
         // A thread that is making the file holds the lock; one that comes later sees this flag.
         self.given_up.store(true, Ordering::Relaxed);
         self.state.lock().staged.iter().for_each(remove);
+    }
+
+    /// Gives a retired file up, as [`give_up`](Self::give_up) does, and returns its part, which writers may still have
+    /// open.
+    pub(crate) fn let_go(&self, remove: impl FnMut(&Arc<Staged>)) -> Option<Arc<Staged>> {
+        self.give_up(remove);
+        self.state.lock().staged.take()
+    }
+
+    /// The room that the file still needs; `None` where it has no part.
+    pub(crate) fn lacking(&self) -> Option<Lacking> {
+        // Under the lock, since whoever makes the file whole must be the only holder of the part.
+        let state = self.state.lock();
+        let staged = state.staged.as_ref()?;
+        if staged.is_in_place() {
+            return None;
+        }
+        let data = self.head.data.as_ref();
+        let bytes = data.map_or(self.head.bytes, |data| data.data_bytes());
+        let taken = rustix::fs::fstat(staged.file()).ok()?.st_blocks;
+        let taken = u64::try_from(taken)
+            .unwrap_or(0)
+            .saturating_mul(BLOCK_BYTES);
+        let system = rustix::fs::fstatvfs(staged.file()).ok()?;
+        Some(Lacking {
+            bytes: bytes.saturating_sub(taken),
+            free: system.f_bavail.saturating_mul(system.f_frsize),
+        })
     }
 
     /// Whether the file has been given up.

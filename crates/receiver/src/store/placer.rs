@@ -35,10 +35,10 @@ use crate::store::failure::{
 };
 use crate::store::placer::runs::{Entry, Files, Run, Runs};
 use crate::store::placer::side::{SideDirectories, SideDirectory};
+use crate::store::publishing::publish_all;
 use crate::store::publishing::publisher::{
     FillingGuard, HiddenFile, Known, PendingBatch, SmallFile,
 };
-use crate::store::publishing::{make_room, publish_all};
 use crate::store::target::file_systems::Flush;
 use crate::store::target::keeper::At;
 use crate::store::target::open_directories::{OpenDirectories, Opened};
@@ -473,8 +473,12 @@ impl<'a> Placer<'a> {
         };
         let mut done = put(self, opened);
         if done.as_ref().is_err_and(is_no_room) {
-            make_room(self.transfer);
-            done = put(self, opened);
+            done = self.transfer.retry_with_room(|| {
+                if opened.is_err() {
+                    *opened = self.directory(path);
+                }
+                put(self, opened)
+            });
         }
         // A staging directory may have been merged since its path was looked up.
         let was_gone = opened

@@ -26,6 +26,7 @@ use crate::store::large_files::{FileTable, LargeFile, Values, Whole};
 use crate::store::publishing::publisher::Publisher;
 use crate::store::reports::{Outcome, Reports, Told};
 use crate::store::rules::Rules;
+use crate::store::spare_parts::SpareParts;
 use crate::store::target::Target;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::tree::TargetTree;
@@ -43,6 +44,8 @@ pub(crate) struct Transfer {
     pub(crate) pool: BufferPool,
     pub(crate) arrivals: Lock<Arrivals>,
     pub(crate) files: FileTable,
+    /// Parts of large files that may give way to other files.
+    pub(crate) spare_parts: SpareParts,
     pub(crate) parts: Parts,
     pub(crate) bases: Bases,
     pub(crate) publisher: Publisher,
@@ -97,6 +100,7 @@ impl Transfer {
             pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
             arrivals: Lock::default(),
             files: FileTable::new(&quota, values, whole),
+            spare_parts: SpareParts::default(),
             parts,
             bases: Bases::new(config.writers, Arc::clone(&config.file_io), config.direct),
             publisher: Publisher::new(open.durability == Durability::File),
@@ -298,15 +302,25 @@ impl Transfer {
 
     /// Ends a large file with a fault, unless it has ended before. Groups that were written stay for a later transfer.
     pub(crate) fn fail_file(&self, id: FileId, fault: (Operation, FaultCode)) {
+        // Whoever looks for a part that can give way finds the file either unfinished or among the spare parts.
+        let _turn = fault.1.is_no_room().then(|| self.spare_parts.turn());
         if let Some(file) = self.files.retire(id) {
             if file.is_blank() || self.target.shared_job.is_some() {
                 self.discard_retired(&file);
+            } else if fault.1.is_no_room() {
+                let dropped = self.spare_parts.keep(&file);
+                dropped.iter().for_each(|file| self.discard_retired(file));
             }
-            self.meter.failed_at(fault, || Some(file.head.path.clone()));
-            self.reports.tell(Outcome::File(FileDone {
-                file: id.0,
-                fault: Some(fault),
-            }));
+            self.report_failed_file(&file, fault);
         }
+    }
+
+    /// Reports the fault of a retired file.
+    pub(crate) fn report_failed_file(&self, file: &LargeFile, fault: (Operation, FaultCode)) {
+        self.meter.failed_at(fault, || Some(file.head.path.clone()));
+        self.reports.tell(Outcome::File(FileDone {
+            file: file.id.0,
+            fault: Some(fault),
+        }));
     }
 }
