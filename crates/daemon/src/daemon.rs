@@ -53,6 +53,7 @@ use zmove_receiver::TransferMeter;
 use zmove_receiver::{Grants, Limits};
 use zmove_receiver::{Session, run_session};
 
+mod leaving;
 mod waiting;
 
 use waiting::Waiter;
@@ -79,6 +80,8 @@ struct Shared {
     config: ReceiverConfig,
     admissions: Admissions,
     transfers: Arc<Transfers>,
+    /// Turns true when transfers that do not end are left behind; each transfer listens.
+    leaving: watch::Sender<bool>,
     /// Turns true when new transfers are refused while running ones go on; each queued transfer listens.
     draining: watch::Sender<bool>,
     registry: Registry,
@@ -119,6 +122,7 @@ impl Daemon {
             admissions: Admissions::new(Limits::default()),
             transfers: Arc::default(),
             draining: watch::Sender::new(false),
+            leaving: watch::Sender::new(false),
             registry: Registry::default(),
             rates: Arc::default(),
             quotas: Arc::default(),
@@ -169,8 +173,9 @@ impl Daemon {
         self.shared.admissions.idle().await;
     }
 
-    /// Serves until `stop` resolves. Transfers that are running then are cut off, and given some time to clean up.
-    pub async fn serve(&self, stop: impl Future<Output = ()>) {
+    /// Serves until `stop` resolves. Then the listening sockets are closed. Transfers that are running are cut off, and
+    /// given some time to clean up; returns whether all have ended.
+    pub async fn serve(&self, stop: impl Future<Output = ()>) -> bool {
         let moving = self.pending.keep_moving();
         let pace = self.shared.transfers.keep_pace();
         tokio::pin!(stop, moving, pace);
@@ -182,9 +187,11 @@ impl Daemon {
                 () = &mut stop => break,
             }
         }
+        self.shared.listener.stop_listening();
         self.shared.stopping.send_replace(true);
-        let _in_time = tokio::time::timeout(STOP_TIMEOUT, self.shared.stopping.closed()).await;
+        let ended = tokio::time::timeout(STOP_TIMEOUT, self.shared.stopping.closed()).await;
         self.shared.listener.close();
+        ended.is_ok()
     }
 
     async fn accept_one(&self) {
@@ -459,6 +466,7 @@ impl Shared {
         let _until_it_has_ended = self.begin(live, Direction::Receive, &who);
         let started = Instant::now();
         let node = authorized.node;
+        let access = authorized.rights.access.clone();
         let quota = self.quotas.of(slot.key(), &self.admissions.limits());
         let config = ReceiverConfig {
             lanes_max: slot.portion.lanes,
@@ -483,7 +491,10 @@ impl Shared {
                 () = grant_over(node) => Cut::GrantOver.of_receiver(),
             }
         };
-        let ended = run_session(session, stop).await;
+        let ended = tokio::select! {
+            ended = run_session(session, stop) => ended,
+            () = self.leaves() => return self.leave(who, live, started, Some(&access)),
+        };
         let moved = moved(&live.meter, started.elapsed());
         (self.log)(&match ended {
             Ok(_) if moved.probed.is_some() => DaemonEvent::Probed { who, moved },
@@ -566,7 +577,11 @@ impl Shared {
             meter: Arc::clone(&live.meter),
         };
         // A waiting connection is not to take the room of a whole session.
-        let ended = Box::pin(answering::answer(session, self.cut_off(live))).await;
+        let answering = Box::pin(answering::answer(session, self.cut_off(live)));
+        let ended = tokio::select! {
+            ended = answering => ended,
+            () = self.leaves() => return self.leave(who, live, started, None),
+        };
         let moved = moved(&live.meter, started.elapsed());
         let event = match ended {
             Ok(Sent::Files(summary)) => DaemonEvent::Sent {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use zmove_disk::Mount;
 use zmove_transport::Fingerprint;
 use zmove_types::{Counters, Escaped};
 use zmove_wire::{Cipher, Place};
@@ -147,6 +148,15 @@ pub enum DaemonEvent {
         moved: Moved,
         /// The error that ended the transfer.
         error: SendingError,
+    },
+    /// A transfer did not end when the daemon was stopped, and was left behind.
+    LeftBehind {
+        /// The peer.
+        who: Who,
+        /// What had been moved until then.
+        moved: Moved,
+        /// The mount of the target, where it is known.
+        mount: Option<Mount>,
     },
     /// The system would not accept a connection.
     Accept {
@@ -313,6 +323,9 @@ impl fmt::Display for DaemonEvent {
                 )?;
                 write!(f, "; key {}", who.key)
             }
+            Self::LeftBehind { who, moved, mount } => {
+                write_left_behind(f, who, moved, mount.as_ref())
+            }
             Self::Accept { error } => write!(f, "accept a connection: {error}"),
         }
     }
@@ -366,6 +379,27 @@ fn write_copied(
         f,
         "copied for {who} from '{sources}' to {host}:{port} in {seconds:.2} s, {failed} faults"
     )?;
+    moved.write_amount(f, who)
+}
+
+fn write_left_behind(
+    f: &mut fmt::Formatter<'_>,
+    who: &Who,
+    moved: &Moved,
+    mount: Option<&Mount>,
+) -> fmt::Result {
+    let target = Escaped(&moved.target);
+    write!(f, "left behind: the transfer of {who}, '{target}': ")?;
+    match mount {
+        Some(mount) => {
+            let point = Escaped::path(&mount.point);
+            let kind = Escaped(mount.kind.as_bytes());
+            let source = Escaped(mount.source.as_bytes());
+            write!(f, "the storage at '{point}' ({kind}, {source})")?;
+        }
+        None => f.write_str("its storage")?,
+    }
+    f.write_str(" does not answer; its locks are released, and another daemon can be started")?;
     moved.write_amount(f, who)
 }
 

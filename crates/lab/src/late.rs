@@ -28,7 +28,7 @@ use fuser::{BackgroundSession, Config, INodeNo, MountOption};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use self::operations::Operations;
-use self::passthrough::Passthrough;
+use self::passthrough::{Passthrough, Special};
 use self::shared::Client;
 use crate::data::volume::Volume;
 use crate::session::Session;
@@ -63,6 +63,9 @@ pub(crate) struct LateArgs {
     /// Directory that is served. Default: an empty one, on a file system in memory.
     #[arg(long)]
     over: Option<PathBuf>,
+    /// While there is such a file, no flush is answered, as where a server does not answer.
+    #[arg(long, value_name = "FILE")]
+    stall: Option<PathBuf>,
     /// Size of that file system.
     #[arg(long, default_value = "2GiB")]
     image: ByteCount,
@@ -83,7 +86,7 @@ pub(crate) struct Late {
 impl Late {
     /// Mounts `over` at `root`.
     pub(crate) fn mount(root: PathBuf, over: &Path, delays: Delays) -> Result<Self> {
-        Self::serve(root, over, delays, None)
+        Self::serve(root, over, delays, Special::default())
     }
 
     /// Mounts `over`, which others have mounted too, at `root` for one of them.
@@ -96,10 +99,15 @@ impl Late {
             depth: SHARED_DEPTH,
             room: None,
         };
-        Self::serve(root, over, delays, Some(client))
+        let client = Some(client);
+        let special = Special {
+            client,
+            ..Special::default()
+        };
+        Self::serve(root, over, delays, special)
     }
 
-    fn serve(root: PathBuf, over: &Path, delays: Delays, client: Option<Client>) -> Result<Self> {
+    fn serve(root: PathBuf, over: &Path, delays: Delays, special: Special) -> Result<Self> {
         // each file that the kernel knows holds a descriptor here
         let maximum = getrlimit(Resource::Nofile).maximum;
         let limit = Rlimit {
@@ -108,7 +116,7 @@ impl Late {
         };
         setrlimit(Resource::Nofile, limit).context("failed to raise the limit of descriptors")?;
         let operations = Arc::new(Operations::default());
-        let served = Passthrough::new(over, delays, client, Arc::clone(&operations))
+        let served = Passthrough::new(over, delays, special, Arc::clone(&operations))
             .with_context(|| format!("failed to open {}", over.display()))?;
         let mut config = Config::default();
         config.mount_options = vec![
@@ -164,7 +172,12 @@ pub(crate) fn late(arguments: &LateArgs) -> Result<ExitCode> {
         (None, Some(volume)) => volume.fresh_directory()?,
         (None, None) => bail!("there is nothing to serve"),
     };
-    let late = Late::mount(session.subdirectory("late")?, &over, arguments.delays)?;
+    let special = Special {
+        stall: arguments.stall.clone(),
+        ..Special::default()
+    };
+    let root = session.subdirectory("late")?;
+    let late = Late::serve(root, &over, arguments.delays, special)?;
     let code = match arguments.command.split_first() {
         Some((program, rest)) => {
             let mut command = Command::new(program);

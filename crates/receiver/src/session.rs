@@ -15,7 +15,7 @@ pub(crate) mod threads;
 pub(crate) mod verify;
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use tokio::sync::mpsc;
 use zmove_transport::{ChannelHandle, ControlReader, ControlWriter, LaneSource};
@@ -283,7 +283,9 @@ async fn receive(
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Transfer::new(transfer, &open, target, parts, &config, outcomes_in);
     let started = cpu_time();
-    let mut running = Running::begin(connections, outcomes, Arc::new(transfer), open, config)?;
+    let transfer = Arc::new(transfer);
+    let _unlocked = UnlockJournals(Arc::downgrade(&transfer));
+    let mut running = Running::begin(connections, outcomes, transfer, open, config)?;
     let ended = tokio::select! {
         ended = running.drive(started) => ended,
         error = stop => Err(error),
@@ -303,6 +305,18 @@ async fn receive(
     // whoever waits for this session begins
     drop(place);
     ended
+}
+
+/// A guard that releases the locks of a transfer's journals if its session is dropped before it has ended: threads of
+/// the session may hang, and hold them.
+struct UnlockJournals(Weak<Transfer>);
+
+impl Drop for UnlockJournals {
+    fn drop(&mut self) {
+        if let Some(transfer) = self.0.upgrade() {
+            transfer.parts.unlock_journals();
+        }
+    }
 }
 
 /// Outcomes that wait for a control connection whose peer does not read; beyond that the writers wait.

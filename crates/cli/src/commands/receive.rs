@@ -107,7 +107,8 @@ async fn receive(
             () = signals.next() => {}
         }
     };
-    daemon.serve(stop).await;
+    // A transfer that does not end keeps its lease until this process ends.
+    let _all_ended = daemon.serve(stop).await;
     Ok(())
 }
 

@@ -31,6 +31,7 @@ use anyhow::{Context, Result};
 use nix::unistd::User;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
 use zmove_disk::StorageMemory;
 use zmove_receiver::ReceiverConfig;
@@ -55,6 +56,9 @@ use crate::value::exit::{Exit, usage_error};
 
 /// The UDP buffer below which a receiver that has to wait for a core loses packets.
 const UDP_BUFFER_BYTES_WANTED: usize = 4 << 20;
+
+/// How long the tasks of a daemon may take to be dropped that leaves transfers behind.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often journals that nobody has come back for are looked for.
 const JOURNALS_EVERY: Duration = Duration::from_secs(60 * 60);
@@ -141,14 +145,19 @@ fn begin(
     let log_directory = config.log.file.as_deref().and_then(Path::parent);
     confinement::confine(config.confine, &own, &keys, log_directory)?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-    runtime.block_on(serve(
+    let all_ended = runtime.block_on(serve(
         (args, file),
         config,
         &identity,
         (sockets, bound.metrics, control),
         own,
     ))?;
-    runtime.shutdown_background();
+    if all_ended {
+        runtime.shutdown_background();
+    } else {
+        // Until its tasks are dropped they hold sockets, which a process that cannot be reaped would keep.
+        runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    }
     Ok(Exit::Done)
 }
 
@@ -177,7 +186,7 @@ async fn serve(
         Option<UnixListener>,
     ),
     Belongings { home, journals, .. }: Belongings,
-) -> Result<()> {
+) -> Result<bool> {
     let listener = Listener::on(sockets, identity, &SocketConfig::default())?;
     let address = listener
         .local_addr()
@@ -210,18 +219,15 @@ async fn serve(
         }
     };
     set_limits(&daemon, config.limits);
-    if let Some(bound) = metrics {
-        serve_metrics(bound, Page::new(&counts, daemon.transfers(), journals));
-    }
+    let metrics = metrics
+        .and_then(|bound| serve_metrics(bound, Page::new(&counts, daemon.transfers(), journals)));
     let operator = Control::new(
         daemon.transfers(),
         identity.fingerprint(),
         address.to_string(),
     );
-    if let Some(listener) = control.and_then(|bound| tokio::net::UnixListener::from_std(bound).ok())
-    {
-        tokio::spawn(Arc::clone(&operator).serve(listener));
-    }
+    let control = control.and_then(|bound| tokio::net::UnixListener::from_std(bound).ok());
+    let control = control.map(|listener| tokio::spawn(Arc::clone(&operator).serve(listener)));
     let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
     let reloaded = reload(&daemon, (args, file), &home).context("handle SIGHUP")?;
     say_ready(config, address, identity.fingerprint());
@@ -232,9 +238,14 @@ async fn serve(
             () = end(&daemon, signals, config.drain.0, &operator) => {}
             () = reloaded => {}
         }
+        // Another daemon may take their places while the last transfers clean up.
+        control.iter().chain(&metrics).for_each(JoinHandle::abort);
     };
-    daemon.serve(stop).await;
-    Ok(())
+    let all_ended = daemon.serve(stop).await;
+    if !all_ended {
+        daemon.leave_transfers().await;
+    }
+    Ok(all_ended)
 }
 
 /// Says that the daemon takes connections: on standard output, in the form of the log, and in a log that is a file.
@@ -337,15 +348,18 @@ fn bind_control(own: &Belongings) -> Option<UnixListener> {
 }
 
 /// Serves the metrics; a port that is taken is no reason not to receive.
-fn serve_metrics(bound: io::Result<TcpListener>, page: Page) {
+fn serve_metrics(bound: io::Result<TcpListener>, page: Page) -> Option<JoinHandle<()>> {
     match bound.and_then(tokio::net::TcpListener::from_std) {
         Ok(listener) => {
             if let Ok(address) = listener.local_addr() {
                 log::note(format_args!("metrics at http://{address}/metrics"));
             }
-            tokio::spawn(http::serve(listener, page));
+            Some(tokio::spawn(http::serve(listener, page)))
         }
-        Err(error) => log::warning(format_args!("no metrics at {error}")),
+        Err(error) => {
+            log::warning(format_args!("no metrics at {error}"));
+            None
+        }
     }
 }
 

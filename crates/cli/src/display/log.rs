@@ -228,6 +228,15 @@ fn tell_sending(event: &DaemonEvent) {
                 source = target(moved), seconds = seconds(moved), "{event}"
             );
         }
+        DaemonEvent::LeftBehind { who, moved, mount } => {
+            let mount = mount
+                .as_ref()
+                .map(|mount| mount.point.display().to_string());
+            error!(
+                event = "left_behind", audit = true, result = "broken", name = who.name, key = %who.key, from = %who.address,
+                target = target(moved), mount, bytes = moved.bytes, files = moved.files, seconds = seconds(moved), "{event}"
+            );
+        }
         event => error!(event = "accept", "{event}"),
     }
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -39,13 +39,21 @@ pub(super) struct Passthrough {
     nodes: Nodes,
     delays: Delays,
     pace: Option<Pace>,
-    /// The one for whom it is mounted, where there are others.
-    client: Option<Client>,
+    special: Special,
     operations: Arc<Operations>,
     files: Handles<OpenFile>,
     /// Bytes that may still be stored, where that is limited.
     room: Option<AtomicU64>,
     listings: Handles<Vec<Listed>>,
+}
+
+/// What only some mounts do.
+#[derive(Debug, Default)]
+pub(super) struct Special {
+    /// The one for whom it is mounted, where there are others.
+    pub(super) client: Option<Client>,
+    /// No flush is answered while there is such a file.
+    pub(super) stall: Option<PathBuf>,
 }
 
 /// One name of a directory that is open.
@@ -60,7 +68,7 @@ impl Passthrough {
     pub(super) fn new(
         over: &Path,
         delays: Delays,
-        client: Option<Client>,
+        special: Special,
         operations: Arc<Operations>,
     ) -> io::Result<Self> {
         let nodes = Nodes::new(over)?;
@@ -71,7 +79,7 @@ impl Passthrough {
             room: delays.room.map(|room| AtomicU64::new(room.0)),
             delays,
             pace,
-            client,
+            special,
             operations,
             files,
             listings,
@@ -94,7 +102,15 @@ impl Passthrough {
                 .map(|inode| client.change(inode.0, now))
                 .max()
         };
-        sleep(self.delays.delay.0 + self.client.as_ref().and_then(turn).unwrap_or_default());
+        sleep(
+            self.delays.delay.0
+                + self
+                    .special
+                    .client
+                    .as_ref()
+                    .and_then(turn)
+                    .unwrap_or_default(),
+        );
     }
 
     /// Books a read or a write and lets the time pass that it takes: its turn at the rate and its delay.
@@ -105,6 +121,18 @@ impl Passthrough {
             .as_ref()
             .map_or(Duration::ZERO, |pace| pace.wait_for(bytes, Instant::now()));
         sleep(turn + self.delays.data_delay.0);
+    }
+
+    /// Waits while flushes are not answered.
+    fn stall(&self) {
+        while self
+            .special
+            .stall
+            .as_ref()
+            .is_some_and(|file| file.exists())
+        {
+            sleep(STALL_POLL);
+        }
     }
 
     fn look_up(&self, parent: INodeNo, name: &OsStr) -> io::Result<FileAttr> {
@@ -150,7 +178,7 @@ impl Passthrough {
 
     /// How long the kernel may answer by itself what it was told.
     fn kept_for(&self) -> Duration {
-        if self.client.is_some() {
+        if self.special.client.is_some() {
             Duration::ZERO
         } else {
             KEPT_FOR
@@ -174,7 +202,7 @@ impl Passthrough {
 
     /// How the kernel treats an open file.
     fn open_flags(&self) -> FopenFlags {
-        let direct = if self.client.is_some() {
+        let direct = if self.special.client.is_some() {
             FopenFlags::FOPEN_DIRECT_IO
         } else {
             FopenFlags::empty()
@@ -504,7 +532,7 @@ impl Filesystem for Passthrough {
         reply: ReplyWrite,
     ) {
         self.data("write", data.len());
-        if let Some(client) = &self.client {
+        if let Some(client) = &self.special.client {
             sleep(client.write(inode.0, offset, data.len(), Instant::now()));
         }
         match self.store(handle, data, offset) {
@@ -555,6 +583,7 @@ impl Filesystem for Passthrough {
         reply: ReplyEmpty,
     ) {
         self.metadata("fsync");
+        self.stall();
         let flush = |opened: Arc<OpenFile>| {
             opened.check()?;
             if data_only {
@@ -748,3 +777,5 @@ fn timespec(time: Option<TimeOrNow>) -> Timespec {
 /// What libfuse has by default.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 const NANOS_IN_A_SECOND: i64 = 1_000_000_000;
+/// How often to check whether flushes are answered again.
+const STALL_POLL: Duration = Duration::from_millis(20);

@@ -12,6 +12,7 @@ mod matrix;
 mod metadata;
 mod powercut;
 mod scale;
+mod stalling;
 mod torture;
 
 /// The lab's program.

@@ -180,6 +180,17 @@ impl Parts {
         }
     }
 
+    /// Releases the locks of all journals, for another process to take them over. Nothing is journalled any more.
+    pub(crate) fn unlock_journals(&self) {
+        let mut state = self.state.lock();
+        state.trouble = Some(JournalFailure {
+            message: "its session was left behind".to_owned(),
+            errno: Errno::CANCELED,
+        });
+        state.journal.iter().for_each(|journal| journal.unlock());
+        state.orphans.iter().flatten().for_each(Orphan::unlock);
+    }
+
     /// Whether earlier transfers have left anything.
     pub(crate) fn has_earlier(&self) -> bool {
         !self.state.lock().earlier.is_empty()

@@ -156,6 +156,17 @@ impl Listener {
         }
     }
 
+    /// Takes no more clients and closes the listening socket of TCP. That of UDP carries the connections over QUIC, and
+    /// is closed with the last of them.
+    pub fn stop_listening(&self) {
+        if let Some(tcp) = &self.tcp {
+            tcp.stop_listening();
+        }
+        if let Some(quic) = &self.quic {
+            quic.endpoint.set_server_config(None);
+        }
+    }
+
     /// Closes all QUIC connections, in order.
     pub fn close(&self) {
         if let Some(quic) = &self.quic {

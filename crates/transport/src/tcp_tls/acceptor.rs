@@ -17,7 +17,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::LazyConfigAcceptor;
-use zmove_types::TransferId;
+use zmove_types::{Lock, TransferId};
 use zmove_wire::{ANY_PROTOCOL_NAME, Greeting, Role};
 
 use super::{Connection, EARLY_WINDOW_BYTES, SocketConfig, WholeRecords, tls_error};
@@ -33,7 +33,8 @@ const BACKLOG: i32 = 1024;
 /// Listens for clients.
 #[derive(Debug)]
 pub struct Acceptor {
-    listener: TcpListener,
+    /// The listening socket, until it is closed.
+    listener: Lock<Option<Arc<TcpListener>>>,
     tls: ServerConfig,
 }
 
@@ -56,7 +57,7 @@ impl Acceptor {
             .and_then(|()| TcpListener::from_std(listener));
         let listener = adopted.map_err(|source| BindError::Listen { address, source })?;
         Ok(Self {
-            listener,
+            listener: Lock::new(Some(Arc::new(listener))),
             tls: server_config(identity),
         })
     }
@@ -67,7 +68,17 @@ impl Acceptor {
     ///
     /// The socket is gone.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.listening()?.local_addr()
+    }
+
+    fn listening(&self) -> io::Result<Arc<TcpListener>> {
+        let listener = self.listener.lock().clone();
+        listener.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Closes the listening socket, so that another process can listen at its port. Connections go on.
+    pub fn stop_listening(&self) {
+        *self.listener.lock() = None;
     }
 
     /// The next TCP connection and its address. Dropping the future loses none.
@@ -76,7 +87,7 @@ impl Acceptor {
     ///
     /// The client is gone already, or the system is out of descriptors or memory: pause and go on.
     pub async fn accept_tcp(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let (socket, address) = self.listener.accept().await?;
+        let (socket, address) = self.listening()?.accept().await?;
         Ok((socket, canonical(address)))
     }
 

@@ -74,6 +74,12 @@ impl LockedFile {
     }
 }
 
+/// Releases the lock of a file that stays open.
+pub(super) fn unlock(file: &File) {
+    // A file system without locks has none to release.
+    let _best_effort = rustix::fs::flock(file, FlockOperation::Unlock);
+}
+
 /// Opens a file that is there; `None` when it is not, or is no regular file of this user with one name.
 pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

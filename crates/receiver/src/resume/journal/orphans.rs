@@ -41,6 +41,11 @@ pub struct FoundJournal {
 }
 
 impl Orphan {
+    /// Releases the lock, for another process to take the journal.
+    pub(crate) fn unlock(&self) {
+        locked_file::unlock(&self.held.file);
+    }
+
     /// Takes the journal at `path`; `None` when somebody holds it, or it has gone.
     ///
     /// # Errors

@@ -172,6 +172,11 @@ impl Journal {
         })
     }
 
+    /// Releases the lock, for another process to take the journal.
+    pub(crate) fn unlock(&self) {
+        locked_file::unlock(&self.state.lock().file);
+    }
+
     /// Records that a work item of a job has ended, and flushes the journal.
     ///
     /// # Errors

@@ -1,0 +1,189 @@
+//! Storage that never answers a flush, beneath the zmove that lies beside the lab's program.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{LAB, skip};
+
+/// How long an event may take.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A process that is killed when this is dropped. One that cannot be reaped by then is left.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.try_wait());
+    }
+}
+
+/// A directory with the keys of a client and of a daemon.
+struct Stand {
+    home: tempfile::TempDir,
+    zmove: PathBuf,
+}
+
+impl Stand {
+    fn zmove(&self, keys: &str, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.zmove);
+        command
+            .env("ZMOVE_HOME", self.home.path().join(keys))
+            .current_dir(&self.home)
+            .args(words);
+        command
+    }
+
+    fn run(&self, keys: &str, words: &[&str]) -> String {
+        let output = self.zmove(keys, words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Starts a daemon and waits until it listens; returns it with its address and the lines of its log.
+    fn serve(&self, listen: &str) -> (Running, String, Receiver<String>) {
+        let mut child = self
+            .zmove("server", &["serve", "--listen", listen])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = lines(child.stderr.take().unwrap());
+        let said = wait_for(&lines(child.stdout.take().unwrap()), "listening on ");
+        let (_, address) = said.split_once("listening on ").unwrap();
+        let address = address.split(',').next().unwrap().to_owned();
+        (Running(child), address, log)
+    }
+}
+
+fn lines(from: impl std::io::Read + Send + 'static) -> Receiver<String> {
+    let (lines_in, lines) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            let _no_listener = lines_in.send(line);
+        }
+    });
+    lines
+}
+
+#[track_caller]
+fn wait_for(lines: &Receiver<String>, part: &str) -> String {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let line = lines.recv_timeout(left);
+        let line = line.unwrap_or_else(|_| panic!("no line with {part:?}"));
+        if line.contains(part) {
+            return line;
+        }
+    }
+}
+
+/// The process stays until the storage answers, since a thread of it waits in the kernel.
+#[test]
+fn a_daemon_whose_storage_hangs_makes_way_for_another() {
+    let zmove = Path::new(LAB).with_file_name("zmove");
+    let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    for (here, missing) in [
+        (zmove.is_file(), "zmove beside the lab"),
+        (can_mount, "root with /dev/fuse"),
+    ] {
+        if !here {
+            return skip(&format!("there is no {missing}"));
+        }
+    }
+    let home = tempfile::tempdir().unwrap();
+    let stand = Stand { home, zmove };
+    let at = |name: &str| stand.home.path().join(name);
+    for name in ["over", "sound", "source"] {
+        std::fs::create_dir(at(name)).unwrap();
+    }
+    std::fs::write(at("stall"), "").unwrap();
+    std::fs::write(at("source/file"), vec![7; 17 << 20]).unwrap();
+    let mut storage = Command::new(LAB)
+        .args(["late", "--delay", "0", "--over", "over", "--stall", "stall"])
+        .current_dir(&stand.home)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let told = wait_for(&lines(storage.stderr.take().unwrap()), " answers late");
+    let storage = Running(storage);
+    let mount = told.strip_prefix("zmove-lab: ").unwrap();
+    let mount = mount.split(" answers late").next().unwrap();
+    let client = stand.run("client", &["key", "show"]);
+    let sound = at("sound");
+    let mut allow = vec!["allow", client.trim(), "--name", "tester", "--write"];
+    allow.extend(["--root", mount, "--root", sound.to_str().unwrap()]);
+    stand.run("server", &allow);
+    let (mut first, address, log) = stand.serve("127.0.0.1:0");
+    stand.run("client", &["trust", "--accept-new", &address]);
+    let push = |root: &str| {
+        let target = format!("{address}:{root}/in");
+        let mut push = stand.zmove("client", &["push", "--timeout", "0", "source", &target]);
+        push.stdout(Stdio::null()).stderr(Stdio::null());
+        push.spawn().unwrap()
+    };
+    let _hanging = Running(push(mount));
+    wait_for(&log, "begun by");
+    wait_until("nothing is flushed", || is_flushing(&first.0));
+    kill_process(Pid::from_child(&first.0), Signal::TERM).unwrap();
+    let left = wait_for(&log, "left behind");
+    assert!(left.contains("tester") && left.contains(mount), "{left}");
+    assert!(left.contains("(fuse, zmove-lab)"), "{left}");
+    // All of it has ended but for the thread that waits.
+    wait_until("the process does not exit", || state_of(&first.0) == "Z");
+    assert!(first.0.try_wait().unwrap().is_none(), "it could be reaped");
+    // The port for TCP and UDP, the control socket and the journals are free.
+    let (second, ..) = stand.serve(&address);
+    stand.run("server", &["status"]);
+    let mut sound = push(sound.to_str().unwrap());
+    assert!(sound.wait().unwrap().success());
+    assert!(at("sound/in/source/file").is_file());
+    let journals = stand.run("server", &["journal", "list"]);
+    assert!(!journals.contains("in use"), "{journals}");
+    std::fs::remove_file(at("stall")).unwrap();
+    wait_until("the first daemon is not reaped", || {
+        first.0.try_wait().unwrap().is_some()
+    });
+    drop((second, storage));
+}
+
+/// Waits for something that nobody reports.
+#[track_caller]
+fn wait_until(otherwise: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < until, "{otherwise}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The state of a process's first thread, as a letter.
+fn state_of(process: &Child) -> String {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
+    let (_, after_name) = stat.rsplit_once(") ").unwrap();
+    after_name[..1].to_owned()
+}
+
+/// Whether a thread of a process waits for a flush.
+fn is_flushing(process: &Child) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).unwrap();
+    tasks.flatten().any(|task| {
+        let call = std::fs::read_to_string(task.path().join("syscall")).unwrap_or_default();
+        FLUSHES.contains(&call.split(' ').next().unwrap_or_default())
+    })
+}
+
+/// The numbers of `fsync` and `fdatasync` on x86-64 and on other machines.
+const FLUSHES: [&str; 2] = if cfg!(target_arch = "x86_64") {
+    ["74", "75"]
+} else {
+    ["82", "83"]
+};
