@@ -106,7 +106,6 @@ impl Cluster {
     }
 
     /// Begins a session as somebody else, or returns what the node says instead.
-    #[expect(clippy::result_large_err, reason = "a case makes a few of them")]
     fn try_begin_as(&mut self, other: Identity, node: &Node, epoch: u64) -> Result<(), ToSender> {
         let own = std::mem::replace(&mut self.identity, other);
         let begun = self.try_begin(node, epoch).map(drop);

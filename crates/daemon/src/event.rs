@@ -388,7 +388,7 @@ fn write_left_behind(
     moved: &Moved,
     mount: Option<&Mount>,
 ) -> fmt::Result {
-    let target = Escaped(&moved.target);
+    let target = moved.shown();
     write!(f, "left behind: the transfer of {who}, '{target}': ")?;
     match mount {
         Some(mount) => {

@@ -84,22 +84,10 @@ pub(crate) async fn run(
                 .await
                 .map_err(SessionError::Refused)?,
         };
-        let state = if seen.tree.is_some() || listed.is_some() {
-            TargetState::Populated
-        } else {
-            TargetState::Empty
-        };
-        let opened = Opened {
-            state,
-            lanes_max: config.lanes_max,
-            single_name: seen.rename.as_ref().map(|(_, to)| TopName(to.clone())),
-            free_bytes: seen
-                .tree
-                .as_ref()
-                .filter(|_| storage.is_none())
-                .and_then(|tree| free_bytes(tree.fd())),
-            extensions: Extensions::NONE,
-        };
+        let is_there = seen.tree.is_some() || listed.is_some();
+        let room = seen.tree.as_ref().filter(|_| storage.is_none());
+        let free_bytes = room.and_then(|tree| free_bytes(tree.fd()));
+        let opened = opened(&seen, is_there, config.lanes_max, free_bytes);
         connections.open(opened).await?;
         Ok(seen)
     };
@@ -108,20 +96,6 @@ pub(crate) async fn run(
         Ok(seen) => seen,
         Err(error) => return Err(connections.refuse(error).await),
     };
-    let state = if seen.tree.is_some() || listed.is_some() {
-        TargetState::Populated
-    } else {
-        TargetState::Empty
-    };
-    let single_name = seen.rename.as_ref().map(|(_, to)| TopName(to.clone()));
-    let opened = Opened {
-        state,
-        lanes_max: config.lanes_max,
-        single_name,
-        free_bytes: None,
-        extensions: Extensions::NONE,
-    };
-    connections.send(&ToSender::Opened(opened)).await?;
     let previewer = Arc::new(Previewer {
         seen,
         rules,
@@ -152,6 +126,21 @@ pub(crate) async fn run(
         looked,
         ..SessionReport::default()
     })
+}
+
+/// The answer to an opening whose target looks like this.
+fn opened(seen: &Seen, is_there: bool, lanes_max: u16, free_bytes: Option<u64>) -> Opened {
+    Opened {
+        state: if is_there {
+            TargetState::Populated
+        } else {
+            TargetState::Empty
+        },
+        lanes_max,
+        single_name: seen.rename.as_ref().map(|(_, to)| TopName(to.clone())),
+        free_bytes,
+        extensions: Extensions::NONE,
+    }
 }
 
 impl Preview {

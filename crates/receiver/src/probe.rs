@@ -47,12 +47,23 @@ pub(crate) async fn run(
     let target = open.target.clone();
     let access = config.rights.access.clone();
     let lanes_max = config.lanes_max.max(LANES_UNASKED_MAX);
-    let opened = Opened {
-        state: TargetState::Empty,
-        lanes_max,
-        single_name: None,
-        free_bytes: None,
-        extensions: Extensions::NONE,
+    let looked_at = async {
+        let seen = look(move || Seen::look(&open, &access)).await;
+        let seen = seen.map_err(SessionError::Refused)?;
+        let opened = Opened {
+            state: TargetState::Empty,
+            lanes_max,
+            single_name: None,
+            free_bytes: None,
+            extensions: Extensions::NONE,
+        };
+        connections.open(opened).await?;
+        Ok(seen)
+    };
+    tokio::pin!(stop);
+    let seen = match unless_stopped(stop.as_mut(), looked_at).await {
+        Ok(seen) => seen,
+        Err(error) => return Err(connections.refuse(error).await),
     };
     let (told, news) = mpsc::channel(usize::from(lanes_max));
     let tally = Tally::new(

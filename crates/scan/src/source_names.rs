@@ -305,7 +305,7 @@ mod tests {
     use super::*;
     use crate::selection::{Effect, Rule};
 
-    fn root(source: std::path::PathBuf, prefix: &str) -> ScanRoot {
+    fn root(source: PathBuf, prefix: &str) -> ScanRoot {
         ScanRoot::new(source, RelPath::from_bytes(prefix.as_bytes()).unwrap())
     }
 

@@ -121,11 +121,12 @@ impl Extensions {
         })
     }
 
-    /// Keeps the extensions of an `E` that this program knows and drops the others.
+    /// Refuses what an `E` must not have. Optional extensions that this program does not know stay, and travel on where
+    /// the value is passed on.
     ///
     /// # Errors
     /// [`WireError::UnknownExtension`] when one of the others is critical, or a known one has the other mark.
-    fn known_to<E: Extensible>(mut self) -> Result<Self, WireError> {
+    fn known_to<E: Extensible>(self) -> Result<Self, WireError> {
         let known = |extension: &Extension| {
             E::KNOWN
                 .iter()
@@ -140,7 +141,6 @@ impl Extensions {
                 number: refused.number,
             });
         }
-        self.0.retain(|extension| known(extension).is_some());
         Ok(self)
     }
 

@@ -138,7 +138,10 @@ impl Greeting {
             return Err(GreetingError::NotZmove);
         }
         check_version(reader.u16().map_err(|_| GreetingError::NotZmove)?)?;
-        Self::read(reader).map_err(|_| GreetingError::NotZmove)
+        Self::read(reader).map_err(|error| match error {
+            WireError::UnknownTag { what, tag } => GreetingError::Unknown { what, tag },
+            _ => GreetingError::NotZmove,
+        })
     }
 
     /// Reads the fields after the version.

@@ -1,5 +1,6 @@
 //! The control messages: postcard behind a 4-byte little-endian length.
 //!
+//! A message has one form: bytes that decode to it and are not those to which it encodes are refused.
 //! The messages in which two peers agree on a transfer ([`Open`], [`Opened`] and [`Fetch`]) grow by
 //! [extensions](crate::extensions); every other one is fixed, and what is new gets a new tag. **Invariant:** variants
 //! and fields are never edited or reordered; the tests pin their bytes. Paths and names are parsed while decoding, so a
@@ -435,7 +436,10 @@ pub fn decode_message_within<M: Serialize + DeserializeOwned>(
     let message = M::deserialize(&mut decoder);
     match (message, decoder.finalize()) {
         (_, Ok((_, Some(refused)))) => Err(refused),
-        (Ok(message), Ok(([], None))) => Ok(message),
+        (Ok(message), Ok(([], None))) => {
+            form::check(&message, bytes)?;
+            Ok(message)
+        }
         (Ok(_), Ok((rest, None))) => Err(WireError::Trailing { left: rest.len() }),
         (Err(_), _) | (_, Err(_)) => Err(take_refusal().unwrap_or(WireError::Message)),
     }

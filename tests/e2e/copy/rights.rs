@@ -400,7 +400,7 @@ struct Kept {
 const HEADER: &[u8] = b"zmove copy 1\n";
 
 /// What a daemon keeps in a file.
-fn kept<T: serde::Serialize + serde::de::DeserializeOwned>(path: &Path) -> T {
+fn kept<T: Serialize + serde::de::DeserializeOwned>(path: &Path) -> T {
     let bytes = std::fs::read(path).unwrap();
     decode_message(bytes.strip_prefix(HEADER).unwrap()).unwrap()
 }

@@ -44,7 +44,9 @@ impl Shared {
         access: Option<&WriteAccess>,
     ) {
         let moved = moved(&live.meter, started.elapsed());
-        let path = access.and_then(|access| path_of(access, &moved.target));
+        let path = access
+            .zip(moved.target.as_deref())
+            .and_then(|(access, target)| path_of(access, target));
         let mount = path.and_then(|path| mount_around(&path));
         (self.log)(&DaemonEvent::LeftBehind { who, moved, mount });
     }

@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use zmove_wire::limits::{MESSAGE_BYTES_MAX, within};
 use zmove_wire::{ControlHeader, encode_ping, encode_pong};
 
-use super::{ControlError, Pinging, Sending};
+use super::{ControlError, Patience, Pinging, Sending};
 
 /// A message that is no longer is read before anyone asks for it: room for nearly all openings.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
@@ -35,7 +35,8 @@ impl Listening {
         let (messages_in, messages) = mpsc::channel(1);
         let wanted = watch::Sender::new(0);
         let (pings, to_answer) = watch::channel(None);
-        tokio::spawn(exchange(sending, begun, to_answer, asked));
+        let (unread_in, unread) = oneshot::channel();
+        tokio::spawn(exchange(sending, begun, to_answer, asked, unread_in));
         let reading = Reading {
             stream,
             wanted: wanted.clone(),
@@ -161,12 +162,13 @@ impl<R: AsyncRead + Unpin> Reading<R> {
 }
 
 /// Answers pings, and sends those that are asked for, until the writer is gone. Of several that wait, the newest is
-/// taken.
+/// taken. `unread` takes the error of a peer that does not read them.
 async fn exchange(
     sending: Weak<Mutex<Sending>>,
     mut begun: watch::Receiver<bool>,
     mut pings: watch::Receiver<Option<u64>>,
     mut asked: watch::Receiver<Option<u64>>,
+    unread: oneshot::Sender<ControlError>,
 ) {
     let mut writer = begun.clone();
     let exchanging = async {
@@ -183,8 +185,14 @@ async fn exchange(
             let (Some(frame), Some(sending)) = (frame, sending.upgrade()) else {
                 return;
             };
-            if write(&sending, &frame).await.is_err() {
-                return;
+            match write(&sending, &frame).await {
+                Ok(()) => {}
+                Err(error @ ControlError::Unread) => {
+                    // Nobody reads any more if this fails.
+                    let _over = unread.send(error);
+                    return;
+                }
+                Err(_) => return,
             }
         }
     };

@@ -136,11 +136,12 @@ async fn a_ping_that_comes_after_the_end_of_a_connection_has_no_pong() {
     let (sent, heard) = tokio::join!(far.1.greet(&greeting), near.0.greeting());
     sent.unwrap();
     heard.unwrap();
-    ping(&far.1.pinger(), 3).await;
+    let pinger = far.1.pinger();
+    ping(&pinger, 3).await;
     drop(near);
-    let _refused = far.1.ping(4).await;
+    pinger.ping(4);
     assert_eq!(far.0.receive().await.unwrap(), None);
-    assert_eq!(*far.0.pongs().borrow(), Some(3));
+    assert_eq!(*pinger.pongs().borrow(), Some(3));
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,7 +212,9 @@ async fn a_peer_that_pings_and_does_not_read_is_lost_though_the_session_is_silen
     heard.unwrap();
     let began = tokio::time::Instant::now();
     for value in 0..10 {
-        far.write_all(&encode_ping(value)).await.unwrap();
+        far.write_all(&zmove_wire::encode_ping(value))
+            .await
+            .unwrap();
         // until it has been read, and its pong written if there is room
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

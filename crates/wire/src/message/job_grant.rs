@@ -201,6 +201,12 @@ mod tests {
             SignedJobGrant::decode(&longer.encode()).is_err(),
             "the text goes on"
         );
+        // the number of certificates in two bytes
+        let count = 18 + 1 + sample().text.len();
+        let mut overlong = bytes.clone();
+        overlong[count] |= 0x80;
+        overlong.insert(count + 1, 0);
+        assert_eq!(SignedJobGrant::decode(&overlong), Err(WireError::OtherForm));
     }
 
     #[test]
