@@ -39,7 +39,7 @@ fn grow(site: &Site) {
         holes.write_all_at(b"data", bytes / 2).unwrap();
     }
     std::fs::write(source.join("changed"), changed(1)).unwrap();
-    paint(source.join("equal"), 77);
+    paint(source.join("equal"), LARGE_BYTES);
     paint(source.join("left-out.tmp"), 5);
     mknodat(CWD, source.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
 }
@@ -67,7 +67,7 @@ fn prepare(site: &Site) {
     let old = FileTimes::new().set_modified(UNIX_EPOCH + Duration::from_secs(1_000_000_000));
     let there = File::options().write(true).open(target.join("changed"));
     there.unwrap().set_times(old).unwrap();
-    paint(target.join("equal"), 77);
+    paint(target.join("equal"), LARGE_BYTES);
     let time = site.source().join("equal").metadata().unwrap().modified();
     let equal = File::options().write(true).open(target.join("equal"));
     let time = FileTimes::new().set_modified(time.unwrap());

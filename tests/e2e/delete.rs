@@ -316,13 +316,13 @@ fn a_preview_lists_and_removes_nothing(site: &Site) {
     lines.sort_unstable();
     assert_eq!(lines, ["- alone", "- d/line\\nbreak", "- tree/"]);
     assert!(
-        summary.starts_with("dry run: 0 to add, 0 to change, 3 to remove; "),
+        summary.starts_with("dry run: 0 to add, 0 to change, 5 to remove; "),
         "{summary}"
     );
     let told = site
         .push(&["-n", "--delete", "--json"], site.contents(), "")
         .done();
-    assert_eq!(told.summary()["removed"], 3);
+    assert_eq!(told.summary()["removed"], 5);
     let sources = ["source/", "gone"].map(OsStr::new);
     let outcome = site
         .push_command(&["-n", "--delete"], &sources, "")
@@ -508,7 +508,7 @@ fn a_preview_spares_what_is_left_out(site: &Site) {
     ];
     assert_eq!(lines, expected);
     assert!(
-        outcome.stdout.contains(", 8 to remove; "),
+        outcome.stdout.contains(", 15 to remove; "),
         "{}",
         outcome.stdout
     );
