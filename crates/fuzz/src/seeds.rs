@@ -125,12 +125,6 @@ fn sample_file() -> FileHead {
     }
 }
 
-/// This message with a block of extensions that a peer passes over.
-fn with_extensions(mut message: Vec<u8>) -> Vec<u8> {
-    message.extend([9, 0, 0, 0, 200, 1, 0, 2, 0, 0, 0, b'z', b'z']);
-    message
-}
-
 /// Metadata with something of each kind.
 fn whole_metadata() -> Metadata {
     let account = |id, name: &str| {

@@ -23,14 +23,10 @@ use zmove_wire::{
     encode_message,
 };
 
-use super::{
-    extended_batch, greeting_of, name, path, sample_file, whole_metadata, with_extensions,
-};
+use super::{extended_batch, greeting_of, name, path, sample_file, whole_metadata};
 
 pub(crate) fn to_receiver() -> Vec<Vec<u8>> {
-    let mut messages = encoded(&requests(), 4);
-    messages.push(with_extensions(messages[0].clone()));
-    messages
+    encoded(&requests(), 4)
 }
 
 pub(crate) fn to_sender() -> Vec<Vec<u8>> {
