@@ -153,7 +153,7 @@ fn what_makes_no_sense_is_refused_with_its_reason() {
         "unknown field `rsh`",
     );
     refused(
-        post(json!({ "sources": ["/a"], "target": "nowhere.invalid:b" })),
+        post(json!({ "sources": [served.yard.site.source()], "target": "nowhere.invalid:b" })),
         422,
         "is not known",
     );

@@ -661,7 +661,7 @@ fn the_directory_of_a_job_is_neither_sent_nor_removed() {
         .expect(0);
     assert!(copied.join("f").exists() && !copied.join(job.file_name().unwrap()).exists());
     std::fs::create_dir(site.path("empty")).unwrap();
-    site.zmove(&["push", "--delete", "empty/", "shared"])
+    site.zmove(&["push", "--delete", "--allow-empty", "empty/", "shared"])
         .outcome()
         .expect(0);
     assert!(job.exists() && !cluster.root().join("f").exists());

@@ -12,6 +12,7 @@ fn yard() -> Option<(Yard, LeftBroker)> {
     }
     let yard = Yard::daemon();
     let receiver = yard.site.the_daemon().address.to_string();
+    yard.site.let_lead();
     let broker = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
