@@ -175,13 +175,13 @@ fn what_is_wrong_in_an_allow_command_is_named() {
     let allowing = [OTHER, "--name", "x", "--root", "source"];
     let with = |options: &[&'static str]| [&allowing, options].concat();
     for (words, part) in [
-        (vec![], "<KEY>"),
+        (vec![], "required arguments were not provided"),
         (vec![OTHER], "--name <NAME>"),
         (vec![OTHER, "--name", "x"], "--root <DIR>"),
         (with(&["--max-rate", "10"]), "'10' is not a rate"),
         (with(&["--expires", "soon"]), "'soon' is no date"),
         (with(&["--set-ids"]), "--write"),
-        (vec!["remove"], "<KEY|NAME>"),
+        (vec!["remove"], "required arguments were not provided"),
         (vec!["list", "--name", "x"], "unexpected argument '--name'"),
     ] {
         allow(&site, &words).expect(1).says(&[part]);

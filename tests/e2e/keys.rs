@@ -180,7 +180,7 @@ fn a_host_with_another_key_than_the_known_one_is_told() {
 fn what_is_wrong_in_a_trust_command_is_named() {
     let site = Site::local();
     for (words, part) in [
-        (&["trust"][..], "<HOST[:PORT]>"),
+        (&["trust"][..], "required arguments were not provided"),
         (&["trust", "a", "b"], "'b'"),
         (&["trust", "a:x"], "'x' is no port"),
         (&["trust", "u@a"], "write the host without 'USER@'"),

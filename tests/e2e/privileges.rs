@@ -491,7 +491,7 @@ fn closed_directories_of_others_and_behind_links_stay_closed() {
     paint(site.source().join("others/f"), 10);
     push(&site, &daemon, &[], "")
         .expect(23)
-        .says(&["others/f", "Permission denied"]);
+        .says(&["open directory 'others'", "Permission denied"]);
     let options = ["--ignore-existing"];
     paint(site.source().join("link/f"), 10);
     push(&site, &daemon, &options, "").expect(23);

@@ -81,11 +81,22 @@ impl Spread {
             daemons: Vec::new(),
         };
         (0..receivers).for_each(|_| spread.start("shared"));
+        spread.take_home();
         Some(spread)
     }
 
     fn home(&self) -> PathBuf {
         self.site.path("sender")
+    }
+
+    /// Gives the sender's directory back to the user of the test. No other user can change a name on the way to it.
+    fn take_home(&self) {
+        let top = self.site.path("");
+        std::os::unix::fs::lchown(&top, Some(0), Some(0)).unwrap();
+        set_mode(&top, 0o755);
+        let mut chown = std::process::Command::new("chown");
+        let chown = chown.args(["-R", "root"]).arg(self.home());
+        assert!(chown.status().unwrap().success());
     }
 
     /// Two receivers, of which the second has another directory.

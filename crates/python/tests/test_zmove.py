@@ -164,10 +164,13 @@ class RealRunner(unittest.TestCase):
         self.assertIn("which has other arguments", str(refused.exception))
 
     def test_a_job_that_does_not_end_well_is_an_error(self) -> None:
-        failed = self.client.submit(self.runner.directory / "gone", self.runner.target()).wait(PATIENCE)
+        source = self.runner.source()
+        in_the_way = self.runner.directory / "in-the-way"
+        in_the_way.write_text("a file")
+        failed = self.client.submit(source, in_the_way / "target").wait(PATIENCE)
         with self.assertRaises(zmove.JobFailed) as error:
             failed.raise_for_status()
-        self.assertIn(f"job {failed.id} (gone) has failed: ", str(error.exception))
+        self.assertIn(f"job {failed.id} ({source.name}) has failed: ", str(error.exception))
         cancelled = self.later().cancel()
         with self.assertRaises(zmove.JobCancelled):
             cancelled.raise_for_status()

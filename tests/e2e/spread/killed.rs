@@ -423,6 +423,7 @@ fn a_directory_that_is_closed_to_its_owner_is_opened_up_only_by_a_push_to_it() {
         set_old(spread.source());
         std::fs::create_dir(spread.target_directory()).unwrap();
         spread.site.give_away();
+        spread.take_home();
         set_mode(spread.target_directory(), mode);
         note_a_job(&spread);
         spread
@@ -451,6 +452,7 @@ fn a_job_of_a_killed_push_in_a_directory_that_is_closed_to_its_owner_is_ended_or
     };
     spread.kill_a_slow_push("t");
     spread.site.give_away();
+    spread.take_home();
     set_mode(spread.target_directory(), 0o300);
     let to_one = format!("{}:t", spread.daemons[0].address);
     let refused = spread

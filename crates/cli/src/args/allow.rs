@@ -75,7 +75,7 @@ pub(crate) struct GrantArgs {
     ///
     /// Needed for 'zmove push SRC host1,host2:DST' and for the node of a cluster that begins pushes. Whoever has this
     /// can end and replace the jobs of others below the same directories.
-    #[arg(long, requires = "write")]
+    #[arg(long, requires = "write", hide_short_help = true)]
     pub(crate) lead: bool,
     /// The rate of all its transfers together, say 10Gbit
     ///

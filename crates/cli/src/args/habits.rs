@@ -124,6 +124,16 @@ pub(crate) fn hint(error: &mut clap::Error) {
             ContextKind::SuggestedSubcommand,
             COMMANDS,
         ),
+        // clap takes a key behind a host for a subcommand that does not go with it.
+        ErrorKind::ArgumentConflict
+            if word(ContextKind::InvalidSubcommand).starts_with("SHA256:") =>
+        {
+            (
+                word(ContextKind::InvalidSubcommand),
+                ContextKind::SuggestedSubcommand,
+                COMMANDS,
+            )
+        }
         ErrorKind::InvalidValue => (
             word(ContextKind::InvalidArg),
             ContextKind::SuggestedValue,

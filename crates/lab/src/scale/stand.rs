@@ -121,7 +121,7 @@ impl<'a> Stand<'a> {
     fn see_by_model(&mut self, costs: Costs, root: &Path) -> Result<()> {
         let model = self.model.insert(Model::new(costs));
         for node in self.receivers.iter_mut().chain([&mut self.wide_receiver]) {
-            let directory = node.home.join("view");
+            let directory = node.home.with_extension("view");
             std::fs::create_dir(&directory)
                 .with_context(|| format!("failed to make {}", directory.display()))?;
             model.add(directory.clone(), root)?;

@@ -317,8 +317,10 @@ async fn each_batch_is_told_as_published_once_after_it_is_stored() {
 async fn an_opening_that_cannot_be_understood_is_refused_by_its_extension() {
     let extended = |critical: bool| {
         let mut opening = opening();
-        opening.extend([7, 0, 0, 0, 77, 0, u8::from(critical), 0, 0, 0, 0]);
-        opening[0] += 11;
+        // in place of the empty block: its length, and one extension without a value
+        assert_eq!(opening.pop(), Some(0));
+        opening.extend([7, 77, 0, u8::from(critical), 0, 0, 0, 0]);
+        opening[0] += 7;
         opening
     };
     let refused = said(extended(true), Vec::new()).await;
@@ -331,7 +333,7 @@ async fn an_opening_that_cannot_be_understood_is_refused_by_its_extension() {
     else {
         panic!("{refused:?}");
     };
-    assert!(text.contains("extension 77 of a message"), "{text}");
+    assert!(text.contains("extension 77 of the opening"), "{text}");
     let taken = said(extended(false), Vec::new()).await;
     assert!(
         matches!(taken.last(), Some(ToSender::Finished(_))),

@@ -43,8 +43,8 @@ impl Transfer {
         }
     }
 
-    /// Removes the parts of files that have failed meanwhile. Without any, has the unfinished file fail that lacks most,
-    /// if it cannot become whole. Returns whether there was one.
+    /// Removes the parts of files that have failed meanwhile. Without any, has the unfinished file fail that lacks
+    /// most, if it cannot become whole. Returns whether there was one.
     fn has_given_way(&self, (_, error): &Failure) -> bool {
         let failed = self.spare_parts.take();
         if !failed.is_empty() {

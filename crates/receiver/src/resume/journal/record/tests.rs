@@ -125,7 +125,7 @@ fn the_bytes_of_the_end_of_a_work_item_are_pinned() {
         "0600000000000000",                 // bytes of these
         "0700000000000000",                 // special files
         "0800000000000000",                 // left out
-        "c9838f80",
+        "21543465",
     ];
     assert_bytes(&Record::WorkEnded(end), &ended);
 }
