@@ -176,11 +176,11 @@ fn what_is_wrong_in_an_allow_command_is_named() {
     let with = |options: &[&'static str]| [&allowing, options].concat();
     for (words, part) in [
         (vec![], "required arguments were not provided"),
-        (vec![OTHER], "--name <NAME>"),
-        (vec![OTHER, "--name", "x"], "--root <DIR>"),
+        (vec![OTHER], "  --name <NAME>"),
+        (vec![OTHER, "--name", "x"], "  --root <DIR>"),
         (with(&["--max-rate", "10"]), "'10' is not a rate"),
         (with(&["--expires", "soon"]), "'soon' is no date"),
-        (with(&["--set-ids"]), "--write"),
+        (with(&["--set-ids"]), "  --write"),
         (vec!["remove"], "required arguments were not provided"),
         (vec!["list", "--name", "x"], "unexpected argument '--name'"),
     ] {
