@@ -12,11 +12,12 @@ use std::ffi::OsString;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::unistd::{Uid, User};
 use rustix::io::Errno;
+use zmove_disk::path_parts;
 
 use crate::display::terminal::quoted;
 use crate::value::exit::{Exit, failure};
@@ -211,7 +212,7 @@ impl Walk {
     fn new(path: &Path) -> io::Result<Self> {
         Ok(Self {
             here: PathBuf::from("/"),
-            rest: parts(path),
+            rest: path_parts(path),
             shared: None,
             links: 0,
             root: root_of_files()?,
@@ -262,7 +263,7 @@ impl Walk {
             self.here = PathBuf::from("/");
             self.shared = None;
         }
-        self.rest.extend(parts(&target));
+        self.rest.extend(path_parts(&target));
         Ok(())
     }
 }
@@ -296,17 +297,6 @@ fn judge(path: &Path, found: &Metadata, root: u32) -> Option<Control> {
 /// there, and who has more rights than this process.
 fn root_of_files() -> io::Result<u32> {
     Ok(fs::metadata("/")?.uid())
-}
-
-/// The names of a path, the last one first.
-fn parts(path: &Path) -> Vec<OsString> {
-    let named = path
-        .components()
-        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
-    named
-        .rev()
-        .map(|part| part.as_os_str().to_owned())
-        .collect()
 }
 
 /// The maximum number of links that are followed: as many as the kernel follows.

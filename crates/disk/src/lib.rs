@@ -46,7 +46,7 @@ pub use entry::{
 };
 pub use file_io::auto::Auto;
 pub use file_io::contents::ContentsWriter;
-pub use file_io::data_file::{DataFile, Direct};
+pub use file_io::data_file::{DataFile, Direct, free_bytes};
 pub use file_io::fault::{Fault, FaultAt, Faulty, Request};
 pub use file_io::stored_file::StoredFile;
 pub use file_io::threads::Threads;
@@ -57,7 +57,7 @@ pub use holes::{data_begins, find_data, find_data_but_zeros, next_data, write_da
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use link::{Linked, NonRegular, place_link, place_link_to_non_regular};
 pub use new_files::NewFiles;
-pub use proc::{Mount, boot_id};
+pub use proc::{Mount, boot_id, unescaped};
 pub use publish::{Replace, place_symlink, publish_file, publish_from};
 pub use remembered::{Remembered, today};
 pub use remove::{RemovalBudget, remove_entries, remove_entries_within};
@@ -74,5 +74,6 @@ pub use staging_directory::{Answers, StagingDirectory, set_usual_mode};
 pub use staging_place::StagingPlace;
 pub use storage_threads::memory::{FileSystemMemory, StorageMemory, StorageWork};
 pub use storage_threads::{StorageThreads, Task, Turn};
+pub use tree::trusted_path::path_parts;
 pub use tree::{Fence, Tree, open_beneath};
 pub use zmove_uring::{RingConfig, Span, Unavailable, cached_bytes, close};

@@ -82,7 +82,8 @@ fn shown(field: &[u8]) -> String {
 }
 
 /// Decodes a field: the kernel writes blanks and backslashes as a backslash and three octal digits.
-fn unescaped(field: &[u8]) -> Vec<u8> {
+#[must_use]
+pub fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, after)) = rest.split_first() {

@@ -19,7 +19,7 @@ use crate::entry::number_of;
 use crate::entry::open_own::EntryHandle;
 
 mod beneath;
-mod trusted_path;
+pub(crate) mod trusted_path;
 
 pub use beneath::open_beneath;
 

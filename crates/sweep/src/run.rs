@@ -178,7 +178,7 @@ fn measure(
 fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepError> {
     let SweepConfig { path, budget, .. } = config;
     let stat = rustix::fs::fstatvfs(directory).map_err(SweepError::io("open", path))?;
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let free = zmove_disk::free_bytes(&stat);
     let reserve =
         (stat.f_blocks.saturating_mul(stat.f_frsize) / RESERVE_PART).min(RESERVE_BYTES_MAX);
     if free < budget.0.saturating_add(reserve) {

@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::{ROOT, Uid, User};
+use zmove_jobs::THIS_PROGRAM;
 
 use super::{is_root, name_of};
 use crate::args::AsUserArgs;
@@ -25,7 +26,7 @@ impl Child {
     /// The user has no account, so its groups are not known.
     pub(crate) fn new(user: u32) -> Result<Self> {
         let account = account(user)?;
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = Command::new(THIS_PROGRAM);
         command.env_clear();
         for name in ENVIRONMENT {
             command.envs(std::env::var_os(name).map(|value| (name, value)));
@@ -54,7 +55,7 @@ impl Child {
         let status = self
             .0
             .status()
-            .context("start zmove as another user (/proc/self/exe)")?;
+            .with_context(|| format!("start zmove as another user ({THIS_PROGRAM})"))?;
         let code = status.code().and_then(|code| u8::try_from(code).ok());
         code.with_context(|| format!("zmove as another user ended by {status}"))
     }

@@ -25,7 +25,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags, StatVfs, StatxFlags};
 use rustix::io::{Errno, retry_on_intr};
 use zmove_types::{Buffer, DataRanges, PAGE_BYTES};
 use zmove_uring::Span;
@@ -315,12 +315,17 @@ fn alignment(file: &File) -> Option<usize> {
     (possible && align <= PAGE_BYTES).then_some(PAGE_BYTES)
 }
 
+/// How many bytes a process without privileges may still store in a file system.
+#[must_use]
+pub fn free_bytes(file_system: &StatVfs) -> u64 {
+    file_system.f_bavail.saturating_mul(file_system.f_frsize)
+}
+
 /// Whether blocks for the whole file should be reserved: on file systems that then need no lock for each
 /// write, and only while others are left as much room.
 fn allocation_pays(file: &File, bytes: u64) -> io::Result<bool> {
     let stat = rustix::fs::fstatvfs(file)?;
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    Ok(bytes <= free / 2 && is_written_in_place(file))
+    Ok(bytes <= free_bytes(&stat) / 2 && is_written_in_place(file))
 }
 
 /// Whether a file is on a server, which may set its times later than the kernel here does.

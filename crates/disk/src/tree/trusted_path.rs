@@ -23,7 +23,7 @@ const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOE
 pub(crate) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     let own = rustix::process::geteuid().as_raw();
     let mut here = start(path)?;
-    let mut rest = parts(path);
+    let mut rest = path_parts(path);
     let mut links = 0;
     while let Some(name) = rest.pop() {
         let next = rustix::fs::openat(&here, &name, WAYPOINT, Mode::empty())?;
@@ -40,7 +40,7 @@ pub(crate) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
         if target.is_absolute() {
             here = start(&target)?;
         }
-        rest.extend(parts(&target));
+        rest.extend(path_parts(&target));
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(&here, c".", flags, Mode::empty())?)
@@ -63,8 +63,9 @@ fn follow(link: &OwnedFd, name: &OsString, stat: &Stat, own: u32) -> io::Result<
     Ok(OsString::from_vec(target.into_bytes()).into())
 }
 
-/// The parts of a path, the last one first.
-fn parts(path: &Path) -> Vec<OsString> {
+/// The names of a path, with each `..`, the last one first.
+#[must_use]
+pub fn path_parts(path: &Path) -> Vec<OsString> {
     let named = path
         .components()
         .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));

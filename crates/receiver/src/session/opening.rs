@@ -175,7 +175,7 @@ pub(super) async fn resolve(
 /// How many bytes the process may still store in the file system of a directory; unknown where that has no bounds.
 pub(crate) fn free_bytes(directory: BorrowedFd<'_>) -> Option<u64> {
     let stat = rustix::fs::fstatvfs(directory).ok()?;
-    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
+    (stat.f_blocks > 0).then(|| zmove_disk::free_bytes(&stat))
 }
 
 /// How long a peer may take to send its opening.

@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use zmove_disk::{FileIdentity, Staged};
+use zmove_disk::{FileIdentity, Staged, free_bytes};
 use zmove_types::{ByteOrigins, Cv, FileId, GroupSpan, ItemId, Origin, Root};
 use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
@@ -404,7 +404,7 @@ impl LargeFile {
         let system = rustix::fs::fstatvfs(staged.file()).ok()?;
         Some(Lacking {
             bytes: bytes.saturating_sub(taken),
-            free: system.f_bavail.saturating_mul(system.f_frsize),
+            free: free_bytes(&system),
         })
     }
 

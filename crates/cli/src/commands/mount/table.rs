@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rustix::fs::{Mode, OFlags};
+use zmove_disk::{Mount as Line, unescaped};
 use zmove_types::Escaped;
 
 /// A mount.
@@ -80,9 +81,10 @@ pub(super) fn mount_of(path: &Path) -> Result<Mount> {
         .find_map(|line| line.strip_prefix("mnt_id:"))
         .map(str::trim);
     let lines = lines()?;
-    let line = id.and_then(|id| lines.iter().find(|line| line.number == id.as_bytes()));
+    let id = id.and_then(|id| id.parse::<u64>().ok());
+    let line = id.and_then(|id| lines.iter().find(|line| line.id == id));
     let line = line.with_context(|| format!("'{}' is on no mount", Escaped::path(&path)))?;
-    Ok(line.mount())
+    Ok(of_line(line))
 }
 
 /// The mounts below a directory that can be reached, without those that hold no files of users.
@@ -97,8 +99,7 @@ pub(super) fn mounts_below(directory: &Path) -> Result<Vec<Mount>> {
         let is_system = SYSTEM
             .iter()
             .any(|above| is_below(above) && !directory.starts_with(above));
-        let kind = line.kind.to_str().unwrap_or_default();
-        !is_system && !PSEUDO.contains(&kind)
+        !is_system && !PSEUDO.contains(&&*line.kind)
     };
     let below = at_points.into_values().filter(|line| {
         line.point != directory && line.point.starts_with(directory) && is_of_users(line)
@@ -111,51 +112,26 @@ pub(super) fn mounts_below(directory: &Path) -> Result<Vec<Mount>> {
     reached.collect()
 }
 
-/// A line of the table: `NUMBER PARENT MAJOR:MINOR ROOT POINT OPTIONS... - KIND ...`.
-#[derive(Debug)]
-struct Line {
-    number: Vec<u8>,
-    device: Option<u64>,
-    point: PathBuf,
-    kind: OsString,
-}
-
-impl Line {
-    fn parse(line: &[u8]) -> Option<Self> {
-        let mut words = line.split(|&byte| byte == b' ');
-        let number = words.next()?.to_vec();
-        let device = std::str::from_utf8(words.nth(1)?).ok().and_then(device);
-        let point = OsString::from_vec(unescaped(words.nth(1)?)).into();
-        let kind = words.skip_while(|word| *word != b"-").nth(1)?;
-        Some(Self {
-            number,
-            device,
-            point,
-            kind: OsString::from_vec(unescaped(kind)),
-        })
-    }
-
-    fn mount(&self) -> Mount {
-        let of_itself = || {
-            let status = rustix::fs::statvfs(&self.point).ok()?;
-            (status.f_fsid != 0).then(|| format!("{:016x}", status.f_fsid))
-        };
-        let id = match self.kind.to_str() {
-            Some(kind) if WITH_LASTING_ID.contains(&kind) => of_itself(),
-            _ => self.device.and_then(uuid),
-        };
-        Mount {
-            point: self.point.clone(),
-            kind: self.kind.clone(),
-            id,
-        }
+fn of_line(line: &Line) -> Mount {
+    let of_itself = || {
+        let status = rustix::fs::statvfs(&line.point).ok()?;
+        (status.f_fsid != 0).then(|| format!("{:016x}", status.f_fsid))
+    };
+    let id = if WITH_LASTING_ID.contains(&&*line.kind) {
+        of_itself()
+    } else {
+        device(&line.device).and_then(uuid)
+    };
+    Mount {
+        point: line.point.clone(),
+        kind: line.kind.clone().into(),
+        id,
     }
 }
 
 fn lines() -> Result<Vec<Line>> {
     let table = std::fs::read("/proc/self/mountinfo").context("read '/proc/self/mountinfo'")?;
-    let lines = table.split(|&byte| byte == b'\n');
-    Ok(lines.filter_map(Line::parse).collect())
+    Ok(Line::all(&table).collect())
 }
 
 /// The number of a device in `MAJOR:MINOR`; none where no device is behind it.
@@ -175,32 +151,7 @@ fn uuid(device: u64) -> Option<String> {
     names.next()?.file_name().into_string().ok()
 }
 
-/// Bytes in which the kernel has written some as `\040`.
-fn unescaped(bytes: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(bytes.len());
-    let mut rest = bytes;
-    while let Some((&first, after)) = rest.split_first() {
-        let octal = rest
-            .get(1..4)
-            .and_then(|digits| std::str::from_utf8(digits).ok());
-        match octal
-            .filter(|_| first == b'\\')
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok())
-        {
-            Some(byte) => {
-                plain.push(byte);
-                rest = &rest[4..];
-            }
-            None => {
-                plain.push(first);
-                rest = after;
-            }
-        }
-    }
-    plain
-}
-
-/// The same bytes with the escapes of the kernel.
+/// Bytes with the escapes of the kernel, which [`unescaped`] takes back.
 fn escaped(bytes: &[u8]) -> Vec<u8> {
     let escape = |&byte: &u8| match byte {
         b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
@@ -241,18 +192,18 @@ mod tests {
 
     #[test]
     fn a_line_of_the_table_is_read() {
-        let line =
-            b"98 29 0:44 / /mnt/two\\040words rw shared:5 master:2 - nfs4 host:/x rw,vers=4.2";
-        let line = Line::parse(line).unwrap();
-        assert_eq!((&line.number[..], line.device), (&b"98"[..], None));
+        let table =
+            b"98 29 0:44 / /mnt/two\\040words rw shared:5 master:2 - nfs4 host:/x rw,vers=4.2\n\
+            29 1 8:1 / / rw,relatime shared:1 - xfs /dev/sda1 rw";
+        let lines: Vec<_> = Line::all(table).collect();
+        assert_eq!((lines[0].id, device(&lines[0].device)), (98, None));
         let expected = Mount {
             point: "/mnt/two words".into(),
             kind: "nfs4".into(),
             id: None,
         };
-        assert_eq!(line.mount(), expected);
-        let disk = Line::parse(b"29 1 8:1 / / rw,relatime shared:1 - xfs /dev/sda1 rw").unwrap();
-        assert_eq!(disk.device, Some(rustix::fs::makedev(8, 1)));
+        assert_eq!(of_line(&lines[0]), expected);
+        assert_eq!(device(&lines[1].device), Some(rustix::fs::makedev(8, 1)));
     }
 
     #[test]

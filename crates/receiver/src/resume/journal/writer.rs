@@ -465,7 +465,7 @@ impl State {
     fn keep_room(&mut self, bytes: u64) {
         if self.end + bytes + self.room_ahead / 2 > self.room_until {
             let free = rustix::fs::fstatvfs(&self.file)
-                .map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+                .map_or(u64::MAX, |stat| zmove_disk::free_bytes(&stat));
             self.room_ahead = ROOM_AHEAD_BYTES.min(free / ROOM_SHARE);
             let ahead = bytes + self.room_ahead;
             self.room_until = self.end + ahead;
