@@ -4,12 +4,13 @@
 
 use std::future::Future;
 
+use zmove_receiver::unless_stopped;
 use zmove_wire::{CopyOrder, GrantOrder, Greeting, Role, ToSource, WireError};
 
 use crate::copying;
 use crate::sending::{
     Order, SendingError, SendingSession, Sent, cut_off, next, order, refuse_nonsense, send_files,
-    shown, unless_stopped,
+    shown,
 };
 use crate::transfers::Cut;
 

@@ -17,7 +17,7 @@ use zmove_engine::{
     BoxError, Causes, ConnectError, Connector, DialSettings, JobMaking, Listener, Notice,
     PushError, Remote, RemotePush, Retrying, Timeout,
 };
-use zmove_receiver::Quota;
+use zmove_receiver::{Quota, unless_stopped};
 use zmove_sender::{Beside, PeerQuota, Push, PushJob, Run, SessionError, Summary};
 use zmove_transport::{
     Claim, ControlReader, ControlWriter, DialError, Fingerprint, Identity, Reach, blocking,
@@ -34,7 +34,7 @@ use crate::refusals::denied;
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::sending::{
     Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, argument_of, cut_off,
-    job, may_not_read, next, refuse, refuse_nonsense, say_last, tell_often, unless_stopped,
+    job, may_not_read, next, refuse, refuse_nonsense, say_last, tell_often,
 };
 use crate::sources::ReadAccess;
 use crate::transfers::Cut;

@@ -281,22 +281,9 @@ pub(crate) async fn refuse_nonsense(
 
 /// Refuses a peer whose transfer is ended from outside before it has begun.
 pub(crate) async fn cut_off(control: (ControlReader, ControlWriter), cut: Cut) -> SendingError {
-    let SendingError::Refused(refusal) = refuse(control, cut.refusal()).await else {
-        unreachable!("the refusal is the error")
-    };
+    let refusal = cut.refusal();
+    refuse(control, refusal.clone()).await;
     SendingError::CutOff(refusal)
-}
-
-/// Takes a step of a session that sends nothing yet, unless `stop` resolves before: the peer, who need not read what it
-/// is sent, keeps no session that is to end.
-pub(crate) async fn unless_stopped<T>(
-    stop: impl Future<Output = Cut>,
-    step: impl Future<Output = T>,
-) -> Result<T, Cut> {
-    tokio::select! {
-        done = step => Ok(done),
-        cut = stop => Err(cut),
-    }
 }
 
 /// Says the last words on a connection, and reads what the peer still says: a close with unread data could destroy them

@@ -61,7 +61,10 @@ pub(crate) async fn run(
         Ok(seen)
     };
     tokio::pin!(stop);
-    let seen = match unless_stopped(stop.as_mut(), looked_at).await {
+    let seen = match unless_stopped(stop.as_mut(), looked_at)
+        .await
+        .unwrap_or_else(Err)
+    {
         Ok(seen) => seen,
         Err(error) => return Err(connections.refuse(error).await),
     };

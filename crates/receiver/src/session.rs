@@ -125,7 +125,10 @@ async fn run(
         held,
         lease,
         config,
-    } = match unless_stopped(stop.as_mut(), begun).await {
+    } = match unless_stopped(stop.as_mut(), begun)
+        .await
+        .unwrap_or_else(Err)
+    {
         Ok(begun) => begun,
         Err(error) => return Err(connections.refuse(error).await),
     };
@@ -277,7 +280,10 @@ async fn receive(
         extensions: Extensions::NONE,
     };
     tokio::pin!(stop);
-    if let Err(error) = unless_stopped(stop.as_mut(), connections.open(opened)).await {
+    if let Err(error) = unless_stopped(stop.as_mut(), connections.open(opened))
+        .await
+        .unwrap_or_else(Err)
+    {
         return Err(connections.refuse(error).await);
     }
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);

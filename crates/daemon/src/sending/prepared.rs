@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
+use zmove_receiver::unless_stopped;
 use zmove_sender::{
     Extent, LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Push, Relay, Run, SessionError,
     Summary,
@@ -13,7 +14,7 @@ use zmove_transport::blocking;
 use zmove_types::{Event, Observer};
 use zmove_wire::{Fetch, Fetching, ToSender, encode_message};
 
-use super::{Prepared, SendingError, SendingSession, cut_off, tell_often, unless_stopped};
+use super::{Prepared, SendingError, SendingSession, cut_off, tell_often};
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::transfers::Cut;
 

@@ -91,13 +91,16 @@ impl Connections {
 
 /// Takes a step of a session that has no threads yet, unless `stop` resolves before: the peer, who need not read what
 /// it is sent, keeps no session that is to end.
-pub(crate) async fn unless_stopped<T>(
-    stop: impl Future<Output = SessionError>,
-    step: impl Future<Output = Result<T, SessionError>>,
-) -> Result<T, SessionError> {
+///
+/// # Errors
+/// The output of `stop`.
+pub async fn unless_stopped<T, S>(
+    stop: impl Future<Output = S>,
+    step: impl Future<Output = T>,
+) -> Result<T, S> {
     tokio::select! {
-        done = step => done,
-        error = stop => Err(error),
+        done = step => Ok(done),
+        stopped = stop => Err(stopped),
     }
 }
 
