@@ -22,8 +22,8 @@ use frames::Listening;
 
 /// Receives messages.
 pub struct ControlReader {
-    /// The stream, while nothing but the greeting has been read.
-    stream: Option<BufReader<Box<dyn AsyncRead + Send + Unpin>>>,
+    /// The connection, while nothing but the greeting has been read.
+    unheard: Option<Unheard>,
     listening: Option<Listening>,
     /// The peer's, once it has been read.
     greeting: Option<Greeting>,
@@ -31,8 +31,12 @@ pub struct ControlReader {
     more_came: bool,
     /// What pings are answered by.
     writer: WriterHandle,
-    /// The ends of the pingers, while nothing but the greeting has been read.
-    pinging: Option<Pinging>,
+}
+
+/// A connection whose messages are not read yet.
+struct Unheard {
+    stream: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
+    pinging: Pinging,
 }
 
 /// A way to the writer that keeps it from nothing.
@@ -170,7 +174,10 @@ pub fn control_pair(
     let (ask, asked) = watch::channel(None);
     let (pongs, answered) = watch::channel(None);
     let reader = ControlReader {
-        stream: Some(BufReader::new(Box::new(reader))),
+        unheard: Some(Unheard {
+            stream: BufReader::new(Box::new(reader)),
+            pinging: Pinging { asked, pongs },
+        }),
         listening: None,
         greeting: None,
         more_came: false,
@@ -178,7 +185,6 @@ pub fn control_pair(
             sending: Arc::downgrade(&sending),
             begun: has_begun,
         },
-        pinging: Some(Pinging { asked, pongs }),
     };
     let writer = ControlWriter {
         sending,
@@ -201,8 +207,8 @@ impl ControlReader {
         if let Some(greeting) = self.greeting {
             return Ok(greeting);
         }
-        let stream = self
-            .stream
+        let Unheard { stream, .. } = self
+            .unheard
             .as_mut()
             .expect("the greeting comes before any message");
         let mut bytes = [0; Greeting::BYTES];
@@ -215,9 +221,7 @@ impl ControlReader {
 
     /// Answers the peer's pings from now on, whether messages are asked for or not. The greeting has been read.
     pub fn listen(&mut self) -> &mut Self {
-        if let Some(stream) = self.stream.take()
-            && let Some(pinging) = self.pinging.take()
-        {
+        if let Some(Unheard { stream, pinging }) = self.unheard.take() {
             let WriterHandle { sending, begun } = self.writer.clone();
             self.listening = Some(Listening::begin(stream, sending, begun, pinging));
         }

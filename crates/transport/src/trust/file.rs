@@ -106,20 +106,24 @@ pub(super) fn create(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
 
 /// Stores a file in the place of any that has its name.
 pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
-    let replace = || {
-        let temporary = Temporary::write(path, bytes)?;
-        fs::rename(&temporary.path, path)?;
-        sync_parent(path)
-    };
-    replace().map_err(unwritten(path))
+    replace_with(path, bytes, |_| Ok(()))
 }
 
 /// Stores a list that a daemon of another user reads: whoever may enter its directory may read it. A directory with the
 /// setgid bit gives it its group.
 pub(super) fn replace_list(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
+    replace_with(path, bytes, |new| share(&File::open(new)?, path))
+}
+
+/// Stores a file in the place of any that has its name; `prepare` is called with the new one before that.
+fn replace_with(
+    path: &Path,
+    bytes: &[u8],
+    prepare: impl FnOnce(&Path) -> io::Result<()>,
+) -> Result<(), KeyFileError> {
     let replace = || {
         let temporary = Temporary::write(path, bytes)?;
-        share(&File::open(&temporary.path)?, path)?;
+        prepare(&temporary.path)?;
         fs::rename(&temporary.path, path)?;
         sync_parent(path)
     };
