@@ -172,8 +172,12 @@ pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
 
 /// Whether `path` names this open file.
 pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
-    let number = |metadata: &Metadata| (metadata.dev(), metadata.ino());
-    Ok(number(&file.metadata()?) == number(&path.symlink_metadata()?))
+    Ok(number_of(&file.metadata()?) == number_of(&path.symlink_metadata()?))
+}
+
+/// The device and the inode of a file.
+pub(crate) fn number_of(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
 }
 
 /// Makes the directory of a job, if it is not there.

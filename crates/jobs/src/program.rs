@@ -1,13 +1,14 @@
 //! The program of this process, which an upgrade may replace while the process runs.
 
 use std::ffi::OsString;
-use std::fs::Metadata;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use crate::place::number_of;
 
 /// The file that this process executes, under the name that the kernel gives it. A child that is started by this name
 /// has the version of its parent, also after the file was replaced or removed.
@@ -77,10 +78,6 @@ impl Program {
     pub fn path(&self) -> &Path {
         &self.path
     }
-}
-
-fn number_of(metadata: &Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
 }
 
 /// The variable by which a program knows that it has replaced another version of itself in a process.
