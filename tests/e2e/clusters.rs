@@ -20,7 +20,7 @@ use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 use crate::clock::Clock;
 use crate::command::{Outcome, ZMOVE, Zmove, finish, wait_within_patience};
 use crate::daemon::Daemon;
-use crate::harness::{PATIENCE, Site, is_root, skip};
+use crate::harness::{PATIENCE, Site, allow_to_lead, is_root, skip};
 use crate::quiet_machine::quiet_machine;
 use crate::schema::{fault, schema};
 use crate::tree::{assert_same, paint};
@@ -163,14 +163,7 @@ impl Lab {
             Grant::new(key, node, roots, Access::ReadWrite),
         );
         AuthorizedKeys::remove(&home, node).unwrap();
-        AuthorizedKeys::allow(
-            &home,
-            Grant {
-                lead: true,
-                ..grant
-            },
-        )
-        .unwrap();
+        allow_to_lead(&home, grant);
     }
 
     fn zmove(&self, node: &str, words: &[&str]) -> Zmove {

@@ -238,14 +238,7 @@ impl Site {
             .fingerprint();
         let roots = vec![self.path("target").canonicalize().unwrap()];
         let grant = Grant::new(key, "tester", roots, Access::WriteOnly);
-        AuthorizedKeys::allow(
-            &self.path("server"),
-            Grant {
-                lead: true,
-                ..grant
-            },
-        )
-        .unwrap();
+        allow_to_lead(&self.path("server"), grant);
     }
 
     /// Lets the client's key read what is in `directory` of the site, beside what it may do already.
@@ -392,6 +385,24 @@ pub(crate) fn is_root() -> bool {
 pub(crate) fn has_program(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
+}
+
+/// Lets the holder of this grant lead jobs of several receivers, too, at the daemon with this home.
+pub(crate) fn allow_to_lead(home: &Path, grant: Grant) {
+    let grant = Grant {
+        lead: true,
+        ..grant
+    };
+    AuthorizedKeys::allow(home, grant).unwrap();
+}
+
+/// A runtime with two threads, for a case that is a peer itself.
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 /// Says why a case does not run here; in the lab, where every case must, that is a failure.

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use zmove_receiver::{ReceiverConfig, Session, run_session};
 use zmove_scan::ScanRoot;
@@ -16,6 +15,7 @@ use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_la
 use zmove_types::{Event, Observer, RelPath, TransferId};
 use zmove_wire::{Cipher, Open, Overwrite};
 
+use crate::harness::runtime;
 use crate::quiet_machine::share_machine;
 
 /// More than any case has.
@@ -179,14 +179,6 @@ impl InProcess {
             events: std::mem::take(&mut *witness.events.lock().unwrap()),
         }
     }
-}
-
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
 }
 
 /// The supply of further lanes, as many as there are first.

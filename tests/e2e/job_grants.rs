@@ -15,7 +15,7 @@ use zmove_cluster::{
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
-use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, Reach, TransportChoice};
+use zmove_transport::{Access, Grant, Identity, Reach, TransportChoice};
 use zmove_types::{Beginning, NoObserver, RelPath};
 use zmove_wire::{
     Durability, Extensions, JobGrant, KnownExtension, NodeName, Open, SignedJobGrant,
@@ -24,7 +24,7 @@ use zmove_wire::{
 use crate::clusters::has_nats_server;
 use crate::command::{Outcome, Runner, Zmove};
 use crate::daemon::Daemon;
-use crate::harness::{PATIENCE, Site, skip};
+use crate::harness::{PATIENCE, Site, allow_to_lead, skip};
 use crate::hooked_queue::{HookedQueue, Hooks, JOB};
 use crate::tree::{assert_same, paint, set_old};
 
@@ -64,14 +64,7 @@ impl Lab {
         std::fs::create_dir_all(&home).unwrap();
         let roots = vec![self.site.path("shared").canonicalize().unwrap()];
         let grant = Grant::new(head, "ann", roots, access);
-        AuthorizedKeys::allow(
-            &home,
-            Grant {
-                lead: true,
-                ..grant
-            },
-        )
-        .unwrap();
+        allow_to_lead(&home, grant);
     }
 
     fn home(&self, name: &str) -> PathBuf {

@@ -14,7 +14,7 @@ use zmove_wire::{
     decode_message, encode_message,
 };
 
-use crate::harness::{PATIENCE, Site};
+use crate::harness::{PATIENCE, Site, runtime};
 use crate::host::host;
 use crate::tree::paint;
 
@@ -122,14 +122,6 @@ impl Pinging {
         let last = self.next().await;
         assert!(matches!(last, ToSender::Finished(_)), "{phase}: {last:?}");
     }
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
 }
 
 fn opened(state: TargetState) -> ToSender {

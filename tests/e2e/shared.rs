@@ -28,7 +28,7 @@ use zmove_wire::{
 
 use crate::command::Runner;
 use crate::daemon::Daemon;
-use crate::harness::{PATIENCE, Site};
+use crate::harness::{PATIENCE, Site, allow_to_lead};
 use crate::intruder::{frame, metadata, name, path};
 
 const JOB: SharedJobId = SharedJobId([9; 16]);
@@ -93,14 +93,7 @@ impl Cluster {
             roots,
             Access::ReadWrite,
         );
-        AuthorizedKeys::allow(
-            &home,
-            Grant {
-                lead: true,
-                ..grant
-            },
-        )
-        .unwrap();
+        allow_to_lead(&home, grant);
         let options = ["--listen", "127.0.0.1:0"];
         Node(Daemon::start_with(&home, &options, &Runner::default()))
     }

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
-use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
+use zmove_transport::{Access, Grant, Identity, KnownHosts};
 use zmove_types::{CounterScope, Counters};
 
 use crate::command::{Runner, Zmove};
 use crate::daemon::Daemon;
-use crate::harness::{Site, is_root, skip};
+use crate::harness::{Site, allow_to_lead, is_root, skip};
 use crate::namespace::Namespace;
 use crate::proxy::Proxy;
 use crate::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old};
@@ -120,14 +120,7 @@ impl Spread {
         std::fs::write(home.join("zmove.toml"), settings).unwrap();
         let roots = vec![self.site.path(directory).canonicalize().unwrap()];
         let grant = Grant::new(identity.fingerprint(), "sender", roots, Access::ReadWrite);
-        AuthorizedKeys::allow(
-            &home,
-            Grant {
-                lead: true,
-                ..grant
-            },
-        )
-        .unwrap();
+        allow_to_lead(&home, grant);
         self.site.give_away();
         let daemon = Daemon::start_with(&home, &["--listen", "127.0.0.1:0"], &self.runner);
         let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());

@@ -6,13 +6,10 @@ use std::time::{Duration, Instant};
 
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{ClientConfig, Connection, Endpoint, RecvStream, SendStream, TransportConfig};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::aws_lc_rs::default_provider;
-use rustls::{DigitallySignedStruct, SignatureScheme};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::Value;
-use tokio::runtime::Runtime;
 use zmove_transport::Identity;
 use zmove_types::TransferId;
 use zmove_wire::{
@@ -20,7 +17,12 @@ use zmove_wire::{
 };
 
 use crate::command::{ZMOVE, Zmove};
-use crate::harness::{PATIENCE, Site};
+use crate::harness::{PATIENCE, Site, runtime};
+
+#[path = "../../crates/transport/tests/loopback/trust_all.rs"]
+mod trust_all;
+
+use self::trust_all::TrustAll;
 
 /// The bytes that the daemon may send and that nobody reads: room for its greeting and a few pongs.
 const WINDOW_BYTES: u32 = 256;
@@ -31,47 +33,6 @@ const GONE_MAX: Duration = Duration::from_secs(20);
 
 /// A connection whose window is closed.
 type Unread = (Connection, RecvStream, SendStream);
-
-/// Takes any host's certificate.
-#[derive(Debug)]
-struct AnyHost;
-
-impl ServerCertVerifier for AnyHost {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        default_provider()
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
-}
 
 /// QUIC with the key of the site's client, and a small window.
 fn settings(site: &Site) -> ClientConfig {
@@ -85,7 +46,7 @@ fn settings(site: &Site) -> ClientConfig {
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyHost))
+        .with_custom_certificate_verifier(Arc::new(TrustAll))
         .with_client_auth_cert(chain, key)
         .unwrap();
     crypto.alpn_protocols = vec![PROTOCOL_NAME.to_vec()];
@@ -151,14 +112,6 @@ fn stop(site: &Site, transfers: &[Value]) {
         drop(operator(site, &["stop", transfer["id"].as_str().unwrap()]));
     }
     wait_for(site, GONE_MAX, <[Value]>::is_empty);
-}
-
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::{LAB, skip};
+use crate::{LAB, zmove_and_mounts};
 
 /// The ways by which a file is stored: names of files with their bytes, and the options of the push.
 const WAYS: [(&str, usize, usize, &str); 5] = [
@@ -18,16 +18,9 @@ const WAYS: [(&str, usize, usize, &str); 5] = [
 /// NFS reports `ENOSPC` and `EDQUOT` so. Without a flush nothing else would report them.
 #[test]
 fn what_is_lost_at_the_close_of_a_file_is_reported_without_a_flush() {
-    let zmove = Path::new(LAB).with_file_name("zmove");
-    let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
-    for (here, missing) in [
-        (zmove.is_file(), "zmove beside the lab"),
-        (can_mount, "root with /dev/fuse"),
-    ] {
-        if !here {
-            return skip(&format!("there is no {missing}"));
-        }
-    }
+    let Some(zmove) = zmove_and_mounts() else {
+        return;
+    };
     for (way, files, bytes, options) in WAYS {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(home.path().join("source/d")).unwrap();

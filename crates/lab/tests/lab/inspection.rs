@@ -6,21 +6,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
-use crate::{LAB, skip};
+use crate::{LAB, zmove_and_mounts};
 
 /// The mount is like FAT in that it has no unnamed files, on which the program would otherwise try out times.
 #[test]
 fn an_inspection_makes_no_name_where_files_cannot_be_without_one() {
-    let zmove = Path::new(LAB).with_file_name("zmove");
-    let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
-    for (here, missing) in [
-        (zmove.is_file(), "zmove beside the lab"),
-        (can_mount, "root with /dev/fuse"),
-    ] {
-        if !here {
-            return skip(&format!("there is no {missing}"));
-        }
-    }
+    let Some(zmove) = zmove_and_mounts() else {
+        return;
+    };
     let home = tempfile::tempdir().unwrap();
     let at = |name: &str| home.path().join(name);
     let exact = UNIX_EPOCH + Duration::new(1_000_000_001, 987_654_321);

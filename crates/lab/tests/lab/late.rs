@@ -1,23 +1,16 @@
 //! Storage that answers late, beneath the zmove that lies beside the lab's program.
 
-use std::path::Path;
 use std::process::Command;
 
-use crate::{LAB, skip};
+use crate::{LAB, zmove_and_mounts};
 
 /// Requests of one file wait for storage side by side, although the kernel takes synchronous writes to a file of such
 /// a mount one after the other, and reads it ahead by 128 KiB.
 #[test]
 fn parts_of_one_large_file_are_under_way_side_by_side() {
-    let zmove = Path::new(LAB).with_file_name("zmove");
-    for (here, missing) in [
-        (zmove.is_file(), "zmove beside the lab"),
-        (can_mount(), "root with /dev/fuse"),
-    ] {
-        if !here {
-            return skip(&format!("there is no {missing}"));
-        }
-    }
+    let Some(zmove) = zmove_and_mounts() else {
+        return;
+    };
     let home = tempfile::tempdir().unwrap();
     let bytes: Vec<u8> = (0..64_u32 << 18).flat_map(u32::to_le_bytes).collect();
     std::fs::write(home.path().join("file"), &bytes).unwrap();
@@ -56,10 +49,6 @@ fn parts_of_one_large_file_are_under_way_side_by_side() {
         );
     }
     assert!(std::fs::read(home.path().join("back/file")).unwrap() == bytes);
-}
-
-fn can_mount() -> bool {
-    rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists()
 }
 
 /// How many requests of a kind the mount has had under way at once.

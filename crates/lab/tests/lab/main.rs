@@ -5,6 +5,8 @@
     reason = "in a test, helpers included, a panic is the report"
 )]
 
+use std::path::{Path, PathBuf};
+
 mod closing;
 mod inspection;
 mod late;
@@ -26,4 +28,21 @@ fn skip(reason: &str) {
     let is_required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
     assert!(!is_required, "ZMOVE_REQUIRE_LAB=1, but {reason}");
     eprintln!("skipped: {reason}");
+}
+
+/// The zmove that lies beside the lab's program, where this process can also mount by FUSE. Reports why a case cannot
+/// run otherwise.
+fn zmove_and_mounts() -> Option<PathBuf> {
+    let zmove = Path::new(LAB).with_file_name("zmove");
+    let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    for (here, missing) in [
+        (zmove.is_file(), "zmove beside the lab"),
+        (can_mount, "root with /dev/fuse"),
+    ] {
+        if !here {
+            skip(&format!("there is no {missing}"));
+            return None;
+        }
+    }
+    Some(zmove)
 }

@@ -1,14 +1,14 @@
 //! Storage that never answers a flush, beneath the zmove that lies beside the lab's program.
 
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{LAB, skip};
+use crate::{LAB, zmove_and_mounts};
 
 /// How long an event may take.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -88,16 +88,9 @@ fn wait_for(lines: &Receiver<String>, part: &str) -> String {
 /// The process stays until the storage answers, since a thread of it waits in the kernel.
 #[test]
 fn a_daemon_whose_storage_hangs_makes_way_for_another() {
-    let zmove = Path::new(LAB).with_file_name("zmove");
-    let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
-    for (here, missing) in [
-        (zmove.is_file(), "zmove beside the lab"),
-        (can_mount, "root with /dev/fuse"),
-    ] {
-        if !here {
-            return skip(&format!("there is no {missing}"));
-        }
-    }
+    let Some(zmove) = zmove_and_mounts() else {
+        return;
+    };
     let home = tempfile::tempdir().unwrap();
     let stand = Stand { home, zmove };
     let at = |name: &str| stand.home.path().join(name);

@@ -11,3 +11,4 @@ mod lane;
 mod party;
 mod quic;
 mod trust;
+mod trust_all;

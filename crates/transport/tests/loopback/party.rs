@@ -4,16 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use rustls::{
     ClientConfig, ServerConfig,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     crypto::aws_lc_rs::{default_provider, sign::any_ecdsa_type},
     sign::{CertifiedKey, SingleCertAndKey},
     version::TLS13,
 };
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use zmove_transport::{Fingerprint, Identity};
+
+use crate::trust_all::TrustAll;
 
 /// Longer than anything takes that succeeds.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
@@ -86,47 +87,6 @@ pub(crate) fn client_config(
     };
     config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
     config
-}
-
-/// A client's verifier that verifies nothing.
-#[derive(Debug)]
-struct TrustAll;
-
-impl ServerCertVerifier for TrustAll {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        default_provider()
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
 }
 
 /// A host that speaks TLS with this configuration over TCP, and nothing after the handshake.
