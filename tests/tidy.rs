@@ -76,7 +76,15 @@ const ARROWS: [(&str, &[&str]); 21] = [
     ),
     (
         "receiver",
-        &["chunk", "disk", "sweep", "transport", "types", "wire"],
+        &[
+            "chunk",
+            "disk",
+            "scan",
+            "sweep",
+            "transport",
+            "types",
+            "wire",
+        ],
     ),
     ("transport", &["sockopt", "types", "wire"]),
     ("sweep", &["disk", "types"]),

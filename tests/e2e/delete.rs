@@ -25,7 +25,7 @@ both_ways!(
     a_source_that_is_missing_removes_nothing,
     what_running_transfers_hide_stays,
     an_empty_source_empties_its_mirror_only_where_that_is_allowed,
-    a_directory_in_the_way_of_a_file_still_stays,
+    a_file_that_a_rule_keeps_from_its_place_removes_nothing,
     a_renamed_file_that_cannot_be_stored_keeps_its_old_name,
     names_of_any_bytes_go,
     a_name_that_is_kept_for_transfers_is_named,
@@ -245,11 +245,13 @@ fn what_running_transfers_hide_stays(site: &Site) {
     assert_eq!(names(&site.target().join("tree")), [".zmove-0123-1"]);
 }
 
-fn a_directory_in_the_way_of_a_file_still_stays(site: &Site) {
+/// A rule protects what is in a directory that has the name of a file.
+fn a_file_that_a_rule_keeps_from_its_place_removes_nothing(site: &Site) {
     grow(site);
     paint(site.target().join("kept/inner"), 10);
     paint(site.target().join("alone"), 10);
-    let outcome = site.push(&["--delete"], site.contents(), "").expect(23);
+    let protect = ["--delete", "--exclude", "inner"];
+    let outcome = site.push(&protect, site.contents(), "").expect(23);
     outcome
         .says(&["'kept'", "a directory of that name is in the way"])
         .says(&[
@@ -259,7 +261,11 @@ fn a_directory_in_the_way_of_a_file_still_stays(site: &Site) {
         .lines(2);
     assert!(site.target().join("alone").exists());
     let outcome = site
-        .push(&["--delete", "--ignore-errors"], site.contents(), "")
+        .push(
+            &[&protect[..], &["--ignore-errors"]].concat(),
+            site.contents(),
+            "",
+        )
         .expect(23);
     outcome
         .says(&["'kept'", "a directory of that name is in the way"])
@@ -273,7 +279,8 @@ fn a_renamed_file_that_cannot_be_stored_keeps_its_old_name(site: &Site) {
     paint(site.target().join("old name"), bytes);
     paint(site.source().join("new"), bytes);
     paint(site.target().join("new/in the way"), 10);
-    site.push(&["--delete"], site.contents(), "")
+    let protect = ["--delete", "--exclude", "in the way"];
+    site.push(&protect, site.contents(), "")
         .expect(23)
         .says(&["nothing was removed"])
         .lines(2);

@@ -98,7 +98,7 @@ fn a_push_and_a_failure_are_as_the_schema_says() {
     for number in 0..3 {
         paint(site.source().join(format!("f{number}")), 1000);
     }
-    std::fs::create_dir(site.target().join("f1")).unwrap();
+    paint(site.target().join("f1/in the way"), 1);
     let outcome = site.push(&["--json"], site.contents(), "").expect(23);
     let events = events(&outcome, 23);
     let failed = events

@@ -3,6 +3,7 @@
 pub(crate) mod cluster;
 mod copy;
 mod dial;
+mod giving_way;
 mod keeping;
 mod probe;
 mod pull;

@@ -60,7 +60,7 @@ pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id, unescaped};
 pub use publish::{Replace, place_symlink, publish_file, publish_from};
 pub use remembered::{Remembered, today};
-pub use remove::{RemovalBudget, remove_entries, remove_entries_within};
+pub use remove::{RemovalBudget, refuse_mount, remove_entries, remove_entries_within};
 pub use replace_file::replace_file;
 pub use shared_job_directory::{
     EpochError, EpochSession, FENCED, GroupOfNew, LOOK_AGAIN_AFTER, PART_GONE, PartFound,

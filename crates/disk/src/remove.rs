@@ -397,8 +397,11 @@ fn open_to_empty(parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
     }
 }
 
-/// `EXDEV` where something is mounted on a directory, or where it is in another file system than the one above it.
-fn refuse_mount(parent: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<()> {
+/// Refuses a directory on which something is mounted, or that is in another file system than one above it.
+///
+/// # Errors
+/// `EXDEV`, or the system's error.
+pub fn refuse_mount(parent: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<()> {
     let is_apart = rustix::fs::fstat(parent)?.st_dev != rustix::fs::fstat(directory)?.st_dev;
     // A bind mount may have its parent's device number; kernels before 5.8 do not report mount roots.
     let known = rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::empty());

@@ -188,6 +188,8 @@ counters! {
     21 manifest_left_out, Sender, Last, None, Any, Phrase::Own;
     /// Files that were at the target and were not read, so that the manifest does not contain them.
     22 manifest_unread, Sender, Last, None, Any, Phrase::Own;
+    /// Directories, and entries in them, that were removed because a file or link has their name.
+    24 replaced_below, Receiver, Sum, None, Any, same("removed with directories that a file or link replaces");
 }
 
 const fn same(words: &'static str) -> Phrase {
@@ -365,6 +367,7 @@ mod tests {
         let counters = Counters::default().with(Side::Receiver, &reported);
         let expected = Counters {
             times_beyond_range: reported.times_beyond_range,
+            replaced_below: reported.replaced_below,
             ..Counters::default()
         };
         assert_eq!(counters, expected);

@@ -53,8 +53,8 @@ pub use mirror::{
     Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
 };
 pub use open::{
-    Compare, Durability, FoundSoFar, Intent, Open, Opened, Overwrite, TargetShape, TargetState,
-    TopName,
+    Compare, Durability, FoundSoFar, InTheWay, Intent, Open, Opened, Overwrite, TargetShape,
+    TargetState, TopName,
 };
 pub use preview::{
     Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata,

@@ -73,6 +73,10 @@ pub(crate) struct PushArgs {
     /// Begin only if a file system is mounted at DIR of this host; may be repeated (exit code 10)
     #[arg(long, value_name = "DIR")]
     pub(crate) require_mount: Vec<PathBuf>,
+    /// Replace a directory that has the name of a file or link sent, with all that is in it; --delete does so too, and
+    /// an empty directory is always replaced
+    #[arg(long, help_heading = REPLACED)]
+    pub(crate) force: bool,
     /// Change nothing, and list what would be done: '+ NEW', '~ CHANGED (WHY)', '- REMOVED'
     #[arg(short = 'n', long, conflicts_with_all = ["manifest", "proofs", "trace"])]
     pub(crate) dry_run: bool,

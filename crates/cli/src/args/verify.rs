@@ -90,6 +90,7 @@ impl From<VerifyArgs> for PushArgs {
             // what would be removed is told in any case
             allow_empty: true,
             require_mount: Vec::new(),
+            force: false,
             durability: DurabilityArg::None,
             proof: ProofArg::Wire,
             manifest: None,

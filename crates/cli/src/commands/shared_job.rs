@@ -19,7 +19,9 @@ use zmove_transport::SharedRate;
 use zmove_types::{
     Beginning, ByteCount, ByteRate, Counters, Event, Kinds, NoObserver, Observer, SharedJobId,
 };
-use zmove_wire::{Durability, Keeping, NodeName, Open, RefusalCode, TargetShape, TopName};
+use zmove_wire::{
+    Durability, InTheWay, Keeping, NodeName, Open, RefusalCode, TargetShape, TopName,
+};
 
 pub(crate) use self::unended::Unended;
 use crate::ceiling::Shares;
@@ -409,6 +411,9 @@ pub(crate) fn job(
         shape: of_several(job.open.shape),
         keeping,
         delta: false,
+        // no receiver removes what another may have made
+        in_the_way: InTheWay::Stays,
+        protected: Vec::new(),
         ..job.open
     };
     let storage = settings::storage(settings.args.storage, |notice| terminal::warn(notice));

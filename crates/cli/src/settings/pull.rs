@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use zmove_engine::{Confirm, DialSettings, Location, Remote, RemoteSources, Start, Timeout};
-use zmove_scan::{Effect, FileSystems, Separator};
+use zmove_scan::{FileSystems, Separator};
 use zmove_sender::{Mapped, Mapping};
 use zmove_types::Escaped;
 use zmove_wire::limits::{
@@ -17,9 +17,10 @@ use zmove_wire::limits::{
 };
 use zmove_wire::{
     AccountOrder, AccountsFrom, Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open,
-    OwnerOrder, RemovalOrder, RuleText, SourcePath, Time,
+    OwnerOrder, RemovalOrder, SourcePath, Time,
 };
 
+use super::giving_way::{are_within_limits, giving_way, rule_texts};
 use super::push::{dial_settings, open_of, refuse_contradictions};
 use super::{dial, keeping};
 use crate::args::{PushArgs, SparseArg};
@@ -178,16 +179,8 @@ pub(super) fn fetch(
     list: Option<&[u8]>,
 ) -> Result<Fetch> {
     let selection = args.selection.selection()?;
-    let rules = selection
-        .iter()
-        .flat_map(|selection| selection.rules())
-        .map(|rule| RuleText {
-            pattern: rule.pattern().as_bytes().to_vec(),
-            includes: rule.effect() == Effect::Include,
-        });
-    let rules: Vec<_> = rules.collect();
-    let rule_bytes: usize = rules.iter().map(|rule| rule.pattern.len()).sum();
-    if rules.len() > FETCH_RULES_MAX || rule_bytes > FETCH_RULE_BYTES_MAX {
+    let rules = rule_texts(selection.as_deref());
+    if !are_within_limits(&rules) {
         return Err(usage_error(format!(
             "the selection of a pull has {FETCH_RULES_MAX} patterns and {} KiB at most",
             FETCH_RULE_BYTES_MAX >> 10
@@ -203,6 +196,7 @@ pub(super) fn fetch(
         }
         Ok(mappings.iter().map(account_order).collect())
     };
+    let open = giving_way(args, rules.clone(), open);
     Ok(Fetch {
         sources: paths.iter().cloned().map(SourcePath).collect(),
         rules,

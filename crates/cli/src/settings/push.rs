@@ -23,6 +23,7 @@ use zmove_types::{Escaped, FileNumber, Kinds};
 use zmove_wire::{Cipher, Compare, Durability, Intent, Keeping, Open, Overwrite, Proof};
 
 use super::cluster::Cluster;
+use super::giving_way::{giving_way, rule_texts};
 use super::{Role, dial, home, journals, keeping};
 use crate::args::{
     CipherArg, DeltaArg, DurabilityArg, KindArg, ProofArg, PushArgs, SparseArg, TransportArg,
@@ -189,6 +190,7 @@ impl PushSettings {
         let list = args.selection.list(|| sources.roots().swap_remove(0))?;
         let job = sources.job(target);
         let open = open_of(args, &self.location, job.open);
+        let open = giving_way(args, rule_texts(self.selection.as_deref()), open);
         let mirror = args.delete.then(|| removals(args, sources, &self.location));
         Ok(PushJob {
             open,
@@ -429,6 +431,7 @@ fn refuse_for_several(args: &PushArgs, by: By) -> Result<()> {
         (args.verify, "verify"),
         (links, "to keep hard links (-H)"),
         (args.delete, "--delete"),
+        (args.force, "--force"),
         (args.dry_run, "--dry-run"),
         (args.checksum, "--checksum"),
         (args.inplace, "--inplace"),

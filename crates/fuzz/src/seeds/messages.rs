@@ -11,10 +11,10 @@ use zmove_wire::{
     Differences, Durability, EndedCopy, EntryFault, Extensions, Extraneous, ExtraneousName,
     ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, FileTotal, Finding,
     Findings, Finished, FoundSoFar, GrantOrder, Granted, GroupRange, HashOrder, Hashed, Held,
-    InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Intent, JobGrant, Keep,
-    Keeping, KeptRange, KnownExtension, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment,
-    NodeName, NotKept, Offer, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite,
-    OwnerOrder, PathAccount, Place, Proof, PublishedItem, Refusal, RefusalCode, Relay,
+    InTheWay, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Intent,
+    JobGrant, Keep, Keeping, KeptRange, KnownExtension, Lack, LaneOrder, ListOrder, ListedName,
+    Missed, Moment, NodeName, NotKept, Offer, OfferedFile, OfferedGroup, Open, Opened, Operation,
+    Overwrite, OwnerOrder, PathAccount, Place, Proof, PublishedItem, Refusal, RefusalCode, Relay,
     RemovalOrder, Remove, RemoveGroup, Role, RuleText, Sampled, SharedJobAnswer, SharedJobCount,
     SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant,
     SignedReceipt, SourceMark, SourcePath, StageReport, Stored, StoredItem, SweepOrder, Swept,
@@ -430,6 +430,11 @@ fn open(shape: TargetShape) -> Open {
         removals_max: Some(7),
         known_state: None,
         shared_job: None,
+        in_the_way: InTheWay::Goes,
+        protected: vec![RuleText {
+            pattern: b"*.o".to_vec(),
+            includes: false,
+        }],
         extensions: later(),
     }
 }

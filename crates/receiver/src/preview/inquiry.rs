@@ -23,6 +23,7 @@ use crate::quota::Quota;
 use crate::storage_reader::StorageReader;
 use crate::store::failure::failure;
 use crate::store::rules::Rules;
+use crate::store::target::giving_way::GivingWay;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::links::Claims;
 use crate::store::target::tree::{Xattrs, contents_root, is_one, open_old};
@@ -38,6 +39,8 @@ pub(crate) struct Previewer {
     pub(crate) claims: Claims,
     pub(crate) quota: Quota,
     pub(crate) stopping: AtomicBool,
+    /// Which directories would be replaced by an entry that is none.
+    pub(crate) giving_way: GivingWay,
     /// For a verification: how files are read from the storage.
     pub(crate) storage: Option<StorageReader>,
     /// What stands in the place of the target.
@@ -195,7 +198,7 @@ impl Previewer {
         let in_the_way = |operation| match self.storage {
             // a verification compares, and makes nothing
             Some(_) => Finding::Differs(Differences::TYPE),
-            None => Finding::Fails(operation, FaultCode::DirectoryInTheWay),
+            None => self.over_directory(operation, path, name),
         };
         match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
             (InquiredKind::Directory, FileType::Directory) => differs(&entry.metadata),
@@ -236,6 +239,22 @@ impl Previewer {
                 self.look_at_link(directory, name, &there, target, &entry.metadata)
             }
             _ => Finding::Differs(Differences::TYPE),
+        }
+    }
+
+    /// What becomes of an entry whose name a directory has.
+    fn over_directory(&self, operation: Operation, path: &RelPath, name: &Name) -> Finding {
+        let looked = match (&self.seen.tree, path.join(name)) {
+            (Some(tree), Ok(path)) => self.giving_way.look_through(tree, &path),
+            _ => Ok(None),
+        };
+        match looked {
+            Ok(Some(_)) => Finding::Differs(Differences::TYPE),
+            Ok(None) => Finding::Fails(operation, FaultCode::DirectoryInTheWay),
+            Err(error) => {
+                let (operation, code) = failure(Operation::Remove, &error);
+                Finding::Fails(operation, code)
+            }
         }
     }
 

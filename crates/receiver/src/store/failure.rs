@@ -39,6 +39,14 @@ pub(crate) fn entering(tree: &Tree, path: &RelPath, error: &io::Error) -> Operat
 pub(crate) const ALREADY_THERE: (Operation, FaultCode) =
     (Operation::Create, FaultCode::AlreadyThere);
 
+/// The error of a directory in the way that a rule protects, or in which a rule protects something. No file system
+/// says this, nor the two below.
+pub(crate) const PROTECTED: Errno = Errno::KEYREJECTED;
+/// The error of a directory in the way that holds a reserved name.
+pub(crate) const RESERVED: Errno = Errno::KEYREVOKED;
+/// The error of a directory in the way that holds more than may still be removed.
+pub(crate) const REMOVED_ENOUGH: Errno = Errno::KEYEXPIRED;
+
 /// Whether there is no room, or no room within a quota.
 pub(crate) fn is_no_room((_, error): &Failure) -> bool {
     error
@@ -50,10 +58,14 @@ pub(crate) fn is_no_room((_, error): &Failure) -> bool {
 pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, FaultCode) {
     match (operation, Errno::from_io_error(error)) {
         (_, Some(FENCED)) => (operation, FaultCode::Fenced),
-        (Operation::MakeDirectory | Operation::OpenDirectory, Some(Errno::XDEV)) => {
-            (operation, FaultCode::Mounted)
-        }
-        (Operation::Rename | Operation::Symlink, Some(Errno::ISDIR)) => {
+        (
+            Operation::MakeDirectory | Operation::OpenDirectory | Operation::Remove,
+            Some(Errno::XDEV),
+        ) => (operation, FaultCode::Mounted),
+        (Operation::Remove, Some(PROTECTED)) => (operation, FaultCode::Protected),
+        (Operation::Remove, Some(RESERVED)) => (operation, FaultCode::Reserved),
+        (Operation::Remove, Some(REMOVED_ENOUGH)) => (operation, FaultCode::RemovedEnough),
+        (Operation::Rename | Operation::Symlink | Operation::Create, Some(Errno::ISDIR)) => {
             (operation, FaultCode::DirectoryInTheWay)
         }
         (Operation::OpenInPlace, Some(Errno::WOULDBLOCK)) => (operation, FaultCode::Locked),

@@ -602,7 +602,8 @@ impl<'a> Placer<'a> {
             .directories
             .as_it_is(&parent)
             .map_err(failed_to(Operation::Link))?;
-        match target.place_link((&from, &first), (&opened.directory, name), link)? {
+        let place = (&*opened.directory, name);
+        match target.place_link((&from, &first), place, link, At(path, Some(name)))? {
             Linked::Made => self.transfer.stored_link(|| path.join(&link.name).ok()),
             Linked::There => batch.fault(number, ALREADY_THERE),
         }

@@ -28,7 +28,7 @@ use zmove_disk::{Answers, FileIdentity, Staged, StagingDirectory, StoredFile, Tu
 use zmove_types::{ByteOrigins, FileId, Name, RelPath, Root, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
-use crate::store::failure::{ALREADY_THERE, failure};
+use crate::store::failure::{ALREADY_THERE, Failure, failed_to, failure};
 use crate::store::proving::not_as_it_came;
 use crate::store::publishing::lost::Lost;
 use crate::store::publishing::publisher::{
@@ -37,6 +37,7 @@ use crate::store::publishing::publisher::{
 };
 use crate::store::reports::{Outcome, Reports};
 use crate::store::target::file_systems::{Flushing, Unflushed};
+use crate::store::target::keeper::At;
 use crate::store::target::open_directories::OpenDirectories;
 use crate::store::target::tree::TargetTree;
 use crate::store::transfer::Transfer;
@@ -508,11 +509,13 @@ fn publish_hidden(
     ) {
         return Err(ALREADY_THERE);
     }
-    naming(
-        target
+    settled(target.place_over_directory(At(path, Some(name)), || {
+        let place = (&*directory, name);
+        let published = target
             .staging_place
-            .publish(hidden, (&directory, name), target.rules.replaces()),
-    )
+            .publish(hidden, place, target.rules.replaces());
+        published.map_err(failed_to(Operation::Rename))
+    }))
 }
 
 /// Whether an entry that has a small file's name already stays, where that file is whole under another name.
@@ -528,10 +531,17 @@ fn stays_there(
 
 /// The fault for a name that could not be given.
 fn naming<T>(done: io::Result<T>) -> Result<T, (Operation, FaultCode)> {
-    done.map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::EXIST) => ALREADY_THERE,
-        _ => failure(Operation::Rename, &error),
-    })
+    settled(done.map_err(failed_to(Operation::Rename)))
+}
+
+/// The fault of a failure to give a name.
+fn settled<T>(done: Result<T, Failure>) -> Result<T, (Operation, FaultCode)> {
+    done.map_err(
+        |(operation, error)| match (operation, Errno::from_io_error(&error)) {
+            (Operation::Rename, Some(Errno::EXIST)) => ALREADY_THERE,
+            _ => failure(operation, &error),
+        },
+    )
 }
 
 fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
@@ -572,12 +582,16 @@ fn name_large(
     mtime: Timestamp,
 ) -> Result<(), (Operation, FaultCode)> {
     let name = path.file_name().expect("a declared file has a name");
-    let directory = naming(directories.as_it_is(&path.parent().unwrap_or_else(RelPath::root)))?;
+    let parent = path.parent().unwrap_or_else(RelPath::root);
+    let directory = naming(directories.as_it_is(&parent))?;
     if target.may_not_be_replaced(&directory, &name, mtime) {
         return Err(ALREADY_THERE);
     }
     staged.move_to(directory);
-    naming(staged.give_name(&name, target.rules.replaces()))
+    settled(target.place_over_directory(At(&parent, Some(&name)), || {
+        let named = staged.give_name(&name, target.rules.replaces());
+        named.map_err(failed_to(Operation::Rename))
+    }))
 }
 
 /// Ends a large file that has its name, or cannot get it, and reports it.

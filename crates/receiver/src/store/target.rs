@@ -9,6 +9,7 @@
 pub(crate) mod compared;
 pub(crate) mod directories;
 pub(crate) mod file_systems;
+pub(crate) mod giving_way;
 mod in_the_way;
 pub(crate) mod keeper;
 pub(crate) mod links;

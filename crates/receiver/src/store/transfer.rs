@@ -28,6 +28,7 @@ use crate::store::reports::{Outcome, Reports, Told};
 use crate::store::rules::Rules;
 use crate::store::spare_parts::SpareParts;
 use crate::store::target::Target;
+use crate::store::target::giving_way::GivingWay;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::tree::TargetTree;
 use crate::top_names::TopNames;
@@ -92,8 +93,13 @@ impl Transfer {
         } else {
             Whole::Here
         };
+        let removals = config
+            .removals
+            .clone()
+            .unwrap_or_else(|| Arc::new(RemovalBudget::new(open.removals_max.unwrap_or(u64::MAX))));
+        let ruled = (rules, GivingWay::of(open, Arc::clone(&removals)));
         Self {
-            target: TargetTree::new(target, rules, keeper, id, &quota, config.writers),
+            target: TargetTree::new(target, ruled, keeper, id, &quota, config.writers),
             file_io: Arc::clone(&config.file_io),
             storage: StorageReader::new(&config.file_io, config.writers),
             direct: config.direct,
@@ -111,9 +117,7 @@ impl Transfer {
             allowance: config.allowance.clone(),
             named: config.named.clone(),
             brought: config.brought.clone(),
-            removals: config.removals.clone().unwrap_or_else(|| {
-                Arc::new(RemovalBudget::new(open.removals_max.unwrap_or(u64::MAX)))
-            }),
+            removals,
             directories_allowed: Lock::new(config.quota.book_nothing()),
             stopping: AtomicBool::new(false),
         }

@@ -73,7 +73,9 @@ pub enum FaultCode {
     #[error("{}", io::Error::from_raw_os_error(*.0))]
     Os(i32),
     /// A directory stands where a file or link has to go.
-    #[error("a directory of that name is in the way")]
+    #[error(
+        "a directory of that name is in the way and is not empty (--delete or --force replaces it)"
+    )]
     DirectoryInTheWay,
     /// The data does not have the hash that the sender gave.
     #[error("the data arrived damaged (its BLAKE3 differs from the sender's)")]
@@ -121,6 +123,9 @@ pub enum FaultCode {
     /// The large file's groups do not have the root that its sender has named. Only told in a job.
     #[error("its groups do not add up to the file (its BLAKE3 differs from the sender's)")]
     OtherRoot,
+    /// A directory stands where a file or link has to go, and a rule of the opening protects it or an entry in it.
+    #[error("a directory of that name is in the way, and what the selection leaves out is in it")]
+    Protected,
 }
 
 /// The receiver will not take the transfer.

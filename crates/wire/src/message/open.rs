@@ -5,7 +5,7 @@ use zmove_types::Name;
 
 use crate::extensions::{Extensible, Extensions};
 
-use super::{Extraneous, GrantToken, Keeping, Proof, SharedJobOpening, bytes, list};
+use super::{Extraneous, GrantToken, Keeping, Proof, RuleText, SharedJobOpening, bytes, list};
 
 /// The order for a transfer: the target and how to write it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +50,12 @@ pub struct Open {
     pub known_state: Option<TargetState>,
     /// The part that the session has in a job of several receivers.
     pub shared_job: Option<Box<SharedJobOpening>>,
+    /// Which directories are replaced by a file or link of their name.
+    pub in_the_way: InTheWay,
+    /// The rules of the selection, first to last. A directory that they leave out, or that holds an entry that they
+    /// leave out, is not replaced.
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::FETCH_RULES_MAX }, _, _>")]
+    pub protected: Vec<RuleText>,
     /// The fields that later releases have added.
     #[serde(deserialize_with = "Extensions::deserialize::<Open, _>")]
     pub extensions: Extensions,
@@ -83,6 +89,8 @@ impl Open {
             removals_max: None,
             known_state: None,
             shared_job: None,
+            in_the_way: InTheWay::Stays,
+            protected: Vec::new(),
             extensions: Extensions::NONE,
         }
     }
@@ -142,6 +150,18 @@ pub enum Overwrite {
     Older,
     /// Nothing is replaced; only directories get mode and time.
     Nothing,
+}
+
+/// Which directories of the target are replaced by an entry of their name that is no directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum InTheWay {
+    /// None.
+    #[default]
+    Stays,
+    /// Empty directories.
+    EmptyGoes,
+    /// All directories, with what is in them.
+    Goes,
 }
 
 /// The promise that a zero exit code makes about the target's storage.

@@ -147,17 +147,20 @@ impl TargetTree {
         match entry {
             NonRegular::Symlink(target) => {
                 let to = (target, metadata.mtime);
-                let is_ours = place_symlink(place.0.as_fd(), place.1, to, self.rules.replaces())
-                    .map_err(failed_to(Operation::Symlink))?;
+                let is_ours = self.place_over_directory(at, || {
+                    place_symlink(place.0.as_fd(), place.1, to, self.rules.replaces())
+                        .map_err(failed_to(Operation::Symlink))
+                })?;
                 if is_ours {
                     self.own_link(place, metadata, at)
                         .map_err(failed_to(Operation::SetMetadata))?;
                 }
                 Ok(true)
             }
-            NonRegular::Special(special) => self
-                .make_special(place, (special, metadata), at)
-                .map_err(failed_to(Operation::Create)),
+            NonRegular::Special(special) => self.place_over_directory(at, || {
+                self.make_special(place, (special, metadata), at)
+                    .map_err(failed_to(Operation::Create))
+            }),
         }
     }
 

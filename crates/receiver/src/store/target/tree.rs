@@ -30,6 +30,7 @@ use crate::store::rules::Rules;
 use crate::store::target::compared::ComparedFiles;
 use crate::store::target::directories::Directories;
 use crate::store::target::file_systems::{FileSystems, Flush};
+use crate::store::target::giving_way::GivingWay;
 use crate::store::target::keeper::{At, Keeper};
 use crate::store::target::links::Claims;
 use crate::store::target::{Target, renamed};
@@ -63,12 +64,14 @@ pub(crate) struct TargetTree {
     pub(crate) staging_place: StagingPlace,
     /// The job of several receivers that the session has a part in.
     pub(crate) shared_job: Option<SharedJobSession>,
+    /// Which directories are replaced by an entry that is none.
+    pub(super) giving_way: GivingWay,
 }
 
 impl TargetTree {
     pub(crate) fn new(
         target: Target,
-        rules: Rules,
+        (rules, giving_way): (Rules, GivingWay),
         keeper: Keeper,
         transfer: TransferId,
         quota: &Quota,
@@ -106,6 +109,7 @@ impl TargetTree {
                 .map(SharedJobSession::staging_place)
                 .unwrap_or_default(),
             shared_job,
+            giving_way,
         }
     }
 
@@ -413,22 +417,74 @@ impl TargetTree {
         LinkEntry {
             metadata, bytes, ..
         }: &LinkEntry,
+        at: At<'_>,
     ) -> Result<Linked, Failure> {
         let is_it = |there: &FileIdentity| {
             there.bytes == *bytes && self.times.is_kept(from, there.mtime, metadata.mtime)
         };
         let replace = self.rules.replaces();
         let linked = match self.staging_place.epoch() {
-            None => place_link((from, first), place, is_it, replace),
+            None => {
+                let link = || {
+                    place_link((from, first), place, is_it, replace)
+                        .map_err(failed_to(Operation::Link))
+                };
+                return self.flushed_link(place, self.place_over_directory(at, link)?);
+            }
             Some(_) if is_one((from, first), place) => Ok(Linked::There),
             Some(epoch) => epoch.place(place, (replace, GroupOfNew::Own), |fresh| {
                 place_link((from, first), fresh, is_it, Replace::Nothing)
             }),
         };
-        let linked = linked.map_err(failed_to(Operation::Link))?;
-        self.flush_if_each(place.0)
+        self.flushed_link(place, linked.map_err(failed_to(Operation::Link))?)
+    }
+
+    fn flushed_link(
+        &self,
+        (directory, _): (&OwnedFd, &Name),
+        linked: Linked,
+    ) -> Result<Linked, Failure> {
+        self.flush_if_each(directory)
             .map_err(failed_to(Operation::Flush))?;
         Ok(linked)
+    }
+
+    /// Places an entry that is no directory; once more if a directory had its name and has given way.
+    pub(crate) fn place_over_directory<T>(
+        &self,
+        At(directory, name): At<'_>,
+        mut place: impl FnMut() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let placed = place();
+        let is_in_the_way = placed
+            .as_ref()
+            .is_err_and(|(_, error)| Errno::from_io_error(error) == Some(Errno::ISDIR));
+        let Some(name) = name.filter(|_| is_in_the_way) else {
+            return placed;
+        };
+        let cleared = self.clear(directory, name);
+        if cleared.map_err(failed_to(Operation::Remove))? {
+            place()
+        } else {
+            placed
+        }
+    }
+
+    /// Removes a directory that gives way; returns whether it does.
+    fn clear(&self, directory: &RelPath, name: &Name) -> io::Result<bool> {
+        // A session of a job that was fenced off could remove what a later one has made.
+        if self.staging_place.epoch().is_some() {
+            return Ok(false);
+        }
+        let path = directory
+            .join(name)
+            .map_err(|_too_long| Errno::NAMETOOLONG)?;
+        if self.giving_way.look_through(&self.tree, &path)?.is_none() {
+            return Ok(false);
+        }
+        let removed = self.giving_way.remove(&self.tree, directory, name)?;
+        self.counters.replaced_below.add(removed);
+        Ok(true)
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) const LIMIT: KnownExtension = KnownExtension::critical(77);
 /// The fields of [`Open::new`] with a short target and this byte throughout its run.
 pub(crate) fn fixed(target: &[u8], run: u8) -> Vec<u8> {
     let length = u8::try_from(target.len()).unwrap();
-    let after_run = [0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0];
+    let after_run = [0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     [&[length], target, &[0; 5], &[run; 16], &after_run].concat()
 }
 
@@ -54,6 +54,11 @@ fn an_opening_with_all_options_is_pinned() {
         removals_max: Some(300),
         known_state: Some(TargetState::Empty),
         shared_job: Some(Box::new(shared_job)),
+        in_the_way: InTheWay::Goes,
+        protected: vec![RuleText {
+            pattern: b"*.o".to_vec(),
+            includes: true,
+        }],
         ..Open::new(b"/d".to_vec(), [7; 16])
     });
     let bytes = encode_message(&open);
@@ -64,7 +69,8 @@ fn an_opening_with_all_options_is_pinned() {
         &[9; 32],
         &[1, 0xAC, 2, 1, 0, 1],
         &[5; 16],
-        &[0xAC, 2, 1, 1, b'n', 0],
+        &[0xAC, 2, 1, 1, b'n'],
+        &[2, 1, 3, b'*', b'.', b'o', 1, 0],
     ]
     .concat();
     assert_eq!(bytes[4..], expected);

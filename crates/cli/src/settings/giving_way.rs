@@ -1,0 +1,40 @@
+//! Which directories of the target give way to a file or link of their name, and the rules that protect some of them.
+
+use zmove_scan::{Effect, Rule, Selection};
+use zmove_wire::limits::{FETCH_RULE_BYTES_MAX, FETCH_RULES_MAX};
+use zmove_wire::{InTheWay, Open, RuleText};
+
+use crate::args::PushArgs;
+
+/// An opening with the directories that give way to a file or link, and with the rules that protect some of them. If
+/// there are more rules than a receiver takes, none gives way.
+pub(super) fn giving_way(args: &PushArgs, rules: Vec<RuleText>, open: Open) -> Open {
+    let stays = args.verify || args.ignore_existing || !are_within_limits(&rules);
+    let in_the_way = match args.delete || args.force {
+        _ if stays => InTheWay::Stays,
+        true => InTheWay::Goes,
+        false => InTheWay::EmptyGoes,
+    };
+    Open {
+        in_the_way,
+        protected: if stays { Vec::new() } else { rules },
+        removals_max: open.removals_max.or(args.max_delete),
+        ..open
+    }
+}
+
+/// The rules of a selection as they travel.
+pub(super) fn rule_texts(selection: Option<&Selection>) -> Vec<RuleText> {
+    let rules = selection.into_iter().flat_map(Selection::rules);
+    let text = |rule: &Rule| RuleText {
+        pattern: rule.pattern().as_bytes().to_vec(),
+        includes: rule.effect() == Effect::Include,
+    };
+    rules.map(text).collect()
+}
+
+/// Whether a receiver takes so many rules.
+pub(super) fn are_within_limits(rules: &[RuleText]) -> bool {
+    let bytes: usize = rules.iter().map(|rule| rule.pattern.len()).sum();
+    rules.len() <= FETCH_RULES_MAX && bytes <= FETCH_RULE_BYTES_MAX
+}

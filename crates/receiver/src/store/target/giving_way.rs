@@ -1,0 +1,159 @@
+//! Directories that give way to an entry of their name that is no directory. An empty one is replaced unless nothing is
+//! to be replaced; one that is not empty, if the opening allows that, with all that is in it.
+//!
+//! **Invariant:** before anything of a directory is removed, all of it has been listed. It stays as it is if a rule
+//! protects it or an entry in it, if something is mounted in it, if a name in it is reserved, if it cannot be listed,
+//! or if it holds more than may still be removed.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Dir, DirEntry, FileType};
+use rustix::io::Errno;
+use zmove_disk::{RemovalBudget, Tree, is_hidden, refuse_mount, remove_entries_within};
+use zmove_scan::{Effect, PathKind, PatternError, Rule, Selection};
+use zmove_types::{Name, RelPath};
+use zmove_wire::{InTheWay, Open};
+
+use crate::store::failure::{PROTECTED, REMOVED_ENOUGH, RESERVED};
+
+/// Which directories give way.
+#[derive(Debug)]
+pub(crate) struct GivingWay {
+    in_the_way: InTheWay,
+    /// The rules that protect what they leave out.
+    rules: Option<Selection>,
+    budget: Arc<RemovalBudget>,
+}
+
+/// The most directories that wait to be listed while one is looked through.
+const WAITING_MAX: usize = 1 << 16;
+
+impl GivingWay {
+    /// The directories that an opening allows to be replaced, within what may be removed.
+    pub(crate) fn of(open: &Open, budget: Arc<RemovalBudget>) -> Self {
+        let (in_the_way, rules) = match rules_of(open) {
+            Ok(rules) => (open.in_the_way, rules),
+            // It is not known what these rules protect.
+            Err(_unreadable) => (InTheWay::Stays, None),
+        };
+        Self {
+            in_the_way,
+            rules,
+            budget,
+        }
+    }
+
+    /// Whether a directory gives way, with the number of entries that go.
+    ///
+    /// # Errors
+    /// Why it cannot, although the opening would allow it.
+    pub(crate) fn look_through(&self, tree: &Tree, path: &RelPath) -> io::Result<Option<u64>> {
+        if self.in_the_way == InTheWay::Stays {
+            return Ok(None);
+        }
+        let above = look_into(tree, &path.parent().unwrap_or_else(RelPath::root))?;
+        self.admit(path, PathKind::Directory)?;
+        let mut entries = 1;
+        let mut waiting = vec![path.clone()];
+        while let Some(path) = waiting.pop() {
+            let directory = look_into(tree, &path)?;
+            refuse_mount(above.as_fd(), directory.as_fd())?;
+            for entry in Dir::read_from(&directory)? {
+                let entry = entry?;
+                if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                    continue;
+                }
+                if self.in_the_way == InTheWay::EmptyGoes {
+                    return Ok(None);
+                }
+                entries += 1;
+                let (below, kind) = look_at(&directory, &path, &entry)?;
+                self.admit(&below, kind)?;
+                if kind == PathKind::Directory {
+                    waiting.push(below);
+                }
+                if waiting.len() > WAITING_MAX {
+                    return Err(Errno::NOBUFS.into());
+                }
+                if entries > self.budget.left() {
+                    return Err(REMOVED_ENOUGH.into());
+                }
+            }
+        }
+        if entries > self.budget.left() {
+            return Err(REMOVED_ENOUGH.into());
+        }
+        Ok(Some(entries))
+    }
+
+    fn admit(&self, path: &RelPath, kind: PathKind) -> io::Result<()> {
+        match &self.rules {
+            Some(rules) if !rules.admits(path, kind) => Err(PROTECTED.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a directory with all that is in it; returns how many entries that were.
+    pub(crate) fn remove(&self, tree: &Tree, directory: &RelPath, name: &Name) -> io::Result<u64> {
+        let mut error = None;
+        let removed = remove_entries_within(
+            &self.budget,
+            || false,
+            tree,
+            directory,
+            std::iter::once(name),
+            |_path, why| error = error.take().or(Some(why)),
+        );
+        error.map_or(Ok(removed), Err)
+    }
+}
+
+/// Opens a directory as it is: a preview changes nothing.
+fn look_into(tree: &Tree, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+    tree.look_into(path)?.ok_or_else(|| Errno::ACCESS.into())
+}
+
+/// The path and kind of an entry that may be removed.
+fn look_at(
+    directory: &OwnedFd,
+    path: &RelPath,
+    entry: &DirEntry,
+) -> io::Result<(RelPath, PathKind)> {
+    let bytes = entry.file_name().to_bytes();
+    if is_hidden(bytes) {
+        return Err(RESERVED.into());
+    }
+    let name = Name::from_bytes(bytes).map_err(|_too_long| Errno::NAMETOOLONG)?;
+    let below = path.join(&name).map_err(|_too_long| Errno::NAMETOOLONG)?;
+    let file_type = match entry.file_type() {
+        FileType::Unknown => {
+            let stat = rustix::fs::statat(directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+            FileType::from_raw_mode(stat.st_mode)
+        }
+        known => known,
+    };
+    let kind = if file_type == FileType::Directory {
+        PathKind::Directory
+    } else {
+        PathKind::Other
+    };
+    Ok((below, kind))
+}
+
+fn rules_of(open: &Open) -> Result<Option<Selection>, PatternError> {
+    if open.protected.is_empty() {
+        return Ok(None);
+    }
+    let effect = |includes| {
+        if includes {
+            Effect::Include
+        } else {
+            Effect::Exclude
+        }
+    };
+    let rules = open.protected.iter();
+    let rules = rules.map(|rule| Rule::again(effect(rule.includes), &rule.pattern));
+    Selection::new(&rules.collect::<Result<Vec<_>, _>>()?, 0..=u64::MAX).map(Some)
+}
