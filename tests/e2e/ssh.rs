@@ -281,6 +281,33 @@ fn a_host_without_zmove_says_what_to_do() {
     ]);
 }
 
+/// The other zmove has started to listen, or refuses a request of this version.
+#[test]
+fn a_zmove_of_another_version() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let receive = format!("'{ZMOVE}' \"$@\"");
+    let newer = r#"sed -u 's/"version":1/"version":9/'"#;
+    for (name, text) in [
+        ("answers", format!("{receive} | {newer}")),
+        ("refuses", format!("{newer} | {receive} | {newer}")),
+    ] {
+        let mut push = site.zmove(&["push", "--ssh-command", &sshd.command(), "--remote-zmove"]);
+        push.0.arg(script(&site, name, &text));
+        push.0.arg("source/").arg(sshd.at_target(&site));
+        push.outcome()
+            .expect(2)
+            .says(&[
+                "zmove: the peer is a zmove that speaks protocol version 9",
+                "this one speaks version 1: install the same release on both hosts",
+            ])
+            .lines(1);
+    }
+}
+
 #[test]
 fn a_login_that_is_refused() {
     let site = Site::local();

@@ -231,6 +231,19 @@ pub enum SshError {
     },
 }
 
+/// The kind of reason why a receiver was not reached, where it was not dialled in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectFault {
+    /// This host lacks something: a key that can be read, a file, a process.
+    Local,
+    /// The user has not confirmed the host's key.
+    Unconfirmed,
+    /// ssh, or the program at its other end, has brought about no receiver.
+    Unreached,
+    /// The program at the other end of ssh speaks another version of the protocol.
+    OtherVersion,
+}
+
 /// The reason why a receiver was not reached.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -466,6 +479,23 @@ impl ConnectError {
         }
     }
 
+    /// The kind of reason, unless the receiver was [dialled](Self::dial) in vain. Kinds are told apart here, where the
+    /// compiler knows all errors.
+    #[must_use]
+    pub fn fault(&self) -> ConnectFault {
+        match self {
+            Self::Identity(_)
+            | Self::KnownHosts(_)
+            | Self::Authority(_)
+            | Self::TransferId(_)
+            | Self::Control(_) => ConnectFault::Local,
+            Self::Unconfirmed(_) => ConnectFault::Unconfirmed,
+            Self::Dial(_) => ConnectFault::Unreached,
+            Self::BehindSsh { source, .. } => source.fault(),
+            Self::Ssh(error) => error.fault(),
+        }
+    }
+
     /// Whether dialling again may help, if the receiver has been reached before.
     #[must_use]
     pub fn is_lost(&self) -> bool {
@@ -474,6 +504,23 @@ impl ConnectError {
             return error.retryable() || matches!(error, DialError::Resolve { .. });
         }
         matches!(self, Self::Ssh(SshError::NotReached { .. }))
+    }
+}
+
+impl SshError {
+    fn fault(&self) -> ConnectFault {
+        match self {
+            Self::Identity(_) | Self::Wait(_) => ConnectFault::Local,
+            Self::Words(SshMessageError::Version { .. }) => ConnectFault::OtherVersion,
+            Self::Start { .. }
+            | Self::Words(SshMessageError::Request(_) | SshMessageError::Answer(_))
+            | Self::Read(_)
+            | Self::Key(_)
+            | Self::NotReached { .. }
+            | Self::NoProgram { .. }
+            | Self::Early { .. }
+            | Self::Nonsense { .. } => ConnectFault::Unreached,
+        }
     }
 }
 

@@ -67,8 +67,8 @@ pub use dial::{
     lanes_for_machine,
 };
 pub use error::{
-    BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PullError, PushError,
-    SourcesError, SshError, SshMessageError,
+    BoxError, Causes, ConnectError, ConnectFault, LocalError, LocationError, OverlapError,
+    PullError, PushError, SourcesError, SshError, SshMessageError,
 };
 pub use local::{Overlap, push_locally};
 pub use location::{DEFAULT_PORT, Location, Login, Remote, Start};

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use tokio::sync::Notify;
 use zmove_daemon::{Authorizer, Copies, Daemon, DaemonEvent};
 use zmove_disk::StorageMemory;
-use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
+use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshMessageError};
 use zmove_receiver::{ReceiverConfig, TargetLeases};
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
@@ -34,7 +34,14 @@ pub(crate) fn run() -> Result<Exit> {
         .take(RECEIVE_REQUEST_BYTES_MAX)
         .read_line(&mut line)
         .context("read standard input")?;
-    let request = ReceiveRequest::read(&line)?;
+    let request = match ReceiveRequest::read(&line) {
+        Err(SshMessageError::Version(_)) => {
+            // the sender reports both versions
+            terminal::print(ReceiveReply::other_version_line());
+            return Ok(Exit::Incompatible);
+        }
+        request => request?,
+    };
     let key = request.key.parse().context("read the sender's key")?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
     // The runtime is never shut down: a store that is stuck then keeps later pushes waiting until the process ends.

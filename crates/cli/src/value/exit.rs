@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use zmove_engine::{
-    ConnectError, LocalError, LocationError, OverlapError, PullError, PushError, SourcesError,
-    SshError, SshMessageError,
+    ConnectError, ConnectFault, LocalError, LocationError, OverlapError, PullError, PushError,
+    SourcesError,
 };
 use zmove_jobs::{StoreError, Verdict};
 use zmove_receiver::SessionError as ReceiverError;
@@ -160,17 +160,11 @@ impl Exit {
         if let Some(error) = error.dial() {
             return Self::of_dial(error);
         }
-        match error {
-            ConnectError::Ssh(SshError::Words(SshMessageError::Version(_))) => Self::Incompatible,
-            ConnectError::Ssh(
-                SshError::Start { .. }
-                | SshError::NotReached { .. }
-                | SshError::NoProgram { .. }
-                | SshError::Early { .. }
-                | SshError::Nonsense { .. },
-            ) => Self::Connection,
-            ConnectError::Unconfirmed(_) => Self::Authentication,
-            _ => Self::File,
+        match error.fault() {
+            ConnectFault::Local => Self::File,
+            ConnectFault::Unconfirmed => Self::Authentication,
+            ConnectFault::Unreached => Self::Connection,
+            ConnectFault::OtherVersion => Self::Incompatible,
         }
     }
 

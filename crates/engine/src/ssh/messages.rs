@@ -108,6 +108,12 @@ impl ReceiveReply {
         format!("\n{MARK}{}\n", in_words(self))
     }
 
+    /// The answer to a request of another version, as a line of text: the version of this side alone.
+    #[must_use]
+    pub fn other_version_line() -> String {
+        format!("\n{MARK}{{\"version\":{PROTOCOL_VERSION}}}\n")
+    }
+
     /// Parses a line; `None` is other output of the remote shell.
     ///
     /// # Errors
