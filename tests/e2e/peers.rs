@@ -2,11 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::version::TLS13;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use zmove_transport::{Acceptor, Connection, Fingerprint, Identity, SocketConfig};
@@ -74,36 +76,137 @@ async fn say(mut connection: Connection, greeting: Vec<u8>) {
     drop(tokio::io::copy(&mut connection, &mut tokio::io::sink()).await);
 }
 
-#[test]
-fn a_peer_of_another_version() {
-    let site = site();
-    let (address, fingerprint) = serve_greeting(&site, newer_greeting(0));
-    site.pin(&address, fingerprint);
-    let outcome = push_to(&site, &format!("{address}:x")).expect(2);
-    outcome
-        .says(&[
-            "zmove: ",
-            "a zmove that speaks protocol version 9",
-            "this one speaks version 1",
-            "install the same release",
-        ])
-        .lines(1);
-}
-
-/// A zmove over QUIC that speaks version 9, and names this in the reason of its close.
-fn serve_newer_over_quic(site: &Site) -> (SocketAddr, Fingerprint) {
-    let home = site.path("server");
-    let fingerprint = Identity::load_or_create(&home).unwrap().fingerprint();
+/// TLS as a zmove of version 9 has it, by the key in `home`.
+fn newer_tls(home: &Path) -> ServerConfig {
     let pem = home.join("key.pem");
     let certificates = vec![CertificateDer::from_pem_file(&pem).unwrap()];
     let key = PrivateKeyDer::from_pem_file(&pem).unwrap();
-    let mut tls = rustls::ServerConfig::builder_with_provider(Arc::new(default_provider()))
+    let mut tls = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_protocol_versions(&[&TLS13])
         .unwrap()
         .with_no_client_auth()
         .with_single_cert(certificates, key)
         .unwrap();
     tls.alpn_protocols = vec![b"zmove/9".to_vec(), b"zmove".to_vec()];
+    tls
+}
+
+/// A zmove over TCP that speaks version 9.
+fn serve_newer(site: &Site) -> (SocketAddr, Fingerprint) {
+    let home = site.path("server");
+    let fingerprint = Identity::load_or_create(&home).unwrap().fingerprint();
+    let tls = Arc::new(newer_tls(&home));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let session = ServerConnection::new(Arc::clone(&tls)).unwrap();
+            let mut stream = StreamOwned::new(session, stream);
+            std::thread::spawn(move || {
+                // a client that does not accept the key ends the handshake
+                let said = stream.write_all(&newer_greeting(0));
+                drop(said.and_then(|()| stream.read_to_end(&mut Vec::new())));
+            });
+        }
+    });
+    (address, fingerprint)
+}
+
+/// The key that the client has pinned for a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pin {
+    Right,
+    Missing,
+    Other,
+}
+
+/// The step in which a peer shows that it speaks another version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    InTls,
+    /// The peer has agreed on this version in TLS before, which no zmove of another version does.
+    InTheGreeting,
+}
+
+/// Runs all commands that dial a host against a peer of another version.
+fn meet_another_version(shown: Shown, pin: Pin) {
+    let site = site();
+    let (address, fingerprint) = match shown {
+        Shown::InTls => serve_newer(&site),
+        Shown::InTheGreeting => serve_greeting(&site, newer_greeting(0)),
+    };
+    match pin {
+        Pin::Right => site.pin(&address, fingerprint),
+        Pin::Missing => {}
+        Pin::Other => site.pin(&address, Fingerprint([7; 32])),
+    }
+    let host = address.to_string();
+    let path = format!("{address}:x");
+    let commands: [&[&str]; 6] = [
+        &["push", "source", &path],
+        &["push", "--strict", "source", &path],
+        &["pull", &path, "pulled"],
+        &["verify", "source", &path],
+        &["probe", &path],
+        &["doctor", "--json", &host],
+    ];
+    let key = fingerprint.to_string();
+    for words in commands {
+        let is_doctor = words[0] == "doctor";
+        let (code, parts): (_, &[&str]) = match (shown, pin) {
+            // what is said under another key than the pinned one means nothing
+            (_, Pin::Other) => (5, &["it shows the key", "somebody may be intercepting"]),
+            (Shown::InTheGreeting, Pin::Missing) if !is_doctor => (5, &[&key]),
+            _ => (
+                2,
+                &[
+                    "a zmove that speaks protocol version 9",
+                    "this one speaks version 1",
+                    "install the same release",
+                ],
+            ),
+        };
+        let outcome = site.zmove(words).outcome();
+        let case = format!(
+            "{shown:?}, {pin:?}, {words:?}: {}{}",
+            outcome.stderr, outcome.stdout
+        );
+        let said = if is_doctor {
+            &outcome.stdout
+        } else {
+            &outcome.stderr
+        };
+        assert!(parts.iter().all(|part| said.contains(part)), "{case}");
+        assert_eq!(
+            outcome.code,
+            Some(if is_doctor { 4 } else { code }),
+            "{case}"
+        );
+        assert!(
+            is_doctor || code == 5 || said.lines().count() == 1,
+            "{case}"
+        );
+    }
+    let is_pinned = site.path("client/known_hosts").exists();
+    assert_eq!(is_pinned, pin != Pin::Missing, "no command pins a key");
+}
+
+#[test]
+fn a_peer_of_another_version() {
+    std::thread::scope(|cases| {
+        for shown in [Shown::InTls, Shown::InTheGreeting] {
+            for pin in [Pin::Right, Pin::Missing, Pin::Other] {
+                cases.spawn(move || meet_another_version(shown, pin));
+            }
+        }
+    });
+}
+
+/// A zmove over QUIC that speaks version 9, and names this in the reason of its close.
+fn serve_newer_over_quic(site: &Site) -> (SocketAddr, Fingerprint) {
+    let home = site.path("server");
+    let fingerprint = Identity::load_or_create(&home).unwrap().fingerprint();
+    let tls = newer_tls(&home);
     let crypto = quinn::crypto::rustls::QuicServerConfig::try_from(tls).unwrap();
     let config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     let (address_in, address) = mpsc::channel();

@@ -31,6 +31,7 @@ pub use known_hosts::{HostLineFault, KnownHosts};
 pub use verify::{FirstKey, HostPolicy};
 pub(crate) use verify::{
     HandshakeFault, HostKeyFault, client_config, peer_fingerprint, server_config,
+    version_query_config,
 };
 
 /// The name in every certificate and every hello, the same for all: hosts are distinguished by key.

@@ -25,7 +25,10 @@ use super::{DONE, QuicConnection, protocol_of, socket};
 use crate::endpoint::unspecified;
 use crate::error::{DialError, DialStage};
 use crate::tcp_tls::{Deadline, Host, OneAddress, greeting_fault, tls_fault};
-use crate::trust::{HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, provider};
+use crate::trust::{
+    HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, provider,
+    version_query_config,
+};
 
 /// Makes connections to one host. Cheap to clone; clones go to the same address.
 #[derive(Clone, Debug)]
@@ -199,6 +202,26 @@ impl QuicDialler {
             self.policy.clone(),
             fault.clone(),
         );
+        let query = version_query_config(&tls);
+        let unknown = match self.connect_by(tls, &fault, address, deadline).await {
+            Err(unknown @ DialError::UnknownHost { .. }) => unknown,
+            made => return made,
+        };
+        // The key of a host of another version need not be judged.
+        match self.connect_by(query, &fault, address, deadline).await {
+            Err(other @ DialError::OtherVersion { .. }) => Err(other),
+            _ => Err(unknown),
+        }
+    }
+
+    /// Makes a connection by these settings of TLS, which note in `fault` why the host was not accepted.
+    async fn connect_by(
+        &self,
+        tls: rustls::ClientConfig,
+        fault: &HandshakeFault,
+        address: SocketAddr,
+        deadline: Deadline,
+    ) -> Result<Connected, DialError> {
         let crypto =
             QuicClientConfig::try_from(tls).map_err(|error| self.local(io::Error::other(error)))?;
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));
@@ -260,6 +283,13 @@ impl QuicDialler {
 
     fn lost(&self, error: ConnectionError, deadline: Deadline) -> DialError {
         let host = self.address.endpoint();
+        // The close of a host of another version may come before the connection is seen to be up.
+        if let ConnectionError::ApplicationClosed(close) = &error
+            && let other @ DialError::OtherVersion { .. } =
+                greeting_fault(host.clone(), &close.reason)
+        {
+            return other;
+        }
         match error {
             ConnectionError::TimedOut => self.address.timed_out(DialStage::Handshaking, deadline),
             ConnectionError::VersionMismatch => DialError::NotZmove { host },

@@ -24,6 +24,7 @@ use crate::{
     record::TrafficSecrets,
     trust::{
         HandshakeFault, HostKeyFault, HostPolicy, Identity, SERVER_NAME, client_config, provider,
+        version_query_config,
     },
 };
 
@@ -33,6 +34,9 @@ pub(crate) use race::{Connected, OneAddress};
 
 /// How long an address may be silent: the packets of a TCP handshake are sent again after one second and after three.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// How long a host whose key is unknown may take to name its version.
+const QUERY_MAX: Duration = Duration::from_secs(5);
 
 /// How long the system may look a name up.
 const RESOLVE_MAX: Duration = Duration::from_secs(30);
@@ -163,8 +167,25 @@ impl Dialler {
         connected: Connected,
         deadline: Deadline,
     ) -> Result<Connection, DialError> {
-        let handshake = timeout_at(deadline.due, self.handshake(connected)).await;
-        handshake.map_err(|_| self.address.timed_out(DialStage::Handshaking, deadline))?
+        let handshake = timeout_at(deadline.due, self.handshake(connected, &self.tls)).await;
+        match handshake {
+            // The key of a host of another version need not be judged.
+            Ok(Err(unknown @ DialError::UnknownHost { .. })) => {
+                Err(self.other_version().await.unwrap_or(unknown))
+            }
+            Ok(made) => made,
+            Err(_) => Err(self.address.timed_out(DialStage::Handshaking, deadline)),
+        }
+    }
+
+    /// Asks the host for its version, by a connection of its own; `None` unless it is a zmove of another version.
+    async fn other_version(&self) -> Option<DialError> {
+        let tls = Arc::new(version_query_config(&self.tls));
+        let asked = async { self.handshake(self.connect().await?, &tls).await };
+        match timeout(QUERY_MAX, asked).await {
+            Ok(Err(error @ DialError::OtherVersion { .. })) => Some(error),
+            _ => None,
+        }
     }
 
     async fn connect(&self) -> Result<Connected, DialError> {
@@ -174,14 +195,18 @@ impl Dialler {
         Ok(connected)
     }
 
-    async fn handshake(&self, connected: Connected) -> Result<Connection, DialError> {
+    async fn handshake(
+        &self,
+        connected: Connected,
+        tls: &Arc<ClientConfig>,
+    ) -> Result<Connection, DialError> {
         let Connected {
             socket,
             address,
             rtt,
         } = connected;
         let secrets = Arc::<TrafficSecrets>::default();
-        let connector = TlsConnector::from(secrets.of_client(&self.tls));
+        let connector = TlsConnector::from(secrets.of_client(tls));
         let name = ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name");
         let connecting = connector.connect(name, WholeRecords::new(socket));
         let mut stream = connecting

@@ -291,18 +291,19 @@ async fn a_host_with_a_copied_certificate_is_refused_and_never_pinned() {
 #[tokio::test]
 async fn a_host_that_speaks_another_version_is_told_from_one_that_is_not_zmove() {
     let (host, user) = (Party::new(), Party::new());
-    let dial = async |protocols: &[&[u8]]| {
+    let dial = async |protocols: &[&[u8]], policy| {
         let port = serve_quic(host.key_with(vec![host.certificate()]), protocols);
-        user.dial_quic(port, HostPolicy::Pinned(host.fingerprint()))
-            .await
-            .unwrap_err()
+        user.dial_quic(port, policy).await.unwrap_err()
     };
-    let error = dial(&NEWER_NAMES).await;
-    let DialError::OtherVersion { fault, .. } = error else {
-        panic!("{error:?}")
-    };
-    assert_eq!(fault, zmove_wire::GreetingError::OtherVersion { theirs: 9 });
-    let error = dial(&[b"h3"]).await;
+    let pinned = HostPolicy::Pinned(host.fingerprint());
+    for policy in [pinned.clone(), HostPolicy::RefuseUnknown] {
+        let error = dial(&NEWER_NAMES, policy).await;
+        let DialError::OtherVersion { fault, .. } = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(fault, zmove_wire::GreetingError::OtherVersion { theirs: 9 });
+    }
+    let error = dial(&[b"h3"], pinned).await;
     assert!(matches!(error, DialError::NotZmove { .. }), "{error:?}");
 }
 

@@ -123,18 +123,30 @@ async fn a_host_that_speaks_another_version_is_recognized() {
     let listener = TcpListener::bind((LOOPBACK, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
-        let (socket, _) = listener.accept().await.unwrap();
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(newer));
-        let mut stream = acceptor.accept(socket).await.unwrap();
-        stream.write_all(&NEWER_GREETING).await.unwrap();
-        stream.shutdown().await.unwrap();
+        loop {
+            let (socket, _) = listener.accept().await.unwrap();
+            // a client that does not know the key ends the first handshake
+            if let Ok(mut stream) = acceptor.accept(socket).await {
+                stream.write_all(&NEWER_GREETING).await.unwrap();
+                stream.shutdown().await.unwrap();
+            }
+        }
     });
-    let policy = HostPolicy::Pinned(host.fingerprint());
-    let error = user.dial(port, policy).await.unwrap_err();
-    let DialError::OtherVersion { fault, .. } = error else {
-        panic!("{error:?}")
-    };
-    assert_eq!(fault, GreetingError::OtherVersion { theirs: 9 });
+    let pinned = HostPolicy::Pinned(host.fingerprint());
+    for policy in [pinned, HostPolicy::RefuseUnknown] {
+        let error = user.dial(port, policy).await.unwrap_err();
+        let DialError::OtherVersion { fault, .. } = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(fault, GreetingError::OtherVersion { theirs: 9 });
+    }
+    let changed = HostPolicy::Pinned(user.fingerprint());
+    let error = user.dial(port, changed).await.unwrap_err();
+    assert!(
+        matches!(error, DialError::HostKeyChanged { .. }),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]
