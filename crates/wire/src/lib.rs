@@ -14,6 +14,8 @@
 mod batch;
 mod control_frame;
 mod error;
+#[cfg(test)]
+mod examples;
 mod extensions;
 mod extra;
 mod fields;
