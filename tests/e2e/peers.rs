@@ -220,9 +220,12 @@ fn serve_newer_over_quic(site: &Site) -> (SocketAddr, Fingerprint) {
             let endpoint = quinn::Endpoint::server(config, listen).unwrap();
             address_in.send(endpoint.local_addr().unwrap()).unwrap();
             while let Some(incoming) = endpoint.accept().await {
-                if let Ok(connection) = incoming.await {
-                    connection.close(0_u32.into(), &newer_greeting(0));
-                }
+                // A push ends while it dials lanes: its unfinished handshakes must not delay the next client.
+                tokio::spawn(async move {
+                    if let Ok(connection) = incoming.await {
+                        connection.close(0_u32.into(), &newer_greeting(0));
+                    }
+                });
             }
         });
     });

@@ -255,9 +255,11 @@ fn serve_quic(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> u16 {
     let port = endpoint.local_addr().unwrap().port();
     tokio::spawn(async move {
         while let Some(incoming) = endpoint.accept().await {
-            if let Ok(connection) = incoming.await {
-                connection.close(0_u32.into(), &NEWER_GREETING);
-            }
+            tokio::spawn(async move {
+                if let Ok(connection) = incoming.await {
+                    connection.close(0_u32.into(), &NEWER_GREETING);
+                }
+            });
         }
     });
     port
