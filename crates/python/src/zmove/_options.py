@@ -24,6 +24,7 @@ class Options(TypedDict, total=False):
     exclude: Iterable[str]
     files_from: str
     filter_from: Iterable[str]
+    force: bool
     from0: bool
     group: bool
     groupmap: str
