@@ -33,6 +33,7 @@ pub(crate) use acceptor::{canonical, listen, own_greeting};
 pub use dialler::Dialler;
 pub(crate) use dialler::{
     Connected, Deadline, Host, OneAddress, SILENCE_MAX, greeting_fault, tls_fault,
+    unless_other_version,
 };
 pub use socket::SocketConfig;
 pub(crate) use unsent_limit::UnsentLimit;

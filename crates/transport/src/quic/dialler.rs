@@ -24,7 +24,7 @@ use super::tolerant::Account;
 use super::{DONE, QuicConnection, protocol_of, socket};
 use crate::endpoint::unspecified;
 use crate::error::{DialError, DialStage};
-use crate::tcp_tls::{Deadline, Host, OneAddress, greeting_fault, tls_fault};
+use crate::tcp_tls::{Deadline, Host, OneAddress, greeting_fault, tls_fault, unless_other_version};
 use crate::trust::{
     HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, provider,
     version_query_config,
@@ -203,15 +203,12 @@ impl QuicDialler {
             fault.clone(),
         );
         let query = version_query_config(&tls);
-        let unknown = match self.connect_by(tls, &fault, address, deadline).await {
-            Err(unknown @ DialError::UnknownHost { .. }) => unknown,
-            made => return made,
-        };
-        // The key of a host of another version need not be judged.
-        match self.connect_by(query, &fault, address, deadline).await {
-            Err(other @ DialError::OtherVersion { .. }) => Err(other),
-            _ => Err(unknown),
-        }
+        let made = self.connect_by(tls, &fault, address, deadline).await;
+        unless_other_version(made, async || {
+            let asked = self.connect_by(query, &fault, address, deadline).await;
+            asked.err()
+        })
+        .await
     }
 
     /// Makes a connection by these settings of TLS, which note in `fault` why the host was not accepted.

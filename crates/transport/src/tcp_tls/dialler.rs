@@ -168,24 +168,14 @@ impl Dialler {
         deadline: Deadline,
     ) -> Result<Connection, DialError> {
         let handshake = timeout_at(deadline.due, self.handshake(connected, &self.tls)).await;
-        match handshake {
-            // The key of a host of another version need not be judged.
-            Ok(Err(unknown @ DialError::UnknownHost { .. })) => {
-                Err(self.other_version().await.unwrap_or(unknown))
-            }
-            Ok(made) => made,
-            Err(_) => Err(self.address.timed_out(DialStage::Handshaking, deadline)),
-        }
-    }
-
-    /// Asks the host for its version, by a connection of its own; `None` unless it is a zmove of another version.
-    async fn other_version(&self) -> Option<DialError> {
-        let tls = Arc::new(version_query_config(&self.tls));
-        let asked = async { self.handshake(self.connect().await?, &tls).await };
-        match timeout(QUERY_MAX, asked).await {
-            Ok(Err(error @ DialError::OtherVersion { .. })) => Some(error),
-            _ => None,
-        }
+        let made =
+            handshake.map_err(|_| self.address.timed_out(DialStage::Handshaking, deadline))?;
+        unless_other_version(made, async || {
+            let tls = Arc::new(version_query_config(&self.tls));
+            let asked = async { self.handshake(self.connect().await?, &tls).await };
+            timeout(QUERY_MAX, asked).await.ok()?.err()
+        })
+        .await
     }
 
     async fn connect(&self) -> Result<Connected, DialError> {
@@ -260,6 +250,23 @@ pub(crate) fn tls_fault(host: Endpoint, source: TlsError) -> DialError {
         TlsError::InvalidMessage(_) => DialError::NotTls { host },
         error if super::speaks_otherwise(error) => DialError::NotZmove { host },
         _ => DialError::Handshake { host, source },
+    }
+}
+
+/// The outcome of a dial. If the key of the host is unknown, `ask` asks for its version first: nobody needs to judge
+/// the key of a host of another version.
+pub(crate) async fn unless_other_version<T>(
+    made: Result<T, DialError>,
+    ask: impl AsyncFnOnce() -> Option<DialError>,
+) -> Result<T, DialError> {
+    let unknown = match made {
+        Err(unknown @ DialError::UnknownHost { .. }) => unknown,
+        made => return made,
+    };
+    // Boxed, because hardly any dial asks.
+    match Box::pin(ask()).await {
+        Some(other @ DialError::OtherVersion { .. }) => Err(other),
+        _ => Err(unknown),
     }
 }
 
