@@ -14,9 +14,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use zmove_engine::{Causes, PushError};
 use zmove_receiver::{Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter};
-use zmove_scan::{
-    Effect, FileSystems, PathList, PatternError, Rule, ScanConfig, Selection, Separator,
-};
+use zmove_scan::{FileSystems, PathList, ScanConfig, Selection, Separator};
 use zmove_sender::{
     AfterErrors, EmptySources, Instead, Mapped, Mapping, Owners, PushJob, Removals, SenderConfig,
     SessionError, Summary, Zeros,
@@ -601,31 +599,13 @@ fn sender_config(
 }
 
 fn selection(fetch: &Fetch) -> Result<Option<Selection>, Refusal> {
-    let sizes = fetch.sizes.0..=fetch.sizes.1;
-    if fetch.rules.is_empty() && sizes == (0..=u64::MAX) {
-        return Ok(None);
-    }
-    let effect = |includes: bool| {
-        if includes {
-            Effect::Include
-        } else {
-            Effect::Exclude
-        }
-    };
-    let rules = fetch
-        .rules
-        .iter()
-        .map(|rule| Rule::again(effect(rule.includes), &rule.pattern));
-    let rules = rules.collect::<Result<Vec<_>, _>>();
-    let wrong = |error: PatternError| {
+    let selection = zmove_receiver::selection(&fetch.rules, fetch.sizes.0..=fetch.sizes.1);
+    selection.map_err(|error| {
         Refusal::new(
             RefusalCode::Protocol,
             format!("the patterns of the selection: {error}"),
         )
-    };
-    Selection::new(&rules.map_err(wrong)?, sizes)
-        .map(Some)
-        .map_err(wrong)
+    })
 }
 
 fn owners(order: &OwnerOrder, accounts: &Arc<dyn Accounts>) -> Owners {

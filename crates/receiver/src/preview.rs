@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use zmove_disk::{KeptTimes, RemovalBudget, Task};
+use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
 use zmove_wire::limits::{
     HASH_ORDERS_OUTSTANDING_MAX, HASHED_GROUPS_MAX, INQUIRED_ENTRIES_MAX,
@@ -37,7 +37,7 @@ use crate::session::threads::Workers;
 use crate::storage_reader::StorageReader;
 use crate::store::rules::Rules;
 use crate::store::target::Seen;
-use crate::store::target::giving_way::GivingWay;
+use crate::store::target::giving_way::{GivingWay, removals_of};
 use crate::store::target::keeper::Keeper;
 use crate::store::target::links::Claims;
 use crate::top_names::TopNames;
@@ -76,8 +76,7 @@ pub(crate) async fn run(
         .verify
         .then(|| StorageReader::new(&config.file_io, config.buffers_max));
     let rules = Rules::of(&open, &config.rights);
-    let removals = RemovalBudget::new(open.removals_max.unwrap_or(u64::MAX));
-    let giving_way = GivingWay::of(&open, Arc::new(removals));
+    let giving_way = GivingWay::of(&open, removals_of(&open));
     let listed = config.listed.clone();
     let access = config.rights.access.clone();
     let looked_at = async {

@@ -39,7 +39,7 @@ pub(crate) struct Previewer {
     pub(crate) claims: Claims,
     pub(crate) quota: Quota,
     pub(crate) stopping: AtomicBool,
-    /// Which directories would be replaced by an entry that is none.
+    /// Which directories an entry of their name would replace.
     pub(crate) giving_way: GivingWay,
     /// For a verification: how files are read from the storage.
     pub(crate) storage: Option<StorageReader>,
@@ -242,15 +242,15 @@ impl Previewer {
         }
     }
 
-    /// What becomes of an entry whose name a directory has.
+    /// The finding for an entry whose name belongs to a directory.
     fn over_directory(&self, operation: Operation, path: &RelPath, name: &Name) -> Finding {
         let looked = match (&self.seen.tree, path.join(name)) {
-            (Some(tree), Ok(path)) => self.giving_way.look_through(tree, &path),
-            _ => Ok(None),
+            (Some(tree), Ok(path)) => self.giving_way.gives_way(tree, &path),
+            _ => Ok(false),
         };
         match looked {
-            Ok(Some(_)) => Finding::Differs(Differences::TYPE),
-            Ok(None) => Finding::Fails(operation, FaultCode::DirectoryInTheWay),
+            Ok(true) => Finding::Differs(Differences::TYPE),
+            Ok(false) => Finding::Fails(operation, FaultCode::DirectoryInTheWay),
             Err(error) => {
                 let (operation, code) = failure(Operation::Remove, &error);
                 Finding::Fails(operation, code)

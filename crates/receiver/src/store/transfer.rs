@@ -28,7 +28,7 @@ use crate::store::reports::{Outcome, Reports, Told};
 use crate::store::rules::Rules;
 use crate::store::spare_parts::SpareParts;
 use crate::store::target::Target;
-use crate::store::target::giving_way::GivingWay;
+use crate::store::target::giving_way::{GivingWay, removals_of};
 use crate::store::target::keeper::Keeper;
 use crate::store::target::tree::TargetTree;
 use crate::top_names::TopNames;
@@ -93,13 +93,18 @@ impl Transfer {
         } else {
             Whole::Here
         };
-        let removals = config
-            .removals
-            .clone()
-            .unwrap_or_else(|| Arc::new(RemovalBudget::new(open.removals_max.unwrap_or(u64::MAX))));
-        let ruled = (rules, GivingWay::of(open, Arc::clone(&removals)));
+        let removals = config.removals.clone().unwrap_or_else(|| removals_of(open));
+        let giving_way = GivingWay::of(open, Arc::clone(&removals));
         Self {
-            target: TargetTree::new(target, ruled, keeper, id, &quota, config.writers),
+            target: TargetTree::new(
+                target,
+                rules,
+                giving_way,
+                keeper,
+                id,
+                &quota,
+                config.writers,
+            ),
             file_io: Arc::clone(&config.file_io),
             storage: StorageReader::new(&config.file_io, config.writers),
             direct: config.direct,

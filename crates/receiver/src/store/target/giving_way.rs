@@ -1,5 +1,5 @@
-//! Directories that give way to an entry of their name that is no directory. An empty one is replaced unless nothing is
-//! to be replaced; one that is not empty, if the opening allows that, with all that is in it.
+//! Directories that give way to an entry of their name that is no directory. An empty directory is replaced unless the
+//! opening forbids all replacement. Another is replaced with everything in it if the opening allows that.
 //!
 //! **Invariant:** before anything of a directory is removed, all of it has been listed. It stays as it is if a rule
 //! protects it or an entry in it, if something is mounted in it, if a name in it is reserved, if it cannot be listed,
@@ -12,10 +12,11 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, Dir, DirEntry, FileType};
 use rustix::io::Errno;
 use zmove_disk::{RemovalBudget, Tree, is_hidden, refuse_mount, remove_entries_within};
-use zmove_scan::{Effect, PathKind, PatternError, Rule, Selection};
+use zmove_scan::{PathKind, Selection};
 use zmove_types::{Name, RelPath};
 use zmove_wire::{InTheWay, Open};
 
+use crate::selection::selection;
 use crate::store::failure::{PROTECTED, REMOVED_ENOUGH, RESERVED};
 
 /// Which directories give way.
@@ -33,9 +34,9 @@ const WAITING_MAX: usize = 1 << 16;
 impl GivingWay {
     /// The directories that an opening allows to be replaced, within what may be removed.
     pub(crate) fn of(open: &Open, budget: Arc<RemovalBudget>) -> Self {
-        let (in_the_way, rules) = match rules_of(open) {
+        let (in_the_way, rules) = match selection(&open.protected, 0..=u64::MAX) {
             Ok(rules) => (open.in_the_way, rules),
-            // It is not known what these rules protect.
+            // A rule that cannot be read may protect anything.
             Err(_unreadable) => (InTheWay::Stays, None),
         };
         Self {
@@ -45,13 +46,13 @@ impl GivingWay {
         }
     }
 
-    /// Whether a directory gives way, with the number of entries that go.
+    /// Whether a directory gives way. Looks at everything in it, and changes nothing.
     ///
     /// # Errors
-    /// Why it cannot, although the opening would allow it.
-    pub(crate) fn look_through(&self, tree: &Tree, path: &RelPath) -> io::Result<Option<u64>> {
+    /// The reason why the directory stays although the opening allows its replacement.
+    pub(crate) fn gives_way(&self, tree: &Tree, path: &RelPath) -> io::Result<bool> {
         if self.in_the_way == InTheWay::Stays {
-            return Ok(None);
+            return Ok(false);
         }
         let above = look_into(tree, &path.parent().unwrap_or_else(RelPath::root))?;
         self.admit(path, PathKind::Directory)?;
@@ -66,7 +67,7 @@ impl GivingWay {
                     continue;
                 }
                 if self.in_the_way == InTheWay::EmptyGoes {
-                    return Ok(None);
+                    return Ok(false);
                 }
                 entries += 1;
                 let (below, kind) = look_at(&directory, &path, &entry)?;
@@ -85,7 +86,7 @@ impl GivingWay {
         if entries > self.budget.left() {
             return Err(REMOVED_ENOUGH.into());
         }
-        Ok(Some(entries))
+        Ok(true)
     }
 
     fn admit(&self, path: &RelPath, kind: PathKind) -> io::Result<()> {
@@ -108,6 +109,11 @@ impl GivingWay {
         );
         error.map_or(Ok(removed), Err)
     }
+}
+
+/// The entries that an opening allows to be removed.
+pub(crate) fn removals_of(open: &Open) -> Arc<RemovalBudget> {
+    Arc::new(RemovalBudget::new(open.removals_max.unwrap_or(u64::MAX)))
 }
 
 /// Opens a directory as it is: a preview changes nothing.
@@ -140,20 +146,4 @@ fn look_at(
         PathKind::Other
     };
     Ok((below, kind))
-}
-
-fn rules_of(open: &Open) -> Result<Option<Selection>, PatternError> {
-    if open.protected.is_empty() {
-        return Ok(None);
-    }
-    let effect = |includes| {
-        if includes {
-            Effect::Include
-        } else {
-            Effect::Exclude
-        }
-    };
-    let rules = open.protected.iter();
-    let rules = rules.map(|rule| Rule::again(effect(rule.includes), &rule.pattern));
-    Selection::new(&rules.collect::<Result<Vec<_>, _>>()?, 0..=u64::MAX).map(Some)
 }

@@ -64,14 +64,15 @@ pub(crate) struct TargetTree {
     pub(crate) staging_place: StagingPlace,
     /// The job of several receivers that the session has a part in.
     pub(crate) shared_job: Option<SharedJobSession>,
-    /// Which directories are replaced by an entry that is none.
+    /// Which directories an entry of their name replaces.
     pub(super) giving_way: GivingWay,
 }
 
 impl TargetTree {
     pub(crate) fn new(
         target: Target,
-        (rules, giving_way): (Rules, GivingWay),
+        rules: Rules,
+        giving_way: GivingWay,
         keeper: Keeper,
         transfer: TransferId,
         quota: &Quota,
@@ -423,33 +424,24 @@ impl TargetTree {
             there.bytes == *bytes && self.times.is_kept(from, there.mtime, metadata.mtime)
         };
         let replace = self.rules.replaces();
+        let cannot = failed_to(Operation::Link);
         let linked = match self.staging_place.epoch() {
-            None => {
-                let link = || {
-                    place_link((from, first), place, is_it, replace)
-                        .map_err(failed_to(Operation::Link))
-                };
-                return self.flushed_link(place, self.place_over_directory(at, link)?);
-            }
-            Some(_) if is_one((from, first), place) => Ok(Linked::There),
-            Some(epoch) => epoch.place(place, (replace, GroupOfNew::Own), |fresh| {
-                place_link((from, first), fresh, is_it, Replace::Nothing)
+            None => self.place_over_directory(at, || {
+                place_link((from, first), place, is_it, replace).map_err(cannot)
             }),
-        };
-        self.flushed_link(place, linked.map_err(failed_to(Operation::Link))?)
-    }
-
-    fn flushed_link(
-        &self,
-        (directory, _): (&OwnedFd, &Name),
-        linked: Linked,
-    ) -> Result<Linked, Failure> {
-        self.flush_if_each(directory)
+            Some(_) if is_one((from, first), place) => Ok(Linked::There),
+            Some(epoch) => epoch
+                .place(place, (replace, GroupOfNew::Own), |fresh| {
+                    place_link((from, first), fresh, is_it, Replace::Nothing)
+                })
+                .map_err(cannot),
+        }?;
+        self.flush_if_each(place.0)
             .map_err(failed_to(Operation::Flush))?;
         Ok(linked)
     }
 
-    /// Places an entry that is no directory; once more if a directory had its name and has given way.
+    /// Places an entry that is no directory. If a directory has its name and gives way, the entry is placed once more.
     pub(crate) fn place_over_directory<T>(
         &self,
         At(directory, name): At<'_>,
@@ -479,7 +471,7 @@ impl TargetTree {
         let path = directory
             .join(name)
             .map_err(|_too_long| Errno::NAMETOOLONG)?;
-        if self.giving_way.look_through(&self.tree, &path)?.is_none() {
+        if !self.giving_way.gives_way(&self.tree, &path)? {
             return Ok(false);
         }
         let removed = self.giving_way.remove(&self.tree, directory, name)?;
