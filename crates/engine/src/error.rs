@@ -231,14 +231,14 @@ pub enum SshError {
     },
 }
 
-/// The kind of reason why a receiver was not reached, where it was not dialled in vain.
+/// The kind of reason why a receiver was not reached, apart from a failed dial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectFault {
     /// This host lacks something: a key that can be read, a file, a process.
     Local,
     /// The user has not confirmed the host's key.
     Unconfirmed,
-    /// ssh, or the program at its other end, has brought about no receiver.
+    /// ssh, or the program at its other end, started no receiver.
     Unreached,
     /// The program at the other end of ssh speaks another version of the protocol.
     OtherVersion,
@@ -479,8 +479,8 @@ impl ConnectError {
         }
     }
 
-    /// The kind of reason, unless the receiver was [dialled](Self::dial) in vain. Kinds are told apart here, where the
-    /// compiler knows all errors.
+    /// The kind of reason, apart from a failed [dial](Self::dial). This crate decides it, because here the compiler
+    /// knows all errors.
     #[must_use]
     pub fn fault(&self) -> ConnectFault {
         match self {

@@ -6,14 +6,16 @@ use zmove_wire::{InTheWay, Open, RuleText};
 
 use crate::args::PushArgs;
 
-/// An opening with the directories that give way to a file or link, and with the rules that protect some of them. If
-/// there are more rules than a receiver takes, none gives way.
+/// Adds to an opening which directories give way to a file or link, and the rules that protect some of them. If there
+/// are more rules than a receiver takes, no directory gives way.
 pub(super) fn giving_way(args: &PushArgs, rules: Vec<RuleText>, open: Open) -> Open {
     let stays = args.verify || args.ignore_existing || !are_within_limits(&rules);
-    let in_the_way = match args.delete || args.force {
-        _ if stays => InTheWay::Stays,
-        true => InTheWay::Goes,
-        false => InTheWay::EmptyGoes,
+    let in_the_way = if stays {
+        InTheWay::Stays
+    } else if args.delete || args.force {
+        InTheWay::Goes
+    } else {
+        InTheWay::EmptyGoes
     };
     Open {
         in_the_way,
@@ -33,7 +35,7 @@ pub(super) fn rule_texts(selection: Option<&Selection>) -> Vec<RuleText> {
     rules.map(text).collect()
 }
 
-/// Whether a receiver takes so many rules.
+/// Whether a receiver takes this number of rules.
 pub(super) fn are_within_limits(rules: &[RuleText]) -> bool {
     let bytes: usize = rules.iter().map(|rule| rule.pattern.len()).sum();
     rules.len() <= FETCH_RULES_MAX && bytes <= FETCH_RULE_BYTES_MAX

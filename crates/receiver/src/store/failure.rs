@@ -40,7 +40,7 @@ pub(crate) const ALREADY_THERE: (Operation, FaultCode) =
     (Operation::Create, FaultCode::AlreadyThere);
 
 /// The error of a directory in the way that a rule protects, or in which a rule protects something. No file system
-/// says this, nor the two below.
+/// returns this error or the two below.
 pub(crate) const PROTECTED: Errno = Errno::KEYREJECTED;
 /// The error of a directory in the way that holds a reserved name.
 pub(crate) const RESERVED: Errno = Errno::KEYREVOKED;

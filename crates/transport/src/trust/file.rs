@@ -115,7 +115,7 @@ pub(super) fn replace_list(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError
     replace_with(path, bytes, |new| share(&File::open(new)?, path))
 }
 
-/// Stores a file in the place of any that has its name; `prepare` is called with the new one before that.
+/// Stores a file, which replaces any file of its name. Calls `prepare` with the new file before it gets the name.
 fn replace_with(
     path: &Path,
     bytes: &[u8],

@@ -249,7 +249,7 @@ impl ServerCertVerifier for HostVerifier {
     }
 }
 
-/// The check of a host that is asked for its version alone: there is none.
+/// Accepts every host, because it is only asked for its version.
 #[derive(Debug)]
 struct AnyHostVerifier {
     algorithms: WebPkiSupportedAlgorithms,
