@@ -6,14 +6,17 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use rustix::fs::{AtFlags, Mode, OFlags, linkat, openat};
-use zmove_disk::{Replace, Staged, StagingDirectory, publish_file, set_new_file_metadata};
+use zmove_disk::{
+    Descriptor, DirectoryModes, ProvenKinds, Replace, Staged, StagingDirectory, Wanted,
+    publish_file,
+};
 use zmove_types::{Metadata, Name, Timestamp};
 
 const FILES: u32 = 2_000;
@@ -57,7 +60,9 @@ fn timed(place: &Path, style: fn(&Arc<OwnedFd>)) -> Duration {
 }
 
 fn staged_together(parent: &Arc<OwnedFd>) {
-    let staging = StagingDirectory::begin(parent, &name(0)).expect("begun");
+    let staging =
+        StagingDirectory::begin(parent, &name(0), DirectoryModes::default()).expect("begun");
+    let proven = ProvenKinds::default();
     for number in 0..FILES {
         let mut file = staging
             .create(&name(number), METADATA.mode)
@@ -65,7 +70,7 @@ fn staged_together(parent: &Arc<OwnedFd>) {
         file.write_all(&CONTENTS).expect("written");
         staging
             .new_files()
-            .set_metadata(&file, &METADATA)
+            .set_metadata(&file, &METADATA, &proven)
             .expect("set");
     }
     staging
@@ -74,9 +79,10 @@ fn staged_together(parent: &Arc<OwnedFd>) {
 }
 
 fn renamed(directory: &Arc<OwnedFd>) {
+    let proven = ProvenKinds::default();
     let hidden = (0..FILES).map(|_| {
         let staged = Staged::create(directory, METADATA.mode).expect("created");
-        fill(staged.file());
+        fill(staged.file(), &proven);
         staged.into_hidden_name().expect("it is new")
     });
     let hidden: Vec<_> = hidden.collect();
@@ -87,11 +93,12 @@ fn renamed(directory: &Arc<OwnedFd>) {
 }
 
 fn linked(directory: &Arc<OwnedFd>) {
+    let proven = ProvenKinds::default();
     for number in 0..FILES {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file =
             File::from(openat(directory, c".", flags, Mode::RUSR | Mode::WUSR).expect("created"));
-        fill(&file);
+        fill(&file, &proven);
         linkat(
             &file,
             c"",
@@ -103,9 +110,11 @@ fn linked(directory: &Arc<OwnedFd>) {
     }
 }
 
-fn fill(mut file: &File) {
+fn fill(mut file: &File, proven: &ProvenKinds) {
     file.write_all(&CONTENTS).expect("written");
-    set_new_file_metadata(file, &METADATA).expect("set");
+    Wanted::mode_and_time(&METADATA)
+        .set(Descriptor::Open(file.as_fd()), proven)
+        .expect("set");
 }
 
 fn name(number: u32) -> Name {

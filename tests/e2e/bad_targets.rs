@@ -283,6 +283,43 @@ fn a_mode_that_cannot_be_set_is_got_by_sending_the_file_again() {
     assert_eq!(owner, NOBODY);
 }
 
+/// Only the owner of a directory may set its mode and time. Whoever may write to it gets all files there.
+#[test]
+fn a_directory_of_another_user_keeps_its_mode_and_time() {
+    let Some(site) = Site::unprivileged() else {
+        return;
+    };
+    if !is_root() {
+        return skip("only root can make directories of another user");
+    }
+    std::fs::create_dir(site.source().join("d")).unwrap();
+    std::fs::create_dir(site.target().join("d")).unwrap();
+    paint(site.source().join("d/f"), 10);
+    paint(site.source().join("large"), 5 << 20);
+    let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    crate::tree::set_mtime(site.source().join("d"), old);
+    site.give_away();
+    for directory in [site.target(), site.target().join("d")] {
+        std::os::unix::fs::chown(&directory, Some(0), Some(0)).unwrap();
+        set_mode(&directory, 0o777);
+    }
+    let push = |options: &[&str]| site.push(options, site.contents(), "");
+    for moved in ["2 files", "no files to move"] {
+        let told = push(&[]).done().stdout;
+        let warned = "2 directories at the target belong to other users: their modes and times stay as they are";
+        assert_eq!(told.matches(warned).count(), 1, "{told}");
+        let lacks = "not kept: mode of 2 (the receiver's user may not), times of 2 (the receiver's user may not)";
+        assert!(told.contains(lacks) && told.contains(moved), "{told}");
+        for name in ["d/f", "large"] {
+            let [here, there] = [site.source(), site.target()].map(|at| at.join(name));
+            assert_eq!(std::fs::read(here).unwrap(), std::fs::read(there).unwrap());
+        }
+    }
+    push(&["--strict-metadata"]).expect(23);
+    push(&["--strict-metadata", "-O"]).expect(23);
+    push(&["--strict-metadata", "-O", "--no-p"]).done();
+}
+
 /// Some files fit and some do not: those that stand under their names are whole, the others are named.
 fn no_space(site: &Site) {
     for number in 0..40 {

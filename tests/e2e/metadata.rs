@@ -17,6 +17,7 @@ use zmove_wire::{BatchEntry, FileEntry, Keeping, Lack, NotKept, ToSender};
 
 use crate::harness::{Site, both_ways, has_program, is_root, skip};
 use crate::intruder::{Intruder, batch, metadata, name};
+use crate::namespace::Image;
 use crate::tree::{paint, set_mode, set_mtime, wait_for_another_time};
 
 fn set_xattr(path: &Path, name: &str, value: &[u8]) {
@@ -135,6 +136,7 @@ both_ways!(
     attributes_of_links_are_kept,
     times_of_access_are_kept_where_they_are_wanted,
     modes_and_times_are_not_kept_where_they_are_not_wanted,
+    without_modes_existing_entries_keep_theirs,
 );
 
 fn attributes_and_lists_are_kept(site: &Site) {
@@ -460,7 +462,7 @@ fn without_the_grant_owners_are_counted_and_not_set() {
         (count("owner"), count("group")),
         (Some((23, why.clone())), Some((23, why.clone())))
     );
-    assert_eq!(count("privileged xattr"), Some((2, why)));
+    assert_eq!(count("trusted xattr"), Some((2, why)));
     let stat = site.target().join("f3").metadata().unwrap();
     assert_eq!(
         (stat.uid(), stat.gid(), stat.mode() & 0o7777),
@@ -558,7 +560,12 @@ fn a_sender_that_claims_rights_without_the_grant_gets_none() {
         BatchEntry::Symlink(name("l"), claimed(0o777, &[]), b"f".as_slice().into()),
     ];
     let why = Lack::NotGranted;
-    let counts = [(Kinds::OWNER, 3), (Kinds::GROUP, 3), (Kinds::PRIVILEGED, 2)];
+    let counts = [
+        (Kinds::OWNER, 3),
+        (Kinds::GROUP, 3),
+        (Kinds::TRUSTED, 2),
+        (Kinds::SECURITY, 1),
+    ];
     assert_eq!(
         intrude(home.path(), entries),
         counts.map(|(kind, entries)| NotKept::new(kind, why, entries))
@@ -735,6 +742,183 @@ fn modes_and_times_are_not_kept_where_they_are_not_wanted(site: &Site) {
     wait_for_target(site);
     assert_eq!(moved(&push(site, &["--no-preserve", "times", "-c"])).0, 0);
     site.push(&["-u", "--no-t"], site.contents(), "").expect(1);
+}
+
+/// Small and large files, also those that are sent anew, directories and what is above them.
+fn without_modes_existing_entries_keep_theirs(site: &Site) {
+    let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    let existing = [
+        (".", 0o2775),
+        ("shared", 0o2775),
+        ("shared/private", 0o600),
+        ("shared/script", 0o711),
+        ("closed", 0o500),
+        ("closed/same", 0o640),
+        ("large", 0o604),
+    ];
+    for directory in [site.source(), site.target()] {
+        for name in ["shared", "closed"] {
+            std::fs::create_dir(directory.join(name)).unwrap();
+        }
+        let bytes = if directory == site.source() {
+            17 << 20
+        } else {
+            5
+        };
+        paint(directory.join("large"), bytes);
+        paint(directory.join("shared/private"), bytes % 1000);
+        paint(directory.join("shared/script"), 30);
+        paint(directory.join("closed/same"), 40);
+        set_mtime(directory.join("closed/same"), old);
+    }
+    let many = site.source().join("new");
+    std::fs::create_dir(&many).unwrap();
+    for number in 0..20 {
+        paint(many.join(format!("f{number}")), 10);
+        set_mode(many.join(format!("f{number}")), 0o700);
+    }
+    for (name, mode) in existing {
+        set_mode(site.target().join(name), mode);
+    }
+    let umask = 0o777 & !usual_mode(site);
+    let look = || {
+        existing.map(|(name, _)| {
+            let stat = site.target().join(name).metadata().unwrap();
+            (name, stat.mode() & 0o7777)
+        })
+    };
+    for options in [&["--no-p"][..], &["--no-p", "-c"], &["--no-p", "--inplace"]] {
+        let listed = site
+            .push(&[options, &["-n"]].concat(), site.contents(), "")
+            .done()
+            .stdout;
+        assert!(!listed.contains("mode"), "{listed}");
+        push(site, options);
+        assert_eq!(look(), existing, "{options:?}");
+        let mode = |name: &str| {
+            let stat = site.target().join(name).metadata().unwrap();
+            stat.mode() & 0o777
+        };
+        assert_eq!(
+            ["new/f7", "new"].map(mode),
+            [0o666 & !umask, 0o777 & !umask]
+        );
+        paint(site.source().join("large"), 18 << 20);
+        paint(site.source().join("shared/private"), 99);
+    }
+    let new = site.target().join("new").metadata().unwrap().mode();
+    assert_eq!(
+        new & 0o2000,
+        0o2000,
+        "a new directory has the group of its parent"
+    );
+}
+
+/// A directory that exists keeps its time, as with `rsync -O`.
+#[test]
+fn times_of_directories_can_be_left_out() {
+    let site = Site::local();
+    let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    let older = std::time::UNIX_EPOCH + std::time::Duration::from_secs(500_000_000);
+    std::fs::create_dir(site.source().join("d")).unwrap();
+    paint(site.source().join("d/f"), 10);
+    push(&site, &[]);
+    for name in ["d/f", "d"] {
+        set_mtime(site.source().join(name), old);
+        set_mtime(site.target().join(name), older);
+    }
+    let time = |name: &str| {
+        let stat = site.target().join(name).metadata().unwrap();
+        stat.modified().unwrap()
+    };
+    push(&site, &["-O", "-c"]);
+    assert_eq!([time("d/f"), time("d")], [old, older]);
+    let listed = site.push(&["-n", "--omit-dir-times"], site.source().join("d"), "");
+    assert!(!listed.done().stdout.contains("times"));
+    push(&site, &[]);
+    assert_eq!(time("d"), old);
+}
+
+/// The layers of overlayfs, lists that were saved from XFS, and labels are such attributes. Without them deleted files
+/// would come back.
+#[test]
+fn attributes_of_root_are_kept_but_for_those_of_one_system() {
+    let site = Site::local();
+    if !is_root() || !can_compare(&site) {
+        return skip("only root may set attributes of all namespaces");
+    }
+    std::fs::create_dir(site.source().join("d")).unwrap();
+    paint(site.source().join("d/f"), 10);
+    let kept = [
+        ("d", "trusted.overlay.opaque"),
+        ("d/f", "trusted.overlay.metacopy"),
+        ("d/f", "trusted.SGI_ACL_FILE"),
+        ("d/f", "security.example"),
+    ];
+    for (name, attribute) in kept {
+        set_xattr(&site.source().join(name), attribute, b"y");
+    }
+    for name in ["d", "d/f"] {
+        set_xattr(&site.source().join(name), "security.selinux", b"label");
+    }
+    let options = ["-a", "--strict-metadata"];
+    for moved in ["1 file,", "no files to move"] {
+        let outcome = site.push(&options, site.contents(), "").expect(0);
+        let told = &outcome.stdout;
+        assert!(told.contains(moved) && !told.contains("not kept"), "{told}");
+        outcome
+            .says(&["attributes of one system are never copied: security.selinux"])
+            .lines(1);
+        for (name, attribute) in kept {
+            let value = xattr(&site.target().join(name), attribute);
+            assert_eq!(value.as_deref(), Some(&b"y"[..]), "{attribute}");
+        }
+        assert_eq!(xattr(&site.target().join("d/f"), "security.selinux"), None);
+    }
+    site.push(&[], site.contents(), "").done();
+    let verify = |code| {
+        let mut zmove = site.zmove(&["verify", "-a"]);
+        zmove.0.arg(site.contents()).arg(site.target());
+        zmove.outcome().expect(code)
+    };
+    verify(0);
+    for (name, attribute) in [kept[0], kept[3]] {
+        let target = site.target().join(name);
+        rustix::fs::removexattr(&target, attribute).unwrap();
+        verify(6);
+        site.push(&options, site.contents(), "").expect(0);
+        assert!(xattr(&target, attribute).is_some(), "{attribute}");
+    }
+}
+
+/// XFS shows a list under a second name. An attribute of that name from elsewhere would be such a list there.
+#[test]
+fn on_xfs_a_list_is_not_taken_for_an_attribute() {
+    const XFS: Image = Image {
+        bytes: 400 << 20,
+        make: "mkfs.xfs -q -f",
+        options: "loop",
+    };
+    let Some(site) = Site::within_image(&XFS) else {
+        return;
+    };
+    if !can_compare(&site) {
+        return;
+    }
+    for name in ["listed", "saved"] {
+        paint(site.source().join(name), 10);
+    }
+    set_acl(&site.source().join("listed"), "u:7:rw,g::r,m::rw");
+    set_xattr(&site.source().join("saved"), "trusted.SGI_ACL_FILE", b"y");
+    for moved in [2, 0] {
+        let summary = push(&site, &["-a"]);
+        assert_eq!(moved, summary["files"].as_u64().unwrap());
+        let lack = serde_json::json!({ "what": "trusted xattr", "why": "not supported there", "entries": 1 });
+        assert_eq!(summary["not_kept"], serde_json::json!([lack]));
+        let list = |directory: PathBuf| xattr(&directory.join("listed"), "system.posix_acl_access");
+        let there = list(site.namespace().outside(&site.target()));
+        assert!(there.is_some() && there == list(site.source()));
+    }
 }
 
 /// The mode of a directory that is made without a wish.

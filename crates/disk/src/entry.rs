@@ -4,17 +4,19 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, Stat, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{AtFlags, FileType, Stat, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 use zmove_types::{FileNumber, Ids, Metadata, Name, Timestamp};
 
 pub(crate) mod metadata;
 pub(crate) mod open_own;
+pub(crate) mod proven;
 pub(crate) mod xattrs;
 
 use metadata::{Miss, Wanted};
 use open_own::open_own;
+use proven::ProvenKinds;
 use xattrs::Descriptor;
 
 /// The properties of a source file that must not differ between the first look and the last.
@@ -82,7 +84,7 @@ impl FileIdentity {
     }
 }
 
-fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
+pub(crate) fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
     Timestamp {
         seconds,
         nanos: u32::try_from(nanos).unwrap_or(0),
@@ -128,12 +130,13 @@ const fn of_stat(stat: &Stat) -> FileNumber {
 ///
 /// # Errors
 /// What the system says, `EINVAL` for what is no regular file, `EBUSY` for one that has changed, or that has
-/// other names and is to get another owner.
+/// other names and is to get another owner, `EPERM` for one of another user, whose mode and time are that user's.
 pub fn retouch(
     directory: BorrowedFd<'_>,
     name: &Name,
     judged: &FileIdentity,
     wanted: &Wanted<'_>,
+    proven: &ProvenKinds,
 ) -> io::Result<Vec<Miss>> {
     let there = FileIdentity::at(directory, name)?;
     if !there.regular {
@@ -152,7 +155,10 @@ pub fn retouch(
     if is_kept_by_other_names(&FileIdentity::of(&file)?, wanted) {
         return Err(Errno::BUSY.into());
     }
-    let misses = wanted.set(Descriptor::Open(file.as_fd()))?;
+    let misses = wanted.set(Descriptor::Open(file.as_fd()), proven)?;
+    if is_refused_to_others(opened.ids, &misses) {
+        return Err(Errno::PERM.into());
+    }
     if wanted.mtime.is_some() && FileIdentity::of(&file)?.bytes != judged.bytes {
         return Err(Errno::BUSY.into());
     }
@@ -166,63 +172,75 @@ pub fn is_kept_by_other_names(there: &FileIdentity, wanted: &Wanted<'_>) -> bool
     wanted.gives_away(there.ids) && there.names > 1 && may_give_away()
 }
 
+/// Whether an entry with these owners did not get its mode or its time because it belongs to another user.
+#[must_use]
+pub fn is_refused_to_others(has: Ids, misses: &[Miss]) -> bool {
+    misses.iter().any(Miss::is_of_an_owner) && is_of_another_user(has)
+}
+
+/// Whether an entry with these owners belongs to another user, for whom this thread may not act.
+pub(crate) fn is_of_another_user(has: Ids) -> bool {
+    let may_act_for_all =
+        || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::FOWNER));
+    has.user != rustix::process::geteuid().as_raw() && !may_act_for_all()
+}
+
 /// Whether this thread may give files to other users; where that is unknown, it counts as able to.
 pub(crate) fn may_give_away() -> bool {
     capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::CHOWN))
 }
 
-/// Sets mode and time of an open file or directory.
-///
-/// # Errors
-/// The system's error.
-pub fn set_metadata(file: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()> {
-    rustix::fs::fchmod(file, Mode::from_raw_mode(metadata.mode))?;
-    set_file_mtime(file, metadata.mtime)
-}
-
-/// Sets mode and time of a file just made; returns whether it had the mode already, as is often so.
-///
-/// # Errors
-/// The system's error.
-pub fn set_new_file_metadata(file: impl AsFd, metadata: &Metadata) -> io::Result<bool> {
-    let file = file.as_fd();
-    let has_mode = rustix::fs::fstat(file)?.st_mode & 0o7777 == metadata.mode;
-    if has_mode {
-        set_file_mtime(file, metadata.mtime)?;
-    } else {
-        set_metadata(file, metadata)?;
-    }
-    Ok(has_mode)
-}
-
-/// Sets the modification time of an open file.
+/// Sets the modification time of an open file, and the present as its time of access: some file systems ignore a
+/// request that sets one of the two alone.
 ///
 /// # Errors
 /// The system's error.
 pub fn set_file_mtime(file: impl AsFd, mtime: Timestamp) -> io::Result<()> {
-    Ok(rustix::fs::futimens(file, &only_mtime(mtime))?)
+    Ok(rustix::fs::futimens(file, &with_access_now(mtime))?)
 }
 
-/// Timestamps that set the modification time and leave the access time alone.
-pub(crate) fn only_mtime(mtime: Timestamp) -> Timestamps {
-    let last_modification = Timespec {
-        tv_sec: mtime.seconds,
-        tv_nsec: i64::from(mtime.nanos),
-    };
+/// Timestamps that set the modification time, and the present as the time of access.
+pub(crate) fn with_access_now(mtime: Timestamp) -> Timestamps {
     Timestamps {
         last_access: Timespec {
             tv_sec: 0,
-            tv_nsec: UTIME_OMIT,
+            tv_nsec: UTIME_NOW,
         },
-        last_modification,
+        last_modification: timespec(mtime),
+    }
+}
+
+pub(crate) fn timespec(time: Timestamp) -> Timespec {
+    Timespec {
+        tv_sec: time.seconds,
+        tv_nsec: time.nanos.into(),
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use rustix::fs::Mode;
     use std::fs::File;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    /// [`super::retouch`], where no file system has shown yet what it keeps.
+    fn retouch(
+        directory: BorrowedFd<'_>,
+        name: &Name,
+        judged: &FileIdentity,
+        wanted: &Wanted<'_>,
+    ) -> io::Result<Vec<Miss>> {
+        super::retouch(directory, name, judged, wanted, &ProvenKinds::default())
+    }
+
+    /// Gives a file mode and time.
+    pub(crate) fn set_new_file_metadata(file: &File, metadata: &Metadata) -> io::Result<()> {
+        let wanted = Wanted::mode_and_time(metadata);
+        let misses = wanted.set(Descriptor::Open(file.as_fd()), &ProvenKinds::default())?;
+        assert_eq!(misses, []);
+        Ok(())
+    }
 
     fn wanted(mode: u32, mtime: Option<Timestamp>) -> Wanted<'static> {
         Wanted {

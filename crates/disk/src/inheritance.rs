@@ -9,6 +9,7 @@ use rustix::fs::{Gid, Mode, XattrFlags};
 use rustix::io::Errno;
 use zmove_types::Name;
 
+use crate::entry::metadata::set_mode_if_allowed;
 use crate::entry::xattrs::{ACCESS_NAME, DEFAULT_NAME, default_acl};
 
 /// What a directory gives to entries that are made in it.
@@ -66,7 +67,7 @@ impl Inheritance {
 /// Has a directory give nothing to what is made in it.
 pub(crate) fn give_nothing(directory: BorrowedFd<'_>) -> io::Result<()> {
     if Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode) != Mode::RWXU {
-        rustix::fs::fchmod(directory, Mode::RWXU)?;
+        set_mode_if_allowed(directory, Mode::RWXU)?;
     }
     match rustix::fs::fremovexattr(directory, DEFAULT_NAME) {
         Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),

@@ -105,10 +105,14 @@ impl Keeping {
     /// Finds out the resolution and range: sets times on a temporary probe file and reads them back.
     fn ask(probe: &Probe<'_>) -> io::Result<Self> {
         let usual = probe.keeps(USUAL)?;
-        // Times that are changed in another way than by cutting count as equal only if they are the same.
-        let unit_ns = units_ns()
-            .find(|unit| cut(USUAL, *unit) == usual)
-            .unwrap_or(1);
+        let Some(unit_ns) = units_ns().find(|unit| cut(USUAL, *unit) == usual) else {
+            // It changes times in another way than by cutting, or ignores them: only the same time counts as equal.
+            return Ok(Self {
+                unit_ns: 1,
+                earliest: None,
+                latest: None,
+            });
+        };
         let limit = |far: Timestamp| {
             let between = far.min(USUAL)..=far.max(USUAL);
             let kept = probe.keeps(far).ok()?;

@@ -2,13 +2,13 @@
 //! that gives a file its final name only when it is whole.
 //!
 //! ```no_run
-//! use zmove_disk::{Replace, Staged, Tree, set_new_file_metadata};
-//! use zmove_types::{Metadata, Name, RelPath};
+//! use zmove_disk::{Replace, Staged, Tree, set_file_mtime};
+//! use zmove_types::{Name, RelPath, Timestamp};
 //! let tree = Tree::open(std::path::Path::new("/data"))?;
 //! let directory = tree.ensure_directory(&RelPath::from_bytes(b"run7").unwrap())?;
 //! let staged = Staged::create(&directory, 0o644)?;
 //! std::io::Write::write_all(&mut staged.file(), b"...")?;
-//! set_new_file_metadata(staged.file(), &Metadata::default())?;
+//! set_file_mtime(staged.file(), Timestamp::default())?;
 //! staged.commit(&Name::from_bytes(b"events.h5").unwrap(), Replace::Existing)?;
 //! # Ok::<(), std::io::Error>(())
 //! ```
@@ -39,10 +39,11 @@ mod tree;
 pub use abandoned::remove_abandoned;
 pub use entry::metadata::{Miss, Wanted};
 pub use entry::open_own::{hold_new, open_own};
+pub use entry::proven::ProvenKinds;
 pub use entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, Named, mode_without_acl};
 pub use entry::{
-    FileIdentity, is_kept_by_other_names, is_same_file, number_at, number_of, retouch,
-    set_file_mtime, set_metadata, set_new_file_metadata,
+    FileIdentity, is_kept_by_other_names, is_refused_to_others, is_same_file, number_at, number_of,
+    retouch, set_file_mtime,
 };
 pub use file_io::auto::Auto;
 pub use file_io::contents::ContentsWriter;
@@ -75,5 +76,5 @@ pub use staging_place::StagingPlace;
 pub use storage_threads::memory::{FileSystemMemory, StorageMemory, StorageWork};
 pub use storage_threads::{StorageThreads, Task, Turn};
 pub use tree::trusted_path::path_parts;
-pub use tree::{Fence, Tree, open_beneath};
+pub use tree::{DirectoryModes, Fence, Tree, open_beneath};
 pub use zmove_uring::{RingConfig, Span, Unavailable, cached_bytes, close};

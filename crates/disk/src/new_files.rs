@@ -6,10 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use zmove_types::Metadata;
+use zmove_types::{Kinds, Metadata};
 
-use crate::entry::xattrs::gives_acl;
-use crate::entry::{set_file_mtime, set_new_file_metadata};
+use crate::entry::metadata::{Miss, Wanted};
+use crate::entry::proven::ProvenKinds;
+use crate::entry::set_file_mtime;
+use crate::entry::xattrs::{Descriptor, gives_acl};
 use crate::hidden::Parent;
 use crate::inheritance::Inheritance;
 
@@ -40,19 +42,29 @@ impl Default for NewFiles {
 }
 
 impl NewFiles {
-    /// Gives a file just created in the directory its mode and time. The part of a mode that
-    /// the umask and the directory leave is the same for each file, so it is looked up once.
+    /// Gives a file just created in the directory its mode and time, and returns what the file did not get. The part of
+    /// a mode that the umask and the directory leave is the same for each file, so it is looked up once.
     ///
     /// # Errors
-    /// The system's error.
-    pub fn set_metadata(&self, file: &File, metadata: &Metadata) -> io::Result<()> {
+    /// The system's error where the storage fails.
+    pub fn set_metadata(
+        &self,
+        file: &File,
+        metadata: &Metadata,
+        proven: &ProvenKinds,
+    ) -> io::Result<Vec<Miss>> {
         if self.exact_mode.load(Ordering::Relaxed) == metadata.mode {
-            return set_file_mtime(file.as_fd(), metadata.mtime);
+            set_file_mtime(file.as_fd(), metadata.mtime)?;
+            return Ok(Vec::new());
         }
-        if set_new_file_metadata(file, metadata)? {
+        let entry = Descriptor::Open(file.as_fd());
+        let stat = entry.stat()?;
+        let misses = Wanted::mode_and_time(metadata).set_from(entry, &stat, proven)?;
+        // Only where times are kept too may the next files of the directory do without a look.
+        if stat.st_mode & 0o7777 == metadata.mode && proven.of(stat.st_dev).has_any(Kinds::TIMES) {
             self.exact_mode.store(metadata.mode, Ordering::Relaxed);
         }
-        Ok(())
+        Ok(misses)
     }
 
     /// Whether what is made in the directory gets an access control list from it.

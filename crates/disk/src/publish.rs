@@ -5,10 +5,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, RenameFlags};
 use rustix::io::Errno;
-use zmove_types::{Name, Timestamp};
+use zmove_types::{Kinds, Name, Timestamp};
 
-use crate::entry::{FileIdentity, only_mtime};
+use crate::entry::metadata::Miss;
+use crate::entry::proven::ProvenKinds;
+use crate::entry::{FileIdentity, with_access_now};
 use crate::hidden::make_hidden;
+use crate::kept_times::may_be_kept;
 
 /// What happens to an entry that has the final name already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,9 +76,8 @@ pub fn publish_from(
     Ok(())
 }
 
-/// Makes a symbolic link, or leaves the one that is there when it points to the same; sets its time. What has
-/// the name stays as it is where nothing is to be replaced, and it is returned whether the name is that of a
-/// link that has been made or found.
+/// Makes a symbolic link, or leaves the one that is there when it points to the same; sets its time, and returns what
+/// the link did not get. `None` where something else has the name and nothing is to be replaced.
 ///
 /// # Errors
 /// The system's error; `EISDIR` when a directory has that name.
@@ -84,21 +86,41 @@ pub fn place_symlink(
     name: &Name,
     (target, mtime): (&[u8], Timestamp),
     replace: Replace,
-) -> io::Result<bool> {
+    proven: &ProvenKinds,
+) -> io::Result<Option<Vec<Miss>>> {
     match rustix::fs::symlinkat(target, directory, name.as_os_str()) {
         Ok(()) => {}
-        Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(false),
+        Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(None),
         Err(Errno::EXIST) => replace_with_symlink(directory, name, target)?,
         Err(error) => return Err(error.into()),
     }
-    let times = only_mtime(mtime);
-    rustix::fs::utimensat(
+    let miss = |error| {
+        Some(vec![Miss {
+            kind: Kinds::TIMES,
+            error,
+        }])
+    };
+    match rustix::fs::utimensat(
         directory,
         name.as_os_str(),
-        &times,
+        &with_access_now(mtime),
         AtFlags::SYMLINK_NOFOLLOW,
-    )?;
-    Ok(true)
+    ) {
+        Ok(()) => {}
+        Err(error) if Miss::is_refusal(error) => return Ok(miss(error)),
+        Err(error) => return Err(error.into()),
+    }
+    let device = rustix::fs::fstat(directory)?.st_dev;
+    let kinds = proven.of(device);
+    if kinds.has_any(Kinds::TIMES) {
+        return Ok(Some(Vec::new()));
+    }
+    let is_kept = may_be_kept(FileIdentity::at(directory, name)?.mtime, mtime);
+    Ok(if is_kept {
+        Some(Vec::new())
+    } else {
+        miss(Miss::IGNORED)
+    })
 }
 
 fn replace_with_symlink(
@@ -179,6 +201,7 @@ mod tests {
                 &name,
                 (target.as_bytes(), mtime),
                 Replace::Existing,
+                &ProvenKinds::default(),
             )
             .unwrap();
             let link = home.path().join("l");

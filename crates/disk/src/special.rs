@@ -11,6 +11,7 @@ use zmove_types::{Name, Special};
 
 use crate::entry::metadata::{Miss, Wanted};
 use crate::entry::open_own::hold_new;
+use crate::entry::proven::ProvenKinds;
 use crate::entry::xattrs::Descriptor;
 use crate::hidden::make_hidden;
 use crate::publish::{Replace, publish_file};
@@ -26,6 +27,7 @@ pub fn place_special(
     name: &Name,
     (special, wanted): (Special, &Wanted<'_>),
     replace: Replace,
+    proven: &ProvenKinds,
 ) -> io::Result<Vec<Miss>> {
     let there = rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
     match there {
@@ -33,7 +35,7 @@ pub fn place_special(
         Ok(stat) if is(&stat, special) => {
             // one with other names may be anybody's
             if let Ok(held) = hold_new(directory.as_fd(), name, form(special)) {
-                return wanted.set(Descriptor::PathOnly(held.as_fd()));
+                return wanted.set(Descriptor::PathOnly(held.as_fd()), proven);
             }
         }
         Ok(_) | Err(Errno::NOENT) => {}
@@ -59,7 +61,7 @@ pub fn place_special(
         Err(error) => return Err(error.into()),
     };
     let placed = hold_new(directory.as_fd(), &hidden, form).and_then(|held| {
-        let misses = wanted.set(Descriptor::PathOnly(held.as_fd()))?;
+        let misses = wanted.set(Descriptor::PathOnly(held.as_fd()), proven)?;
         publish_file(directory, &hidden, name, replace)?;
         Ok(misses)
     });
@@ -135,7 +137,13 @@ mod tests {
             ..Wanted::default()
         };
         let place = |special, mode, replace| {
-            place_special(&directory, &name, (special, &wanted(mode)), replace)
+            place_special(
+                &directory,
+                &name,
+                (special, &wanted(mode)),
+                replace,
+                &ProvenKinds::default(),
+            )
         };
         std::fs::write(&path, "x").unwrap();
         place(Special::Fifo, 0o640, Replace::Nothing).unwrap();
@@ -182,6 +190,7 @@ mod tests {
             &name,
             (Special::Fifo, &Wanted::default()),
             Replace::Existing,
+            &ProvenKinds::default(),
         );
         assert_eq!(
             Errno::from_io_error(&placed.unwrap_err()),

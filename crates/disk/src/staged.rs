@@ -391,7 +391,7 @@ fn open_finished(found: OwnedFd) -> rustix::io::Result<OwnedFd> {
 mod tests {
     use super::*;
     use crate::LastingNames;
-    use crate::entry::set_new_file_metadata;
+    use crate::entry::tests::set_new_file_metadata;
     use crate::publish::publish_from;
     use rustix::fs::IFlags;
     use std::io::Write;

@@ -25,12 +25,13 @@ use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
 
+use crate::entry::metadata::set_mode_if_allowed;
 use crate::entry::{is_same_file, number_at, number_of};
 use crate::hidden::make_hidden;
 use crate::new_files::NewFiles;
 use crate::publish::Replace;
 use crate::remove::remove_entries;
-use crate::tree::{DIRECTORY, Tree};
+use crate::tree::{DIRECTORY, DirectoryModes, Tree};
 
 pub use merging::Answers;
 use merging::Merge;
@@ -53,8 +54,8 @@ impl StagingDirectory {
     ///
     /// # Errors
     /// The system's error, `EPERM` where what is made could not get another name.
-    pub fn begin(parent: &Arc<OwnedFd>, name: &Name) -> io::Result<Self> {
-        Self::make(parent, Some(name))
+    pub fn begin(parent: &Arc<OwnedFd>, name: &Name, modes: DirectoryModes) -> io::Result<Self> {
+        Self::make(parent, Some(name), modes)
     }
 
     /// Begins one that gets no name, for files that get theirs [one by one](crate::publish_from) in `parent`.
@@ -62,11 +63,11 @@ impl StagingDirectory {
     /// # Errors
     /// As [`begin`](Self::begin).
     pub fn begin_nameless(parent: &Arc<OwnedFd>) -> io::Result<Self> {
-        Self::make(parent, None)
+        Self::make(parent, None, DirectoryModes::default())
     }
 
-    fn make(parent: &Arc<OwnedFd>, name: Option<&Name>) -> io::Result<Self> {
-        let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU);
+    fn make(parent: &Arc<OwnedFd>, name: Option<&Name>, modes: DirectoryModes) -> io::Result<Self> {
+        let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), modes.of_new());
         let (hidden, ()) = make_hidden(parent.as_fd(), make)?;
         let directory = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty());
         let directory = directory.inspect_err(|_error| {
@@ -219,10 +220,7 @@ pub fn set_usual_mode(directory: BorrowedFd<'_>) -> io::Result<()> {
     let (made, ()) = make_hidden(directory, make)?;
     let stat = rustix::fs::statat(directory, made.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
     rustix::fs::unlinkat(directory, made.as_os_str(), AtFlags::REMOVEDIR)?;
-    Ok(rustix::fs::fchmod(
-        directory,
-        Mode::from_raw_mode(stat?.st_mode),
-    )?)
+    set_mode_if_allowed(directory, Mode::from_raw_mode(stat?.st_mode))
 }
 
 impl Drop for StagingDirectory {
@@ -245,6 +243,7 @@ impl Drop for StagingDirectory {
 pub(crate) mod tests {
     use super::*;
     use crate::abandoned::remove_abandoned;
+    use crate::entry::proven::ProvenKinds;
     use crate::staged::Staged;
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
@@ -257,7 +256,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn begin(parent: &Arc<OwnedFd>, text: &str) -> StagingDirectory {
-        StagingDirectory::begin(parent, &name(text)).unwrap()
+        StagingDirectory::begin(parent, &name(text), DirectoryModes::default()).unwrap()
     }
 
     fn name(text: &str) -> Name {
@@ -306,7 +305,7 @@ pub(crate) mod tests {
             };
             staging
                 .new_files()
-                .set_metadata(&file, &Metadata::new(mode, mtime))
+                .set_metadata(&file, &Metadata::new(mode, mtime), &ProvenKinds::default())
                 .unwrap();
         }
         staging.publish(Replace::Existing).unwrap();

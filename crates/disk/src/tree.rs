@@ -28,7 +28,32 @@ pub use beneath::open_beneath;
 pub struct Tree {
     root: Arc<OwnedFd>,
     fence: Option<Arc<dyn Fence>>,
+    modes: DirectoryModes,
 }
+
+/// The modes of the directories in a tree that a transfer writes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DirectoryModes {
+    /// Modes are set at the end. Until then new directories are closed to all but their owner, and directories that are
+    /// closed to their owner are opened.
+    #[default]
+    SetAtTheEnd,
+    /// Modes are not set. A new directory has the usual mode from the start, and an existing one keeps its mode.
+    Kept,
+}
+
+impl DirectoryModes {
+    /// The mode with which a directory is made.
+    pub(crate) const fn of_new(self) -> Mode {
+        match self {
+            Self::SetAtTheEnd => Mode::RWXU,
+            Self::Kept => USUAL_MODE,
+        }
+    }
+}
+
+/// What the umask and inherited access control lists leave of this is the mode of a new directory.
+const USUAL_MODE: Mode = Mode::from_bits_retain(0o777);
 
 /// What may end at any time that directories of a tree are opened up to their owner.
 pub trait Fence: fmt::Debug + Send + Sync {
@@ -74,7 +99,29 @@ impl Tree {
     /// The tree at an open directory.
     #[must_use]
     pub fn at(root: Arc<OwnedFd>) -> Self {
-        Self { root, fence: None }
+        Self {
+            root,
+            fence: None,
+            modes: DirectoryModes::default(),
+        }
+    }
+
+    /// The same tree, with these modes of directories.
+    #[must_use]
+    pub fn with_modes(self, modes: DirectoryModes) -> Self {
+        Self { modes, ..self }
+    }
+
+    /// A tree at another open directory, with the same modes of directories and nothing that fences it off.
+    #[must_use]
+    pub fn like_this_at(&self, root: Arc<OwnedFd>) -> Self {
+        Self::at(root).with_modes(self.modes)
+    }
+
+    /// The modes of directories.
+    #[must_use]
+    pub fn modes(&self) -> DirectoryModes {
+        self.modes
     }
 
     /// The same tree, in which no directory is opened up any more when that is fenced off.
@@ -104,14 +151,18 @@ impl Tree {
     }
 
     /// Opens a directory that exists, also where its mode, or that of one on the way, closes it to its owner,
-    /// who is the user of this process: such directories get u+rwx first. To be called only where their mode
-    /// is set at the end.
+    /// who is the user of this process: such directories get u+rwx first, unless modes are kept.
     ///
     /// # Errors
     /// As [`open_directory`](Self::open_directory).
     pub fn open_own_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.open_directory(path) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.open_closed(path),
+            Err(error)
+                if error.kind() == io::ErrorKind::PermissionDenied
+                    && self.modes == DirectoryModes::SetAtTheEnd =>
+            {
+                self.open_closed(path)
+            }
             outcome => outcome,
         }
     }
@@ -159,11 +210,15 @@ impl Tree {
         if is_own { Ok(None) } else { Err(denied) }
     }
 
-    /// Opens a directory and makes what is missing of it, for the owner only (0700): the final mode is set at the end.
+    /// Opens a directory and makes what is missing of it, for the owner only (0700) where the final mode is set at the
+    /// end.
     ///
     /// # Errors
     /// The system's error, `ENOTDIR` or `ELOOP` when a file or link is in the way.
     pub fn ensure_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+        if self.modes == DirectoryModes::Kept {
+            return self.create_directory(path);
+        }
         match self.open_own_directory(path) {
             Ok(directory) => {
                 // The root itself is the user's: nobody would restore its mode.
@@ -192,12 +247,16 @@ impl Tree {
         self.make_missing(path, Makes::AsUsual)
     }
 
-    /// Makes a directory in an open one, for the owner only (0700); `false` when the name is taken.
+    /// Makes a directory in an open one; `false` when the name is taken.
     ///
     /// # Errors
     /// The system's error.
-    pub fn make_new(parent: BorrowedFd<'_>, name: &Name) -> io::Result<bool> {
-        match rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU) {
+    pub fn make_new(
+        parent: BorrowedFd<'_>,
+        name: &Name,
+        modes: DirectoryModes,
+    ) -> io::Result<bool> {
+        match rustix::fs::mkdirat(parent, name.as_os_str(), modes.of_new()) {
             Ok(()) => Ok(true),
             Err(Errno::EXIST) => Ok(false),
             Err(error) => Err(error.into()),
@@ -263,7 +322,7 @@ impl Makes {
     fn mode(self) -> Mode {
         match self {
             Self::ForItsOwner => Mode::RWXU,
-            Self::AsUsual => Mode::from_raw_mode(0o777),
+            Self::AsUsual => USUAL_MODE,
         }
     }
 

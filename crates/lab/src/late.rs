@@ -14,6 +14,7 @@ mod pace;
 mod passthrough;
 pub(crate) mod place;
 pub(crate) mod shared;
+mod times;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read};
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use fuser::{BackgroundSession, Config, INodeNo, MountOption};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -53,6 +54,24 @@ pub(crate) struct Delays {
     /// file is flushed or closed, as NFS answers at the end of a quota. Default: no limit.
     #[arg(long)]
     room: Option<ByteCount>,
+    /// What the file system does otherwise than POSIX says. Default: nothing.
+    #[arg(long, value_enum)]
+    deviation: Option<Deviation>,
+}
+
+/// What a file system does otherwise than POSIX says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Deviation {
+    /// A request that sets one of the two times alone is ignored, as by bindfs and encfs.
+    SingleTimesIgnored,
+    /// Times are not set.
+    TimesIgnored,
+    /// Modes are not set: each file has 0777, as with ntfs-3g.
+    ModesIgnored,
+    /// A request that sets a mode is refused.
+    ModesRefused,
+    /// Owners are not set.
+    OwnersIgnored,
 }
 
 /// A mount, and what to do with it.
@@ -98,6 +117,7 @@ impl Late {
             rate: None,
             depth: SHARED_DEPTH,
             room: None,
+            deviation: None,
         };
         let client = Some(client);
         let special = Special {

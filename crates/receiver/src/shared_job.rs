@@ -198,7 +198,7 @@ fn set_directories(
         check()?;
         let directory = target.tree.open_own_directory(path);
         let set = directory.and_then(|directory| {
-            target.set_whole(&*directory, metadata, At(path, None))?;
+            target.set_directory(&directory, metadata, At(path, None))?;
             target.flush_if_each(&directory)
         });
         if let Err(error) = set {

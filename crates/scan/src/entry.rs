@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, makedev, readlinkat, stat
 use rustix::io::Errno;
 use zmove_chunk::xattr_digest;
 use zmove_disk::{FoundXattrs, HasXattrs, Named, mode_without_acl};
-use zmove_types::{FileNumber, Ids, Kinds, Metadata, Name, Special, Timestamp};
+use zmove_types::{FileNumber, Ids, Kinds, Metadata, Name, NeverCopied, Special, Timestamp};
 
 use crate::directory::{Directory, is_mount};
 use crate::error::{Operation, ScanError};
@@ -68,6 +68,8 @@ pub struct Entry {
     pub shared: Option<SharedFile>,
     /// The properties beside kind, size, mode and time.
     pub beside: Beside,
+    /// The extended attributes that are never copied.
+    pub never_copied: NeverCopied,
 }
 
 /// A regular file with several names, of which others may be entries too.
@@ -150,7 +152,8 @@ impl Entry {
                 .filter(|kinds| !kinds.is_empty()),
             _ => kinds,
         };
-        let beside = Beside::look(Named(directory.fd(), &name), &stat, kinds, &mut metadata);
+        let (beside, never_copied) =
+            Beside::look(Named(directory.fd(), &name), &stat, kinds, &mut metadata);
         Ok(Self {
             name,
             kind,
@@ -165,6 +168,7 @@ impl Entry {
             is_mount: is_mount(&stat),
             shared,
             beside,
+            never_copied,
         })
     }
 }
@@ -191,7 +195,7 @@ impl Beside {
         stat: &Statx,
         kinds: Option<Kinds>,
         metadata: &mut Metadata,
-    ) -> Self {
+    ) -> (Self, NeverCopied) {
         let ids = Ids {
             user: stat.stx_uid,
             group: stat.stx_gid,
@@ -201,11 +205,12 @@ impl Beside {
             nanos: stat.stx_atime.tv_nsec,
         };
         let Some(kinds) = kinds else {
-            return Self {
+            let beside = Self {
                 ids,
                 atime,
                 xattrs: None,
             };
+            return (beside, NeverCopied::default());
         };
         let none_read = FoundXattrs {
             unread: kinds,
@@ -215,15 +220,17 @@ impl Beside {
         let FoundXattrs {
             list: mut xattrs,
             unread,
+            never_copied,
             ..
         } = found;
         // An entry without a mark is taken to have no attributes, and those at the target go.
         if xattrs.is_empty() && unread.is_empty() {
-            return Self {
+            let beside = Self {
                 ids,
                 atime,
                 xattrs: None,
             };
+            return (beside, never_copied);
         }
         let unread = unread.common(kinds);
         let mode_without_acl = mode_without_acl(metadata.mode, &xattrs);
@@ -244,11 +251,12 @@ impl Beside {
                 .sum(),
             mode_without_acl,
         };
-        Self {
+        let beside = Self {
             ids,
             atime,
             xattrs: Some(Box::new(mark)),
-        }
+        };
+        (beside, never_copied)
     }
 }
 
@@ -356,6 +364,10 @@ mod tests {
         fn get_into(self, _name: &CStr, _buffer: &mut [u8]) -> rustix::io::Result<usize> {
             Err(Errno::IO)
         }
+
+        fn file_system(self) -> Option<i64> {
+            None
+        }
     }
 
     #[test]
@@ -363,7 +375,7 @@ mod tests {
         let stat = statx(rustix::fs::CWD, ".", AtFlags::empty(), WANTED).unwrap();
         let kinds = Kinds::XATTRS.and(Kinds::ACLS);
         let unread = |names| {
-            let seen = Beside::look(
+            let (seen, _) = Beside::look(
                 Unreadable(names),
                 &stat,
                 Some(kinds),

@@ -200,7 +200,7 @@ impl<'walk> Worker<'walk> {
         let stat = statx(directory.fd(), c"", AtFlags::EMPTY_PATH, WANTED)?;
         let mut metadata = metadata_of(&stat);
         let kinds = self.walk.config.xattrs;
-        let beside = Beside::look(
+        let (beside, _only_entries_are_reported) = Beside::look(
             Descriptor::Open(directory.fd()),
             &stat,
             kinds,

@@ -262,6 +262,11 @@ impl Account {
         entry: &Entry,
     ) -> bool {
         let path = || directory.display(&entry.name);
+        if let Some(message) = extras.never_copied(entry)
+            && self.files().tell_once(&message)
+        {
+            self.warn(message);
+        }
         match &entry.kind {
             EntryKind::Special(special) if extras.kinds().has_any(special.kind()) => return true,
             EntryKind::Special(_) => self.totals.counters.specials.add(1),

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, Mode, OFlags};
-use zmove_disk::{DataFile, Direct, FileIo};
+use zmove_disk::{DataFile, Direct, FileIo, ProvenKinds};
 use zmove_types::{Buffer, GROUP_BYTES, Name, RelPath, Timestamp};
 
 use crate::error::SweepError;
@@ -36,6 +36,8 @@ pub(crate) struct Bench<'a> {
     pub(crate) direct: Direct,
     pub(crate) threads: usize,
     pub(crate) mtime: Timestamp,
+    /// The kinds of metadata that the file system has shown to keep.
+    pub(crate) proven: ProvenKinds,
     pub(crate) stop: &'a AtomicBool,
 }
 
@@ -222,6 +224,7 @@ mod tests {
             direct,
             threads: 2,
             mtime,
+            proven: ProvenKinds::default(),
             stop: &stop,
         };
         let measured = bench.measure(Duration::from_secs(60), |_| {});
@@ -292,6 +295,7 @@ mod tests {
                 direct,
                 threads,
                 mtime,
+                proven: ProvenKinds::default(),
                 stop: &stop,
             };
             // a busy machine may write nothing within a second

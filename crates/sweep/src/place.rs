@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
-use zmove_disk::{Tree, remove_entries};
+use zmove_disk::{DirectoryModes, Tree, remove_entries};
 use zmove_types::{Name, RelPath};
 
 use crate::error::SweepError;
@@ -68,7 +68,7 @@ impl Place {
     }
 
     fn make_named(parent: Tree, name: Name, path: &Path) -> io::Result<Self> {
-        if !Tree::make_new(parent.fd(), &name)? {
+        if !Tree::make_new(parent.fd(), &name, DirectoryModes::default())? {
             return Err(Errno::EXIST.into());
         }
         let opened = parent.open_directory(&beneath(&name));

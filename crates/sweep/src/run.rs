@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use zmove_disk::{Direct, FileIo, Threads, Tree};
+use zmove_disk::{Direct, FileIo, ProvenKinds, Threads, Tree};
 use zmove_types::{ByteCount, Timestamp};
 
 use crate::cell::Bench;
@@ -155,6 +155,7 @@ fn measure(
             direct: config.direct,
             threads: config.threads.max(1),
             mtime,
+            proven: ProvenKinds::default(),
             stop,
         };
         let file_bytes = cell.file_bytes;

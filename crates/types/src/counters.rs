@@ -188,6 +188,11 @@ counters! {
     21 manifest_left_out, Sender, Last, None, Any, Phrase::Own;
     /// Files that were at the target and were not read, so that the manifest does not contain them.
     22 manifest_unread, Sender, Last, None, Any, Phrase::Own;
+    /// Directories of other users at the target, whose mode and time only those users may set.
+    23 foreign_directories, Receiver, Last, None, Any, Phrase::Count {
+        one: "directory at the target belongs to another user: its mode and time stay as they are\n",
+        many: "directories at the target belong to other users: their modes and times stay as they are\n",
+    };
     /// Directories, and entries in them, that were removed because a file or link has their name.
     24 replaced_below, Receiver, Sum, None, Any, same("removed with directories that a file or link replaces");
 }
@@ -367,6 +372,7 @@ mod tests {
         let counters = Counters::default().with(Side::Receiver, &reported);
         let expected = Counters {
             times_beyond_range: reported.times_beyond_range,
+            foreign_directories: reported.foreign_directories,
             replaced_below: reported.replaced_below,
             ..Counters::default()
         };

@@ -21,8 +21,8 @@ impl Kinds {
     pub const XATTRS: Self = Self(1 << 4);
     /// Access control lists.
     pub const ACLS: Self = Self(1 << 5);
-    /// Extended attributes that take rights: `security.capability` and `trusted.*`.
-    pub const PRIVILEGED: Self = Self(1 << 6);
+    /// Extended attributes of the namespace `trusted`, which take rights.
+    pub const TRUSTED: Self = Self(1 << 6);
     /// FIFOs and sockets.
     pub const SPECIALS: Self = Self(1 << 7);
     /// Device files.
@@ -33,7 +33,13 @@ impl Kinds {
     pub const HOLES: Self = Self(1 << 10);
     /// Times of access.
     pub const ATIME: Self = Self(1 << 11);
+    /// Modification times of directories, where those of other entries are kept.
+    pub const DIRECTORY_TIMES: Self = Self(1 << 12);
+    /// Extended attributes of the namespace `security`, such as capabilities, which take rights.
+    pub const SECURITY: Self = Self(1 << 13);
 
+    /// Extended attributes that take rights.
+    pub const PRIVILEGED: Self = Self::TRUSTED.and(Self::SECURITY);
     /// All kinds of extended attributes, access control lists among them.
     pub const ANY_XATTR: Self = Self::XATTRS.and(Self::ACLS).and(Self::PRIVILEGED);
     /// The two kinds of which ownership consists.
@@ -41,6 +47,7 @@ impl Kinds {
     /// The kinds that are kept where nothing is asked for.
     pub const USUAL: Self = Self::MODE
         .and(Self::TIMES)
+        .and(Self::DIRECTORY_TIMES)
         .and(Self::XATTRS)
         .and(Self::ACLS)
         .and(Self::LINKS)
@@ -53,21 +60,23 @@ impl Kinds {
         .and(Self::DEVICES)
         .and(Self::ATIME);
     /// The kinds that every release has kept.
-    pub const ALWAYS: Self = Self::MODE.and(Self::TIMES);
+    pub const ALWAYS: Self = Self::MODE.and(Self::TIMES).and(Self::DIRECTORY_TIMES);
 
-    const NAMED: [(Self, &'static str); 12] = [
+    const NAMED: [(Self, &'static str); 14] = [
         (Self::MODE, "mode"),
         (Self::TIMES, "times"),
         (Self::OWNER, "owner"),
         (Self::GROUP, "group"),
         (Self::XATTRS, "xattr"),
         (Self::ACLS, "acl"),
-        (Self::PRIVILEGED, "privileged xattr"),
+        (Self::TRUSTED, "trusted xattr"),
         (Self::SPECIALS, "special"),
         (Self::DEVICES, "device"),
         (Self::LINKS, "hard link"),
         (Self::HOLES, "holes"),
         (Self::ATIME, "atime"),
+        (Self::DIRECTORY_TIMES, "directory times"),
+        (Self::SECURITY, "security xattr"),
     ];
 
     /// The set with these bits; bits without a meaning here are dropped.
@@ -120,22 +129,87 @@ impl Kinds {
             .filter(move |kind| self.has_any(*kind))
     }
 
-    /// What an extended attribute of that name is; `None` for one that is not carried, such as what the
-    /// system sets by itself (`security.selinux`, and overlayfs's own).
+    /// The kind of an extended attribute of that name. `None` for one that is not copied: one of a namespace without a
+    /// kind here, or one that is [never copied](Self::NEVER_COPIED).
     #[must_use]
     pub fn of_xattr(name: &[u8]) -> Option<Self> {
         match name {
             b"system.posix_acl_access" | b"system.posix_acl_default" | b"system.nfs4_acl" => {
                 Some(Self::ACLS)
             }
-            b"security.capability" => Some(Self::PRIVILEGED),
-            _ if name.starts_with(b"trusted.overlay.") => None,
-            // XFS shows its access control lists a second time, in its own form.
-            _ if name.starts_with(b"trusted.SGI_ACL_") => None,
-            _ if name.starts_with(b"trusted.") => Some(Self::PRIVILEGED),
+            _ if NeverCopied::of(name).is_some() => None,
+            _ if name.starts_with(b"security.") => Some(Self::SECURITY),
+            _ if name.starts_with(b"trusted.") => Some(Self::TRUSTED),
             _ if name.starts_with(b"user.") => Some(Self::XATTRS),
             _ => None,
         }
+    }
+}
+
+/// A set of extended attributes that are never copied, because they belong to one system or file system and mean
+/// nothing elsewhere: labels and measurements of the kernel, and the layout of Lustre, CephFS and btrfs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NeverCopied(u16);
+
+impl NeverCopied {
+    /// All of them. A name that ends with `.` stands for all names that begin with it.
+    pub const NAMES: [&'static str; 10] = [
+        "security.selinux",
+        "security.ima",
+        "security.evm",
+        "trusted.lov",
+        "trusted.lma",
+        "trusted.lmv",
+        "trusted.link",
+        "lustre.",
+        "ceph.",
+        "btrfs.",
+    ];
+
+    /// The set with the attribute of this name alone; `None` for an attribute that may be copied.
+    #[must_use]
+    pub fn of(name: &[u8]) -> Option<Self> {
+        let is_named = |listed: &str| {
+            let listed = listed.as_bytes();
+            name == listed || listed.ends_with(b".") && name.starts_with(listed)
+        };
+        let place = Self::NAMES.iter().position(|listed| is_named(listed))?;
+        Some(Self(1 << place))
+    }
+
+    /// These and others.
+    #[must_use]
+    pub const fn and(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
+
+    /// Whether the set is empty.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The bits, for a counter that threads share.
+    #[must_use]
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// The set with these bits.
+    #[must_use]
+    pub const fn from_bits(bits: u16) -> Self {
+        Self(bits)
+    }
+}
+
+impl fmt::Display for NeverCopied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = Self::NAMES.iter().enumerate();
+        let names: Vec<_> = names
+            .filter(|(place, _)| self.0 & 1 << place != 0)
+            .map(|(_, name)| name.to_string() + if name.ends_with('.') { "*" } else { "" })
+            .collect();
+        f.write_str(&names.join(", "))
     }
 }
 
@@ -156,10 +230,10 @@ mod tests {
     #[test]
     fn each_kind_has_one_bit_and_one_name() {
         let bits: Vec<_> = Kinds::ALL.each().map(Kinds::bits).collect();
-        assert_eq!(bits, (0..12).map(|bit| 1 << bit).collect::<Vec<_>>());
+        assert_eq!(bits, (0..14).map(|bit| 1 << bit).collect::<Vec<_>>());
         assert_eq!(Kinds::from_bits(u32::MAX), Kinds::ALL);
         let names: HashSet<_> = Kinds::ALL.each().map(|kind| kind.to_string()).collect();
-        assert_eq!(names.len(), 12, "{names:?}");
+        assert_eq!(names.len(), 14, "{names:?}");
         assert!(names.iter().all(|name| !name.contains(',')), "{names:?}");
         assert_eq!(
             Kinds::OWNERSHIP.and(Kinds::ACLS).to_string(),
@@ -168,22 +242,37 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_sets_by_itself_is_not_carried() {
+    fn attributes_of_one_system_are_not_copied_and_all_others_are() {
         let of = |name: &str| Kinds::of_xattr(name.as_bytes());
         assert_eq!(["user.a", "user."].map(of), [Some(Kinds::XATTRS); 2]);
         assert_eq!(of("system.posix_acl_access"), Some(Kinds::ACLS));
-        assert_eq!(
-            ["trusted.a", "security.capability"].map(of),
-            [Some(Kinds::PRIVILEGED); 2]
-        );
+        let trusted = [
+            "trusted.a",
+            "trusted.overlay.opaque",
+            "trusted.SGI_ACL_FILE",
+        ];
+        assert_eq!(trusted.map(of), [Some(Kinds::TRUSTED); 3]);
+        let security = [
+            "security.capability",
+            "security.SMACK64",
+            "security.selinux2",
+        ];
+        assert_eq!(security.map(of), [Some(Kinds::SECURITY); 3]);
         let left = [
             "security.selinux",
             "system.data",
-            "trusted.overlay.opaque",
+            "trusted.lov",
+            "lustre.lov",
+            "ceph.dir.layout",
             "",
             "users.a",
             "btrfs.compression",
         ];
-        assert_eq!(left.map(of), [None; 6]);
+        assert_eq!(left.map(of), [None; 8]);
+        let of = |name: &str| NeverCopied::of(name.as_bytes());
+        let (one, other) = (of("btrfs.compression"), of("security.ima"));
+        let both = one.unwrap().and(other.unwrap());
+        assert_eq!(both.to_string(), "security.ima, btrfs.*");
+        assert_eq!(["security.ima2", "trusted.a"].map(of), [None; 2]);
     }
 }

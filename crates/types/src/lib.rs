@@ -41,7 +41,7 @@ pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Samp
 pub use hash_set::HashOnlySet;
 pub use hex::{Hex, from_hex};
 pub use ids::{Beginning, FileId, ItemId, LaneId, SharedJobId, TransferId, WorkId};
-pub use kinds::Kinds;
+pub use kinds::{Kinds, NeverCopied};
 pub use lock::Lock;
 pub use metadata::{
     ALLOCATION_BYTES, Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special,

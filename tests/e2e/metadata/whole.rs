@@ -311,7 +311,7 @@ fn an_ordinary_user_keeps_what_they_may(site: &Site) {
     whats.sort_unstable();
     assert_eq!(
         whats,
-        ["device", "group", "owner", "privileged xattr"],
+        ["device", "group", "owner", "security xattr"],
         "{lacks:?}"
     );
     let mode = site.target().join("owners/f1").metadata().unwrap().mode() & 0o7777;

@@ -330,10 +330,6 @@ const OPTIONS: &[(&[&str], &str)] = &[
         "modes are those of the source; --no-p leaves them out",
     ),
     (
-        &["-O", "--omit-dir-times"],
-        "--no-t leaves times out, of directories and files",
-    ),
-    (
         &["--mkpath"],
         "leave it out: directories on the way to the target are made",
     ),

@@ -10,7 +10,7 @@ use crate::value::account::{AccountMap, NewOwner};
     reason = "each is a switch of the command line"
 )]
 pub(crate) struct KeepingArgs {
-    /// Keep all of LIST below: beside what is kept anyway owners and groups, capabilities and 'trusted.*' attributes,
+    /// Keep all of LIST below: beside what is kept anyway owners and groups, 'trusted.*' and 'security.*' attributes,
     /// FIFOs, sockets and devices, as far as the receiver's user may and the key's grant allows (--set-owner); costs
     /// some 15 bytes for each entry and two system calls at the receiver
     #[arg(short, long, help_heading = HEADING)]
@@ -21,8 +21,9 @@ pub(crate) struct KeepingArgs {
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', help_heading = HEADING)]
     pub(crate) preserve: Vec<KindArg>,
     /// Do not keep these: attributes and access control lists at the target then stay as they are, each name of a file
-    /// becomes a file, holes become zeros, modes are what the umask leaves (and no access control lists are kept),
-    /// times are that of the push, so that the next one sends all again unless it compares contents (-c)
+    /// becomes a file, holes become zeros, existing entries keep their mode and new ones get what the umask leaves (and
+    /// no access control lists are kept), times are that of the push, so that the next one sends all again unless it
+    /// compares contents (-c)
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', help_heading = HEADING)]
     pub(crate) no_preserve: Vec<KindArg>,
     /// rsync's letter: keep access control lists (they are kept unless --no-A is given)
@@ -58,10 +59,14 @@ pub(crate) struct KeepingArgs {
     /// rsync's letter: keep times (they are kept unless --no-t is given)
     #[arg(short = 't', long = "times", help_heading = HEADING, hide_short_help = true)]
     pub(crate) times: bool,
+    /// rsync's letter: leave out the times of directories
+    #[arg(short = 'O', long = "omit-dir-times", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) omit_dir_times: bool,
     /// rsync's letter: symbolic links are sent as links anyway
     #[arg(short = 'l', long = "links", help_heading = HEADING, hide_short_help = true)]
     pub(crate) links: bool,
-    /// Do not keep modes, and no access control lists, but what the umask leaves
+    /// Do not keep modes, and no access control lists: existing entries keep their mode, new ones get what the umask
+    /// leaves
     #[arg(long = "no-p", alias = "no-perms", help_heading = HEADING, hide_short_help = true)]
     pub(crate) no_perms: bool,
     /// Do not keep times, but set that of the push
@@ -121,7 +126,7 @@ pub(crate) enum KindArg {
     /// Owner and group
     #[value(alias = "ownership")]
     Owner,
-    /// Extended attributes: 'user.*', and with -a 'trusted.*' and capabilities
+    /// Extended attributes: 'user.*', and with -a 'trusted.*' and 'security.*'
     #[value(alias = "xattrs")]
     Xattr,
     /// Access control lists

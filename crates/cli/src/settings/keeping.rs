@@ -69,6 +69,7 @@ fn unwanted(args: &KeepingArgs) -> Kinds {
         ),
         (args.no_perms, Kinds::MODE),
         (args.no_times, Kinds::TIMES),
+        (args.omit_dir_times, Kinds::DIRECTORY_TIMES),
     ];
     let unwanted = of(&all).and(typed);
     // a list shows in the mode, and says more of the same
@@ -220,6 +221,8 @@ mod tests {
             ("-a --no-S", KEPT.without(Kinds::HOLES)),
             ("--no-p", usual.without(Kinds::MODE.and(Kinds::ACLS))),
             ("--no-t", usual.without(Kinds::TIMES)),
+            ("-O", usual.without(Kinds::DIRECTORY_TIMES)),
+            ("-aO", KEPT.without(Kinds::DIRECTORY_TIMES)),
             ("--chown ann:", usual.and(Kinds::OWNER)),
             ("--groupmap *:7", usual.and(Kinds::GROUP)),
         ] {

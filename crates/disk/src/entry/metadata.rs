@@ -5,20 +5,27 @@
 //! ```
 //!
 //! To give an entry away takes its setuid and setgid bits and its capabilities, and to set an access control list sets
-//! a part of its mode; so these come later. What cannot be set is told and left, and the rest is set.
+//! a part of its mode; so these come later. What cannot be set is reported and left, and the rest is set.
+//!
+//! A file system that refuses to set a value, or reports success and ignores it, does not keep that value. Either is a
+//! [`Miss`]; [`ProvenKinds`] says when a value is read back. Both times are always set together: some file systems
+//! ignore a request that sets one of them alone.
 //!
 //! **Invariant:** an entry that did not get its owner or its group has no setuid and setgid bits, unless they are to be
 //! carried whoever owns it: they would lend the rights of whoever does. One that did not get its access control list
 //! gives its group no more than the list does.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, Timespec, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, Stat, Timestamps, Uid};
 use rustix::io::Errno;
-use zmove_types::{Account, Ids, Kinds, Timestamp, Xattr};
+use zmove_types::{Account, Ids, Kinds, Metadata, Timestamp, Xattr};
 
+use super::proven::ProvenKinds;
 use super::xattrs::{Descriptor, HasXattrs, by_descriptor, mode_without_acl};
-use super::{may_give_away, only_mtime};
+use super::{may_give_away, timespec, timestamp};
+use crate::kept_times::may_be_kept;
 
 /// The metadata that an entry is to have.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,39 +55,78 @@ pub struct Wanted<'a> {
 pub struct Miss {
     /// The kind of the part.
     pub kind: Kinds,
-    /// The system's error.
+    /// The system's error; [`Miss::IGNORED`] where the system reported success.
     pub error: Errno,
 }
 
+impl Miss {
+    /// The error for a value that the file system accepted and did not keep.
+    pub const IGNORED: Errno = Errno::OPNOTSUPP;
+
+    /// Whether this is a mode or a time that only the owner of the entry may set.
+    #[must_use]
+    pub fn is_of_an_owner(&self) -> bool {
+        let is_refused = matches!(self.error, Errno::PERM | Errno::ACCESS);
+        is_refused && Kinds::MODE.and(Kinds::TIMES).has_any(self.kind)
+    }
+
+    /// Whether an error says that the file system or its rules refuse a value, and not that the storage fails.
+    pub(crate) fn is_refusal(error: Errno) -> bool {
+        matches!(
+            error,
+            Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL
+        )
+    }
+}
+
 const SET_IDS: u32 = 0o6000;
+/// The bits of a mode that a file system which stores no modes never changes: vfat and the like store write permission
+/// alone.
+const READ_AND_EXECUTE: u32 = 0o555;
 
 impl Wanted<'_> {
-    /// Sets all that the entry does not have.
+    /// Mode and modification time, and nothing else.
+    #[must_use]
+    pub fn mode_and_time(metadata: &Metadata) -> Self {
+        Self {
+            mode: metadata.mode,
+            mtime: Some(metadata.mtime),
+            ..Self::default()
+        }
+    }
+
+    /// Sets all that the entry does not have, and returns each part that the entry did not get.
     ///
     /// # Errors
-    /// The system's error where mode or time cannot be set. Every other part that the entry did not get is returned.
-    pub fn set(&self, entry: Descriptor<'_>) -> io::Result<Vec<Miss>> {
-        let stat = entry.stat()?;
-        let (form, mode) = (
-            FileType::from_raw_mode(stat.st_mode),
-            Some(stat.st_mode & 0o7777),
-        );
+    /// The system's error where the storage fails.
+    pub fn set(&self, entry: Descriptor<'_>, proven: &ProvenKinds) -> io::Result<Vec<Miss>> {
+        self.set_from(entry, &entry.stat()?, proven)
+    }
+
+    /// The same for an entry that has these properties.
+    pub(crate) fn set_from(
+        &self,
+        entry: Descriptor<'_>,
+        stat: &Stat,
+        proven: &ProvenKinds,
+    ) -> io::Result<Vec<Miss>> {
         let mut setting = Setting {
             wanted: self,
             entry,
-            form,
-            mode,
+            form: FileType::from_raw_mode(stat.st_mode),
+            mode: Some(stat.st_mode & 0o7777),
             misses: Vec::new(),
+            device: stat.st_dev,
+            kept: proven.of(stat.st_dev),
+            proven,
         };
         setting.set_owner(Ids {
             user: stat.st_uid,
             group: stat.st_gid,
-        });
+        })?;
         setting.set_xattrs()?;
         setting.set_mode()?;
-        if let Some(mtime) = self.mtime {
-            entry.set_times(mtime, self.atime)?;
-        }
+        setting.set_times(stat)?;
         Ok(setting.misses)
     }
 
@@ -150,18 +196,22 @@ struct Setting<'a> {
     /// The mode that the entry has now, where that is known.
     mode: Option<u32>,
     misses: Vec<Miss>,
+    device: u64,
+    /// The kinds that the entry's file system has shown to keep.
+    kept: Kinds,
+    proven: &'a ProvenKinds,
 }
 
 impl Setting<'_> {
-    fn set_owner(&mut self, has: Ids) {
+    fn set_owner(&mut self, has: Ids) -> io::Result<()> {
         let user = self.wanted.owner.filter(|user| *user != has.user);
         let group = self.wanted.group.filter(|group| *group != has.group);
         if user.is_none() && group.is_none() {
-            return;
+            return Ok(());
         }
         if !self.wanted.may_own {
             self.misses.extend(self.wanted.missing_owners(has));
-            return;
+            return Ok(());
         }
         // what it allows its group now may be more than it allows that in the end
         self.narrow();
@@ -185,6 +235,23 @@ impl Setting<'_> {
         }
         // the kernel takes bits from what is given away
         self.mode = None;
+        if !self.is_kept(Kinds::OWNERSHIP) {
+            let stat = self.entry.stat()?;
+            self.read_back_owner(Kinds::OWNER, user, stat.st_uid);
+            self.read_back_owner(Kinds::GROUP, group, stat.st_gid);
+        }
+        Ok(())
+    }
+
+    fn read_back_owner(&mut self, kind: Kinds, changed_to: Option<u32>, got: u32) {
+        let Some(wanted) = changed_to.filter(|_| !self.has_missed(kind)) else {
+            return;
+        };
+        if wanted == got {
+            self.prove(kind);
+        } else {
+            self.miss(kind, Miss::IGNORED);
+        }
     }
 
     fn set_xattrs(&mut self) -> io::Result<()> {
@@ -216,6 +283,7 @@ impl Setting<'_> {
         for kind in [Kinds::XATTRS, Kinds::ACLS, Kinds::PRIVILEGED] {
             for new in xattrs.iter().filter(of(kind.common(kinds))).filter(is_new) {
                 self.change(&new.name, |entry| entry.set_xattr(&new.name, &new.value));
+                self.read_back_xattr(new);
             }
         }
         Ok(())
@@ -237,22 +305,129 @@ impl Setting<'_> {
         }
     }
 
+    fn read_back_xattr(&mut self, set: &Xattr) {
+        let Some(kind) = Kinds::of_xattr(&set.name) else {
+            return;
+        };
+        // a server may put a list of its own form in order
+        if self.is_kept(kind) || self.has_missed(kind) || *set.name == *NFS4_ACL {
+            return;
+        }
+        match self.entry.value(&set.name) {
+            Ok(Some(value)) if *value == *set.value => self.prove(kind),
+            // the kernel stores a list that says no more than the mode as that mode
+            Ok(None) if kind == Kinds::ACLS && set.value.len() <= PLAIN_ACL_BYTES => {}
+            Ok(_) => self.miss(kind, Miss::IGNORED),
+            Err(error) => self.miss(kind, error),
+        }
+    }
+
     fn set_mode(&mut self) -> io::Result<()> {
-        let has_missed = |kinds: Kinds| self.misses.iter().any(|miss| kinds.has_any(miss.kind));
         let mut mode = self.wanted.mode;
-        if has_missed(Kinds::ACLS) {
+        if self.has_missed(Kinds::ACLS) {
             mode = mode_without_acl(mode, self.wanted.xattrs);
         }
         // those of directories lend no rights
         let lends = self.form == FileType::RegularFile && self.wanted.set_ids_with_owner;
-        if lends && has_missed(Kinds::OWNERSHIP) {
+        if lends && self.has_missed(Kinds::OWNERSHIP) {
             mode &= !SET_IDS;
         }
-        if self.mode == Some(mode) {
-            Ok(())
-        } else {
-            Ok(self.set_mode_to(mode)?)
+        if self.mode == Some(mode) || self.form == FileType::Symlink {
+            return Ok(());
         }
+        match self.set_mode_to(mode) {
+            Ok(()) => self.read_back_mode(mode),
+            Err(error) if Miss::is_refusal(error) => {
+                self.miss(Kinds::MODE, error);
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The kernel drops the setgid bit from a file whose group the user is not in, so that bit is always read back.
+    fn read_back_mode(&mut self, set: u32) -> io::Result<()> {
+        if self.is_kept(Kinds::MODE) && set & SET_IDS == 0 {
+            return Ok(());
+        }
+        let got = self.entry.stat()?.st_mode & 0o7777;
+        if got != set {
+            self.miss(Kinds::MODE, Miss::IGNORED);
+        } else if self
+            .mode
+            .is_some_and(|before| (before ^ got) & READ_AND_EXECUTE != 0)
+        {
+            self.prove(Kinds::MODE);
+        }
+        Ok(())
+    }
+
+    fn set_times(&mut self, before: &Stat) -> io::Result<()> {
+        let Some(mtime) = self.wanted.mtime else {
+            return Ok(());
+        };
+        let there = FoundTimes::of(before);
+        let atime = self.wanted.atime.unwrap_or(there.atime);
+        if there == (FoundTimes { mtime, atime }) {
+            return Ok(());
+        }
+        let times = Timestamps {
+            last_access: timespec(atime),
+            last_modification: timespec(mtime),
+        };
+        match self.entry.set_times(&times) {
+            Ok(()) => {}
+            Err(error) if Miss::is_refusal(error) => {
+                if there.mtime != mtime {
+                    self.miss(Kinds::TIMES, error);
+                }
+                if self.wanted.atime.is_some() {
+                    self.miss(Kinds::ATIME, error);
+                }
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let set = if self.wanted.atime.is_some() {
+            Kinds::TIMES.and(Kinds::ATIME)
+        } else {
+            Kinds::TIMES
+        };
+        if self.is_kept(set) {
+            return Ok(());
+        }
+        let got = FoundTimes::of(&self.entry.stat()?);
+        self.read_back_time(Kinds::TIMES, (there.mtime, got.mtime), mtime);
+        if let Some(atime) = self.wanted.atime {
+            self.read_back_time(Kinds::ATIME, (there.atime, got.atime), atime);
+        }
+        Ok(())
+    }
+
+    fn read_back_time(
+        &mut self,
+        kind: Kinds,
+        (before, got): (Timestamp, Timestamp),
+        set: Timestamp,
+    ) {
+        if !may_be_kept(got, set) {
+            self.miss(kind, Miss::IGNORED);
+        } else if before != set && got == set || !may_be_kept(before, set) {
+            self.prove(kind);
+        }
+    }
+
+    fn is_kept(&self, kinds: Kinds) -> bool {
+        kinds.without(self.kept).is_empty()
+    }
+
+    fn prove(&mut self, kind: Kinds) {
+        self.kept = self.kept.and(kind);
+        self.proven.prove(self.device, kind);
+    }
+
+    fn has_missed(&self, kinds: Kinds) -> bool {
+        self.misses.iter().any(|miss| kinds.has_any(miss.kind))
     }
 
     fn set_mode_to(&self, mode: u32) -> rustix::io::Result<()> {
@@ -268,7 +443,7 @@ impl Setting<'_> {
     fn narrow(&mut self) {
         let narrowed = self.wanted.mode & OWNER_ALL;
         if self.mode != Some(narrowed) && self.set_mode_to(narrowed).is_ok() {
-            self.mode = Some(narrowed);
+            self.mode = self.is_kept(Kinds::MODE).then_some(narrowed);
         }
     }
 
@@ -281,9 +456,36 @@ impl Setting<'_> {
 
 const OWNER_ALL: u32 = 0o700;
 const OWNER_WRITES: u32 = 0o200;
+const NFS4_ACL: &[u8] = b"system.nfs4_acl";
+/// The bytes of a list with an owner, a group and all others, and nobody else.
+const PLAIN_ACL_BYTES: usize = 4 + 3 * 8;
+
+/// The times that an entry has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FoundTimes {
+    mtime: Timestamp,
+    atime: Timestamp,
+}
+
+impl FoundTimes {
+    fn of(stat: &Stat) -> Self {
+        Self {
+            mtime: timestamp(stat.st_mtime, stat.st_mtime_nsec),
+            atime: timestamp(stat.st_atime, stat.st_atime_nsec),
+        }
+    }
+}
+
+/// Sets the mode of an open entry, unless its file system refuses that.
+pub(crate) fn set_mode_if_allowed(entry: BorrowedFd<'_>, mode: Mode) -> io::Result<()> {
+    match rustix::fs::fchmod(entry, mode) {
+        Err(error) if !Miss::is_refusal(error) => Err(error.into()),
+        _set_or_refused => Ok(()),
+    }
+}
 
 impl Descriptor<'_> {
-    fn stat(self) -> rustix::io::Result<rustix::fs::Stat> {
+    pub(crate) fn stat(self) -> rustix::io::Result<Stat> {
         let (Self::Open(file) | Self::PathOnly(file)) = self;
         rustix::fs::fstat(file)
     }
@@ -309,20 +511,13 @@ impl Descriptor<'_> {
         }
     }
 
-    fn set_times(self, mtime: Timestamp, atime: Option<Timestamp>) -> rustix::io::Result<()> {
-        let mut times = only_mtime(mtime);
-        if let Some(Timestamp { seconds, nanos }) = atime {
-            times.last_access = Timespec {
-                tv_sec: seconds,
-                tv_nsec: nanos.into(),
-            };
-        }
+    fn set_times(self, times: &Timestamps) -> rustix::io::Result<()> {
         match self {
-            Self::Open(file) => rustix::fs::futimens(file, &times),
+            Self::Open(file) => rustix::fs::futimens(file, times),
             Self::PathOnly(file) => rustix::fs::utimensat(
                 rustix::fs::CWD,
                 by_descriptor(file),
-                &times,
+                times,
                 AtFlags::empty(),
             ),
         }
@@ -384,7 +579,9 @@ mod tests {
     }
 
     fn set(file: &File, wanted: &Wanted<'_>) -> Vec<Miss> {
-        wanted.set(Descriptor::Open(file.as_fd())).unwrap()
+        wanted
+            .set(Descriptor::Open(file.as_fd()), &ProvenKinds::default())
+            .unwrap()
     }
 
     fn has_xattrs(file: &File) -> bool {
@@ -579,14 +776,18 @@ mod tests {
         };
         let entry = Descriptor::Open(file.as_fd());
         let form = FileType::RegularFile;
+        let proven = ProvenKinds::default();
         let mut setting = Setting {
             wanted: &owned,
             entry,
             form,
             mode: Some(0o666),
             misses: Vec::new(),
+            device: 0,
+            kept: Kinds::NONE,
+            proven: &proven,
         };
-        setting.set_owner(Ids { user: 0, group: 0 });
+        setting.set_owner(Ids { user: 0, group: 0 }).unwrap();
         assert_eq!(mode(&file), 0o600);
         setting.set_mode().unwrap();
         assert_eq!(mode(&file), 0o640);
@@ -614,5 +815,65 @@ mod tests {
             .is_empty()
         );
         assert_eq!(mode(&file), 0o400);
+    }
+
+    /// Pretends that the file system has shown to keep nothing, or these kinds, and sets metadata.
+    fn set_where(file: &File, wanted: &Wanted<'_>, proven: &ProvenKinds) -> Vec<Miss> {
+        wanted.set(Descriptor::Open(file.as_fd()), proven).unwrap()
+    }
+
+    /// A change of write permission alone proves nothing: vfat stores that and no other bit.
+    #[test]
+    fn a_kind_is_proven_by_a_change_that_was_kept() {
+        let file = file();
+        let device = file.metadata().unwrap().dev();
+        let proven = ProvenKinds::default();
+        let of_mode = |mode| Wanted {
+            mode,
+            mtime: None,
+            kinds: Kinds::NONE,
+            ..WANTED
+        };
+        file.set_permissions(PermissionsExt::from_mode(0o644))
+            .unwrap();
+        assert_eq!(set_where(&file, &of_mode(0o644), &proven), []);
+        assert_eq!(set_where(&file, &of_mode(0o444), &proven), []);
+        assert_eq!(proven.of(device), Kinds::NONE);
+        assert_eq!(set_where(&file, &of_mode(0o640), &proven), []);
+        assert_eq!(proven.of(device), Kinds::MODE);
+        assert_eq!(set_where(&file, &WANTED, &proven), []);
+        assert_eq!(proven.of(device), Kinds::MODE.and(Kinds::TIMES));
+    }
+
+    /// The kernel takes the setgid bit from a file whose group its owner is not in, and reports success.
+    #[test]
+    fn a_setgid_bit_that_the_kernel_drops_is_missed() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: only root can give up capabilities");
+        }
+        let file = file();
+        rustix::fs::fchown(&file, None, Some(Gid::from_raw(23_456))).unwrap();
+        let proven = ProvenKinds::default();
+        let device = file.metadata().unwrap().dev();
+        proven.prove(device, Kinds::MODE);
+        let misses = std::thread::scope(|scope| {
+            let set = || {
+                let mut own = rustix::thread::capabilities(None).unwrap();
+                own.effective.remove(rustix::thread::CapabilitySet::FSETID);
+                rustix::thread::set_capabilities(None, own).unwrap();
+                let wanted = Wanted {
+                    mode: 0o2755,
+                    kinds: Kinds::NONE,
+                    ..WANTED
+                };
+                set_where(&file, &wanted, &proven)
+            };
+            scope.spawn(set).join().unwrap()
+        });
+        let expected = Miss {
+            kind: Kinds::MODE,
+            error: Miss::IGNORED,
+        };
+        assert_eq!((misses, mode(&file)), (vec![expected], 0o755));
     }
 }

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
-use zmove_types::{Kinds, Name, Xattr};
+use zmove_types::{Kinds, Name, NeverCopied, Xattr};
 use zmove_uring::list_xattrs_at;
 
 /// An entry by a descriptor.
@@ -35,6 +35,8 @@ pub struct FoundXattrs {
     pub too_much: Kinds,
     /// The kinds of those that this user may not read.
     pub unread: Kinds,
+    /// The attributes of the entry that are never copied.
+    pub never_copied: NeverCopied,
 }
 
 /// The access control list of a file.
@@ -59,14 +61,21 @@ pub trait HasXattrs: Copy {
     /// What the system says, `ERANGE` where the buffer is too short.
     fn get_into(self, name: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize>;
 
+    /// The type of the entry's file system (`f_type`); `None` where it cannot be found.
+    fn file_system(self) -> Option<i64>;
+
     /// Reads the attributes of these kinds; none where the file system has none.
     ///
     /// # Errors
     /// What the system says.
     fn xattrs(self, kinds: Kinds) -> io::Result<FoundXattrs> {
-        let mut found = FoundXattrs::default();
+        let (names, never_copied) = names(self, kinds)?;
+        let mut found = FoundXattrs {
+            never_copied,
+            ..FoundXattrs::default()
+        };
         let mut bytes = 0;
-        for (name, kind) in names(self, kinds)? {
+        for (name, kind) in names {
             let value = match get(self, &name) {
                 Ok(value) => value,
                 Err(Errno::NODATA) => continue,
@@ -90,20 +99,31 @@ pub trait HasXattrs: Copy {
     }
 }
 
-/// The names of those of these kinds, in ascending order.
-fn names(of: impl HasXattrs, kinds: Kinds) -> io::Result<Vec<(CString, Kinds)>> {
+/// The names of those of these kinds, in ascending order, and the names that are never copied.
+fn names(of: impl HasXattrs, kinds: Kinds) -> io::Result<(Vec<(CString, Kinds)>, NeverCopied)> {
     let list = list(of)?;
-    let kind = |name: &[u8]| Kinds::of_xattr(name).filter(|kind| kinds.has_any(*kind));
-    let named = |name: &[u8]| {
-        Some((
-            CString::new(name).expect("it was split at its end"),
-            kind(name)?,
-        ))
-    };
-    let mut names: Vec<_> = list.split(|byte| *byte == 0).filter_map(named).collect();
-    names.sort_unstable();
-    Ok(names)
+    let mut named = Vec::new();
+    let mut never_copied = NeverCopied::default();
+    for name in list.split(|byte| *byte == 0) {
+        never_copied = never_copied.and(NeverCopied::of(name).unwrap_or_default());
+        let kind = Kinds::of_xattr(name).filter(|kind| kinds.has_any(*kind));
+        let Some(kind) = kind.filter(|_| !is_list_of_xfs(of, name)) else {
+            continue;
+        };
+        named.push((CString::new(name).expect("it was split at its end"), kind));
+    }
+    named.sort_unstable();
+    Ok((named, never_copied))
 }
+
+/// Whether an attribute is an access control list in the form of XFS. XFS shows each list a second time under such a
+/// name. It is kept as the list that it is. Other file systems store the name like any other.
+fn is_list_of_xfs(of: impl HasXattrs, name: &[u8]) -> bool {
+    name.starts_with(XFS_ACL) && of.file_system() == Some(XFS_MAGIC)
+}
+
+const XFS_ACL: &[u8] = b"trusted.SGI_ACL_";
+const XFS_MAGIC: i64 = 0x5846_5342;
 
 fn list(of: impl HasXattrs) -> io::Result<Vec<u8>> {
     let mut few = [0; FEW_NAMES_BYTES];
@@ -147,6 +167,10 @@ impl HasXattrs for Named<'_> {
     fn get_into(self, name: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize> {
         rustix::fs::lgetxattr(self.path(), name, buffer)
     }
+
+    fn file_system(self) -> Option<i64> {
+        rustix::fs::fstatfs(self.0).ok().map(|stat| stat.f_type)
+    }
 }
 
 impl Named<'_> {
@@ -172,10 +196,29 @@ impl HasXattrs for Descriptor<'_> {
             Self::PathOnly(file) => rustix::fs::getxattr(by_descriptor(file), name, buffer),
         }
     }
+
+    fn file_system(self) -> Option<i64> {
+        let (Self::Open(file) | Self::PathOnly(file)) = self;
+        rustix::fs::fstatfs(file).ok().map(|stat| stat.f_type)
+    }
 }
 
 impl Descriptor<'_> {
+    /// The value of an attribute; `None` where the entry does not have it.
+    pub(super) fn value(self, name: &[u8]) -> rustix::io::Result<Option<Vec<u8>>> {
+        let name = CString::new(name).map_err(|_has_a_nul| Errno::INVAL)?;
+        match get(self, &name) {
+            Ok(value) => Ok(Some(value)),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(super) fn set_xattr(self, name: &[u8], value: &[u8]) -> rustix::io::Result<()> {
+        // there it would replace the access control list of the entry
+        if is_list_of_xfs(self, name) {
+            return Err(Errno::OPNOTSUPP);
+        }
         let flags = XattrFlags::empty();
         match self {
             Self::Open(file) => rustix::fs::fsetxattr(file, name, value, flags),

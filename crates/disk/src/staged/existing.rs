@@ -24,7 +24,8 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
-use crate::entry::FileIdentity;
+use crate::entry::metadata::Miss;
+use crate::entry::{FileIdentity, is_of_another_user};
 use crate::file_io::data_file::{DataFile, Direct};
 use crate::kept_times::may_be_kept;
 
@@ -102,7 +103,7 @@ impl Existing {
         let meanwhile = there.mode & !SET_IDS & (change.mode | OWNER_ALL);
         let narrows = meanwhile != there.mode;
         if narrows {
-            rustix::fs::fchmod(&self.file, Mode::from_raw_mode(meanwhile))?;
+            narrow(&self.file, &there, meanwhile)?;
         }
         let data = DataFile::new(self.file);
         // After a write-back that failed ext4 takes blocks for written that it has only allocated, as long as
@@ -119,6 +120,21 @@ impl Existing {
         }
         staged.take_length(direct)?;
         Ok(staged)
+    }
+}
+
+/// Sets the mode that the file has while it is changed. Where the file system refuses to change modes, a file of this
+/// user that lends nobody's rights keeps its own.
+fn narrow(file: &File, there: &FileIdentity, mode: u32) -> io::Result<()> {
+    match rustix::fs::fchmod(file, Mode::from_raw_mode(mode)) {
+        Err(error)
+            if there.mode & SET_IDS != 0
+                || is_of_another_user(there.ids)
+                || !Miss::is_refusal(error) =>
+        {
+            Err(error.into())
+        }
+        _set_or_refused => Ok(()),
     }
 }
 
@@ -145,7 +161,8 @@ fn lock(file: &File) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::Replace;
-    use crate::entry::{set_file_mtime, set_new_file_metadata};
+    use crate::entry::set_file_mtime;
+    use crate::entry::tests::set_new_file_metadata;
     use crate::tree::DIRECTORY;
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -21,17 +21,18 @@ use fuser::{
     WriteFlags,
 };
 use rustix::fs::{
-    AtFlags, CWD, Dir, FallocateFlags, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW,
-    UTIME_OMIT, Uid, chmodat, chownat, fallocate, fstatvfs, fsync, ftruncate, linkat, mkdirat,
-    mknodat, open, openat, readlinkat, renameat_with, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, Dir, FallocateFlags, Gid, Mode, OFlags, Timestamps, Uid, chmodat, chownat,
+    fallocate, fstatvfs, fsync, ftruncate, linkat, mkdirat, mknodat, open, openat, readlinkat,
+    renameat_with, symlinkat, unlinkat, utimensat,
 };
 
-use super::Delays;
 use super::nodes::{Nodes, file_type};
 use super::open_files::{Handles, OpenFile};
 use super::operations::Operations;
 use super::pace::Pace;
 use super::shared::Client;
+use super::times::timespec;
+use super::{Delays, Deviation};
 
 /// A FUSE file system that passes a directory through and delays its operations.
 #[derive(Debug)]
@@ -211,17 +212,31 @@ impl Passthrough {
     }
 
     fn entry(&self, looked_up: io::Result<FileAttr>, reply: ReplyEntry) {
-        match looked_up {
+        match looked_up.map(|attributes| self.shown(attributes)) {
             Ok(attributes) => reply.entry(&self.kept_for(), &attributes, Generation(0)),
             Err(error) => reply.error(Errno::from(error)),
         }
     }
 
     fn attributes(&self, got: io::Result<FileAttr>, reply: ReplyAttr) {
-        match got {
+        match got.map(|attributes| self.shown(attributes)) {
             Ok(attributes) => reply.attr(&self.kept_for(), &attributes),
             Err(error) => reply.error(Errno::from(error)),
         }
+    }
+
+    /// The attributes that the kernel sees.
+    fn shown(&self, attributes: FileAttr) -> FileAttr {
+        let perm = if self.deviates(Deviation::ModesIgnored) {
+            0o777
+        } else {
+            attributes.perm
+        };
+        FileAttr { perm, ..attributes }
+    }
+
+    fn deviates(&self, deviation: Deviation) -> bool {
+        self.delays.deviation == Some(deviation)
     }
 
     fn list(&self, inode: INodeNo) -> io::Result<Vec<Listed>> {
@@ -240,10 +255,17 @@ impl Passthrough {
 
     fn set(&self, inode: INodeNo, change: &Change) -> io::Result<FileAttr> {
         let (_held, path) = self.nodes.path(inode)?;
-        if let Some(mode) = change.mode {
+        if change.mode.is_some() && self.deviates(Deviation::ModesRefused) {
+            return Err(rustix::io::Errno::PERM.into());
+        }
+        if let Some(mode) = change
+            .mode
+            .filter(|_| !self.deviates(Deviation::ModesIgnored))
+        {
             chmodat(CWD, &path, Mode::from_raw_mode(mode), AtFlags::empty())?;
         }
-        if change.owner.is_some() || change.group.is_some() {
+        let is_given = change.owner.is_some() || change.group.is_some();
+        if is_given && !self.deviates(Deviation::OwnersIgnored) {
             let descriptor = self.nodes.descriptor(inode)?;
             let owner = change.owner.map(Uid::from_raw);
             chownat(
@@ -260,7 +282,10 @@ impl Passthrough {
                 size,
             )?;
         }
-        if change.accessed.is_some() || change.modified.is_some() {
+        let sets = [change.accessed.is_some(), change.modified.is_some()];
+        let is_ignored = self.deviates(Deviation::TimesIgnored)
+            || self.deviates(Deviation::SingleTimesIgnored) && sets != [true, true];
+        if sets != [false, false] && !is_ignored {
             let times = Timestamps {
                 last_access: timespec(change.accessed),
                 last_modification: timespec(change.modified),
@@ -714,6 +739,7 @@ impl Filesystem for Passthrough {
         match self.create_file(parent, name, mode, flags) {
             Ok((attributes, file)) => {
                 let handle = self.files.add(OpenFile::new(file));
+                let attributes = self.shown(attributes);
                 reply.created(
                     &self.kept_for(),
                     &attributes,
@@ -746,36 +772,7 @@ fn kept_flags(flags: i32) -> OFlags {
     (OFlags::from_bits_retain(flags.cast_unsigned()) - dropped) | OFlags::CLOEXEC
 }
 
-fn timespec(time: Option<TimeOrNow>) -> Timespec {
-    match time {
-        None => Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_OMIT,
-        },
-        Some(TimeOrNow::Now) => Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_NOW,
-        },
-        Some(TimeOrNow::SpecificTime(time)) => match time.duration_since(UNIX_EPOCH) {
-            Ok(since) => Timespec {
-                tv_sec: since.as_secs().cast_signed(),
-                tv_nsec: since.subsec_nanos().into(),
-            },
-            Err(before) => {
-                let before = before.duration();
-                let nanos = i64::from(before.subsec_nanos());
-                let borrowed = i64::from(nanos > 0);
-                Timespec {
-                    tv_sec: -before.as_secs().cast_signed() - borrowed,
-                    tv_nsec: borrowed * NANOS_IN_A_SECOND - nanos,
-                }
-            }
-        },
-    }
-}
-
 /// What libfuse has by default.
 const KEPT_FOR: Duration = Duration::from_secs(1);
-const NANOS_IN_A_SECOND: i64 = 1_000_000_000;
 /// How often to check whether flushes are answered again.
 const STALL_POLL: Duration = Duration::from_millis(20);

@@ -129,6 +129,7 @@ impl FromStr for Place {
             rate,
             depth: DEPTH,
             room: None,
+            deviation: None,
         }))
     }
 }

@@ -72,8 +72,9 @@ fn what_a_mount_does_not_hold_is_counted_and_all_else_arrives() {
         let counts = [
             ("xattr", 7),
             ("acl", 7),
-            ("privileged xattr", 5),
+            ("trusted xattr", 3),
             ("device", 6),
+            ("security xattr", 2),
         ];
         let expected = counts.map(|(what, count)| (what, "not supported there", count));
         assert_eq!(lacks, expected, "{summary}");
@@ -93,6 +94,147 @@ fn what_a_mount_does_not_hold_is_counted_and_all_else_arrives() {
         String::from_utf8_lossy(&left.stderr)
     );
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+}
+
+/// A tree, a mount over another directory that deviates from POSIX, and pushes to that.
+struct Deviating {
+    home: tempfile::TempDir,
+    deviation: &'static str,
+}
+
+impl Deviating {
+    /// The tree has small files, one of them for its owner alone, a large file, a directory and a link, all of 2001.
+    fn new(deviation: &'static str) -> Option<Self> {
+        let zmove = Path::new(LAB).with_file_name("zmove");
+        let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+        for (here, missing) in [
+            (zmove.is_file(), "zmove beside the lab"),
+            (can_mount, "root with /dev/fuse"),
+        ] {
+            if !here {
+                skip(&format!("there is no {missing}"));
+                return None;
+            }
+        }
+        let home = tempfile::tempdir().unwrap();
+        let script = "umask 022 && mkdir source over source/d && cd source && echo a > a && echo secret > d/secret && \
+            head -c 17000000 /dev/zero | tr '\\0' x > large && chmod 600 d/secret large && ln -s a link && \
+            chown 7:8 a && touch -h -d 2001-02-03T04:05:06Z a d/secret large link d .";
+        let mut sh = Command::new("sh");
+        assert!(run(sh.args(["-c", script]).current_dir(&home)));
+        Some(Self { home, deviation })
+    }
+
+    /// Pushes with these options; returns the summary, whose exit code is expected.
+    fn push(&self, options: &str, exit: i32) -> serde_json::Value {
+        let zmove = Path::new(LAB).with_file_name("zmove");
+        let push = format!(
+            "{} push --json {options} source/ $ZMOVE_LAB_LATE/",
+            zmove.display()
+        );
+        let mut command = Command::new(LAB);
+        command.args(["late", "--delay", "0", "--deviation", self.deviation]);
+        command.args(["--over", "over", "--", "sh", "-c", &push]);
+        let output = command
+            .current_dir(&self.home)
+            .env("HOME", self.home.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(exit), "{said} {why}");
+        serde_json::from_str(said.lines().last().unwrap()).unwrap()
+    }
+
+    /// What a push with these options counts as not kept, beside attributes, which the mount does not know.
+    fn not_kept(&self, options: &str) -> Vec<(String, String, u64)> {
+        let summary = self.push(&format!("{options} --no-X --no-A"), 0);
+        assert_eq!(summary["failed"], 0, "{summary}");
+        self.assert_contents();
+        let lacks = summary["not_kept"].as_array().unwrap().iter();
+        lacks
+            .map(|lack| {
+                let text = |key: &str| lack[key].as_str().unwrap().to_owned();
+                (text("what"), text("why"), lack["entries"].as_u64().unwrap())
+            })
+            .collect()
+    }
+
+    /// A push with these options and `--strict-metadata` brings all contents and fails.
+    fn assert_strict(&self, options: &str) {
+        self.push(&format!("{options} --no-X --no-A --strict-metadata"), 23);
+        self.assert_contents();
+    }
+
+    fn assert_contents(&self) {
+        let mut diff = Command::new("diff");
+        diff.args(["-r", "--no-dereference", "source", "over"]);
+        assert!(run(diff.current_dir(&self.home)));
+    }
+}
+
+fn lacking(what: &str, why: &str, entries: u64) -> (String, String, u64) {
+    (what.to_owned(), why.to_owned(), entries)
+}
+
+#[test]
+fn a_file_system_that_ignores_one_time_alone_gets_both() {
+    let Some(site) = Deviating::new("single-times-ignored") else {
+        return;
+    };
+    assert_eq!(site.not_kept(""), []);
+    let again = site.push("--no-X --no-A", 0);
+    assert_eq!((&again["files"], &again["bytes"]), (&0.into(), &0.into()));
+}
+
+#[test]
+fn times_that_a_file_system_ignores_are_counted() {
+    let Some(site) = Deviating::new("times-ignored") else {
+        return;
+    };
+    // three files, a link and two directories
+    let expected = [lacking("times", "not supported there", 6)];
+    assert_eq!(site.not_kept(""), expected);
+    assert_eq!(site.not_kept(""), expected);
+    site.assert_strict("");
+}
+
+#[test]
+fn modes_that_a_file_system_ignores_are_counted() {
+    let Some(site) = Deviating::new("modes-ignored") else {
+        return;
+    };
+    // All entries but the link: each file and directory has 0777 there.
+    let expected = [lacking("mode", "not supported there", 5)];
+    assert_eq!(site.not_kept(""), expected);
+    assert_eq!(site.not_kept("")[0].0, "mode");
+    site.assert_strict("");
+    std::fs::remove_dir_all(site.home.path().join("over")).unwrap();
+    std::fs::create_dir(site.home.path().join("over")).unwrap();
+    site.assert_strict("--inplace");
+}
+
+#[test]
+fn data_arrives_where_modes_are_refused() {
+    let Some(site) = Deviating::new("modes-refused") else {
+        return;
+    };
+    let lacks = site.not_kept("");
+    assert!(
+        matches!(&lacks[..], [(what, why, _)] if what == "mode" && why == "the receiver's user may not"),
+        "{lacks:?}"
+    );
+    site.assert_strict("--inplace");
+}
+
+#[test]
+fn owners_that_a_file_system_ignores_are_counted() {
+    let Some(site) = Deviating::new("owners-ignored") else {
+        return;
+    };
+    let expected = ["owner", "group"].map(|what| lacking(what, "not supported there", 1));
+    assert_eq!(site.not_kept("-a"), expected);
+    site.assert_strict("-a");
 }
 
 fn run(command: &mut Command) -> bool {

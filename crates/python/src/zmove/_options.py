@@ -57,6 +57,7 @@ class Options(TypedDict, total=False):
     no_t: bool
     no_wait: bool
     numeric_ids: bool
+    omit_dir_times: bool
     one_file_system: bool
     owner: bool
     perms: bool

@@ -152,7 +152,8 @@ impl Previewer {
             Place::There(directory) => match FileIdentity::of(directory) {
                 Ok(there) => {
                     let itself = Descriptor::Open(directory.as_fd());
-                    changed(self.metadata_differs(directory, &there, wanted, itself))
+                    let wanted = self.of_directory(wanted, &there);
+                    changed(self.metadata_differs(directory, &there, &wanted, itself))
                 }
                 Err(error) => unreadable(&error),
             },
@@ -201,7 +202,9 @@ impl Previewer {
             None => self.over_directory(operation, path, name),
         };
         match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
-            (InquiredKind::Directory, FileType::Directory) => differs(&entry.metadata),
+            (InquiredKind::Directory, FileType::Directory) => {
+                differs(&self.of_directory(&entry.metadata, &there))
+            }
             (InquiredKind::Directory, _) if self.rules.overwrite == Overwrite::Nothing => {
                 Finding::Fails(
                     Operation::MakeDirectory,
@@ -351,6 +354,15 @@ impl Previewer {
         misses.len() == wanted.missing_owners(there).len()
     }
 
+    fn of_directory(
+        &self,
+        InquiredMetadata(metadata, digest): &InquiredMetadata,
+        there: &FileIdentity,
+    ) -> InquiredMetadata {
+        let metadata = self.rules.of_directory(metadata, there).into_owned();
+        InquiredMetadata(metadata, digest.clone())
+    }
+
     /// How an entry of a directory, or the directory itself, differs in what is kept beside its contents.
     fn metadata_differs(
         &self,
@@ -365,9 +377,10 @@ impl Previewer {
             wanted.is_met(there.ids, wanted.mode) || self.would_stay_owned(there.ids, &wanted);
         let has_xattrs =
             Xattrs::Digest(digest.as_deref()).are_those_of(entry, metadata, self.rules.kinds);
+        let has_mode = there.mode == metadata.mode || !self.rules.kinds.has_any(Kinds::MODE);
         Differences::default()
             .and_if(Differences::TIME, &has_time, &true)
-            .and_if(Differences::MODE, &there.mode, &metadata.mode)
+            .and_if(Differences::MODE, &has_mode, &true)
             .and_if(Differences::OWNER, &owned, &true)
             .and_if(Differences::XATTRS, &has_xattrs, &true)
     }

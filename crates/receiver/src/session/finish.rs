@@ -126,7 +126,7 @@ fn finish_part(
         let at = At(&remembered.path, remembered.name.as_ref());
         let set = |opened: Arc<OwnedFd>| {
             target
-                .set_whole(&opened, &remembered.metadata, at)
+                .set_directory(&opened, &remembered.metadata, at)
                 .map(|()| opened)
         };
         match opened.and_then(set) {
@@ -176,7 +176,7 @@ impl<'a> Opener<'a> {
         };
         let above = match above {
             Some(above) => above,
-            None => above.insert(Tree::at(self.tree.open_own_directory(path)?)),
+            None => above.insert(self.tree.like_this_at(self.tree.open_own_directory(path)?)),
         };
         let Some(name) = name else {
             return above.open_directory(&RelPath::root());

@@ -217,7 +217,9 @@ fn finish(
     (part, head): (&File, &FileHead),
     place: &Place,
 ) -> Result<(), Failure> {
-    let metadata = transfer.target.rules.of_file(&head.metadata);
+    let metadata = transfer
+        .target
+        .of_file((&place.directory, &place.name), &head.metadata);
     let made = (part, &NewFiles::default(), &*place.directory);
     transfer
         .target

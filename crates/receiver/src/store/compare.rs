@@ -227,7 +227,7 @@ fn compare(
             root.map_or(Verdict::Need, Verdict::Compare)
         }
         Compare::Quick => {
-            let metadata = target.rules.of_file(&file.metadata);
+            let metadata = target.rules.of_existing_file(&file.metadata, &there);
             let wanted = (&*metadata, Xattrs::Digest(file.xattrs.as_deref()));
             match target.compare_metadata((opened, name), &there, wanted, At(path, Some(name))) {
                 Found::Same => Verdict::Skip,

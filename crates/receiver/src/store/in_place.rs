@@ -97,7 +97,7 @@ impl TargetTree {
         prove(&staged)?;
         let verify = failed_to(Operation::Verify);
         staged.set_final_length().map_err(verify)?;
-        self.set_metadata(staged.file(), metadata, at)?;
+        self.set_metadata_in_place(staged.file(), metadata, at)?;
         self.flush_if_each(staged.file())
             .map_err(failed_to(Operation::Flush))?;
         staged.commit(name, Replace::Existing).map_err(verify)

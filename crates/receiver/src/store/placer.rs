@@ -208,7 +208,10 @@ impl<'a> Placer<'a> {
             return false;
         };
         let name = self.transfer.target.name(path, &file.name);
-        let metadata = self.transfer.target.rules.of_file(&file.metadata);
+        let metadata = self
+            .transfer
+            .target
+            .of_file((directory, name), &file.metadata);
         self.transfer.target.is_kept(
             (directory, name),
             u64::from(file.bytes),
@@ -280,6 +283,7 @@ impl<'a> Placer<'a> {
 
     fn stage_at(&mut self, parent: &RelPath, path: &RelPath, name: &Name) -> io::Result<()> {
         let transfer = self.transfer;
+        let modes = transfer.target.tree.modes();
         for _ in 0..STAGE_TRIES {
             let parent = self.directory(parent)?.directory;
             let mut error = None;
@@ -288,8 +292,8 @@ impl<'a> Placer<'a> {
                     .quota
                     .book_staging(path)
                     .ok_or_else(|| Errno::MFILE.into());
-                let begun =
-                    held.and_then(|held| Ok((StagingDirectory::begin(&parent, name)?, held)));
+                let begun = held
+                    .and_then(|held| Ok((StagingDirectory::begin(&parent, name, modes)?, held)));
                 begun.map_err(|why| error = Some(why)).ok()
             });
             if let Some(staging) = begun {
@@ -319,14 +323,15 @@ impl<'a> Placer<'a> {
             return None;
         };
         let parent_directory = self.directory(&parent).ok()?.directory;
+        let modes = self.transfer.target.tree.modes();
         let begun = publisher.begin(path, || {
             let held = self.transfer.quota.book_spare_staging(path)?;
             if !publisher.take_fresh(path)
-                && !Tree::make_new(parent_directory.as_fd(), &name).ok()?
+                && !Tree::make_new(parent_directory.as_fd(), &name, modes).ok()?
             {
                 return None;
             }
-            let staging = StagingDirectory::begin(&parent_directory, &name).ok()?;
+            let staging = StagingDirectory::begin(&parent_directory, &name, modes).ok()?;
             Some((staging, held))
         });
         // Another thread may have been first.
@@ -371,7 +376,8 @@ impl<'a> Placer<'a> {
                 continue;
             };
             turns.own.writes(bytes.len());
-            match self.make_in(&staging.staging, flush, path, &file, bytes) {
+            let metadata = self.transfer.target.rules.of_file(&file.metadata);
+            match self.make_in(&staging.staging, flush, path, (&file, &metadata), bytes) {
                 Ok(()) => files.push(SmallFile::new(batch, number, file)),
                 Err(Unmade::NotTaken) => others.push(Entry {
                     number,
@@ -446,8 +452,10 @@ impl<'a> Placer<'a> {
         if all.is_refused() {
             return Err(Unmade::NotTaken);
         }
-        self.make_in(&side.staging, opened.flush, path, file, bytes)?;
         let name = self.transfer.target.name(path, &file.name);
+        let place = (&*opened.directory, name);
+        let metadata = self.transfer.target.of_file(place, &file.metadata);
+        self.make_in(&side.staging, opened.flush, path, (file, &metadata), bytes)?;
         if !all.give_name(side, &file.name, (&opened.directory, name)) {
             return Err(Unmade::NotTaken);
         }
@@ -543,7 +551,7 @@ impl<'a> Placer<'a> {
             BatchEntry::Link(link) => return self.place_link(opened, path, batch, *number, link),
             BatchEntry::Retouch(name, metadata) => {
                 let name = transfer.target.name(path, name);
-                let metadata = transfer.target.rules.of_file(metadata);
+                let metadata = transfer.target.of_file((directory, name), metadata);
                 transfer
                     .target
                     .retouch(directory, name, &metadata, At(path, Some(name)))?;
@@ -622,9 +630,10 @@ impl<'a> Placer<'a> {
             .join(name)
             .map_err(|_| cannot(Errno::NAMETOOLONG.into()))?;
         let publisher = &self.transfer.publisher;
+        let modes = self.transfer.target.tree.modes();
         if !publisher.is_fresh(&path)
             && !publisher
-                .make(&path, || Tree::make_new(parent.as_fd(), name))
+                .make(&path, || Tree::make_new(parent.as_fd(), name, modes))
                 .map_err(cannot)?
         {
             let entered = self.directory(&path);
@@ -645,21 +654,20 @@ impl<'a> Placer<'a> {
         staging: &StagingDirectory,
         flush: Flush,
         path: &RelPath,
-        file: &FileEntry,
+        (file, metadata): (&FileEntry, &Metadata),
         bytes: &[u8],
     ) -> Result<(), Unmade> {
-        let metadata = self.transfer.target.rules.of_file(&file.metadata);
         // somebody may have removed the directory, or the file system may take two names for one: by itself
         // the file may succeed
         let mode = self
             .transfer
             .target
-            .first_mode(&metadata, (staging.new_files(), staging.directory()));
+            .first_mode(metadata, (staging.new_files(), staging.directory()));
         let created = staging
             .create(&file.name, mode)
             .map_err(|_error| Unmade::NotTaken)?;
         let at = At(path, Some(&file.name));
-        let written = self.write_whole(staging, &metadata, at, &created, file, bytes);
+        let written = self.write_whole(staging, metadata, at, &created, file, bytes);
         let written = written.and_then(|()| flush_now(&created, self.flushes_each(flush)));
         // The error of the close counts only where nothing else has failed.
         let written = written.and(close(created).map_err(failed_to(Operation::Write)));
@@ -715,8 +723,8 @@ impl<'a> Placer<'a> {
     ) -> Result<Option<Name>, Failure> {
         let transfer = self.transfer;
         let name = transfer.target.name(path, &file.name);
-        let metadata = transfer.target.rules.of_file(&file.metadata);
         let directory = &opened.directory;
+        let metadata = transfer.target.of_file((directory, name), &file.metadata);
         let existing =
             transfer.begin_in_place(directory, name, u64::from(file.bytes), &metadata)?;
         if let Some(staged) = existing {
@@ -772,17 +780,7 @@ enum Unmade {
     Left(Failure),
 }
 
-impl Files {
-    /// Whether they are as many as a staging directory pays for, or are likely to be with those that follow: these find
-    /// a directory in use where it was not begun for the first.
-    const fn are_many(self) -> bool {
-        self.count >= TOGETHER_FILES_MIN || self.may_go_on
-    }
-}
-
-/// The least number of files for which a staging directory pays.
-const TOGETHER_FILES_MIN: usize = 8;
-/// The same for side directories: the directory waits twice while one is made and removed.
+/// The least number of files for which a side directory pays: the directory waits twice while one is made and removed.
 const SIDE_FILES_MIN: usize = 32;
 
 fn is_in_the_way(error: &io::Error) -> bool {

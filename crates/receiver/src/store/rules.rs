@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use zmove_disk::{FileIdentity, Replace};
+use zmove_disk::{DirectoryModes, FileIdentity, Replace};
 use zmove_types::{Account, Kinds, Metadata, Special, Timestamp};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite, Proof};
 
@@ -61,6 +61,52 @@ impl Rules {
             mode: metadata.mode & !bits,
             ..metadata.clone()
         })
+    }
+
+    /// The metadata of a file for the place of one that is there: without modes, the mode of that.
+    pub(crate) fn of_existing_file<'a>(
+        &self,
+        metadata: &'a Metadata,
+        there: &FileIdentity,
+    ) -> Cow<'a, Metadata> {
+        if self.kinds.has_any(Kinds::MODE) {
+            return self.of_file(metadata);
+        }
+        let kept = Metadata {
+            mode: there.mode,
+            ..metadata.clone()
+        };
+        Cow::Owned(self.of_file(&kept).into_owned())
+    }
+
+    /// The metadata of a directory that is there: without modes, its own mode, and without times of directories, its
+    /// own time.
+    pub(crate) fn of_directory<'a>(
+        &self,
+        metadata: &'a Metadata,
+        there: &FileIdentity,
+    ) -> Cow<'a, Metadata> {
+        let kept = |kind| !self.kinds.has_any(kind);
+        if !kept(Kinds::MODE) && !kept(Kinds::DIRECTORY_TIMES) {
+            return Cow::Borrowed(metadata);
+        }
+        let mut own = metadata.clone();
+        if kept(Kinds::MODE) {
+            own.mode = there.mode;
+        }
+        if kept(Kinds::DIRECTORY_TIMES) {
+            own.mtime = there.mtime;
+        }
+        Cow::Owned(own)
+    }
+
+    /// What becomes of the modes of directories.
+    pub(crate) fn directory_modes(&self) -> DirectoryModes {
+        if self.kinds.has_any(Kinds::MODE) {
+            DirectoryModes::SetAtTheEnd
+        } else {
+            DirectoryModes::Kept
+        }
     }
 
     /// The kinds of extended attributes that are set and removed.

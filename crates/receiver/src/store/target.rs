@@ -25,8 +25,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rustix::fs::{Access, AtFlags};
-use zmove_disk::{LOOK_AGAIN_AFTER, Tree, UNSEEN_MAX, is_shared_job_name};
-use zmove_types::{Beginning, Escaped, Name, RelPath};
+use zmove_disk::{DirectoryModes, LOOK_AGAIN_AFTER, Tree, UNSEEN_MAX, is_shared_job_name};
+use zmove_types::{Beginning, Escaped, Kinds, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
 use crate::shared_job::session::{SharedJobSession, not_under_way};
@@ -150,8 +150,10 @@ impl Target {
         let tree = place.tree.as_ref().expect("it was made");
         let path = &place.path;
         let tops = names_at_top(&open.shape, place.rename.as_ref());
-        // Where entries are named in the target, no mode comes for it: it has the usual one from the start.
-        let closed = if tops.is_empty() {
+        // Where entries are named in the target, or modes are not kept, no mode comes for it: it has the usual one from
+        // the start.
+        let gets_mode = tops.is_empty() && open.keeping.kinds.has_any(Kinds::MODE);
+        let closed = if gets_mode {
             make_closed(tree, path)
         } else {
             Ok(false)
@@ -159,7 +161,7 @@ impl Target {
         let made = closed.and_then(|is_closed| {
             let directory = match (path.parent(), path.file_name()) {
                 // The mode of the target is set at the end, so one that closes it to its owner may be changed now.
-                (Some(parent), Some(name)) if tops.is_empty() => {
+                (Some(parent), Some(name)) if gets_mode => {
                     Tree::at(tree.create_directory(&parent)?).ensure_directory(&alone(&name)?)
                 }
                 _ => tree.create_directory(path),
@@ -267,7 +269,8 @@ fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
     if tree.open_directory(path).is_ok() {
         return Ok(false);
     }
-    Tree::make_new(tree.create_directory(&parent)?.as_fd(), &name)
+    let parent = tree.create_directory(&parent)?;
+    Tree::make_new(parent.as_fd(), &name, DirectoryModes::SetAtTheEnd)
 }
 
 /// The name that an entry gets, where a single one may be renamed.

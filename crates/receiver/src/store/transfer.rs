@@ -1,11 +1,11 @@
 //! The state that all threads of one transfer share.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tokio::sync::mpsc::Sender;
-use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_metadata};
+use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_file_mtime};
 use zmove_types::{
     Brought, BufferPool, ByteOrigins, Counters, Cv, FileId, GroupSpan, Metadata, Name, Origin,
     RelPath, Root, TransferId,
@@ -297,7 +297,7 @@ impl Transfer {
             // This is the last holder: now the file is removed.
             drop(file);
             if let Ok(before) = before {
-                let _best_effort = set_metadata(directory.as_fd(), &before.metadata());
+                let _best_effort = set_file_mtime(&directory, before.mtime);
             }
         }
         self.parts.finish();

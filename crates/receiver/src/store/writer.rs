@@ -1,5 +1,6 @@
 //! The writers: threads that take verified work from a bounded queue, store it and report.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
 use zmove_disk::{PART_GONE, Span, Staged, Task, Turn};
-use zmove_types::{Buffer, Cv, Doing, GroupSpan, ItemId, Name, RelPath};
+use zmove_types::{Buffer, Cv, Doing, GroupSpan, ItemId, Kinds, Metadata, Name, RelPath};
 use zmove_wire::{FileHead, FrameKind, Operation, TargetState};
 
 use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
@@ -341,6 +342,18 @@ pub(crate) fn open_staged(
     })
 }
 
+/// The metadata of a large file that will have this path.
+fn metadata_of<'a>(transfer: &Transfer, head: &'a FileHead, path: &RelPath) -> Cow<'a, Metadata> {
+    let target = &transfer.target;
+    let parent = path.parent().unwrap_or_else(RelPath::root);
+    match target.tree.open_directory(&parent) {
+        Ok(directory) if !target.rules.kinds.has_any(Kinds::MODE) => {
+            target.of_file((&directory, &name_of(path)), &head.metadata)
+        }
+        _modes_are_kept_or_nothing_is_there => target.rules.of_file(&head.metadata),
+    }
+}
+
 fn name_of(path: &RelPath) -> Name {
     path.file_name().expect("a declared file has a name")
 }
@@ -358,7 +371,7 @@ pub(crate) fn finish_file(
         return;
     }
     let path = transfer.target.final_path(&file.head);
-    let metadata = transfer.target.rules.of_file(&file.head.metadata);
+    let metadata = metadata_of(transfer, &file.head, &path);
     // reading back takes what has come
     let root = transfer.named.as_ref().and_then(|_| file.root_that_came());
     if staged.is_in_place() {
@@ -424,7 +437,7 @@ mod tests {
     use crate::store::placer::tests::{
         transfer_with_journals, transfer_with_one_place, without_a_standstill,
     };
-    use zmove_types::{FileId, GROUP_BYTES, Metadata, Timestamp};
+    use zmove_types::{FileId, GROUP_BYTES, Timestamp};
     use zmove_wire::{FaultCode, FileHead};
 
     /// A transfer to a directory of its own, with a file of so many bytes that has been declared.

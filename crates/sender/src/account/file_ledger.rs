@@ -181,6 +181,12 @@ impl FileLedger {
         self.telling.insert(failure) && !self.told.contains(&failure)
     }
 
+    /// Notes a message; returns whether neither this session nor an earlier one has reported it.
+    pub(crate) fn tell_once(&mut self, message: &str) -> bool {
+        let message = self.hasher.hash_one(message);
+        self.telling.insert(message) && !self.told.contains(&message)
+    }
+
     /// Notes that the session has broken off.
     pub(crate) fn break_off(&mut self) {
         self.told.extend(self.telling.drain());

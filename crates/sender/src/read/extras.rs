@@ -112,6 +112,14 @@ impl Extras {
         self.instead.of(metadata, Form::Other)
     }
 
+    /// The message about attributes of an entry that are never copied; none unless attributes of their namespaces are
+    /// to be kept.
+    pub(crate) fn never_copied(&self, entry: &Entry) -> Option<String> {
+        let found = entry.never_copied;
+        let is_told = !found.is_empty() && self.kinds().has_any(Kinds::PRIVILEGED);
+        is_told.then(|| format!("attributes of one system are never copied: {found}"))
+    }
+
     /// Whether hard links are to be kept.
     pub(crate) fn wants_links(&self) -> bool {
         self.asked.kinds.has_any(Kinds::LINKS)
@@ -258,6 +266,7 @@ impl Extras {
                 list,
                 too_much,
                 unread,
+                ..
             } = found.unwrap_or(unread);
             lacks.extend(too_much.each().map(|kind| (kind, Lack::TooMuch)));
             lacks.extend(unread.common(asked).each().map(|kind| (kind, Lack::Unread)));
@@ -611,6 +620,10 @@ mod tests {
         fn get_into(self, _name: &std::ffi::CStr, _buffer: &mut [u8]) -> rustix::io::Result<usize> {
             Err(rustix::io::Errno::IO)
         }
+
+        fn file_system(self) -> Option<i64> {
+            None
+        }
     }
 
     #[test]
@@ -664,6 +677,7 @@ mod tests {
                 xattrs: Some(Box::new(mark)),
                 ..Beside::default()
             },
+            never_copied: zmove_types::NeverCopied::default(),
         }
     }
 }

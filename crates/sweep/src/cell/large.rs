@@ -1,11 +1,11 @@
 //! Files of several groups: written as a receiver stores them, read as a sender reads them.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use zmove_disk::{DataFile, Direct, Replace, Staged, set_new_file_metadata};
+use zmove_disk::{DataFile, Descriptor, Direct, Replace, Staged, Wanted};
 use zmove_types::Metadata;
 
 use crate::cell::groups::Groups;
@@ -189,7 +189,8 @@ fn finish(bench: &Bench<'_>, writing: Writing) -> Result<Option<(u64, u64)>, Swe
         return Ok(None);
     }
     let finished = staged.file().set_len(bytes).and_then(|()| {
-        set_new_file_metadata(staged.file(), &Metadata::new(MODE, bench.mtime))?;
+        let wanted = Wanted::mode_and_time(&Metadata::new(MODE, bench.mtime));
+        let _not_kept = wanted.set(Descriptor::Open(staged.file().as_fd()), &bench.proven)?;
         staged.file().sync_data()?;
         staged.commit(&name_of(number), Replace::Existing)
     });

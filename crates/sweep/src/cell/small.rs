@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use zmove_disk::{ContentsWriter, DataFile, Replace, StagingDirectory, Tree};
+use zmove_disk::{ContentsWriter, DataFile, DirectoryModes, Replace, StagingDirectory, Tree};
 use zmove_types::{Metadata, Name};
 
 use crate::cell::noise::{Noise, group_buffer};
@@ -161,8 +161,9 @@ impl Writers<'_> {
     ) -> Result<Option<(Arc<OwnedFd>, u64)>, SweepError> {
         let cannot = || self.bench.cannot("make a directory in");
         let name = name_of(number);
-        Tree::make_new(self.parent.as_fd(), &name).map_err(cannot())?;
-        let staging = StagingDirectory::begin(&self.parent, &name).map_err(cannot())?;
+        let modes = DirectoryModes::default();
+        Tree::make_new(self.parent.as_fd(), &name, modes).map_err(cannot())?;
+        let staging = StagingDirectory::begin(&self.parent, &name, modes).map_err(cannot())?;
         let bytes = self.bench.cell.file_bytes;
         let mut made = 0;
         while made < files && self.pace.admit(bytes) {
@@ -189,9 +190,11 @@ impl Writers<'_> {
     ) -> std::io::Result<()> {
         let file = staging.create(name, MODE)?;
         contents.write(&file, data)?;
-        staging
+        let metadata = Metadata::new(MODE, self.bench.mtime);
+        let _not_kept = staging
             .new_files()
-            .set_metadata(&file, &Metadata::new(MODE, self.bench.mtime))
+            .set_metadata(&file, &metadata, &self.bench.proven)?;
+        Ok(())
     }
 }
 

@@ -125,12 +125,12 @@ mod tests {
     #[test]
     fn what_is_asked_for_is_pinned() {
         let bytes = |keeping: &Keeping| encode_message(keeping)[4..].to_vec();
-        assert_eq!(bytes(&Keeping::default()), [0xB3, 12, 0]);
+        assert_eq!(bytes(&Keeping::default()), [0xB3, 44, 0]);
         let all = Keeping {
             kinds: Kinds::ALL,
             named: true,
         };
-        assert_eq!(bytes(&all), [0xFF, 31, 1]);
+        assert_eq!(bytes(&all), [0xFF, 127, 1]);
         assert_eq!(decode_message(&bytes(&all)), Ok(all));
     }
 

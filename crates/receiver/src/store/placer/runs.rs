@@ -54,6 +54,17 @@ pub(super) struct Files {
     pub(super) may_go_on: bool,
 }
 
+impl Files {
+    /// Whether they are as many as a staging directory pays for, or are likely to be with those that follow: these find
+    /// a directory in use where it was not begun for the first.
+    pub(super) const fn are_many(self) -> bool {
+        self.count >= TOGETHER_FILES_MIN || self.may_go_on
+    }
+}
+
+/// The least number of files for which a staging directory pays.
+const TOGETHER_FILES_MIN: usize = 8;
+
 /// The entries of one run: few, so that threads that join in find something to do, and enough that a thread seldom has
 /// to look for more.
 const ENTRIES_PER_RUN: usize = 8;

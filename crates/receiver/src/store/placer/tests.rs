@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use zmove_chunk::file_root;
-use zmove_disk::set_new_file_metadata;
+use zmove_disk::{Descriptor, ProvenKinds, Wanted};
 use zmove_types::{Account, Extra, ItemId, Kinds, Timestamp};
 use zmove_wire::{EntryFault, FaultCode, Open};
 
@@ -103,6 +103,14 @@ fn name(text: &str) -> Name {
 
 fn path(text: &str) -> RelPath {
     RelPath::from_bytes(text.as_bytes()).unwrap()
+}
+
+/// Gives a file this mode, and the time that all metadata have here.
+fn dress(path: &Path, mode: u32) {
+    let file = File::open(path).unwrap();
+    Wanted::mode_and_time(&metadata(mode))
+        .set(Descriptor::Open(file.as_fd()), &ProvenKinds::default())
+        .unwrap();
 }
 
 fn metadata(mode: u32) -> Metadata {
@@ -477,7 +485,7 @@ fn a_guessed_file_that_is_there_by_now_stays() {
         );
         let there = directory.join("f3");
         std::fs::write(&there, "y").unwrap();
-        set_new_file_metadata(File::open(&there).unwrap(), &metadata(0o644)).unwrap();
+        dress(&there, 0o644);
         publish_all(&transfer);
         assert_eq!(std::fs::read(&there).unwrap(), b"y");
         let (operation, code) = ALREADY_THERE;
@@ -529,7 +537,7 @@ fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs
             &placer.transfer.turn(Task::Write),
         );
         std::fs::write(&there, "y").unwrap();
-        set_new_file_metadata(File::open(&there).unwrap(), &metadata(mode)).unwrap();
+        dress(&there, mode);
         publish_all(&transfer);
         let now = (
             std::fs::read(&there).unwrap(),
@@ -1012,7 +1020,7 @@ fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
     for name in ["same", "changed"] {
         std::fs::write(at(name), "compared").unwrap();
         // An old time, so that a change is not of the same tick of the clock.
-        set_new_file_metadata(File::open(at(name)).unwrap(), &metadata(0o644)).unwrap();
+        dress(&at(name), 0o644);
     }
     std::fs::hard_link(at("same"), at("linked")).unwrap();
     let directory = transfer

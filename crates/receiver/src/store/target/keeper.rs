@@ -81,15 +81,12 @@ impl Keeper {
             .map(|miss| (miss.kind, lack(rules, miss)))
             .collect();
         let kind = |xattr: &zmove_types::Xattr| Kinds::of_xattr(&xattr.name);
-        if denied
-            && rules.kinds.has_any(Kinds::PRIVILEGED)
-            && wanted
-                .xattrs
-                .iter()
-                .filter_map(kind)
-                .any(|kind| kind == Kinds::PRIVILEGED)
-        {
-            lacks.push((Kinds::PRIVILEGED, Lack::NotGranted));
+        if denied {
+            let kinds = wanted.xattrs.iter().filter_map(kind);
+            let refused = kinds
+                .fold(Kinds::NONE, Kinds::and)
+                .common(rules.kinds.common(Kinds::PRIVILEGED));
+            lacks.extend(refused.each().map(|kind| (kind, Lack::NotGranted)));
         }
         if lacks.is_empty() {
             return;

@@ -11,7 +11,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use zmove_disk::{
     Descriptor, FileIdentity, GroupOfNew, Linked, Miss, Named, NonRegular, Replace, Wanted,
-    hold_new, place_link_to_non_regular, place_special, place_symlink,
+    hold_new, is_special_at, place_link_to_non_regular, place_special, place_symlink,
 };
 use zmove_types::{Kinds, Metadata, Name, Special};
 use zmove_wire::Operation;
@@ -81,7 +81,10 @@ impl TargetTree {
         {
             return false;
         }
-        let metadata = self.rules.of_file(metadata);
+        let metadata = match entry {
+            NonRegular::Symlink(_) => self.rules.of_file(metadata),
+            NonRegular::Special(_) => self.rules.of_existing_file(metadata, &there),
+        };
         let wanted = self.keeper.wanted(&self.rules, &metadata, None);
         let (mode, kinds) = match entry {
             // a link has no mode, and attributes that root sets alone
@@ -147,11 +150,14 @@ impl TargetTree {
         match entry {
             NonRegular::Symlink(target) => {
                 let to = (target, metadata.mtime);
-                let is_ours = self.place_over_directory(at, || {
-                    place_symlink(place.0.as_fd(), place.1, to, self.rules.replaces())
+                let replace = self.rules.replaces();
+                let placed = self.place_over_directory(at, || {
+                    place_symlink(place.0.as_fd(), place.1, to, replace, &self.proven)
                         .map_err(failed_to(Operation::Symlink))
                 })?;
-                if is_ours {
+                if let Some(misses) = placed {
+                    self.keeper
+                        .note(&self.rules, &Wanted::default(), &misses, at);
                     self.own_link(place, metadata, at)
                         .map_err(failed_to(Operation::SetMetadata))?;
                 }
@@ -170,12 +176,18 @@ impl TargetTree {
         (special, metadata): (Special, &Metadata),
         at: At<'_>,
     ) -> io::Result<bool> {
-        let metadata = self.rules.of_file(metadata);
+        let metadata = match FileIdentity::at(directory, name) {
+            Ok(there) if is_special_at(directory.as_fd(), name, special) => {
+                self.rules.of_existing_file(metadata, &there)
+            }
+            _another_or_none => self.rules.of_file(metadata),
+        };
         let wanted = self
             .keeper
             .wanted(&self.rules, &metadata, Some(metadata.mtime));
         let misses = if self.rules.may_make(special) {
-            place_special(directory, name, (special, &wanted), self.rules.replaces())?
+            let replace = self.rules.replaces();
+            place_special(directory, name, (special, &wanted), replace, &self.proven)?
         } else {
             vec![Miss {
                 kind: special.kind(),
@@ -208,7 +220,7 @@ impl TargetTree {
             return Ok(());
         }
         let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
-        let misses = wanted.set(Descriptor::PathOnly(link.as_fd()))?;
+        let misses = wanted.set(Descriptor::PathOnly(link.as_fd()), &self.proven)?;
         self.keeper.note(&self.rules, &wanted, &misses, at);
         Ok(())
     }

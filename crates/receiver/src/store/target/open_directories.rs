@@ -77,7 +77,8 @@ impl<'a> OpenDirectories<'a> {
         let name = RelPath::root()
             .join(&name)
             .map_err(|_too_long| Errno::NAMETOOLONG)?;
-        Tree::at(parent).ensure_directory(&name)
+        let tree = &self.transfer.target.tree;
+        tree.like_this_at(parent).ensure_directory(&name)
     }
 
     /// Keeps a directory open, as far as the key may have the memory that its path takes.
@@ -134,7 +135,10 @@ impl<'a> OpenDirectories<'a> {
     /// Opens a directory, and makes it where it does not exist.
     pub(crate) fn open_or_make(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.transfer.publisher.staged_above(path) {
-            Some((above, rest)) => Tree::at(above).ensure_directory(&rest),
+            Some((above, rest)) => {
+                let tree = &self.transfer.target.tree;
+                tree.like_this_at(above).ensure_directory(&rest)
+            }
             None => self.transfer.target.tree.ensure_directory(path),
         }
     }

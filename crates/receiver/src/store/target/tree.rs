@@ -4,6 +4,7 @@
 //! of the source's modification time. With `--update` and `--ignore-existing` a file may stay whatever it
 //! holds.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,9 +15,9 @@ use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
     Descriptor, Fence, FileIdentity, FoundXattrs, GroupOfNew, HasXattrs, KeptTimes, LastingNames,
-    Linked, Named, NewFiles, Replace, Staged, StagingPlace, Tree, Wanted, data_begins,
-    is_beyond_range, is_held_everywhere, is_kept_by_other_names, number_at, open_beneath,
-    place_link, retouch,
+    Linked, Miss, Named, NewFiles, ProvenKinds, Replace, Staged, StagingPlace, Tree, Wanted,
+    data_begins, is_beyond_range, is_held_everywhere, is_kept_by_other_names, is_refused_to_others,
+    number_at, open_beneath, place_link, retouch,
 };
 use zmove_types::{
     AtomicCounters, GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId,
@@ -49,6 +50,8 @@ pub(crate) struct TargetTree {
     pub(crate) is_closed: bool,
     pub(crate) part_names: LastingNames,
     pub(crate) times: KeptTimes,
+    /// The kinds of metadata that each file system has shown to keep.
+    pub(crate) proven: ProvenKinds,
     pub(crate) keeper: Keeper,
     /// The files that were compared by their contents.
     pub(crate) compared: ComparedFiles,
@@ -86,6 +89,7 @@ impl TargetTree {
             shared_job,
         } = target;
         let tag = &transfer.to_string()[..LastingNames::TAG_DIGITS];
+        let tree = tree.with_modes(rules.directory_modes());
         let tree = match &shared_job {
             Some(job) => tree.fenced_by(Arc::clone(job.epoch()) as Arc<dyn Fence>),
             None => tree,
@@ -98,6 +102,7 @@ impl TargetTree {
             is_closed,
             part_names: LastingNames::new(tag),
             times: KeptTimes::default(),
+            proven: ProvenKinds::default(),
             keeper,
             compared: ComparedFiles::new(quota),
             claims: Claims::new(quota),
@@ -117,6 +122,21 @@ impl TargetTree {
     /// The name that an entry gets.
     pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
         renamed(self.rename.as_ref(), directory, name)
+    }
+
+    /// The metadata of a file that is to have a name in a directory, where another file may have it.
+    pub(crate) fn of_file<'a>(
+        &self,
+        (directory, name): (&OwnedFd, &Name),
+        metadata: &'a Metadata,
+    ) -> Cow<'a, Metadata> {
+        if self.rules.kinds.has_any(Kinds::MODE) {
+            return self.rules.of_file(metadata);
+        }
+        match FileIdentity::at(directory, name) {
+            Ok(there) if there.regular => self.rules.of_existing_file(metadata, &there),
+            _another_or_none => self.rules.of_file(metadata),
+        }
     }
 
     /// The final path of a large file.
@@ -168,7 +188,11 @@ impl TargetTree {
         if metadata.extra.is_some() || was_given || self.gives_acl(new_files, directory) {
             return self.set_metadata(file, metadata, at);
         }
-        new_files.set_metadata(file, metadata).map_err(cannot)?;
+        let misses = new_files
+            .set_metadata(file, metadata, &self.proven)
+            .map_err(cannot)?;
+        self.keeper
+            .note(&self.rules, &Wanted::default(), &misses, at);
         self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
@@ -193,18 +217,52 @@ impl TargetTree {
         self.rules.kinds.has_any(Kinds::ACLS) && new_files.gives_acl(directory.as_fd())
     }
 
-    /// Sets all metadata of a file or directory; what it does not get is counted.
-    pub(crate) fn set_whole(
+    /// Sets all metadata of a file or directory; what it does not get is counted and returned.
+    fn set_whole(
         &self,
         entry: impl AsFd,
         metadata: &Metadata,
         at: At<'_>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Vec<Miss>> {
         let wanted = self
             .keeper
             .wanted(&self.rules, metadata, Some(metadata.mtime));
-        let misses = wanted.set(Descriptor::Open(entry.as_fd()))?;
+        let misses = wanted.set(Descriptor::Open(entry.as_fd()), &self.proven)?;
         self.keeper.note(&self.rules, &wanted, &misses, at);
+        Ok(misses)
+    }
+
+    /// Gives a file that was changed in its place its metadata. The mode and time of a file of another user are that
+    /// user's.
+    pub(crate) fn set_metadata_in_place(
+        &self,
+        file: &File,
+        metadata: &Metadata,
+        at: At<'_>,
+    ) -> Result<(), Failure> {
+        let cannot = failed_to(Operation::SetMetadata);
+        let there = FileIdentity::of(file).map_err(cannot)?;
+        let misses = self.set_whole(file, metadata, at).map_err(cannot)?;
+        if is_refused_to_others(there.ids, &misses) {
+            return Err(cannot(Errno::PERM.into()));
+        }
+        self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
+        Ok(())
+    }
+
+    /// Gives a directory into which nothing more is put its metadata.
+    pub(crate) fn set_directory(
+        &self,
+        directory: &OwnedFd,
+        metadata: &Metadata,
+        at: At<'_>,
+    ) -> io::Result<()> {
+        let there = FileIdentity::of(directory)?;
+        let metadata = self.rules.of_directory(metadata, &there);
+        let misses = self.set_whole(directory, &metadata, at)?;
+        if is_refused_to_others(there.ids, &misses) {
+            self.counters.foreign_directories.add(1);
+        }
         Ok(())
     }
 
@@ -247,7 +305,7 @@ impl TargetTree {
             return Err(Errno::BUSY.into());
         }
         self.file_systems.note(directory)?;
-        let misses = retouch(directory.as_fd(), name, compared, wanted)?;
+        let misses = retouch(directory.as_fd(), name, compared, wanted, &self.proven)?;
         self.keeper.note(&self.rules, wanted, &misses, at);
         if self.flushes_each(directory)? {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
