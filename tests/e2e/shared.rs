@@ -378,7 +378,7 @@ impl Mover<'_> {
                 ..WorkCounts::default()
             },
         };
-        self.order(SharedJobOrder::End(end))
+        self.order(ended(end))
     }
 
     fn finish(mut self) {
@@ -586,7 +586,7 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         assert_eq!(movers[0].end(1, 1, 1), SharedJobResult::Done);
         // the rest of its work is under way
         let [parent, work] = [1, 2].map(|number| WorkId([number; 16]));
-        movers[1].say(SharedJobOrder::End(WorkEnd {
+        movers[1].say(ended(WorkEnd {
             work,
             parent,
             pass: 1,
@@ -660,4 +660,12 @@ fn the_directory_of_a_job_is_neither_sent_nor_removed() {
     assert!(job.exists() && !cluster.root().join("f").exists());
     mover.finish();
     assert!(job.exists(), "its end is ordered");
+}
+
+/// The order to record an end of work in which everything was kept.
+fn ended(end: WorkEnd) -> SharedJobOrder {
+    SharedJobOrder::End {
+        end,
+        not_kept: Vec::new(),
+    }
 }

@@ -811,6 +811,31 @@ fn a_directory_that_is_made_for_one_file_is_open_to_others() {
     }
 }
 
+/// Of small files, large ones and directories, by whichever receiver.
+#[test]
+fn what_several_receivers_did_not_keep_is_counted() {
+    if !is_root() {
+        return skip("only root can make files of another user");
+    }
+    let spread = Spread::new(2);
+    let source = spread.source();
+    std::fs::create_dir(source.join("d")).unwrap();
+    for name in ["small", "d/small"] {
+        paint(source.join(name), 10);
+    }
+    paint(source.join("large"), 40 << 20);
+    for name in ["small", "d/small", "d", "large"] {
+        std::os::unix::fs::chown(source.join(name), Some(1234), None).unwrap();
+    }
+    let lack = "not kept: owner of 4 (the key's grant does not allow it)";
+    for (options, exit) in [(&["-a"][..], 0), (&["-a", "--strict-metadata"], 23)] {
+        let outcome = spread.push(options, "source").outcome().expect(exit);
+        assert!(outcome.stdout.contains(lack), "{}", outcome.stdout);
+    }
+    let json = spread.push(&["-a", "--json"], "source").outcome();
+    assert_eq!(json.summary()["not_kept"][0]["entries"], 4);
+}
+
 #[test]
 fn a_key_that_may_not_lead_pushes_to_one_receiver_alone() {
     let mut spread = Spread::new(2);

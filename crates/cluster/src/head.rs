@@ -60,7 +60,7 @@ pub struct Others {
 }
 
 /// A job that has come to its end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct JobEnd {
     /// What the journals of the receivers say.
     pub count: SharedJobCount,
@@ -237,7 +237,7 @@ impl<W: WorkQueue> Head<W> {
                 |error: &SessionEnd| course.stage == Stage::Ordered && is_closed(error);
             if course.stage == Stage::Closed || ended.as_ref().is_err_and(was_closed) {
                 return Ok(JobEnd {
-                    count: course.count,
+                    count: std::mem::take(&mut course.count),
                     walks: course.walks.done,
                 });
             }
@@ -287,6 +287,8 @@ impl<W: WorkQueue> Head<W> {
                         .get_or_insert_with(|| Finishing::of(&self.node.job));
                     course.count.counts.failed +=
                         finishing.run(&self.node.job, &orders, events).await?;
+                    // what directories did not get has been recorded since all work ended
+                    course.count.not_kept = orders.count().await?.not_kept;
                     Stage::Finished
                 }
                 Stage::Finished | Stage::Ordered => {

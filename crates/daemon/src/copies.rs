@@ -283,6 +283,7 @@ mod tests {
             to,
             ended: Ok(TransferAccount::default()),
             receipt: None,
+            strict: false,
         }
     }
 

@@ -415,6 +415,7 @@ async fn finish(
         to: order.to.clone(),
         ended: told,
         receipt,
+        strict: order.fetch.open.keeping.strict,
     };
     // A daemon that is stopped has not ended the copy: the same order goes on with it.
     if cut_off != Some(Cut::Stopping) {

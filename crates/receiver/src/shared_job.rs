@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 use zmove_disk::{EpochError, FENCED};
 use zmove_types::{Metadata, RelPath, Root};
 use zmove_wire::{
-    Batch, BatchEntry, EntryFault, FileHead, Operation, SharedJobCount, SharedJobOrder,
+    Batch, BatchEntry, EntryFault, FileHead, NotKept, Operation, SharedJobCount, SharedJobOrder,
     SharedJobResult, WireError, WorkEnd,
 };
 
@@ -51,7 +51,9 @@ impl SharedJobSession {
         order: SharedJobOrder,
     ) -> Result<SharedJobResult, WireError> {
         let done = match order {
-            SharedJobOrder::End(end) => self.end(transfer, end).map(|()| SharedJobResult::Done),
+            SharedJobOrder::End { end, not_kept } => self
+                .end(transfer, end, not_kept)
+                .map(|()| SharedJobResult::Done),
             SharedJobOrder::Commit { head, root } => {
                 let head = FileHead::decode(&head)?;
                 if head.path.is_root() {
@@ -89,17 +91,24 @@ impl SharedJobSession {
         }))
     }
 
-    /// Ends a work item, all of which has been reported as stored.
-    fn end(&self, transfer: &Transfer, end: WorkEnd) -> Result<(), Failure> {
+    /// Ends a work item, all of which has been reported as stored, and records what was not kept of entries by the
+    /// sender and here.
+    fn end(
+        &self,
+        transfer: &Transfer,
+        end: WorkEnd,
+        mut not_kept: Vec<NotKept>,
+    ) -> Result<(), Failure> {
         if let Err(failed) = self.flush(transfer) {
             self.check(Operation::Rename)?;
             return Err(failed);
         }
         // Something of this work may have failed for that reason alone, and will be done by others.
         self.check(Operation::Rename)?;
+        not_kept.extend(transfer.target.keeper.take_counts());
         transfer
             .parts
-            .record_work(|journal| journal.work_ended(end))
+            .record_work(|journal| journal.work_ended(end, not_kept))
             .map_err(failed_to(Operation::Flush))
     }
 
@@ -209,6 +218,13 @@ fn set_directories(
                 code,
             });
         }
+    }
+    let not_kept = target.keeper.take_counts();
+    if !not_kept.is_empty() {
+        transfer
+            .parts
+            .record_work(|journal| journal.not_kept(not_kept))
+            .map_err(failed_to(Operation::Flush))?;
     }
     flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
     Ok(SharedJobResult::DirectoriesSet(faults))

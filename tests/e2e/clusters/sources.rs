@@ -156,6 +156,33 @@ fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
     assert!(u64::try_from(seconds).unwrap() >= started.as_secs());
 }
 
+/// Whichever node sends an entry.
+#[test]
+fn what_is_not_kept_of_entries_that_any_node_sends_is_counted() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_many();
+    let mut given = 0;
+    for number in 0..DIRECTORIES {
+        let directory = lab.site.source().join(format!("d{number}"));
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            std::os::unix::fs::lchown(path, Some(1234), None).unwrap();
+            given += 1;
+        }
+    }
+    let node = lab.join("other", &[]);
+    node.wait_for("waiting for it");
+    let options = ["-a", "--numeric-ids", "--strict-metadata"];
+    let outcome = lab.push(&options).outcome().expect(23);
+    let lack = format!("not kept: owner of {given} (the key's grant does not allow it)");
+    let told = &outcome.stdout;
+    assert!(
+        told.contains(&lack) && told.contains(", by 2 nodes\n"),
+        "{told}"
+    );
+}
+
 #[test]
 fn owners_by_names_that_each_node_knows_otherwise_are_refused() {
     let Some(lab) = Lab::new(1) else { return };

@@ -224,6 +224,7 @@ fn a_result_is_a_success_only_where_nothing_is_missing_and_the_target_s_host_has
             to: to.clone(),
             ended: Ok(account),
             receipt,
+            strict: false,
         };
         let (address, key) = host_with_a_result(&site.path(&format!("host{number}")), ended);
         site.pin(&address, key);

@@ -9,7 +9,7 @@ use super::{LARGE_BYTES, World, again, id_in};
 use crate::breakage::{interrupt, kill};
 use crate::command::{Runner, finish};
 use crate::daemon::Daemon;
-use crate::harness::{PATIENCE, PROMPT};
+use crate::harness::{PATIENCE, PROMPT, is_root, skip};
 use crate::pull::assert_counts;
 use crate::tree::{assert_same, paint};
 
@@ -33,6 +33,27 @@ fn leave(mut client: Child) -> String {
     client.kill().unwrap();
     let output = client.wait_with_output().unwrap();
     id_in(&String::from_utf8_lossy(&output.stderr))
+}
+
+/// A copy that kept less than it was asked for ends with the same exit code for whoever asks later.
+#[test]
+fn a_result_says_what_was_not_kept() {
+    if !is_root() {
+        return skip("only root can make files of another user");
+    }
+    for (strict, exit) in [(&["-a"][..], 0), (&["-a", "--strict-metadata"], 23)] {
+        let world = World::new();
+        std::os::unix::fs::chown(world.site.source(), Some(1234), None).unwrap();
+        let id = leave(world.under_way(strict));
+        world.sender.wait_for_log("copied for tester");
+        let told = world.result(&[], &id, &world.sender).expect(exit).stdout;
+        let lack = "not kept: owner of 1 (the key's grant does not allow it)";
+        assert!(told.contains(lack), "{told}");
+        let told = world.result(&["--json"], &id, &world.sender).expect(exit);
+        let told: Value = serde_json::from_str(&told.stdout).unwrap();
+        assert_eq!(told["not_kept"][0]["what"], "owner", "{told}");
+        assert_eq!(told["exit"], exit, "{told}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `zmove copy`, which is a push, a pull, or a copy between two other hosts; and `zmove result`, which asks about a
 //! copy of the last kind.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,7 +22,8 @@ use crate::commands::{mount, pull, push};
 use crate::display::format::{counted, same_files};
 use crate::display::progress::{Display, print_json};
 use crate::display::prompt::Prompt;
-use crate::display::summary::{Ending, Sessions};
+use crate::display::summary::json::not_kept_as_json;
+use crate::display::summary::{Ending, Sessions, not_kept};
 use crate::display::trace::Trace;
 use crate::display::{summary, terminal};
 use crate::settings::{self, Copy, CopySettings, Role};
@@ -223,7 +225,12 @@ fn exit_of_receipt(receipt: &Receipt) -> Exit {
 fn of_sender(
     args: &ResultArgs,
     known: &KnownHosts,
-    EndedCopy { to, ended, receipt }: EndedCopy,
+    EndedCopy {
+        to,
+        ended,
+        receipt,
+        strict,
+    }: EndedCopy,
 ) -> Result<(Exit, String, Value)> {
     let account = match ended {
         Ok(account) => account,
@@ -243,6 +250,41 @@ fn of_sender(
     };
     let is_preview = account.is_preview;
     let counters = Counters::from(account.counters);
+    let host = Escaped(to.host.as_bytes());
+    let mut text = sent(&counters, is_preview, format_args!("{host}:{}", to.port));
+    match &receipt {
+        Some(receipt) => text += &format!("\nsigned by {host}:{}: {}", to.port, received(receipt)),
+        None if is_preview => {}
+        None => text += "; without a receipt of that host",
+    }
+    if !account.not_kept.is_empty() {
+        text = text + "\n" + not_kept(&account.not_kept).trim_end();
+    }
+    let told = match Exit::of_counters(&counters, is_preview) {
+        _ if strict && !account.not_kept.is_empty() => Exit::Partial,
+        Exit::Partial => Exit::Partial,
+        // Files for which nobody has signed may not have arrived.
+        _ if receipt.is_none() && !is_preview => Exit::Broken,
+        told => told,
+    };
+    let exit = receipt
+        .as_ref()
+        .map_or(told, |receipt| exit_with(told, receipt, counters.failed));
+    let said = json!({
+        "state": "ended",
+        "files": counters.files,
+        "bytes": counters.bytes,
+        "failed": counters.failed,
+        "added": is_preview.then_some(counters.added),
+        "changed": is_preview.then_some(counters.changed),
+        "not_kept": not_kept_as_json(&account.not_kept),
+        "receipt": receipt.as_ref().map(as_json),
+    });
+    Ok((exit, text, said))
+}
+
+/// The text of what was sent to a daemon, or of what a preview would send there.
+fn sent(counters: &Counters, is_preview: bool, daemon: fmt::Arguments<'_>) -> String {
     let Counters {
         files,
         bytes,
@@ -252,46 +294,20 @@ fn of_sender(
         removed,
         skipped,
         ..
-    } = counters;
-    let host = Escaped(to.host.as_bytes());
-    let port = to.port;
-    let mut text = if is_preview {
+    } = *counters;
+    if is_preview {
         format!(
-            "nothing was sent to {host}:{port}: {added} only at the source, {changed} differ, {removed} only at the \
-             target, {}, {failed} failed",
+            "nothing was sent to {daemon}: {added} only at the source, {changed} differ, {removed} only at the target, \
+             {}, {failed} failed",
             same_files(skipped)
         )
     } else {
         format!(
-            "{}, {} sent to {host}:{port}, {failed} failed",
+            "{}, {} sent to {daemon}, {failed} failed",
             counted(files, "file"),
             ByteCount(bytes)
         )
-    };
-    match &receipt {
-        Some(receipt) => text += &format!("\nsigned by {host}:{}: {}", to.port, received(receipt)),
-        None if is_preview => {}
-        None => text += "; without a receipt of that host",
     }
-    let told = match Exit::of_counters(&counters, is_preview) {
-        Exit::Partial => Exit::Partial,
-        // Files for which nobody has signed may not have arrived.
-        _ if receipt.is_none() && !is_preview => Exit::Broken,
-        told => told,
-    };
-    let exit = receipt
-        .as_ref()
-        .map_or(told, |receipt| exit_with(told, receipt, failed));
-    let said = json!({
-        "state": "ended",
-        "files": files,
-        "bytes": bytes,
-        "failed": failed,
-        "added": is_preview.then_some(added),
-        "changed": is_preview.then_some(changed),
-        "receipt": receipt.as_ref().map(as_json),
-    });
-    Ok((exit, text, said))
 }
 
 fn checked(signed: &SignedReceipt, is_right: impl FnOnce(Fingerprint) -> bool) -> Result<Receipt> {

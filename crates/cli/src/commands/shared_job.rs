@@ -457,6 +457,7 @@ fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
     let JobEnd { count, .. } = ended;
     Summary {
         counters: Counters::from(count.counts),
+        not_kept: count.not_kept.clone(),
         elapsed: started.elapsed(),
         measured: started.elapsed(),
         ..Summary::default()

@@ -1,11 +1,12 @@
 //! The summary of a push: what was moved, how fast, and what limited it.
 
-mod json;
+pub(crate) mod json;
 
 use serde_json::json;
 use zmove_sender::{Bottleneck, Limit, Summary};
 use zmove_transport::{Resumption, Transport};
 use zmove_types::{ByteCount, ByteRate, Counters, ExitEffect};
+use zmove_wire::NotKept;
 
 use crate::args::{DurabilityArg, ProofArg, PushArgs};
 use crate::ceiling::Shares;
@@ -63,7 +64,7 @@ pub(crate) fn print(
         if ending.exit == Exit::Partial && !has_failed && !summary.not_kept.is_empty() {
             terminal::warn(format_args!(
                 "{}(--strict-metadata)",
-                not_kept(summary).replace('\n', " ")
+                not_kept(&summary.not_kept).replace('\n', " ")
             ));
         }
     } else {
@@ -335,13 +336,13 @@ pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
     if !text.is_empty() {
         text.push('\n');
     }
-    text + &lines.concat() + &not_kept(summary)
+    text + &lines.concat() + &not_kept(&summary.not_kept)
 }
 
 /// What was to be kept of entries and is not, on one line.
-fn not_kept(summary: &Summary) -> String {
-    let counts = summary.not_kept.iter();
+pub(crate) fn not_kept(counts: &[NotKept]) -> String {
     let told: Vec<_> = counts
+        .iter()
         .map(|lack| format!("{} of {} ({})", lack.kind, lack.entries, lack.why))
         .collect();
     if told.is_empty() {

@@ -17,6 +17,7 @@ pub(super) fn keeping(args: &KeepingArgs) -> Keeping {
     Keeping {
         kinds,
         named: args.verbose,
+        strict: args.strict_metadata,
     }
 }
 
@@ -230,11 +231,12 @@ mod tests {
                 kept(words),
                 Keeping {
                     kinds,
-                    named: false
+                    ..Keeping::default()
                 },
                 "{words}"
             );
         }
-        assert!(kept("-v").named);
+        assert!(kept("-v").named && !kept("-v").strict);
+        assert!(kept("--strict-metadata").strict);
     }
 }

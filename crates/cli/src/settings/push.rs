@@ -237,7 +237,7 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
             // a list tells contents, and no more
             Some(_) => Keeping {
                 kinds: Kinds::NONE,
-                named: false,
+                ..Keeping::LEAST
             },
         },
         verify: args.verify,

@@ -109,7 +109,7 @@ impl<W: WorkQueue> Mover<W> {
     /// Has the receiver record the end of an item.
     async fn record(&self, item: &WorkItem, done: Done) -> Result<(), Stop> {
         let end = done.end_of(item, self.job.id);
-        match self.feeder.order(SharedJobOrder::End(end), None).await? {
+        match self.feeder.order(ended(end), None).await? {
             SharedJobResult::Done => Ok(()),
             other => Err(refused(other)),
         }
@@ -586,7 +586,7 @@ impl<W: WorkQueue> Mover<W> {
             };
             let end = Done::default().end_of(&range, self.job.id);
             let feeder = self.feeder.clone();
-            ending.spawn(async move { feeder.order(SharedJobOrder::End(end), None).await });
+            ending.spawn(async move { feeder.order(ended(end), None).await });
         }
         while let Some(ended) = ending.join_next().await {
             match ended.map_err(|_panic| PANICKED)?? {
@@ -679,6 +679,14 @@ impl Awaited {
             }
             _ => told,
         }
+    }
+}
+
+/// The order to record an end; the session adds what it could not carry of entries.
+fn ended(end: WorkEnd) -> SharedJobOrder {
+    SharedJobOrder::End {
+        end,
+        not_kept: Vec::new(),
     }
 }
 

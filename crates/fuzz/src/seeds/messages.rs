@@ -332,22 +332,25 @@ fn requests() -> Vec<ToReceiver> {
 fn job_orders() -> Vec<ToReceiver> {
     let (work, parent) = (WorkId([1; 16]), WorkId([2; 16]));
     let orders = [
-        SharedJobOrder::End(WorkEnd {
-            work,
-            parent,
-            pass: 2,
-            children: 300,
-            children_sum: 1 << 100,
-            counts: WorkCounts {
-                files: 2,
-                bytes: 1 << 40,
-                failed: 3,
-                skipped: 1,
-                skipped_bytes: 300,
-                specials: 4,
-                left_out: 1 << 20,
+        SharedJobOrder::End {
+            not_kept: vec![NotKept::new(Kinds::OWNER, Lack::NoRoom, 1)],
+            end: WorkEnd {
+                work,
+                parent,
+                pass: 2,
+                children: 300,
+                children_sum: 1 << 100,
+                counts: WorkCounts {
+                    files: 2,
+                    bytes: 1 << 40,
+                    failed: 3,
+                    skipped: 1,
+                    skipped_bytes: 300,
+                    specials: 4,
+                    left_out: 1 << 20,
+                },
             },
-        }),
+        },
         SharedJobOrder::Commit {
             head: sample_file().encode(),
             root: Some([9; 32]),
@@ -583,6 +586,7 @@ fn replies_to_orders() -> Vec<ToSender> {
                 text: "t".into(),
             }),
             receipt: Some(receipt()),
+            strict: true,
         }))),
     ]
 }

@@ -8,14 +8,15 @@
 //! another *pass*: all work once more, under ids of its own. Only the newest pass counts; of those before it is known
 //! which files they have brought, which the newest has found there.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use zmove_types::{Counters, WorkId};
-use zmove_wire::{SharedJobCount, WorkEnd};
+use zmove_types::{Counters, Kinds, WorkId};
+use zmove_wire::limits::MISSED_MAX;
+use zmove_wire::{Lack, NotKept, SharedJobCount, WorkEnd};
 
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::Record;
@@ -31,6 +32,8 @@ struct Ended {
     repeats: u64,
     /// Of the newest pass.
     contradictions: u64,
+    /// Of all passes.
+    not_kept: BTreeMap<(Kinds, Lack), u64>,
 }
 
 /// The memory of a work item in a table that has just grown.
@@ -65,8 +68,22 @@ impl Ended {
         }
     }
 
+    fn lack(&mut self, counts: Vec<NotKept>) {
+        for NotKept { kind, why, entries } in counts {
+            let is_known = self.not_kept.contains_key(&(kind, why));
+            if is_known || self.not_kept.len() < MISSED_MAX {
+                let count = self.not_kept.entry((kind, why)).or_default();
+                *count = count.saturating_add(entries);
+            }
+        }
+    }
+
     fn count(&self) -> SharedJobCount {
+        let not_kept = self.not_kept.iter();
         let mut count = SharedJobCount {
+            not_kept: not_kept
+                .map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries))
+                .collect(),
             pass: self.pass,
             repeats: self.repeats,
             contradictions: self.contradictions,
@@ -126,8 +143,13 @@ impl ReadEnds {
             directory,
             |_epoch| true,
             |(), record, _end| {
-                let Record::WorkEnded(end) = record else {
-                    return Ok(());
+                let end = match record {
+                    Record::WorkEnded(end) => end,
+                    Record::NotKept(counts) => {
+                        ended.lack(counts);
+                        return Ok(());
+                    }
+                    _other => return Ok(()),
                 };
                 if !ended.work.contains_key(&end.work) {
                     held.grow(WORK_BYTES).map_err(|_over_limit| Errno::NOMEM)?;
@@ -369,13 +391,16 @@ mod tests {
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
         let before = quota.memory_held();
         let mut ends = ReadEnds::new(&quota);
+        let lack = |entries| vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, entries)];
         for work in [0, 1, 2, 3, 4, 0, 1, 2, 3, 4] {
-            journal
-                .work_ended(end(work, 0, if work == 0 { &[1, 2, 3, 4] } else { &[] }))
-                .unwrap();
+            let end = end(work, 0, if work == 0 { &[1, 2, 3, 4] } else { &[] });
+            journal.work_ended(end, lack(1)).unwrap();
         }
-        assert!(ends.count(&directory).unwrap().is_finished());
-        journal.work_ended(end(5, 0, &[])).unwrap();
+        journal.not_kept(lack(5)).unwrap();
+        let counted = ends.count(&directory).unwrap();
+        assert!(counted.is_finished());
+        assert_eq!(counted.not_kept, lack(15));
+        journal.work_ended(end(5, 0, &[]), Vec::new()).unwrap();
         let told = ends.count(&directory).unwrap_err();
         assert_eq!(Errno::from_io_error(&told), Some(Errno::NOMEM));
         drop(ends);

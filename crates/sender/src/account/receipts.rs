@@ -165,10 +165,14 @@ impl Receipts {
     /// Sends an order about a shared job.
     pub(crate) fn order(
         &mut self,
-        order: SharedJobOrder,
+        mut order: SharedJobOrder,
         names: Option<u64>,
         answer: oneshot::Sender<SharedJobResult>,
     ) {
+        // What is not in an end that is recorded counts nowhere.
+        if let SharedJobOrder::End { not_kept, .. } = &mut order {
+            not_kept.extend(self.session.account.totals.take_not_kept());
+        }
         self.orders.last += 1;
         let number = self.orders.last;
         self.orders.open.insert(number, OpenOrder { names, answer });

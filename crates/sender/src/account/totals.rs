@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use zmove_types::{AtomicCounter, AtomicCounters, ByteOrigins, Kinds, Lock};
+use zmove_wire::limits::MISSED_MAX;
 use zmove_wire::{Lack, NotKept};
 
 use crate::account::summary::Summary;
@@ -56,6 +57,15 @@ impl Totals {
             .skipped
             .get()
             .saturating_sub(self.listed.get())
+    }
+
+    /// What was not kept since the call before, and why.
+    pub(crate) fn take_not_kept(&self) -> Vec<NotKept> {
+        let counts = std::mem::take(&mut *self.not_kept.lock());
+        let counts = counts.into_iter().take(MISSED_MAX);
+        counts
+            .map(|((kind, why), entries)| NotKept::new(kind, why, entries))
+            .collect()
     }
 
     /// What was not kept, and why.

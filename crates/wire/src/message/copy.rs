@@ -183,6 +183,8 @@ pub struct EndedCopy {
     pub ended: Result<TransferAccount, Refusal>,
     /// What the other host has signed.
     pub receipt: Option<SignedReceipt>,
+    /// Whether the copy is partial if entries lack something that was to be kept.
+    pub strict: bool,
 }
 
 #[cfg(test)]

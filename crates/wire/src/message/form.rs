@@ -128,7 +128,7 @@ mod tests {
             Err(WireError::OtherForm)
         );
         assert_eq!(
-            decode_message::<crate::message::Keeping>(&[0x80, 0x80, 4, 0]),
+            decode_message::<crate::message::Keeping>(&[0x80, 0x80, 4, 0, 0]),
             Err(WireError::OtherForm)
         );
     }

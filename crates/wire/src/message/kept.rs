@@ -16,6 +16,8 @@ pub struct Keeping {
     pub kinds: Kinds,
     /// Whether the receiver names each entry that lacks something.
     pub named: bool,
+    /// Whether a transfer in which entries lack something is partial. It is the sender that reports that.
+    pub strict: bool,
 }
 
 impl Keeping {
@@ -23,6 +25,7 @@ impl Keeping {
     pub const LEAST: Self = Self {
         kinds: Kinds::ALWAYS,
         named: false,
+        strict: false,
     };
 }
 
@@ -31,6 +34,7 @@ impl Default for Keeping {
         Self {
             kinds: Kinds::USUAL,
             named: false,
+            strict: false,
         }
     }
 }
@@ -125,12 +129,13 @@ mod tests {
     #[test]
     fn what_is_asked_for_is_pinned() {
         let bytes = |keeping: &Keeping| encode_message(keeping)[4..].to_vec();
-        assert_eq!(bytes(&Keeping::default()), [0xB3, 44, 0]);
+        assert_eq!(bytes(&Keeping::default()), [0xB3, 44, 0, 0]);
         let all = Keeping {
             kinds: Kinds::ALL,
             named: true,
+            strict: true,
         };
-        assert_eq!(bytes(&all), [0xFF, 127, 1]);
+        assert_eq!(bytes(&all), [0xFF, 127, 1, 1]);
         assert_eq!(decode_message(&bytes(&all)), Ok(all));
     }
 

@@ -10,8 +10,10 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use zmove_types::{Beginning, Counters, SharedJobId, WorkId};
 
-use super::{EntryFault, FaultCode, Operation, bytes, list};
-use crate::limits::{BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX};
+use super::{EntryFault, FaultCode, NotKept, Operation, bytes, list};
+use crate::limits::{
+    BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSED_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX,
+};
 
 /// The part that a session has in a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +92,13 @@ pub struct SharedJobRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedJobOrder {
     /// To flush, name and record all that belongs to this work, of which each item has been reported as stored.
-    End(WorkEnd),
+    End {
+        /// The end of the work.
+        end: WorkEnd,
+        /// What the sender could not carry of entries since the order before, by kind and reason.
+        #[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")]
+        not_kept: Vec<NotKept>,
+    },
     /// To give a large file its name, all groups of which have been recorded by receivers of this epoch.
     Commit {
         /// The file's declaration, as on a lane.
@@ -258,7 +266,7 @@ pub enum SharedJobResult {
 }
 
 /// How far the newest pass of a job is, by the journals of its receivers. A work item that has ended twice counts once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedJobCount {
     /// The newest pass of which something has ended.
     pub pass: u32,
@@ -278,6 +286,9 @@ pub struct SharedJobCount {
     pub repeats: u64,
     /// How many of the newest pass's repeats announce other work than the end before.
     pub contradictions: u64,
+    /// What was not kept of entries, in all passes, by kind and reason. Of work that was done twice it counts twice.
+    #[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")]
+    pub not_kept: Vec<NotKept>,
 }
 
 impl SharedJobCount {
@@ -319,8 +330,10 @@ struct SentWorkId([u8; 16]);
 
 #[cfg(test)]
 mod tests {
+    use zmove_types::Kinds;
+
     use super::*;
-    use crate::message::{ToReceiver, ToSender, decode_message, encode_message};
+    use crate::message::{Lack, ToReceiver, ToSender, decode_message, encode_message};
 
     fn part() -> SharedJobOpening {
         let node = NodeName::new("dtn-1.example").unwrap();
@@ -377,14 +390,16 @@ mod tests {
                 left_out: 8,
             },
         };
-        let ended = order(300, SharedJobOrder::End(end));
+        let not_kept = vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, 2)];
+        let ended = order(300, SharedJobOrder::End { end, not_kept });
         assert_eq!(
             ended,
             [
                 &[13, 0xAC, 2, 0][..],
                 &[5; 16],
                 &[6; 16],
-                &[3, 0xAC, 2, 7, 2, 1, 4, 5, 6, 7, 8]
+                &[3, 0xAC, 2, 7, 2, 1, 4, 5, 6, 7, 8],
+                &[1, 4, 0, 2]
             ]
             .concat()
         );
@@ -454,11 +469,12 @@ mod tests {
             },
             repeats: 11,
             contradictions: 12,
+            not_kept: vec![NotKept::new(Kinds::MODE, Lack::Unsupported, 3)],
         };
         assert_eq!(
             answer(SharedJobResult::Counted(Box::new(count))),
             [
-                15, 0xAC, 2, 5, 11, 1, 2, 3, 0xAC, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12
+                15, 0xAC, 2, 5, 11, 1, 2, 3, 0xAC, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 1, 2, 3
             ]
         );
         let directories = SharedJobResult::Directories {

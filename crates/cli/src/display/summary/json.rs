@@ -35,7 +35,7 @@ pub(super) fn as_json(
         "event": "summary",
         "dry_run": is_preview,
         "verify": args.verify.then(|| is_same(summary)),
-        "not_kept": not_kept_as_json(summary),
+        "not_kept": not_kept_as_json(&summary.not_kept),
         "verified": proofs,
         "cipher": transport.map(|_| cipher_key(args)),
         "transport": transport.map(|transport| transport.to_string()),
@@ -80,9 +80,10 @@ const OF_ONE_SESSION: [&str; 6] = [
     "shares_percent",
 ];
 
-fn not_kept_as_json(summary: &Summary) -> Vec<serde_json::Value> {
+/// What was to be kept of entries and is not.
+pub(crate) fn not_kept_as_json(counts: &[NotKept]) -> Vec<serde_json::Value> {
     let lack = |lack: &NotKept| json!({ "what": lack.kind.to_string(), "why": lack.why.to_string(), "entries": lack.entries });
-    summary.not_kept.iter().map(lack).collect()
+    counts.iter().map(lack).collect()
 }
 
 /// The shares of the wall clock, by limit.

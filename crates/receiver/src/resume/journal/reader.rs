@@ -88,7 +88,8 @@ pub(crate) fn read_on(
             Record::Part(..)
             | Record::Groups { .. }
             | Record::WorkEnded(_)
-            | Record::Directories(_) => true,
+            | Record::Directories(_)
+            | Record::NotKept(_) => true,
             Record::Flushed { upto } => upto <= position,
             Record::Begin(..)
             | Record::Kept { .. }
@@ -143,8 +144,11 @@ impl Replay {
     /// Applies the record from `start` to `end`; `false` for one that no writer puts there.
     fn apply(&mut self, record: Record, start: u64, end: u64) -> bool {
         match record {
-            // Work items and directories stand in the journals of shared jobs alone.
-            Record::Begin(..) | Record::WorkEnded(_) | Record::Directories(_) => return false,
+            // These stand in the journals of shared jobs alone.
+            Record::Begin(..)
+            | Record::WorkEnded(_)
+            | Record::Directories(_)
+            | Record::NotKept(_) => return false,
             Record::Part(file, part) => {
                 self.files.insert(
                     file,

@@ -4,8 +4,8 @@
 //! little-endian. **Invariant:** the first record's frame, magic and version have the same place in every version.
 
 use zmove_disk::boot_id;
-use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId, WorkId};
-use zmove_wire::{WorkCounts, WorkEnd};
+use zmove_types::{Cv, Kinds, Name, RelPath, Timestamp, TransferId, WorkId};
+use zmove_wire::{Lack, NotKept, WorkCounts, WorkEnd};
 
 use super::{Begin, JournalError, OWNER_BYTES_MAX, Part, SourceVersion, TARGET_BYTES_MAX};
 
@@ -63,6 +63,8 @@ pub(crate) enum Record {
     WorkEnded(WorkEnd),
     /// Directories of a job that have come: the head of a batch of nothing else.
     Directories(Vec<u8>),
+    /// What entries of a job did not get since the record before, by kind and reason.
+    NotKept(Vec<NotKept>),
 }
 
 const BEGIN: u8 = 1;
@@ -74,6 +76,7 @@ const KEPT: u8 = 6;
 const LEFT: u8 = 7;
 const WORK_ENDED: u8 = 8;
 const DIRECTORIES: u8 = 9;
+const NOT_KEPT: u8 = 10;
 
 impl Record {
     /// The record's bytes.
@@ -121,6 +124,12 @@ impl Record {
                 body.extend_from_slice(head);
                 DIRECTORIES
             }
+            Self::NotKept(counts) => {
+                counts
+                    .iter()
+                    .for_each(|count| put_not_kept(&mut body, count));
+                NOT_KEPT
+            }
         };
         frame(kind, &body)
     }
@@ -153,6 +162,7 @@ impl Record {
             },
             WORK_ENDED => Self::WorkEnded(fields.work_end()?),
             DIRECTORIES => Self::Directories(std::mem::take(&mut fields.0).to_vec()),
+            NOT_KEPT => Self::NotKept(fields.not_kept()?),
             _ => return None,
         };
         fields.0.is_empty().then_some(record)
@@ -241,6 +251,34 @@ fn put_work_end(body: &mut Vec<u8>, end: &WorkEnd) {
     }
 }
 
+/// The kind, the number that stands for the reason, the system's error or 0, and the number of entries.
+fn put_not_kept(body: &mut Vec<u8>, NotKept { kind, why, entries }: &NotKept) {
+    let (reason, errno) = match why {
+        Lack::Os(errno) => (OS_ERROR, *errno),
+        why => {
+            let place = REASONS.iter().position(|reason| reason == why);
+            let place = place.expect("each reason but that of the system is there");
+            (u8::try_from(place).expect("there are few"), 0)
+        }
+    };
+    body.extend(kind.bits().to_le_bytes());
+    body.push(reason);
+    body.extend(errno.to_le_bytes());
+    body.extend(entries.to_le_bytes());
+}
+
+/// The reasons by the numbers that stand for them.
+const REASONS: [Lack; 7] = [
+    Lack::NotPermitted,
+    Lack::NotGranted,
+    Lack::Unsupported,
+    Lack::NoRoom,
+    Lack::Invalid,
+    Lack::TooMuch,
+    Lack::Unread,
+];
+const OS_ERROR: u8 = u8::MAX;
+
 fn put_source(body: &mut Vec<u8>, source: &SourceVersion) {
     body.extend(source.bytes.to_le_bytes());
     put_time(body, source.mtime);
@@ -301,6 +339,21 @@ impl<'a> Fields<'a> {
         let seconds = self.array().map(i64::from_le_bytes)?;
         let nanos = self.u32()?;
         (nanos <= NANOS_MAX).then_some(Timestamp { seconds, nanos })
+    }
+
+    fn not_kept(&mut self) -> Option<Vec<NotKept>> {
+        let mut counts = Vec::new();
+        while !self.0.is_empty() {
+            let kind = Kinds::from_bits(self.u32()?);
+            let [reason] = self.array()?;
+            let errno = self.array().map(i32::from_le_bytes)?;
+            let why = match reason {
+                OS_ERROR => Lack::Os(errno),
+                place => *REASONS.get(usize::from(place))?,
+            };
+            counts.push(NotKept::new(kind, why, self.u64()?));
+        }
+        Some(counts)
     }
 
     fn text(&mut self, limit: usize) -> Option<&'a [u8]> {

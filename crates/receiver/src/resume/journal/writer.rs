@@ -10,7 +10,7 @@ use std::sync::{Arc, MutexGuard};
 
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use zmove_types::{Cv, Name, Timestamp};
-use zmove_wire::WorkEnd;
+use zmove_wire::{NotKept, WorkEnd};
 
 use super::locked_file::{self, LockedFile};
 use super::naming::{Named, SUFFIX, SUFFIX_NEW, Tags, journals, path_with};
@@ -177,14 +177,32 @@ impl Journal {
         locked_file::unlock(&self.state.lock().file);
     }
 
-    /// Records that a work item of a job has ended, and flushes the journal.
+    /// Records that a work item of a job has ended and what was not kept of its entries, and flushes the journal.
     ///
     /// # Errors
     /// The system's error; [`JournalError::NoRoom`].
-    pub(crate) fn work_ended(&self, end: WorkEnd) -> Result<(), JournalError> {
+    pub(crate) fn work_ended(
+        &self,
+        end: WorkEnd,
+        not_kept: Vec<NotKept>,
+    ) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         self.check_room(&state)?;
+        if !not_kept.is_empty() {
+            state.append(&Record::NotKept(not_kept), &self.path)?;
+        }
         state.append(&Record::WorkEnded(end), &self.path)?;
+        self.sync(state)
+    }
+
+    /// Records what was not kept of directories of a job, and flushes the journal.
+    ///
+    /// # Errors
+    /// The system's error; [`JournalError::NoRoom`].
+    pub(crate) fn not_kept(&self, counts: Vec<NotKept>) -> Result<(), JournalError> {
+        let mut state = self.state.lock();
+        self.check_room(&state)?;
+        state.append(&Record::NotKept(counts), &self.path)?;
         self.sync(state)
     }
 

@@ -214,7 +214,8 @@ impl Mover {
                 ..WorkCounts::default()
             },
         };
-        self.order(SharedJobOrder::End(end)).await
+        let not_kept = Vec::new();
+        self.order(SharedJobOrder::End { end, not_kept }).await
     }
 
     pub(super) async fn commit(&mut self, head: &FileHead, contents: &[u8]) -> SharedJobResult {

@@ -63,7 +63,7 @@ fn no_work_ends_after_directories_that_cannot_be_recorded() {
             .shared_job
             .as_ref()
             .unwrap()
-            .end(&transfer, end)
+            .end(&transfer, end, Vec::new())
     };
     end().unwrap();
     for number in 0..200 {

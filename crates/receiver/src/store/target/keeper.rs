@@ -122,13 +122,21 @@ impl Keeper {
 
     /// What was not kept, and why.
     pub(crate) fn counts(&self) -> Vec<NotKept> {
-        let counts = self.lacks.lock();
-        counts
-            .iter()
-            .take(MISSED_MAX)
-            .map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries))
-            .collect()
+        as_counts(&self.lacks.lock())
     }
+
+    /// What was not kept since this was asked before, and why.
+    pub(crate) fn take_counts(&self) -> Vec<NotKept> {
+        as_counts(&std::mem::take(&mut *self.lacks.lock()))
+    }
+}
+
+fn as_counts(lacks: &BTreeMap<(Kinds, Lack), u64>) -> Vec<NotKept> {
+    lacks
+        .iter()
+        .take(MISSED_MAX)
+        .map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries))
+        .collect()
 }
 
 /// Why an entry did not get something.

@@ -16,7 +16,7 @@ pub(super) const LIMIT: KnownExtension = KnownExtension::critical(77);
 /// The fields of [`Open::new`] with a short target and this byte throughout its run.
 pub(crate) fn fixed(target: &[u8], run: u8) -> Vec<u8> {
     let length = u8::try_from(target.len()).unwrap();
-    let after_run = [0, 0, 0, 0, 0x83, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let after_run = [0, 0, 0, 0, 0x83, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     [&[length], target, &[0; 5], &[run; 16], &after_run].concat()
 }
 
@@ -65,7 +65,7 @@ fn an_opening_with_all_options_is_pinned() {
     let expected = [
         &[0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1][..],
         &[7; 16],
-        &[1, 1, 1, 1, 0xB3, 44, 0, 1, 1, 1],
+        &[1, 1, 1, 1, 0xB3, 44, 0, 0, 1, 1, 1],
         &[9; 32],
         &[1, 0xAC, 2, 1, 0, 1],
         &[5; 16],

@@ -139,6 +139,28 @@ fn the_bytes_of_directories_are_pinned() {
 }
 
 #[test]
+fn the_bytes_of_what_was_not_kept_are_pinned() {
+    let counts = vec![
+        NotKept::new(Kinds::OWNER, Lack::NotGranted, 3),
+        NotKept::new(Kinds::MODE, Lack::Os(5), 1),
+    ];
+    let fields = [
+        "22000000",
+        "0a",
+        "04000000",         // owner
+        "01",               // the grant
+        "00000000",         // no error
+        "0300000000000000", // entries
+        "01000000",         // mode
+        "ff",               // an error of the system
+        "05000000",         // the error
+        "0100000000000000", // entries
+        "6c784379",
+    ];
+    assert_bytes(&Record::NotKept(counts), &fields);
+}
+
+#[test]
 fn the_bytes_of_groups_are_pinned() {
     let cvs = vec![Cv([0xaa; 32]), Cv([0xbb; 32])];
     let (aa, bb) = ("aa".repeat(32), "bb".repeat(32));
