@@ -323,6 +323,65 @@ fn a_login_that_is_refused() {
         .says(&["zmove: ssh has not reached ", "127.0.0.1"]);
 }
 
+/// The limit is one second here, with and without a connection that several ssh share.
+#[test]
+fn a_login_whose_shell_hangs_ends_in_time() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let key = std::fs::read_to_string(sshd.home.join("user_key.pub")).unwrap();
+    // ends when ssh ends
+    let hangs = format!("command=\"exec cat > /dev/null\" {key}");
+    std::fs::write(sshd.home.join("authorized_keys"), hangs).unwrap();
+    let ssh = format!("{} -o ConnectTimeout=1", sshd.command());
+    let socket = sshd.home.join("shared");
+    let shared = format!("{ssh} -o ControlPath='{}'", socket.display());
+    let mut master = Command::new("sh")
+        .args([
+            "-c",
+            &format!("exec {shared} -M -N -p {} 127.0.0.1", sshd.port),
+        ])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    crate::jobs::wait_for("the shared connection is up", || socket.exists());
+    let outcomes = [ssh, shared]
+        .map(|ssh| push_by(&site, &ssh, Path::new(ZMOVE), &[], &sshd.at_target(&site)).outcome());
+    master.kill().unwrap();
+    master.wait().unwrap();
+    for outcome in outcomes {
+        outcome.expect(10).says(&[
+            "zmove: ssh has logged in at ",
+            "receive' has not answered within 1 s",
+            "a startup file of the login shell",
+        ]);
+    }
+}
+
+/// The answer comes after three times the limit.
+#[test]
+fn a_question_of_ssh_has_no_limit() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let mut keygen = Command::new("ssh-keygen");
+    keygen.args(["-q", "-p", "-P", "", "-N", "secret", "-f"]);
+    keygen.arg(sshd.home.join("user_key"));
+    assert!(keygen.status().unwrap().success());
+    let answer = script(&site, "answer", "sleep 3; echo secret");
+    let ssh = format!("{} -o ConnectTimeout=1", sshd.command());
+    let mut push = push_by(&site, &ssh, Path::new(ZMOVE), &[], &sshd.at_target(&site));
+    push.0.env("SSH_ASKPASS", answer);
+    push.0.env("SSH_ASKPASS_REQUIRE", "force");
+    push.outcome().done();
+    assert_same(&site.source(), &site.target());
+}
+
 #[test]
 fn an_ssh_that_is_not_there() {
     let site = Site::local();

@@ -221,6 +221,20 @@ pub enum SshError {
         /// The exit status of the program.
         status: ExitStatus,
     },
+    /// The login is complete, but the program has not answered in time.
+    #[error(
+        "ssh has logged in at {remote}, but '{zmove} receive' has not answered within {} s: \
+         a startup file of the login shell there may be waiting",
+        waited.as_secs()
+    )]
+    Silent {
+        /// The host.
+        remote: String,
+        /// The program that was to be started there.
+        zmove: String,
+        /// The time since the login.
+        waited: Duration,
+    },
     /// The output of the remote program is not that of a receiver.
     #[error("what {remote} says over ssh is not what '{zmove} receive' says")]
     Nonsense {
@@ -519,6 +533,7 @@ impl SshError {
             | Self::NotReached { .. }
             | Self::NoProgram { .. }
             | Self::Early { .. }
+            | Self::Silent { .. }
             | Self::Nonsense { .. } => ConnectFault::Unreached,
         }
     }

@@ -17,8 +17,9 @@ use std::net::IpAddr;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Split, Take};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::{Instant, timeout, timeout_at};
 use zmove_transport::{Fingerprint, Identity};
 use zmove_wire::Cipher;
 
@@ -26,8 +27,10 @@ use crate::error::SshError;
 use crate::location::{Login, Remote};
 use crate::settings::{DialSettings, SshSettings};
 
+mod config;
 mod messages;
 
+use config::{LoginSign, SshConfig};
 pub(crate) use messages::fuzzing as ssh_messages_fuzzing;
 pub use messages::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 
@@ -61,8 +64,12 @@ pub(crate) enum Duty {
 
 /// Has ssh start a receiver. The messages and questions of ssh itself go to the terminal.
 ///
+/// ssh limits the time for its connection, and this function the time from the login to the receiver's answer. The
+/// login between them has no limit, since a user may be asked for a password or code.
+///
 /// # Errors
-/// ssh cannot be started or does not reach the host ([`SshError::NotReached`]), or there is no such zmove.
+/// ssh cannot be started or does not reach the host ([`SshError::NotReached`]), there is no such zmove, or it does not
+/// answer in time ([`SshError::Silent`]).
 pub(crate) async fn start(
     remote: &Remote,
     login: &Login,
@@ -70,7 +77,9 @@ pub(crate) async fn start(
     duty: Duty,
 ) -> Result<SshReceiver, SshError> {
     let identity = Identity::for_once()?;
+    let config = SshConfig::ask(&settings.ssh, remote, login).await;
     let mut child = ssh(&settings.ssh, remote, login)
+        .args(config.options())
         .args([
             "-T",
             &remote_name(remote, login),
@@ -95,18 +104,22 @@ pub(crate) async fn start(
     request.copies = duty == Duty::Copy;
     // An ssh that ends before it has read the request gives its reason by its exit status.
     let _unheard = input.write_all(request.line().as_bytes()).await;
-    let (answer, name) = tokio::join!(answer(output), host_name(&settings.ssh, remote, login));
+    let silent = SshError::Silent {
+        remote: remote.to_string(),
+        zmove: settings.ssh.remote_zmove.clone(),
+        waited: config.wait_max(),
+    };
     let Some(ReceiveReply {
         key, port, address, ..
-    }) = answer?
+    }) = answer(output, &config, silent).await?
     else {
         drop(input);
         // A program that goes on writing something else is not waited for.
-        let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
+        let ended = timeout(END_TIMEOUT, child.wait()).await;
         let ended = ended.ok().transpose().map_err(SshError::Wait)?;
         return Err(no_answer(remote, &settings.ssh, ended));
     };
-    let host = address_of(&name.unwrap_or_else(|| remote.host.clone()), address).await;
+    let host = address_of(config.host_name().unwrap_or(&remote.host), address).await;
     let key = key.parse().map_err(SshError::Key)?;
     Ok(SshReceiver {
         identity,
@@ -123,7 +136,7 @@ impl SshSession {
         let Self { mut child, input } = self;
         drop(input);
         // An ssh that takes longer is killed when it is dropped.
-        let _in_time = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
+        let _in_time = timeout(END_TIMEOUT, child.wait()).await;
     }
 }
 
@@ -145,12 +158,52 @@ fn remote_name(remote: &Remote, login: &Login) -> String {
     )
 }
 
-/// The answer in the output of the remote shell; `None` when the output ends without one.
-async fn answer(output: ChildStdout) -> Result<Option<ReceiveReply>, SshError> {
+/// A line of ssh's output that has a meaning.
+enum Line {
+    LoggedIn,
+    Answer(ReceiveReply),
+}
+
+/// The answer in the output of the remote shell: `None` when the output ends without one, and the error `silent` when
+/// too much time has passed since the login.
+async fn answer(
+    output: ChildStdout,
+    config: &SshConfig,
+    silent: SshError,
+) -> Result<Option<ReceiveReply>, SshError> {
     let mut lines = BufReader::new(output).take(SHELL_BYTES_MAX).split(b'\n');
+    let limit = || Some(Instant::now() + config.wait_max());
+    let mut due = match config.login_sign() {
+        LoginSign::Before => limit(),
+        LoginSign::Announced | LoginSign::Hidden => None,
+    };
+    loop {
+        let next = next_line(&mut lines);
+        let line = match due {
+            Some(due) => match timeout_at(due, next).await {
+                Ok(line) => line?,
+                Err(_) => return Err(silent),
+            },
+            None => next.await?,
+        };
+        match line {
+            Some(Line::LoggedIn) => due = limit(),
+            Some(Line::Answer(answer)) => return Ok(Some(answer)),
+            None => return Ok(None),
+        }
+    }
+}
+
+/// The next line with a meaning; `None` at the end of the output.
+async fn next_line(
+    lines: &mut Split<Take<BufReader<ChildStdout>>>,
+) -> Result<Option<Line>, SshError> {
     while let Some(line) = lines.next_segment().await.map_err(SshError::Read)? {
-        if let Some(ready) = ReceiveReply::read(&line)? {
-            return Ok(Some(ready));
+        if line == config::LOGGED_IN.as_bytes() {
+            return Ok(Some(Line::LoggedIn));
+        }
+        if let Some(answer) = ReceiveReply::read(&line)? {
+            return Ok(Some(Line::Answer(answer)));
         }
     }
     Ok(None)
@@ -173,23 +226,6 @@ fn no_answer(remote: &Remote, settings: &SshSettings, ended: Option<ExitStatus>)
     }
 }
 
-/// The host name that ssh connects to, which its configuration may have changed.
-async fn host_name(settings: &SshSettings, remote: &Remote, login: &Login) -> Option<String> {
-    let mut asked = ssh(settings, remote, login);
-    asked
-        .args(["-G", &remote_name(remote, login)])
-        .stdin(Stdio::null())
-        .stderr(Stdio::null());
-    let told = tokio::time::timeout(NAME_TIMEOUT, asked.output())
-        .await
-        .ok()?
-        .ok()?;
-    let told = String::from_utf8(told.stdout).ok()?;
-    told.lines()
-        .find_map(|line| line.strip_prefix("hostname "))
-        .map(str::to_owned)
-}
-
 /// The address for data: of the addresses of the name the one that ssh has reached, for a name may have several hosts.
 /// An address that is none of them is only known behind a gateway, so the name is used then, unless it has no address
 /// here.
@@ -210,7 +246,5 @@ async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
 
 /// How long ssh may take to end when all is done.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long ssh may take to read its configuration.
-const NAME_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most bytes that a remote shell may write before the receiver answers.
 const SHELL_BYTES_MAX: u64 = 64 << 10;
