@@ -45,6 +45,7 @@ mod dry_run;
 mod exit_codes;
 mod faults;
 mod full_disk;
+mod generated;
 mod giving_way;
 mod grants;
 mod greed;

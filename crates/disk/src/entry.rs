@@ -30,6 +30,8 @@ pub struct FileIdentity {
     pub ctime: Timestamp,
     /// The inode number.
     pub inode: u64,
+    /// The device number of the file system.
+    pub device: u64,
     /// Permission bits.
     pub mode: u32,
     /// Owner and group.
@@ -73,6 +75,7 @@ impl FileIdentity {
             mtime: timestamp(stat.st_mtime, stat.st_mtime_nsec),
             ctime: timestamp(stat.st_ctime, stat.st_ctime_nsec),
             inode: stat.st_ino,
+            device: stat.st_dev,
             mode: stat.st_mode & 0o7777,
             ids: Ids {
                 user: stat.st_uid,

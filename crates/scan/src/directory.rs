@@ -15,6 +15,8 @@ use rustix::io::Result;
 use zmove_disk::open_beneath;
 use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
 
+use crate::generated::GeneratedFileSystems;
+
 /// The opened directory that one [`ScanRoot`](crate::ScanRoot) has named, or that holds the entry it has named.
 #[derive(Debug)]
 pub struct SourceRoot {
@@ -25,6 +27,7 @@ pub struct SourceRoot {
     /// The identity of the directory.
     pub(crate) number: FileNumber,
     fd: Arc<OwnedFd>,
+    generated: GeneratedFileSystems,
 }
 
 /// How much below a root was asked for.
@@ -138,6 +141,7 @@ impl SourceRoot {
                 inode: stat.st_ino,
             },
             fd: opened,
+            generated: GeneratedFileSystems::default(),
         })
     }
 
@@ -166,6 +170,19 @@ impl SourceRoot {
             path,
             OFlags::RDONLY | OFlags::NONBLOCK,
         )?)
+    }
+
+    /// Whether the file system of a device makes the contents of a file when it is read, as proc does. `None` if the
+    /// device is not known yet.
+    #[must_use]
+    pub fn knows_generated(&self, device: u64) -> Option<bool> {
+        self.generated.known(device)
+    }
+
+    /// The same, of the device of an open file below this root.
+    #[must_use]
+    pub fn is_generated(&self, device: u64, file: impl AsFd) -> bool {
+        self.generated.ask(device, file)
     }
 
     /// The target path of the directory at `path` below this root.

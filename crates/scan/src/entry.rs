@@ -57,6 +57,8 @@ pub struct Entry {
     pub metadata: Metadata,
     /// The inode number, which shows that a file was replaced.
     pub inode: u64,
+    /// The device number of the file system.
+    pub device: u64,
     /// The change time, which nobody can set.
     pub ctime: Timestamp,
     /// Whether the file may have holes: it takes less storage than its length, as one that is compressed does too, or
@@ -160,6 +162,7 @@ impl Entry {
             size: stat.stx_size,
             metadata,
             inode: stat.stx_ino,
+            device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
             ctime: Timestamp {
                 seconds: stat.stx_ctime.tv_sec,
                 nanos: stat.stx_ctime.tv_nsec,

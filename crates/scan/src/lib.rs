@@ -30,6 +30,7 @@ mod error;
 mod first_walk;
 #[doc(hidden)]
 pub mod fuzzing;
+mod generated;
 mod histogram;
 mod name_glob;
 mod path_list;

@@ -231,7 +231,7 @@ impl Receipts {
         settled
             .words
             .into_iter()
-            .try_for_each(|word| self.reply_sender.reply(Reply::Link(word)))?;
+            .try_for_each(|word| self.reply_sender.reply(Reply::Link(Box::new(word))))?;
         self.session
             .account
             .totals
@@ -358,10 +358,10 @@ impl Receipts {
                 .get(&path)
                 .is_none_or(|code| *code == FaultCode::AlreadyThere);
             if matches!(what, PackEntry::Within(_)) && is_there {
-                self.reply_sender.reply(Reply::Link(Word::Named(
+                self.reply_sender.reply(Reply::Link(Box::new(Word::Named(
                     number,
                     FirstName { path, root: None },
-                )))?;
+                ))))?;
             }
         }
         for file in &batch.files {
@@ -400,7 +400,7 @@ impl Receipts {
                 root: file.root,
             };
             self.reply_sender
-                .reply(Reply::Link(Word::Named(number, first)))?;
+                .reply(Reply::Link(Box::new(Word::Named(number, first))))?;
         }
         match (fault, &file.part) {
             (Some(FaultCode::AlreadyThere), _) => {
@@ -476,7 +476,7 @@ impl Receipts {
                 root: file.root(),
             };
             self.reply_sender
-                .reply(Reply::Link(Word::Named(shared.number, first)))?;
+                .reply(Reply::Link(Box::new(Word::Named(shared.number, first))))?;
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ pub(crate) enum Reply {
     /// The verdicts on all files of an offer.
     Answer(Answer),
     /// The outcome of a name of a file that has several.
-    Link(Word),
+    Link(Box<Word>),
 }
 
 /// A reply that has not been taken yet.

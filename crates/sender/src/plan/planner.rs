@@ -334,7 +334,10 @@ impl Planner<'_> {
         });
         self.session.account.find(files, bytes);
         for entry in batch.entries {
-            self.take_entry(&directory, entry);
+            match directory.measured(entry) {
+                Ok(entry) => self.take_entry(&directory, entry),
+                Err(error) => self.session.account.fail(&error),
+            }
         }
     }
 
@@ -549,7 +552,7 @@ impl Planner<'_> {
     fn take_reply(&mut self, queued: QueuedReply) {
         let (reply, booked) = queued.take();
         let answered = match (reply, &mut self.offering) {
-            (Reply::Link(word), _) => return self.take_word(word),
+            (Reply::Link(word), _) => return self.take_word(*word),
             (Reply::Held(held), Some(offering)) => {
                 offering.take_held(&held, booked).into_iter().collect()
             }

@@ -168,8 +168,16 @@ impl Survey<'_> {
     }
 
     fn take_batch(&mut self, batch: EntryBatch) {
-        let directory = SourceDirectory::held_open(&batch.directory).closed();
+        let opened = SourceDirectory::held_open(&batch.directory);
+        let directory = opened.closed();
         for entry in batch.entries {
+            let entry = match opened.measured(entry) {
+                Ok(entry) => entry,
+                Err(error) => {
+                    self.session.account.fail(&error);
+                    continue;
+                }
+            };
             if !self
                 .session
                 .account

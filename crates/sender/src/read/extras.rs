@@ -669,6 +669,7 @@ mod tests {
             size: 0,
             metadata: Metadata::new(0o644, Timestamp::default()),
             inode: 1,
+            device: 1,
             ctime: Timestamp::default(),
             may_have_holes: false,
             is_mount: None,

@@ -1,6 +1,7 @@
 //! Source files: where they are, and the proof that they did not change while they were read.
 
 mod at_rest;
+mod generated;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,7 +18,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{Groups, merge_root, sparse_group_cv};
 use zmove_disk::{DataFile, Direct, FileIdentity};
-use zmove_scan::{Directory, Entry, SourceRoot};
+use zmove_scan::{Directory, Entry, EntryKind, SourceRoot};
 use zmove_types::{
     ByteOrigins, Cv, DataRanges, FileId, GroupSpan, Lock, Metadata, Name, RelPath, Root, Timestamp,
 };
@@ -203,13 +204,40 @@ impl SourceDirectory {
             source,
         })?;
         let file = File::from(file);
-        let identity = at_rest::look(&file).map_err(self.unreadable(name))?;
+        let is_generated = |seen: &FileIdentity| self.root.is_generated(seen.device, &file);
+        let identity = at_rest::look(&file, is_generated).map_err(self.unreadable(name))?;
         if !identity.regular {
             return Err(FileError::Replaced {
                 path: self.display(name),
             });
         }
+        if is_generated(&identity) {
+            return generated::copy(file, &identity).map_err(self.unreadable(name));
+        }
         Ok((file, identity))
+    }
+
+    /// A file with its length. Where a file system makes contents when they are read, only that tells the length.
+    pub(crate) fn measured(&self, entry: Entry) -> Result<Entry, FileError> {
+        if entry.kind != EntryKind::File || !self.may_be_generated(&entry) {
+            return Ok(entry);
+        }
+        let (_, identity) = self.open_file(&entry.name)?;
+        Ok(Entry {
+            size: identity.bytes,
+            may_have_holes: false,
+            ..entry
+        })
+    }
+
+    fn may_be_generated(&self, entry: &Entry) -> bool {
+        self.root.knows_generated(entry.device).unwrap_or_else(|| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = self.fd().and_then(|directory| {
+                rustix::fs::openat(directory, entry.name.as_os_str(), flags, Mode::empty()).ok()
+            });
+            file.is_some_and(|file| self.root.is_generated(entry.device, file))
+        })
     }
 }
 

@@ -16,13 +16,13 @@ use rustix::time::{ClockId, clock_gettime};
 use zmove_disk::FileIdentity;
 use zmove_types::Timestamp;
 
-/// Looks at a file when nobody is writing to it.
-pub(super) fn look(file: &File) -> io::Result<FileIdentity> {
+/// Looks at a file when nobody is writing to it, or at once if its contents are `made` when they are read.
+pub(super) fn look(file: &File, made: impl Fn(&FileIdentity) -> bool) -> io::Result<FileIdentity> {
     let started = Instant::now();
     loop {
         let now = now();
         let identity = FileIdentity::of(file)?;
-        if !identity.regular || is_distant(identity.ctime, now) {
+        if !identity.regular || is_distant(identity.ctime, now) || made(&identity) {
             return Ok(identity);
         }
         let patience = if has_seconds_only(identity.ctime) {
@@ -141,7 +141,7 @@ mod tests {
                 assert!(!write.is_finished(), "nothing is written");
                 std::hint::spin_loop();
             }
-            let seen = look(&reading).unwrap();
+            let seen = look(&reading, |_| false).unwrap();
             let mut last = [0];
             reading.read_exact_at(&mut last, BYTES as u64 - 1).unwrap();
             assert_eq!((last, seen.bytes), ([b'B'], BYTES as u64));

@@ -1,0 +1,93 @@
+//! File systems such as proc and sysfs, which make the contents of a file when it is read. Their files have the length
+//! 0, or that of a page, whatever they contain.
+//!
+//! **Invariant:** the type of a file system is asked for once, by its device number.
+
+use std::os::fd::AsFd;
+use std::sync::{PoisonError, RwLock};
+
+use rustix::fs::{FsWord, fstatfs};
+
+/// What is known of the file systems below a root.
+#[derive(Debug, Default)]
+pub(crate) struct GeneratedFileSystems {
+    known: RwLock<Vec<(u64, bool)>>,
+}
+
+impl GeneratedFileSystems {
+    /// Whether the file system of a device makes contents when they are read, as far as it was asked for.
+    pub(crate) fn known(&self, device: u64) -> Option<bool> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known
+            .iter()
+            .find(|(of, _)| *of == device)
+            .map(|(_, is_generated)| *is_generated)
+    }
+
+    /// The same, of the device of an open file.
+    pub(crate) fn ask(&self, device: u64, file: impl AsFd) -> bool {
+        self.known(device).unwrap_or_else(|| {
+            let Ok(stat) = fstatfs(file) else {
+                return false;
+            };
+            let is_generated = TYPES.contains(&stat.f_type);
+            let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+            if known.len() < KNOWN_MAX {
+                known.push((device, is_generated));
+            }
+            is_generated
+        })
+    }
+}
+
+/// The maximum number of devices that are remembered.
+const KNOWN_MAX: usize = 1024;
+
+/// The types by `statfs`: as in `linux/magic.h`, or in the source of the file system.
+const TYPES: [FsWord; 20] = [
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x0027_e0eb, // cgroup
+    0x6367_7270, // cgroup2
+    0x0765_5821, // resctrl
+    0x7363_6673, // securityfs
+    0xf97c_ff8c, // selinuxfs
+    0x4341_5d53, // smackfs
+    0x5a3c_69f0, // apparmorfs
+    0x6265_6570, // configfs
+    0xde5e_81e4, // efivarfs
+    0x6165_676c, // pstore
+    0xcafe_4a11, // bpf
+    0x4249_4e4d, // binfmt_misc
+    0x6573_5543, // fusectl
+    0x6e66_7364, // nfsd
+    0x6759_6969, // rpc_pipefs
+    0xabba_1974, // xenfs
+];
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn proc_and_sysfs_make_contents_and_others_do_not() {
+        let file_systems = GeneratedFileSystems::default();
+        let home = tempfile::tempdir().unwrap();
+        for (path, expected) in [
+            ("/proc/version".as_ref(), true),
+            ("/sys/kernel".as_ref(), true),
+            (home.path(), false),
+        ] {
+            let file = File::open(path).unwrap();
+            let device = file.metadata().unwrap().dev();
+            assert_eq!(file_systems.known(device), None);
+            assert_eq!(file_systems.ask(device, &file), expected, "{path:?}");
+            assert_eq!(file_systems.known(device), Some(expected));
+        }
+    }
+}

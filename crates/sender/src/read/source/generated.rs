@@ -1,0 +1,151 @@
+//! Files of proc and similar file systems, whose contents are made when they are read: their length is not known
+//! before, and each reader gets other contents. So such a file is read once, into a file in memory that takes its
+//! place.
+//!
+//! A file may have no end, and reading it may block, on some file systems although it was opened with `O_NONBLOCK`.
+//! **Invariant:** no more than [`BYTES_MAX`] are read, and nobody waits for longer than [`PATIENCE`].
+
+use std::fs::{File, Permissions};
+use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{Gid, MemfdFlags, Timespec, Timestamps, Uid, fchown, futimens, memfd_create};
+use zmove_disk::FileIdentity;
+
+/// A copy of a file in memory, with the mode, time and owner of the file.
+pub(super) fn copy(file: File, seen: &FileIdentity) -> io::Result<(File, FileIdentity)> {
+    let contents = read_within(file, PATIENCE)?;
+    let mut copy = File::from(memfd_create("zmove", MemfdFlags::CLOEXEC)?);
+    copy.write_all(&contents)?;
+    copy.rewind()?;
+    // Only root may do that. For another user, the files of others are its own.
+    let _own = fchown(
+        &copy,
+        Some(Uid::from_raw(seen.ids.user)),
+        Some(Gid::from_raw(seen.ids.group)),
+    );
+    copy.set_permissions(Permissions::from_mode(seen.mode))?;
+    let time = Timespec {
+        tv_sec: seen.mtime.seconds,
+        tv_nsec: seen.mtime.nanos.into(),
+    };
+    futimens(
+        &copy,
+        &Timestamps {
+            last_access: time,
+            last_modification: time,
+        },
+    )?;
+    let identity = FileIdentity::of(&copy)?;
+    Ok((copy, identity))
+}
+
+/// Reads a file in a thread of its own, which is left alone if it blocks.
+fn read_within(file: File, patience: Duration) -> io::Result<Vec<u8>> {
+    let (done, result) = sync_channel(1);
+    thread::Builder::new()
+        .name("zmove-generated".to_owned())
+        .spawn(move || {
+            // Nobody waits any more after the time limit.
+            drop(done.send(read(&file)));
+        })?;
+    match result.recv_timeout(patience) {
+        Ok(contents) => contents,
+        Err(RecvTimeoutError::Timeout) => {
+            let seconds = patience.as_secs();
+            let why = format!("reading it blocks (given up after {seconds} s)");
+            Err(io::Error::new(ErrorKind::TimedOut, why))
+        }
+        Err(RecvTimeoutError::Disconnected) => Err(ErrorKind::BrokenPipe.into()),
+    }
+}
+
+/// Reads a file to its end. Some files can be read only in multiples of their records, so each read has the same
+/// length.
+fn read(mut file: &File) -> io::Result<Vec<u8>> {
+    let mut contents = Vec::new();
+    let mut buffer = vec![0; READ_BYTES];
+    while contents.len() as u64 <= BYTES_MAX {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(contents),
+            Ok(bytes) => contents.extend_from_slice(&buffer[..bytes]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(io::Error::new(error.kind(), "reading it blocks"));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let mib = BYTES_MAX >> 20;
+    Err(io::Error::other(format!(
+        "it does not end within {mib} MiB"
+    )))
+}
+
+/// The maximum length of a file.
+const BYTES_MAX: u64 = 16 << 20;
+/// The length of one read.
+const READ_BYTES: usize = 64 << 10;
+/// The time within which a file is read.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_blocks_is_given_up() {
+        for (flags, patience, expected) in [
+            (
+                PipeFlags::NONBLOCK,
+                Duration::from_secs(600),
+                ErrorKind::WouldBlock,
+            ),
+            (PipeFlags::empty(), Duration::ZERO, ErrorKind::TimedOut),
+        ] {
+            let (reading, mut writing) = pipe_with(flags | PipeFlags::CLOEXEC)
+                .map(|(reading, writing)| (File::from(reading), File::from(writing)))
+                .unwrap();
+            writing.write_all(b"begin").unwrap();
+            let error = read_within(reading, patience).unwrap_err();
+            assert_eq!(error.kind(), expected, "{error}");
+            assert!(
+                error.to_string().starts_with("reading it blocks"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_without_an_end_is_refused() {
+        let error = read_within(File::open("/dev/zero").unwrap(), PATIENCE).unwrap_err();
+        assert_eq!(error.to_string(), "it does not end within 16 MiB");
+        let mut longest = File::from(memfd_create("longest", MemfdFlags::CLOEXEC).unwrap());
+        longest.set_len(BYTES_MAX).unwrap();
+        longest.rewind().unwrap();
+        assert_eq!(
+            read_within(longest, PATIENCE).unwrap().len() as u64,
+            BYTES_MAX
+        );
+    }
+
+    #[test]
+    fn a_copy_has_what_the_file_has() {
+        let file = File::open("/proc/version").unwrap();
+        let seen = FileIdentity::of(&file).unwrap();
+        let (mut copy, identity) = copy(file, &seen).unwrap();
+        let mut contents = Vec::new();
+        copy.read_to_end(&mut contents).unwrap();
+        assert_eq!(contents, std::fs::read("/proc/version").unwrap());
+        assert_eq!(
+            (identity.bytes, identity.mode, identity.mtime),
+            (contents.len() as u64, seen.mode, seen.mtime)
+        );
+        assert_eq!(FileIdentity::of(&copy).unwrap(), identity);
+    }
+}
