@@ -81,6 +81,7 @@ mod pull;
 mod python;
 mod quic;
 mod reconnect;
+mod renames;
 mod resume;
 mod resync;
 mod root;

@@ -59,9 +59,13 @@ pub struct ScanConfig {
     /// The paths below the roots on which something is mounted at the node that leads a job of many. Default: none is
     /// known, and nothing is compared. Only portions of a walk compare.
     pub mounts: Option<Arc<BTreeSet<PathBuf>>>,
-    /// The record by which a later walk of the same roots knows that they are the same. Default: none. A record costs a
-    /// system call for each directory, and an open descriptor for each root.
+    /// The record by which a later walk of the same roots knows that they are the same, and what has changed meanwhile.
+    /// Default: none. A record costs a system call for each directory, and an open descriptor for each root.
     pub first_walk: Option<Arc<FirstWalk>>,
+    /// The record of the walk before. Default: none. With it, the walk visits again only the entries of directories
+    /// that have changed since that walk began, and no root itself. Of other directories it reads the names of the
+    /// directories in them.
+    pub reread: Option<Arc<FirstWalk>>,
 }
 
 /// Tells which names of a directory are passed over, and why.
@@ -103,6 +107,7 @@ impl Default for ScanConfig {
             apart: None,
             mounts: None,
             first_walk: None,
+            reread: None,
         }
     }
 }

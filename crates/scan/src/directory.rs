@@ -145,6 +145,11 @@ impl SourceRoot {
         })
     }
 
+    /// The same directory, whose target path is `prefix`.
+    pub(crate) fn again(&self, prefix: &RelPath) -> Result<Self> {
+        Self::at(Arc::clone(&self.fd), &self.path, prefix, self.extent)
+    }
+
     /// The directory's path as the user typed it.
     #[must_use]
     pub fn path(&self) -> &Path {

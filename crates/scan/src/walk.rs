@@ -10,15 +10,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::{Sender, TrySendError};
-use rustix::fs::{AtFlags, OFlags, RawDir, statx};
+use rustix::fs::{AtFlags, FileType, OFlags, RawDir, RawDirEntry, statx};
 use rustix::io::Errno;
 use zmove_disk::Descriptor;
 use zmove_types::{Doing, RelPath, Stopwatch};
 
 use crate::config::{ScanConfig, ScanRoot, Unfinished};
-use crate::directory::{Directory, Extent, SourceRoot};
+use crate::directory::{Directory, Extent, SourceRoot, Status};
 use crate::entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
+use crate::first_walk::{Change, Listed};
 use crate::selection::{DirectoryFilter, PathKind};
 
 mod descriptor_wait;
@@ -154,6 +155,7 @@ impl<'walk> Worker<'walk> {
     /// Visits a root and emits it: a directory and all below it, or one entry.
     pub(crate) fn visit_root(&mut self, root: &ScanRoot) {
         let visited = match root.directory_flags() {
+            _ if self.walk.config.reread.is_some() => self.visit_tree_again(root),
             Ok(Some(flags)) => self.visit_tree(root, flags),
             Ok(None) => self.visit_single(root),
             Err(errno) => Err((Operation::Stat, errno)),
@@ -184,8 +186,35 @@ impl<'walk> Worker<'walk> {
         }
         self.send_root(&directory)
             .map_err(|errno| (Operation::Stat, errno))?;
-        self.list(&directory);
-        Ok(())
+        self.visit(&directory, Visit::Entries)
+            .map_err(|errno| (Operation::Stat, errno))
+    }
+
+    /// Visits a root that the walk before has opened as a directory. A rename cannot hide an entry whose name is given.
+    fn visit_tree_again(&mut self, root: &ScanRoot) -> Result<(), (Operation, Errno)> {
+        let Some(walked) = self.walk.config.reread.clone() else {
+            return Ok(());
+        };
+        let opened = match walked.root(&root.source) {
+            None => return Ok(()),
+            Some(Some(known)) => known.again(&root.prefix),
+            Some(None) => root
+                .directory_flags()
+                .and_then(|flags| root.open(Extent::Tree, flags.unwrap_or(OFlags::NOFOLLOW))),
+        };
+        let opened = opened.map_err(|errno| (Operation::Open, errno))?;
+        if walked.is_other(&root.source, Some(&opened)) {
+            let path = root.source.clone();
+            self.report(ScanError::Exchanged { path });
+            return Ok(());
+        }
+        let directory = self.walk.open(&Arc::new(opened), &RelPath::root());
+        let directory = directory.map_err(|errno| (Operation::Open, errno))?;
+        if let Some(first_walk) = &self.walk.config.first_walk {
+            first_walk.note_root(directory.root());
+        }
+        self.visit(&directory, Visit::Entries)
+            .map_err(|errno| (Operation::Stat, errno))
     }
 
     /// Emits a root itself.
@@ -222,7 +251,7 @@ impl<'walk> Worker<'walk> {
         names.push(&name.ok_or((Operation::Stat, Errno::INVAL))?);
         // The root may have become a directory just now. Listing it then fails loudly, since it is opened with O_PATH
         // only.
-        self.look_up(&directory, &names);
+        self.look_up(&directory, &names, Visit::Entries);
         Ok(())
     }
 
@@ -243,33 +272,57 @@ impl<'walk> Worker<'walk> {
             .map_err(|errno| (Operation::Open, errno))
     }
 
-    fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath) {
-        let opened = self.walk.open(root, path).and_then(|directory| {
-            if let Some(first_walk) = &self.walk.config.first_walk {
-                first_walk.note_mount(&directory, &directory.status()?);
-            }
-            let within = directory.is_within(self.walk.config.file_systems)?;
-            Ok(within.then_some(directory))
-        });
-        match opened {
-            Ok(Some(directory)) => self.list(&directory),
-            Ok(None) => {}
-            Err(errno) => {
-                self.report(ScanError::listed(
-                    root.path().join(path.as_path()),
-                    Operation::Open,
-                    errno,
-                ));
-            }
+    fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath, visit: Visit) {
+        let opened = self.walk.open(root, path);
+        if let Err(errno) = opened.and_then(|directory| self.visit(&directory, visit)) {
+            self.report(ScanError::listed(
+                root.path().join(path.as_path()),
+                Operation::Open,
+                errno,
+            ));
+        }
+    }
+
+    /// Lists a directory that is walked, and notes its times for the walks that follow. They are read after the names,
+    /// so that they show each change that the names may not show.
+    fn visit(&mut self, directory: &Arc<Directory>, visit: Visit) -> Result<(), Errno> {
+        let before = match &self.walk.config.reread {
+            Some(_) => Some(directory.status()?),
+            None => None,
+        };
+        let listed = Listed::begin(before);
+        if directory.is_within(self.walk.config.file_systems)? {
+            self.list(directory, self.visits(directory, before.as_ref(), visit));
+        }
+        if let Some(first_walk) = &self.walk.config.first_walk {
+            let after = directory.status()?;
+            first_walk.note_mount(directory, &after);
+            first_walk.note_listed(directory, listed, &after);
+        }
+        Ok(())
+    }
+
+    /// The part of a directory that is visited.
+    fn visits(&self, directory: &Directory, before: Option<&Status>, moved: Visit) -> Visit {
+        let (Some(walked), Some(before)) = (&self.walk.config.reread, before) else {
+            return Visit::Entries;
+        };
+        match walked.change(before) {
+            _ if moved == Visit::Tree => Visit::Tree,
+            Change::Nothing => Visit::Directories,
+            // A root cannot have been moved here unnoticed.
+            Change::Place if !directory.source_path().is_root() => Visit::Tree,
+            Change::Place | Change::Names => Visit::Entries,
         }
     }
 
     /// Reads a directory's names and looks them up, a batch at a time.
-    fn list(&mut self, directory: &Arc<Directory>) {
+    fn list(&mut self, directory: &Arc<Directory>, visit: Visit) {
         let mut scratch = self.walk.take_scratch();
         let mut listing = RawDir::new(directory.fd(), scratch.listing.spare_capacity_mut());
         while let Some(next) = listing.next() {
             match next {
+                Ok(entry) if visit == Visit::Directories && !may_be_directory(&entry) => {}
                 Ok(entry) => scratch.names.push(entry.file_name()),
                 Err(errno) => {
                     self.report(ScanError::listed(
@@ -283,13 +336,13 @@ impl<'walk> Worker<'walk> {
             if scratch.names.len() >= self.walk.config.batch_entries_max.max(1) {
                 let directory = Arc::clone(directory);
                 let names = std::mem::take(&mut scratch.names);
-                self.share(move |worker| worker.look_up(&directory, &names));
+                self.share(move |worker| worker.look_up(&directory, &names, visit));
                 if self.walk.is_stopped() {
                     break;
                 }
             }
         }
-        self.look_up(directory, &scratch.names);
+        self.look_up(directory, &scratch.names, visit);
         self.walk.put_back(scratch);
     }
 
@@ -309,14 +362,16 @@ impl<'walk> Worker<'walk> {
     }
 
     /// Emits the wanted entries of these names as one batch, then queues the directories among them.
-    fn look_up(&mut self, directory: &Arc<Directory>, names: &NameList) {
+    fn look_up(&mut self, directory: &Arc<Directory>, names: &NameList, visit: Visit) {
         let entries = self.gather(directory, names, Self::report);
         let children = children(directory, &entries);
-        self.send_entries(directory, entries);
+        if visit != Visit::Directories {
+            self.send_entries(directory, entries);
+        }
         for path in children {
             let root = Arc::clone(directory.root());
             self.walk
-                .spawn(move |worker| worker.visit_directory(&root, &path));
+                .spawn(move |worker| worker.visit_directory(&root, &path, visit));
         }
     }
 
@@ -395,6 +450,17 @@ impl<'walk> Worker<'walk> {
     }
 }
 
+/// The part of a directory that a walk visits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Visit {
+    /// The entries of the directory. Directories in it are visited as far as the walk goes.
+    Entries,
+    /// All entries in and below the directory.
+    Tree,
+    /// The directories in it.
+    Directories,
+}
+
 impl Default for Scratch {
     fn default() -> Self {
         Self {
@@ -402,6 +468,10 @@ impl Default for Scratch {
             names: NameList::default(),
         }
     }
+}
+
+fn may_be_directory(entry: &RawDirEntry<'_>) -> bool {
+    matches!(entry.file_type(), FileType::Directory | FileType::Unknown)
 }
 
 fn children(directory: &Directory, entries: &[Entry]) -> Vec<RelPath> {

@@ -11,6 +11,7 @@ pub(crate) mod summary;
 pub(crate) mod timeline;
 pub(crate) mod totals;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
@@ -337,6 +338,16 @@ impl Account {
             Some(piece) => piece.fail_range(error.to_string()),
             None => self.fail(error),
         }
+    }
+
+    /// Names a directory of the source of which entries may be missing.
+    pub(crate) fn doubt(&self, directory: &Path) {
+        self.totals.counters.in_doubt.add(1);
+        self.warn(format!(
+            "sender: list directory '{}': it changed each time it was read, and entries may be missing at the target; run \
+             the command again",
+            Escaped::path(directory)
+        ));
     }
 
     /// Counts and reports a part of the source that could not be scanned.

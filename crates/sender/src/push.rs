@@ -91,7 +91,10 @@ impl Push {
             .feed
             .map(|Feed { fed, asked, .. }| (fed, asked))
             .unzip();
-        let task = Task::of(&self.open, self.mirror, fed);
+        let task = Task {
+            reread: self.reread,
+            ..Task::of(&self.open, self.mirror, fed)
+        };
         let known_state = known_state(&self.open, &link);
         let begins_job = may_begin_job(&self.open);
         let Link {

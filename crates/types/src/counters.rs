@@ -53,6 +53,8 @@ pub enum ExitEffect {
     Partial,
     /// The limit of removals was reached.
     MaxDelete,
+    /// Entries of the source may be missing at the target.
+    InDoubt,
     /// A comparison found a difference.
     Difference,
 }
@@ -195,6 +197,11 @@ counters! {
     };
     /// Directories, and entries in them, that were removed because a file or link has their name.
     24 replaced_below, Receiver, Sum, None, Any, same("removed with directories that a file or link replaces");
+    /// Directories of the source that changed each time they were read, so that entries in them may be missing.
+    25 in_doubt, Sender, Last, InDoubt, OneSession, Phrase::Count {
+        one: "directory in doubt (it changed each time it was read)",
+        many: "directories in doubt (they changed each time they were read)",
+    };
 }
 
 const fn same(words: &'static str) -> Phrase {

@@ -70,6 +70,8 @@ Exit codes:
    5  not authenticated              23  some files failed (-v names each), or
    6  'verify' found a difference        --delete or --strict-metadata was not
                                          met in full
+                                     24  directories here changed each time
+                                         they were read
                                      25  --max-delete kept some
 
 ZMOVE_HOME is where keys, known paths and journals are kept (default \

@@ -44,6 +44,8 @@ pub(crate) enum Exit {
     Interrupted = 20,
     /// Some files failed; the others are done.
     Partial = 23,
+    /// Directories of the source changed each time they were read; all else is done.
+    InDoubt = 24,
     /// More entries would have been removed than may be; all else is done.
     MaxDelete = 25,
     /// `zmove job ID wait`: the job has failed.
@@ -58,7 +60,7 @@ pub(crate) enum Exit {
 
 impl Exit {
     /// All codes. The table of the guide and that of `zmove --help` have the same.
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 19] = [
         Self::Done,
         Self::Usage,
         Self::Incompatible,
@@ -72,6 +74,7 @@ impl Exit {
         Self::Busy,
         Self::Interrupted,
         Self::Partial,
+        Self::InDoubt,
         Self::MaxDelete,
         Self::JobFailed,
         Self::JobCancelled,
@@ -103,6 +106,8 @@ impl Exit {
     pub(crate) fn of_counters(counters: &Counters, is_comparison: bool) -> Self {
         if counters.has(ExitEffect::Partial) {
             Self::Partial
+        } else if counters.has(ExitEffect::InDoubt) {
+            Self::InDoubt
         } else if counters.has(ExitEffect::MaxDelete) {
             Self::MaxDelete
         } else if is_comparison && counters.has(ExitEffect::Difference) {

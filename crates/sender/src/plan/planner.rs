@@ -5,6 +5,8 @@
 //! thousand, many offers at once; directories and links are always sent, because placing one that is there is no work.
 //! Until the target is known a little is sent as a guess, which saves a round trip where it is right.
 
+mod rereading;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +15,7 @@ use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile};
 use zmove_types::{FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
 use zmove_wire::{Compare, Lack, Open, Overwrite, TargetState, ToReceiver};
 
+pub(crate) use self::rereading::Reread;
 use crate::control::replies::{QueuedReply, Replies, Reply};
 use crate::mirror::{self, Mirror};
 use crate::plan::guess::Guess;
@@ -36,6 +39,8 @@ pub(crate) struct Task {
     pub(crate) mirror: Option<Mirror>,
     /// What is sent in place of what a walk finds, where the push is fed by pieces.
     pub(crate) fed: Option<Receiver<Fed>>,
+    /// How directories are read again that change during the walk. Default: not at all.
+    pub(crate) reread: Option<Reread>,
 }
 
 impl Task {
@@ -49,6 +54,7 @@ impl Task {
             compares_what_stays,
             mirror,
             fed,
+            reread: None,
         }
     }
 }
@@ -71,6 +77,7 @@ pub(crate) fn plan_all(
         links: Links::default(),
         unlisted: Unlisted::default(),
         needed_bytes: 0,
+        is_again: false,
     };
     planner.take_scan(scan, replies, &unread);
     planner.take_unread(&unread);
@@ -89,13 +96,21 @@ pub(crate) fn plan_all(
     }
     // Where nothing was at the target, nothing is there alone.
     let mirror = task.mirror.as_ref().filter(|_| planner.offering.is_some());
+    let is_known = planner.reread(replies, &unread);
     mirror.inspect(|_| session.in_flight.withhold_end());
     session.queue.end();
     if let Some(mirror) = mirror {
         session.in_flight.wait_until_settled();
-        mirror::run(session, &replies.mirror, mirror);
+        if is_known {
+            mirror::run(session, &replies.mirror, mirror);
+        } else {
+            let why = "directories of the source changed each time they were read";
+            session
+                .account
+                .warn(format!("nothing was removed at the target: {why}"));
+        }
     }
-    if mirror.is_some() || has_links {
+    if mirror.is_some() || has_links || planner.is_again {
         session.in_flight.release_end();
     }
 }
@@ -136,6 +151,8 @@ struct Planner<'a> {
     unlisted: Unlisted,
     /// The data of the files that are sent, as far as that is known before they are read.
     needed_bytes: u64,
+    /// Whether directories are read again. Files that are at the target have been counted before, most of them.
+    is_again: bool,
 }
 
 impl Planner<'_> {
@@ -186,7 +203,9 @@ impl Planner<'_> {
                 }
             }
         }
-        self.session.account.end_scan(&scan.parts());
+        if !self.is_again {
+            self.session.account.end_scan(&scan.parts());
+        }
     }
 
     /// Whether the scan has to wait.
@@ -319,6 +338,8 @@ impl Planner<'_> {
                 self.pack(&directory, PackEntry::Itself(metadata, beside));
             }
             ScanItem::Batch(batch) => self.take_batch(batch, piece),
+            // It is reported.
+            ScanItem::Error(_) if self.is_again && self.has_scan_errors() => {}
             ScanItem::Error(error) => self.session.account.fail_scan(error),
         }
     }
@@ -332,7 +353,9 @@ impl Planner<'_> {
         let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| {
             (files + 1, bytes + entry.size)
         });
-        self.session.account.find(files, bytes);
+        if !self.is_again {
+            self.session.account.find(files, bytes);
+        }
         for entry in batch.entries {
             match directory.measured(entry) {
                 Ok(entry) => self.take_entry(&directory, entry),
@@ -342,6 +365,9 @@ impl Planner<'_> {
     }
 
     fn take_entry(&mut self, directory: &SourceDirectory, entry: Entry) {
+        if self.is_again && self.is_left_out(&entry) {
+            return;
+        }
         if !self
             .session
             .account
@@ -378,14 +404,18 @@ impl Planner<'_> {
 
     /// Plans a name of a file that may have others.
     fn take_name(&mut self, directory: &SourceDirectory, entry: Entry, shared: SharedFile) {
+        let bytes = entry.size;
         match self.links.take(directory, entry, shared) {
             Part::File(entry) => self.take_alone(directory, entry),
             Part::Copy(entry, why) => {
                 self.lacks_link(directory, &entry, why);
                 self.take_alone(directory, entry);
             }
-            Part::Link(entry, first) => self.pack(directory, PackEntry::Link(entry, first)),
-            Part::Waits => {}
+            Part::Link(entry, first) => {
+                self.find_again(entry.size);
+                self.pack(directory, PackEntry::Link(entry, first));
+            }
+            Part::Waits => self.find_again(bytes),
         }
     }
 
@@ -560,6 +590,9 @@ impl Planner<'_> {
             (_, None) => return,
         };
         for (directory, entry, answered) in answered {
+            if answered != Answered::Skip {
+                self.find_again(entry.size);
+            }
             match answered {
                 Answered::Need => self.need(&directory, entry),
                 Answered::Retouch => self.pack(&directory, PackEntry::Retouch(entry)),
@@ -569,12 +602,8 @@ impl Planner<'_> {
                 Answered::GoOn { held, there } => self.go_on(&directory, entry, held, there),
                 Answered::Skip => {
                     let path = directory.target_of(&entry.name);
-                    let lacks = self.session.extras.lacks_of(&entry);
-                    self.session
-                        .account
-                        .lacking(&self.session.extras, &path, &lacks);
-                    if self.session.account.skipped(&path, Look::of(&entry), None) {
-                        self.list(&path, &directory, &entry);
+                    if !self.is_again {
+                        self.count_skipped(&path, &directory, &entry);
                     }
                     if let Some(shared) = entry.shared {
                         self.skipped_name(shared.number, path);
@@ -585,6 +614,16 @@ impl Planner<'_> {
                         .for_each(|piece| piece.stays(directory.source_path(), &entry));
                 }
             }
+        }
+    }
+
+    fn count_skipped(&mut self, path: &RelPath, directory: &SourceDirectory, entry: &Entry) {
+        let Session {
+            account, extras, ..
+        } = self.session;
+        account.lacking(extras, path, &extras.lacks_of(entry));
+        if account.skipped(path, Look::of(entry), None) {
+            self.list(path, directory, entry);
         }
     }
 

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use zmove_scan::{PathList, Scan, ScanRoot, Tally, scan, scan_list};
-use zmove_wire::{Extraneous, Open};
+use zmove_wire::{Extraneous, Intent, Open};
 
 use crate::mirror::{Mirror, Removals};
 use crate::plan::pack::packs_of;
+use crate::plan::planner::Reread;
 use crate::push::config::SenderConfig;
 use crate::push::feed::{Feed, Feeder};
 use crate::push::run::Run;
@@ -33,6 +34,8 @@ pub struct Push {
     pub(crate) scan: Scan,
     pub(crate) open: Open,
     pub(crate) mirror: Option<Mirror>,
+    /// How directories are read again that change during the walk.
+    pub(crate) reread: Option<Reread>,
     pub(crate) sources_missing: u64,
     pub(crate) config: SenderConfig,
     pub(crate) started: Instant,
@@ -55,15 +58,23 @@ impl Push {
         config.walk_for(&open);
         let selection = config.scan.selection.clone();
         let file_systems = config.scan.file_systems;
+        // A list has each name that is to be sent.
+        let rereads = list.is_none() && open.intent != Intent::Inspect;
+        if mirror.is_some() || rereads {
+            config.scan.first_walk = Some(run.first_walk(mirror.as_ref()));
+        }
         let mirror = mirror.map(|removals| Mirror {
             roots: sources.clone(),
             selection,
             file_systems,
-            first_walk: run.first_walk(&removals.own_directories),
+            first_walk: run.first_walk(Some(&removals)),
             removals,
             intent: open.intent,
         });
-        config.scan.first_walk = mirror.as_ref().map(|mirror| Arc::clone(&mirror.first_walk));
+        let reread = rereads.then(|| Reread {
+            roots: sources.clone(),
+            config: config.scan.clone(),
+        });
         let extraneous = if mirror.is_some() {
             Extraneous::Goes
         } else {
@@ -78,6 +89,7 @@ impl Push {
             scan,
             open,
             mirror,
+            reread,
             sources_missing,
             config,
             started,
@@ -95,6 +107,7 @@ impl Push {
                 scan,
                 open,
                 mirror: None,
+                reread: None,
                 sources_missing: 0,
                 config,
                 started,

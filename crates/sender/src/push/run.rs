@@ -18,11 +18,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zmove_scan::FirstWalk;
-use zmove_types::{Counters, FileNumber, Sample, TransferId};
+use zmove_types::{Counters, Sample, TransferId};
 
 use crate::account::file_ledger::FileLedger;
 use crate::account::manifest::Manifest;
 use crate::account::totals::Totals;
+use crate::mirror::Removals;
 
 /// One run of a push, of as many sessions as it takes.
 #[derive(Debug)]
@@ -135,9 +136,12 @@ impl Run {
 
     /// The record by which all walks check that the sources are what they were when the first walk began, which is
     /// now unless there has been one.
-    pub(crate) fn first_walk(&mut self, own_directories: &[FileNumber]) -> Arc<FirstWalk> {
-        let begin = || Arc::new(FirstWalk::begin(own_directories.to_vec()));
-        Arc::clone(self.first_walk.get_or_insert_with(begin))
+    pub(crate) fn first_walk(&mut self, removals: Option<&Removals>) -> Arc<FirstWalk> {
+        let begin = || match removals {
+            Some(removals) => FirstWalk::begin(removals.own_directories.clone()),
+            None => FirstWalk::begin(Vec::new()).with_few_descriptors(),
+        };
+        Arc::clone(self.first_walk.get_or_insert_with(|| Arc::new(begin())))
     }
 
     /// The number of times that the run went on after its connections were lost.
