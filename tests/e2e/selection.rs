@@ -415,6 +415,17 @@ fn what_cannot_be_meant_is_a_usage_error() {
         &["--filter-from", "rules"],
         &["zmove: --filter-from 'rules' line 2: pattern '[z-a]': the range 'z-a'"],
     );
+    std::fs::write(site.path("rsync"), "# temporary files\n- *.o\n").unwrap();
+    refused(
+        &["--filter-from", "rsync"],
+        &[
+            "zmove: --filter-from 'rsync' line 2: pattern '- *.o': it is a rule of rsync: write '*.o'",
+        ],
+    );
+    refused(
+        &["--exclude", "+ *.c"],
+        &["zmove: --exclude: pattern '+ *.c': it is a rule of rsync: write '!*.c'"],
+    );
     refused(
         &["--filter-from", "-", "--files-from", "-"],
         &["stdin ('-') can be only one"],
@@ -439,6 +450,18 @@ fn what_cannot_be_meant_is_a_usage_error() {
             .lines(1);
     }
     assert!(arrived(&site).is_empty());
+}
+
+#[test]
+fn a_name_like_a_rule_of_rsync_is_escaped() {
+    let site = Site::local();
+    for name in ["- *.o", "main.o", "P x"] {
+        paint(site.source().join(name), 3);
+    }
+    std::fs::write(site.path("rules"), "\\- *.o\n\\P x\n").unwrap();
+    site.push(&["--filter-from", "rules"], site.contents(), "")
+        .done();
+    assert_eq!(arrived(&site), ["main.o"]);
 }
 
 #[test]

@@ -14,6 +14,7 @@
 
 mod directory_filter;
 mod pattern;
+mod rsync_rule;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;

@@ -15,6 +15,7 @@ mod class;
 use globset::{Glob, GlobBuilder};
 use thiserror::Error;
 
+use super::rsync_rule::{advice_for_line, advice_for_pattern};
 use class::Class;
 
 /// The effect of a rule on the entries that match.
@@ -55,6 +56,9 @@ pub enum PatternError {
     /// The pattern of an include begins with `!`, which would make it an exclude.
     #[error("a '!' at its start turns it around: use an exclude, or write '\\!'")]
     TurnedAround,
+    /// A rule in the syntax of rsync, with advice. As a pattern it would be a name that hardly any file has.
+    #[error("{0}")]
+    RsyncRule(String),
     /// The pattern ends in a backslash.
     #[error("nothing follows the last '\\'")]
     Dangling,
@@ -85,6 +89,9 @@ impl Rule {
     /// [`PatternError`] when the pattern cannot be used.
     pub fn new(effect: Effect, pattern: &[u8]) -> Result<Self, PatternError> {
         let pattern = text(pattern)?;
+        if let Some(advice) = advice_for_pattern(pattern) {
+            return Err(PatternError::RsyncRule(advice));
+        }
         match (pattern.as_bytes().first(), effect) {
             (Some(b'#'), _) => Err(PatternError::Comment),
             (Some(b'!'), Effect::Include) => Err(PatternError::TurnedAround),
@@ -100,6 +107,9 @@ impl Rule {
     pub fn from_line(line: &[u8]) -> Result<Option<Self>, PatternError> {
         let line = text(line)?;
         let line = without_trailing_spaces(line.strip_suffix('\r').unwrap_or(line));
+        if let Some(advice) = advice_for_line(line) {
+            return Err(PatternError::RsyncRule(advice));
+        }
         match line.as_bytes().first() {
             None | Some(b'#') => Ok(None),
             Some(b'!') => Self::compile(Effect::Include, &line[1..]).map(Some),
