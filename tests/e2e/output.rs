@@ -1,8 +1,12 @@
 //! What the user sees: quiet where nobody looks, JSON where a program does, examples where help is asked for.
 
+use std::fs::File;
+use std::process::Stdio;
+
 use serde_json::Value;
 
 use crate::harness::{Site, both_ways};
+use crate::quiet_machine::share_machine;
 use crate::tree::{assert_same, paint};
 
 both_ways!(
@@ -134,7 +138,7 @@ fn the_summary_says_whether_files_were_flushed(site: &Site) {
 fn streams_are_a_choice() {
     let site = Site::daemon();
     // more than sockets hold, so that no lane comes too late
-    std::fs::File::create(site.source().join("zeros"))
+    File::create(site.source().join("zeros"))
         .unwrap()
         .set_len(200 << 20)
         .unwrap();
@@ -271,6 +275,57 @@ fn a_trace_that_is_none_is_told_by_line_and_cause() {
         .says(&["would replace the trace"])
         .lines(1);
     assert_eq!(std::fs::read_to_string(site.path("trace")).unwrap(), whole);
+}
+
+/// The exit code and the messages of a command with this standard output.
+fn writes_to(site: &Site, words: &[&str], output: impl Into<Stdio>) -> (Option<i32>, String) {
+    share_machine();
+    let mut command = site.zmove(words).0;
+    command.stdin(Stdio::null()).stdout(output);
+    let done = command.stderr(Stdio::piped()).output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    (done.status.code(), said)
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let mut site = Site::local();
+    site.let_read("source");
+    site.start_daemon();
+    paint(site.source().join("f"), 1_000);
+    site.zmove(&["push", "source/", "same"]).outcome().done();
+    let remote = format!("{}:{}/", site.the_daemon().address, site.source().display());
+    let commands: &[&[&str]] = &[
+        &["push", "-n", "source/", "new"],
+        &["push", "--json", "source/", "new"],
+        &["push", "source/", "newer"],
+        &["pull", "--json", &remote, "newest"],
+        &["verify", "source/", "same"],
+        &["scan", "source"],
+        &["scan", "--json", "source"],
+        &["key", "show"],
+        &["jobs"],
+        &["completions", "bash"],
+        &["--help"],
+        &["--version"],
+    ];
+    for words in commands {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let (code, said) = writes_to(&site, words, full);
+        assert_eq!(code, Some(11), "{words:?}: {said}");
+        let expected = "zmove: write the output: No space left on device (os error 28)\n";
+        assert!(said.ends_with(expected), "{words:?}: {said}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let done = writes_to(&site, words, writer);
+        assert_eq!(done, (Some(0), String::new()), "nobody reads: {words:?}");
+    }
+    // The difference says more.
+    paint(site.source().join("g"), 1);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let (code, said) = writes_to(&site, &["verify", "source/", "same"], full);
+    assert_eq!(code, Some(6), "{said}");
+    assert!(said.contains("write the output"), "{said}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ pub(crate) mod format;
 pub(crate) mod job;
 pub(crate) mod log;
 mod nodes;
+pub(crate) mod output;
 pub(crate) mod progress;
 pub(crate) mod prompt;
 pub(crate) mod summary;

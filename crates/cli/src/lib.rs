@@ -2,6 +2,8 @@
 //!
 //! Only here are there exit codes, prompts and bars; the libraries report events and errors.
 
+#![warn(clippy::print_stdout)]
+
 mod args;
 mod ceiling;
 mod commands;
@@ -25,14 +27,26 @@ use commands::{
     allow, cluster, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push,
     receive, runner, scan, serve, submit, sweep, trace, trust, verify,
 };
-use display::{failures, terminal};
+use display::{failures, output, terminal};
 use ownership::Settled;
 use value::exit::{self, Exit};
 
 /// Runs the command line and returns the exit code.
 pub fn main() -> ExitCode {
     let started = Instant::now();
-    run(std::env::args_os().collect(), started)
+    let code = run(std::env::args_os().collect(), started);
+    match output::end() {
+        Ok(()) => code,
+        Err(error) => {
+            terminal::warn(format_args!("write the output: {error}"));
+            // Another failure of the command says more.
+            if code == ExitCode::SUCCESS {
+                Exit::File.into()
+            } else {
+                code
+            }
+        }
+    }
 }
 
 fn run(words: Vec<OsString>, started: Instant) -> ExitCode {

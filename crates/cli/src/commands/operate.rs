@@ -14,7 +14,7 @@ use zmove_daemon::TransferStatus;
 
 use crate::args::{ControlArgs, DrainArgs, StatusArgs, StopArgs};
 use crate::display::format::counted;
-use crate::display::terminal;
+use crate::display::{output, terminal};
 use crate::ownership::{self, Child};
 use crate::settings::{self, Role};
 use crate::value::control::{Answer, REQUEST_BYTES_MAX, Request, Status};
@@ -39,7 +39,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<Exit> {
             ""
         };
         terminal::print(format_args!("{clear}{}", shown(&status, args.json)?));
-        if !args.watch {
+        if !args.watch || output::has_failed() {
             return Ok(Exit::Done);
         }
         std::thread::sleep(WATCH_INTERVAL);

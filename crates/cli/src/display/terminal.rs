@@ -1,6 +1,6 @@
-//! Lines for the user. A terminal or pipe that is gone is no reason to fail, and names from elsewhere never reach the
-//! terminal as commands to it: characters that [cannot be shown](is_unprintable) are escaped, also where a text holds a
-//! name that was not escaped before.
+//! Lines for the user. A terminal or pipe that is gone is no reason to fail (`output` has the other failures of
+//! standard output). Names from elsewhere never reach the terminal as commands to it: characters that [cannot be
+//! shown](is_unprintable) are escaped, also where a text holds a name that was not escaped before.
 
 use std::fmt::{self, Display, Write as _};
 use std::fs::File;
@@ -16,6 +16,7 @@ use zmove_engine::{Causes, Listener, Notice};
 use zmove_types::{Escaped, is_unprintable};
 
 use crate::display::format::wrapped_within;
+use crate::display::output;
 
 /// Writes one line on standard error, which a terminal does not break within words.
 pub(crate) fn warn(text: impl Display) {
@@ -30,8 +31,7 @@ pub(crate) fn warn(text: impl Display) {
 
 /// Writes text on standard output, as it is.
 pub(crate) fn print(text: impl Display) {
-    let mut stdout = io::stdout();
-    let _nobody_reads = write!(stdout, "{text}").and_then(|()| stdout.flush());
+    output::write(text);
 }
 
 /// Writes lines on standard output, which a terminal does not break within words; elsewhere they stay whole.

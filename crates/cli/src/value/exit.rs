@@ -14,6 +14,7 @@ use zmove_types::{Counters, ExitEffect};
 use zmove_wire::{Refusal, RefusalCode};
 
 use crate::args::habits;
+use crate::display::output;
 
 /// The end of a command, as its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -324,11 +325,13 @@ pub(crate) fn parse_error(error: &clap::Error) -> anyhow::Error {
 /// Prints clap's message: help is no error, the rest is a usage error.
 pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
     habits::hint(&mut error);
-    // A terminal that is gone is no reason to fail.
-    let _terminal_gone = error.print();
+    let printed = error.print();
     if error.use_stderr() {
+        // A terminal that is gone is no reason to fail.
+        let _terminal_gone = printed;
         Exit::Usage.into()
     } else {
+        output::note(printed);
         Exit::Done.into()
     }
 }
