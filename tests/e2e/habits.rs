@@ -67,6 +67,10 @@ fn a_host_that_is_written_wrong_is_not_taken_for_a_name() {
         ("fe80::1", "[ADDRESS]:PATH"),
         ("127.0.0.1::x", "write HOST:PATH"),
         ("rsync://127.0.0.1/x", "write HOST:PATH"),
+        (
+            "s3://bucket/x",
+            "'s3://bucket/x': this scheme is not supported",
+        ),
         ("ssh://alice@127.0.0.1/x", "USER@HOST:PATH (over ssh)"),
         ("127.0.0.1:~/x", "leave '~' out"),
         ("alice@127.0.0.1:~bob/x", "write the whole path"),
@@ -128,6 +132,69 @@ fn a_host_without_a_colon_becomes_no_directory() {
         .outcome()
         .done();
     assert!(!site.path("dtn7").exists());
+}
+
+#[test]
+fn a_user_at_a_host_without_a_colon_becomes_no_directory() {
+    let site = Site::local();
+    paint(site.source().join("f"), 5);
+    for (target, instead) in [
+        ("alice@dtn/data", "write 'alice@dtn:/data'"),
+        ("alice@dtn/data/", "write 'alice@dtn:/data/'"),
+        ("alice@dtn/", "write 'alice@dtn:PATH'"),
+    ] {
+        for command in ["push", "copy", "verify", "submit"] {
+            let outcome = site.zmove(&[command, "source/", target]).outcome();
+            outcome.expect(1).says(&[instead]).lines(1);
+        }
+    }
+    site.zmove(&["pull", "127.0.0.1:x", "alice@dtn/data"])
+        .outcome()
+        .expect(1)
+        .says(&["write 'alice@dtn:/data'"])
+        .lines(1);
+    assert!(!site.path("alice@dtn").exists());
+    let push = |target: &str| site.zmove(&["push", "source/", target]).outcome().done();
+    push("./alice@dtn/data");
+    push("alice@dtn/data");
+    push("alice@dtn/more");
+    push(&format!("{}/x/y", site.path("bob@dtn").display()));
+    assert!(site.path("alice@dtn/more/f").exists() && site.path("bob@dtn/x/y/f").exists());
+}
+
+#[test]
+fn a_bare_name_is_a_directory_here_and_the_summary_says_so() {
+    let site = Site::local();
+    paint(site.source().join("f"), 5);
+    let push = |options: &[&str], target| {
+        let words = [&["push"], options, &["source/", target]].concat();
+        site.zmove(&words).outcome().done().stdout
+    };
+    let said = "made the local directory 'dtn'\n";
+    assert!(!push(&["-n"], "dtn").contains(said));
+    let first = push(&[], "dtn");
+    assert!(first.ends_with(said), "{first}");
+    assert!(!push(&[], "dtn").contains("made"), "it exists");
+    assert!(!push(&[], "./dtn2").contains("made"), "a path is meant");
+}
+
+#[test]
+fn no_scheme_is_looked_up_as_a_host() {
+    let site = Site::local();
+    for [command, source, target] in [
+        ["push", "s3://bucket/x", "target"],
+        ["push", "source", "s3://bucket/x"],
+        ["pull", "s3://bucket/x", "target"],
+        ["copy", "gs://bucket/x", "target"],
+        ["verify", "source", "gs://bucket"],
+        ["submit", "s3://bucket/x", "target"],
+    ] {
+        site.zmove(&[command, source, target])
+            .outcome()
+            .expect(1)
+            .says(&["this scheme is not supported: write HOST:PATH"])
+            .lines(1);
+    }
 }
 
 #[test]

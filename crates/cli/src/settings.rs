@@ -5,6 +5,7 @@ mod copy;
 mod dial;
 mod giving_way;
 mod keeping;
+mod mistaken;
 mod probe;
 mod pull;
 mod push;

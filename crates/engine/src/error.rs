@@ -53,7 +53,7 @@ pub enum LocationError {
     UrlOverSsh,
     /// A URL of another program.
     #[error(
-        "'{0}' is no form of a location: write HOST:PATH, USER@HOST:PATH (over ssh) or zmove://HOST:PORT/PATH"
+        "'{0}': this scheme is not supported: write HOST:PATH, USER@HOST:PATH (over ssh) or zmove://HOST:PORT/PATH"
     )]
     Scheme(String),
     /// An address in brackets has no colon behind it.

@@ -142,18 +142,7 @@ impl Location {
             }
             return parse_url(rest).map(Self::Remote);
         }
-        if [
-            &b"rsync://"[..],
-            b"ssh://",
-            b"sftp://",
-            b"ftp://",
-            b"http://",
-            b"https://",
-            b"file://",
-        ]
-        .iter()
-        .any(|scheme| bytes.starts_with(scheme))
-        {
+        if has_scheme(bytes) {
             return Err(LocationError::Scheme(show(bytes)));
         }
         refuse_unbracketed(bytes)?;
@@ -218,6 +207,16 @@ impl Location {
         let others = remotes.split_off(1);
         Ok((Self::Remote(remotes.swap_remove(0)), others))
     }
+}
+
+/// Whether the text begins with the scheme of a URL, `s3://` for example. It would read as a host of that name.
+fn has_scheme(bytes: &[u8]) -> bool {
+    let end = bytes.windows(3).position(|window| window == b"://");
+    let scheme = end.map_or(&b""[..], |end| &bytes[..end]);
+    scheme.first().is_some_and(u8::is_ascii_alphabetic)
+        && scheme
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte))
 }
 
 /// Whether a path goes on with the same path at another host: `/data,HOST:/data`.
@@ -593,6 +592,17 @@ mod tests {
         assert_eq!(remote("dtn:~lock"), expect("dtn", DEFAULT_PORT, "~lock"));
         assert_eq!(remote("dtn:./~/x"), expect("dtn", DEFAULT_PORT, "./~/x"));
         assert_eq!(login("dtn:~/x", Start::OverSsh).1, "x");
+    }
+
+    #[test]
+    fn no_scheme_is_a_host() {
+        for text in ["s3://bucket/x", "gs://b", "svn+ssh://h/x", "s3.eu-1://b"] {
+            for start in [Start::Daemon, Start::OverSsh] {
+                let parsed = Location::parse(OsStr::new(text), start);
+                assert_eq!(parsed, Err(LocationError::Scheme(text.to_owned())));
+            }
+        }
+        assert_eq!(remote("s3:/x://y"), expect("s3", DEFAULT_PORT, "/x://y"));
     }
 
     #[test]

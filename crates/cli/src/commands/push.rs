@@ -1,5 +1,6 @@
 //! `zmove push` and `zmove verify`, which is a dry run that compares contents: from the arguments to a summary.
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,6 +43,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     mount::require(args)?;
+    let bare_name = bare_name(settings);
     if let Some(cluster) = &settings.cluster {
         return cluster_push::push(settings, cluster, started);
     }
@@ -98,18 +100,37 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     summary.counters.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
     let exit = exit_of(&summary, args);
-    summary::print(
-        &summary,
-        args,
-        carriage,
-        &shares,
-        &Ending {
-            exit,
-            transfer,
-            sessions: Sessions::One,
-        },
-    );
+    let ending = Ending {
+        exit,
+        transfer,
+        sessions: Sessions::One,
+    };
+    summary::print(&summary, args, carriage, &shares, &ending);
+    bare_name.into_iter().for_each(tell_made);
     Ok(exit)
+}
+
+/// The target, if it is a bare name here that does not exist yet and the summary is for a person. The user may have
+/// meant a host.
+fn bare_name(settings: &PushSettings) -> Option<&Path> {
+    let PushSettings { location, args, .. } = settings;
+    let Location::Local(target) = location else {
+        return None;
+    };
+    let target = Path::new(target);
+    let is_bare = !target.as_os_str().as_bytes().contains(&b'/');
+    let is_shown = !args.json && !args.quiet && !args.dry_run;
+    (is_bare && is_shown && !target.exists()).then_some(target)
+}
+
+/// Says that a directory was made by that name, if it was one: a single file gets the name itself.
+fn tell_made(name: &Path) {
+    if name.is_dir() {
+        terminal::say(format_args!(
+            "made the local directory '{}'",
+            Escaped::path(name)
+        ));
+    }
 }
 
 fn host_of(location: &Location) -> String {

@@ -21,6 +21,7 @@ use zmove_wire::{
 };
 
 use super::giving_way::{are_within_limits, giving_way, rule_texts};
+use super::mistaken::refuse_user_without_colon;
 use super::push::{dial_settings, open_of, refuse_contradictions};
 use super::{dial, keeping};
 use crate::args::{PushArgs, SparseArg};
@@ -49,7 +50,10 @@ impl PullSettings {
         let (target, sources) = args.paths.split_last().expect("two are demanded");
         let start = dial::start(&args.dial);
         let target = match Location::parse(target, start)? {
-            Location::Local(path) => path,
+            Location::Local(path) => {
+                refuse_user_without_colon(&path)?;
+                path
+            }
             Location::Remote(_) => {
                 return Err(usage_error(format!(
                     "'{}' is on another host: a pull's target is a local directory (one that holds a colon is \

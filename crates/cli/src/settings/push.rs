@@ -4,12 +4,9 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
-use std::net::{IpAddr, ToSocketAddrs};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Result;
 use zmove_engine::{
@@ -18,12 +15,13 @@ use zmove_engine::{
 };
 use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, EmptySources, Guard, Instead, Owners, Removals, Zeros};
-use zmove_transport::{Fingerprint, KnownHosts, TransportChoice};
+use zmove_transport::{Fingerprint, TransportChoice};
 use zmove_types::{Escaped, FileNumber, Kinds};
 use zmove_wire::{Cipher, Compare, Durability, Intent, Keeping, Open, Overwrite, Proof};
 
 use super::cluster::Cluster;
 use super::giving_way::{giving_way, rule_texts};
+use super::mistaken::{refuse_host_without_path, refuse_schemes, refuse_user_without_colon};
 use super::{Role, dial, home, journals, keeping};
 use crate::args::{
     CipherArg, DeltaArg, DurabilityArg, KindArg, ProofArg, PushArgs, SparseArg, TransportArg,
@@ -73,7 +71,9 @@ impl PushSettings {
         };
         if cluster.is_none() {
             refuse_host_without_path(target)?;
+            refuse_user_without_colon(target)?;
         }
+        refuse_schemes(sources)?;
         refuse_contradictions(&args, &location, sources)?;
         if cluster.is_some() && args.selection.reads_files() {
             return Err(usage_error(
@@ -248,57 +248,6 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
         ..open
     }
 }
-
-/// Refuses a target that is written as a host without a path, or as several, unless there is such a name here: it would
-/// become a directory of this host.
-fn refuse_host_without_path(target: &OsStr) -> Result<()> {
-    let text = target.to_string_lossy();
-    if text.contains(['/', ':']) || Path::new(target).symlink_metadata().is_ok() {
-        return Ok(());
-    }
-    let is_host = |name: &str| {
-        name.contains('@') || name.parse::<IpAddr>().is_ok() || is_pinned(name) || is_found(name)
-    };
-    if text.split(',').any(is_host) {
-        return Err(usage_error(format!(
-            "'{0}' is a host without a path: write '{0}:PATH' ('./{0}' for a directory of that name here)",
-            Escaped::path(&target)
-        )));
-    }
-    Ok(())
-}
-
-fn is_pinned(name: &str) -> bool {
-    let known = home(Role::Client)
-        .ok()
-        .and_then(|home| KnownHosts::open(&home).ok());
-    let mut pins = known
-        .map(|known| known.pins())
-        .unwrap_or_default()
-        .into_iter();
-    pins.any(|(host, _)| {
-        host.rsplit_once(':')
-            .is_some_and(|(host, _)| host.eq_ignore_ascii_case(name))
-    })
-}
-
-/// Whether a name that is written like one of the domain name system has an address. Others are names of files more
-/// often than not.
-fn is_found(name: &str) -> bool {
-    let is_domain = name.rsplit_once('.').is_some_and(|(host, last)| {
-        !host.is_empty() && last.len() > 1 && last.bytes().all(|byte| byte.is_ascii_alphabetic())
-    });
-    if !is_domain {
-        return false;
-    }
-    let (found_in, found) = std::sync::mpsc::channel();
-    let name = name.to_owned();
-    std::thread::spawn(move || found_in.send((&*name, 0).to_socket_addrs().is_ok()));
-    found.recv_timeout(LOOKUP_MAX).unwrap_or(false)
-}
-
-/// The longest that a name is looked for, where nobody may mean a host.
-const LOOKUP_MAX: Duration = Duration::from_secs(1);
 
 /// Refuses options that contradict each other.
 pub(super) fn refuse_contradictions(

@@ -1,0 +1,102 @@
+//! Refusals of paths that are typed as if they were on another host. Without them they would be names on this host: a
+//! target would become a directory here.
+
+use std::ffi::{OsStr, OsString};
+use std::net::{IpAddr, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use zmove_engine::{Location, LocationError, Start};
+use zmove_transport::KnownHosts;
+use zmove_types::Escaped;
+
+use super::{Role, home};
+use crate::value::exit::usage_error;
+
+/// Refuses a target that is written as a host without a path, or as several hosts, unless there is such a name here.
+pub(super) fn refuse_host_without_path(target: &OsStr) -> Result<()> {
+    let text = target.to_string_lossy();
+    let name = text.trim_end_matches('/');
+    if name.contains(['/', ':']) || exists(target) {
+        return Ok(());
+    }
+    // A slash at the end makes it clear that a directory is meant, but not on which host.
+    let has_slash = name.len() < text.len();
+    let is_host = |name: &str| {
+        name.contains('@')
+            || !has_slash && (name.parse::<IpAddr>().is_ok() || is_pinned(name) || is_found(name))
+    };
+    if name.split(',').any(is_host) {
+        return Err(usage_error(format!(
+            "'{0}' is a host without a path: write '{0}:PATH' ('./{0}' for a directory of that name here)",
+            Escaped(name.as_bytes())
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses a target such as `USER@HOST/PATH` if neither this path nor its parent exists here.
+pub(super) fn refuse_user_without_colon(target: &OsStr) -> Result<()> {
+    let bytes = target.as_bytes();
+    let slash = bytes.iter().position(|&byte| byte == b'/');
+    let (host, path) = bytes.split_at(slash.unwrap_or(bytes.len()));
+    let has_parent = || Path::new(target).parent().is_none_or(exists);
+    if !host.contains(&b'@') || host.contains(&b':') || exists(target) || has_parent() {
+        return Ok(());
+    }
+    let [host, path, target] = [host, path, bytes].map(Escaped);
+    Err(usage_error(format!(
+        "'{target}' is a path on this host, where '{host}' has no such directory: write '{host}:{path}' ('./{target}' \
+         for a directory here)"
+    )))
+}
+
+/// Refuses a source that is written as a URL, unless there is such a name here.
+pub(super) fn refuse_schemes(sources: &[OsString]) -> Result<()> {
+    let missing = sources.iter().filter(|source| !exists(source));
+    missing
+        .map(|source| Location::parse(source, Start::Daemon))
+        .try_for_each(|parsed| match parsed {
+            Err(error @ LocationError::Scheme(_)) => Err(error.into()),
+            _ => Ok(()),
+        })
+}
+
+fn exists(path: impl AsRef<Path>) -> bool {
+    let path = path.as_ref();
+    path.as_os_str().is_empty() || path.symlink_metadata().is_ok()
+}
+
+fn is_pinned(name: &str) -> bool {
+    let known = home(Role::Client)
+        .ok()
+        .and_then(|home| KnownHosts::open(&home).ok());
+    let mut pins = known
+        .map(|known| known.pins())
+        .unwrap_or_default()
+        .into_iter();
+    pins.any(|(host, _)| {
+        host.rsplit_once(':')
+            .is_some_and(|(host, _)| host.eq_ignore_ascii_case(name))
+    })
+}
+
+/// Whether a name that is written like one of the domain name system has an address. Others are names of files more
+/// often than not.
+fn is_found(name: &str) -> bool {
+    let is_domain = name.rsplit_once('.').is_some_and(|(host, last)| {
+        !host.is_empty() && last.len() > 1 && last.bytes().all(|byte| byte.is_ascii_alphabetic())
+    });
+    if !is_domain {
+        return false;
+    }
+    let (found_in, found) = std::sync::mpsc::channel();
+    let name = name.to_owned();
+    std::thread::spawn(move || found_in.send((&*name, 0).to_socket_addrs().is_ok()));
+    found.recv_timeout(LOOKUP_MAX).unwrap_or(false)
+}
+
+/// The longest that a name is looked for, where nobody may mean a host.
+const LOOKUP_MAX: Duration = Duration::from_secs(1);
