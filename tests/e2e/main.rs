@@ -12,6 +12,7 @@
 
 mod command;
 mod daemon;
+mod dead_mount;
 mod deceiver;
 mod harness;
 mod hooked_queue;

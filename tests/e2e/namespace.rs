@@ -91,6 +91,27 @@ impl Namespace {
         )
     }
 
+    /// A namespace in which a FUSE file system with the file `d/f` is mounted on `directory`, and its server was
+    /// killed; `None` where that is not possible.
+    pub(crate) fn with_dead_mount(directory: &Path) -> Option<Self> {
+        let programs = ["unshare", "nsenter", "setpriv", "mergerfs"];
+        if !is_root() || !programs.into_iter().all(has_program) {
+            skip("a dead mount needs root, unshare, nsenter, setpriv and mergerfs");
+            return None;
+        }
+        let branches = tempfile::tempdir().unwrap();
+        let script = r#"cd "$1" && mkdir -p one/d && echo f > one/d/f &&
+            { setpriv --pdeathsig KILL mergerfs -f one "$2" & } &&
+            until mountpoint -q "$2"; do kill -0 $! || exit; sleep 0.05; done
+            kill -KILL $! && wait $!; echo ready && read -r _"#;
+        let path = branches.path().to_owned();
+        Self::start(
+            script,
+            &[path.as_os_str(), directory.as_os_str()],
+            Some(branches),
+        )
+    }
+
     /// A namespace in which `directory` is a file system in an image; `None` where that is not possible.
     pub(crate) fn with_image(directory: &Path, image: &Image) -> Option<Self> {
         let program = image.make.split(' ').next().unwrap();

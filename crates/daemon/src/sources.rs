@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_disk::{Task, Tree, Turn, open_beneath};
+use zmove_disk::{CauseAt, Task, Tree, Turn, open_beneath};
 use zmove_receiver::{Booking, Quota, choose_root, without_dots};
 use zmove_scan::{ScanRoot, glob_matches, is_glob, means_contents};
 use zmove_types::{Escaped, Name, RelPath};
@@ -155,7 +155,11 @@ impl Sources {
                     Err(Unusable::Refused(refusal)) => return Err(refusal),
                     Err(Unusable::Missing(error)) => {
                         let path = wanted.ground.shown(&path);
-                        missing.push(format!("open '{}': {error}", Escaped::path(&path)));
+                        let cause = CauseAt {
+                            error: &error,
+                            path: &path,
+                        };
+                        missing.push(format!("open '{}': {cause}", Escaped::path(&path)));
                     }
                 }
             }
@@ -241,9 +245,13 @@ impl Search<'_> {
         }
         self.book_descriptor()?;
         let tree = Tree::open_guarded(root).map_err(|error| {
+            let cause = CauseAt {
+                error: &error,
+                path: root,
+            };
             Refusal::new(
                 RefusalCode::Target,
-                format!("open root '{}': {error}", Escaped::path(root)),
+                format!("open root '{}': {cause}", Escaped::path(root)),
             )
         })?;
         let opened = tree.open_directory(&RelPath::root());

@@ -14,6 +14,7 @@
 //! ```
 
 mod abandoned;
+mod dead_mount;
 mod entry;
 mod file_io;
 mod hidden;
@@ -37,6 +38,7 @@ mod storage_threads;
 mod tree;
 
 pub use abandoned::remove_abandoned;
+pub use dead_mount::{CauseAt, is_gone};
 pub use entry::metadata::{Miss, Wanted};
 pub use entry::open_own::{hold_new, open_own};
 pub use entry::proven::ProvenKinds;

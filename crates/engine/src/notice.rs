@@ -4,6 +4,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::path::Path;
 
+use zmove_disk::CauseAt;
 use zmove_transport::Fingerprint;
 use zmove_types::{Escaped, TransferId};
 
@@ -142,7 +143,11 @@ impl Display for Notice<'_> {
                 write!(f, "write '{}': {source}", Escaped::path(file))
             }
             Self::SourceMissing { path, source } => {
-                write!(f, "sender: open '{}': {source}", Escaped::path(path))
+                let cause = CauseAt {
+                    error: source,
+                    path,
+                };
+                write!(f, "sender: open '{}': {cause}", Escaped::path(path))
             }
         }
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use thiserror::Error;
+use zmove_disk::CauseAt;
 use zmove_types::{Escaped, PathError};
 
 /// A soft error: the entry that it names is missing from the scan, with all that is below it.
@@ -16,7 +17,7 @@ use zmove_types::{Escaped, PathError};
 #[non_exhaustive]
 pub enum ScanError {
     /// A system call failed.
-    #[error("{operation} '{}': {source}", Escaped::path(path))]
+    #[error("{operation} '{}': {}", Escaped::path(path), CauseAt { error: source, path })]
     Io {
         /// The path that could not be read.
         path: PathBuf,

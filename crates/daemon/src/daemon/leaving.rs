@@ -4,11 +4,11 @@
 //! **Invariant:** a transfer that is left behind holds no lock, no listening socket and no connection any more, so that
 //! another daemon can take its place although this process cannot be reaped.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use zmove_disk::Mount;
-use zmove_receiver::{WriteAccess, choose_root};
+use zmove_receiver::WriteAccess;
 
 use super::{Daemon, Shared, moved};
 use crate::event::DaemonEvent;
@@ -46,27 +46,10 @@ impl Shared {
         let moved = moved(&live.meter, started.elapsed());
         let path = access
             .zip(moved.target.as_deref())
-            .and_then(|(access, target)| path_of(access, target));
+            .and_then(|(access, target)| access.path_of(target));
         let mount = path.and_then(|path| mount_around(&path));
         (self.log)(&DaemonEvent::LeftBehind { who, moved, mount });
     }
-}
-
-/// The path of a target, as far as it is known without asking its storage.
-fn path_of(access: &WriteAccess, target: &[u8]) -> Option<PathBuf> {
-    match access {
-        WriteAccess::Beneath(roots) => {
-            let (root, rest) = choose_root(target, roots, "write to").ok()?;
-            Some(root.join(bytes_as_path(rest)))
-        }
-        WriteAccess::Anywhere => Some(bytes_as_path(target).to_owned()),
-        WriteAccess::ReadOnly => None,
-    }
-}
-
-fn bytes_as_path(bytes: &[u8]) -> &Path {
-    use std::os::unix::ffi::OsStrExt as _;
-    Path::new(std::ffi::OsStr::from_bytes(bytes))
 }
 
 fn mount_around(path: &Path) -> Option<Mount> {

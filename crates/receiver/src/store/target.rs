@@ -7,6 +7,7 @@
 //! client is answered that a restart is needed.
 
 pub(crate) mod compared;
+mod dead_mount;
 pub(crate) mod directories;
 pub(crate) mod file_systems;
 pub(crate) mod giving_way;
@@ -25,7 +26,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rustix::fs::{Access, AtFlags};
-use zmove_disk::{DirectoryModes, LOOK_AGAIN_AFTER, Tree, UNSEEN_MAX, is_shared_job_name};
+use zmove_disk::{
+    DirectoryModes, LOOK_AGAIN_AFTER, Tree, UNSEEN_MAX, is_gone, is_shared_job_name,
+};
 use zmove_types::{Beginning, Escaped, Kinds, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
@@ -94,8 +97,14 @@ impl<'a> Place<'a> {
         if let TargetShape::Single { name } = &open.shape
             && let (Some(parent), Some(own_name)) = (path.parent(), path.file_name())
         {
-            let is_directory = |tree: &Tree| tree.open_directory(&path).is_ok();
-            if !open.target.ends_with(b"/") && !tree.as_ref().is_some_and(is_directory) {
+            let is_directory = match tree.as_ref().map(|tree| tree.open_directory(&path)) {
+                // It exists, whatever it is.
+                Some(Err(error)) if is_gone(&error) => {
+                    return Err(cannot("open directory", shown, &error));
+                }
+                opened => opened.is_some_and(|opened| opened.is_ok()),
+            };
+            if !open.target.ends_with(b"/") && !is_directory {
                 return Ok(Self {
                     tree,
                     path: parent,
@@ -132,6 +141,10 @@ impl Target {
     /// Opens the target, making directories that are missing. For a job that is under way nothing is made, and no mode
     /// is changed: the head may have set it for good.
     pub(crate) fn resolve(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
+        Self::make(open, access).map_err(|refusal| dead_mount::named(refusal, open, access))
+    }
+
+    fn make(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
         if let Some(part) = open
             .shared_job
             .as_ref()
@@ -233,6 +246,10 @@ pub(crate) struct Seen {
 impl Seen {
     /// Finds the target, as [`Target::resolve`] would, and makes nothing.
     pub(crate) fn look(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
+        Self::find(open, access).map_err(|refusal| dead_mount::named(refusal, open, access))
+    }
+
+    fn find(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
         let place = Place::of(open, access, Missing::Left)?;
         let contents = matches!(&open.shape, TargetShape::Directory { tops } if tops.is_empty());
         let look = |tree: &Tree| match (place.path.parent(), place.path.file_name()) {
@@ -327,8 +344,10 @@ fn locate_own(target: &[u8], missing: Missing) -> Result<(Option<Tree>, RelPath)
     } else {
         target
     }));
-    if let Ok(tree) = Tree::open(path) {
-        return Ok((Some(tree), RelPath::root()));
+    match Tree::open(path) {
+        Ok(tree) => return Ok((Some(tree), RelPath::root())),
+        Err(error) if is_gone(&error) => return Err(cannot("open directory", path, &error)),
+        Err(_) => {}
     }
     let parent = path
         .parent()

@@ -70,7 +70,7 @@ impl Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum FaultCode {
     /// The error of the operating system, as an `errno` of Linux.
-    #[error("{}", io::Error::from_raw_os_error(*.0))]
+    #[error("{}{}", io::Error::from_raw_os_error(*.0), mount_hint(*.0))]
     Os(i32),
     /// A directory stands where a file or link has to go.
     #[error(
@@ -195,6 +195,22 @@ impl FaultCode {
     }
 }
 
+/// What an error says of the file system that an entry lies on, if it says anything: it was mounted, and is gone.
+const fn mount_hint(errno: i32) -> &'static str {
+    match errno {
+        ENOTCONN | ESHUTDOWN | EHOSTDOWN => {
+            " (the file system that is mounted there does not answer; mount it again)"
+        }
+        _ => "",
+    }
+}
+
+/// "Transport endpoint is not connected", as of a FUSE server that has ended.
+const ENOTCONN: i32 = 107;
+/// "Cannot send after transport endpoint shutdown".
+const ESHUTDOWN: i32 = 108;
+/// "Host is down".
+const EHOSTDOWN: i32 = 112;
 /// "Input/output error", which stands for an error without a number.
 const EIO: i32 = 5;
 /// "No space left on device".

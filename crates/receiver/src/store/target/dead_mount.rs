@@ -1,0 +1,47 @@
+//! Targets on a file system that is gone. The error of the operation that failed first may hide that: making the mount
+//! point anew fails because it exists.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use zmove_disk::{CauseAt, is_gone};
+use zmove_types::Escaped;
+use zmove_wire::{Open, Refusal, RefusalCode};
+
+use super::{WriteAccess, choose_root};
+
+impl WriteAccess {
+    /// The path of a target on this host, as far as it is known without asking its storage.
+    #[must_use]
+    pub fn path_of(&self, target: &[u8]) -> Option<PathBuf> {
+        let path = |bytes| Path::new(OsStr::from_bytes(bytes));
+        match self {
+            Self::Beneath(roots) => {
+                let (root, rest) = choose_root(target, roots, "write to").ok()?;
+                Some(root.join(path(rest)))
+            }
+            Self::Anywhere => Some(path(target).to_owned()),
+            Self::ReadOnly => None,
+        }
+    }
+}
+
+/// The refusal of a target. If the file system there is gone, it names the mount.
+pub(super) fn named(refusal: Refusal, open: &Open, access: &WriteAccess) -> Refusal {
+    let named = || {
+        let path = access.path_of(&open.target)?;
+        let error = path.metadata().err().filter(is_gone)?;
+        let cause = CauseAt {
+            error: &error,
+            path: &path,
+        };
+        let shown = Escaped(&open.target);
+        let text = format!("open directory '{shown}': {cause}");
+        Some(Refusal::new(RefusalCode::Target, text))
+    };
+    match refusal.code {
+        RefusalCode::Target => named().unwrap_or(refusal),
+        _ => refusal,
+    }
+}
