@@ -5,9 +5,10 @@
 //! It is advice only: a file that cannot be read or parsed is of no use as a whole, and is written anew.
 
 use std::fmt::Display;
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::marker::PhantomData;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -55,7 +56,8 @@ impl<V: FromStr + Display> Remembered<V> {
             .map(|(_, value)| value))
     }
 
-    /// Remembers `value` of `key`, or nothing of it any more; lines beyond the most, the oldest, are forgotten.
+    /// Remembers `value` of `key`, or nothing of it any more; lines beyond the most, the oldest, are forgotten. The
+    /// directory is made for its owner only if it is missing, as at the first push over ssh, which needs no keys here.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -63,6 +65,9 @@ impl<V: FromStr + Display> Remembered<V> {
         let lines = self.read().unwrap_or_default();
         if value.is_none() && lines.iter().all(|(of, _)| of != key) {
             return Ok(());
+        }
+        if let Some(home) = self.file.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(home)?;
         }
         replace_file(&self.file, &self.with(lines, key, value))
     }
@@ -138,6 +143,8 @@ const BYTES_MAX: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -169,6 +176,17 @@ mod tests {
             "# numbers 1\nthree 3\nfour 4\n"
         );
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_missing_directory_is_made_for_its_owner_only() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("zmove/numbers");
+        let remembered = Remembered::<u64>::new(file, "# numbers 1", 3);
+        remembered.keep("one", Some(1)).unwrap();
+        assert_eq!(remembered.recall("one").unwrap(), Some(1));
+        let made = home.path().join("zmove").metadata().unwrap();
+        assert_eq!(made.permissions().mode() & 0o7777, 0o700);
     }
 
     #[test]

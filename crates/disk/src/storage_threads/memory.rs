@@ -5,9 +5,7 @@
 //! which no more threads were of use than there are cores has none, and begins as one that is not known.
 
 use std::fmt;
-use std::fs::DirBuilder;
 use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -108,12 +106,8 @@ impl FileSystemMemory {
             threads: found,
             day: today(),
         });
-        let home = remembered.file().parent().filter(|_| known.is_some());
-        let made = home.map_or(Ok(()), |home| {
-            DirBuilder::new().recursive(true).mode(0o700).create(home)
-        });
         // It is advice, and a home that cannot be written is told elsewhere.
-        let _best_effort = made.and_then(|()| remembered.keep(&key(work, file_system), known));
+        let _best_effort = remembered.keep(&key(work, file_system), known);
     }
 }
 
