@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use serde_json::Value;
+
 use crate::harness::Site;
 use crate::quiet_machine::quiet_machine;
 use crate::spread::Spread;
@@ -37,6 +39,32 @@ fn a_limit_is_kept_over_all_lanes() {
         assert_eq!(summary["limited_by"], "own_rate", "{summary}");
         assert_same(&site.source(), &site.target());
     }
+}
+
+#[test]
+fn the_live_rate_is_right_or_not_shown() {
+    let _quiet = quiet_machine();
+    let site = Site::daemon();
+    paint(site.source().join("f"), 64 << 20);
+    // Many small files come first, which says nothing about the rate.
+    for number in 0..200 {
+        paint(site.source().join(format!("small/{number}")), 10);
+    }
+    let options = ["--limit", "80Mbit", "--streams", "1", "--json"];
+    let said = site.push(&options, site.contents(), "").done().stdout;
+    let events = said
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let rates: Vec<_> = events
+        .filter(|event| event["event"] == "progress")
+        .map(|event| event["bytes_per_second"].clone())
+        .collect();
+    assert!(rates.iter().any(Value::is_number), "{rates:?}");
+    let is_right = |rate: f64| (0.85..1.15).contains(&(rate / 10e6));
+    assert!(
+        rates.iter().all(|rate| rate.as_f64().is_none_or(is_right)),
+        "{rates:?}"
+    );
 }
 
 /// 16 lanes with a share of 2 MB/s each took 33 s for this, and one chunk went twice. A lower rate has fewer lanes.

@@ -120,7 +120,7 @@ impl Figures {
                 .map(|progress| progress.seconds)
                 .or(at_the_end.map(|moved| moved.seconds)),
             bytes_per_second: now
-                .map(|now| now.bytes_per_second)
+                .and_then(|now| now.bytes_per_second)
                 .or_else(|| at_the_end.and_then(rate)),
             eta_seconds: now.and_then(left).map(|left| left.as_secs()),
             lanes: now.map(|now| now.lanes),
@@ -322,14 +322,15 @@ fn rate(moved: &Moved) -> Option<f64> {
 #[expect(clippy::cast_precision_loss, reason = "a time that is left is a guess")]
 fn left(progress: &Progress) -> Option<Duration> {
     // More may come where it is watched for.
-    if !progress.scan_ended || progress.bytes_per_second < 1.0 || progress.watch.is_some() {
+    let rate = progress.bytes_per_second.filter(|rate| *rate >= 1.0)?;
+    if !progress.scan_ended || progress.watch.is_some() {
         return None;
     }
     if !tells_time_left(progress.bytes_moved, progress.bytes_found) {
         return None;
     }
     let left = progress.bytes_found.saturating_sub(progress.bytes_done) as f64;
-    Duration::try_from_secs_f64(left / progress.bytes_per_second).ok()
+    Duration::try_from_secs_f64(left / rate).ok()
 }
 
 /// Whether what has been moved tells how long the rest takes. A large file counts by groups: on a slow path the first

@@ -9,6 +9,7 @@ mod nodes;
 pub(crate) mod output;
 pub(crate) mod progress;
 pub(crate) mod prompt;
+mod rate_window;
 pub(crate) mod summary;
 pub(crate) mod terminal;
 pub(crate) mod trace;

@@ -23,9 +23,11 @@ fn a_job_that_is_held_shows_how_far_it_has_come() {
     let again = yard.wait_until(&id, |job| {
         job["bytes_done"].as_u64() > Some(moved) && number(job, "bytes") > moved
     });
-    let rate = again["bytes_per_second"].as_f64().unwrap();
+    // It is not known in the first seconds.
+    let rate = again["bytes_per_second"].as_f64();
     assert!(
-        rate < 5e6 && number(&again, "bytes_done") <= number(&again, "bytes") + (4 << 20),
+        rate.is_none_or(|rate| rate < 5e6)
+            && number(&again, "bytes_done") <= number(&again, "bytes") + (4 << 20),
         "{again}"
     );
     yard.assert_done(&id, 2);

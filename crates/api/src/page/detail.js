@@ -104,7 +104,8 @@ function shares() {
 }
 
 function pictures() {
-  const rates = samples.map((sample) => [sample.seconds, sample.bytes_per_second]);
+  const known = samples.filter((sample) => sample.bytes_per_second !== null);
+  const rates = known.map((sample) => [sample.seconds, sample.bytes_per_second]);
   const speeds = samples.slice(1).map((sample, at) => {
     const took = sample.seconds - samples[at].seconds;
     return [sample.seconds, took > 0 ? Math.max(0, sample.files - samples[at].files) / took : 0];

@@ -227,13 +227,15 @@ fn running(progress: &Progress, bytes: &str, files: &str) -> String {
     let by = nodes
         .as_ref()
         .map(|nodes| format!(" by {}", nodes::how_many(nodes)));
-    let (rate, limit) = (
-        ByteRate(progress.bytes_per_second),
-        progress.limited_by.replace('_', " "),
-    );
+    let rate = match progress.bytes_per_second {
+        Some(rate) => format!(", {}", ByteRate(rate)),
+        None if by.is_some() => ",".to_owned(),
+        None => String::new(),
+    };
+    let limit = progress.limited_by.replace('_', " ");
     let which = nodes.as_ref().map(nodes::which);
     format!(
-        "{bytes}, {rate}{}, {limit}, {files}{}",
+        "{bytes}{rate}{}, {limit}, {files}{}",
         by.unwrap_or_default(),
         which.unwrap_or_default()
     )
@@ -390,7 +392,7 @@ pub(super) mod tests {
             scan_ended: true,
             bytes_moved: 1 << 30,
             files_moved: 4,
-            bytes_per_second: 125_000_000.0,
+            bytes_per_second: Some(125_000_000.0),
             lanes: 4,
             limited_by: "source_reads".into(),
             watch: None,

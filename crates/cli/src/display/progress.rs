@@ -15,6 +15,7 @@ use crate::display::dry_run;
 use crate::display::failures::{self, Failures, SCHEMA};
 use crate::display::format::whole_parts;
 use crate::display::nodes;
+use crate::display::rate_window::RateWindow;
 use crate::display::terminal;
 use crate::display::trace::Trace;
 use crate::value::age::Age;
@@ -42,8 +43,8 @@ struct Watcher {
     /// The files and bytes moved, which are not reset when a push goes on after its connections were lost.
     moved: Arc<Moved>,
     bar: ProgressBar,
-    /// The estimate of the rate, which nobody sees: of what moves, while the bar has also what need not.
-    pace: ProgressBar,
+    /// The present rate of what moves, while the bar has also what need not.
+    pace: Mutex<RateWindow>,
     form: Form,
     trace: Option<Trace>,
     state: Mutex<State>,
@@ -159,7 +160,7 @@ impl Display {
             totals: Totals::default(),
             moved: Arc::default(),
             bar: ProgressBar::hidden().with_message("starting"),
-            pace: ProgressBar::hidden(),
+            pace: Mutex::default(),
             form,
             trace,
             failures: (!args.json && !args.keeping.verbose).then(Mutex::default),
@@ -286,7 +287,6 @@ impl Watcher {
             let (_, moved) = self.moved.total();
             self.bar.set_length(found.max(1));
             self.bar.set_position(done);
-            self.pace.set_position(moved);
             // A transfer that breaks off has no other account of what it has moved.
             let is_news = std::mem::replace(&mut told, moved) != moved;
             if is_over && !(self.form == Form::Json && is_news) {
@@ -326,7 +326,9 @@ impl Watcher {
         let more = if scan_ended { "" } else { "+" };
         let flushing = totals.flushing.load(Ordering::Relaxed) && done >= found;
         let rate = self.rate();
-        let left = ByteCount(found.saturating_sub(done)).as_f64() / rate;
+        let left = rate.map_or(0.0, |rate| {
+            ByteCount(found.saturating_sub(done)).as_f64() / rate
+        });
         let is_known = scan_ended && tells_time_left(self.moved.total().1, found);
         let left = if is_known && left > 0.0 && left < LEFT_MAX {
             format!(", {} left", Age(Duration::from_secs_f64(left)))
@@ -334,14 +336,18 @@ impl Watcher {
             String::new()
         };
         let nodes = self.state().nodes.clone();
+        let rate = match (rate, &nodes) {
+            (Some(rate), _) => format!(", {}", ByteRate(rate)),
+            (None, Some(_)) => ",".to_owned(),
+            (None, None) => String::new(),
+        };
         let by = nodes
             .as_ref()
             .map(|nodes| format!(" by {}", nodes::how_many(nodes)));
         format!(
-            "{} of {}{more}, {}{}{left}, {}, {files} of {found_files}{more} files{}",
+            "{} of {}{more}{rate}{}{left}, {}, {files} of {found_files}{more} files{}",
             ByteCount(done),
             ByteCount(found),
-            ByteRate(rate),
             by.unwrap_or_default(),
             if flushing {
                 "flushing"
@@ -352,13 +358,15 @@ impl Watcher {
         )
     }
 
-    /// The present rate of what moves: the sum of those of the nodes, which are shown beside, where all are.
-    fn rate(&self) -> f64 {
+    /// The present rate of what moves, if it is known: the sum of those of the nodes, which are shown beside, where all
+    /// are.
+    fn rate(&self) -> Option<f64> {
         match &self.state().nodes {
             Some(Nodes { count, nodes, .. }) if *count == nodes.len() as u64 => {
-                ByteCount(nodes.iter().map(|node| node.bytes_per_second).sum()).as_f64()
+                let sum = nodes.iter().map(|node| node.bytes_per_second).sum();
+                Some(ByteCount(sum).as_f64())
             }
-            _ => self.pace.per_sec(),
+            _ => lock(&self.pace).rate(Instant::now()),
         }
     }
 
@@ -505,6 +513,7 @@ impl Observer for Watcher {
             Event::Stored { files, bytes } | Event::Skipped { files, bytes } => {
                 if matches!(event, Event::Stored { .. }) {
                     self.moved.add(*files, *bytes);
+                    lock(&self.pace).add(Instant::now(), *bytes);
                 }
                 add(&totals.done_files, *files);
                 add(&totals.done_bytes, *bytes);
@@ -584,7 +593,7 @@ mod tests {
             totals: Totals::default(),
             moved: Arc::default(),
             bar: ProgressBar::hidden(),
-            pace: ProgressBar::hidden(),
+            pace: Mutex::default(),
             form,
             trace: None,
             state: Mutex::new(State {

@@ -31,8 +31,8 @@ pub struct Progress {
     pub bytes_moved: u64,
     /// Files that the attempt has moved.
     pub files_moved: u64,
-    /// The present rate of what moves.
-    pub bytes_per_second: f64,
+    /// The present rate of what moves, once it is known.
+    pub bytes_per_second: Option<f64>,
     /// Connections that carry data.
     pub lanes: u32,
     /// What limits it.
