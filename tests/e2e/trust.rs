@@ -1,13 +1,17 @@
 //! Who may connect to whom, and where a key may write.
 
+use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use zmove_transport::{Access, Identity};
 
 use crate::command::{NOBODY, Outcome, Runner};
 use crate::daemon::Daemon;
-use crate::harness::{Site, is_root, skip};
+use crate::harness::{Site, has_program, is_root, skip};
 use crate::tree::{assert_pictures, assert_same, names, paint, picture};
 
 const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
@@ -383,5 +387,49 @@ fn the_wildcard_takes_both_families() {
         let target = format!("{host}:{}:{name}", daemon.address.port());
         push(&site, &["--accept-new"], &target).expect(0);
         assert_same(&site.source(), &site.target().join(name));
+    }
+}
+
+#[test]
+fn the_time_in_which_a_user_answers_is_no_transfer_time() {
+    const THINKS: Duration = Duration::from_millis(1_500);
+    if !has_program("script") {
+        return skip("a terminal needs script");
+    }
+    let (site, daemon) = strangers();
+    site.authorize(Access::WriteOnly);
+    let target = format!("{}:in", daemon.address);
+    let zmove = site.zmove(&["push", "--json", "source/", &target]).0;
+    let words = std::iter::once(zmove.get_program()).chain(zmove.get_args());
+    let words: Vec<_> = words.map(|word| format!("'{}'", word.display())).collect();
+    let environment = zmove.get_envs();
+    let mut script = Command::new("script");
+    script.args(["-qec", &words.join(" "), "/dev/null"]);
+    script.envs(environment.filter_map(|(name, value)| Some((name, value?))));
+    script.current_dir(site.path(""));
+    script.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let began = Instant::now();
+    let mut script = script.spawn().unwrap();
+    let mut screen = script.stdout.take().unwrap();
+    let mut said = Vec::new();
+    while !said.ends_with(b"(yes/no)? ") {
+        let mut byte = [0];
+        screen.read_exact(&mut byte).unwrap();
+        said.extend(byte);
+    }
+    std::thread::sleep(THINKS);
+    let mut keyboard = script.stdin.take().unwrap();
+    keyboard.write_all(b"yes\n").unwrap();
+    let mut said = String::new();
+    screen.read_to_string(&mut said).unwrap();
+    assert!(script.wait().unwrap().success(), "{said}");
+    let took = began.elapsed();
+    let summary: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    for time in ["seconds", "first_byte_seconds"] {
+        let seconds = summary[time].as_f64().unwrap();
+        assert!(
+            seconds + THINKS.as_secs_f64() <= took.as_secs_f64(),
+            "{time}: {seconds} of {took:?}"
+        );
     }
 }

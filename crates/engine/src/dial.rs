@@ -17,6 +17,7 @@ use zmove_transport::{
     PathEnds, Reach, Resumption, SavedWindow, Transport, TransportChoice,
 };
 
+use self::host_key::HostKey;
 use self::lanes::dial_all;
 pub(crate) use self::lanes::{Dialled, LaneEnd};
 use self::plan::LanePlan;
@@ -75,6 +76,8 @@ pub struct Route {
     ends: Option<PathEnds>,
     /// The rate is not the path's.
     limited: bool,
+    /// The time for which a user was asked, or may have been, before the host was reached. It is no part of a transfer.
+    asked: Duration,
 }
 
 /// A transfer with another host that has come to its end.
@@ -135,7 +138,7 @@ impl Connector<'_> {
         } = *self;
         let identity = self.identity()?;
         let first_key = FirstKey::default();
-        let policy = self.host_policy(&identity, &first_key).await?;
+        let HostKey { policy, .. } = self.host_policy(&identity, &first_key).await?;
         let reach = settings.reach.clone();
         let dialled = self.announced(Box::pin(async {
             let dialler =
@@ -181,7 +184,7 @@ impl Connector<'_> {
         let remote = self.remote;
         let identity = self.identity()?;
         let first_key = FirstKey::default();
-        let policy = self.host_policy(&identity, &first_key).await?;
+        let HostKey { policy, asked } = self.host_policy(&identity, &first_key).await?;
         let known = self.recall(need).await;
         let reach = self.reach(&known);
         let reached = self.announced(Box::pin(async {
@@ -189,7 +192,8 @@ impl Connector<'_> {
                 ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
             self.reach_by(dialler, known, need).await
         }));
-        let reached = reached.await?;
+        let mut reached = reached.await?;
+        reached.route.asked = asked;
         self.pin(&first_key)?;
         Ok(reached)
     }
@@ -229,6 +233,7 @@ impl Connector<'_> {
             host,
             port,
             session,
+            asked,
         } = ssh::start(self.remote, login, self.settings, Duty::Session).await?;
         let policy = HostPolicy::Pinned(key);
         let known = self.recall(need).await;
@@ -237,6 +242,7 @@ impl Connector<'_> {
         match self.reach_by(dialler, known, need).await {
             Ok(mut connected) => {
                 connected.route.ssh = Some(session);
+                connected.route.asked = asked;
                 Ok(connected)
             }
             Err(error) => Err(ConnectError::BehindSsh {
@@ -340,6 +346,12 @@ impl fmt::Debug for Connector<'_> {
 }
 
 impl Route {
+    /// The time for which a user was asked, or may have been, before the host was reached.
+    #[must_use]
+    pub const fn asked(&self) -> Duration {
+        self.asked
+    }
+
     /// Closes all connections, however the session has ended.
     pub async fn close(&self) {
         self.dialler.close().await;

@@ -148,6 +148,7 @@ impl RemotePull<'_> {
             () = &mut stop => return Err(PullError::Interrupted.into()),
         };
         let Connected { dialled, route } = connected;
+        run.started += route.asked();
         connector.listener.hear(&Notice::SessionBegins {
             transfer: Some(dialled.transfer),
         });

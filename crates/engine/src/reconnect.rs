@@ -88,8 +88,10 @@ impl RemotePush<'_> {
         connector.listener.hear(&Notice::SessionBegins {
             transfer: Some(reached.link.transfer),
         });
+        let asked = reached.route.asked();
+        run.leave_out(asked);
         let push = match push {
-            Some(push) => Ok(push),
+            Some(push) => Ok(push.without(asked)),
             None => tokio::select! {
                 push = self.start_again(run) => push,
                 () = &mut stop => Err(SessionError::Interrupted.into()),

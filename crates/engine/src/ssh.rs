@@ -13,6 +13,7 @@
 //!
 //! **Invariant:** both keys are made for this one session and stay in the memory of their processes.
 
+use std::fs::File;
 use std::net::IpAddr;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -43,6 +44,8 @@ pub(crate) struct SshReceiver {
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) session: SshSession,
+    /// The time until the receiver answered, if ssh could ask for a password meanwhile.
+    pub(crate) asked: Duration,
 }
 
 /// A running ssh, with a receiver at its other end.
@@ -78,6 +81,7 @@ pub(crate) async fn start(
 ) -> Result<SshReceiver, SshError> {
     let identity = Identity::for_once()?;
     let config = SshConfig::ask(&settings.ssh, remote, login).await;
+    let began = Instant::now();
     let mut child = ssh(&settings.ssh, remote, login)
         .args(config.options())
         .args([
@@ -119,6 +123,11 @@ pub(crate) async fn start(
         let ended = ended.ok().transpose().map_err(SshError::Wait)?;
         return Err(no_answer(remote, &settings.ssh, ended));
     };
+    let asked = if can_ask() {
+        began.elapsed()
+    } else {
+        Duration::ZERO
+    };
     let host = address_of(config.host_name().unwrap_or(&remote.host), address).await;
     let key = key.parse().map_err(SshError::Key)?;
     Ok(SshReceiver {
@@ -127,6 +136,7 @@ pub(crate) async fn start(
         host,
         port,
         session: SshSession { child, input },
+        asked,
     })
 }
 
@@ -138,6 +148,11 @@ impl SshSession {
         // An ssh that takes longer is killed when it is dropped.
         let _in_time = timeout(END_TIMEOUT, child.wait()).await;
     }
+}
+
+/// Whether ssh has a terminal to ask a user for a password or a code, which it does not report.
+fn can_ask() -> bool {
+    File::open("/dev/tty").is_ok()
 }
 
 /// The beginning of each command: ssh with the user's options and the port.

@@ -120,7 +120,7 @@ async fn converse(
         lanes: args.streams.clone(),
         time: args.time,
         sweep: (!remote.path.is_empty() && !args.no_sweep).then_some(order),
-        started,
+        started: started + reached.route.asked(),
     };
     let mut tell = |event| show(bar, &event);
     let probed = probe(&config, reached.link, &mut tell, signals.next()).await;

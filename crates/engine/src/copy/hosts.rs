@@ -70,6 +70,7 @@ impl<'a> Host<'a> {
             host,
             port,
             session: ssh,
+            ..
         } = ssh::start(remote, login, settings, Duty::Copy).await?;
         let remote = Remote {
             host,

@@ -1,6 +1,7 @@
 //! The policy for the key of a host.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use zmove_transport::{
     ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity,
@@ -11,6 +12,22 @@ use super::Connector;
 use crate::error::ConnectError;
 use crate::location::Remote;
 use crate::settings::{Confirm, DIAL_TIMEOUT, UnknownHost};
+
+/// The policy for a host's key.
+pub(super) struct HostKey {
+    pub(super) policy: HostPolicy,
+    /// The time for which a user was asked about the key.
+    pub(super) asked: Duration,
+}
+
+impl From<HostPolicy> for HostKey {
+    fn from(policy: HostPolicy) -> Self {
+        Self {
+            policy,
+            asked: Duration::ZERO,
+        }
+    }
+}
 
 impl Connector<'_> {
     /// The key that the host must have, where that is known before it is dialled.
@@ -33,7 +50,7 @@ impl Connector<'_> {
         &self,
         identity: &Identity,
         first_key: &FirstKey,
-    ) -> Result<HostPolicy, ConnectError> {
+    ) -> Result<HostKey, ConnectError> {
         let Self {
             home,
             remote,
@@ -41,12 +58,12 @@ impl Connector<'_> {
             ..
         } = *self;
         if let Some(key) = self.pinned_key()? {
-            return Ok(HostPolicy::Pinned(key));
+            return Ok(HostPolicy::Pinned(key).into());
         }
         let authority = HostAuthority::load(home, &remote.host)?;
         let accept_new = || HostPolicy::AcceptNew(first_key.clone());
         if matches!(settings.unknown_host, UnknownHost::Pin) && authority.is_none() {
-            return Ok(accept_new());
+            return Ok(accept_new().into());
         }
         let policy = authority.map_or(HostPolicy::RefuseUnknown, HostPolicy::Vouched);
         let reach = settings.reach.clone();
@@ -55,19 +72,23 @@ impl Connector<'_> {
                 ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
             dialler.dial(DIAL_TIMEOUT).await
         }));
-        let fingerprint = match dialled.await {
-            Ok(vouched) => return Ok(HostPolicy::Pinned(vouched.peer())),
+        let (fingerprint, asked) = match dialled.await {
+            Ok(vouched) => return Ok(HostPolicy::Pinned(vouched.peer()).into()),
             Err(error) => match (&error, &settings.unknown_host) {
-                (DialError::UnknownHost { .. }, UnknownHost::Pin) => return Ok(accept_new()),
+                (DialError::UnknownHost { .. }, UnknownHost::Pin) => return Ok(accept_new().into()),
                 (DialError::UnknownHost { fingerprint, .. }, UnknownHost::Ask(confirm)) => {
+                    let began = Instant::now();
                     ask(Arc::clone(confirm), remote, *fingerprint).await?;
-                    *fingerprint
+                    (*fingerprint, began.elapsed())
                 }
                 _ => return Err(error.into()),
             },
         };
         KnownHosts::open(home)?.pin(&remote.host, remote.port, fingerprint)?;
-        Ok(HostPolicy::Pinned(fingerprint))
+        Ok(HostKey {
+            policy: HostPolicy::Pinned(fingerprint),
+            asked,
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
@@ -97,6 +98,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
         round_trip,
         ends,
         limited: settings.limit.is_some(),
+        asked: Duration::ZERO,
     };
     Ok(Connected { dialled, route })
 }

@@ -26,9 +26,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rustix::fs::{Access, AtFlags};
-use zmove_disk::{
-    DirectoryModes, LOOK_AGAIN_AFTER, Tree, UNSEEN_MAX, is_gone, is_shared_job_name,
-};
+use zmove_disk::{DirectoryModes, LOOK_AGAIN_AFTER, Tree, UNSEEN_MAX, is_gone, is_shared_job_name};
 use zmove_types::{Beginning, Escaped, Kinds, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 

@@ -1,7 +1,7 @@
 //! The job of a push, and the walk of its sources, which begins before the receiver is dialled.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use zmove_scan::{PathList, Scan, ScanRoot, Tally, scan, scan_list};
 use zmove_wire::{Extraneous, Intent, Open};
@@ -115,6 +115,15 @@ impl Push {
             },
             feeder,
         )
+    }
+
+    /// The same push, without a time before its session in which a user was asked for something.
+    #[must_use]
+    pub fn without(self, asked: Duration) -> Self {
+        Self {
+            started: self.started + asked,
+            ..self
+        }
     }
 
     /// The number of lanes that the push can use.

@@ -105,6 +105,11 @@ impl Run {
         }
     }
 
+    /// Leaves a time before a session out of the time that the run has taken: a user was asked for something.
+    pub fn leave_out(&mut self, asked: Duration) {
+        self.started += asked;
+    }
+
     /// Whether the receiver has ever opened the transfer.
     #[must_use]
     pub const fn was_up(&self) -> bool {
