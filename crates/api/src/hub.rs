@@ -5,7 +5,7 @@
 
 mod watch;
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hyper::body::Bytes;
@@ -34,6 +34,8 @@ pub(crate) struct Hub {
     /// Told of each new stream.
     wanted: Condvar,
     lock: Mutex<()>,
+    /// The last words about the daemon. They are sent when something has changed, and a new stream has not had them.
+    daemon: Mutex<Option<Bytes>>,
 }
 
 impl Hub {
@@ -42,6 +44,7 @@ impl Hub {
             messages: broadcast::channel(BACKLOG_MAX).0,
             wanted: Condvar::new(),
             lock: Mutex::new(()),
+            daemon: Mutex::default(),
         });
         let (for_jobs, for_daemon, place) = (Arc::clone(&hub), Arc::clone(&hub), place.clone());
         // They end with the process, as the runner does.
@@ -56,6 +59,15 @@ impl Hub {
         let receiver = self.messages.subscribe();
         self.wanted.notify_all();
         receiver
+    }
+
+    /// The last words about the daemon, if any are known.
+    pub(crate) fn daemon(&self) -> Option<Bytes> {
+        self.lock_daemon().clone()
+    }
+
+    fn lock_daemon(&self) -> MutexGuard<'_, Option<Bytes>> {
+        self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until there is a stream.
@@ -103,6 +115,7 @@ impl Hub {
         loop {
             if self.messages.receiver_count() == 0 {
                 before = Value::Null;
+                *self.lock_daemon() = None;
                 self.wait();
             }
             let (now, pause) = match daemon() {
@@ -110,7 +123,9 @@ impl Hub {
                 Err(why) => (json!({ "status": null, "why": why }), NO_DAEMON_INTERVAL),
             };
             if now != before {
-                self.send(Message::Passing(words("daemon", None, &now)));
+                let words = words("daemon", None, &now);
+                *self.lock_daemon() = Some(words.clone());
+                self.send(Message::Passing(words));
                 before = now;
             }
             std::thread::sleep(pause);

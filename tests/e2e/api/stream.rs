@@ -48,6 +48,22 @@ fn a_stream_tells_all_that_happens_and_how_far_jobs_are() {
 }
 
 #[test]
+fn each_stream_tells_how_the_daemon_is() {
+    // No daemon has a socket there, so that nothing changes.
+    let served = Served::local();
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        let mut events = served.client.events(None);
+        let daemon = events.find(|event, _| event == "daemon");
+        assert!(
+            daemon["status"].is_null() && daemon["why"].is_string(),
+            "{daemon}"
+        );
+        streams.push(events);
+    }
+}
+
+#[test]
 fn a_client_goes_on_where_it_was_after_the_runner_was_killed() {
     let mut served = Served::daemon();
     served.yard.paint_slow();

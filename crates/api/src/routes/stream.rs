@@ -107,6 +107,7 @@ impl Feeder {
         let ended = async {
             self.send(hello).await?;
             self.catch_up().await?;
+            self.tell_daemon().await?;
             loop {
                 match tokio::time::timeout(SILENCE_MAX, self.messages.recv()).await {
                     Ok(Ok(Message::Numbered(number, words))) if number > self.sent => {
@@ -116,7 +117,11 @@ impl Feeder {
                     // It was among what the store had when that was read.
                     Ok(Ok(Message::Numbered(..))) => {}
                     Ok(Ok(Message::Passing(words))) => self.send(words).await?,
-                    Ok(Ok(Message::Begin) | Err(RecvError::Lagged(_))) => self.catch_up().await?,
+                    Ok(Ok(Message::Begin)) => self.catch_up().await?,
+                    Ok(Err(RecvError::Lagged(_))) => {
+                        self.catch_up().await?;
+                        self.tell_daemon().await?;
+                    }
                     Ok(Err(RecvError::Closed)) => return Err::<(), _>(Ended),
                     // So that a client that is gone is seen to be.
                     Err(_silent) => self.send(Bytes::from_static(b":\n\n")).await?,
@@ -128,6 +133,14 @@ impl Feeder {
 
     async fn send(&self, words: Bytes) -> Result<(), Ended> {
         self.sender.send(words).await.map_err(|_| Ended)
+    }
+
+    /// Sends how the daemon is, which is not sent again until that changes.
+    async fn tell_daemon(&self) -> Result<(), Ended> {
+        match self.api.hub.daemon() {
+            Some(words) => self.send(words).await,
+            None => Ok(()),
+        }
     }
 
     /// Sends what the store has since.
