@@ -32,13 +32,16 @@ pub fn document(
     (width, height): (f64, f64),
     body: Group,
 ) -> String {
-    let title = bold(&heading.title, LEFT, 26.0).set("font-size", 18);
+    let title = within(HEADING_WIDTH, &heading.title, 18.0 * BOLDNESS);
+    let title = bold(&title.text, LEFT, 26.0).set("font-size", rounded(title.size / BOLDNESS));
+    let below = within(HEADING_WIDTH, &heading.below, TEXT_SIZE);
+    let below = words(&below.text, LEFT, 46.0).set("font-size", below.size);
     let document = Document::new()
         .set("viewBox", (0.0, 0.0, width, height))
         .set("style", "width:100%;max-width:60rem;height:auto")
         .set("role", "img")
         .set("font-family", "Helvetica, Arial, 'DejaVu Sans', sans-serif")
-        .set("font-size", 13)
+        .set("font-size", TEXT_SIZE)
         .set("fill", INK)
         .add(Title::new(heading.title.as_str()))
         .add(Description::new().add(svg::node::Text::new(described)))
@@ -49,11 +52,7 @@ pub fn document(
                 .set("height", height)
                 .set("fill", PAPER),
         )
-        .add(
-            Group::new()
-                .add(title)
-                .add(words(&heading.below, LEFT, 46.0)),
-        )
+        .add(Group::new().add(title).add(below))
         .add(body);
     format!("{document}\n")
 }
@@ -122,10 +121,9 @@ pub fn grid_with_labels(grid: Group, ticks: impl Iterator<Item = (f64, String)>)
         [grid, Group::new().set("text-anchor", "end")],
         |[grid, labels], (y, label)| {
             let line = stroke((LEFT, y), (LEFT + PLOT_WIDTH, y));
-            [
-                grid.add(line),
-                labels.add(words(&label, LEFT - 7.0, y + 4.5)),
-            ]
+            let Fitting { text, size } = within(LEFT - 7.0, &label, TEXT_SIZE);
+            let label = words(&text, LEFT - 7.0, y + 4.5).set("font-size", size);
+            [grid.add(line), labels.add(label)]
         },
     )
 }
@@ -138,6 +136,33 @@ pub fn words(content: &str, x: f64, y: f64) -> Text {
 /// A title: text in bold.
 pub fn bold(content: &str, x: f64, y: f64) -> Text {
     words(content, x, y).set("font-weight", "bold")
+}
+
+/// A text that fits into a width, and its size.
+#[derive(Debug, PartialEq)]
+struct Fitting {
+    text: String,
+    size: f64,
+}
+
+/// Makes a text smaller where it is too long for a width, and cuts it where it would become too small to read.
+fn within(width: f64, text: &str, size: f64) -> Fitting {
+    let widths = |letters: usize| (0..letters).map(|_| LETTER_WIDTH / TEXT_SIZE).sum::<f64>();
+    let letters = text.chars().count();
+    let fitting = (width / widths(letters).max(1.0)).min(size);
+    if fitting >= SIZE_MIN {
+        let size = (fitting * 10.0).floor() / 10.0;
+        return Fitting {
+            text: text.to_owned(),
+            size,
+        };
+    }
+    let fits = |letters: &usize| widths(*letters) * SIZE_MIN <= width;
+    let letters_max = (0..letters).rev().find(fits).unwrap_or(0);
+    Fitting {
+        text: fitted(text, letters_max),
+        size: SIZE_MIN,
+    }
 }
 
 /// The end of a text, cut to so many letters; an ellipsis stands for what is left out.
@@ -168,6 +193,14 @@ pub const TOP: f64 = 66.0;
 /// The space between two diagrams.
 pub const GAP: f64 = 24.0;
 const SAMPLE_WIDTH: f64 = 20.0;
+/// The size of text.
+const TEXT_SIZE: f64 = 13.0;
+/// The size below which text cannot be read.
+const SIZE_MIN: f64 = 7.0;
+/// How much wider bold letters are.
+const BOLDNESS: f64 = 1.15;
+/// The room for the lines of the heading.
+const HEADING_WIDTH: f64 = WIDTH - LEFT - 8.0;
 /// The width of a letter of a wide font, at the size of the text.
 pub const LETTER_WIDTH: f64 = 7.6;
 /// The colour of the grid lines behind the curves.
@@ -219,6 +252,24 @@ mod tests {
             drawing.contains(&format!("fill=\"{INK}\"")),
             "the colour for light paper stands in the element"
         );
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_becomes_smaller_and_then_loses_its_beginning() {
+        let fitting = |text: &str, size| Fitting {
+            text: text.to_owned(),
+            size,
+        };
+        assert_eq!(
+            within(77.0, "1234567890", 13.0),
+            fitting("1234567890", 13.0)
+        );
+        assert_eq!(
+            within(70.0, "1234567890", 13.0),
+            fitting("1234567890", 11.9)
+        );
+        assert_eq!(within(30.0, "1234567890", 13.0), fitting("…567890", 7.0));
+        assert_eq!(within(30.0, "", 13.0), fitting("", 13.0));
     }
 
     #[test]

@@ -117,6 +117,7 @@ mod tests {
     use super::super::panels::panels;
     use super::super::series::tests::steady;
     use super::*;
+    use zmove_drawing::LETTER_WIDTH;
 
     fn drawing(tenths: u32) -> String {
         let heading = Heading {
@@ -164,6 +165,61 @@ mod tests {
             };
             assert!(places.iter().all(on_paper), "{places:?}");
         }
+    }
+
+    /// The value of an attribute, if the element has it.
+    fn attribute<'t>(element: &'t str, name: &str) -> Option<&'t str> {
+        let (_, rest) = element.split_once(&format!(" {name}=\""))?;
+        rest.split('"').next()
+    }
+
+    #[test]
+    fn all_text_lies_on_the_paper() {
+        let heading = Heading {
+            title: "286 MiB in 1000.85 s: 2.82 Gbit/s, limited by target, 64 % of the time".to_owned(),
+            below: "node1.a.long.name.example.org to node2.a.long.name.example.org, 2026-11-29 02:56 UTC, \
+                    16 lanes, 123456 segments sent again"
+                .to_owned(),
+        };
+        let mut lines = steady(40, 12_500_000);
+        for (number, line) in (0..).zip(&mut lines) {
+            line.segments_retransmitted = Some(90_000 * number);
+        }
+        let drawing = draw(&heading, &panels(&lines), 4.0);
+        let mut anchor = "start";
+        let mut texts = 0;
+        for element in drawing.split('<') {
+            if element.starts_with("g ") {
+                anchor = attribute(element, "text-anchor").unwrap_or("start");
+            }
+            let Some((head, text)) = element
+                .strip_prefix("text ")
+                .and_then(|text| text.split_once('>'))
+            else {
+                continue;
+            };
+            let head = format!(" {head}\"");
+            let number = |name| attribute(&head, name).map(|value| value.parse::<f64>().unwrap());
+            let letter = number("font-size").unwrap_or(13.0) * LETTER_WIDTH / 13.0;
+            let width = letter
+                * text
+                    .trim()
+                    .replace("&amp;", "&")
+                    .chars()
+                    .fold(0.0, |sum, _| sum + 1.0);
+            let left = match anchor {
+                "end" => number("x").unwrap() - width,
+                "middle" => number("x").unwrap() - width / 2.0,
+                _ => number("x").unwrap(),
+            };
+            assert!(
+                left >= 0.0 && left + width <= WIDTH,
+                "{text}: {left} to {}",
+                left + width
+            );
+            texts += 1;
+        }
+        assert!(texts > 20, "{texts}");
     }
 
     #[test]
