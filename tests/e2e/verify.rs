@@ -224,10 +224,12 @@ fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared(site: &Site) {
     site.give_away();
     set_mode(site.source().join("a"), 0);
     set_mode(site.source().join("closed"), 0);
+    set_mode(site.target().join("b"), 0);
     let outcome = verify(site, &[])
         .expect(23)
         .says(&["source/a'", "Permission denied"])
-        .says(&["source/closed'", "Permission denied"]);
+        .says(&["source/closed'", "Permission denied"])
+        .says(&["receiver: read 'b'", "Permission denied"]);
     let shown = list(&outcome);
     assert!(
         shown.contains(&"- extra") && shown.contains(&"~ d/c -> nowhere (type)"),
