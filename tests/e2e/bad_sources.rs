@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use crate::harness::{Site, both_ways, skip};
+use crate::harness::{Site, both_ways};
 use crate::tree::{assert_same, names, paint, set_mode};
 
 both_ways!(
@@ -156,16 +156,4 @@ fn unreadable_files_and_directories_to_a_daemon() {
         site.start_daemon();
         unreadable(&site);
     }
-}
-
-#[test]
-fn a_file_of_the_kernel_that_claims_to_be_empty_is_copied_as_an_empty_file() {
-    // its first pages cannot be read: that would be an input/output error
-    let claims = "/proc/self/mem";
-    if !std::path::Path::new(claims).exists() {
-        return skip("there is no /proc");
-    }
-    let site = Site::local();
-    site.push(&[], claims, "x").done();
-    assert_eq!(std::fs::read(site.target().join("x")).unwrap(), b"");
 }
