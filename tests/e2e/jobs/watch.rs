@@ -216,11 +216,20 @@ fn inode(path: impl AsRef<Path>) -> u64 {
 }
 
 /// An upgrade renames another program into the place of this one.
+/// Copies the program by another process: a descriptor that is open for writing here would be inherited by what other
+/// cases start at this moment, and no kernel runs a program that is being written.
+fn copy_program(to: &Path) {
+    let copied = std::process::Command::new("cp")
+        .args([Path::new(ZMOVE), to])
+        .status();
+    assert!(copied.unwrap().success());
+}
+
 #[test]
 fn a_job_that_watches_and_its_runner_outlive_their_program() {
     let mut yard = Yard::local();
     let program = yard.site.path("zmove");
-    std::fs::copy(ZMOVE, &program).unwrap();
+    copy_program(&program);
     yard.site.run_by(program.clone());
     let (source, target) = (yard.site.source(), yard.site.target());
     let id = yard.watch(&[], "");
@@ -237,7 +246,7 @@ fn a_job_that_watches_and_its_runner_outlive_their_program() {
     std::fs::remove_file(&program).unwrap();
     arrives("removed");
     let new = yard.site.path("zmove.new");
-    std::fs::copy(ZMOVE, &new).unwrap();
+    copy_program(&new);
     std::fs::rename(&new, &program).unwrap();
     wait_for("the new program in the runner's process", || {
         inode(&of_runner) == inode(&program)
