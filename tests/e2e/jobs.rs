@@ -85,6 +85,24 @@ impl Yard {
         self.submit(&["--limit", "20Mbit"], "")
     }
 
+    /// A transfer to an address where nobody listens.
+    fn submit_to_nobody(&self, deadline: &str) -> String {
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let mut submit = self.site.zmove(&[
+            "submit",
+            "--accept-new",
+            "--timeout",
+            "0",
+            "--deadline",
+            deadline,
+        ]);
+        submit.0.arg("source/").arg(format!("{nobody}:x"));
+        number(&submit.outcome().done())
+    }
+
     /// What takes some seconds at 20 Mbit/s.
     pub(crate) fn paint_slow(&self) {
         paint(self.site.source().join("large"), 12 << 20);
@@ -344,20 +362,7 @@ fn an_order_to_a_job_without_a_runner_is_carried_out_by_the_next() {
 #[test]
 fn a_job_that_cannot_connect_is_tried_again_until_its_deadline() {
     let yard = Yard::local();
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    let mut submit = yard.site.zmove(&[
-        "submit",
-        "--accept-new",
-        "--timeout",
-        "0",
-        "--deadline",
-        "8s",
-    ]);
-    submit.0.arg("source/").arg(format!("{nobody}:x"));
-    let id = number(&submit.outcome().done());
+    let id = yard.submit_to_nobody("8s");
     yard.wait(&id).expect(32);
     let job = yard.job(&id);
     assert!(

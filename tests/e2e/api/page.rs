@@ -348,7 +348,19 @@ fn the_page_sends_its_word_no_more_when_somebody_else_answers() {
     let Some((mut served, browser)) = shown() else {
         return;
     };
+    // the waits between two tries: each is longer than those of the page's drawing
+    browser.script(
+        "window.waits = new Set();
+         const [begin, end] = [window.setTimeout, window.clearTimeout];
+         window.setTimeout = (done, pause) => {
+           const wait = begin(() => { waits.delete(wait); done(); }, pause);
+           if (pause >= 500) waits.add(wait);
+           return wait;
+         };
+         window.clearTimeout = (wait) => { waits.delete(wait); end(wait); };",
+    );
     served.end();
+    browser.wait_until("waits.size === 1");
     let other = Impostor::start(&served.address);
     browser.wait_until("!document.querySelector('#again').hidden");
     let words = other.words();
@@ -357,8 +369,7 @@ fn the_page_sends_its_word_no_more_when_somebody_else_answers() {
         "{}",
         browser.text("#link")
     );
-    // more than the longest pause between two tries
-    std::thread::sleep(Duration::from_secs(7));
+    assert_eq!(browser.script("return waits.size"), json!(0));
     assert_eq!(other.words(), words);
     drop(other);
     served.restart();

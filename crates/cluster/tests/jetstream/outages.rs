@@ -134,16 +134,23 @@ async fn a_broker_that_is_kept_comes_back_whoever_has_started_it() {
     let head = lab.head().await;
     // this push has found the broker of another, which ends
     let config = lab.config.clone();
-    let mut shared_broker = SharedBroker::start(move || Ok(config.clone()))
-        .await
-        .unwrap();
+    let (looked_in, mut looked) = tokio::sync::mpsc::unbounded_channel();
+    let mut shared_broker = SharedBroker::start(move || {
+        looked_in.send(()).unwrap();
+        Ok(config.clone())
+    })
+    .await
+    .unwrap();
     let (told_in, mut told) = tokio::sync::mpsc::unbounded_channel();
     let keeping = tokio::spawn(async move {
         shared_broker
             .keep(|message| told_in.send(message).unwrap())
             .await
     });
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // it asks for the configuration when it starts and whenever it looks
+    for _look in 0..3 {
+        looked.recv().await.unwrap();
+    }
     assert!(told.try_recv().is_err(), "it is there");
     lab.kill();
     lab.empty();
