@@ -14,7 +14,7 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{Mutex, mpsc, watch};
 use zmove_wire::limits::MESSAGE_BYTES_MAX;
-use zmove_wire::{Greeting, GreetingError, WireError};
+use zmove_wire::{ControlHeader, Greeting, GreetingError, WireError};
 
 pub(crate) mod frames;
 
@@ -27,8 +27,8 @@ pub struct ControlReader {
     listening: Option<Listening>,
     /// The peer's, once it has been read.
     greeting: Option<Greeting>,
-    /// Whether more came together with the greeting.
-    more_came: bool,
+    /// Whether a message came together with the greeting.
+    message_came: bool,
     /// What pings are answered by.
     writer: WriterHandle,
 }
@@ -180,7 +180,7 @@ pub fn control_pair(
         }),
         listening: None,
         greeting: None,
-        more_came: false,
+        message_came: false,
         writer: WriterHandle {
             sending: Arc::downgrade(&sending),
             begun: has_begun,
@@ -213,7 +213,7 @@ impl ControlReader {
             .expect("the greeting comes before any message");
         let mut bytes = [0; Greeting::BYTES];
         stream.read_exact(&mut bytes).await?;
-        self.more_came = !stream.buffer().is_empty();
+        self.message_came = begins_with_message(stream.buffer());
         let greeting = *self.greeting.insert(Greeting::decode(&bytes)?);
         self.listen();
         Ok(greeting)
@@ -228,10 +228,10 @@ impl ControlReader {
         self
     }
 
-    /// Whether more came together with the greeting, as what the peer has written at once does.
+    /// Whether a message came together with the greeting, as what the peer has written at once does.
     #[must_use]
-    pub const fn has_more(&self) -> bool {
-        self.more_came
+    pub const fn has_message(&self) -> bool {
+        self.message_came
     }
 
     /// The next message's bytes without their length; `None` when the peer ended the connection between messages. Safe
@@ -258,6 +258,16 @@ impl ControlReader {
         self.listen();
         self.listening.as_mut().expect("it listens")
     }
+}
+
+/// Whether the first of these frames is a message, and no ping.
+fn begins_with_message(frames: &[u8]) -> bool {
+    frames.first_chunk().is_some_and(|header| {
+        !matches!(
+            ControlHeader::decode(*header),
+            Ok(ControlHeader::Ping | ControlHeader::Pong)
+        )
+    })
 }
 
 /// Messages as they arrive, or the error after which there are no more.

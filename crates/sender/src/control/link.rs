@@ -77,7 +77,7 @@ pub(crate) fn may_begin_job(open: &Open) -> bool {
 /// Whether the receiver has room for the session at once: it says otherwise together with its greeting.
 async fn has_room(reader: &mut ControlReader) -> Result<(), SessionError> {
     reader.greeting().await?;
-    if !reader.has_more() {
+    if !reader.has_message() {
         return Ok(());
     }
     let message = reader.receive().await?.ok_or(ControlError::Closed)?;
